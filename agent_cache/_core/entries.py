@@ -1,0 +1,201 @@
+"""What a store holds: an entry is a value, until when it may be served without a second look, and what it cost to load."""
+
+from __future__ import annotations
+
+import copy
+import marshal
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import date, datetime, time, timedelta, timezone
+from decimal import Decimal
+from enum import Enum
+from fractions import Fraction
+from functools import partial
+from pathlib import PurePath
+from typing import Any, Final
+from uuid import UUID
+
+from agent_cache._core.tags import Tag
+
+__all__ = ["MISSING", "NEVER", "Entry", "Guarded", "Missing", "Protection", "Unprotectable", "protection_named", "structural"]
+
+
+class Missing(Enum):
+    """The type of `MISSING`, so that type checkers can tell it from every value."""
+
+    MISSING = "missing"
+
+
+MISSING: Final = Missing.MISSING
+"""Nothing was found. Not None: None is a value like any other, and is cached."""
+
+NEVER: Final = float("inf")
+
+
+class Entry:
+    """A cached answer that may be handed out as it is.
+
+    `fast` is the clock reading before which a hit needs no second look. `cost` is the load time that a hit saves, in
+    seconds. `tags` are the ones it can be dropped by, beside the static tags of its tool.
+    """
+
+    __slots__ = ("cost", "fast", "size", "tags", "value")
+
+    def __init__(self, value: Any, fast: float, cost: float, tags: tuple[Tag, ...] = (), size: int = 0) -> None:
+        self.value = value
+        self.fast = fast
+        self.cost = cost
+        self.tags = tags
+        self.size = size
+
+    @property
+    def expires(self) -> float:
+        """Clock reading at which the entry ends."""
+        return self.fast
+
+    def answer(self) -> Any:
+        """The value as one caller may have it."""
+        return self.value
+
+    def recall(self, now: float) -> Any:
+        """A second look, after the inline test has failed: there is nothing more to it than that it has expired."""
+        return self.value if now < self.fast else MISSING
+
+
+class Guarded(Entry):
+    """A cached answer that needs a second look at each hit: a copy of a mutable value, or a remote tier that must be trusted.
+
+    Its `fast` lies in the past, or no later than the trust it was stored under, so the inline test sends every hit here
+    and costs the others nothing.
+    """
+
+    __slots__ = ("_expires", "copy", "trust")
+
+    def __init__(
+        self,
+        value: Any,
+        fast: float,
+        cost: float,
+        tags: tuple[Tag, ...],
+        size: int,
+        expires: float,
+        copy: Callable[[], Any] | None,
+        trust: Callable[[], float] | None = None,
+    ) -> None:
+        super().__init__(value, fast, cost, tags, size)
+        self._expires = expires
+        self.copy = copy
+        self.trust = trust
+
+    @property
+    def expires(self) -> float:
+        return self._expires
+
+    def answer(self) -> Any:
+        return self.value if self.copy is None else self.copy()
+
+    def recall(self, now: float) -> Any:
+        """The second look: a fresh copy if it has neither expired nor lost the trust of its tiers, else `MISSING`."""
+        until = self._expires
+        if self.trust is not None:
+            until = min(until, self.trust())
+            if self.copy is None:
+                self.fast = until
+        return self.answer() if now < until else MISSING
+
+
+class Unprotectable(Exception):
+    """A result cannot be copied, so it is returned and not stored."""
+
+
+@dataclass(frozen=True, slots=True)
+class Protection:
+    """How a cached value is kept apart from callers that mutate what they were given.
+
+    `snapshot(value)` is called once, before the first caller has the value: it returns None if the value may be shared as it
+    is, or a function that makes a fresh copy for each hit. It raises `Unprotectable`.
+    """
+
+    name: str
+    snapshot: Callable[[Any], Callable[[], Any] | None]
+
+
+_SCALARS: frozenset[type] = frozenset({str, int, float, bool, type(None), bytes, complex})
+_IMMUTABLE: frozenset[type] = _SCALARS | {datetime, date, time, timedelta, timezone, Decimal, Fraction, UUID, range, type(Ellipsis)}
+_MAX_NODES = 100_000
+
+
+def structural(value: Any) -> Callable[[], Any] | None:
+    """Share what is immutable, copy what is not: the rule of ``copy="auto"``.
+
+    A flat dict, list or set is copied by its own `copy` (60 ns), a tree of plain builtins by reading back its `marshal` image
+    (0.5 us for 12 leaves; `copy.deepcopy` takes 3.5), anything else by `copy.deepcopy`.
+
+    Raises:
+        Unprotectable: if the value cannot be copied.
+    """
+    kind = type(value)
+    if kind in _IMMUTABLE or isinstance(value, Enum | PurePath | type):
+        return None
+    if kind is dict or kind is list or kind is set:
+        members = value.values() if kind is dict else value
+        if all(type(member) in _IMMUTABLE for member in members) and (kind is not dict or all(type(key) in _IMMUTABLE for key in value)):
+            return value.copy().copy  # type: ignore[no-any-return]
+    elif (kind is tuple or kind is frozenset) and _is_deeply_immutable(value):
+        return None
+    if _is_plain_tree(value):
+        return partial(marshal.loads, marshal.dumps(value))
+    try:
+        original = copy.deepcopy(value)
+    except Exception as error:
+        raise Unprotectable(f"a result of type {kind.__qualname__} cannot be copied") from error
+    return partial(copy.deepcopy, original)
+
+
+def _is_deeply_immutable(value: Any) -> bool:
+    kind = type(value)
+    if kind is tuple or kind is frozenset:
+        return all(map(_is_deeply_immutable, value))
+    return kind in _IMMUTABLE or isinstance(value, Enum | PurePath)
+
+
+def _is_plain_tree(value: Any) -> bool:
+    """Whether `marshal` gives it back exactly: builtin containers of builtin scalars, without bytes-like strangers."""
+    pending, seen = [value], 0
+    while pending:
+        members = pending.pop()
+        kind = type(members)
+        if kind is dict:
+            pending.extend(member for member in members.values() if type(member) not in _SCALARS)
+            pending.extend(key for key in members if type(key) not in _SCALARS)
+        elif kind is list or kind is tuple or kind is set or kind is frozenset:
+            pending.extend(member for member in members if type(member) not in _SCALARS)
+        else:
+            return False
+        seen += 1 + len(members)
+        if seen > _MAX_NODES:
+            return False
+    return True
+
+
+AUTO: Final = Protection("auto", structural)
+SHARED: Final = Protection("never", lambda _value: None)
+
+
+def protection_named(choice: object) -> Protection | None:
+    """Read what stands after ``copy=``: ``"auto"``, ``"never"`` or a callable; None if it is none of these."""
+    if choice == "auto":
+        return AUTO
+    if choice == "never":
+        return SHARED
+    if not callable(choice):
+        return None
+    copier: Callable[[Any], Any] = choice
+
+    def snapshot(value: Any) -> Callable[[], Any]:
+        try:
+            return partial(copier, copier(value))
+        except Exception as error:
+            raise Unprotectable(f"copy={copier!r} failed") from error
+
+    return Protection("custom", snapshot)

@@ -1,0 +1,276 @@
+"""The rules of coherence in one process: which load may be stored, and what a write does to loads and entries.
+
+A load is stored only if, since it *started*, no write has touched one of its tags and none is in flight. There is no table of
+versions: a write acts on the loads and entries that exist. It does so twice, before it runs and when it has ended, however
+it ended. The second half is what makes "no read that starts later sees the old value" true; the first keeps what a
+reader of a half-done write saw from being kept.
+
+Every method runs under `lock`, taken by the caller around each of: {start a load, join or lead}, {check, insert}, and
+{mark, drop, detach}. Time is an argument.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from agent_cache._core.partition import Partition
+from agent_cache._core.tags import Tag, meet, root_of
+
+__all__ = ["Hold", "Ledger", "Load", "Region"]
+
+_MAX_WRITTEN = 64
+"""How many paths a load remembers while its own tags are unknown. One more, and it is not stored."""
+
+
+class Load:
+    """One run of a read tool, from its start until it is stored or given up: the ticket of the in-process protocol.
+
+    Its one question is `is_clean`. Tags known before the load are compared when a write happens; while some of its tags are
+    known only from the result, the paths written under their roots are remembered and compared then.
+    """
+
+    __slots__ = ("home", "is_clean", "key", "late_roots", "tags", "written")
+
+    def __init__(self, home: Partition, key: Hashable, tags: tuple[Tag, ...], late_roots: tuple[str, ...]) -> None:
+        self.home = home
+        self.key = key
+        self.tags = tags
+        self.late_roots = late_roots
+        self.written: list[Tag] = []
+        self.is_clean = True
+
+    def restart(self) -> None:
+        """Begin again: what was written before does not concern the run that starts now."""
+        self.written = []
+        self.is_clean = True
+
+    def spoil(self) -> None:
+        """This load may not be stored, and nobody may join it any more."""
+        self.is_clean = False
+        self.detach()
+
+    def detach(self) -> None:
+        """Let no reader that starts later join. Flights override it."""
+
+    def meets(self, path: Tag) -> bool:
+        return any(meet(tag, path) for tag in self.tags)
+
+    def resolve(self, tags: Iterable[Tag]) -> None:
+        """Compare what was written meanwhile with the tags that the result has given."""
+        if self.written and any(meet(tag, path) for tag in tags for path in self.written):
+            self.is_clean = False
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """What a write names: paths, or single keys of single tools, in every scope or in some sessions only.
+
+    `owners` is None for every scope, else the sessions that an invalidation with ``scope="session"`` reaches.
+    """
+
+    paths: tuple[Tag, ...] = ()
+    keys: tuple[tuple[object, Hashable], ...] = ()
+    owners: frozenset[object] | None = None
+
+    def reaches(self, home: Partition) -> bool:
+        return self.owners is None or home.owner in self.owners
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.paths and not self.keys
+
+
+@dataclass(slots=True, eq=False)
+class Hold:
+    """A write in flight, or one that may still take effect: nothing it names is stored until it is released."""
+
+    region: Region
+    until: float = field(default=float("inf"))
+
+
+class Ledger:
+    """All loads in flight, all holds and all stores of the process, by root."""
+
+    def __init__(self) -> None:
+        # Re-entrant: a collection that starts inside may close an abandoned call, whose clean-up comes back here.
+        self.lock = threading.RLock()
+        self._homes: dict[str, weakref.WeakSet[Partition]] = {}
+        self._loads: dict[str, dict[Load, None]] = {}
+        self._holds: dict[str, list[Hold]] = {}
+        self._key_holds: list[Hold] = []
+        self._timed: list[Hold] = []
+        os.register_at_fork(before=self.lock.acquire, after_in_parent=self.lock.release, after_in_child=self.lock.release)
+
+    # Partitions
+
+    def register(self, home: Partition, roots: Iterable[str]) -> None:
+        """Let writes to these roots reach a store, for as long as it lives."""
+        for root in roots:
+            self._homes.setdefault(root, weakref.WeakSet()).add(home)
+
+    def unregister(self, home: Partition, roots: Iterable[str]) -> None:
+        for root in roots:
+            homes = self._homes.get(root)
+            if homes is not None:
+                homes.discard(home)
+                if not homes:
+                    del self._homes[root]
+
+    def partitions(self) -> list[Partition]:
+        """Every partition that a write can reach."""
+        return list({home for homes in self._homes.values() for home in homes})
+
+    def partitions_under(self, root: str) -> list[Partition]:
+        """Every partition whose entries may depend on a root."""
+        return list(self._homes.get(root, ()))
+
+    # Loads
+
+    def start(self, load: Load, roots: Iterable[str]) -> None:
+        for root in roots:
+            loads = self._loads.get(root)
+            if loads is None:
+                self._loads[root] = {load: None}
+            else:
+                loads[load] = None
+
+    def finish(self, load: Load, roots: Iterable[str]) -> None:
+        for root in roots:
+            loads = self._loads.get(root)
+            if loads is not None:
+                loads.pop(load, None)
+                if not loads:
+                    del self._loads[root]
+
+    def may_store(self, load: Load, tags: Sequence[Tag]) -> bool:
+        """Whether a load that has ended may be kept: no write since it started, none in flight, none in doubt.
+
+        `tags` are all that the entry will depend on, those from the result included.
+        """
+        if not load.is_clean:
+            return False
+        if self._holds:
+            for tag in tags:
+                for hold in self._holds.get(root_of(tag), ()):
+                    if hold.region.reaches(load.home) and any(meet(tag, path) for path in hold.region.paths):
+                        return False
+        return not self._key_holds or not any(
+            hold.region.reaches(load.home) and (load.home.tool, load.key) in hold.region.keys for hold in self._key_holds
+        )
+
+    def clear(self, tool: object | None = None) -> list[Any]:
+        """Drop all entries, of one tool or of all, and let none of their loads in flight be stored or joined."""
+        for loads in list(self._loads.values()):
+            for load in list(loads):
+                if tool is None or load.home.tool is tool:
+                    load.spoil()
+        return [home.store.drop_all() for home in self.partitions() if tool is None or home.tool is tool]
+
+    def loads_in_flight(self) -> int:
+        """How many loads have started and not ended. For diagnosis and tests."""
+        return len({load for loads in self._loads.values() for load in loads})
+
+    # Writes
+
+    def hold(self, region: Region, until: float = float("inf")) -> Hold:
+        """Keep what a region names from being stored, until released or until a clock reading."""
+        hold = Hold(region, until)
+        for root in {root_of(path) for path in region.paths}:
+            self._holds.setdefault(root, []).append(hold)
+        if region.keys:
+            self._key_holds.append(hold)
+        if until != float("inf"):
+            self._timed.append(hold)
+        return hold
+
+    def release(self, hold: Hold) -> None:
+        for root in {root_of(path) for path in hold.region.paths}:
+            holds = self._holds.get(root, [])
+            if hold in holds:
+                holds.remove(hold)
+            if not holds:
+                self._holds.pop(root, None)
+        if hold in self._key_holds:
+            self._key_holds.remove(hold)
+        if hold in self._timed:
+            self._timed.remove(hold)
+
+    def release_all(self) -> None:
+        """Forget every hold, whoever has it."""
+        self._holds.clear()
+        self._key_holds.clear()
+        self._timed.clear()
+
+    @property
+    def has_timed_holds(self) -> bool:
+        return bool(self._timed)
+
+    def lapse(self, now: float) -> list[Any]:
+        """End the holds whose time is over. The end of a hold is a move like any other: a load that began inside it, when
+        the write's effect may not have landed yet, is not stored after it and not joined after it."""
+        over = [hold for hold in self._timed if hold.until <= now]
+        garbage: list[Any] = []
+        for hold in over:
+            self.release(hold)
+            garbage.append(self.move(hold.region))
+        return garbage
+
+    def move(self, region: Region, *, exactly: bool = False) -> list[Any]:
+        """A region has changed: spoil and detach the loads it meets, drop the entries.
+
+        Args:
+            exactly: drop what is tagged with just these paths and nothing below them, for a write that touched no entity.
+
+        Returns:
+            What was dropped, still alive: freeing it is the caller's business, outside the lock and in slices.
+        """
+        garbage: list[Any] = []
+        for path in region.paths:
+            root = root_of(path)
+            for load in list(self._loads.get(root, ())):
+                if region.reaches(load.home):
+                    self._meet(load, root, path, exactly)
+            for home in list(self._homes.get(root, ())):
+                if region.reaches(home):
+                    garbage.append(_drop(home, path, exactly))
+        for tool, key in region.keys:
+            garbage.extend(self._move_key(tool, key, region))
+        return garbage
+
+    @staticmethod
+    def _meet(load: Load, root: str, path: Tag, exactly: bool) -> None:
+        if exactly and path not in load.tags and root not in load.late_roots:
+            return
+        if load.meets(path):
+            load.spoil()
+        elif root in load.late_roots:
+            # Its tags are unknown, so nobody may join; whether it may be stored is decided when they are known.
+            load.detach()
+            if len(load.written) < _MAX_WRITTEN:
+                load.written.append(path)
+            else:
+                load.is_clean = False
+
+    def _move_key(self, tool: object, key: Hashable, region: Region) -> Iterable[Any]:
+        for loads in list(self._loads.values()):
+            for load in list(loads):
+                if load.home.tool is tool and load.key == key and region.reaches(load.home):
+                    load.spoil()
+        for home in self.partitions():
+            if home.tool is tool and region.reaches(home):
+                entry = home.store.discard(key)
+                if entry is not None:
+                    yield [entry]
+
+
+def _drop(home: Partition, path: Tag, exactly: bool) -> Any:
+    if exactly:
+        return home.store.drop_all() if path in home.static else home.store.drop_exactly(path)
+    if ":" not in path or any(meet(tag, path) for tag in home.static):
+        return home.store.drop_all()
+    return home.store.drop_tag(path)

@@ -1,0 +1,152 @@
+"""The parameters of a tool, settled once at decoration: which of them identify a call, and in what form."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from agent_cache._core.injection import is_injected
+from agent_cache._core.keys import Part, Uncacheable, key_part, serial_of
+from agent_cache.errors import ConfigurationError
+
+__all__ = ["Parameter", "Parameters", "receiver_part"]
+
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One parameter of a tool.
+
+    Attributes:
+        in_key: whether its value identifies the call: not if it is skipped or filled in by a framework.
+        is_receiver: whether it is the ``self`` or ``cls`` of a method.
+        hint: ``"str"``, ``"int"`` or ``"bool"`` where the annotation says just that, so that the likely case is tested first.
+    """
+
+    name: str
+    kind: inspect._ParameterKind
+    default: Any
+    in_key: bool
+    is_receiver: bool
+    hint: str
+
+    @property
+    def has_default(self) -> bool:
+        return self.default is not inspect.Parameter.empty
+
+    def part(self, value: Any) -> Part:
+        """Its component of the key."""
+        return receiver_part(value) if self.is_receiver else key_part(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    """All parameters of a tool, in order."""
+
+    all: tuple[Parameter, ...]
+    signature: inspect.Signature
+
+    @classmethod
+    def of(cls, function: Callable[..., Any], skip_args: int, tool: str) -> Parameters:
+        """Read a tool's signature.
+
+        Raises:
+            ConfigurationError: if `skip_args` is not a number of its positional parameters.
+        """
+        signature = inspect.signature(function)
+        positional = [parameter for parameter in signature.parameters.values() if parameter.kind in _POSITIONAL]
+        if isinstance(skip_args, bool) or not isinstance(skip_args, int) or not 0 <= skip_args <= len(positional):
+            raise ConfigurationError(
+                f"{tool}: skip_args leaves out that many of the tool's {len(positional)} positional parameters, got {skip_args!r}"
+            )
+        skipped = {parameter.name for parameter in positional[:skip_args]}
+        receiver = _receiver(function, positional)
+        return cls(
+            tuple(
+                Parameter(
+                    name=parameter.name,
+                    kind=parameter.kind,
+                    default=parameter.default,
+                    in_key=parameter.name not in skipped and not is_injected(parameter.annotation, parameter.default, function),
+                    is_receiver=parameter.name == receiver,
+                    hint=_hint(parameter.annotation),
+                )
+                for parameter in signature.parameters.values()
+            ),
+            signature,
+        )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(parameter.name for parameter in self.all)
+
+    @property
+    def key_names(self) -> tuple[str, ...]:
+        """Parameters that identify a call."""
+        return tuple(parameter.name for parameter in self.all if parameter.in_key)
+
+    def named(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Names and values of a call in its canonical spelling."""
+        if not kwargs and all(parameter.kind in _POSITIONAL for parameter in self.all):
+            return {parameter.name: value for parameter, value in zip(self.all, args, strict=True)}
+        return self.bind(args, kwargs)
+
+    def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Names and values of a call, defaults filled in: what the generated body does by being called.
+
+        Raises:
+            TypeError: as the tool itself would.
+        """
+        bound = self.signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        return bound.arguments
+
+    def split(self, arguments: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The one canonical spelling of a call: keyword-only and surplus keywords by name, everything else by position."""
+        args: list[Any] = []
+        kwargs: dict[str, Any] = {}
+        for parameter in self.all:
+            value = arguments[parameter.name]
+            if parameter.kind in _POSITIONAL:
+                args.append(value)
+            elif parameter.kind is inspect.Parameter.VAR_POSITIONAL:
+                args.extend(value)
+            elif parameter.kind is inspect.Parameter.KEYWORD_ONLY:
+                kwargs[parameter.name] = value
+            else:
+                kwargs.update(value)
+        return tuple(args), kwargs
+
+    def key(self, arguments: Mapping[str, Any]) -> Part:
+        """Identity of a call by its arguments: one part as it is, several as a tuple.
+
+        Raises:
+            Uncacheable: if an argument has none.
+        """
+        parts = tuple(parameter.part(arguments[parameter.name]) for parameter in self.all if parameter.in_key)
+        return parts[0] if len(parts) == 1 else parts
+
+
+def receiver_part(value: Any) -> Part:
+    """Identity of the object a method is called on: its declared fields if it is a value, else a serial of the instance."""
+    try:
+        return key_part(value)
+    except Uncacheable:
+        return b"#%d" % serial_of(value)
+
+
+def _receiver(function: Callable[..., Any], positional: list[inspect.Parameter]) -> str | None:
+    """Name of the receiver, if the function was written inside a class body."""
+    owner = function.__qualname__.rpartition(".")[0]
+    if not owner or owner.endswith("<locals>") or not positional:
+        return None
+    first = positional[0].name
+    return first if first in {"self", "cls", "mcs"} else None
+
+
+def _hint(annotation: Any) -> str:
+    text = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "")
+    return text if text in {"str", "int", "bool"} and (isinstance(annotation, str) or annotation in (str, int, bool)) else ""

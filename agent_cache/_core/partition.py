@@ -1,0 +1,37 @@
+"""The entries of one tool in one scope: the unit that a write reaches and that a session owns."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any
+
+from agent_cache._core.store import Store
+from agent_cache._core.tags import Tag
+
+__all__ = ["Partition"]
+
+
+class Partition:
+    """A store with what the ledger must know of it.
+
+    Attributes:
+        tool: the operation whose answers it holds.
+        owner: the session it belongs to, None for the global scope.
+        static: tags that every entry in it depends on; they need no index.
+        roots: roots that any of its entries may depend on.
+        flights: loads in flight that a reader may join, by (key, event loop).
+        is_open: False once its session has ended; nothing is stored any more.
+    """
+
+    __slots__ = ("__weakref__", "flights", "is_open", "owner", "roots", "static", "store", "tool")
+
+    def __init__(
+        self, tool: Any, owner: object | None, static: tuple[Tag, ...], roots: tuple[str, ...], maxsize: int | None
+    ) -> None:
+        self.tool = tool
+        self.owner = owner
+        self.static = static
+        self.roots = roots
+        self.store = Store(maxsize)
+        self.flights: dict[tuple[Hashable, object], Any] = {}
+        self.is_open = True

@@ -1,0 +1,56 @@
+"""What a session remembers of its calls: a bounded ring of plain tuples, read as `TraceRecord` objects."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["Trace", "TraceRecord"]
+
+
+@dataclass(frozen=True, slots=True)
+class TraceRecord:
+    """One call, as the session saw it.
+
+    Attributes:
+        tool: ``module:qualname``, or its `name=`.
+        key: identity of the call: opaque and hashable, equal for equal calls of one tool; None for writes and for calls
+            without identity.
+        kind: ``"read"`` or ``"write"``.
+        source: where the answer came from: ``"hit"``, ``"miss"``, ``"shared"``, ``"uncached"``, ``"write"``, or
+            ``"blocked"`` if the session refused the call.
+        outcome: ``"ok"``, ``"cancelled"``, or the class name of the exception.
+        started: reading of the monotonic clock when the call began, in seconds; of a hit, when it was answered.
+        duration: seconds it took; 0.0 for a hit.
+        parent: `id` of the call whose tool made this one, or None.
+        id: number of the call in this process, in the order the calls began.
+    """
+
+    tool: str
+    key: Hashable
+    kind: str
+    source: str
+    outcome: str
+    started: float
+    duration: float
+    parent: int | None
+    id: int
+
+
+class Trace:
+    """The last `size` calls. `add` takes the fields of a `TraceRecord` as one tuple: 60 ns instead of 900."""
+
+    __slots__ = ("_ring", "add")
+
+    def __init__(self, size: int) -> None:
+        self._ring: deque[tuple[Any, ...]] = deque(maxlen=size)
+        self.add = self._ring.append
+
+    def __len__(self) -> int:
+        return len(self._ring)
+
+    def records(self) -> list[TraceRecord]:
+        """Oldest first."""
+        return [TraceRecord(*fields) for fields in list(self._ring)]

@@ -1,0 +1,148 @@
+"""Counts of what the cache did: per tool, per resource and in sum, for the process and for each session."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+__all__ = ["METRICS", "Metrics", "Stats", "get_metrics"]
+
+_PUBLIC = ("calls", "hits", "misses", "shared", "invalidations", "uncached", "evictions", "errors", "time_saved")
+
+
+class Stats:
+    """Counters of one tool. ``+= 1`` on a slot has no point at which CPython gives the GIL away, so they are exact without a lock.
+
+    Attributes:
+        hits: answers from the local store or a tier.
+        misses: runs of the tool that were started to fill the cache.
+        shared: calls that waited for somebody else's run.
+        bypassed: calls that never took part: arguments without identity, no session, caching switched off.
+        unstored: answers that could not be kept: not copyable, tags not computable.
+        writes: calls of an invalidator.
+        invalidations: writes and explicit invalidations that were carried out.
+        evictions: entries that made room for others.
+        errors: exceptions that came out of the tool.
+        loop_detections: calls that a session stopped or reported.
+        time_saved: seconds of load time that hits and shared calls did not spend.
+    """
+
+    __slots__ = (
+        "bypassed",
+        "errors",
+        "evictions",
+        "hits",
+        "invalidations",
+        "loop_detections",
+        "misses",
+        "shared",
+        "time_saved",
+        "unstored",
+        "writes",
+    )
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        """Back to zero, in place: generated code holds on to this object."""
+        for name in Stats.__slots__:
+            setattr(self, name, 0)
+        self.time_saved = 0.0
+
+    @property
+    def calls(self) -> int:
+        return self.hits + self.misses + self.shared + self.bypassed + self.writes
+
+    @property
+    def uncached(self) -> int:
+        return self.bypassed + self.unstored
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of the cacheable calls that were answered without a run: 0.0 when there were none."""
+        reads = self.hits + self.misses + self.shared
+        return self.hits / reads if reads else 0.0
+
+    def add(self, other: Stats) -> None:
+        for name in Stats.__slots__:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
+    def as_dict(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in _PUBLIC} | {"hit_rate": self.hit_rate}
+
+
+class Metrics:
+    """The live counters of a process or of a session.
+
+    Reading an attribute (``hits``, ``misses``, ``shared``, ``invalidations``, ``uncached``, ``evictions``, ``errors``,
+    ``calls``, ``loop_detections``, ``time_saved``, ``hit_rate``) adds up all tools; `snapshot` gives the breakdown.
+    """
+
+    def __init__(self) -> None:
+        self._tools: dict[str, Stats] = {}
+        self._roots: dict[str, tuple[str, ...]] = {}
+        self._explicit: dict[str, int] = {}
+
+    def stats_of(self, tool: str, roots: Iterable[str]) -> Stats:
+        """The counters of a tool; two tools of one name share them."""
+        stats = self._tools.get(tool)
+        if stats is None:
+            stats = self._tools.setdefault(tool, Stats())
+            self._roots[tool] = tuple(roots)
+        return stats
+
+    def invalidated(self, roots: Iterable[str]) -> None:
+        """Count an invalidation that no tool stands for: `invalidate(...)` or `writing(...)`."""
+        for root in roots:
+            self._explicit[root] = self._explicit.get(root, 0) + 1
+        self._explicit[""] = self._explicit.get("", 0) + 1
+
+    def total(self) -> Stats:
+        """All tools added up."""
+        total = Stats()
+        for stats in list(self._tools.values()):
+            total.add(stats)
+        total.invalidations += self._explicit.get("", 0)
+        return total
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _PUBLIC or name in {"hit_rate", "loop_detections"}:
+            return getattr(self.total(), name)
+        raise AttributeError(name)
+
+    def snapshot(self) -> dict[str, Any]:
+        """A plain copy: flat sums, and the same keys per root under ``resources`` and per ``module:qualname`` under ``tools``."""
+        total = self.total()
+        resources: dict[str, Stats] = {}
+        for tool, stats in list(self._tools.items()):
+            for root in self._roots[tool]:
+                resources.setdefault(root, Stats()).add(stats)
+        for root, count in list(self._explicit.items()):
+            if root:
+                resources.setdefault(root, Stats()).invalidations += count
+        return total.as_dict() | {
+            "loop_detections": total.loop_detections,
+            "resources": {root: stats.as_dict() for root, stats in sorted(resources.items())},
+            "tools": {tool: stats.as_dict() for tool, stats in sorted(self._tools.items()) if stats.calls or stats.invalidations},
+        }
+
+    def clear(self) -> None:
+        """Everything back to zero."""
+        for stats in self._tools.values():
+            stats.clear()
+        self._explicit.clear()
+
+
+METRICS = Metrics()
+
+
+def get_metrics() -> dict[str, Any]:
+    """Counts of this process since it started, with and without sessions.
+
+    Returns:
+        A plain copy: ``calls hits misses shared invalidations uncached evictions errors time_saved hit_rate loop_detections``,
+        and the same per root under ``"resources"`` and per tool (``"module:qualname"``) under ``"tools"``. `time_saved` is
+        in seconds. ``hit_rate = hits / (hits + misses + shared)``, 0.0 when there were none.
+    """
+    return METRICS.snapshot()

@@ -1,0 +1,119 @@
+"""The order of things. This is the only module that knows it.
+
+    read:   gates [sessions, local lookup]  ->  stages [single flight, tiers, keep]  ->  source [the tool]
+    write:  gates [sessions]                ->  stages [begin ... commit]            ->  source [the tool]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Hashable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from agent_cache._core.entries import MISSING, Entry
+from agent_cache._core.partition import Partition
+from agent_cache._metrics import Stats
+from agent_cache._pipeline.call import Call, Stage
+from agent_cache._pipeline.clock import CLOCK
+from agent_cache._pipeline.invalidate import invalidate
+from agent_cache._pipeline.keep import keep
+from agent_cache._pipeline.scope import ROOT, TENANT, Plan, Scope, Watch
+from agent_cache._pipeline.single_flight import single_flight
+from agent_cache._pipeline.sources import run_tool
+from agent_cache._pipeline.tiers import consult_tiers, trust_in
+
+if TYPE_CHECKING:
+    from agent_cache._pipeline.operation import Operation, ReadOperation
+
+__all__ = ["read_plan", "write_plan"]
+
+Run = Callable[[Call], Awaitable[Entry]]
+
+
+def read_plan(operation: ReadOperation, scope: Scope) -> Plan:
+    """How a read tool runs in a scope."""
+    if operation.policy.scope == "global":
+        partition: Partition | None = operation.partition
+        tenant = scope.tenant
+    else:
+        partition = scope.participants[0].partition_of(operation) if scope is not ROOT else None
+        tenant = None  # a session has one tenant, and its answers never leave it
+    watches, stats = _contributions(operation, scope)
+    tiers = operation.tiers() if operation.policy.scope == "global" else ()
+    stages: list[Stage] = [single_flight, consult_tiers, keep] if tiers else [single_flight, keep]
+    return Plan(
+        partition=partition,
+        admit=_nothing if partition is None else _local_lookup(partition, watches, stats, tenant),
+        run=run_tool if partition is None else _compose(stages, run_tool),
+        uncached=run_tool,
+        watches=watches,
+        stats=stats,
+        tenant=tenant,
+        trust=trust_in(tiers),
+    )
+
+
+def write_plan(operation: Operation[Any], scope: Scope) -> Plan:
+    """How a write tool runs in a scope."""
+    watches, stats = _contributions(operation, scope)
+    return Plan(
+        partition=None,
+        admit=_nothing,
+        run=_compose([invalidate], run_tool),
+        uncached=run_tool,
+        watches=watches,
+        stats=stats,
+        tenant=scope.tenant,
+        trust=None,
+    )
+
+
+def _contributions(operation: Operation[Any], scope: Scope) -> tuple[tuple[Watch, ...], tuple[Stats, ...]]:
+    watches = tuple(
+        watch
+        for index, participant in enumerate(scope.participants)
+        if (watch := participant.watch(operation, is_innermost=index == 0)) is not None
+    )
+    counted = tuple(stats for participant in scope.participants if (stats := participant.stats_of(operation)) is not None)
+    return watches, (operation.stats, *counted)
+
+
+def _compose(stages: Sequence[Stage], source: Run) -> Run:
+    run = source
+    for stage in reversed(stages):
+        run = partial(stage, proceed=run)
+    return run
+
+
+def _nothing(_key: Hashable) -> Any:
+    return MISSING
+
+
+def _local_lookup(
+    partition: Partition, watches: tuple[Watch, ...], all_stats: tuple[Stats, ...], tenant: Hashable | None
+) -> Callable[[Hashable], Any]:
+    """The gate that answers. The generated body of a tool says the same inline for the root scope; see `codegen`."""
+    store, clock = partition.store, CLOCK
+
+    def local_lookup(key: Hashable) -> Any:
+        entry = store.lookup(key)
+        if entry is None:
+            return MISSING
+        now = clock.now()
+        value = entry.value if now < entry.fast else entry.recall(now)
+        if value is MISSING:
+            return MISSING
+        for watch in watches:
+            value = watch.hit(key, entry, value, now)
+        try:
+            store.touch(key)
+        except KeyError:
+            pass  # it has just been dropped: this call began before that
+        for stats in all_stats:
+            stats.hits += 1
+            stats.time_saved += entry.cost
+        return value
+
+    if tenant is None:
+        return local_lookup
+    return lambda key: local_lookup((TENANT, tenant, key))

@@ -1,0 +1,260 @@
+"""The call body of a tool: a real `async def` with the tool's own signature, generated once at decoration.
+
+So the interpreter itself binds positional, keyword and default spellings, and the one case that must be fastest, a hit outside
+of any session, is answered inline, in one Python frame. For
+
+    async def get_order(order_id: str, *, full: bool = False) -> Order: ...
+
+this is generated (names shortened; ``root`` is the scope outside of any session):
+
+    async def get_order(order_id, *, full=default_full):
+        here = scope()
+        try:
+            key = (order_id if type(order_id) is str else part(order_id), b"T" if full is True else b"F" if full is False else part(full))
+        except Uncacheable as error:
+            key = unkeyed(error)
+        if here is root:
+            entry = store.lookup(key)
+            if entry is not None:
+                now = clock.now()
+                if now < entry.fast:
+                    try:
+                        store.touch(key)
+                    except KeyError:
+                        pass
+                    stats.hits += 1
+                    stats.time_saved += entry.cost
+                    return entry.value
+                value = recall(key, entry, now)
+                if value is not MISSING:
+                    return value
+        else:
+            value = (here.plans.get(operation) or here.plan(operation)).admit(key)
+            if value is not MISSING:
+                return value
+        return await answer(here, key, (order_id,), {"full": full})
+
+Everything it says about keys, entries and counts is also said, once, by `Operation.key_of` and `assemble._local_lookup`; the
+property tests run on both. The technique is that of `dataclasses` and attrs: source text, `exec`, `linecache`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import linecache
+from collections.abc import Awaitable, Callable, Hashable
+from functools import wraps
+from typing import Any
+
+from agent_cache._core.entries import MISSING, Entry
+from agent_cache._core.keys import PLAIN, Uncacheable, key_part
+from agent_cache._core.parameters import Parameter, Parameters, receiver_part
+from agent_cache._pipeline.clock import CLOCK
+from agent_cache._pipeline.operation import Operation, ReadOperation, WriteOperation
+from agent_cache._pipeline.scope import ROOT, SCOPE
+
+__all__ = ["GENERATION", "read_body", "write_body"]
+
+Body = Callable[..., Awaitable[Any]]
+
+
+class _Generation:
+    """Whether bodies are generated. Off, every call takes `Operation.invoke`: for tests that compare the two."""
+
+    is_on = True
+
+
+GENERATION = _Generation()
+
+
+def read_body(operation: ReadOperation) -> Body:
+    """The callable that takes a read tool's place."""
+    if not GENERATION.is_on:
+        return _plain_body(operation)
+    prefix, parameters = _prefix(operation.parameters), operation.parameters
+    inline = operation.policy.scope == "global"
+    lines = [
+        f"{prefix}here = {prefix}scope()",
+        "try:",
+        f"    {prefix}key = {_key_expression(operation, prefix)}",
+        f"except {prefix}Uncacheable as {prefix}error:",
+        f"    {prefix}key = {prefix}unkeyed({prefix}error)",
+        f"if {prefix}here is {prefix}root:",
+        *(_INLINE if inline else ("    pass",)),
+        "else:",
+        "    $value = ($here.plans.get($operation) or $here.plan($operation)).admit($key)",
+        "    if $value is not $MISSING:",
+        "        return $value",
+        f"return await $answer($here, $key, {_canonical_call(parameters)})",
+    ]
+    store, stats = operation.partition.store, operation.stats
+
+    def recall(key: Hashable, entry: Entry, now: float) -> Any:
+        value = entry.recall(now)
+        if value is not MISSING:
+            try:
+                store.touch(key)
+            except KeyError:
+                pass  # it has just been dropped: this call began before that
+            stats.hits += 1
+            stats.time_saved += entry.cost
+        return value
+
+    names = {
+        "scope": SCOPE.get,
+        "root": ROOT,
+        "Uncacheable": Uncacheable,
+        "unkeyed": operation.unkeyed,
+        "part": key_part,
+        "receiver_part": receiver_part,
+        "PLAIN": PLAIN,
+        "type": type,
+        "store": store,
+        "stats": stats,
+        "clock": CLOCK,
+        "MISSING": MISSING,
+        "recall": recall,
+        "operation": operation,
+        "answer": operation.answer,
+        "by_key": operation.part_by_key,
+        "by_vary": operation.part_by_vary,
+    }
+    return _compile(operation, prefix, [line.replace("$", prefix) for line in lines], names)
+
+
+def write_body(operation: WriteOperation) -> Body:
+    """The callable that takes a write tool's place."""
+    if not GENERATION.is_on:
+        return _plain_body(operation)
+    prefix = _prefix(operation.parameters)
+    lines = [f"return await {prefix}write({prefix}scope(), {_canonical_call(operation.parameters)})"]
+    return _compile(operation, prefix, lines, {"write": operation.write, "scope": SCOPE.get})
+
+
+_INLINE = (
+    "    $entry = $store.lookup($key)",
+    "    if $entry is not None:",
+    "        $now = $clock.now()",
+    "        if $now < $entry.fast:",
+    "            try:",
+    "                $store.touch($key)",
+    "            except KeyError:",
+    "                pass",
+    "            $stats.hits += 1",
+    "            $stats.time_saved += $entry.cost",
+    "            return $entry.value",
+    "        $value = $recall($key, $entry, $now)",
+    "        if $value is not $MISSING:",
+    "            return $value",
+)
+
+
+def _plain_body(operation: Operation[Any]) -> Body:
+    invoke = operation.invoke
+
+    @wraps(operation.function)
+    async def body(*args: Any, **kwargs: Any) -> Any:
+        return await invoke(*args, **kwargs)
+
+    return body
+
+
+def _prefix(parameters: Parameters) -> str:
+    """A beginning that no parameter of the tool has."""
+    prefix = "_cache_"
+    while any(name.startswith(prefix) for name in parameters.names):
+        prefix = "_" + prefix
+    return prefix
+
+
+def _key_expression(operation: ReadOperation, prefix: str) -> str:
+    parameters = operation.parameters
+    if operation.policy.key is not None:
+        key = f"{prefix}by_key({_passed_on(parameters)})"
+    else:
+        parts = [_part_expression(parameter, prefix) for parameter in parameters.all if parameter.in_key]
+        key = parts[0] if len(parts) == 1 else f"({', '.join(parts)})"
+    if operation.policy.vary is None:
+        return key
+    arguments = "{" + ", ".join(f"{name!r}: {name}" for name in parameters.names) + "}"
+    return f"({prefix}by_vary({arguments}), {key})"
+
+
+def _part_expression(parameter: Parameter, prefix: str) -> str:
+    name = parameter.name
+    if parameter.is_receiver:
+        return f"{prefix}receiver_part({name})"
+    if parameter.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD):
+        return f"{prefix}part({name})"
+    match parameter.hint:
+        case "str" | "int" as kind:
+            return f"{name} if {prefix}type({name}) is {prefix}{kind} else {prefix}part({name})"
+        case "bool":
+            return f'b"T" if {name} is True else b"F" if {name} is False else {prefix}part({name})'
+    return f"{name} if {prefix}type({name}) in {prefix}PLAIN else {prefix}part({name})"
+
+
+def _passed_on(parameters: Parameters) -> str:
+    """The arguments of a call in its canonical spelling, as source text."""
+    passed = []
+    for parameter in parameters.all:
+        match parameter.kind:
+            case inspect.Parameter.VAR_POSITIONAL:
+                passed.append(f"*{parameter.name}")
+            case inspect.Parameter.KEYWORD_ONLY:
+                passed.append(f"{parameter.name}={parameter.name}")
+            case inspect.Parameter.VAR_KEYWORD:
+                passed.append(f"**{parameter.name}")
+            case _:
+                passed.append(parameter.name)
+    return ", ".join(passed)
+
+
+def _canonical_call(parameters: Parameters) -> str:
+    """The same as a tuple and a dict, as source text."""
+    args, kwargs = [], []
+    for parameter in parameters.all:
+        match parameter.kind:
+            case inspect.Parameter.VAR_POSITIONAL:
+                args.append(f"*{parameter.name}")
+            case inspect.Parameter.KEYWORD_ONLY:
+                kwargs.append(f"{parameter.name!r}: {parameter.name}")
+            case inspect.Parameter.VAR_KEYWORD:
+                kwargs.append(f"**{parameter.name}")
+            case _:
+                args.append(parameter.name)
+    return f"({', '.join(args)}{',' if args else ''}), {{{', '.join(kwargs)}}}"
+
+
+def _header(parameters: Parameters, prefix: str) -> str:
+    """The parameter list, with defaults by name."""
+    parts: list[str] = []
+    seen_star = slash_due = False
+    for parameter in parameters.all:
+        kind = parameter.kind
+        if slash_due and kind is not inspect.Parameter.POSITIONAL_ONLY:
+            parts.append("/")
+            slash_due = False
+        if kind is inspect.Parameter.POSITIONAL_ONLY:
+            slash_due = True
+        if kind is inspect.Parameter.KEYWORD_ONLY and not seen_star:
+            parts.append("*")
+            seen_star = True
+        stars = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}.get(kind, "")
+        seen_star |= stars == "*"
+        parts.append(stars + parameter.name + (f"={prefix}default_{parameter.name}" if parameter.has_default else ""))
+    if slash_due:
+        parts.append("/")
+    return ", ".join(parts)
+
+
+def _compile(operation: Operation[Any], prefix: str, lines: list[str], names: dict[str, Any]) -> Body:
+    parameters = operation.parameters
+    source = "\n".join([f"async def {prefix}body({_header(parameters, prefix)}):", *(f"    {line}" for line in lines), ""])
+    namespace = {prefix + name: value for name, value in names.items()} | {prefix + "str": str, prefix + "int": int}
+    namespace |= {f"{prefix}default_{one.name}": one.default for one in parameters.all if one.has_default}
+    filename = f"<agent_cache body of {operation.name}>"
+    exec(compile(source, filename, "exec"), namespace)  # noqa: S102 - source is made of parameter names only, as in dataclasses
+    linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
+    body: Body = wraps(operation.function)(namespace[prefix + "body"])
+    return body

@@ -1,0 +1,58 @@
+"""The stage of a write: what its policy and its arguments name, around the tool that does it."""
+
+from __future__ import annotations
+
+from agent_cache._core.entries import Entry
+from agent_cache._pipeline.call import Call, Proceed
+from agent_cache._pipeline.scope import SCOPE
+from agent_cache._pipeline.state import log_once
+from agent_cache._pipeline.writes import Write, tiers_under
+
+__all__ = ["invalidate"]
+
+
+async def invalidate(call: Call, proceed: Proceed) -> Entry:
+    """Begin, run the tool, commit. A tag or key function that raises costs the whole root, never the write itself."""
+    write = _write_of(call)
+    if write is None:
+        return await proceed(call)
+    await write.begin()
+    for stats in call.plan.stats:
+        stats.invalidations += 1
+    try:
+        entry = await proceed(call)
+    except BaseException as error:
+        await write.fail(error)
+        raise
+    await write.succeed(entry.value, ok=call.operation.is_successful(entry.value))
+    return entry
+
+
+def _write_of(call: Call) -> Write | None:
+    """What this call touches; None if that is nothing at all, as for a session-scoped invalidator outside a session."""
+    operation = call.operation
+    policy = operation.policy
+    owners = SCOPE.get().owners if policy.scope == "session" else None
+    if owners is not None and not owners:
+        return None
+    if policy.key_fn is not None:
+        keys = operation.keys_named_by(call)
+        roots: tuple[str, ...] = tuple(dict.fromkeys(root for tool, _ in keys for root in tool.tags.roots))
+        tiers = tiers_under(roots, operation.own_tiers) if owners is None else ()
+        return Write(operation.name, policy, (), keys=keys, owners=owners, tiers=tiers)
+    tags, bare = operation.tags.static, ()
+    for rule in operation.tags.early:
+        try:
+            made = rule.make(call.arguments, None)
+        except Exception as error:
+            operation.stats.unstored += 1
+            log_once(f"tags of a write could not be computed from {rule.source!r}, so all of {rule.root!r} was dropped", operation.name, error)
+            made, tags = (), (*tags, rule.root)
+        if made == (rule.root,):
+            bare += made
+        else:
+            tags += made
+    tiers = tiers_under(operation.tags.roots, operation.own_tiers) if owners is None else ()
+    return Write(
+        operation.name, policy, tags, operation.tags.late, call.arguments, bare, owners=owners, tiers=tiers
+    )

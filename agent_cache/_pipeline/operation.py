@@ -1,0 +1,346 @@
+"""One decorated tool: everything that was settled at decoration, and how a call of it enters its plan."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping
+from contextlib import suppress
+from typing import Any, Final, Generic, TypeVar
+
+from agent_cache._core.entries import MISSING, Entry
+from agent_cache._core.keys import Uncacheable, canonical, key_part
+from agent_cache._core.ledger import Region
+from agent_cache._core.parameters import Parameters
+from agent_cache._core.partition import Partition
+from agent_cache._core.policies import ReadPolicy, WritePolicy
+from agent_cache._core.tags import TagSet
+from agent_cache._metrics import METRICS
+from agent_cache._pipeline.assemble import read_plan, write_plan
+from agent_cache._pipeline.call import ENCLOSING, Call
+from agent_cache._pipeline.clock import CLOCK
+from agent_cache._pipeline.reaper import free
+from agent_cache._pipeline.scope import SCOPE, Plan, Scope
+from agent_cache._pipeline.state import LEDGER, drop, log_once
+from agent_cache._pipeline.tiers import request_of
+from agent_cache.config import CURRENT
+from agent_cache.errors import ConfigurationError
+from agent_cache.remote.protocols import Tier
+
+__all__ = ["UNKEYED", "CacheKey", "Operation", "ReadOperation", "WriteOperation"]
+
+P = TypeVar("P", bound="ReadPolicy | WritePolicy")
+
+UNKEYED: Final = object()
+"""Stands for the key of a call that has none. Nothing is ever stored under it."""
+
+
+class CacheKey:
+    """Identity of one call of one tool: opaque, hashable, equal for every spelling of the call.
+
+    It includes what was ambient when it was made: the tenant and what `vary=` returned.
+    """
+
+    __slots__ = ("_key", "_tool")
+
+    def __init__(self, tool: ReadOperation, key: Hashable) -> None:
+        self._tool = tool
+        self._key = key
+
+    @property
+    def named(self) -> tuple[ReadOperation, Hashable]:
+        return self._tool, self._key
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, CacheKey) and self.named == other.named
+
+    def __hash__(self) -> int:
+        return hash((self._tool.name, self._key))
+
+    def __repr__(self) -> str:
+        return f"<CacheKey of {self._tool.name}, {hash(self) & 0xFFFFFFFF:08x}>"
+
+
+class Operation(Generic[P]):
+    """What reads and writes have in common."""
+
+    __slots__ = ("__weakref__", "function", "name", "own_tiers", "parameters", "policy", "stats", "tags")
+
+    def __init__(
+        self,
+        function: Callable[..., Awaitable[Any]],
+        name: str,
+        parameters: Parameters,
+        tags: TagSet,
+        policy: P,
+        backup: Tier | None,
+        remote: Tier | None,
+    ) -> None:
+        self.function = function
+        self.name = name
+        self.parameters = parameters
+        self.tags = tags
+        self.policy = policy
+        self.own_tiers = tuple(tier for tier in (backup, remote) if tier is not None)
+        self.stats = METRICS.stats_of(name, tags.roots)
+
+    def compile(self, scope: Scope) -> Plan:
+        raise NotImplementedError
+
+    async def invoke(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the tool in any spelling: what adapters use, and what the generated body does in fewer steps."""
+        raise NotImplementedError
+
+    async def _run(self, call: Call, run: Callable[[Call], Awaitable[Entry]]) -> Any:
+        """Let the sessions admit a call, run it, count it, and let them see how it ended."""
+        plan = call.plan
+        for watch in plan.watches:
+            watch.admit(call)
+        token = ENCLOSING.set(call)
+        try:
+            entry = await run(call)
+        except BaseException as error:
+            self._count(call, 0.0)
+            if isinstance(error, Exception) and call.source != "shared":
+                for stats in plan.stats:
+                    stats.errors += 1
+            for watch in plan.watches:
+                watch.done(call, None, error, CLOCK.now())
+            raise
+        finally:
+            with suppress(ValueError):  # closed by the garbage collector, in another context than it ran in
+                ENCLOSING.reset(token)
+        self._count(call, entry.cost)
+        if not plan.watches:
+            return entry.value
+        value, now = entry.value, CLOCK.now()
+        for watch in plan.watches:
+            value = watch.done(call, value, None, now)
+        return value
+
+    @staticmethod
+    def _count(call: Call, cost: float) -> None:
+        match call.source:
+            case "miss":
+                for stats in call.plan.stats:
+                    stats.misses += 1
+            case "shared":
+                for stats in call.plan.stats:
+                    stats.shared += 1
+                    stats.time_saved += cost
+            case "hit":
+                for stats in call.plan.stats:
+                    stats.hits += 1
+                    stats.time_saved += cost
+            case "write":
+                for stats in call.plan.stats:
+                    stats.writes += 1
+            case _:
+                for stats in call.plan.stats:
+                    stats.bypassed += 1
+
+
+class ReadOperation(Operation[ReadPolicy]):
+    """A tool whose answers are cached."""
+
+    __slots__ = ("late_roots", "partition", "returns")
+
+    def __init__(self, *args: Any, returns: Any = None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.returns = returns
+        self.late_roots = tuple(dict.fromkeys(rule.root for rule in self.tags.late))
+        self.partition = self.new_partition(None)
+
+    def new_partition(self, owner: object | None) -> Partition:
+        """Room for the answers of one scope, within reach of every write."""
+        partition = Partition(self, owner, self.tags.static, self.tags.roots, self.policy.maxsize)
+        with LEDGER.lock:
+            partition.store.switch(CURRENT.value.enabled)
+            LEDGER.register(partition, self.tags.roots)
+        return partition
+
+    def tiers(self) -> tuple[Tier, ...]:
+        """Tiers behind the local store, nearest first: its own, else the configured ones."""
+        if self.policy.scope != "global":
+            return ()
+        configured = CURRENT.value
+        return self.own_tiers or tuple(tier for tier in (configured.backup, configured.remote) if tier is not None)
+
+    def compile(self, scope: Scope) -> Plan:
+        return read_plan(self, scope)
+
+    async def answer(
+        self, scope: Scope, key: Hashable, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_fresh: bool = False
+    ) -> Any:
+        """Whatever the gates did not answer: single flight, tiers, the tool."""
+        plan = scope.plan(self)
+        if key is UNKEYED or plan.partition is None or not CURRENT.value.enabled:
+            return await self._run(Call(self, plan, None, args, kwargs, "uncached"), plan.uncached)
+        call = Call(self, plan, key if plan.tenant is None else plan.qualify(key), args, kwargs, "miss")
+        call.is_fresh = is_fresh
+        for rule in self.tags.early:
+            try:
+                call.tags += rule.make(call.arguments, None)
+            except Exception as error:
+                log_once(f"tags could not be computed from {rule.source!r}, so the call ran uncached", self.name, error)
+                call.source, call.key = "uncached", None
+                return await self._run(call, plan.uncached)
+        return await self._run(call, plan.run)
+
+    async def invoke(self, *args: Any, **kwargs: Any) -> Any:
+        arguments = self.parameters.bind(args, kwargs)
+        scope = SCOPE.get()
+        key = self.key_or_unkeyed(arguments)
+        value = scope.plan(self).admit(key)
+        if value is not MISSING:
+            return value
+        return await self.answer(scope, key, *self.parameters.split(arguments))
+
+    async def fresh(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the tool now, whatever is cached, and keep the answer."""
+        arguments = self.parameters.bind(args, kwargs)
+        key = self.key_or_unkeyed(arguments)
+        return await self.answer(SCOPE.get(), key, *self.parameters.split(arguments), is_fresh=True)
+
+    # Identity
+
+    def key_of(self, arguments: Mapping[str, Any]) -> Hashable:
+        """Identity of a call by its arguments, by `key=`, and by what `vary=` adds.
+
+        Raises:
+            UncacheableArgumentsError: if it has none.
+        """
+        if self.policy.key is None:
+            key: Hashable = self.parameters.key(arguments)
+        else:
+            args, kwargs = self.parameters.split(arguments)
+            key = self.part_by_key(*args, **kwargs)
+        return key if self.policy.vary is None else (self.part_by_vary(arguments), key)
+
+    def key_or_unkeyed(self, arguments: Mapping[str, Any]) -> Hashable:
+        try:
+            return self.key_of(arguments)
+        except Uncacheable as error:
+            return self.unkeyed(error)
+
+    def unkeyed(self, error: Uncacheable) -> object:
+        """A call without identity runs uncached and is counted, or is refused where the user asked for that."""
+        if self.policy.uncacheable == "raise":
+            raise Uncacheable(error.reason, self.name) from error.__cause__
+        log_once("an argument has no identity to cache under, so the call ran uncached", self.name, error)
+        return UNKEYED
+
+    def part_by_key(self, *args: Any, **kwargs: Any) -> Hashable:
+        """What `key=` returned, as a part of the key."""
+        assert self.policy.key is not None
+        try:
+            return key_part(self.policy.key(*args, **kwargs))
+        except Uncacheable:
+            raise
+        except Exception as error:
+            raise Uncacheable(f"key= raised {type(error).__name__}", self.name) from error
+
+    def part_by_vary(self, arguments: Mapping[str, Any]) -> Hashable:
+        """What `vary=` returned, as a part of the key."""
+        vary = self.policy.vary
+        assert vary is not None
+        try:
+            return canonical(vary(arguments) if self.policy.vary_takes_arguments else vary())
+        except Uncacheable:
+            raise
+        except Exception as error:
+            raise Uncacheable(f"vary= raised {type(error).__name__}", self.name) from error
+
+    def cache_key(self, *args: Any, **kwargs: Any) -> CacheKey:
+        """Identity of the call that these arguments would make, here and now.
+
+        Raises:
+            TypeError: if the tool cannot be called so.
+            UncacheableArgumentsError: if an argument has no identity.
+        """
+        try:
+            key = self.key_of(self.parameters.bind(args, kwargs))
+        except Uncacheable as error:
+            raise Uncacheable(error.reason, self.name) from error.__cause__
+        return CacheKey(self, SCOPE.get().plan(self).qualify(key))
+
+    # Explicit invalidation
+
+    async def invalidate(self, *args: Any, **kwargs: Any) -> bool:
+        """Forget the answer to one call, in every scope; loads of it in flight are not kept. Whether there was one."""
+        arguments = self.parameters.bind(args, kwargs)
+        try:
+            key = SCOPE.get().plan(self).qualify(self.key_of(arguments))
+        except Uncacheable:
+            return False
+        was_there = drop(Region(keys=((self, key),))) > 0
+        self.stats.invalidations += 1
+        tiers = self.tiers()
+        if tiers:
+            call = Call(self, SCOPE.get().plan(self), key, *self.parameters.split(arguments), "write")
+            for tier in tiers:
+                try:
+                    was_there |= await tier.discard(request_of(call))
+                except Exception as error:
+                    log_once(f"discarding in {type(tier).__name__} failed", self.name, error)
+            drop(Region(keys=((self, key),)))
+        return was_there
+
+    def clear(self) -> int:
+        """Forget every local answer of this tool, in every scope; loads in flight are not kept. How many there were."""
+        with LEDGER.lock:
+            garbage = LEDGER.clear(self)
+        count = sum(len(dropped[0]) for dropped in garbage)
+        free(garbage)
+        return count
+
+
+class WriteOperation(Operation[WritePolicy]):
+    """A tool whose calls invalidate."""
+
+    __slots__ = ()
+
+    def compile(self, scope: Scope) -> Plan:
+        return write_plan(self, scope)
+
+    def is_successful(self, value: Any) -> bool:
+        """Whether a call that returned has done what it was called for; `settle` holds only then."""
+        ok = self.policy.ok
+        if ok is None:
+            return True
+        try:
+            return bool(ok(value))
+        except Exception as error:
+            log_once("ok= raised, so the write was taken for successful", self.name, error)
+            return True
+
+    async def write(self, scope: Scope, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a write through its plan."""
+        plan = scope.plan(self)
+        return await self._run(Call(self, plan, None, args, kwargs, "write"), plan.run)
+
+    async def invoke(self, *args: Any, **kwargs: Any) -> Any:
+        return await self.write(SCOPE.get(), *self.parameters.split(self.parameters.bind(args, kwargs)))
+
+    def keys_named_by(self, call: Call) -> tuple[tuple[ReadOperation, Hashable], ...]:
+        """What `key_fn` names.
+
+        Raises:
+            ConfigurationError: if that is anything but `tool.cache_key(...)` or several of them.
+        """
+        key_fn = self.policy.key_fn
+        assert key_fn is not None
+        named = key_fn(call.args, call.kwargs)
+        keys = (named,) if isinstance(named, CacheKey) else named
+        if isinstance(keys, str | bytes) or not isinstance(keys, Iterable):
+            raise ConfigurationError(_no_key(self.name, named))
+        listed = tuple(keys)
+        for key in listed:
+            if not isinstance(key, CacheKey):
+                raise ConfigurationError(_no_key(self.name, key))
+        return tuple(key.named for key in listed)
+
+
+def _no_key(tool: str, found: object) -> str:
+    return (
+        f"{tool}: key_fn(args, kwargs) must return tool.cache_key(...) of a tool decorated with AgentCache, or a list of them; "
+        f"it returned {type(found).__name__}"
+    )

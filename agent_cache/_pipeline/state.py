@@ -1,0 +1,77 @@
+"""What there is once per process: the ledger, and what follows a change of the configuration."""
+
+from __future__ import annotations
+
+import logging
+
+from agent_cache._core.entries import Entry
+from agent_cache._core.ledger import Ledger, Region
+from agent_cache._core.partition import Partition
+from agent_cache._pipeline.reaper import free
+from agent_cache.config import CURRENT, Configuration
+
+__all__ = ["LEDGER", "LOG", "clear_everything", "drop", "enforce_max_bytes", "forget_what_was_logged", "log_once"]
+
+LEDGER = Ledger()
+LOG = logging.getLogger("agent_cache")
+LOG.addHandler(logging.NullHandler())
+
+_logged: set[tuple[str, str]] = set()
+
+
+def log_once(event: str, tool: str, error: BaseException | None = None) -> None:
+    """Warn of something that would otherwise be said at every call. Argument values are never in it."""
+    if (event, tool) not in _logged and len(_logged) < 10_000:
+        _logged.add((event, tool))
+        reason = f" ({type(error).__name__}: {error})" if error is not None else ""
+        LOG.warning("%s: %s%s", tool, event, reason, extra={"agent_cache_event": event, "agent_cache_tool": tool})
+
+
+def forget_what_was_logged() -> None:
+    """Let `log_once` speak again."""
+    _logged.clear()
+
+
+def drop(region: Region) -> int:
+    """Something outside has changed a region: one move, now. Returns how many local entries were dropped."""
+    with LEDGER.lock:
+        garbage = LEDGER.move(region)
+    count = sum(len(dropped[0]) if type(dropped) is tuple else len(dropped) for dropped in garbage)
+    free(garbage)
+    return count
+
+
+def enforce_max_bytes(entry: Entry) -> list[tuple[Partition, Entry]]:
+    """Make room, under the lock: the fullest store gives its least recently used entries away."""
+    limit = CURRENT.value.max_bytes
+    evicted: list[tuple[Partition, Entry]] = []
+    if limit is None:
+        return evicted
+    partitions = LEDGER.partitions()
+    total = sum(partition.store.bytes for partition in partitions)
+    while total > limit:
+        fullest = max(partitions, key=lambda partition: partition.store.bytes)
+        victim = fullest.store.evict()
+        total -= victim.size
+        evicted.append((fullest, victim))
+        if victim is entry:
+            break
+    return evicted
+
+
+def clear_everything() -> None:
+    """Drop every entry and let no load in flight be stored."""
+    with LEDGER.lock:
+        garbage = LEDGER.clear()
+    free(garbage)
+
+
+def _follow(old: Configuration, new: Configuration) -> None:
+    if old.remote is not new.remote or old.backup is not new.backup:
+        clear_everything()  # what was cached under other tiers was not vouched for by the new ones
+    with LEDGER.lock:
+        for partition in LEDGER.partitions():
+            partition.store.switch(new.enabled)
+
+
+CURRENT.listeners.append(_follow)

@@ -1,0 +1,211 @@
+"""What surrounds a side effect: hold and drop before it, drop again when it has ended, however it ended.
+
+Hardest case, and what happens in it: a write is cancelled while its request is on the wire, during a read of the same
+entity. Before the side effect its tags are held and the read's flight is spoiled and detached: its callers get what it
+loads, nobody keeps it. The cancellation ends the write; in the same step, before anything is awaited, its hold turns
+into one that lasts `doubt` seconds, and entries and flights under its tags are dropped again. Until the doubt is over
+nothing under them is stored; its end is a move as well. The commit to the tiers goes on in a task of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Hashable, Mapping
+from typing import Any
+from uuid import uuid4
+
+from agent_cache._core.ledger import Hold, Region
+from agent_cache._core.policies import WritePolicy
+from agent_cache._core.tags import Tag, TagRule, root_of
+from agent_cache._pipeline.clock import CLOCK
+from agent_cache._pipeline.reaper import free
+from agent_cache._pipeline.state import LEDGER, log_once
+from agent_cache.config import CURRENT
+from agent_cache.errors import RemoteTierError
+from agent_cache.remote.protocols import Tier, WriteIntent
+
+__all__ = ["Write", "tiers_under"]
+
+_commits: set[asyncio.Task[None]] = set()
+"""Commits whose writer was cancelled while it waited for them. Something must hold a task that nobody awaits."""
+
+
+class Write:
+    """One write, from before its side effect until it is committed everywhere.
+
+    Args:
+        name: who writes, for messages.
+        policy: what its failures mean.
+        tags: what it touches, as far as that is known before it runs.
+        late: rules that give the rest from its result.
+        arguments: of the call, for the late rules.
+        bare: roots below which nothing is touched, because no id was given: only what depends on all of them changes.
+        keys: (tool, key) pairs that it touches instead of tags.
+        owners: sessions it is limited to, None for everything.
+        tiers: tiers to announce it to.
+    """
+
+    __slots__ = ("_arguments", "_bare", "_hold", "_intent", "_late", "_renewal", "_tiers", "name", "policy", "region")
+
+    def __init__(
+        self,
+        name: str,
+        policy: WritePolicy,
+        tags: tuple[Tag, ...],
+        late: tuple[TagRule, ...] = (),
+        arguments: Mapping[str, Any] | None = None,
+        bare: tuple[str, ...] = (),
+        keys: tuple[tuple[Any, Hashable], ...] = (),
+        owners: frozenset[object] | None = None,
+        tiers: tuple[Tier, ...] = (),
+    ) -> None:
+        self.name = name
+        self.policy = policy
+        self.region = Region(tags, keys, owners)
+        self._late = late
+        self._arguments = arguments or {}
+        self._bare = bare
+        self._hold: Hold | None = None
+        self._tiers = tiers
+        self._intent: WriteIntent | None = None
+        self._renewal: asyncio.Task[None] | None = None
+
+    async def begin(self) -> None:
+        """Before the side effect. Raises `RemoteTierError` if a tier refuses the write; nothing has happened then."""
+        if self._tiers:
+            await self._announce()
+        late_roots = tuple(rule.root for rule in self._late)
+        with LEDGER.lock:
+            self._hold = LEDGER.hold(Region(self.region.paths + late_roots, self.region.keys, self.region.owners))
+            garbage = LEDGER.move(self.region)
+        free(garbage)
+
+    async def succeed(self, result: Any, *, ok: bool = True) -> None:
+        """After a side effect that returned."""
+        tags, bare = self._touched(result)
+        await self._end(tags, bare, failed=False, hold=self.policy.settle if ok else 0.0)
+
+    async def fail(self, error: BaseException) -> None:
+        """After a side effect that raised, or was cancelled.
+
+        The local half is done when this first awaits; the rest goes on if the caller is cancelled again.
+        """
+        may_wait = not isinstance(error, GeneratorExit)  # a coroutine that is being closed must not wait
+        if isinstance(error, self.policy.no_effect):
+            await self._end(self.region.paths, self._bare, failed=False, hold=0.0, may_wait=may_wait)
+            return
+        late_roots = tuple(rule.root for rule in self._late)
+        doubt = self.policy.doubt if self.policy.leaves_in_doubt(error) else 0.0
+        await self._end(self.region.paths + late_roots, self._bare, failed=True, hold=doubt, may_wait=may_wait)
+
+    def _touched(self, result: Any) -> tuple[tuple[Tag, ...], tuple[str, ...]]:
+        tags, bare = self.region.paths, self._bare
+        for rule in self._late:
+            try:
+                made = rule.make(self._arguments, result)
+            except Exception as error:
+                log_once(f"tags of a write could not be computed from {rule.source!r}, so all of {rule.root!r} was dropped", self.name, error)
+                tags += (rule.root,)
+                continue
+            if made == (rule.root,):
+                bare += made
+            else:
+                tags += made
+        return tags, bare
+
+    async def _end(
+        self, tags: tuple[Tag, ...], bare: tuple[str, ...], *, failed: bool, hold: float, may_wait: bool = True
+    ) -> None:
+        region = Region(tags, self.region.keys, self.region.owners)
+        self._move(region, bare, hold)
+        if self._intent is not None:
+            if self._renewal is not None:
+                self._renewal.cancel()
+            await _outlive(self._commit(self._intent, region, bare, failed=failed, hold=hold), may_wait=may_wait)
+
+    def _move(self, region: Region, bare: tuple[str, ...], hold: float) -> None:
+        with LEDGER.lock:
+            if self._hold is not None:
+                LEDGER.release(self._hold)
+                self._hold = None
+            if hold:
+                LEDGER.hold(region, CLOCK.now() + hold)
+            garbage = LEDGER.move(region)
+            if bare:
+                garbage += LEDGER.move(Region(bare, (), region.owners), exactly=True)
+        free(garbage)
+
+    # Tiers
+
+    async def _announce(self) -> None:
+        self._intent = WriteIntent(
+            id=uuid4().hex,
+            tags=self.region.paths + self._bare,
+            late_roots=tuple(rule.root for rule in self._late),
+            keys=tuple((tool.name, key) for tool, key in self.region.keys),
+        )
+        intent = self._intent
+        try:
+            await asyncio.gather(*(self._guard(tier.begin(intent), "begin", tier) for tier in self._tiers))
+        except BaseException:
+            # Refused, or cancelled before the side effect: what was announced ends again.
+            await _outlive(self._commit_all(intent, intent.tags, failed=False, hold=0.0))
+            raise
+        lease = min(tier.lease for tier in self._tiers)
+        self._renewal = asyncio.create_task(self._renew(intent, lease / 3), name=f"agent_cache renews {self.name}")
+
+    async def _renew(self, intent: WriteIntent, interval: float) -> None:
+        while True:
+            await asyncio.sleep(interval)
+            for tier in self._tiers:
+                await self._guard(tier.renew(intent), "renew", tier)
+
+    async def _commit(
+        self, intent: WriteIntent, region: Region, bare: tuple[str, ...], *, failed: bool, hold: float
+    ) -> None:
+        await self._commit_all(intent, region.paths + bare, failed=failed, hold=hold)
+        self._move(region, bare, 0.0)  # what was filled from a tier between the end of the write and its commit
+
+    async def _commit_all(self, intent: WriteIntent, tags: tuple[Tag, ...], *, failed: bool, hold: float) -> None:
+        commits = (tier.commit(intent, tags, failed=failed, hold=hold) for tier in self._tiers)
+        await asyncio.gather(*(self._guard(commit, "commit", tier) for commit, tier in zip(commits, self._tiers, strict=True)))
+
+    async def _guard(self, operation: Coroutine[Any, Any, None], what: str, tier: Tier) -> None:
+        """A broken cache is not a broken agent: only a refusal that the tool asked for gets through."""
+        try:
+            await operation
+        except RemoteTierError:
+            raise
+        except Exception as error:
+            log_once(f"{what} of a write in {type(tier).__name__} failed", self.name, error)
+
+
+async def _outlive(work: Coroutine[Any, Any, None], *, may_wait: bool = True) -> None:
+    """Run to the end even if the caller is cancelled while it waits, or cannot wait at all."""
+    try:
+        task = asyncio.get_running_loop().create_task(work)
+    except RuntimeError:  # the call is being closed without a loop: leases end what it had announced
+        work.close()
+        return
+    _commits.add(task)
+    task.add_done_callback(_commits.discard)
+    if may_wait:
+        await asyncio.shield(task)
+
+
+def tiers_under(roots: tuple[str, ...], own: tuple[Tier, ...]) -> tuple[Tier, ...]:
+    """Every tier that may hold something under these roots: one's own, the configured, and those of any tool that reads there."""
+    found = dict.fromkeys(own)
+    configured = CURRENT.value
+    found.update(dict.fromkeys(tier for tier in (configured.backup, configured.remote) if tier is not None))
+    with LEDGER.lock:
+        for root in roots:
+            for home in LEDGER.partitions_under(root):
+                if home.owner is None:
+                    found.update(dict.fromkeys(home.tool.tiers()))
+    return tuple(found)
+
+
+def roots_of(tags: tuple[Tag, ...], late: tuple[TagRule, ...]) -> tuple[str, ...]:
+    """All roots that a write may touch."""
+    return tuple(dict.fromkeys([*map(root_of, tags), *(rule.root for rule in late)]))

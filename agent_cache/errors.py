@@ -1,0 +1,130 @@
+"""What agent_cache raises, and the facts that each error carries."""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = [
+    "AgentCacheError",
+    "AgentLoopDetectedError",
+    "CassetteError",
+    "CassetteNotFound",
+    "ConfigurationError",
+    "DivergenceError",
+    "MissingFixture",
+    "RemoteTierError",
+    "ReplayExhausted",
+    "UncacheableArgumentsError",
+]
+
+
+class AgentCacheError(Exception):
+    """The root of everything that agent_cache itself raises. What a *tool* raises is never wrapped in it."""
+
+
+class ConfigurationError(AgentCacheError, ValueError):
+    """A decorator, a session or `configure` was given something that cannot work.
+
+    Raised at the earliest moment: at decoration rather than at the first call. The text names the tool and the fix.
+    """
+
+
+class UncacheableArgumentsError(AgentCacheError, TypeError):
+    """An argument has no identity that is safe to use as a cache key.
+
+    Raised into the caller only by tools with ``uncacheable="raise"`` and by ``tool.cache_key(...)``; other tools run
+    uncached and count it.
+
+    Attributes:
+        tool: ``module:qualname`` of the tool, or an empty string where no tool is involved.
+        reason: what was found and where, without the value itself.
+    """
+
+    def __init__(self, reason: str, tool: str = "") -> None:
+        super().__init__(reason, tool)
+        self.reason = reason
+        self.tool = tool
+
+    def __str__(self) -> str:
+        prefix = f"{self.tool}: " if self.tool else ""
+        return f"{prefix}{self.reason}; give the tool key=... or vary=..., or pass values instead of live objects"
+
+
+class AgentLoopDetectedError(AgentCacheError):
+    """A run repeats itself without progress, or has used up a budget.
+
+    Attributes:
+        tool: ``module:qualname`` of the call that was stopped.
+        kind: ``"repeat"`` for a loop, ``"depth"`` for the budget of calls in a session.
+        count: how often the call was seen, or how many calls the session had made.
+        period: how many calls the loop goes round, 1 for a plain repeat, 0 for a budget.
+        calls: names of the calls of one round, or the most recent ones for a budget.
+        first: the first outcome of the loop, as short text.
+        last: the last outcome of the loop, as short text.
+    """
+
+    def __init__(
+        self,
+        tool: str,
+        kind: str,
+        count: int,
+        period: int = 1,
+        calls: tuple[str, ...] = (),
+        first: str = "",
+        last: str = "",
+    ) -> None:
+        super().__init__(tool, kind, count, period, calls, first, last)
+        self.tool = tool
+        self.kind = kind
+        self.count = count
+        self.period = period
+        self.calls = calls
+        self.first = first
+        self.last = last
+
+    def __str__(self) -> str:
+        if self.kind == "depth":
+            return (
+                f"This run has made {self.count} tool calls, which is its budget (max_execution_depth); {self.tool} was "
+                f"not called again. Finish with what is known, or raise max_execution_depth if runs are meant to be longer."
+            )
+        return (
+            f"{self.tool} was called {self.count} times with the same arguments and gave the same outcome each time"
+            f"{f' ({self.last})' if self.last else ''}. Calling it again will not help: use the answer already given, "
+            f"change the arguments, or take another step."
+        )
+
+
+class RemoteTierError(AgentCacheError):
+    """A remote tier refused or could not be reached, and the tool asked to be stopped in that case.
+
+    Attributes:
+        tier: what was talked to, for people.
+    """
+
+    def __init__(self, message: str, tier: Any = None) -> None:
+        super().__init__(message, tier)
+        self.tier = tier
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class CassetteError(AgentCacheError):
+    """A recording cannot be read, written or replayed."""
+
+
+class CassetteNotFound(CassetteError):
+    """There is no recording at the path that was given."""
+
+
+class DivergenceError(CassetteError):
+    """A replayed run made a call that the recording does not have at that place."""
+
+
+class ReplayExhausted(CassetteError):
+    """A replayed run made a known call more often than it was recorded."""
+
+
+class MissingFixture(CassetteError):
+    """A test asks for a recording that was never made."""
