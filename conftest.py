@@ -1,0 +1,84 @@
+"""What every test run of this checkout shares: how Hypothesis searches, and the documents' examples as tests.
+
+In README.md and docs/ a block that opens with ```python is run. Blocks of one document run from top to bottom in one
+namespace, as one script; `await` stands inside a coroutine that `asyncio.run` drives, so that a reader can paste them
+into a file. A ```output block holds what the ```python block above it printed, `...` in it stands for anything.
+No other opening is run: ```text, ```sh, or ```python no-run for a fragment that is shown and not executed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import doctest
+import io
+import os
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import settings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from sybil import Example
+
+# A shared two-core machine stalls for longer than any deadline that is worth setting; `timeout` bounds what hangs.
+settings.register_profile("agent-cache", deadline=None)
+# CI searches the same examples each time, so that a red run is red again on the next machine.
+settings.register_profile("agent-cache-ci", deadline=None, derandomize=True, print_blob=True)
+settings.load_profile("agent-cache-ci" if os.environ.get("CI") else "agent-cache")
+
+try:
+    from sybil import Sybil
+    from sybil.evaluators.python import PythonEvaluator
+    from sybil.parsers.markdown import CodeBlockParser
+except ImportError:
+
+    class Unread(pytest.File):
+        """A document whose examples cannot be run here."""
+
+        def collect(self) -> Iterator[pytest.Item]:
+            if "```python\n" in self.path.read_text("utf-8"):
+                yield NeedsSybil.from_parent(self, name="examples")
+
+    class NeedsSybil(pytest.Item):
+        """Says what is missing, so that a bare run shows what it left out."""
+
+        def runtest(self) -> None:
+            pytest.skip('running the examples of a document needs pip install "agent-cache[test]"')
+
+    def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.File | None:
+        is_document = file_path.suffix == ".md" and "_build" not in file_path.parts
+        return Unread.from_parent(parent, path=file_path) if is_document else None
+
+else:
+    run_python = PythonEvaluator()
+
+    def evaluate(example: Example) -> None:
+        """Run a block as part of its document, and keep what it prints for an ```output block below it."""
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            run_python(example)
+        example.namespace["__printed__"] = printed.getvalue()
+
+    def compare(example: Example) -> str | None:
+        """Say how the last block's output differs from what the document shows."""
+        checker, flags = doctest.OutputChecker(), doctest.ELLIPSIS | doctest.REPORT_UDIFF
+        expected, printed = doctest.Example("", example.parsed), example.namespace.pop("__printed__", "")
+        if checker.check_output(expected.want, printed, flags):
+            return None
+        return checker.output_difference(expected, printed, flags)
+
+    def begin_document(namespace: dict[str, Any]) -> None:
+        """Give each document the process that its reader starts from."""
+        from agent_cache import testing
+
+        testing.reset()
+        namespace["__name__"] = "__main__"
+
+    pytest_collect_file = Sybil(
+        parsers=[CodeBlockParser("python", evaluate), CodeBlockParser("output", compare)],
+        patterns=["*.md"],
+        excludes=["docs/_build/**"],
+        setup=begin_document,
+    ).pytest()

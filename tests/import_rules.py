@@ -1,0 +1,236 @@
+"""The import rules of the package, as functions from a source tree to the sentences that say what breaks them.
+
+Imports go one way, `_core` is pure, and a third-party name stands only in the leaf that needs it. The tree is an
+argument, so that `test_architecture.py` can show each rule a broken one.
+"""
+
+import ast
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+PACKAGE = "agent_cache"
+
+# From the ground up. A module may import from its own layer and from those below it.
+LAYERS: tuple[frozenset[str], ...] = (
+    frozenset({"errors"}),
+    frozenset({"_core"}),
+    frozenset({"_metrics", "remote", "config"}),
+    frozenset({"_pipeline"}),
+    frozenset({"_cache", "_invalidator", "_session", "_async_cache", "_toolcheck"}),
+    frozenset({"recording", "testing"}),
+    frozenset({"integrations", "pytest_plugin", "cli", "_demo", "__main__"}),
+    frozenset({"__init__"}),
+)
+# These use the public names, as anyone's code does. `__init__` imports none of them: that would be a cycle.
+USERS_OF_PUBLIC_NAMES = frozenset({"integrations", "pytest_plugin", "cli", "_demo", "__main__"})
+
+# Third-party module -> where it may stand. A name that is not here may stand in `integrations` only.
+LEAVES: dict[str, tuple[str, ...]] = {
+    "cache": ("_async_cache",),  # async-cache's top-level module
+    "hypothesis": ("testing",),
+    "msgspec": ("remote.codecs", "recording"),
+    "pytest": ("pytest_plugin", "testing"),
+    "redis": ("remote.redis",),
+    "rich": ("cli", "_demo"),
+}
+
+# What waits, looks at a clock or at the world. `_core` is values and functions of values.
+IMPURE_MODULES = frozenset({
+    "_asyncio", "_thread", "asyncio", "concurrent", "contextvars", "ctypes", "fcntl", "getpass", "glob", "http", "io",
+    "logging", "mmap", "multiprocessing", "platform", "queue", "random", "sched", "secrets", "select",
+    "selectors", "shutil", "signal", "socket", "socketserver", "sqlite3", "ssl", "subprocess", "tempfile", "time",
+    "tracemalloc", "urllib", "webbrowser",
+})  # fmt: skip
+# Modules that have one pure thing to offer: a lock, and keeping it whole across a fork.
+PERMITTED_OF = {"os": frozenset({"register_at_fork"}), "threading": frozenset({"Lock", "RLock"})}
+IMPURE_BUILTINS = frozenset({"breakpoint", "input", "open", "print"})
+IMPURE_METHODS = frozenset({
+    "now", "utcnow", "today", "uuid1", "uuid4",
+    "exists", "is_file", "is_dir", "iterdir", "read_text", "read_bytes", "write_text", "write_bytes",
+})  # fmt: skip
+CLOCKS_AND_FILES = frozenset({"date", "datetime", "uuid", "Path", "PosixPath"})
+
+
+@dataclass(frozen=True, slots=True)
+class Import:
+    """One imported module, and who imports it."""
+
+    importer: str
+    imported: str
+    line: int
+    for_types_only: bool
+
+    def __str__(self) -> str:
+        return f"{self.importer}:{self.line} imports {self.imported}"
+
+
+def modules(root: Path) -> dict[str, ast.Module]:
+    """Dotted name -> syntax tree, the package itself included."""
+    trees = {}
+    for path in sorted(root.rglob("*.py")):
+        parts = (PACKAGE, *path.relative_to(root).with_suffix("").parts)
+        name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+        trees[name] = ast.parse(path.read_text("utf-8"), str(path))
+    return trees
+
+
+def line(node: ast.AST) -> int:
+    return getattr(node, "lineno", 0)
+
+
+def is_type_checking(test: ast.expr) -> bool:
+    return (isinstance(test, ast.Name) and test.id == "TYPE_CHECKING") or (
+        isinstance(test, ast.Attribute) and test.attr == "TYPE_CHECKING"
+    )
+
+
+def nodes(tree: ast.AST, for_types_only: bool = False) -> Iterator[tuple[ast.AST, bool]]:
+    """Every node below `tree`, and whether it stands under `if TYPE_CHECKING`."""
+    for child in ast.iter_child_nodes(tree):
+        yield child, for_types_only
+        if isinstance(child, ast.If) and is_type_checking(child.test):
+            for statement in child.body:
+                yield statement, True
+                yield from nodes(statement, True)
+            for statement in child.orelse:
+                yield statement, for_types_only
+                yield from nodes(statement, for_types_only)
+        else:
+            yield from nodes(child, for_types_only)
+
+
+def imports(trees: dict[str, ast.Module], packages: set[str]) -> list[Import]:
+    """Every import, also those inside functions and those by `import_module("a literal")`."""
+    found = []
+
+    def add(importer: str, imported: str, node: ast.AST, for_types_only: bool) -> None:
+        found.append(Import(importer, imported, line(node), for_types_only))
+
+    for importer, tree in trees.items():
+        for node, for_types_only in nodes(tree):
+            match node:
+                case ast.Import(names=names):
+                    for alias in names:
+                        add(importer, alias.name, node, for_types_only)
+                case ast.ImportFrom(module=module, names=names, level=level):
+                    base = module or ""
+                    if level:
+                        here = importer if importer in packages else importer.rpartition(".")[0]
+                        for _ in range(level - 1):
+                            here = here.rpartition(".")[0]
+                        base = f"{here}.{module}" if module else here
+                    for alias in names:
+                        submodule = f"{base}.{alias.name}"
+                        add(importer, submodule if submodule in trees else base, node, for_types_only)
+                case ast.Call(
+                    func=ast.Name(id="import_module" | "__import__"), args=[ast.Constant(value=str(name)), *_]
+                ):
+                    add(importer, name, node, for_types_only)
+                case ast.Call(func=ast.Attribute(attr="import_module"), args=[ast.Constant(value=str(name)), *_]):
+                    add(importer, name, node, for_types_only)
+    return found
+
+
+def read(root: Path) -> tuple[dict[str, ast.Module], list[Import]]:
+    trees = modules(root)
+    packages = {PACKAGE} | {".".join((PACKAGE, *p.relative_to(root).parent.parts)) for p in root.rglob("__init__.py")}
+    return trees, imports(trees, packages)
+
+
+def unit(module: str) -> str:
+    """What stands for a module in LAYERS: the first name below the package."""
+    return module.split(".")[1] if "." in module else "__init__"
+
+
+def is_within(module: str, places: tuple[str, ...]) -> bool:
+    inner = module.removeprefix(f"{PACKAGE}.")
+    return any(inner == place or inner.startswith(f"{place}.") for place in places)
+
+
+def layer(module: str) -> int | None:
+    return next((height for height, units in enumerate(LAYERS) if unit(module) in units), None)
+
+
+def upward_imports(root: Path) -> list[str]:
+    """Imports against the direction. One for types only counts too: to name a thing is to depend on it."""
+    trees, found = read(root)
+    wrong = [f"{module} has no layer: give it one in LAYERS" for module in trees if layer(module) is None]
+    for each in found:
+        if each.imported.split(".")[0] != PACKAGE:
+            continue
+        if each.imported == PACKAGE and unit(each.importer) in USERS_OF_PUBLIC_NAMES:
+            continue
+        above, below = layer(each.importer), layer(each.imported)
+        if above is not None and below is not None and below > above:
+            wrong.append(f"{each}, which stands above it")
+    return wrong
+
+
+def cycles(root: Path) -> list[str]:
+    """Modules that need each other at run time, wherever the import stands. Imports for types only are exempt."""
+    trees, found = read(root)
+    graph: dict[str, set[str]] = {module: set() for module in trees}
+    for each in found:
+        if each.imported in graph and each.imported != each.importer and not each.for_types_only:
+            graph[each.importer].add(each.imported)
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return [" < ".join(error.args[1])]
+    return []
+
+
+def strangers(root: Path) -> list[str]:
+    """Third-party names outside their leaf."""
+    _, found = read(root)
+    wrong = []
+    for each in found:
+        top = each.imported.split(".")[0]
+        if top == PACKAGE or top in sys.stdlib_module_names:
+            continue
+        if not is_within(each.importer, (*LEAVES.get(top, ()), "integrations")):
+            wrong.append(f"{each}: {top} may stand in {', '.join(LEAVES.get(top, ())) or 'integrations'} only")
+    return wrong
+
+
+def impurities(root: Path) -> list[str]:
+    """What in `_core` waits, looks at a clock or at the world, or comes from outside the standard library."""
+    trees, found = read(root)
+    wrong = []
+    for each in found:
+        if unit(each.importer) != "_core":
+            continue
+        top = each.imported.split(".")[0]
+        if top in IMPURE_MODULES or (top != PACKAGE and top not in sys.stdlib_module_names):
+            wrong.append(f"{each}")
+    for module, tree in trees.items():
+        if unit(module) == "_core":
+            wrong += [f"{module}:{line(node)} {what}" for node in ast.walk(tree) if (what := impurity(node))]
+    return wrong
+
+
+def impurity(node: ast.AST) -> str | None:
+    match node:
+        case ast.AsyncFunctionDef() | ast.Await() | ast.AsyncFor() | ast.AsyncWith():
+            return "is asynchronous"
+        case ast.Call(func=ast.Name(id=name)) if name in IMPURE_BUILTINS:
+            return f"calls {name}()"
+        case ast.Call(func=ast.Attribute(value=ast.Name(id=owner) | ast.Attribute(attr=owner), attr=name)) if (
+            owner in CLOCKS_AND_FILES and name in IMPURE_METHODS
+        ):
+            return f"calls {owner}.{name}()"
+        case ast.Attribute(value=ast.Name(id=module), attr=name) if name not in PERMITTED_OF.get(module, {name}):
+            return f"uses {module}.{name}"
+        case ast.Import(names=names) if any(alias.asname and alias.name in PERMITTED_OF for alias in names):
+            return "renames a module of which only a part is permitted"
+        case ast.ImportFrom(module=str(module), names=names):
+            taken = {alias.name for alias in names}
+            if forbidden := taken - PERMITTED_OF.get(module, taken):
+                return f"takes {', '.join(sorted(forbidden))} from {module}"
+    return None
+
+
+RULES = [upward_imports, cycles, strangers, impurities]

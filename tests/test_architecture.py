@@ -1,0 +1,158 @@
+"""The package keeps its import rules, each rule catches a tree that breaks it, and importing the package is cheap."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from tests.import_rules import LAYERS, PACKAGE, RULES, cycles, impurities, modules, strangers, unit, upward_imports
+
+
+@pytest.fixture(scope="module")
+def package() -> Path:
+    """The package that is tested: the checkout's or the installed one, whichever Python imports."""
+    spec = importlib.util.find_spec(PACKAGE)
+    assert spec is not None
+    assert spec.submodule_search_locations
+    return Path(spec.submodule_search_locations[0])
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_the_package_keeps_its_import_rules(rule, package: Path):
+    assert rule(package) == []
+
+
+BROKEN = [
+    (upward_imports, {"_core/store.py": "from agent_cache._pipeline import scope", "_pipeline/scope.py": ""}),
+    (upward_imports, {"errors.py": "def late():\n    from agent_cache._core import keys", "_core/keys.py": ""}),
+    (upward_imports, {"_core/calls.py": "from ..config import configure", "config.py": "configure = None"}),
+    (upward_imports, {"_cache.py": "import importlib\nimportlib.import_module('agent_cache.cli')", "cli.py": ""}),
+    (upward_imports, {"_pipeline/single_flight.py": "from agent_cache import AgentCache"}),
+    (
+        upward_imports,
+        {
+            "_core/a.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import agent_cache.config",
+            "config.py": "",
+        },
+    ),
+    (upward_imports, {"helpers.py": ""}),
+    (cycles, {"_cache.py": "from agent_cache import _session", "_session.py": "from agent_cache import _cache"}),
+    (cycles, {"_core/a.py": "from ._x import b", "_core/_x/__init__.py": "", "_core/_x/b.py": "from ..a import c"}),
+    (cycles, {"__init__.py": "from agent_cache.cli import main", "cli.py": "from agent_cache import AgentCache"}),
+    (strangers, {"remote/codecs.py": "import redis.asyncio"}),
+    (strangers, {"remote/redis_extra.py": "import redis"}),
+    (strangers, {"_session.py": "def show():\n    from rich.table import Table"}),
+    (strangers, {"config.py": "import msgspec"}),
+    (strangers, {"_cache.py": "from cache import AsyncCache"}),
+    (strangers, {"testing.py": "import langchain_core"}),
+    (impurities, {"_core/keys.py": "import msgspec"}),
+    (impurities, {"_core/flights.py": "import asyncio"}),
+    (impurities, {"_core/store.py": "from time import monotonic"}),
+    (impurities, {"_core/store.py": "from threading import Lock, Thread"}),
+    (impurities, {"_core/store.py": "import threading\nevent = threading.Event()"}),
+    (impurities, {"_core/store.py": "import os\nhome = os.environ['HOME']"}),
+    (impurities, {"_core/store.py": "import os as lock"}),
+    (impurities, {"_core/store.py": "async def get(): ..."}),
+    (impurities, {"_core/trace.py": "import datetime\nstarted = datetime.datetime.now()"}),
+    (impurities, {"_core/trace.py": "def show(row):\n    print(row)"}),
+]
+
+
+@pytest.mark.parametrize(("rule", "files"), BROKEN, ids=lambda v: next(iter(v)) if isinstance(v, dict) else v.__name__)
+def test_a_tree_that_breaks_a_rule_is_caught(rule, files: dict[str, str], tmp_path: Path):
+    write_tree(tmp_path, files)
+    assert rule(tmp_path) != []
+
+
+def test_a_tree_that_keeps_the_rules_is_let_through(tmp_path: Path):
+    type_only = """\
+        import os
+        import threading
+        from typing import TYPE_CHECKING
+        from agent_cache.errors import AgentCacheError
+        if TYPE_CHECKING:
+            from agent_cache._core.tags import Index
+        lock = threading.Lock()
+        os.register_at_fork(before=lock.acquire)
+        """
+    write_tree(
+        tmp_path,
+        {
+            "__init__.py": "from agent_cache._cache import AgentCache",
+            "errors.py": "class AgentCacheError(Exception): ...",
+            "_core/store.py": type_only,
+            "_core/tags.py": "import uuid\nfrom agent_cache._core.store import lock\nkinds = uuid.UUID",
+            "_cache.py": "import asyncio\nfrom agent_cache._pipeline import scope",
+            "_pipeline/scope.py": "import contextvars",
+            "remote/redis.py": "import redis.asyncio\nfrom . import codecs",
+            "remote/codecs.py": "import msgspec",
+            "cli.py": "from agent_cache import AgentCache\ndef main():\n    import rich",
+            "integrations/langchain.py": "import langchain_core\nfrom agent_cache import AgentCache",
+        },
+    )
+    assert [sentence for rule in RULES for sentence in rule(tmp_path)] == []
+
+
+def write_tree(root: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(textwrap.dedent(text), "utf-8")
+
+
+def modules_loaded_by(statement: str, package: Path, cwd: Path) -> set[str]:
+    """The top-level modules that a fresh interpreter has after `statement`."""
+    script = f"{statement}\nimport json, sys\nprint(json.dumps(sorted(sys.modules)))"
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("COV_", "COVERAGE_"))}
+    environment["PYTHONPATH"] = os.pathsep.join([str(package.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+    run = subprocess.run(
+        [sys.executable, "-c", script], cwd=cwd, env=environment, capture_output=True, text=True, check=True, timeout=60
+    )
+    return {name.split(".")[0] for name in json.loads(run.stdout)}
+
+
+@pytest.fixture(scope="module")
+def strangers_loaded_by_import(package: Path, tmp_path_factory: pytest.TempPathFactory) -> set[str]:
+    cwd = tmp_path_factory.mktemp("elsewhere")
+    before = modules_loaded_by("", package, cwd)  # start-up files of the environment load modules too
+    after = modules_loaded_by(f"import {PACKAGE}", package, cwd)
+    assert PACKAGE in after
+    return {name for name in after - before if name not in sys.stdlib_module_names} - {PACKAGE}
+
+
+def test_importing_the_package_loads_its_two_dependencies_at_most(strangers_loaded_by_import: set[str]):
+    # Whoever wants to load one more here must show first that `import agent_cache` stays well under 0.1 s.
+    # async-cache's module is loaded under a private name where a project has a `cache.py` of its own.
+    assert {name for name in strangers_loaded_by_import if not name.startswith("_")} <= {"cache", "msgspec"}
+
+
+@pytest.mark.parametrize("name", ["redis", "rich", "pytest", "hypothesis", "pydantic", "langchain_core", "fastmcp"])
+def test_importing_the_package_does_not_load(name: str, strangers_loaded_by_import: set[str]):
+    assert name not in strangers_loaded_by_import
+
+
+def test_the_core_stands_alone(package: Path, tmp_path: Path):
+    # Of the package only `errors` and `_core` are there, so anything else that `_core` needs is missed.
+    trees = modules(package)
+    script = f"""
+import importlib, sys, types
+bare = types.ModuleType({PACKAGE!r}); bare.__path__ = [{str(package)!r}]; sys.modules[{PACKAGE!r}] = bare
+for name in {sorted(name for name in trees if unit(name) == "_core")}: importlib.import_module(name)
+print(" ".join(name for name in sys.modules if name.startswith({PACKAGE + "."!r}) or name == "asyncio"))
+"""
+    run = subprocess.run(
+        [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True, timeout=60
+    )
+    allowed = {f"{PACKAGE}.errors", *(name for name in trees if unit(name) == "_core")}
+    assert set(run.stdout.split()) <= allowed
+
+
+def test_the_layers_name_each_unit_once():
+    assert all(not a & b for a, b in pairwise(LAYERS))
+    assert sum(map(len, LAYERS)) == len(frozenset().union(*LAYERS))

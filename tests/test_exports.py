@@ -1,0 +1,111 @@
+"""What is public is what `__all__` says, in order, and all of it is described."""
+
+import ast
+import inspect
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import agent_cache
+from tests.import_rules import modules
+
+# DESIGN's public names: users and integrations stand on them.
+PROMISED = {
+    "AgentCache",
+    "AgentCacheError",
+    "AgentCacheInvalidator",
+    "AgentCacheSession",
+    "AgentLoopDetectedError",
+    "AsyncCache",
+    "ConfigurationError",
+    "UncacheableArgumentsError",
+    "configure",
+    "get_metrics",
+    "invalidate",
+    "tags_from",
+    "writing",
+}
+TREE = Path(agent_cache.__file__).parent
+
+
+def unlisted(module: ModuleType) -> set[str]:
+    """Public attributes that are no modules and that `__all__` leaves out."""
+    return {
+        name
+        for name, value in vars(module).items()
+        if not name.startswith("_") and not inspect.ismodule(value) and name not in module.__all__
+    }
+
+
+def undescribed(name: str, value: object) -> list[str]:
+    """The name, and for a class its public methods and properties, where they lack a docstring."""
+    if not (inspect.isclass(value) or inspect.isroutine(value)):
+        return []
+    missing = [] if (inspect.getdoc(value) if inspect.isroutine(value) else value.__doc__) else [name]
+    if inspect.isclass(value):
+        for method, plain in vars(value).items():
+            is_described = isinstance(plain, property | staticmethod | classmethod) or inspect.isroutine(plain)
+            if not method.startswith("_") and is_described and not inspect.getdoc(getattr(value, method)):
+                missing.append(f"{name}.{method}")
+    return missing
+
+
+def test_the_promised_names_are_public():
+    assert set(agent_cache.__all__) >= PROMISED
+
+
+def test_all_is_sorted_and_names_nothing_twice():
+    assert list(agent_cache.__all__) == sorted(set(agent_cache.__all__))
+
+
+def test_all_lists_exactly_what_is_public():
+    missing = [name for name in agent_cache.__all__ if not hasattr(agent_cache, name)]
+    assert missing == []
+    assert unlisted(agent_cache) == set()
+
+
+def test_the_top_module_only_reexports():
+    body = ast.parse((TREE / "__init__.py").read_text("utf-8")).body
+    others = [node for node in body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)]
+    assert [node.name for node in others if not node.name.startswith("__")] == []  # a module's __getattr__ may stand
+
+
+@pytest.mark.parametrize("name", sorted(agent_cache.__all__))
+def test_every_public_name_is_described(name: str):
+    assert undescribed(name, getattr(agent_cache, name)) == []
+
+
+@pytest.mark.parametrize("name", sorted(modules(TREE)))
+def test_every_module_says_which_question_it_answers(name: str):
+    tree = modules(TREE)[name]
+    # An empty `__init__.py` is a folder's mark and answers nothing.
+    assert ast.get_docstring(tree) or not tree.body
+
+
+def test_every_public_error_is_caught_by_its_base():
+    errors = [value for name in agent_cache.__all__ if inspect.isclass(value := getattr(agent_cache, name))]
+    strays = [e for e in errors if issubclass(e, Exception) and not issubclass(e, agent_cache.AgentCacheError)]
+    assert strays == []
+
+
+def test_a_name_that_all_leaves_out_is_seen():
+    module = ModuleType("module")
+    module.__all__ = ["listed"]
+    module.listed = module.forgotten = module._private = 1
+    module.path = ast
+    assert unlisted(module) == {"forgotten"}
+
+
+def test_a_missing_docstring_is_seen():
+    class Bare:
+        def method(self): ...
+
+        @property
+        def fact(self): ...
+
+        @classmethod
+        def maker(cls):
+            """Make one."""
+
+    assert undescribed("Bare", Bare) == ["Bare", "Bare.method", "Bare.fact"]

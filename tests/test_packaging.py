@@ -1,0 +1,114 @@
+"""What a user gets from `pip install agent-cache`: the whole package, typed, with two dependencies, and no tests."""
+
+import importlib.metadata
+import importlib.util
+import re
+import subprocess
+import sys
+import tomllib
+import zipfile
+from email import message_from_string
+from email.message import Message
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+
+import agent_cache
+
+ROOT = Path(__file__).resolve().parents[1]
+DEPENDENCIES = {"async-cache", "msgspec"}
+EXTRAS = {"cli", "redis", "test"}
+
+
+def names_required(requirements: list[str], extra: str | None = None) -> set[str]:
+    """The distributions that are required without any extra, or by one extra."""
+    found = set()
+    for requirement in requirements:
+        of = re.search(r"extra\s*==\s*['\"]([\w-]+)['\"]", requirement)
+        if (of[1] if of else None) == extra:
+            found.add(re.match(r"[\w.-]+", requirement)[0].lower().replace("_", "-"))
+    return found
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
+    pytest.importorskip("hatchling", reason='building the wheel needs pip install "agent-cache[test]"')
+    if not (ROOT / "agent_cache").is_dir() or not (ROOT / "pyproject.toml").is_file():
+        pytest.skip("the tests run against an installed wheel: there is no source beside them to build from")
+    out = tmp_path_factory.mktemp("dist")
+    build = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(out)]
+    run = subprocess.run(build, cwd=ROOT, capture_output=True, text=True, timeout=100)
+    assert run.returncode == 0, run.stdout + run.stderr
+    (path,) = out.glob("agent_cache-*.whl")
+    with zipfile.ZipFile(path) as archive:
+        yield archive
+
+
+def document(wheel: zipfile.ZipFile, name: str) -> str:
+    (path,) = (path for path in wheel.namelist() if path.endswith(f".dist-info/{name}"))
+    return wheel.read(path).decode()
+
+
+@pytest.fixture(scope="module")
+def metadata(wheel: zipfile.ZipFile) -> Message:
+    return message_from_string(document(wheel, "METADATA"))
+
+
+def test_the_wheel_holds_the_whole_package_and_nothing_else(wheel: zipfile.ZipFile):
+    source = {
+        path.relative_to(ROOT).as_posix()
+        for path in (ROOT / "agent_cache").rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    assert {name for name in wheel.namelist() if ".dist-info/" not in name} == source
+
+
+def test_the_wheel_is_typed_and_licensed(wheel: zipfile.ZipFile, metadata: Message):
+    assert "agent_cache/py.typed" in wheel.namelist()
+    assert metadata["License-Expression"] == "MIT"
+    assert document(wheel, "licenses/LICENSE") == (ROOT / "LICENSE").read_text("utf-8")
+
+
+def test_the_wheel_requires_its_two_dependencies_alone(metadata: Message):
+    assert names_required(metadata.get_all("Requires-Dist")) == DEPENDENCIES
+    assert metadata["Requires-Python"] == ">=3.11"
+
+
+def test_the_extras_bring_what_they_are_named_after(metadata: Message):
+    requirements = metadata.get_all("Requires-Dist")
+    assert set(metadata.get_all("Provides-Extra")) >= EXTRAS
+    assert names_required(requirements, "redis") == {"redis"}
+    assert names_required(requirements, "cli") == {"rich"}
+
+
+def test_the_wheel_puts_one_command_on_the_path(wheel: zipfile.ZipFile):
+    assert document(wheel, "entry_points.txt").split() == [
+        "[console_scripts]",
+        "agent-cache",
+        "=",
+        "agent_cache.cli:main",
+    ]
+
+
+def test_the_installed_package_says_the_same():
+    requirements = importlib.metadata.requires("agent-cache")
+    assert names_required(requirements) == DEPENDENCIES
+    assert (Path(agent_cache.__file__).parent / "py.typed").is_file()
+
+
+def test_the_installed_package_is_the_one_of_this_checkout():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    assert importlib.metadata.version("agent-cache") == project["version"]
+
+
+def test_the_command_names_something_to_call():
+    (command,) = importlib.metadata.entry_points(group="console_scripts", name="agent-cache")
+    assert isinstance(command, EntryPoint)
+    assert callable(command.load())
+
+
+def test_a_requirement_is_read_with_its_extra():
+    requirements = ["async-cache>=2.0.3", "redis>=5; extra == 'redis'", 'Rich_Text[a]>1; extra == "cli"', "msgspec"]
+    assert names_required(requirements) == {"async-cache", "msgspec"}
+    assert names_required(requirements, "cli") == {"rich-text"}

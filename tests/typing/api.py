@@ -1,0 +1,125 @@
+"""What mypy --strict and pyright see of decorated tools. Checked, never run.
+
+A line with an ignore must be an error: both checkers complain about an ignore that nothing needs.
+"""
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, assert_type
+
+from agent_cache import (
+    AgentCache,
+    AgentCacheInvalidator,
+    AgentCacheSession,
+    configure,
+    get_metrics,
+    invalidate,
+    tags_from,
+    writing,
+)
+
+
+@dataclass
+class Order:
+    order_id: str
+    user_id: str
+
+
+@AgentCache(resource="order:{order_id}", ttl=60)
+async def get_order(order_id: str, *, verbose: bool = False) -> Order:
+    return Order(order_id, "u1" if verbose else "u2")
+
+
+@AgentCache("orders", "session", timedelta(minutes=1), 10, 0, None, None, copy="never")
+async def list_orders(limit: int = 10) -> list[Order]:
+    return [Order(str(n), "u1") for n in range(limit)]
+
+
+@AgentCache(
+    resource=["user:{user_id}", tags_from("order", lambda arguments, result: [order.order_id for order in result])]
+)
+async def orders_of(user_id: str) -> list[Order]:
+    return [Order("7", user_id)]
+
+
+@AgentCacheInvalidator(resource=["order:{order_id}", "user:{result.user_id}"], settle=2)
+async def cancel_order(order_id: str) -> Order:
+    return Order(order_id, "u1")
+
+
+@AgentCacheInvalidator(resource="order", clear_all=False, key_fn=lambda args, kwargs: get_order.cache_key(args[0]))
+async def touch_order(order_id: str) -> None:
+    del order_id
+
+
+class Shop:
+    @AgentCache(resource="stock:{item}")
+    async def stock(self, item: str) -> int:
+        return len(item)
+
+    @AgentCacheInvalidator(resource="stock:{item}")
+    async def take(self, item: str, count: int = 1) -> bool:
+        return bool(item) and count > 0
+
+
+async def decorated_tools_keep_their_types() -> None:
+    assert_type(await get_order("W1"), Order)
+    assert_type(await get_order(order_id="W1", verbose=True), Order)
+    assert_type(await list_orders(), list[Order])
+    assert_type(await orders_of("u1"), list[Order])
+    assert_type(await cancel_order("W1"), Order)
+    await touch_order("W1")
+
+    await get_order(7)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    await get_order()  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    await get_order("W1", True)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    await cancel_order(order=1)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+
+
+async def methods_lose_their_self_alone(shop: Shop) -> None:
+    assert_type(await shop.stock("tea"), int)
+    assert_type(await shop.take("tea", count=2), bool)
+    assert_type(await Shop.stock(shop, "tea"), int)
+
+    await shop.stock(7)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    await shop.take()  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+
+
+async def a_cached_tool_can_be_steered() -> None:
+    assert_type(await get_order.invalidate("W1"), bool)
+    assert_type(await get_order.refresh("W1", verbose=True), Order)
+    assert_type(await get_order.fresh("W1"), Order)
+    assert_type(get_order.clear(), int)
+    hash(get_order.cache_key("W1"))
+
+    await get_order.refresh(7)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    cancel_order.clear()  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+
+
+async def a_session_is_typed() -> None:
+    async with AgentCacheSession("s1", max_tool_repeats=5, on_loop="raise", tenant="acme") as session:
+        assert_type(session, AgentCacheSession)
+        assert_type(session.session_id, str)
+        session.raise_for_loop()
+    assert_type(session.get_metrics(), dict[str, Any])
+    AgentCacheSession(on_loop="shout")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+async def writes_that_are_no_tools_are_typed() -> None:
+    await invalidate("order:7", "cart")
+    async with writing("order:7"):
+        pass
+    with configure(enabled=False):
+        assert_type(get_metrics(), dict[str, Any])
+
+
+def modes_are_checked_where_they_are_written() -> None:
+    AgentCache("cart", scope="local")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    AgentCache("cart", copy="deep")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    AgentCache("cart", ttl="60")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+# A sync function is refused at decoration, and by the checker before that.
+@AgentCache(resource="cart")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+def get_cart(user_id: str) -> str:
+    return user_id
