@@ -1,0 +1,69 @@
+"""Every in-process budget of agent_cache with what this machine measures: `python -m benchmarks.budgets`.
+
+Exit status 1 if a budget is missed. A figure near its limit on a busy machine deserves a second run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from agent_cache import testing
+from benchmarks.machine import described
+from benchmarks.rows import footprint, hits, imports, invalidation, misses, sessions, stampede
+from benchmarks.table import HEADINGS, Row, markdown
+from benchmarks.timing import QUICK, Effort
+
+GROUPS: dict[str, Callable[[Effort], Awaitable[list[Row]]]] = {
+    "hit": hits.rows,
+    "miss": misses.rows,
+    "single-flight": stampede.rows,
+    "session": sessions.rows,
+    "memory": footprint.rows,
+    "import": imports.rows,
+    "invalidation": invalidation.rows,
+}
+
+
+async def measured(groups: list[str], effort: Effort) -> list[Row]:
+    table: list[Row] = []
+    for group in groups:
+        testing.reset()
+        table += await GROUPS[group](effort)
+    testing.reset()
+    return table
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.budgets", description=__doc__.splitlines()[0] if __doc__ else None
+    )
+    parser.add_argument("groups", nargs="*", metavar="group", help=f"only these: {', '.join(GROUPS)}")
+    parser.add_argument(
+        "--quick", action="store_true", help="fewer, shorter rounds and a tenth of the entries: a look, not a verdict"
+    )
+    parser.add_argument("--json", type=Path, metavar="PATH", help="also write every figure with its quartiles to PATH")
+    parser.add_argument(
+        "--markdown", action="store_true", help="name the machine and the versions above the table, as the docs do"
+    )
+    options = parser.parse_args(argv)
+    if unknown := [group for group in options.groups if group not in GROUPS]:
+        parser.error(f"no such group: {', '.join(unknown)}; there are {', '.join(GROUPS)}")
+    table = asyncio.run(measured(options.groups or list(GROUPS), QUICK if options.quick else Effort()))
+    if options.markdown:
+        print(described(["agent-cache"]), end="\n\n")
+    print(markdown(HEADINGS, [row.cells() for row in table]))
+    if options.json:
+        options.json.write_text(json.dumps([row.as_json() for row in table], indent=1) + "\n", encoding="utf-8")
+    missed = [row.what for row in table if not row.holds]
+    if missed:
+        print(f"{len(missed)} missed: {'; '.join(missed)}", file=sys.stderr)
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,118 @@
+"""How long the event loop is held while a resource with a million local entries is invalidated.
+
+A task that only yields watches the loop: the time between two of its turns is how long everything else held it. The time
+that counts is the thread's own (a busy machine that gives the core away is not the library's doing); the wall clock stands
+beside it. The watch goes on until the last entry has been freed, which is seen from the reference count of an object that
+every entry holds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import sys
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from time import perf_counter, thread_time
+
+from agent_cache import AgentCache, AgentCacheInvalidator, invalidate
+from benchmarks.table import Row
+from benchmarks.timing import Effort, Spread, gc_off, progress
+from benchmarks.workload import TTL
+
+REPEATS = 3
+PATIENCE = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """The longest turn of the loop, by both clocks, and how long the call and the freeing took in all (seconds)."""
+
+    cpu: float
+    wall: float
+    call: float
+    freed: float
+
+
+class Watch:
+    """Takes a turn of the loop again and again, and remembers the longest time between two."""
+
+    def __init__(self) -> None:
+        self.cpu = self.wall = 0.0
+        self._task = asyncio.get_running_loop().create_task(self._look())
+
+    async def _look(self) -> None:
+        wall, cpu = perf_counter(), thread_time()
+        while True:
+            await asyncio.sleep(0)
+            now, spent = perf_counter(), thread_time()
+            self.wall, self.cpu = max(self.wall, now - wall), max(self.cpu, spent - cpu)
+            wall, cpu = now, spent
+
+    async def stop(self) -> None:
+        self._task.cancel()
+        await asyncio.wait([self._task])
+
+
+class Witness:
+    """An object that every entry holds."""
+
+
+async def _hold(resource: str | list[str], entries: int, write: Callable[[], Awaitable[object]]) -> Hold:
+    witness = Witness()
+
+    async def get_card(user_id: str) -> tuple[Witness, str]:
+        return (witness, f"card {user_id}")
+
+    tool = AgentCache(resource=resource, ttl=TTL, maxsize=None, copy="never")(get_card)
+    with gc_off():
+        for number in range(entries):
+            await tool(f"user_{number:08d}")
+        held = sys.getrefcount(witness)
+        if held < entries:
+            message = f"only {held} of {entries} entries were stored"
+            raise AssertionError(message)
+        watch = Watch()
+        await asyncio.sleep(0)
+        start = perf_counter()
+        await write()
+        call = perf_counter() - start
+        while sys.getrefcount(witness) > held - entries + 1 and perf_counter() - start < PATIENCE:
+            await asyncio.sleep(0)
+        freed = perf_counter() - start
+        await asyncio.sleep(0)  # the watch has the last turn too
+        await watch.stop()
+    left = sys.getrefcount(witness) - (held - entries)
+    if left > 1:
+        message = f"{left} entries of {resource!r} were not freed in {PATIENCE} s"
+        raise AssertionError(message)
+    return Hold(watch.cpu, watch.wall, call, freed)
+
+
+async def rows(effort: Effort) -> list[Row]:
+    async def write_root(_: str) -> None:
+        """A write tool that does nothing itself."""
+
+    root_writer = AgentCacheInvalidator(resource="card")(write_root)
+    entity_writer = AgentCacheInvalidator(resource="card:{_}")(write_root)
+    cases: tuple[tuple[str, str | list[str], Callable[[], Awaitable[object]]], ...] = (
+        ("static tag, invalidate()", "card", lambda: invalidate("card")),
+        ("static tag, a write of one entity", "card", lambda: entity_writer("user_00000007")),
+        ("entity tags, a write of their root", "card:{user_id}", lambda: root_writer("any")),
+        ("entity tags under two roots", ["card:{user_id}", "user:{user_id}"], lambda: root_writer("any")),
+    )
+    table = []
+    for name, resource, write in cases:
+        holds = []
+        for repeat in range(REPEATS):
+            progress(f"invalidating {effort.entries:,} entries, {name}", repeat, REPEATS)
+            holds.append(await _hold(resource, effort.entries, write))
+        progress(name, REPEATS, REPEATS)
+        note = (
+            f"wall {min(hold.wall for hold in holds) * 1e3:.1f} to {max(hold.wall for hold in holds) * 1e3:.1f} ms; "
+            f"the call {statistics.median(hold.call for hold in holds) * 1e3:.1f} ms, "
+            f"all freed after {statistics.median(hold.freed for hold in holds) * 1e3:.0f} ms"
+        )
+        cpu = Spread.of([hold.cpu for hold in holds]).scaled(1e3)
+        table.append(Row("invalidation", f"{effort.entries:,} entries: {name}", cpu, "ms", 5.0, note))
+    return table

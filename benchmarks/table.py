@@ -1,0 +1,62 @@
+"""Rows of the budget table: a figure, its limit, and whether it holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from benchmarks.timing import Spread
+
+Unit = Literal["x", "us", "ms", "s", "B"]
+
+_FORMAT: dict[Unit, str] = {"x": "{:.2f}x", "us": "{:.2f} us", "ms": "{:.2f} ms", "s": "{:.3f} s", "B": "{:.0f} B"}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One figure of ours. A row without a `limit` is there for scale and cannot fail."""
+
+    group: str
+    what: str
+    measured: Spread
+    unit: Unit
+    limit: float | None = None
+    note: str = ""
+
+    @property
+    def holds(self) -> bool:
+        """The median keeps the limit; the quartiles are for the reader."""
+        return self.limit is None or self.measured.median <= self.limit
+
+    def cells(self) -> tuple[str, ...]:
+        show = _FORMAT[self.unit].format
+        spread = f"{show(self.measured.low)} to {show(self.measured.high)}"
+        if self.limit is None:
+            return (self.what, show(self.measured.median), spread, "", "", self.note)
+        return (self.what, show(self.measured.median), spread, show(self.limit), "ok" if self.holds else "MISSED", self.note)
+
+    def as_json(self) -> dict[str, object]:
+        return {
+            "group": self.group,
+            "what": self.what,
+            "unit": self.unit,
+            "median": self.measured.median,
+            "low": self.measured.low,
+            "high": self.measured.high,
+            "limit": self.limit,
+            "holds": self.holds,
+            "note": self.note,
+        }
+
+
+HEADINGS = ("what", "measured", "quartiles", "budget", "", "note")
+
+
+def markdown(headings: tuple[str, ...], lines: Iterable[tuple[str, ...]]) -> str:
+    """A table that reads well as Markdown and as plain text."""
+    cells = [tuple(cell.replace("|", "\\|") for cell in line) for line in (headings, *lines)]
+    widths = [max(len(line[column]) for line in cells) for column in range(len(headings))]
+    padded = ["| " + " | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) + " |" for line in cells]
+    rule = "|" + "|".join("-" * (width + 2) for width in widths) + "|"
+    return "\n".join((padded[0], rule, *padded[1:]))

@@ -1,0 +1,176 @@
+"""Time several callables fairly in one noisy process.
+
+What is compared is always `await f(argument)` in a loop of one coroutine, as an agent's own code would have it, against
+the same loop over the bare tool. The step of that loop (about 10 ns) is on both sides and is left in. Four things keep a
+busy machine out of the result: the clock is the thread's own, which stands still while another process has the core; every
+round times every subject once, shortly and in a new order; a subject is compared with the base *of its own round*, since a
+neighbour on the same core slows both; and what is reported is the median over many rounds, with its quartiles.
+"""
+
+from __future__ import annotations
+
+import gc
+import random
+import statistics
+import sys
+import types
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from time import thread_time
+from typing import Any
+
+Sample = Callable[[int], Awaitable[float]]
+"""Make `n` calls and return the seconds that they took together; what it prepares first is not timed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """A median and the quartiles around it."""
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread:
+        if len(values) < 2:
+            return cls(values[0], values[0], values[0])
+        low, median, high = statistics.quantiles(values, n=4, method="inclusive")
+        return cls(median, low, high)
+
+    def scaled(self, factor: float) -> Spread:
+        return Spread(self.median * factor, self.low * factor, self.high * factor)
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """Seconds per call of one subject, one number a round."""
+
+    seconds: tuple[float, ...]
+
+    @property
+    def spread(self) -> Spread:
+        return Spread.of(self.seconds)
+
+    def over(self, base: Figure) -> Spread:
+        """How many times the base, each round against the base of the same round."""
+        return Spread.of([mine / theirs for mine, theirs in zip(self.seconds, base.seconds, strict=True)])
+
+    def above(self, base: Figure) -> Spread:
+        """How many seconds more than the base, each round against the base of the same round."""
+        return Spread.of([mine - theirs for mine, theirs in zip(self.seconds, base.seconds, strict=True)])
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How long to measure: rounds, and seconds that one subject runs for in each."""
+
+    rounds: int = 151
+    seconds: float = 0.004
+    entries: int = 1_000_000
+
+
+COLLECT_EVERY = 8
+
+QUICK = Effort(rounds=21, seconds=0.002, entries=100_000)
+
+
+Clock = Callable[[], float]
+
+
+def calling(function: Callable[..., Awaitable[object]], argument: object, *, clock: Clock = thread_time) -> Sample:
+    """A sample of `await function(argument)`, always the same call.
+
+    Each sample gets a code object of its own: CPython specialises a call site on the function that it sees there, and a
+    loop shared by all subjects would be specialised for none of them.
+    """
+
+    async def run(n: int, function: Any = function, argument: Any = argument) -> float:
+        start = clock()
+        for _ in range(n):
+            await function(argument)
+        return clock() - start
+
+    return _with_code_of_its_own(run)
+
+
+def hitting(tool: Callable[..., Awaitable[object]], argument: object) -> Sample:
+    """A sample of calls that hit: the entry is stored before the clock starts, whatever ran in between."""
+    sample = calling(tool, argument)
+
+    async def run(n: int) -> float:
+        await tool(argument)
+        return await sample(n)
+
+    return run
+
+
+def calling_each(function: Callable[..., Awaitable[object]], arguments: Callable[[int], Sequence[object]]) -> Sample:
+    """A sample of `await function(argument)` over `arguments(n)`, which are made before the clock starts."""
+
+    async def run(n: int, function: Any = function, arguments: Any = arguments) -> float:
+        batch = arguments(n)
+        start = thread_time()
+        for argument in batch:
+            await function(argument)
+        return thread_time() - start
+
+    return _with_code_of_its_own(run)
+
+
+def _with_code_of_its_own(run: Any) -> Sample:
+    copy = types.FunctionType(run.__code__.replace(), run.__globals__, run.__name__, run.__defaults__, run.__closure__)
+    sample: Sample = copy
+    return sample
+
+
+async def measure(subjects: Mapping[str, Sample], effort: Effort, *, title: str) -> dict[str, Figure]:
+    """Time every subject once a round, in an order that changes with the round, and return its figure.
+
+    The number of calls in a sample is found first, per subject, so that each runs for about `effort.seconds`. Garbage
+    collection is off while the clock runs, and runs between the rounds.
+    """
+    with gc_off():
+        counts = {name: await _calibrated(sample, effort.seconds) for name, sample in subjects.items()}
+        seconds: dict[str, list[float]] = {name: [] for name in subjects}
+        order = list(subjects)
+        shuffle = random.Random(7).shuffle  # the same orders in every run of the benchmark
+        for round_ in range(effort.rounds):
+            progress(title, round_, effort.rounds)
+            shuffle(order)
+            if round_ % COLLECT_EVERY == 0:
+                gc.collect()
+            for name in order:
+                seconds[name].append(await subjects[name](counts[name]) / counts[name])
+        progress(title, effort.rounds, effort.rounds)
+    return {name: Figure(tuple(values)) for name, values in seconds.items()}
+
+
+async def _calibrated(sample: Sample, seconds: float) -> int:
+    count = 1
+    while (taken := await sample(count)) < seconds / 4:
+        count *= 2 if taken > seconds / 40 else 8
+    return max(1, int(count * seconds / taken))
+
+
+@contextmanager
+def gc_off() -> Iterator[None]:
+    """Collect, then keep the collector off inside the block: a full collection costs more than what is measured."""
+    was_on = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def progress(title: str, done: int = 0, total: int = 0) -> None:
+    """Say on stderr what is being measured: one line that is overwritten on a terminal, one line a title elsewhere."""
+    if sys.stderr.isatty():
+        sys.stderr.write(f"\r\x1b[2K{title} {done}/{total}" if done < total else "\r\x1b[2K")
+        sys.stderr.flush()
+    elif done == 0:
+        sys.stderr.write(f"{title}\n")

@@ -1,0 +1,102 @@
+"""The tool bodies and arguments that every measurement shares, ours and the peers' alike.
+
+Each function returns a new bare tool, so that no two subjects share a code object (see `timing.calling`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+ScalarTool = Callable[[str], Awaitable[str]]
+FilterTool = Callable[[dict[str, Any]], Awaitable[str]]
+FlatTool = Callable[[str], Awaitable[dict[str, Any]]]
+
+USER = "sara_doe_496"
+CARD = "gift_card_3827561"
+TTL = 3600.0
+
+FILTERS: dict[str, Any] = json.loads('{"status": "pending", "price": {"min": 10, "max": 250}, "limit": 20}')
+"""A nested argument as models write them and frameworks read them: three keys, an object inside, four leaves."""
+
+LARGER_FILTERS: dict[str, Any] = json.loads(
+    '{"status": ["pending", "delivered"], "price": {"min": 10, "max": 250}, "sort": "created", "limit": 20}'
+)
+"""Four keys, a list and an object inside, six leaves."""
+
+
+def scalar_tool() -> ScalarTool:
+    """One string in, one string out, and nothing done in between."""
+
+    async def get_card(user_id: str) -> str:
+        return CARD
+
+    return get_card
+
+
+def filter_tool() -> FilterTool:
+    """A nested dict in, one string out."""
+
+    async def search(filters: dict[str, Any]) -> str:
+        return CARD
+
+    return search
+
+
+def flat_tool() -> FlatTool:
+    """One string in, a new flat dict of five scalars out."""
+
+    async def get_user(user_id: str) -> dict[str, Any]:
+        return {"user_id": user_id, "name": "Sara Doe", "email": "sara@example.com", "orders": 4, "active": True}
+
+    return get_user
+
+
+def tree_tool() -> FlatTool:
+    """One string in, a new tree out: two levels of dicts and a list in a dict, twelve leaves."""
+
+    async def get_order(order_id: str) -> dict[str, Any]:
+        return {
+            "order_id": order_id,
+            "user_id": USER,
+            "status": "pending",
+            "address": {"street": "Main Street 1", "city": "Springfield", "zip": "02134"},
+            "items": [
+                {"item_id": "6086499569", "name": "Bookshelf", "price": 539.25},
+                {"item_id": "9408160950", "name": "Lamp", "price": 135.0},
+            ],
+        }
+
+    return get_order
+
+
+def slow_tool(executions: list[str]) -> ScalarTool:
+    """Lets the loop go round once, as anything that waits does, and writes down that it ran."""
+
+    async def get_card(user_id: str) -> str:
+        executions.append(user_id)
+        await asyncio.sleep(0)
+        return CARD
+
+    return get_card
+
+
+def new_ids(prefix: str) -> Callable[[int], Sequence[str]]:
+    """A source of batches of ids, none of which was ever given out before."""
+    numbers = itertools.count()
+
+    def batch(n: int) -> Sequence[str]:
+        return [f"{prefix}{number}" for number in itertools.islice(numbers, n)]
+
+    return batch
+
+
+USERS = 100
+
+
+def users_in_turn(n: int) -> Sequence[str]:
+    """Ids of a hundred users, again and again."""
+    return [f"user_{number % USERS}" for number in range(n)]

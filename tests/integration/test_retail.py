@@ -1,0 +1,144 @@
+"""Recorded runs of real agents, made again through decorated tools: nothing they see may change, or be out of date."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.retail.arrival import crowded
+from benchmarks.retail.data import RUN_SETS, DataAbsentError, Run, data_directory, load_runs, load_store
+from benchmarks.retail.latency import some_turns
+from benchmarks.retail.policies import (
+    CLEAR_EVERYTHING,
+    NO_CACHE,
+    NO_INVALIDATION,
+    TAGS_FROM_ARGUMENTS,
+    WHOLE_RESOURCE,
+    WRITES_FROM_RESULTS_TOO,
+    Policy,
+    tags_from_results,
+)
+from benchmarks.retail.replay import replay
+from benchmarks.retail.shared_store import SharedStoreOutcome, share_store
+from benchmarks.retail.store import RetailStore
+
+
+@pytest.fixture(scope="module")
+def data() -> Path:
+    try:
+        return data_directory()
+    except DataAbsentError as absent:
+        pytest.skip(str(absent))
+
+
+@pytest.fixture(scope="module")
+def store(data: Path) -> RetailStore:
+    return load_store(data)
+
+
+@pytest.fixture(scope="module")
+def all_runs(data: Path) -> list[Run]:
+    return [run for run_set in RUN_SETS for run in load_runs(data, run_set)]
+
+
+@pytest.fixture(scope="module")
+def runs(all_runs: list[Run]) -> list[Run]:
+    """Every fourth run: enough that agents meet over the same users, orders and products."""
+    return all_runs[::4]
+
+
+def assert_every_read_is_accounted_for(outcome: SharedStoreOutcome) -> None:
+    """What the cache counts and what the store counts must add up to what the agents asked."""
+    assert outcome.hits + outcome.shared + outcome.executions == outcome.reads
+
+
+@pytest.mark.parametrize("run_set", RUN_SETS)
+def test_the_store_alone_answers_every_recorded_call_as_it_was_recorded(
+    data: Path, store: RetailStore, run_set: str
+) -> None:
+    for run in load_runs(data, run_set):
+        fresh = store.copy()
+        for call in run.calls:
+            assert call.is_oddity or fresh.answer(call.tool, call.arguments) == call.result, (run.id, call)
+
+
+@pytest.mark.parametrize("run_set", RUN_SETS)
+async def test_a_run_sees_through_the_cache_what_it_saw_without_one(
+    data: Path, store: RetailStore, run_set: str
+) -> None:
+    outcome = await replay(run_set, load_runs(data, run_set)[::4], store)
+    assert outcome.differences == []
+    assert outcome.equal + outcome.oddities == outcome.calls
+    assert outcome.hits > 0
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("sessions", [1, 16, 64])
+async def test_no_answer_is_stale_when_many_runs_share_one_store(
+    store: RetailStore, runs: list[Run], sessions: int, seed: int
+) -> None:
+    policy = tags_from_results(store.owner_of)
+    outcome = await share_store(runs, store, policy=policy, sessions=sessions, seed=seed, latency=some_turns)
+    assert outcome.stale == []
+    assert_every_read_is_accounted_for(outcome)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("sessions", [8, 32])
+async def test_no_answer_is_stale_when_agents_crowd_around_one_customer(
+    store: RetailStore, all_runs: list[Run], sessions: int, seed: int
+) -> None:
+    outcome = await share_store(
+        all_runs,
+        store,
+        policy=tags_from_results(store.owner_of),
+        sessions=sessions,
+        seed=seed,
+        latency=some_turns,
+        arrival=crowded,
+    )
+    assert outcome.stale == []
+    assert_every_read_is_accounted_for(outcome)
+
+
+async def test_two_in_five_reads_are_hits_when_all_runs_share_one_store_at_16_sessions(
+    store: RetailStore, all_runs: list[Run]
+) -> None:
+    policy = tags_from_results(store.owner_of)
+    outcome = await share_store(all_runs, store, policy=policy, sessions=16, seed=0, latency=some_turns)
+    assert outcome.stale == []
+    assert outcome.hit_rate >= 0.4
+    assert_every_read_is_accounted_for(outcome)
+
+
+@pytest.mark.parametrize("policy", [WRITES_FROM_RESULTS_TOO, WHOLE_RESOURCE, CLEAR_EVERYTHING], ids=lambda p: p.name)
+async def test_no_answer_is_stale_under_other_tags_that_name_every_change(
+    store: RetailStore, runs: list[Run], policy: Policy
+) -> None:
+    outcome = await share_store(runs, store, policy=policy, sessions=16, seed=0, latency=some_turns, arrival=crowded)
+    assert outcome.stale == []
+    assert_every_read_is_accounted_for(outcome)
+
+
+async def test_finer_tags_keep_more(store: RetailStore, runs: list[Run]) -> None:
+    rates = [
+        (await share_store(runs, store, policy=policy, sessions=16, seed=0, latency=some_turns)).hit_rate
+        for policy in (CLEAR_EVERYTHING, WHOLE_RESOURCE, tags_from_results(store.owner_of))
+    ]
+    assert rates == sorted(rates)
+    assert rates[0] < rates[-1]
+
+
+@pytest.mark.parametrize("policy", [TAGS_FROM_ARGUMENTS, NO_INVALIDATION], ids=lambda p: p.name)
+async def test_the_judge_sees_stale_answers_where_tags_leave_a_change_out(
+    store: RetailStore, runs: list[Run], policy: Policy
+) -> None:
+    outcome = await share_store(runs, store, policy=policy, sessions=16, seed=0, latency=some_turns)
+    assert outcome.stale
+
+
+async def test_nothing_is_stale_or_spared_without_a_cache(store: RetailStore, runs: list[Run]) -> None:
+    outcome = await share_store(runs, store, policy=NO_CACHE, sessions=16, seed=0, latency=some_turns)
+    assert (outcome.stale, outcome.hits, outcome.shared) == ([], 0, 0)
+    assert outcome.executions == outcome.reads
