@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, overload
@@ -15,6 +15,7 @@ from agent_cache._core.tags import TagSet, parse_tag, root_of
 from agent_cache._metrics import METRICS
 from agent_cache._pipeline.codegen import write_body
 from agent_cache._pipeline.operation import CacheKey, WriteOperation
+from agent_cache._pipeline.scope import SCOPE
 from agent_cache._pipeline.state import drop
 from agent_cache._pipeline.writes import Write, tiers_under
 from agent_cache._toolcheck import checked_tool, identity_of
@@ -147,7 +148,7 @@ class AgentCacheInvalidator:
 
 
 def _exceptions(given: Any, where: str) -> tuple[type[BaseException], ...]:
-    classes = (given,) if isinstance(given, type) else tuple(given)
+    classes = (given,) if isinstance(given, type) else tuple(given) if isinstance(given, Iterable) else (given,)
     if not all(isinstance(one, type) and issubclass(one, BaseException) for one in classes):
         raise ConfigurationError(f"{where} must be exception classes, got {given!r}")
     return classes
@@ -167,7 +168,7 @@ async def invalidate(*tags: str | Sequence[object]) -> int:
     """
     paths = _parsed(tags, "invalidate")
     dropped = drop(Region(paths))
-    METRICS.invalidated(dict.fromkeys(map(root_of, paths)))
+    _count(paths)
     write = _write(paths)
     await write.begin()
     await write.succeed(None)
@@ -187,7 +188,7 @@ async def writing(*tags: str | Sequence[object]) -> AsyncIterator[None]:
         ConfigurationError: if there is no tag, or one is malformed.
     """
     paths = _parsed(tags, "writing")
-    METRICS.invalidated(dict.fromkeys(map(root_of, paths)))
+    _count(paths)
     write = _write(paths)
     await write.begin()
     try:
@@ -196,6 +197,12 @@ async def writing(*tags: str | Sequence[object]) -> AsyncIterator[None]:
         await write.fail(error)
         raise
     await write.succeed(None)
+
+
+def _count(paths: tuple[str, ...]) -> None:
+    roots = tuple(dict.fromkeys(map(root_of, paths)))
+    for metrics in (METRICS, *(participant.metrics for participant in SCOPE.get().participants)):
+        metrics.invalidated(roots)
 
 
 def _parsed(tags: tuple[str | Sequence[object], ...], who: str) -> tuple[str, ...]:

@@ -41,6 +41,18 @@ class Stats:
         "writes",
     )
 
+    bypassed: int
+    errors: int
+    evictions: int
+    hits: int
+    invalidations: int
+    loop_detections: int
+    misses: int
+    shared: int
+    time_saved: float
+    unstored: int
+    writes: int
+
     def __init__(self) -> None:
         self.clear()
 
@@ -88,8 +100,8 @@ class Metrics:
         """The counters of a tool; two tools of one name share them."""
         stats = self._tools.get(tool)
         if stats is None:
+            self._roots[tool] = tuple(roots)  # first: another thread may be reading
             stats = self._tools.setdefault(tool, Stats())
-            self._roots[tool] = tuple(roots)
         return stats
 
     def invalidated(self, roots: Iterable[str]) -> None:

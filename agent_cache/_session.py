@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Hashable
-from contextvars import Token
+from collections.abc import Callable, Hashable
+from contextvars import Context, Token
 from types import TracebackType
-from typing import Any, Literal, NoReturn, Self
+from typing import Any, Literal, Self
 from uuid import uuid4
 
 from agent_cache._core.entries import Entry
 from agent_cache._core.keys import Uncacheable, key_part
-from agent_cache._core.loops import Repeats, Streak, fingerprint
+from agent_cache._core.loops import NO_LIMIT, Progress, Streak, Streaks, shown
 from agent_cache._core.partition import Partition
 from agent_cache._core.policies import checked_choice
 from agent_cache._core.trace import Trace, TraceRecord
 from agent_cache._metrics import Metrics, Stats
-from agent_cache._pipeline.call import ENCLOSING, NEXT_ID, Call
+from agent_cache._pipeline.call import ENCLOSING, Call
 from agent_cache._pipeline.clock import CLOCK
 from agent_cache._pipeline.operation import Operation, ReadOperation
 from agent_cache._pipeline.reaper import free
@@ -67,19 +67,17 @@ class AgentCacheSession:
     ) -> None:
         self.session_id = session_id if session_id is not None else uuid4().hex
         self.metrics = Metrics()
-        self._max_repeats = _at_least(2, max_tool_repeats, "max_tool_repeats") if loop_detection else 0
-        self._max_calls = _at_least(1, max_execution_depth, "max_execution_depth") if loop_detection else 0
+        self._max_repeats = _at_least(2, max_tool_repeats, "max_tool_repeats")
+        self._detects_loops = loop_detection
+        depth = _at_least(1, max_execution_depth, "max_execution_depth")
+        self._max_calls = depth if loop_detection else NO_LIMIT
+        self._progress = Progress(self._max_calls)
         self._on_loop = checked_choice(on_loop, ("raise",), "AgentCacheSession: on_loop")
         self._tenant = tenant
         self._tenant_part = None if tenant is None else _tenant_part(tenant)
         self._trace = Trace(_at_least(1, trace_size, "trace_size"))
         self._partitions: dict[ReadOperation, Partition] = {}
-        self._repeats = Repeats()
-        self._calls = 0
-        self._tick = 0
-        self._tick_is_due = False
         self._loop_error: AgentLoopDetectedError | None = None
-        self._times_raised = 0
         self._token: Token[Scope] | None = None
 
     async def __aenter__(self) -> Self:
@@ -87,6 +85,9 @@ class AgentCacheSession:
             raise ConfigurationError(f"session {self.session_id!r} is already entered; use another AgentCacheSession inside of it")
         outer = SCOPE.get()
         tenant = self._tenant_part if self._tenant_part is not None else outer.tenant
+        self._loop_error = None
+        self._progress.limit = self._max_calls
+        self._progress.loop = None
         self._token = SCOPE.set(Scope((self, *outer.participants), tenant))
         return self
 
@@ -104,7 +105,7 @@ class AgentCacheSession:
                 f"session {self.session_id!r} was entered in one context and left in another, so what ran in between may have been "
                 f"outside of it; enter and leave it in the same task (an `async with` inside one coroutine does)"
             ) from error
-        if error is None and self._times_raised == 1:
+        if error is None:
             self.raise_for_loop()
 
     def get_metrics(self) -> dict[str, Any]:
@@ -118,14 +119,13 @@ class AgentCacheSession:
     def raise_for_loop(self) -> None:
         """Raise the loop that was detected, if one was: for callers behind a framework that swallows exceptions."""
         if self._loop_error is not None:
-            self._times_raised += 1
             raise self._loop_error
 
     # Taking part in the calls of a scope
 
     def watch(self, operation: Operation[Any], *, is_innermost: bool) -> SessionWatch:
         """See every call of an operation. Repeats count in the innermost session only, budgets and trace in all."""
-        return SessionWatch(self, operation, is_innermost and self._max_repeats > 0)
+        return SessionWatch(self, operation, is_innermost and self._detects_loops)
 
     def stats_of(self, operation: Operation[Any]) -> Stats:
         """Where the calls of an operation are counted in this session."""
@@ -151,110 +151,147 @@ class AgentCacheSession:
     def _close(partition: Partition) -> None:
         with LEDGER.lock:
             partition.is_open = False
-            LEDGER.unregister(partition, partition.roots)
+            LEDGER.unregister(partition)
             garbage: list[Any] = [partition.store.drop_all()]
         free(garbage)
 
     # Loops and budgets
 
-    def take_a_call(self, tool: str) -> AgentLoopDetectedError | None:
-        """Count one call against the budget; the reason to refuse it, if there is one."""
-        if self._loop_error is not None:
-            return self._loop_error
-        self._calls += 1
-        if self._max_calls and self._calls > self._max_calls:
-            recent = tuple(record.tool for record in self._trace.records()[-10:])
-            return AgentLoopDetectedError(tool, "depth", self._calls - 1, 0, recent)
-        return None
-
-    def latch(self, error: AgentLoopDetectedError, stats: Stats) -> AgentLoopDetectedError:
-        """A loop or an exhausted budget: this and every later call is refused."""
-        if self._loop_error is None:
-            self._loop_error = error
-            _LOG.warning("loop detected: %s", error, extra={"agent_cache_event": "loop", "agent_cache_tool": error.tool})
-        self._times_raised += 1
-        stats.loop_detections += 1
+    @property
+    def loop_error(self) -> AgentLoopDetectedError | None:
+        """The loop or the exhausted budget that has stopped this run, if one has."""
         return self._loop_error
 
-    def count_outcome(self, streak: Streak, outcome: bytes | None, witness: object) -> int:
-        """Count one outcome of one call; how often it has been seen in this epoch."""
-        return self._repeats.count(streak, outcome, witness, self._current_tick(), asyncio.current_task())
+    def latch(self, error: AgentLoopDetectedError, *counters: Stats) -> AgentLoopDetectedError:
+        """A loop or an exhausted budget: this and every later call is refused, with the first error."""
+        if self._loop_error is None:
+            self._loop_error = error
+            self._progress.limit = 0
+            _LOG.warning("loop detected: %s", error, extra={"agent_cache_event": "loop", "agent_cache_tool": error.tool})
+        for stats in counters:
+            stats.loop_detections += 1
+        return self._loop_error
 
-    def _current_tick(self) -> int:
-        """Number of the event loop's iteration, as far as this session needs to tell them apart."""
-        if not self._tick_is_due:
-            self._tick_is_due = True
-            asyncio.get_running_loop().call_soon(self._next_tick)
-        return self._tick
+    def begin_tick(self) -> asyncio.AbstractEventLoop:
+        """Notice when this iteration of the event loop is over. Costs nothing while no call is made."""
+        self._progress.loop = loop = asyncio.get_running_loop()
+        loop.call_soon(self._end_tick, context=Context())  # the loop need not keep this run's context until then
+        return loop
 
-    def _next_tick(self) -> None:
-        self._tick += 1
-        self._tick_is_due = False
+    def _end_tick(self) -> None:
+        self._progress.tick += 1
+        self._progress.loop = None
 
 
 class SessionWatch:
-    """What a session contributes to the calls of one operation: see `Watch`."""
+    """What a session contributes to the calls of one operation: see `Watch`.
 
-    __slots__ = ("_add", "_counts_repeats", "_kind", "_limit", "_name", "_repeats", "_session", "_stats")
+    `hit` is a closure over all it needs, since it is on the path of every hit: 0.3 us (benchmarks/budgets.py).
+    """
+
+    __slots__ = ("_add", "_kind", "_limit", "_name", "_process_stats", "_progress", "_session", "_stats", "_streaks", "hit")
+
+    hit: Callable[[Hashable, Entry, Any, float], Any]
 
     def __init__(self, session: AgentCacheSession, operation: Operation[Any], counts_repeats: bool) -> None:
         self._session = session
         self._name = operation.name
         self._kind = "read" if isinstance(operation, ReadOperation) else "write"
         self._stats = session.stats_of(operation)
+        self._process_stats = operation.stats
         self._add = session._trace.add
-        self._repeats = session._repeats
-        self._counts_repeats = counts_repeats
+        self._progress = session._progress
+        self._streaks = Streaks() if counts_repeats else None
         self._limit = session._max_repeats
+        self.hit = self._make_hit()
+
+    def _make_hit(self) -> Callable[[Hashable, Entry, Any, float], Any]:
+        session, progress, name, streaks, limit = self._session, self._progress, self._name, self._streaks, self._limit
+        stats = self._stats
+        known = Streaks().get if streaks is None else streaks.get
+        add, enclosing, current_task, begin_tick = self._add, ENCLOSING.get, asyncio.current_task, session.begin_tick
+
+        def hit(key: Hashable, entry: Entry, value: Any, now: float) -> Any:
+            number = progress.calls + 1
+            if number > progress.limit:
+                self.ask(key, now)
+            progress.calls = number
+            if streaks is not None:
+                loop = progress.loop or begin_tick()
+                streak = known(key)
+                if streak is not None and streak.witness is entry and streak.epoch == progress.epoch:
+                    task = current_task(loop)  # told the loop: finding it takes a system call on 3.11
+                    if streak.task is task or streak.tick != progress.tick:
+                        streak.tick, streak.task = progress.tick, task
+                        count = streak.count = streak.count + 1
+                        if count >= limit:
+                            progress.calls -= 1
+                            raise self._refused(key, now, self._repeat(streak, value))
+                else:
+                    self._see(key, value, entry)
+            stats.hits += 1
+            stats.time_saved += entry.cost
+            parent = enclosing()
+            add((name, key, "read", "hit", "ok", now, 0.0, None if parent is None else parent.number_in(session), number))
+            return value
+
+        return hit
+
+    def ask(self, key: Hashable, now: float) -> None:
+        progress = self._progress
+        if progress.calls >= progress.limit:
+            session = self._session
+            recent = tuple(record.tool for record in session.get_execution_trace()[-10:])
+            error = session.loop_error or AgentLoopDetectedError(self._name, "depth", progress.calls, 0, recent)
+            raise self._refused(key, now, error)
 
     def admit(self, call: Call) -> None:
-        call.started = CLOCK.now()
-        error = self._session.take_a_call(self._name)
-        if error is not None:
-            self._block(call.key, call.started, call.id, error)
-
-    def hit(self, key: Hashable, entry: Entry, value: Any, now: float) -> Any:
-        session = self._session
-        error = session.take_a_call(self._name)
-        if error is not None:
-            self._block(key, now, NEXT_ID(), error)
-        if self._counts_repeats:
-            streak = self._repeats.streak((self._name, key))
-            outcome = streak.outcome if streak.witness is entry else fingerprint(value)
-            if session.count_outcome(streak, outcome, entry) >= self._limit:
-                self._block(key, now, NEXT_ID(), self._repeat(streak, value))
-        parent = ENCLOSING.get()
-        self._add((self._name, key, self._kind, "hit", "ok", now, 0.0, None if parent is None else parent.id, NEXT_ID()))
-        return value
+        self._progress.calls += 1
+        if call.numbers is None:
+            call.numbers = {}
+        call.numbers[self._session] = self._progress.calls
 
     def done(self, call: Call, value: Any, error: BaseException | None, now: float) -> Any:
         outcome = "ok" if error is None else "cancelled" if isinstance(error, asyncio.CancelledError) else type(error).__name__
-        parent = None if call.parent is None else call.parent.id
-        self._add((self._name, call.key, self._kind, call.source, outcome, call.started, now - call.started, parent, call.id))
-        if not self._counts_repeats or (error is not None and not isinstance(error, Exception)):
+        parent = None if call.parent is None else call.parent.number_in(self._session)
+        number = call.number_in(self._session)
+        self._add((self._name, call.key, self._kind, call.source, outcome, call.started, now - call.started, parent, number))
+        if self._streaks is None or (error is not None and not isinstance(error, Exception)):
             return value
         if call.source == "write":
             if error is None and call.operation.is_successful(value):
-                self._repeats.end_epoch()
-            return value
-        if call.key is None or call.source == "shared":
-            return value
-        streak = self._repeats.streak((self._name, call.key))
-        seen = fingerprint(value) if error is None else fingerprint((type(error), str(error)))
-        witness = call.flight.kept if error is None else None
-        if self._session.count_outcome(streak, seen, witness) >= self._limit and error is None:
-            raise self._session.latch(self._repeat(streak, value), self._stats)
+                self._progress.epoch += 1  # what was asked before may be asked again
+        elif call.key is not None and call.source != "shared":
+            if error is not None:
+                self._see(call.key, (type(error), shown(error)), None)
+            elif self._see(call.key, value, None if call.source == "uncached" else call.flight.kept) >= self._limit:
+                raise self._session.latch(self._repeat(self._streaks.of(call.key), value), call.operation.stats, self._stats)
         return value
 
-    def _repeat(self, streak: Streak, value: Any) -> AgentLoopDetectedError:
-        shown = repr(value) if len(repr(value)) <= 80 else repr(value)[:77] + "..."
-        return AgentLoopDetectedError(self._name, "repeat", streak.count, 1, (self._name,), shown, shown)
+    def blocked(self, key: Hashable, now: float, error: AgentLoopDetectedError) -> None:
+        if error is not self._session.loop_error:
+            self._record_blocked(key, now, error)
+            self._stats.loop_detections += 1
 
-    def _block(self, key: Hashable, now: float, number: int, error: AgentLoopDetectedError) -> NoReturn:
+    def _refused(self, key: Hashable, now: float, error: AgentLoopDetectedError) -> AgentLoopDetectedError:
+        refused = self._session.latch(error, self._process_stats, self._stats)
+        self._record_blocked(key, now, refused)
+        return refused
+
+    def _record_blocked(self, key: Hashable, now: float, error: AgentLoopDetectedError) -> None:
         parent = ENCLOSING.get()
-        refused = self._session.latch(error, self._stats)
-        self._add((self._name, key, self._kind, "blocked", type(error).__name__, now, 0.0, None if parent is None else parent.id, number))
-        raise refused
+        number = None if parent is None else parent.number_in(self._session)
+        self._add((self._name, key, self._kind, "blocked", type(error).__name__, now, 0.0, number, self._progress.calls))
+
+    def _see(self, key: Hashable, outcome: object, witness: Entry | None) -> int:
+        assert self._streaks is not None
+        progress = self._progress
+        task = asyncio.current_task(progress.loop or self._session.begin_tick())
+        return self._streaks.of(key).see(outcome, witness, progress.epoch, progress.tick, task)
+
+    def _repeat(self, streak: Streak, value: Any) -> AgentLoopDetectedError:
+        outcome = shown(value)
+        return AgentLoopDetectedError(self._name, "repeat", streak.count, 1, (self._name,), outcome, outcome)
 
 
 def _at_least(bound: int, value: Any, what: str) -> int:

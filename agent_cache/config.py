@@ -11,7 +11,7 @@ from typing import Any, Self
 from agent_cache.errors import ConfigurationError
 from agent_cache.remote.protocols import Tier
 
-__all__ = ["CURRENT", "Configuration", "Restore", "checked_tier", "configure"]
+__all__ = ["CURRENT", "Configuration", "Restore", "checked_tier", "configure", "default_configuration"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Current:
     __slots__ = ("listeners", "value")
 
     def __init__(self) -> None:
-        self.value = Configuration(enabled=_enabled_by_environment())
+        self.value = default_configuration()
         self.listeners: list[Callable[[Configuration, Configuration], None]] = []
 
     def replace(self, new: Configuration) -> None:
@@ -99,6 +99,11 @@ def checked_tier(tier: Any, where: str) -> Tier | None:
 
 def _enabled_by_environment() -> bool:
     return os.environ.get("AGENT_CACHE_ENABLED", "1").strip().lower() not in {"0", "false", "no", "off"}
+
+
+def default_configuration() -> Configuration:
+    """What holds until `configure` is called."""
+    return Configuration(enabled=_enabled_by_environment())
 
 
 CURRENT = Current()

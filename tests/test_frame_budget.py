@@ -1,4 +1,4 @@
-"""How many Python frames a call runs through: exact, so that a frame added by accident fails here and not in a benchmark."""
+"""How many Python frames a call runs through: exact, so that a frame added by accident fails here first."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from uuid import UUID
 
 from agent_cache._core.tags import Tag
 
-__all__ = ["MISSING", "NEVER", "Entry", "Guarded", "Missing", "Protection", "Unprotectable", "protection_named", "structural"]
+__all__ = ["IMMUTABLE", "MISSING", "NEVER", "Entry", "Guarded", "Missing", "Protection", "Unprotectable", "protection_named", "structural"]
 
 
 class Missing(Enum):
@@ -101,7 +101,9 @@ class Guarded(Entry):
             until = min(until, self.trust())
             if self.copy is None:
                 self.fast = until
-        return self.answer() if now < until else MISSING
+        if now >= until:
+            return MISSING
+        return self.value if self.copy is None else self.copy()
 
 
 class Unprotectable(Exception):
@@ -121,7 +123,9 @@ class Protection:
 
 
 _SCALARS: frozenset[type] = frozenset({str, int, float, bool, type(None), bytes, complex})
-_IMMUTABLE: frozenset[type] = _SCALARS | {datetime, date, time, timedelta, timezone, Decimal, Fraction, UUID, range, type(Ellipsis)}
+IMMUTABLE: frozenset[type] = _SCALARS | {datetime, date, time, timedelta, timezone, Decimal, Fraction, UUID, range, type(Ellipsis)}
+"""Types whose values are shared as they are, whatever `copy=` says."""
+
 _MAX_NODES = 100_000
 
 
@@ -135,17 +139,17 @@ def structural(value: Any) -> Callable[[], Any] | None:
         Unprotectable: if the value cannot be copied.
     """
     kind = type(value)
-    if kind in _IMMUTABLE or isinstance(value, Enum | PurePath | type):
+    if kind in IMMUTABLE or isinstance(value, Enum | PurePath | type):
         return None
     if kind is dict or kind is list or kind is set:
         members = value.values() if kind is dict else value
-        if all(type(member) in _IMMUTABLE for member in members) and (kind is not dict or all(type(key) in _IMMUTABLE for key in value)):
+        if IMMUTABLE.issuperset(map(type, members)) and (kind is not dict or IMMUTABLE.issuperset(map(type, value))):
             return value.copy().copy  # type: ignore[no-any-return]
-    elif (kind is tuple or kind is frozenset) and _is_deeply_immutable(value):
-        return None
-    if _is_plain_tree(value):
-        return partial(marshal.loads, marshal.dumps(value))
     try:
+        if (kind is tuple or kind is frozenset) and _is_deeply_immutable(value):
+            return None
+        if _is_plain_tree(value):
+            return partial(marshal.loads, marshal.dumps(value))
         original = copy.deepcopy(value)
     except Exception as error:
         raise Unprotectable(f"a result of type {kind.__qualname__} cannot be copied") from error
@@ -156,7 +160,7 @@ def _is_deeply_immutable(value: Any) -> bool:
     kind = type(value)
     if kind is tuple or kind is frozenset:
         return all(map(_is_deeply_immutable, value))
-    return kind in _IMMUTABLE or isinstance(value, Enum | PurePath)
+    return kind in IMMUTABLE or isinstance(value, Enum | PurePath)
 
 
 def _is_plain_tree(value: Any) -> bool:
@@ -166,12 +170,13 @@ def _is_plain_tree(value: Any) -> bool:
         members = pending.pop()
         kind = type(members)
         if kind is dict:
-            pending.extend(member for member in members.values() if type(member) not in _SCALARS)
-            pending.extend(key for key in members if type(key) not in _SCALARS)
-        elif kind is list or kind is tuple or kind is set or kind is frozenset:
-            pending.extend(member for member in members if type(member) not in _SCALARS)
-        else:
+            if not _SCALARS.issuperset(map(type, members)):
+                pending.extend(key for key in members if type(key) not in _SCALARS)
+            members = members.values()
+        elif kind is not list and kind is not tuple and kind is not set and kind is not frozenset:
             return False
+        if not _SCALARS.issuperset(map(type, members)):
+            pending.extend(member for member in members if type(member) not in _SCALARS)
         seen += 1 + len(members)
         if seen > _MAX_NODES:
             return False

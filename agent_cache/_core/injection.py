@@ -10,6 +10,7 @@ import ast
 import builtins
 import inspect
 import sys
+import types
 import typing
 from collections.abc import Callable
 from typing import Any
@@ -35,16 +36,18 @@ _TRANSPARENT = frozenset({"Annotated", "Optional", "Union"})
 
 def is_injected(annotation: Any, default: Any, function: Callable[..., Any]) -> bool:
     """Whether a framework, and not the model, provides this parameter."""
-    kind = type(default)
-    if "Depend" in kind.__qualname__ and _package(kind.__module__) in _DEPENDENCIES:
-        return True
-    if isinstance(annotation, str):
-        try:
-            tree = ast.parse(annotation.strip(), mode="eval").body
-        except SyntaxError:
-            return False
-        return _text_is_context(tree, function)
-    return _object_is_context(annotation)
+    return _is_dependency(default) or (
+        _text_is_injected(annotation, function) if isinstance(annotation, str) else _object_is_injected(annotation, function)
+    )
+
+
+def _is_dependency(value: Any) -> bool:
+    """``Depends(f)`` as a default or in `Annotated`, or the function that makes one."""
+    return any(
+        "Depend" in kind.__qualname__ and _package(kind.__module__ or "") in _DEPENDENCIES
+        for kind in (*type(value).__mro__, value)
+        if isinstance(getattr(kind, "__qualname__", None), str)
+    )
 
 
 def _package(module: str) -> str:
@@ -55,36 +58,49 @@ def _is_context(name: str, module: str) -> bool:
     return _package(module) in _CONTEXTS.get(name, ())
 
 
-def _object_is_context(hint: Any) -> bool:
+def _object_is_injected(hint: Any, function: Callable[..., Any]) -> bool:
+    if isinstance(hint, str | typing.ForwardRef):
+        return _text_is_injected(hint if isinstance(hint, str) else hint.__forward_arg__, function)
     origin = typing.get_origin(hint)
     if origin is typing.Annotated:
-        return any(map(_object_is_context, (hint.__origin__, *hint.__metadata__)))
-    if isinstance(hint, str):  # a forward reference inside an annotation that is not text itself
-        return False
-    if origin is not None and getattr(origin, "__name__", "") in {"UnionType", "Union"}:
-        return any(map(_object_is_context, typing.get_args(hint)))
-    if origin is typing.Union:
-        return any(map(_object_is_context, typing.get_args(hint)))
-    kind = origin or hint
+        members: tuple[Any, ...] = (hint.__origin__, *hint.__metadata__)
+    elif origin is typing.Union or origin is types.UnionType:
+        members = typing.get_args(hint)
+    else:
+        return _object_is_context(origin or hint)
+    return any(_object_is_injected(member, function) for member in members)
+
+
+def _object_is_context(kind: Any) -> bool:
+    if _is_dependency(kind):
+        return True
     if not hasattr(kind, "__qualname__"):
         kind = type(kind)  # a marker instance, as in Annotated[str, InjectedState("x")]
     return any(_is_context(base.__name__, base.__module__) for base in getattr(kind, "__mro__", (kind,)) if hasattr(base, "__name__"))
 
 
-def _text_is_context(node: ast.expr, function: Callable[..., Any]) -> bool:
+def _text_is_injected(text: str, function: Callable[..., Any]) -> bool:
+    try:
+        tree = ast.parse(text.strip(), mode="eval").body
+    except SyntaxError:
+        return False
+    return _tree_is_injected(tree, function)
+
+
+def _tree_is_injected(node: ast.expr, function: Callable[..., Any]) -> bool:
     match node:
         case ast.BinOp(left=left, op=ast.BitOr(), right=right):
-            return _text_is_context(left, function) or _text_is_context(right, function)
+            return _tree_is_injected(left, function) or _tree_is_injected(right, function)
         case ast.Subscript(value=value, slice=inner):
             name = value.attr if isinstance(value, ast.Attribute) else getattr(value, "id", "")
             if name in _TRANSPARENT:
                 members = inner.elts if isinstance(inner, ast.Tuple) else [inner]
-                return any(_text_is_context(member, function) for member in members)
-            return _text_is_context(value, function)
+                return any(_tree_is_injected(member, function) for member in members)
+            return _tree_is_injected(value, function)
         case ast.Call(func=called):
-            return _text_is_context(called, function)
+            return _tree_is_injected(called, function)
         case ast.Constant(value=str(text)):
-            return is_injected(text, None, function)
+            return _text_is_injected(text, function)
         case ast.Name(id=name):
             return _name_is_context(name, function)
         case ast.Attribute():

@@ -26,7 +26,7 @@ from enum import Enum
 from fractions import Fraction
 from functools import cached_property
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
-from pathlib import PurePath
+from pathlib import PosixPath, PurePosixPath, PureWindowsPath, WindowsPath
 from re import Pattern
 from types import FunctionType, MappingProxyType, SimpleNamespace
 from typing import Any
@@ -35,7 +35,7 @@ from zoneinfo import ZoneInfo
 
 from agent_cache.errors import UncacheableArgumentsError as Uncacheable
 
-__all__ = ["PLAIN", "Part", "Uncacheable", "canonical", "key_part", "serial_of"]
+__all__ = ["ALIASES", "PLAIN", "Part", "Uncacheable", "canonical", "key_part", "serial_of"]
 
 Part = Hashable
 """One component of a key: `str`, `int` or `None` as they are, or canonical `bytes`."""
@@ -50,7 +50,9 @@ MAX_NODES = 100_000
 _MAX_ALIASES = 4096
 _MAX_ALIAS_BYTES = 4096
 
-_aliases: dict[bytes, bytes] = {}
+ALIASES: dict[bytes, bytes] = {}
+"""`marshal` images (version 4) of containers seen before, and their canonical bytes. Bounded."""
+
 _lock = threading.Lock()
 _serials: dict[int, tuple[int, weakref.ref[Any]]] = {}
 _next_serial = itertools.count(1)
@@ -59,9 +61,9 @@ _next_serial = itertools.count(1)
 def key_part(value: Any) -> Part:
     """Give the identity of one argument, as a key has it.
 
-    A container that has been seen before is recognised by its `marshal` image (0.4 us, against 5 us for the encoding). Only
-    trees without bytes-like leaves are entered there, and a marshal image determines the tree, so an image that is found
-    cannot stand for anything else.
+    A container that has been seen before is recognised by its `marshal` image (0.4 us, against 5 us for the encoding). Only trees
+    of exact builtins are entered there, `bytes` not among them: a marshal image determines such a tree, but marshal
+    writes whatever has a buffer as plain bytes.
 
     Raises:
         Uncacheable: if the value, or anything in it, declares no identity, is cyclic, or is larger than the bounds.
@@ -77,7 +79,7 @@ def key_part(value: Any) -> Part:
             image = marshal.dumps(value, 4)
         except ValueError:
             return canonical(value)
-        known = _aliases.get(image)
+        known = ALIASES.get(image)
         return known if known is not None else _encode_and_remember(value, image)
     return canonical(value)
 
@@ -124,11 +126,11 @@ def serial_of(value: Any) -> int:
 def _encode_and_remember(value: Any, image: bytes) -> bytes:
     encoder = _Encoder()
     encoded = encoder.encode(value)
-    if not encoder.has_buffers and len(image) <= _MAX_ALIAS_BYTES:
+    if encoder.is_plain and len(image) <= _MAX_ALIAS_BYTES:
         with _lock:
-            if len(_aliases) >= _MAX_ALIASES:
-                del _aliases[next(iter(_aliases))]
-            _aliases[image] = encoded
+            if len(ALIASES) >= _MAX_ALIASES:
+                del ALIASES[next(iter(ALIASES))]
+            ALIASES[image] = encoded
     return encoded
 
 
@@ -147,12 +149,12 @@ def _text(tag: bytes, text: str) -> bytes:
 class _Encoder:
     """One walk over one value. Classes are written by serial, so two classes of one name never meet."""
 
-    __slots__ = ("depth", "has_buffers", "nodes", "path")
+    __slots__ = ("depth", "is_plain", "nodes", "path")
 
     def __init__(self) -> None:
         self.depth = 0
         self.nodes = 0
-        self.has_buffers = False
+        self.is_plain = True
         self.path: set[int] = set()
 
     def encode(self, value: Any) -> bytes:
@@ -160,11 +162,10 @@ class _Encoder:
         if self.nodes > MAX_NODES:
             raise Uncacheable(f"an argument has more than {MAX_NODES} parts")
         kind = type(value)
+        if kind not in _PLAIN_TREE:
+            self.is_plain = False
         leaf = _LEAVES.get(kind)
         if leaf is not None:
-            # marshal writes any buffer as plain bytes: bytearray(b"x"), array("b", b"x") and b"x" would share an alias.
-            if kind is bytes or kind is bytearray:
-                self.has_buffers = True
             return leaf(value)
         if id(value) in self.path:
             raise Uncacheable(f"an argument of type {_name(type(value))} contains itself")
@@ -174,8 +175,12 @@ class _Encoder:
         self.depth += 1
         try:
             return self._compound(value, kind)
+        except Uncacheable:
+            raise
         except RecursionError:
             raise Uncacheable("an argument is nested too deeply for the stack that is left") from None
+        except Exception as error:  # reading somebody's fields may run anything
+            raise Uncacheable(f"reading a value of type {_name(kind)} raised {type(error).__name__}") from error
         finally:
             self.depth -= 1
             self.path.discard(id(value))
@@ -230,11 +235,17 @@ class _Encoder:
 
 
 def _declared_fields(value: Any, kind: type) -> list[tuple[str, Any]] | None:
-    """Name and value of everything the class declares, or None if it declares nothing."""
+    """Name and value of everything the class declares. None if it declares nothing, or has state beside what it declares: the
+    fields alone would be a guess then."""
     if isinstance(value, Enum):
         return [("", value._value_)] if value._name_ is None else [("name", value._name_)]
     if isinstance(value, tuple) and hasattr(kind, "_fields"):
-        return list(zip(kind._fields, value, strict=False)) if len(kind._fields) == len(value) else None
+        names = list(kind._fields)
+        if len(names) != len(value) or _has_undeclared_state(value, kind, names):
+            return None
+        return list(zip(names, value, strict=True))
+    if isinstance(value, _CONTAINERS):
+        return None
     if is_dataclass(value):
         names = [field.name for field in fields(value)]
     elif hasattr(kind, "__struct_fields__"):  # msgspec.Struct
@@ -243,17 +254,24 @@ def _declared_fields(value: Any, kind: type) -> list[tuple[str, Any]] | None:
         names = [attribute.name for attribute in kind.__attrs_attrs__]
     elif hasattr(kind, "__pydantic_fields__"):
         names = list(kind.__pydantic_fields__)
-        extra = [("extra", getattr(value, "__pydantic_extra__", None)), ("private", getattr(value, "__pydantic_private__", None))]
-        return [(name, getattr(value, name)) for name in names] + [pair for pair in extra if pair[1]]
+        beside = [(name, getattr(value, name, None)) for name in ("__pydantic_extra__", "__pydantic_private__")]
+        return [(name, getattr(value, name)) for name in names] + [pair for pair in beside if pair[1]]
     else:
         return None
-    undeclared = getattr(value, "__dict__", {}).keys() - set(names)
-    if any(not isinstance(getattr(kind, name, None), cached_property) for name in undeclared):
-        return None  # state that the class did not declare: the fields alone would be a guess
-    try:
-        return [(name, getattr(value, name)) for name in names]
-    except AttributeError:
-        return None
+    return None if _has_undeclared_state(value, kind, names) else [(name, getattr(value, name)) for name in names]
+
+
+def _has_undeclared_state(value: Any, kind: type, names: list[str]) -> bool:
+    declared = set(names)
+    for name in getattr(value, "__dict__", {}).keys() - declared:
+        if not isinstance(getattr(kind, name, None), cached_property):
+            return True
+    for base in kind.__mro__:
+        slots = base.__dict__.get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            if name not in declared and name not in {"__dict__", "__weakref__"} and hasattr(value, name):
+                return True
+    return False
 
 
 def _float(value: float) -> bytes:
@@ -261,10 +279,13 @@ def _float(value: float) -> bytes:
 
 
 def _zone(value: ZoneInfo) -> bytes:
-    if value.key is None:
+    if not value.key:
         raise Uncacheable("a ZoneInfo without a key has no identity")
     return _text(b"z", value.key)
 
+
+_CONTAINERS = (dict, list, set, frozenset, tuple, str, bytes, bytearray, int, float, complex, deque)
+_PLAIN_TREE = frozenset({str, int, float, bool, type(None), complex, dict, list, tuple, set, frozenset})
 
 _LEAVES: dict[type, Callable[[Any], bytes]] = {
     type(None): lambda _: b"N",
@@ -284,11 +305,13 @@ _LEAVES: dict[type, Callable[[Any], bytes]] = {
     Decimal: lambda value: _text(b"$", str(value)),
     Fraction: lambda value: _text(b"/", str(value)),
     UUID: lambda value: b"u" + value.bytes,
+    Pattern: lambda value: _sized(b"R", canonical((value.pattern, value.flags))),
     FunctionType: lambda value: b"L%d;" % serial_of(value),
     type: lambda value: b"Y%d;" % serial_of(value),
 }
-for _kind in (IPv4Address, IPv6Address, IPv4Network, IPv6Network):
-    _LEAVES[_kind] = lambda value: _text(b"@", f"{type(value).__name__} {value}")
-for _kind in (PurePath, *PurePath.__subclasses__(), *(leaf for kind in PurePath.__subclasses__() for leaf in kind.__subclasses__())):
-    _LEAVES[_kind] = lambda value: _text(b"p", f"{type(value).__qualname__} {value}")
-_LEAVES[Pattern] = lambda value: _sized(b"R", canonical((value.pattern, value.flags)))
+_LEAVES |= dict.fromkeys(
+    (IPv4Address, IPv6Address, IPv4Network, IPv6Network), lambda value: _text(b"@", f"{type(value).__name__} {value}")
+)
+_LEAVES |= dict.fromkeys(
+    (PurePosixPath, PureWindowsPath, PosixPath, WindowsPath), lambda value: _text(b"p", f"{type(value).__qualname__} {value}")
+)

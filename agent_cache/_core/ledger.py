@@ -30,23 +30,24 @@ _MAX_WRITTEN = 64
 class Load:
     """One run of a read tool, from its start until it is stored or given up: the ticket of the in-process protocol.
 
-    Its one question is `is_clean`. Tags known before the load are compared when a write happens; while some of its tags are
+    Its one question is `is_clean`; `is_open` until it has ended. Tags known before the load are compared when a write happens; while some of its tags are
     known only from the result, the paths written under their roots are remembered and compared then.
     """
 
-    __slots__ = ("home", "is_clean", "key", "late_roots", "tags", "written")
+    __slots__ = ("home", "is_clean", "is_open", "key", "late_roots", "tags", "written")
 
     def __init__(self, home: Partition, key: Hashable, tags: tuple[Tag, ...], late_roots: tuple[str, ...]) -> None:
         self.home = home
         self.key = key
         self.tags = tags
         self.late_roots = late_roots
-        self.written: list[Tag] = []
+        self.written: list[Tag] | None = None
         self.is_clean = True
+        self.is_open = True
 
     def restart(self) -> None:
         """Begin again: what was written before does not concern the run that starts now."""
-        self.written = []
+        self.written = None
         self.is_clean = True
 
     def spoil(self) -> None:
@@ -74,7 +75,7 @@ class Region:
     """
 
     paths: tuple[Tag, ...] = ()
-    keys: tuple[tuple[object, Hashable], ...] = ()
+    keys: tuple[tuple[Any, Hashable], ...] = ()
     owners: frozenset[object] | None = None
 
     def reaches(self, home: Partition) -> bool:
@@ -100,21 +101,23 @@ class Ledger:
         # Re-entrant: a collection that starts inside may close an abandoned call, whose clean-up comes back here.
         self.lock = threading.RLock()
         self._homes: dict[str, weakref.WeakSet[Partition]] = {}
-        self._loads: dict[str, dict[Load, None]] = {}
+        self._loads: dict[str, set[Load]] = {}
         self._holds: dict[str, list[Hold]] = {}
         self._key_holds: list[Hold] = []
-        self._timed: list[Hold] = []
+        self.timed: list[Hold] = []
         os.register_at_fork(before=self.lock.acquire, after_in_parent=self.lock.release, after_in_child=self.lock.release)
 
     # Partitions
 
-    def register(self, home: Partition, roots: Iterable[str]) -> None:
-        """Let writes to these roots reach a store, for as long as it lives."""
-        for root in roots:
+    def register(self, home: Partition) -> None:
+        """Let writes to its roots reach a partition, for as long as it lives."""
+        for root in home.roots:
             self._homes.setdefault(root, weakref.WeakSet()).add(home)
+        home.loads = tuple(self._loads.setdefault(root, set()) for root in home.roots)
 
-    def unregister(self, home: Partition, roots: Iterable[str]) -> None:
-        for root in roots:
+    def unregister(self, home: Partition) -> None:
+        """Its session has ended: writes need not reach it any more."""
+        for root in home.roots:
             homes = self._homes.get(root)
             if homes is not None:
                 homes.discard(home)
@@ -131,21 +134,12 @@ class Ledger:
 
     # Loads
 
-    def start(self, load: Load, roots: Iterable[str]) -> None:
-        for root in roots:
-            loads = self._loads.get(root)
-            if loads is None:
-                self._loads[root] = {load: None}
-            else:
-                loads[load] = None
-
-    def finish(self, load: Load, roots: Iterable[str]) -> None:
-        for root in roots:
-            loads = self._loads.get(root)
-            if loads is not None:
-                loads.pop(load, None)
-                if not loads:
-                    del self._loads[root]
+    @staticmethod
+    def start(load: Load) -> None:
+        """From now on, until it is discarded from its partition's `loads`, every write is compared with this load."""
+        load.is_open = True
+        for loads in load.home.loads:
+            loads.add(load)
 
     def may_store(self, load: Load, tags: Sequence[Tag]) -> bool:
         """Whether a load that has ended may be kept: no write since it started, none in flight, none in doubt.
@@ -185,7 +179,7 @@ class Ledger:
         if region.keys:
             self._key_holds.append(hold)
         if until != float("inf"):
-            self._timed.append(hold)
+            self.timed.append(hold)
         return hold
 
     def release(self, hold: Hold) -> None:
@@ -197,27 +191,23 @@ class Ledger:
                 self._holds.pop(root, None)
         if hold in self._key_holds:
             self._key_holds.remove(hold)
-        if hold in self._timed:
-            self._timed.remove(hold)
+        if hold in self.timed:
+            self.timed.remove(hold)
 
     def release_all(self) -> None:
         """Forget every hold, whoever has it."""
         self._holds.clear()
         self._key_holds.clear()
-        self._timed.clear()
-
-    @property
-    def has_timed_holds(self) -> bool:
-        return bool(self._timed)
+        self.timed.clear()
 
     def lapse(self, now: float) -> list[Any]:
         """End the holds whose time is over. The end of a hold is a move like any other: a load that began inside it, when
         the write's effect may not have landed yet, is not stored after it and not joined after it."""
-        over = [hold for hold in self._timed if hold.until <= now]
+        over = [hold for hold in self.timed if hold.until <= now]
         garbage: list[Any] = []
         for hold in over:
             self.release(hold)
-            garbage.append(self.move(hold.region))
+            garbage += self.move(hold.region)
         return garbage
 
     def move(self, region: Region, *, exactly: bool = False) -> list[Any]:
@@ -251,6 +241,8 @@ class Ledger:
         elif root in load.late_roots:
             # Its tags are unknown, so nobody may join; whether it may be stored is decided when they are known.
             load.detach()
+            if load.written is None:
+                load.written = []
             if len(load.written) < _MAX_WRITTEN:
                 load.written.append(path)
             else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,7 @@ from agent_cache.errors import ConfigurationError
 
 __all__ = ["Parameter", "Parameters", "receiver_part"]
 
+_LIKELY: dict[str, type] = {"str": str, "int": int, "bool": bool, "dict": dict, "list": list}
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
@@ -23,7 +25,8 @@ class Parameter:
     Attributes:
         in_key: whether its value identifies the call: not if it is skipped or filled in by a framework.
         is_receiver: whether it is the ``self`` or ``cls`` of a method.
-        hint: ``"str"``, ``"int"`` or ``"bool"`` where the annotation says just that, so that the likely case is tested first.
+        hint: ``"str"``, ``"int"``, ``"bool"``, ``"dict"`` or ``"list"`` where the annotation says just that, so that the
+            likely case is tested first. It decides nothing else: what is passed decides the key.
     """
 
     name: str
@@ -48,6 +51,9 @@ class Parameters:
 
     all: tuple[Parameter, ...]
     signature: inspect.Signature
+    names: tuple[str, ...]
+    is_positional: bool
+    """Whether a call in its canonical spelling is just one value for each name, in order."""
 
     @classmethod
     def of(cls, function: Callable[..., Any], skip_args: int, tool: str) -> Parameters:
@@ -77,11 +83,9 @@ class Parameters:
                 for parameter in signature.parameters.values()
             ),
             signature,
+            tuple(signature.parameters),
+            len(positional) == len(signature.parameters),
         )
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(parameter.name for parameter in self.all)
 
     @property
     def key_names(self) -> tuple[str, ...]:
@@ -90,8 +94,8 @@ class Parameters:
 
     def named(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Names and values of a call in its canonical spelling."""
-        if not kwargs and all(parameter.kind in _POSITIONAL for parameter in self.all):
-            return {parameter.name: value for parameter, value in zip(self.all, args, strict=True)}
+        if self.is_positional:
+            return dict(zip(self.names, args, strict=True))
         return self.bind(args, kwargs)
 
     def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -148,5 +152,8 @@ def _receiver(function: Callable[..., Any], positional: list[inspect.Parameter])
 
 
 def _hint(annotation: Any) -> str:
-    text = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "")
-    return text if text in {"str", "int", "bool"} and (isinstance(annotation, str) or annotation in (str, int, bool)) else ""
+    if isinstance(annotation, str):
+        text = annotation.partition("[")[0]
+        return text if text in _LIKELY else ""
+    kind = typing.get_origin(annotation) or annotation
+    return kind.__name__ if kind in _LIKELY.values() else ""

@@ -19,11 +19,12 @@ class Partition:
         owner: the session it belongs to, None for the global scope.
         static: tags that every entry in it depends on; they need no index.
         roots: roots that any of its entries may depend on.
+        loads: the ledger's sets of loads in flight, one for each root.
         flights: loads in flight that a reader may join, by (key, event loop).
         is_open: False once its session has ended; nothing is stored any more.
     """
 
-    __slots__ = ("__weakref__", "flights", "is_open", "owner", "roots", "static", "store", "tool")
+    __slots__ = ("__weakref__", "flights", "is_open", "loads", "owner", "roots", "static", "store", "tool")
 
     def __init__(
         self, tool: Any, owner: object | None, static: tuple[Tag, ...], roots: tuple[str, ...], maxsize: int | None
@@ -34,4 +35,5 @@ class Partition:
         self.roots = roots
         self.store = Store(maxsize)
         self.flights: dict[tuple[Hashable, object], Any] = {}
+        self.loads: tuple[set[Any], ...] = ()
         self.is_open = True

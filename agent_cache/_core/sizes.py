@@ -20,13 +20,21 @@ def size_of(value: Any) -> int:
         if id(one) in seen:
             continue
         seen.add(id(one))
-        total += sys.getsizeof(one, 64)
-        if isinstance(one, dict):
-            pending.extend(one)
-            pending.extend(one.values())
-        elif isinstance(one, list | tuple | set | frozenset):
-            pending.extend(one)
-        elif not isinstance(one, str | bytes | int | float | bool | type(None)):
-            pending.extend(getattr(one, "__dict__", {}).values())
-            pending.extend(getattr(one, name, None) for name in getattr(type(one), "__slots__", ()))
+        try:
+            total += sys.getsizeof(one, 64)
+            pending.extend(_members(one))
+        except Exception:  # noqa: BLE001 - somebody's attribute; an estimate goes on without it
+            total += 64
     return total + (total // max(len(seen), 1)) * len(pending)
+
+
+def _members(one: Any) -> list[Any]:
+    if isinstance(one, dict):
+        return [*one, *one.values()]
+    if isinstance(one, list | tuple | set | frozenset):
+        return list(one)
+    if isinstance(one, str | bytes | int | float | bool | type(None)):
+        return []
+    slots = getattr(type(one), "__slots__", ())
+    named = (slots,) if isinstance(slots, str) else slots
+    return [*getattr(one, "__dict__", {}).values(), *(getattr(one, name, None) for name in named)]

@@ -36,7 +36,7 @@ class Store:
         maxsize: how many entries at the most, least recently used first out; None for no bound.
     """
 
-    __slots__ = ("__weakref__", "_below", "_data", "_exact", "bytes", "lookup", "maxsize", "touch")
+    __slots__ = ("__weakref__", "_below", "_data", "_exact", "bytes", "lookup", "maxsize", "newest", "touch")
 
     lookup: Callable[[Key], Entry | None]
     touch: Callable[[Key], None]
@@ -53,6 +53,7 @@ class Store:
         self.bytes = 0
         self.lookup = self._data.get
         self.touch = self._data.move_to_end
+        self.newest: Entry | None = None
 
     def __len__(self) -> int:
         return len(self._data)
@@ -72,33 +73,44 @@ class Store:
         """Answer lookups, or none. Entries stay and can be dropped either way."""
         self.lookup = self._data.get if on else _nothing
 
+    def use(self, key: Key, entry: Entry) -> None:
+        """Make an entry the most recently used. The caller asks `newest` first: the same thing read twice needs no move."""
+        try:
+            self.touch(key)
+        except KeyError:
+            return  # dropped by another thread since it was looked up: this call began before that
+        self.newest = entry
+
     def insert(self, key: Key, entry: Entry) -> Entry | None:
         """Put an entry in, in place of an older one. Returns the entry that had to make room, if one had to."""
-        old = self._data.pop(key, None)
-        if old is not None:
-            self._forget(key, old)
-        self._data[key] = entry
+        data = self._data
+        if key in data:
+            self.discard(key)
+        data[key] = entry
+        self.newest = entry
         self.bytes += entry.size
-        for tag in entry.tags:
-            _link(self._exact, tag, key)
-            if tag.count(":") > 1:
-                for above in ancestors(tag)[1:]:
-                    _link(self._below, above, key)
-        if self.maxsize is not None and len(self._data) > self.maxsize:
-            return self.evict()
-        return None
+        if entry.tags:
+            self._index(key, entry.tags)
+        if self.maxsize is None or len(data) <= self.maxsize:
+            return None
+        key, entry = data.popitem(last=False)
+        self.bytes -= entry.size
+        if entry.tags:
+            self._unindex(key, entry.tags)
+        return entry
 
     def evict(self) -> Entry:
         """Take the least recently used entry out."""
-        key, entry = self._data.popitem(last=False)
-        self._forget(key, entry)
+        entry = self.discard(next(iter(self._data)))
+        assert entry is not None
         return entry
 
     def discard(self, key: Key) -> Entry | None:
         """Take one entry out, if it is there."""
         entry = self._data.pop(key, None)
         if entry is not None:
-            self._forget(key, entry)
+            self.bytes -= entry.size
+            self._unindex(key, entry.tags)
         return entry
 
     def drop_tag(self, tag: Tag) -> list[Entry]:
@@ -121,9 +133,15 @@ class Store:
         self.switch(was_on)
         return dropped
 
-    def _forget(self, key: Key, entry: Entry) -> None:
-        self.bytes -= entry.size
-        for tag in entry.tags:
+    def _index(self, key: Key, tags: tuple[Tag, ...]) -> None:
+        for tag in tags:
+            _link(self._exact, tag, key)
+            if tag.count(":") > 1:
+                for above in ancestors(tag)[1:]:
+                    _link(self._below, above, key)
+
+    def _unindex(self, key: Key, tags: tuple[Tag, ...]) -> None:
+        for tag in tags:
             _unlink(self._exact, tag, key)
             if tag.count(":") > 1:
                 for above in ancestors(tag)[1:]:

@@ -9,6 +9,7 @@ rule of invalidation. Writing ``order:7`` drops what is tagged ``order:7``, anyt
 from __future__ import annotations
 
 import inspect
+import re
 import string
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -55,7 +56,12 @@ def parse_tag(tag: str | Sequence[object]) -> Tag:
     Raises:
         ConfigurationError: if it is empty, or has an empty segment.
     """
-    segments = tag.split(":") if isinstance(tag, str) else [str(segment) for segment in tag]
+    if isinstance(tag, str):
+        segments = tag.split(":")
+    elif isinstance(tag, Sequence) and not isinstance(tag, bytes | bytearray | memoryview):
+        segments = [str(segment) for segment in tag]
+    else:
+        raise ConfigurationError(f"{tag!r} is not a tag; write 'root', 'root:id' or ('root', 'id')")
     if not segments or not all(segments):
         raise ConfigurationError(f"{tag!r} is not a tag; write 'root' or 'root:id' without empty segments")
     return ":".join(map(escape, segments))
@@ -69,7 +75,9 @@ class ComputedTags:
     function: Callable[..., Any]
 
 
-def tags_from(root: str, function: Callable[..., Any]) -> ComputedTags:
+def tags_from(
+    root: str, function: Callable[[Mapping[str, Any]], object] | Callable[[Mapping[str, Any], Any], object]
+) -> ComputedTags:
     """Compute the ids that a read depends on, or that a write touches, where a template cannot spell them.
 
     Stands wherever a template may stand. The root is static, so that an invalidation knows where to look.
@@ -85,8 +93,8 @@ def tags_from(root: str, function: Callable[..., Any]) -> ComputedTags:
 
     Example: ``tags_from("order", lambda arguments, result: [order.id for order in result.orders])``
     """
-    if not isinstance(root, str) or not root:
-        raise ConfigurationError(f"tags_from needs a non-empty root, got {root!r}")
+    if not isinstance(root, str) or not root or ":" in root:
+        raise ConfigurationError(f"tags_from needs the root of the tags, a text without a colon such as 'order', got {root!r}")
     if not callable(function):
         raise ConfigurationError(f"tags_from({root!r}, ...) needs a function, got {function!r}")
     return ComputedTags(root, function)
@@ -206,6 +214,9 @@ def _compile_template(template: str, parameters: Sequence[str], tool: str) -> Ta
         return TagRule(root, "static", lambda _arguments, _result: (tag,), template)
     late = any(field.of_result for field in fields)
 
+    if len(segments) == 2 and len(segments[1]) == 1 and fields[0].is_bare:
+        return TagRule(root, "late" if late else "early", _bare(root, fields[0]), template)
+
     def make(arguments: Mapping[str, Any], result: Any) -> tuple[Tag, ...]:
         made = [root]
         for segment in segments[1:]:
@@ -221,8 +232,6 @@ def _compile_template(template: str, parameters: Sequence[str], tool: str) -> Ta
             made.append(escape(text))
         return (":".join(made),)
 
-    if len(segments) == 2 and len(segments[1]) == 1 and fields[0].is_bare:
-        make = _bare(root, fields[0])
     return TagRule(root, "late" if late else "early", make, template)
 
 
@@ -243,16 +252,36 @@ class _Field:
 
     name: str
     of_result: bool
-    text: str
+    path: tuple[tuple[bool, str | int], ...]
 
     @property
     def is_bare(self) -> bool:
-        return self.text == self.name
+        return not self.path
 
     def value(self, arguments: Mapping[str, Any], result: Any) -> Any:
-        scope = {"result": result} if self.of_result else arguments
-        found, _ = _formatter.get_field(self.text, (), scope)
+        found = result if self.of_result else arguments[self.name]
+        for is_attribute, step in self.path:
+            found = getattr(found, str(step)) if is_attribute else found[step]
         return found
+
+
+_STEP = re.compile(r"\.(?P<attribute>[^.\[\]]+)|\[(?P<key>[^\]]+)\]")
+
+
+def _parse_field(field: str) -> tuple[str, tuple[tuple[bool, str | int], ...]] | None:
+    """Name and steps of ``name.attribute[key]``, as `str.format` reads it: a key of digits is an index. None if malformed."""
+    name = re.match(r"[^.\[\]]*", field)
+    assert name is not None
+    steps: list[tuple[bool, str | int]] = []
+    at = name.end()
+    while at < len(field):
+        step = _STEP.match(field, at)
+        if step is None:
+            return None
+        attribute, key = step["attribute"], step["key"]
+        steps.append((True, attribute) if attribute else (False, int(key) if key.isdecimal() else key))
+        at = step.end()
+    return name.group(), tuple(steps)
 
 
 def _parse_template(template: str, parameters: Sequence[str], tool: str) -> list[str | _Field]:
@@ -268,13 +297,16 @@ def _parse_template(template: str, parameters: Sequence[str], tool: str) -> list
             continue
         if spec or conversion:
             raise ConfigurationError(f"{tool}: resource {template!r} may not use a conversion or a format; values are written by str()")
-        name = field.partition(".")[0].partition("[")[0]
+        read = _parse_field(field)
+        if read is None:
+            raise ConfigurationError(f"{tool}: resource {template!r} is not a template: {{{field}}} cannot be read")
+        name, path = read
         if name not in parameters and name != "result":
             raise ConfigurationError(
                 f"{tool}: resource {template!r} names {name!r}, which is no parameter of the tool; it has {', '.join(parameters) or 'none'}"
                 " (and 'result' for what it returns)"
             )
-        pieces.append(_Field(name, name == "result" and name not in parameters, field))
+        pieces.append(_Field(name, name == "result" and name not in parameters, path))
     if not pieces:
         raise ConfigurationError(f"{tool}: resource is empty; name what the tool reads, as in 'order' or 'order:{{order_id}}'")
     return pieces

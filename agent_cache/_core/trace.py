@@ -24,8 +24,9 @@ class TraceRecord:
         outcome: ``"ok"``, ``"cancelled"``, or the class name of the exception.
         started: reading of the monotonic clock when the call began, in seconds; of a hit, when it was answered.
         duration: seconds it took; 0.0 for a hit.
-        parent: `id` of the call whose tool made this one, or None.
-        id: number of the call in this process, in the order the calls began.
+        parent: `number` of the call whose tool made this one, or None.
+        number: the how-manieth call of the session it is, in the order the calls began; a blocked call has the number
+            of the last one that was let through.
     """
 
     tool: str
@@ -36,7 +37,7 @@ class TraceRecord:
     started: float
     duration: float
     parent: int | None
-    id: int
+    number: int
 
 
 class Trace:

@@ -17,7 +17,7 @@ from agent_cache._pipeline.call import Call, Stage
 from agent_cache._pipeline.clock import CLOCK
 from agent_cache._pipeline.invalidate import invalidate
 from agent_cache._pipeline.keep import keep
-from agent_cache._pipeline.scope import ROOT, TENANT, Plan, Scope, Watch
+from agent_cache._pipeline.scope import ROOT, TENANT, Observe, Plan, Scope, Watch, observer
 from agent_cache._pipeline.single_flight import single_flight
 from agent_cache._pipeline.sources import run_tool
 from agent_cache._pipeline.tiers import consult_tiers, trust_in
@@ -39,11 +39,13 @@ def read_plan(operation: ReadOperation, scope: Scope) -> Plan:
         partition = scope.participants[0].partition_of(operation) if scope is not ROOT else None
         tenant = None  # a session has one tenant, and its answers never leave it
     watches, stats = _contributions(operation, scope)
+    observe = observer(watches)
     tiers = operation.tiers() if operation.policy.scope == "global" else ()
     stages: list[Stage] = [single_flight, consult_tiers, keep] if tiers else [single_flight, keep]
     return Plan(
         partition=partition,
-        admit=_nothing if partition is None else _local_lookup(partition, watches, stats, tenant),
+        admit=_nothing if partition is None else _local_lookup(partition, observe, operation.stats, tenant),
+        observe=observe,
         run=run_tool if partition is None else _compose(stages, run_tool),
         uncached=run_tool,
         watches=watches,
@@ -59,6 +61,7 @@ def write_plan(operation: Operation[Any], scope: Scope) -> Plan:
     return Plan(
         partition=None,
         admit=_nothing,
+        observe=observer(watches),
         run=_compose([invalidate], run_tool),
         uncached=run_tool,
         watches=watches,
@@ -90,9 +93,9 @@ def _nothing(_key: Hashable) -> Any:
 
 
 def _local_lookup(
-    partition: Partition, watches: tuple[Watch, ...], all_stats: tuple[Stats, ...], tenant: Hashable | None
+    partition: Partition, observe: Observe, stats: Stats, tenant: Hashable | None
 ) -> Callable[[Hashable], Any]:
-    """The gate that answers. The generated body of a tool says the same inline for the root scope; see `codegen`."""
+    """The gate that answers. The generated body of a tool says the same inline for the scopes that it may; see `codegen`."""
     store, clock = partition.store, CLOCK
 
     def local_lookup(key: Hashable) -> Any:
@@ -103,17 +106,11 @@ def _local_lookup(
         value = entry.value if now < entry.fast else entry.recall(now)
         if value is MISSING:
             return MISSING
-        for watch in watches:
-            value = watch.hit(key, entry, value, now)
-        try:
-            store.touch(key)
-        except KeyError:
-            pass  # it has just been dropped: this call began before that
-        for stats in all_stats:
-            stats.hits += 1
-            stats.time_saved += entry.cost
+        value = observe(key, entry, value, now)
+        if entry is not store.newest:
+            store.use(key, entry)
+        stats.hits += 1
+        stats.time_saved += entry.cost
         return value
 
-    if tenant is None:
-        return local_lookup
-    return lambda key: local_lookup((TENANT, tenant, key))
+    return local_lookup if tenant is None else lambda key: local_lookup((TENANT, tenant, key))

@@ -2,42 +2,58 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Awaitable, Callable, Hashable
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from agent_cache._core.entries import Entry
 from agent_cache._core.tags import Tag
 
 if TYPE_CHECKING:
-    from agent_cache._pipeline.operation import Operation
     from agent_cache._pipeline.scope import Plan
     from agent_cache._pipeline.single_flight import Flight
 
-__all__ = ["ENCLOSING", "NEXT_ID", "Call", "Proceed", "Stage"]
-
-NEXT_ID: Callable[[], int] = itertools.count(1).__next__
-"""Numbers calls and hits alike, through all sessions, in the order they start."""
+__all__ = ["ENCLOSING", "Call", "Proceed", "Stage"]
 
 
 class Call:
     """A miss, a write or an uncached run: built once the gates have let it through.
 
     Attributes:
+        operation: the tool's `ReadOperation` or `WriteOperation`.
         key: its identity, None where it has none.
         args, kwargs: its arguments in the one canonical spelling.
-        parent: the call whose tool made this one, or None.
-        flight: the flight it leads. Only a call that leads one has it.
-        leading: the innermost flight this call runs under: its own, or its parent's.
+        tags: what it depends on beside the static tags, as far as that is known before the load.
         source: how it was answered: ``miss``, ``hit`` (a tier's), ``shared``, ``uncached`` or ``write``.
         is_fresh: the caller wants what is true now: look nothing up and join nobody.
+        parent: the call whose tool made this one, or None.
+        leading: the innermost flight this call runs under: its own, or its parent's.
+        flight: the flight it leads. Only a call that leads one has it.
+        started: clock reading when the tool was started.
+        numbers: its number in each session that saw it; None outside of sessions.
     """
 
-    __slots__ = ("_arguments", "args", "flight", "id", "is_fresh", "key", "kwargs", "leading", "operation", "parent", "plan", "source", "started", "tags")
+    __slots__ = (
+        "_arguments",
+        "args",
+        "flight",
+        "is_fresh",
+        "key",
+        "kwargs",
+        "leading",
+        "numbers",
+        "operation",
+        "parent",
+        "plan",
+        "source",
+        "started",
+        "tags",
+    )
+
+    flight: Flight
 
     def __init__(
-        self, operation: Operation[Any], plan: Plan, key: Hashable, args: tuple[Any, ...], kwargs: dict[str, Any], source: str
+        self, operation: Any, plan: Plan, key: Hashable, args: tuple[Any, ...], kwargs: dict[str, Any], source: str
     ) -> None:
         self.operation = operation
         self.plan = plan
@@ -45,13 +61,12 @@ class Call:
         self.args = args
         self.kwargs = kwargs
         self.source = source
-        self.id = NEXT_ID()
-        self.parent: Call | None = ENCLOSING.get()
-        self.leading: Flight | None = self.parent.leading if self.parent is not None else None
-        self.flight: Flight
-        self.started = 0.0
         self.is_fresh = False
+        self.parent = parent = ENCLOSING.get()
+        self.leading: Flight | None = None if parent is None else parent.leading
+        self.started = 0.0
         self.tags: tuple[Tag, ...] = ()
+        self.numbers: dict[object, int] | None = None
         self._arguments: dict[str, Any] | None = None
 
     @property
@@ -61,6 +76,10 @@ class Call:
             self._arguments = self.operation.parameters.named(self.args, self.kwargs)
         return self._arguments
 
+    def number_in(self, session: object) -> int | None:
+        """Its number among the calls of a session, if that session saw it."""
+        return None if self.numbers is None else self.numbers.get(session)
+
 
 ENCLOSING: ContextVar[Call | None] = ContextVar("agent_cache_enclosing_call", default=None)
 """The call whose tool is running in this context. Child tasks and threads inherit it."""
@@ -68,5 +87,8 @@ ENCLOSING: ContextVar[Call | None] = ContextVar("agent_cache_enclosing_call", de
 Proceed = Callable[[Call], Awaitable[Entry]]
 """The rest of the plan."""
 
-Stage = Callable[[Call, Proceed], Awaitable[Entry]]
-"""A step that may wait. It calls `proceed` to go on, or answers by itself."""
+
+class Stage(Protocol):
+    """A step that may wait. It calls `proceed` to go on, or answers by itself."""
+
+    def __call__(self, call: Call, proceed: Proceed) -> Awaitable[Entry]: ...

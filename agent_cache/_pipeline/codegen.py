@@ -16,20 +16,20 @@ this is generated (names shortened; ``root`` is the scope outside of any session
         if here is root:
             entry = store.lookup(key)
             if entry is not None:
-                now = clock.now()
-                if now < entry.fast:
-                    try:
-                        store.touch(key)
-                    except KeyError:
-                        pass
+                moment = now()
+                if moment < entry.fast:
+                    [if entry is not store.newest: move it to the end]
                     stats.hits += 1
                     stats.time_saved += entry.cost
                     return entry.value
-                value = recall(key, entry, now)
+                value = entry.recall(moment)
                 if value is not MISSING:
+                    [the same]
                     return value
+        elif here.answers_inline:
+            [the same, with one more line: value = here.plan(operation).observe(key, entry, value, moment)]
         else:
-            value = (here.plans.get(operation) or here.plan(operation)).admit(key)
+            value = here.plan(operation).admit(key)
             if value is not MISSING:
                 return value
         return await answer(here, key, (order_id,), {"full": full})
@@ -42,12 +42,13 @@ from __future__ import annotations
 
 import inspect
 import linecache
-from collections.abc import Awaitable, Callable, Hashable
+import marshal
+from collections.abc import Awaitable, Callable
 from functools import wraps
 from typing import Any
 
-from agent_cache._core.entries import MISSING, Entry
-from agent_cache._core.keys import PLAIN, Uncacheable, key_part
+from agent_cache._core.entries import MISSING
+from agent_cache._core.keys import ALIASES, PLAIN, Uncacheable, key_part
 from agent_cache._core.parameters import Parameter, Parameters, receiver_part
 from agent_cache._pipeline.clock import CLOCK
 from agent_cache._pipeline.operation import Operation, ReadOperation, WriteOperation
@@ -72,34 +73,17 @@ def read_body(operation: ReadOperation) -> Body:
     if not GENERATION.is_on:
         return _plain_body(operation)
     prefix, parameters = _prefix(operation.parameters), operation.parameters
-    inline = operation.policy.scope == "global"
+    key = _key_expression(operation)
     lines = [
-        f"{prefix}here = {prefix}scope()",
+        "$here = $scope()",
         "try:",
-        f"    {prefix}key = {_key_expression(operation, prefix)}",
-        f"except {prefix}Uncacheable as {prefix}error:",
-        f"    {prefix}key = {prefix}unkeyed({prefix}error)",
-        f"if {prefix}here is {prefix}root:",
-        *(_INLINE if inline else ("    pass",)),
-        "else:",
-        "    $value = ($here.plans.get($operation) or $here.plan($operation)).admit($key)",
-        "    if $value is not $MISSING:",
-        "        return $value",
+        f"    $key = {key}",
+        "except $Uncacheable as $error:",
+        "    $key = $unkeyed($error)",
+        *(("except ValueError:", f"    $key = $key_or_unkeyed({_mapping(parameters)})") if "$image" in key else ()),
+        *(_INLINE if operation.policy.scope == "global" else _THROUGH_THE_PLAN),
         f"return await $answer($here, $key, {_canonical_call(parameters)})",
     ]
-    store, stats = operation.partition.store, operation.stats
-
-    def recall(key: Hashable, entry: Entry, now: float) -> Any:
-        value = entry.recall(now)
-        if value is not MISSING:
-            try:
-                store.touch(key)
-            except KeyError:
-                pass  # it has just been dropped: this call began before that
-            stats.hits += 1
-            stats.time_saved += entry.cost
-        return value
-
     names = {
         "scope": SCOPE.get,
         "root": ROOT,
@@ -109,13 +93,14 @@ def read_body(operation: ReadOperation) -> Body:
         "receiver_part": receiver_part,
         "PLAIN": PLAIN,
         "type": type,
-        "store": store,
-        "stats": stats,
-        "clock": CLOCK,
+        "store": operation.partition.store,
+        "stats": operation.stats,
         "MISSING": MISSING,
-        "recall": recall,
         "operation": operation,
         "answer": operation.answer,
+        "known": ALIASES.get,
+        "image": marshal.dumps,
+        "key_or_unkeyed": operation.key_or_unkeyed,
         "by_key": operation.part_by_key,
         "by_vary": operation.part_by_vary,
     }
@@ -131,22 +116,51 @@ def write_body(operation: WriteOperation) -> Body:
     return _compile(operation, prefix, lines, {"write": operation.write, "scope": SCOPE.get})
 
 
-_INLINE = (
+_USE = """\
+if $entry is not $store.newest:
+    try:
+        $store.touch($key)
+        $store.newest = $entry
+    except KeyError:
+        pass
+$stats.hits += 1
+$stats.time_saved += $entry.cost
+""".splitlines()
+_THROUGH_THE_PLAN = """\
+$value = $here.plan($operation).admit($key)
+if $value is not $MISSING:
+    return $value
+""".splitlines()
+
+
+def _indented(lines: list[str], levels: int) -> list[str]:
+    return ["    " * levels + line for line in lines]
+
+
+_INLINE = [
+    "if $here is $root:",
     "    $entry = $store.lookup($key)",
     "    if $entry is not None:",
-    "        $now = $clock.now()",
-    "        if $now < $entry.fast:",
-    "            try:",
-    "                $store.touch($key)",
-    "            except KeyError:",
-    "                pass",
-    "            $stats.hits += 1",
-    "            $stats.time_saved += $entry.cost",
+    "        $moment = $now()",
+    "        if $moment < $entry.fast:",
+    *_indented(_USE, 3),
     "            return $entry.value",
-    "        $value = $recall($key, $entry, $now)",
+    "        $value = $entry.recall($moment)",
     "        if $value is not $MISSING:",
+    *_indented(_USE, 3),
     "            return $value",
-)
+    "elif $here.answers_inline:",
+    "    $entry = $store.lookup($key)",
+    "    if $entry is not None:",
+    "        $moment = $now()",
+    "        $value = $entry.value if $moment < $entry.fast else $entry.recall($moment)",
+    "        if $value is not $MISSING:",
+    "            $value = ($here.plans.get($operation) or $here.plan($operation)).observe($key, $entry, $value, $moment)",
+    *_indented(_USE, 3),
+    "            return $value",
+    "else:",
+    *_indented(_THROUGH_THE_PLAN, 1),
+]
 
 
 def _plain_body(operation: Operation[Any]) -> Body:
@@ -167,31 +181,36 @@ def _prefix(parameters: Parameters) -> str:
     return prefix
 
 
-def _key_expression(operation: ReadOperation, prefix: str) -> str:
+def _key_expression(operation: ReadOperation) -> str:
     parameters = operation.parameters
     if operation.policy.key is not None:
-        key = f"{prefix}by_key({_passed_on(parameters)})"
+        key = f"$by_key({_passed_on(parameters)})"
     else:
-        parts = [_part_expression(parameter, prefix) for parameter in parameters.all if parameter.in_key]
+        parts = [_part_expression(parameter) for parameter in parameters.all if parameter.in_key]
         key = parts[0] if len(parts) == 1 else f"({', '.join(parts)})"
     if operation.policy.vary is None:
         return key
-    arguments = "{" + ", ".join(f"{name!r}: {name}" for name in parameters.names) + "}"
-    return f"({prefix}by_vary({arguments}), {key})"
+    return f"($by_vary({_mapping(parameters)}), {key})"
 
 
-def _part_expression(parameter: Parameter, prefix: str) -> str:
+def _mapping(parameters: Parameters) -> str:
+    return "{" + ", ".join(f"{name!r}: {name}" for name in parameters.names) + "}"
+
+
+def _part_expression(parameter: Parameter) -> str:
     name = parameter.name
     if parameter.is_receiver:
-        return f"{prefix}receiver_part({name})"
+        return f"$receiver_part({name})"
     if parameter.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD):
-        return f"{prefix}part({name})"
+        return f"$part({name})"
     match parameter.hint:
         case "str" | "int" as kind:
-            return f"{name} if {prefix}type({name}) is {prefix}{kind} else {prefix}part({name})"
+            return f"{name} if $type({name}) is ${kind} else $part({name})"
         case "bool":
-            return f'b"T" if {name} is True else b"F" if {name} is False else {prefix}part({name})'
-    return f"{name} if {prefix}type({name}) in {prefix}PLAIN else {prefix}part({name})"
+            return f'b"T" if {name} is True else b"F" if {name} is False else $part({name})'
+        case "dict" | "list" as kind:  # as key_part does it, without the frame
+            return f"$known($image({name}, 4)) or $part({name}) if $type({name}) is ${kind} else $part({name})"
+    return f"{name} if $type({name}) in $PLAIN else $part({name})"
 
 
 def _passed_on(parameters: Parameters) -> str:
@@ -240,7 +259,7 @@ def _header(parameters: Parameters, prefix: str) -> str:
         if kind is inspect.Parameter.KEYWORD_ONLY and not seen_star:
             parts.append("*")
             seen_star = True
-        stars = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}.get(kind, "")
+        stars = "*" if kind is inspect.Parameter.VAR_POSITIONAL else "**" if kind is inspect.Parameter.VAR_KEYWORD else ""
         seen_star |= stars == "*"
         parts.append(stars + parameter.name + (f"={prefix}default_{parameter.name}" if parameter.has_default else ""))
     if slash_due:
@@ -251,10 +270,12 @@ def _header(parameters: Parameters, prefix: str) -> str:
 def _compile(operation: Operation[Any], prefix: str, lines: list[str], names: dict[str, Any]) -> Body:
     parameters = operation.parameters
     source = "\n".join([f"async def {prefix}body({_header(parameters, prefix)}):", *(f"    {line}" for line in lines), ""])
-    namespace = {prefix + name: value for name, value in names.items()} | {prefix + "str": str, prefix + "int": int}
+    namespace = {prefix + name: value for name, value in names.items()}
+    namespace |= {prefix + kind.__name__: kind for kind in (str, int, dict, list)}
     namespace |= {f"{prefix}default_{one.name}": one.default for one in parameters.all if one.has_default}
     filename = f"<agent_cache body of {operation.name}>"
     exec(compile(source, filename, "exec"), namespace)  # noqa: S102 - source is made of parameter names only, as in dataclasses
     linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
     body: Body = wraps(operation.function)(namespace[prefix + "body"])
+    CLOCK.show_in(body, prefix + "now")
     return body

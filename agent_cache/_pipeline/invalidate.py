@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from agent_cache._core.entries import Entry
+from agent_cache._core.tags import Tag
 from agent_cache._pipeline.call import Call, Proceed
 from agent_cache._pipeline.scope import SCOPE
 from agent_cache._pipeline.state import log_once
@@ -40,7 +41,8 @@ def _write_of(call: Call) -> Write | None:
         roots: tuple[str, ...] = tuple(dict.fromkeys(root for tool, _ in keys for root in tool.tags.roots))
         tiers = tiers_under(roots, operation.own_tiers) if owners is None else ()
         return Write(operation.name, policy, (), keys=keys, owners=owners, tiers=tiers)
-    tags, bare = operation.tags.static, ()
+    tags: tuple[Tag, ...] = operation.tags.static
+    bare: tuple[str, ...] = ()
     for rule in operation.tags.early:
         try:
             made = rule.make(call.arguments, None)

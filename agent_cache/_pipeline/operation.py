@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping
-from contextlib import suppress
 from typing import Any, Final, Generic, TypeVar
 
 from agent_cache._core.entries import MISSING, Entry
@@ -18,7 +17,7 @@ from agent_cache._pipeline.assemble import read_plan, write_plan
 from agent_cache._pipeline.call import ENCLOSING, Call
 from agent_cache._pipeline.clock import CLOCK
 from agent_cache._pipeline.reaper import free
-from agent_cache._pipeline.scope import SCOPE, Plan, Scope
+from agent_cache._pipeline.scope import SCOPE, Plan, Scope, admit
 from agent_cache._pipeline.state import LEDGER, drop, log_once
 from agent_cache._pipeline.tiers import request_of
 from agent_cache.config import CURRENT
@@ -62,7 +61,7 @@ class CacheKey:
 class Operation(Generic[P]):
     """What reads and writes have in common."""
 
-    __slots__ = ("__weakref__", "function", "name", "own_tiers", "parameters", "policy", "stats", "tags")
+    __slots__ = ("__weakref__", "function", "name", "own_tiers", "parameters", "policy", "root_plan", "stats", "tags")
 
     def __init__(
         self,
@@ -81,61 +80,64 @@ class Operation(Generic[P]):
         self.policy = policy
         self.own_tiers = tuple(tier for tier in (backup, remote) if tier is not None)
         self.stats = METRICS.stats_of(name, tags.roots)
+        self.root_plan: Plan | None = None
 
     def compile(self, scope: Scope) -> Plan:
         raise NotImplementedError
 
-    async def invoke(self, *args: Any, **kwargs: Any) -> Any:
+    async def invoke(self, /, *args: Any, **kwargs: Any) -> Any:
         """Call the tool in any spelling: what adapters use, and what the generated body does in fewer steps."""
         raise NotImplementedError
 
     async def _run(self, call: Call, run: Callable[[Call], Awaitable[Entry]]) -> Any:
         """Let the sessions admit a call, run it, count it, and let them see how it ended."""
         plan = call.plan
-        for watch in plan.watches:
-            watch.admit(call)
+        if plan.watches:
+            admit(call, plan.watches)
         token = ENCLOSING.set(call)
         try:
             entry = await run(call)
         except BaseException as error:
-            self._count(call, 0.0)
-            if isinstance(error, Exception) and call.source != "shared":
-                for stats in plan.stats:
-                    stats.errors += 1
+            _count(call, 0.0, failed=isinstance(error, Exception))
             for watch in plan.watches:
                 watch.done(call, None, error, CLOCK.now())
             raise
         finally:
-            with suppress(ValueError):  # closed by the garbage collector, in another context than it ran in
+            try:
                 ENCLOSING.reset(token)
-        self._count(call, entry.cost)
-        if not plan.watches:
-            return entry.value
-        value, now = entry.value, CLOCK.now()
-        for watch in plan.watches:
-            value = watch.done(call, value, None, now)
+            except ValueError:
+                pass  # closed by the garbage collector, in another context than it ran in
+        if call.source == "miss":
+            for stats in plan.stats:
+                stats.misses += 1
+        else:
+            _count(call, entry.cost)
+        value = entry.value
+        if plan.watches:
+            now = CLOCK.now()
+            for watch in plan.watches:
+                value = watch.done(call, value, None, now)
         return value
 
-    @staticmethod
-    def _count(call: Call, cost: float) -> None:
-        match call.source:
-            case "miss":
-                for stats in call.plan.stats:
-                    stats.misses += 1
-            case "shared":
-                for stats in call.plan.stats:
-                    stats.shared += 1
-                    stats.time_saved += cost
-            case "hit":
-                for stats in call.plan.stats:
-                    stats.hits += 1
-                    stats.time_saved += cost
-            case "write":
-                for stats in call.plan.stats:
-                    stats.writes += 1
-            case _:
-                for stats in call.plan.stats:
-                    stats.bypassed += 1
+
+def _count(call: Call, cost: float, *, failed: bool = False) -> None:
+    """Count a call under what it turned out to be; a failure where the tool was run."""
+    source = call.source
+    for stats in call.plan.stats:
+        if source == "miss":
+            stats.misses += 1
+        elif source == "write":
+            stats.writes += 1
+        elif source == "uncached":
+            stats.bypassed += 1
+        else:
+            stats.time_saved += cost
+            if source == "hit":
+                stats.hits += 1
+            else:
+                stats.shared += 1
+        if failed and source != "shared":
+            stats.errors += 1
 
 
 class ReadOperation(Operation[ReadPolicy]):
@@ -154,7 +156,7 @@ class ReadOperation(Operation[ReadPolicy]):
         partition = Partition(self, owner, self.tags.static, self.tags.roots, self.policy.maxsize)
         with LEDGER.lock:
             partition.store.switch(CURRENT.value.enabled)
-            LEDGER.register(partition, self.tags.roots)
+            LEDGER.register(partition)
         return partition
 
     def tiers(self) -> tuple[Tier, ...]:
@@ -167,25 +169,26 @@ class ReadOperation(Operation[ReadPolicy]):
     def compile(self, scope: Scope) -> Plan:
         return read_plan(self, scope)
 
-    async def answer(
+    def answer(
         self, scope: Scope, key: Hashable, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_fresh: bool = False
-    ) -> Any:
+    ) -> Awaitable[Any]:
         """Whatever the gates did not answer: single flight, tiers, the tool."""
         plan = scope.plan(self)
-        if key is UNKEYED or plan.partition is None or not CURRENT.value.enabled:
-            return await self._run(Call(self, plan, None, args, kwargs, "uncached"), plan.uncached)
+        if key is UNKEYED or plan.partition is None or not plan.configuration.enabled:
+            return self._run(Call(self, plan, None if key is UNKEYED else key, args, kwargs, "uncached"), plan.uncached)
         call = Call(self, plan, key if plan.tenant is None else plan.qualify(key), args, kwargs, "miss")
-        call.is_fresh = is_fresh
+        if is_fresh:
+            call.is_fresh = True
         for rule in self.tags.early:
             try:
                 call.tags += rule.make(call.arguments, None)
             except Exception as error:
                 log_once(f"tags could not be computed from {rule.source!r}, so the call ran uncached", self.name, error)
-                call.source, call.key = "uncached", None
-                return await self._run(call, plan.uncached)
-        return await self._run(call, plan.run)
+                call.source = "uncached"
+                return self._run(call, plan.uncached)
+        return self._run(call, plan.run)
 
-    async def invoke(self, *args: Any, **kwargs: Any) -> Any:
+    async def invoke(self, /, *args: Any, **kwargs: Any) -> Any:
         arguments = self.parameters.bind(args, kwargs)
         scope = SCOPE.get()
         key = self.key_or_unkeyed(arguments)
@@ -194,7 +197,7 @@ class ReadOperation(Operation[ReadPolicy]):
             return value
         return await self.answer(scope, key, *self.parameters.split(arguments))
 
-    async def fresh(self, *args: Any, **kwargs: Any) -> Any:
+    async def fresh(self, /, *args: Any, **kwargs: Any) -> Any:
         """Run the tool now, whatever is cached, and keep the answer."""
         arguments = self.parameters.bind(args, kwargs)
         key = self.key_or_unkeyed(arguments)
@@ -228,7 +231,7 @@ class ReadOperation(Operation[ReadPolicy]):
         log_once("an argument has no identity to cache under, so the call ran uncached", self.name, error)
         return UNKEYED
 
-    def part_by_key(self, *args: Any, **kwargs: Any) -> Hashable:
+    def part_by_key(self, /, *args: Any, **kwargs: Any) -> Hashable:
         """What `key=` returned, as a part of the key."""
         assert self.policy.key is not None
         try:
@@ -249,7 +252,7 @@ class ReadOperation(Operation[ReadPolicy]):
         except Exception as error:
             raise Uncacheable(f"vary= raised {type(error).__name__}", self.name) from error
 
-    def cache_key(self, *args: Any, **kwargs: Any) -> CacheKey:
+    def cache_key(self, /, *args: Any, **kwargs: Any) -> CacheKey:
         """Identity of the call that these arguments would make, here and now.
 
         Raises:
@@ -264,7 +267,7 @@ class ReadOperation(Operation[ReadPolicy]):
 
     # Explicit invalidation
 
-    async def invalidate(self, *args: Any, **kwargs: Any) -> bool:
+    async def invalidate(self, /, *args: Any, **kwargs: Any) -> bool:
         """Forget the answer to one call, in every scope; loads of it in flight are not kept. Whether there was one."""
         arguments = self.parameters.bind(args, kwargs)
         try:
@@ -272,7 +275,8 @@ class ReadOperation(Operation[ReadPolicy]):
         except Uncacheable:
             return False
         was_there = drop(Region(keys=((self, key),))) > 0
-        self.stats.invalidations += 1
+        for stats in SCOPE.get().plan(self).stats:
+            stats.invalidations += 1
         tiers = self.tiers()
         if tiers:
             call = Call(self, SCOPE.get().plan(self), key, *self.parameters.split(arguments), "write")
@@ -312,12 +316,12 @@ class WriteOperation(Operation[WritePolicy]):
             log_once("ok= raised, so the write was taken for successful", self.name, error)
             return True
 
-    async def write(self, scope: Scope, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def write(self, scope: Scope, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Awaitable[Any]:
         """Run a write through its plan."""
         plan = scope.plan(self)
-        return await self._run(Call(self, plan, None, args, kwargs, "write"), plan.run)
+        return self._run(Call(self, plan, None, args, kwargs, "write"), plan.run)
 
-    async def invoke(self, *args: Any, **kwargs: Any) -> Any:
+    async def invoke(self, /, *args: Any, **kwargs: Any) -> Any:
         return await self.write(SCOPE.get(), *self.parameters.split(self.parameters.bind(args, kwargs)))
 
     def keys_named_by(self, call: Call) -> tuple[tuple[ReadOperation, Hashable], ...]:

@@ -2,41 +2,87 @@
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Awaitable, Callable, Hashable, MutableMapping
+from collections.abc import Awaitable, Callable, Hashable
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from agent_cache._core.entries import Entry
 from agent_cache._core.partition import Partition
-from agent_cache._metrics import Stats
+from agent_cache._metrics import Metrics, Stats
 from agent_cache._pipeline.call import Call
-from agent_cache.config import CURRENT, Configuration
+from agent_cache._pipeline.clock import CLOCK
+from agent_cache.config import CURRENT
+from agent_cache.errors import AgentLoopDetectedError
 
 if TYPE_CHECKING:
-    from agent_cache._pipeline.operation import Operation
+    from agent_cache._pipeline.operation import Operation, ReadOperation
 
-__all__ = ["ROOT", "SCOPE", "Participant", "Plan", "Scope", "Watch"]
+__all__ = ["ROOT", "SCOPE", "Observe", "Participant", "Plan", "Scope", "Watch", "admit", "observer"]
 
 TENANT: Final = object()
 """Marks the key of a tenant's entry. No argument can produce it."""
 
 
-class Watch(Protocol):
-    """What a session contributes to the calls of one operation: a gate before, an observation after.
+Observe = Callable[[Hashable, Entry, Any, float], Any]
+"""Key, entry, value and clock reading of a hit; gives the value that the caller is to have, or raises."""
 
-    `admit` refuses a miss or a write by raising. `hit` sees a local hit, which is over when it is seen, and refuses it
-    likewise or gives another answer. `done` sees how a call that was admitted has ended, and may give another answer.
-    All are synchronous.
+
+class Watch(Protocol):
+    """What a session contributes to the calls of one operation: a gate before, an observation after. All synchronous.
+
+    `ask` refuses a call by raising, and counts nothing. `admit` lets a miss or a write in. `hit` sees a local hit, which is over
+    when it is seen, and refuses it likewise or gives another answer. `done` sees how a call that was let in has ended, and may
+    give another answer. `blocked` is told of a call that another session has refused.
     """
 
+    def ask(self, key: Hashable, now: float) -> None: ...
     def admit(self, call: Call) -> None: ...
     def hit(self, key: Hashable, entry: Entry, value: Any, now: float) -> Any: ...
     def done(self, call: Call, value: Any, error: BaseException | None, now: float) -> Any: ...
+    def blocked(self, key: Hashable, now: float, error: AgentLoopDetectedError) -> None: ...
+
+
+def admit(call: Call, watches: tuple[Watch, ...]) -> None:
+    """Let a call in, if every session does."""
+    now = call.started = CLOCK.now()
+    try:
+        for watch in watches:
+            watch.ask(call.key, now)
+    except AgentLoopDetectedError as error:
+        _tell(watches, call.key, now, error)
+        raise
+    for watch in watches:
+        watch.admit(call)
+
+
+def observer(watches: tuple[Watch, ...]) -> Observe:
+    """What sees each local hit: the session itself where there is just one; else all, once all have been asked."""
+    if len(watches) == 1:
+        return watches[0].hit
+
+    def observe(key: Hashable, entry: Entry, value: Any, now: float) -> Any:
+        try:
+            for watch in watches:
+                watch.ask(key, now)
+            for watch in watches:
+                value = watch.hit(key, entry, value, now)
+        except AgentLoopDetectedError as error:
+            _tell(watches, key, now, error)
+            raise
+        return value
+
+    return observe
+
+
+def _tell(watches: tuple[Watch, ...], key: Hashable, now: float, error: AgentLoopDetectedError) -> None:
+    for watch in watches:
+        watch.blocked(key, now, error)
 
 
 class Participant(Protocol):
     """Whatever takes part in the calls of a scope: a session, a tape."""
+
+    metrics: Metrics
 
     def watch(self, operation: Operation[Any], *, is_innermost: bool) -> Watch | None:
         """Take part in the calls of this operation, or not."""
@@ -46,7 +92,7 @@ class Participant(Protocol):
         """Where its calls are counted, beside the process-wide counters."""
         ...
 
-    def partition_of(self, operation: Operation[Any]) -> Partition:
+    def partition_of(self, operation: ReadOperation) -> Partition:
         """Where the answers of a session-scoped tool live."""
         ...
 
@@ -57,21 +103,24 @@ class Plan:
     Attributes:
         partition: where answers are kept; None if they are not.
         admit: the synchronous half. Takes a key, returns the value of a local hit or `MISSING`.
+        observe: shows a local hit to the sessions, for who has found one by himself.
         run: the asynchronous half, from single flight to the tool.
         uncached: the tool and nothing else.
         watches: what the sessions of the scope contribute, innermost first.
         stats: counters of the tool, in the process and in each session.
         tenant: whose entries these are.
         trust: up to when local copies may be served; None without tiers.
+        configuration: the settings it was compiled under.
     """
 
-    __slots__ = ("admit", "partition", "run", "stats", "tenant", "trust", "uncached", "watches")
+    __slots__ = ("admit", "configuration", "observe", "partition", "run", "stats", "tenant", "trust", "uncached", "watches")
 
     def __init__(
         self,
         *,
         partition: Partition | None,
         admit: Callable[[Hashable], Any],
+        observe: Observe,
         run: Callable[[Call], Awaitable[Entry]],
         uncached: Callable[[Call], Awaitable[Entry]],
         watches: tuple[Watch, ...],
@@ -79,8 +128,10 @@ class Plan:
         tenant: Hashable | None,
         trust: Callable[[], float] | None,
     ) -> None:
+        self.configuration = CURRENT.value
         self.partition: Any = partition
         self.admit = admit
+        self.observe = observe
         self.run = run
         self.uncached = uncached
         self.watches = watches
@@ -98,39 +149,42 @@ class Scope:
 
     Attributes:
         participants: innermost first; empty for the root.
-        tenant: whose run this is, None without tenants.
         owners: the same sessions as a set: what an invalidation with ``scope="session"`` reaches.
+        tenant: whose run this is, None without tenants.
+        answers_inline: whether a global tool may look into its store by itself: not for tenants, whose keys differ.
         plans: compiled plans by operation; a cache, and the only thing here that changes.
     """
 
-    __slots__ = ("__weakref__", "owners", "participants", "plans", "tenant")
+    __slots__ = ("answers_inline", "owners", "participants", "plans", "tenant")
 
     def __init__(self, participants: tuple[Participant, ...] = (), tenant: Hashable | None = None) -> None:
         self.participants = participants
         self.tenant = tenant
+        self.answers_inline = tenant is None
         self.owners: frozenset[object] = frozenset(participants)
-        self.plans: MutableMapping[Operation[Any], Plan] = {} if participants else weakref.WeakKeyDictionary()
-        _SCOPES.add(self)
+        self.plans: dict[Operation[Any], Plan] = {}
 
     def plan(self, operation: Operation[Any]) -> Plan:
-        """The plan of an operation here, compiled at its first call."""
+        """The plan of an operation here, compiled at its first call and again when the configuration has changed."""
         plan = self.plans.get(operation)
-        if plan is None:
+        if plan is None or plan.configuration is not CURRENT.value:
             plan = self.plans[operation] = operation.compile(self)
         return plan
 
 
-_SCOPES: weakref.WeakSet[Scope] = weakref.WeakSet()
+class _Root(Scope):
+    """Outside of any session. A tool that is no longer used takes its plan with it."""
+
+    __slots__ = ()
+
+    def plan(self, operation: Operation[Any]) -> Plan:
+        plan = operation.root_plan
+        if plan is None or plan.configuration is not CURRENT.value:
+            plan = operation.root_plan = operation.compile(self)
+        return plan
 
 
-def _forget_plans(_old: Configuration, _new: Configuration) -> None:
-    for scope in list(_SCOPES):
-        scope.plans.clear()
-
-
-CURRENT.listeners.append(_forget_plans)
-
-ROOT: Final = Scope()
+ROOT: Final[Scope] = _Root()
 """Outside of any session."""
 
 SCOPE: ContextVar[Scope] = ContextVar("agent_cache_scope", default=ROOT)

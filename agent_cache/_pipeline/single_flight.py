@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Hashable
-from contextlib import suppress
+from collections.abc import Awaitable, Hashable
 from typing import Any, Final
 
 from agent_cache._core.entries import Entry
@@ -46,67 +45,95 @@ class Flight(Load):
     """A load that others may wait for.
 
     Attributes:
-        kept: what followers are answered from, set by the store stage.
+        ident: its key and its event loop.
+        waiters: one future for each follower; None as long as there was none.
+        blocked_on: flights that calls made under this one are waiting for, or leading: edges of the wait-for graph.
+        joinable: whether readers find it.
+        kept: what followers are answered from, set by the keep stage.
         kept_tags: everything the stored answer depends on, None until it is stored: what the tiers may keep, too.
         tickets: what the tiers it has asked gave for it.
-        blocked_on: flights that calls made under this one are waiting for: edges of the wait-for graph.
     """
 
-    __slots__ = ("blocked_on", "joinable", "kept", "kept_tags", "loop", "tickets", "waiters")
+    __slots__ = ("blocked_on", "ident", "joinable", "kept", "kept_tags", "tickets", "waiters")
 
     def __init__(
         self,
         home: Partition,
-        key: Hashable,
+        ident: tuple[Hashable, asyncio.AbstractEventLoop],
         tags: tuple[Tag, ...],
         late_roots: tuple[str, ...],
-        loop: asyncio.AbstractEventLoop,
     ) -> None:
-        super().__init__(home, key, tags, late_roots)
-        self.loop = loop
-        self.waiters: deque[asyncio.Future[Any]] = deque()
-        self.blocked_on: list[Flight] = []
+        # As Load.__init__, without the call: a miss makes one, and each frame is a fortieth of what it may cost.
+        self.home = home
+        self.key = ident[0]
+        self.tags = tags
+        self.late_roots = late_roots
+        self.written = None
+        self.is_clean = True
+        self.is_open = True
+        self.ident = ident
+        self.waiters: deque[asyncio.Future[Any]] | None = None
+        self.blocked_on: list[Flight] | None = None
         self.joinable = False
         self.kept: Entry | None = None
         self.kept_tags: tuple[Tag, ...] | None = None
         self.tickets: tuple[Ticket, ...] = ()
 
-    def offer(self) -> None:
-        """Let readers join, in place of any older flight."""
-        self.joinable = True
-        self.home.flights[self.key, self.loop] = self
-
     def detach(self) -> None:
         if self.joinable:
             self.joinable = False
-            del self.home.flights[self.key, self.loop]
+            self.home.flights.pop(self.ident, None)
 
     def may_be_joined(self) -> bool:
         """Whether the tiers it has asked vouch for its value towards a reader that starts now."""
         return all(ticket.is_joinable() for ticket in self.tickets)
 
+    def restart(self) -> None:
+        super().restart()
+        self.tickets = ()
+
     def finish(self) -> None:
-        """The load is over: nobody joins any more, and no write needs to know of it."""
-        self.detach()
-        LEDGER.finish(self, self.home.roots)
+        """The load is over, under the lock: nobody joins any more, and no write needs to know of it."""
+        home = self.home
+        if self.joinable:
+            self.joinable = False
+            home.flights.pop(self.ident, None)
+        self.is_open = False
+        for loads in home.loads:
+            loads.discard(self)
 
     def land(self, outcome: object) -> None:
         """Give every follower the outcome."""
-        with LEDGER.lock:
-            self.finish()
-            waiters, self.waiters = self.waiters, deque()
-        for waiter in waiters:
-            _resolve(waiter, outcome, self.loop)
+        if self.is_open:
+            with LEDGER.lock:
+                self.finish()
+        if self.waiters:
+            for waiter in self.waiters:
+                if not waiter.done():
+                    waiter.set_result(outcome)
 
     def hand_over(self) -> None:
         """The leader is gone. Promote the first follower that still waits; without one the flight is over."""
+        if self.waiters and not self._is_on_its_loop():
+            # An abandoned call is closed by the garbage collector, on whatever thread that runs.
+            try:
+                self.ident[1].call_soon_threadsafe(self.hand_over)
+                return
+            except RuntimeError:
+                self.waiters.clear()  # the loop is closed: nobody waits on it any more
+        while self.waiters:
+            waiter = self.waiters.popleft()
+            if not waiter.done():
+                waiter.set_result(_PROMOTED)
+                return
         with LEDGER.lock:
-            while self.waiters:
-                waiter = self.waiters.popleft()
-                if not waiter.done():
-                    _resolve(waiter, _PROMOTED, self.loop)
-                    return
             self.finish()
+
+    def _is_on_its_loop(self) -> bool:
+        try:
+            return asyncio.get_running_loop() is self.ident[1]
+        except RuntimeError:
+            return False
 
     def would_wait_for(self, other: Flight) -> bool:
         """Whether this flight, directly or through others, waits for another one (or is it)."""
@@ -115,56 +142,69 @@ class Flight(Load):
             flight = pending.pop()
             if flight is other:
                 return True
-            for blocker in flight.blocked_on:
+            for blocker in flight.blocked_on or ():
                 if id(blocker) not in seen:
                     seen.add(id(blocker))
                     pending.append(blocker)
         return False
 
-
-def _resolve(waiter: asyncio.Future[Any], outcome: object, loop: asyncio.AbstractEventLoop) -> None:
-    if waiter.done():
-        return
-    with suppress(RuntimeError):  # no loop is running here
-        if asyncio.get_running_loop() is loop:
-            waiter.set_result(outcome)
-            return
-    # An abandoned call is closed by the garbage collector, on whatever thread that runs, or when its loop is no more.
-    with suppress(RuntimeError):
-        loop.call_soon_threadsafe(_resolve, waiter, outcome, loop)
+    def blocks_on(self, other: Flight) -> None:
+        """Something under this flight now waits for another."""
+        if self.blocked_on is None:
+            self.blocked_on = [other]
+        else:
+            self.blocked_on.append(other)
 
 
-async def single_flight(call: Call, proceed: Proceed) -> Entry:
-    """Lead a flight for this key, or follow the one that is under way."""
-    home = call.plan.partition
+def single_flight(call: Call, proceed: Proceed) -> Awaitable[Entry]:
+    """Lead a flight for this key, or follow the one that is under way.
+
+    Takes no lock: flights belong to one event loop, so only its thread looks them up, joins and lands them. A write in another thread
+    marks and detaches what it finds in the ledger's sets; a load that enters them later has not started the tool yet, and
+    a reader that finds a flight just before it is detached began before that write ended.
+    """
+    home: Partition = call.plan.partition
     loop = asyncio.get_running_loop()
     under = call.leading
-    with LEDGER.lock:
-        if LEDGER.has_timed_holds:
-            free(LEDGER.lapse(CLOCK.now()))
-        flight: Flight | None = home.flights.get((call.key, loop))
-        if flight is not None and call.is_fresh:
-            flight.spoil()  # what it loads is older than what is asked for now
-            flight = None
-        waiter = None
-        if flight is not None and flight.may_be_joined() and (under is None or not flight.would_wait_for(under)):
+    if LEDGER.timed:
+        _lapse()
+    ident = call.key, loop
+    present: Flight | None = home.flights.get(ident)
+    if present is not None:
+        if call.is_fresh:
+            with LEDGER.lock:
+                present.spoil()  # what it loads is older than what is asked for now
+        elif present.may_be_joined() and (under is None or not _would_deadlock(under, present)):
             waiter = loop.create_future()
-            flight.waiters.append(waiter)
-        else:
-            is_alone, flight = flight is None, Flight(home, call.key, home.static + call.tags, call.operation.late_roots, loop)
-            if is_alone:
-                flight.offer()
-            LEDGER.start(flight, home.roots)
-        if under is not None:
-            under.blocked_on.append(flight)
-    try:
-        return await (_lead(call, proceed, flight) if waiter is None else _follow(call, proceed, flight, waiter))
-    finally:
-        if under is not None:
-            under.blocked_on.remove(flight)
+            if present.waiters is None:
+                present.waiters = deque()
+            present.waiters.append(waiter)
+            if under is not None:
+                under.blocks_on(present)
+            return _follow(call, proceed, present, waiter, under)
+    flight = Flight(home, ident, home.static + call.tags, call.operation.late_roots)
+    for loads in home.loads:
+        loads.add(flight)
+    if present is None or call.is_fresh:
+        flight.joinable = True
+        home.flights[ident] = flight
+    if under is not None:
+        under.blocks_on(flight)
+    return _lead(call, proceed, flight, under)
 
 
-async def _lead(call: Call, proceed: Proceed, flight: Flight) -> Entry:
+def _lapse() -> None:
+    with LEDGER.lock:
+        garbage = LEDGER.lapse(CLOCK.now())
+    free(garbage)
+
+
+def _would_deadlock(under: Flight, flight: Flight) -> bool:
+    with LEDGER.lock:
+        return flight.would_wait_for(under)
+
+
+async def _lead(call: Call, proceed: Proceed, flight: Flight, under: Flight | None) -> Entry:
     call.leading = call.flight = flight
     call.source = "miss"
     try:
@@ -176,29 +216,42 @@ async def _lead(call: Call, proceed: Proceed, flight: Flight) -> Entry:
         if flight.kept_tags is not None:  # interrupted after the answer was stored, while a tier was given its copy
             flight.land(flight.kept)
         else:
-            flight.tickets = ()
             flight.hand_over()
         raise
-    flight.land(flight.kept)
+    finally:
+        if under is not None:
+            under.blocked_on.remove(flight)  # type: ignore[union-attr]  # blocks_on() has made it a list
+    if flight.is_open or flight.waiters:
+        flight.land(flight.kept)
     return entry
 
 
-async def _follow(call: Call, proceed: Proceed, flight: Flight, waiter: asyncio.Future[Any]) -> Entry:
+async def _follow(
+    call: Call, proceed: Proceed, flight: Flight, waiter: asyncio.Future[Any], under: Flight | None
+) -> Entry:
     call.source = "shared"
     try:
         outcome = await waiter
     except BaseException:
-        with LEDGER.lock:
-            if waiter.done() and not waiter.cancelled() and waiter.result() is _PROMOTED:
-                flight.hand_over()
-            elif waiter in flight.waiters:
-                flight.waiters.remove(waiter)
+        if waiter.done() and not waiter.cancelled() and waiter.result() is _PROMOTED:
+            flight.hand_over()
+        elif flight.waiters and waiter in flight.waiters:
+            flight.waiters.remove(waiter)
+        if under is not None:
+            under.blocked_on.remove(flight)  # type: ignore[union-attr]  # as above
         raise
     if outcome is _PROMOTED:
         with LEDGER.lock:
             flight.restart()
-        return await _lead(call, proceed, flight)
+            LEDGER.start(flight)
+        return await _lead(call, proceed, flight, under)
+    if under is not None:
+        under.blocked_on.remove(flight)  # type: ignore[union-attr]  # as above
     if type(outcome) is _Failure:
-        raise outcome.error.with_traceback(outcome.traceback)
+        error, context = outcome.error, outcome.error.__context__
+        try:
+            raise error.with_traceback(outcome.traceback)
+        finally:
+            error.__context__ = context  # what this follower was handling does not concern the others
     kept: Entry = outcome
     return Entry(kept.answer(), 0.0, kept.cost)

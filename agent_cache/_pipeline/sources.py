@@ -12,5 +12,6 @@ __all__ = ["run_tool"]
 async def run_tool(call: Call) -> Entry:
     """Run the tool and measure what it took. What it raises goes through unchanged."""
     call.started = started = CLOCK.now()
-    value = await call.operation.function(*call.args, **call.kwargs)
+    function = call.operation.function
+    value = await (function(*call.args, **call.kwargs) if call.kwargs else function(*call.args))
     return Entry(value, 0.0, CLOCK.now() - started)

@@ -10,7 +10,7 @@ from agent_cache._core.partition import Partition
 from agent_cache._pipeline.reaper import free
 from agent_cache.config import CURRENT, Configuration
 
-__all__ = ["LEDGER", "LOG", "clear_everything", "drop", "enforce_max_bytes", "forget_what_was_logged", "log_once"]
+__all__ = ["LEDGER", "LOG", "clear_everything", "drop", "forget_what_was_logged", "log_once", "make_room"]
 
 LEDGER = Ledger()
 LOG = logging.getLogger("agent_cache")
@@ -41,21 +41,24 @@ def drop(region: Region) -> int:
     return count
 
 
-def enforce_max_bytes(entry: Entry) -> list[tuple[Partition, Entry]]:
-    """Make room, under the lock: the fullest store gives its least recently used entries away."""
+def make_room(entry: Entry) -> list[Partition] | None:
+    """Before an entry is stored, under the lock: the fullest stores give their least recently used entries away.
+
+    Returns:
+        The partition of each entry that went; None if the new one is larger than all the room there may be.
+    """
     limit = CURRENT.value.max_bytes
-    evicted: list[tuple[Partition, Entry]] = []
     if limit is None:
-        return evicted
+        return []
+    if entry.size > limit:
+        return None
+    evicted: list[Partition] = []
     partitions = LEDGER.partitions()
-    total = sum(partition.store.bytes for partition in partitions)
+    total = sum(partition.store.bytes for partition in partitions) + entry.size
     while total > limit:
         fullest = max(partitions, key=lambda partition: partition.store.bytes)
-        victim = fullest.store.evict()
-        total -= victim.size
-        evicted.append((fullest, victim))
-        if victim is entry:
-            break
+        total -= fullest.store.evict().size
+        evicted.append(fullest)
     return evicted
 
 

@@ -1,9 +1,9 @@
 """The `Tier` protocol: a cache behind the local one, in this process or shared by a fleet.
 
-A tier must keep one promise: what `lookup` finds was loaded after the last write that `commit` has acknowledged for any of
-its tags, and a value stored under a `Ticket` counts only if no `begin` and no `commit` came between the lookup that gave
-the ticket and the `store`. How it does that (versions, tokens, locks) is its own business. `TierContract` in
-`agent_cache.testing` tests it.
+A tier must keep one promise: what `lookup` finds was loaded after the last write that `commit` has acknowledged for
+any of its tags, and a value stored under a `Ticket` counts only if no `begin` and no `commit` came between the
+lookup that gave the ticket and the `store`. How it does that (versions, tokens, locks) is its own business.
+`TierContract` in `agent_cache.testing` tests it.
 """
 
 from __future__ import annotations
@@ -12,10 +12,25 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
-__all__ = ["Found", "Listener", "Request", "Ticket", "Tier", "WriteIntent"]
+__all__ = ["Found", "Listener", "Request", "Ticket", "Tier", "Touched", "WriteIntent"]
 
-Listener = Callable[[tuple[str, ...] | None], None]
-"""Told the tags that another process has begun or ended writing; None means that anything may have changed."""
+
+@dataclass(frozen=True, slots=True)
+class Touched:
+    """What another process has begun or ended writing.
+
+    Attributes:
+        tags: as in `WriteIntent`. A tier that knows an entity by a digest alone, and has met no tag for it here,
+            names any tag below the root: what depends on the whole root goes, and nothing else can depend on it.
+        keys: single entries: (identity of the tool, key).
+    """
+
+    tags: tuple[str, ...] = ()
+    keys: tuple[tuple[str, Hashable], ...] = ()
+
+
+Listener = Callable[[Touched | None], None]
+"""Told of writes elsewhere; None means that any number of them may have been missed. Called in any thread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +41,9 @@ class Request:
         tool: identity of the tool, ``module:qualname`` or its `name=`.
         key: the canonical key of the call, ambient identity (tenant, `vary`) included. Hashable; opaque to a tier that
             stays in this process.
-        arguments: parameter names and values that make up the identity, for a tier that needs a digest of its own.
+        arguments: names and values that the key was made of, for a tier that needs a digest of its own: a key names
+            classes by serial numbers of this process. `key=` and `vary=` stand in it by what they returned. A value
+            that the tier cannot write down has no identity outside: nothing is found and nothing is stored.
         tags: what the answer depends on, as far as that is known before the load.
         late_roots: roots under which it will depend on what the result says.
         ttl: seconds the answer may live, counted from the start of its load; None for ever.
@@ -69,12 +86,19 @@ class Ticket(Protocol):
     """What a lookup leaves behind: the versions it saw, opaque to everybody but its tier."""
 
     def is_clean(self) -> bool:
-        """Whether, as far as this process knows, nothing it depends on has been touched since; decides if the local
-        store may keep the value. Synchronous: it is asked under a lock."""
+        """Whether the local store may keep the value.
+
+        Nothing it depends on was being written at the lookup or, as far as this process knows, has been touched since.
+        Asked under a lock: it neither waits nor takes a lock that is held while a listener is called.
+        """
         ...
 
     def is_joinable(self) -> bool:
-        """Whether a reader that starts now may share the load that this ticket was taken for. Synchronous, likewise."""
+        """Whether a reader that starts now may share the load that this ticket was taken for.
+
+        Nothing was held at the lookup or touched since, and the lookup is younger than the tier's bound of staleness or
+        local copies are trusted now. Asked under a lock, likewise.
+        """
         ...
 
 
@@ -109,15 +133,19 @@ class Tier(Protocol):
         ...
 
     async def lookup(self, request: Request) -> tuple[Found | None, Ticket]:
-        """Find an answer that is current, and take a ticket for storing one if there is none."""
+        """Find an answer that is current, and take a ticket for storing one if there is none.
+
+        Readers join a lookup that is under way, so it gives up, by a timeout of its own, within the bound of staleness.
+        """
         ...
 
-    async def store(self, ticket: Ticket, value: Any, tags: tuple[str, ...], cost: float) -> None:
+    async def store(self, ticket: Ticket, value: Any, tags: tuple[str, ...], cost: float, *, age: float) -> None:
         """Keep a value that was loaded after `ticket` was taken, unless something it depends on has been touched since.
 
         Args:
             tags: everything the value depends on, tags from its result included.
             cost: seconds its load took.
+            age: seconds since its load started. Its ttl counts from there, also if the value comes from a farther tier.
         """
         ...
 
@@ -144,7 +172,11 @@ class Tier(Protocol):
         ...
 
     def trusted_until(self) -> float:
-        """Monotonic time up to which local copies of this tier's entries may be served without asking it."""
+        """Clock reading up to which local copies of this tier's entries may be served without asking it.
+
+        Called in a hit: it neither waits nor raises. A deadline once given stands; what ends it early is a loss,
+        told to the listeners as None. Without a listener nothing is trusted, for nobody could be told.
+        """
         ...
 
     def subscribe(self, listener: Listener) -> Callable[[], None]:

@@ -1,0 +1,8 @@
+"""`python -m agent_cache` is the command `agent-cache`."""
+
+import sys
+
+from agent_cache.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,43 @@
+"""A clean slate, and a look at what is going on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from agent_cache._metrics import METRICS
+from agent_cache._pipeline.codegen import GENERATION
+from agent_cache._pipeline.state import LEDGER, clear_everything, forget_what_was_logged
+from agent_cache._pipeline.tiers import forget_tiers
+from agent_cache.config import CURRENT, default_configuration
+
+__all__ = ["loads_in_flight", "reset", "without_codegen"]
+
+
+def reset() -> None:
+    """A clean slate: no entries, no holds, counters at zero, the default configuration. Decorated tools stay
+    decorated.
+    """
+    CURRENT.replace(default_configuration())
+    forget_tiers()
+    clear_everything()
+    with LEDGER.lock:
+        LEDGER.release_all()
+    METRICS.clear()
+    forget_what_was_logged()
+
+
+def loads_in_flight() -> int:
+    """How many runs of read tools have started and not ended."""
+    with LEDGER.lock:
+        return LEDGER.loads_in_flight()
+
+
+@contextmanager
+def without_codegen() -> Iterator[None]:
+    """Tools decorated inside take the general path at every call, instead of a generated body."""
+    former, GENERATION.is_on = GENERATION.is_on, False
+    try:
+        yield
+    finally:
+        GENERATION.is_on = former

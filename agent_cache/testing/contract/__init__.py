@@ -1,0 +1,29 @@
+"""What every tier must do: subclass `TierContract`, say how two clients of one server are made, and run pytest.
+
+    class TestMyTier(TierContract):
+        async def make_tiers(self):
+            return MyTier(url, lease=0.2, max_staleness=0.1), MyTier(url, lease=0.2, max_staleness=0.1)
+
+The tests are coroutines: with pytest-asyncio, set ``asyncio_mode = "auto"`` or put ``@pytest.mark.asyncio`` on the
+subclass.
+"""
+
+from __future__ import annotations
+
+from agent_cache.testing.contract.late_tags import LateTagTests
+from agent_cache.testing.contract.leases import LeaseTests
+from agent_cache.testing.contract.news import NewsTests
+from agent_cache.testing.contract.outages import OutageTests
+from agent_cache.testing.contract.reads import ReadTests
+from agent_cache.testing.contract.writes import WriteTests
+
+__all__ = ["TierContract"]
+
+
+class TierContract(ReadTests, WriteTests, LateTagTests, LeaseTests, NewsTests, OutageTests):
+    """The promises of `Tier`, as tests. See `Workbench` for what a subclass says, each with a default or a skip.
+
+    Override `make_tiers`; `advance` if time can be moved; `arrive` if messages take time to get through; `cut` and
+    `reconnect`, `stop_server` and `start_server` if those things can be made to happen. Without them the tests that
+    need them are skipped.
+    """

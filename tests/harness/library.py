@@ -1,0 +1,38 @@
+"""The one place where the tests touch the library's test switches: reset, fake clock, call body."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Protocol
+
+from agent_cache import testing
+
+CALL_BODIES = ("generated", "general")
+
+
+class Clock(Protocol):
+    """The library's monotonic clock while a test holds it."""
+
+    def advance(self, seconds: float, /) -> None: ...
+
+
+@contextmanager
+def fresh_library() -> Iterator[Clock]:
+    """Give an empty library on a clock that stands still, and leave it empty."""
+    testing.reset()
+    with testing.FakeClock() as clock:
+        try:
+            yield clock
+        finally:
+            testing.reset()
+
+
+def call_body(kind: str) -> AbstractContextManager[object]:
+    """Decide how tools that are decorated inside answer: by a generated body, or by the general path."""
+    return testing.without_codegen() if kind == "general" else nullcontext()
+
+
+def nothing_in_flight() -> bool:
+    """Whether every run of a read tool has ended, as far as the library knows."""
+    return testing.loads_in_flight() == 0

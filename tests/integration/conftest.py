@@ -1,0 +1,23 @@
+"""What the tests of the three faces share: an empty library, and tools that answer by either call body."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.harness import library
+
+
+@pytest.fixture
+def clock() -> Iterator[library.Clock]:
+    """An empty library on a clock that stands still."""
+    with library.fresh_library() as clock:
+        yield clock
+
+
+@pytest.fixture(params=library.CALL_BODIES)
+def body(request: pytest.FixtureRequest, clock: library.Clock) -> Iterator[str]:
+    """Tools that the test decorates answer by a generated body, and then once more by the general path."""
+    with library.call_body(request.param):
+        yield request.param

@@ -1,0 +1,673 @@
+"""`AsyncCache` by itself: what async-cache promises, on both classes; and bounds, time, keys and warmup, on ours."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import weakref
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import IntEnum
+from types import SimpleNamespace
+
+import cache as upstream
+import pytest
+from hypothesis import given, strategies as st
+
+from agent_cache import AsyncCache, ConfigurationError
+from agent_cache.testing import FakeClock
+from tests.harness.gates import idle
+from tests.harness.loads import HeldLoader, begun, nothing_is_left, turn
+
+# What async-cache promises: every test of this part passes on its class and on ours.
+
+
+@pytest.fixture
+def ours_and_theirs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
+    """A cache class, and a way to let its time pass."""
+    if request.param == "ours":
+        with FakeClock() as clock:
+            yield SimpleNamespace(make=AsyncCache, wait=clock.advance)
+        return
+    time = SimpleNamespace(now=datetime(2024, 1, 1))  # noqa: DTZ001 - theirs is naive
+    stub = SimpleNamespace(datetime=SimpleNamespace(now=lambda: time.now), timedelta=timedelta)
+    monkeypatch.setattr("cache.async_cache.datetime", stub)
+
+    def wait(seconds: float) -> None:
+        time.now += timedelta(seconds=seconds)
+
+    yield SimpleNamespace(make=upstream.AsyncCache, wait=wait)
+
+
+both = pytest.mark.parametrize("ours_and_theirs", ["ours", "theirs"], indirect=True)
+
+
+@both
+async def test_what_was_set_last_is_got(ours_and_theirs):
+    cache = ours_and_theirs.make(maxsize=10)
+    cache.set("k", "v1")
+    assert await cache.get("k") == "v1"
+    cache.set("k", "v2")
+    assert await cache.get("k") == "v2"
+
+
+@both
+async def test_a_miss_without_a_loader_is_none(ours_and_theirs):
+    assert await ours_and_theirs.make().get("missing") is None
+
+
+@both
+async def test_a_loader_runs_on_a_miss_and_not_on_a_hit(ours_and_theirs):
+    cache, calls = ours_and_theirs.make(), []
+
+    async def load():
+        calls.append(1)
+        return "loaded"
+
+    assert [await cache.get("k", load), await cache.get("k", loader=load), await cache.get("k")] == ["loaded"] * 3
+    assert calls == [1]
+
+
+@both
+async def test_none_is_a_value_like_any_other(ours_and_theirs):
+    cache, calls = ours_and_theirs.make(), []
+
+    async def load():
+        calls.append(1)
+
+    assert await cache.get("k", loader=load) is None
+    assert await cache.get("k", loader=load) is None
+    cache.set("s", None)
+    assert await cache.get("s", loader=load) is None
+    assert calls == [1]
+
+
+@both
+async def test_a_deleted_key_is_gone_and_a_missing_one_may_be_deleted(ours_and_theirs):
+    cache = ours_and_theirs.make()
+    cache.set("k", 42)
+    cache.delete("k")
+    cache.delete("never there")
+    assert await cache.get("k") is None
+
+
+@both
+async def test_clear_empties_the_cache_and_zeroes_the_counters(ours_and_theirs):
+    cache = ours_and_theirs.make()
+    cache.set("a", 1)
+    await cache.get("a")
+    await cache.get("b")
+    assert cache.get_metrics() == {"hits": 1, "misses": 1, "size": 1, "hit_rate": 0.5}
+    assert (cache.hits, cache.misses) == (1, 1)
+    cache.clear()
+    assert cache.get_metrics() == {"hits": 0, "misses": 0, "size": 0, "hit_rate": 0.0}
+    assert len(cache.cache) == 0
+
+
+@both
+async def test_a_value_lives_for_its_ttl_and_else_for_the_default_one(ours_and_theirs):
+    cache = ours_and_theirs.make(default_ttl=10)
+    cache.set("default", 1)
+    cache.set("longer", 2, ttl=20)
+    cache.set("for ever", 3, ttl=None)
+    ours_and_theirs.wait(9)
+    assert [await cache.get(key) for key in ("default", "longer", "for ever")] == [1, 2, 3]
+    ours_and_theirs.wait(2)
+    assert [await cache.get(key) for key in ("default", "longer", "for ever")] == [None, 2, 3]
+    ours_and_theirs.wait(10)
+    assert [await cache.get(key) for key in ("longer", "for ever")] == [None, 3]
+    assert cache.get_metrics()["misses"] == 2
+
+
+@both
+async def test_a_loaded_value_lives_for_the_ttl_of_the_get_and_else_for_the_default_one(ours_and_theirs):
+    cache = ours_and_theirs.make(default_ttl=10)
+
+    async def load():
+        return "v"
+
+    async def load_batch(keys):
+        return dict.fromkeys(keys, "v")
+
+    await cache.get("a", load)
+    await cache.get("b", load, ttl=20)
+    await cache.get("c", batch_loader=load_batch, ttl=20)
+    ours_and_theirs.wait(11)
+    assert [await cache.get(key) for key in "abc"] == [None, "v", "v"]
+    ours_and_theirs.wait(10)
+    assert [await cache.get(key) for key in "bc"] == [None, None]
+
+
+@both
+async def test_what_has_expired_is_not_in_the_mapping(ours_and_theirs):
+    cache = ours_and_theirs.make(default_ttl=10)
+    cache.set("k", 1)
+    assert "k" in cache.cache
+    ours_and_theirs.wait(11)
+    assert "k" not in cache.cache
+    assert len(cache.cache) == 0
+
+
+@both
+async def test_the_least_recently_used_entry_makes_room(ours_and_theirs):
+    cache = ours_and_theirs.make(maxsize=3)
+    for key in "abc":
+        cache.set(key, key)
+    await cache.get("a")
+
+    async def load():
+        return "d"
+
+    await cache.get("d", load)
+    assert [await cache.get(key) for key in "abcd"] == ["a", None, "c", "d"]
+    assert cache.get_metrics()["size"] == 3
+
+
+@both
+async def test_maxsize_none_is_no_bound(ours_and_theirs):
+    cache = ours_and_theirs.make(maxsize=None)
+    for number in range(1000):
+        cache.set(number, number)
+    assert cache.get_metrics()["size"] == 1000
+
+
+@both
+@pytest.mark.parametrize("outcome", ["value", ValueError("failed")])
+async def test_concurrent_misses_of_one_key_share_one_load(ours_and_theirs, outcome):
+    cache, gate = ours_and_theirs.make(), HeldLoader(outcome)
+    gets = await begun(*(cache.get("k", loader=gate.load) for _ in range(10)))
+    gate.open()
+    assert await asyncio.gather(*gets, return_exceptions=True) == [outcome] * 10
+    assert len(gate.calls) == 1
+    expected = {"hits": 0, "misses": 10, "size": int(outcome == "value"), "hit_rate": 0.0}
+    assert cache.get_metrics() == expected
+
+
+@both
+async def test_a_failed_load_leaves_the_key_free_for_the_next(ours_and_theirs):
+    cache = ours_and_theirs.make()
+
+    async def fail():
+        raise ValueError("failed")
+
+    async def load():
+        return "v"
+
+    with pytest.raises(ValueError, match="failed"):
+        await cache.get("k", fail)
+    assert await cache.get("k", load) == "v"
+
+
+@both
+async def test_different_keys_load_side_by_side(ours_and_theirs):
+    cache, gates = ours_and_theirs.make(), [HeldLoader(number) for number in range(3)]
+    gets = await begun(*(cache.get(number, gate.load) for number, gate in enumerate(gates)))
+    for gate in reversed(gates):
+        gate.open()
+    assert await asyncio.gather(*gets) == [0, 1, 2]
+
+
+@both
+@pytest.mark.parametrize("shape", ["dict", "list", "tuple"])
+async def test_gets_of_one_window_are_one_batch(ours_and_theirs, shape):
+    cache, calls = ours_and_theirs.make(batch_window_ms=1, max_batch_size=10), []
+
+    async def load(keys):
+        calls.append(list(keys))
+        values = [f"v{key}" for key in keys]
+        return (
+            dict(zip(keys, values, strict=True)) if shape == "dict" else tuple(values) if shape == "tuple" else values
+        )
+
+    assert await asyncio.gather(*(cache.get(key, batch_loader=load) for key in "abc")) == ["va", "vb", "vc"]
+    assert calls == [["a", "b", "c"]]
+    assert await cache.get("a", batch_loader=load) == "va"
+    assert len(calls) == 1
+
+
+@both
+async def test_a_full_batch_does_not_wait_for_its_window(ours_and_theirs):
+    cache, calls = ours_and_theirs.make(batch_window_ms=50, max_batch_size=3), []
+
+    async def load(keys):
+        calls.append(len(keys))
+        return [key * 2 for key in keys]
+
+    got = await asyncio.gather(*(cache.get(key, batch_loader=load) for key in range(7)))
+    assert got == [key * 2 for key in range(7)]
+    assert calls == [3, 3, 1]
+
+
+@both
+async def test_a_window_is_grouped_by_loader(ours_and_theirs):
+    cache, calls = ours_and_theirs.make(batch_window_ms=1), []
+
+    async def low(keys):
+        calls.append(("low", list(keys)))
+        return [key.lower() for key in keys]
+
+    async def high(keys):
+        calls.append(("high", list(keys)))
+        return [key.upper() for key in keys]
+
+    gets = [cache.get(f"{key}{load.__name__}", batch_loader=load) for key in "Ab" for load in (low, high)]
+    assert await asyncio.gather(*gets) == ["alow", "AHIGH", "blow", "BHIGH"]
+    assert calls == [("low", ["Alow", "blow"]), ("high", ["Ahigh", "bhigh"])]
+
+
+@both
+async def test_what_a_batch_loader_raises_goes_to_all_of_its_callers_and_is_not_kept(ours_and_theirs):
+    cache, failure = ours_and_theirs.make(batch_window_ms=1), ValueError("failed")
+
+    async def fail(keys):
+        raise failure
+
+    gets = (cache.get(key, batch_loader=fail) for key in "abc")
+    assert await asyncio.gather(*gets, return_exceptions=True) == [failure] * 3
+    assert cache.get_metrics()["size"] == 0
+
+
+@both
+async def test_the_loader_of_one_key_goes_before_the_batch_loader(ours_and_theirs):
+    async def load():
+        return "one"
+
+    async def load_batch(keys):
+        raise AssertionError
+
+    assert await ours_and_theirs.make().get("k", load, load_batch) == "one"
+
+
+@both
+async def test_warmup_loads_what_is_not_there(ours_and_theirs):
+    cache = ours_and_theirs.make()
+    cache.set("old", "kept")
+
+    async def load():
+        return "new"
+
+    await cache.warmup({"a": load, "b": load, "old": load})
+    assert [await cache.get(key) for key in ("a", "b", "old")] == ["new", "new", "kept"]
+
+
+@both
+def test_the_constructor_arguments_can_be_read(ours_and_theirs):
+    cache = ours_and_theirs.make(7, 60, 3, 9)
+    assert (cache.maxsize, cache.default_ttl, cache.batch_window_ms, cache.max_batch_size) == (7, 60, 3, 9)
+    cache = ours_and_theirs.make()
+    assert (cache.maxsize, cache.default_ttl, cache.batch_window_ms, cache.max_batch_size) == (128, None, 5, 100)
+
+
+@both
+@pytest.mark.parametrize("act", ["set", "delete", "clear"])
+def test_it_may_be_changed_without_an_event_loop(ours_and_theirs, act):
+    cache = ours_and_theirs.make()
+    getattr(cache, act)(*{"set": ("k", 1), "delete": ("k",), "clear": ()}[act])
+    assert cache.get_metrics()["size"] == (act == "set")
+
+
+# It is async-cache's
+
+
+def test_it_goes_wherever_one_of_theirs_is_expected():
+    assert issubclass(AsyncCache, upstream.AsyncCache)
+    assert isinstance(AsyncCache(), upstream.AsyncCache)
+
+
+async def test_their_decorators_run_on_it(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("cache.async_lru.AsyncCache", AsyncCache)
+    calls = []
+
+    @upstream.AsyncLRU(maxsize=2)
+    async def double(number):
+        calls.append(number)
+        return number * 2
+
+    assert [await double(1), await double(1), await double(1, use_cache=False)] == [2, 2, 2]
+    double.invalidate_cache(1)
+    assert await double(1) == 2
+    assert calls == [1, 1, 1]
+    assert double.get_metrics()["size"] == 1
+
+
+async def test_what_is_done_at_once_may_also_be_awaited_as_their_documentation_does():
+    cache = AsyncCache()
+    assert await cache.set("k", 1, ttl=60) is None
+    assert await cache.get("k") == 1
+    assert await cache.delete("k") is None
+    assert await cache.clear() is None
+    assert not cache.set("k", 1)
+    assert list(cache.set("k", 1).__await__()) == []  # it waits for nothing, not for a turn of the loop either
+
+
+# Bounds and time
+
+
+async def test_maxsize_0_keeps_nothing_and_still_shares_loads():
+    cache, gate = AsyncCache(maxsize=0), HeldLoader()
+    cache.set("k", 1)
+    assert await cache.get("k") is None
+    gets = await begun(*(cache.get("k", gate.load) for _ in range(3)))
+    gate.open()
+    assert await asyncio.gather(*gets) == ["loaded"] * 3
+    assert len(gate.calls) == 1
+    assert len(cache.cache) == 0
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"maxsize": -1},
+        {"maxsize": True},
+        {"maxsize": 1.5},
+        {"default_ttl": "60"},
+        {"default_ttl": float("nan")},
+        {"default_ttl": True},
+        {"batch_window_ms": -1},
+        {"batch_window_ms": "5"},
+        {"batch_window_ms": float("inf")},
+        {"max_batch_size": 0},
+        {"max_batch_size": 2.5},
+    ],
+    ids=str,
+)
+def test_an_argument_that_cannot_work_is_refused_by_name(wrong):
+    with pytest.raises(ConfigurationError, match=next(iter(wrong))):
+        AsyncCache(**wrong)
+
+
+async def test_a_ttl_that_is_no_duration_is_refused():
+    cache = AsyncCache()
+    with pytest.raises(ConfigurationError, match="ttl"):
+        cache.set("k", 1, ttl="60")
+    with pytest.raises(ConfigurationError, match="ttl"):
+        await cache.get("k", HeldLoader().load, ttl=float("nan"))
+    assert nothing_is_left(cache)
+
+
+@pytest.mark.parametrize("ttl", [0, -1, timedelta(0), float("-inf")])
+async def test_what_lives_no_time_is_not_kept(ttl):
+    with FakeClock():
+        cache, gate = AsyncCache(), HeldLoader()
+        gate.open()
+        cache.set("k", "old")
+        cache.set("k", "new", ttl=ttl)
+        assert await cache.get("k") is None
+        assert [await cache.get("k", gate.load, ttl=ttl) for _ in range(2)] == ["loaded"] * 2
+        assert len(gate.calls) == 2
+        assert cache.get_metrics()["size"] == 0
+
+
+async def test_a_ttl_may_be_a_timedelta_or_infinite():
+    with FakeClock() as clock:
+        cache = AsyncCache(default_ttl=timedelta(minutes=1))
+        cache.set("k", 1)
+        cache.set("for ever", 2, ttl=float("inf"))
+        clock.advance(59)
+        assert await cache.get("k") == 1
+        clock.advance(1)
+        assert await cache.get("k") is None
+        clock.advance(1e9)
+        assert await cache.get("for ever") == 2
+
+
+@given(
+    st.integers(1, 4),
+    st.lists(
+        st.one_of(
+            st.tuples(st.just("set"), st.integers(0, 5), st.sampled_from([None, 2, 5, 0])),
+            st.tuples(st.just("get"), st.integers(0, 5), st.none()),
+            st.tuples(st.just("load"), st.integers(0, 5), st.sampled_from([2, 5])),
+            st.tuples(st.just("contains"), st.integers(0, 5), st.none()),
+            st.tuples(st.just("delete"), st.integers(0, 5), st.none()),
+            st.tuples(st.just("wait"), st.integers(1, 3), st.none()),
+        ),
+        max_size=40,
+    ),
+)
+def test_it_is_a_bounded_mapping_whose_values_expire(maxsize, steps):
+    """The model is an OrderedDict: least recently used first, expired entries there until their key is asked for."""
+    model: OrderedDict[int, tuple[int, float]] = OrderedDict()
+
+    def find(key: int, now: float) -> int | None:
+        if key in model and model[key][1] <= now:
+            del model[key]
+        return model[key][0] if key in model else None
+
+    def store(key: int, value: int, ttl: float | None, now: float) -> None:
+        model.pop(key, None)
+        if ttl is None or ttl > 0:
+            model[key] = (value, float("inf") if ttl is None else now + ttl)
+            if len(model) > maxsize:
+                model.popitem(last=False)
+
+    async def run() -> None:
+        with FakeClock() as clock:
+            cache = AsyncCache(maxsize)
+            for value, (step, key, ttl) in enumerate(steps):
+
+                async def load(value: int = value) -> int:
+                    return value
+
+                now = clock.time
+                if step == "wait":
+                    clock.advance(key)
+                elif step == "set":
+                    cache.set(key, value, ttl)
+                    store(key, value, ttl, now)
+                elif step == "delete":
+                    cache.delete(key)
+                    model.pop(key, None)
+                elif step == "contains":
+                    assert (key in cache.cache) == (find(key, now) is not None)
+                else:
+                    expected = find(key, now)
+                    if expected is not None:
+                        model.move_to_end(key)
+                    elif step == "load":
+                        expected = value
+                        store(key, value, ttl, now)
+                    assert await cache.get(key, load if step == "load" else None, ttl=ttl) == expected
+                assert len(cache.cache) == len(model)
+            now = clock.time
+            assert list(cache.cache) == [key for key, (_, until) in model.items() if now < until]
+
+    asyncio.run(run())
+
+
+def test_the_mapping_reads_and_changes_the_cache():
+    with FakeClock() as clock:
+        cache = AsyncCache(maxsize=3, default_ttl=10)
+        mapping = cache.cache
+        mapping[1] = "int"
+        mapping[True] = "bool"
+        assert (mapping[1], mapping[True], mapping.get(1.0)) == ("int", "bool", None)
+        mapping["k"] = "v"
+        assert mapping[1] == "int"  # counts as a use, so True is the next to go
+        mapping["new"] = 1
+        assert [(type(key), value) for key, value in mapping.items()] == [(str, "v"), (int, "int"), (str, 1)]
+        assert repr(mapping) == "{'k': 'v', 1: 'int', 'new': 1}"
+        del mapping["k"]
+        with pytest.raises(KeyError):
+            del mapping["k"]
+        with pytest.raises(KeyError):
+            mapping["k"]
+        assert mapping.pop("k", None) is None
+        clock.advance(10)
+        assert list(mapping) == []
+        cache.set("k", 1)
+        cache.misses = 5
+        mapping.clear()
+        assert (len(mapping), cache.misses) == (0, 5)
+
+
+# Keys
+
+
+@dataclass(frozen=True)
+class Point:
+    x: int
+
+
+@dataclass(frozen=True)
+class Spot:
+    x: int
+
+
+@dataclass(eq=False)
+class Node:
+    """Known by which one it is, not by what is in it."""
+
+    name: str
+
+
+class Digit(IntEnum):
+    ONE = 1
+
+
+class Caseless(str):
+    """Equal to itself in any case."""
+
+    __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, str) and self.lower() == other.lower()
+
+    def __hash__(self) -> int:
+        return hash(self.lower())
+
+
+DIFFERENT = [
+    (1, True),
+    (1, 1.0),
+    (True, 1.0),
+    (0, False),
+    (0.0, -0.0),
+    (1, "1"),
+    ("x", b"x"),
+    (None, "None"),
+    ((1,), (True,)),
+    ((1, (2,)), (1, (2.0,))),
+    (frozenset({1}), frozenset({True})),
+    ((1,), frozenset({1})),
+    ((1,), 1),
+    ((tuple, 1), (1,)),
+    ((Point, Point(1)), Point(1)),
+    (Point(1), Spot(1)),
+    (Node("a"), Node("a")),
+    ((Node("a"), 1), (Node("a"), 1)),
+    (int, "int"),
+    (Caseless("a"), "a"),
+    (Digit.ONE, 1),
+]
+
+
+@pytest.mark.parametrize(("one", "other"), DIFFERENT, ids=repr)
+async def test_different_keys_never_share_an_entry(one, other):
+    cache = AsyncCache()
+    cache.set(one, "one")
+    assert await cache.get(other) is None
+    cache.set(other, "other")
+    assert (await cache.get(one), await cache.get(other)) == ("one", "other")
+    cache.delete(one)
+    assert (await cache.get(one), await cache.get(other)) == (None, "other")
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (Point(1), Point(1)),
+        (Caseless("Key"), Caseless("kEY")),
+        ((1, "a", (Point(2), 3.5)), (1, "a", (Point(2), 3.5))),
+        (frozenset({1, "a"}), frozenset({"a", 1})),
+        (float("nan"), float("nan")),
+        (datetime(2024, 1, 1), datetime(2024, 1, 1)),  # noqa: DTZ001 - a key like any other
+    ],
+    ids=repr,
+)
+async def test_equal_keys_of_one_class_are_one_key(one, other):
+    cache = AsyncCache()
+    cache.set(one, "v")
+    assert await cache.get(other) == "v"
+
+
+async def test_a_key_that_cannot_be_hashed_is_refused():
+    cache = AsyncCache()
+    for key in ([1], {"a": 1}, ([1],)):
+        with pytest.raises(TypeError, match="unhashable"):
+            await cache.get(key)
+        with pytest.raises(TypeError, match="unhashable"):
+            cache.set(key, 1)
+
+
+async def test_keys_that_a_dict_would_fold_go_in_different_batches():
+    cache, calls = AsyncCache(batch_window_ms=0), []
+
+    async def load(keys):
+        calls.append(list(keys))
+        return {key: type(key).__name__ for key in keys}
+
+    gets = [cache.get(key, batch_loader=load) for key in (1, "a", True, 2)]
+    assert await asyncio.gather(*gets) == ["int", "str", "bool", "int"]
+    assert calls == [[1, "a"], [True, 2]]
+
+
+# Warmup
+
+
+async def test_warmup_loads_side_by_side():
+    cache, met = AsyncCache(), asyncio.Barrier(5)
+
+    async def load():
+        await met.wait()
+        return "warm"
+
+    async with asyncio.timeout(10):
+        await cache.warmup(dict.fromkeys(range(5), load))
+    assert len(cache.cache) == 5
+
+
+async def test_a_loader_that_fails_does_not_keep_the_others_cold():
+    cache, gate = AsyncCache(), HeldLoader()
+
+    async def fail(error):
+        raise error
+
+    first = ValueError("first in order")
+    (warmup,) = await begun(
+        cache.warmup({"a": gate.load, "b": lambda: fail(first), "c": lambda: fail(KeyError()), "d": gate.load})
+    )
+    await idle()
+    assert not warmup.done()
+    gate.open()
+    with pytest.raises(ValueError, match="first in order") as caught:
+        await warmup
+    assert caught.value is first
+    assert set(cache.cache) == {"a", "d"}
+
+
+async def test_a_warmup_that_is_cancelled_cancels_its_loads():
+    cache, gate = AsyncCache(), HeldLoader()
+    (warmup,) = await begun(cache.warmup({"a": gate.load, "b": gate.load}))
+    await turn()
+    warmup.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await warmup
+    assert gate.cancelled == 2
+    assert nothing_is_left(cache)
+
+
+async def test_a_value_that_had_to_make_room_is_let_go():
+    class Value:
+        """Something that can be referenced weakly."""
+
+    async def load() -> Value:
+        return Value()
+
+    cache = AsyncCache(maxsize=1)
+    reference = weakref.ref(await cache.get("a", load))
+    await cache.get("b", load)
+    gc.collect()
+    assert reference() is None

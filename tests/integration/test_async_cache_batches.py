@@ -1,0 +1,205 @@
+"""The batches of an `AsyncCache`: what is loaded together, whom it holds up, and what an answer must look like."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from collections.abc import Iterator
+
+import pytest
+
+from agent_cache import AsyncCache
+from tests.harness.loads import HeldLoader, begun, calls_of, in_batches, nothing_is_left
+
+
+async def test_one_key_is_loaded_once_in_a_window_and_while_its_batch_runs():
+    cache, gate = AsyncCache(batch_window_ms=0), HeldLoader()
+    gets = await begun(*(in_batches(cache, gate, key) for key in "aba"))
+    await calls_of(gate, 1)
+    gets += await begun(in_batches(cache, gate, "a"), cache.get("a", loader=HeldLoader("not called").load))
+    gate.open()
+    *batched, single = await asyncio.gather(*gets)
+    assert batched == ["loaded"] * 4
+    assert single == ("loaded", "a")
+    assert gate.calls == [["a", "b"]]
+
+
+async def test_a_batch_that_runs_does_not_hold_up_the_next():
+    cache, slow, quick = AsyncCache(batch_window_ms=0), HeldLoader("slow"), HeldLoader("quick")
+    gates = iter([slow, quick])
+
+    async def load(keys):
+        return await next(gates).load_batch(keys)
+
+    (first,) = await begun(cache.get("a", batch_loader=load))
+    await calls_of(slow, 1)
+    quick.open()
+    assert await cache.get("b", batch_loader=load) == ("quick", "b")
+    assert not first.done()
+    slow.open()
+    assert await first == ("slow", "a")
+
+
+async def test_batches_of_different_loaders_run_side_by_side():
+    cache, one, other = AsyncCache(batch_window_ms=0), HeldLoader(1), HeldLoader(2)
+    gets = await begun(in_batches(cache, one, "a"), in_batches(cache, other, "b"))
+    await calls_of(one, 1)
+    await calls_of(other, 1)
+    other.open()
+    assert await gets[1] == 2
+    one.open()
+    assert await gets[0] == 1
+
+
+async def test_a_cancelled_caller_takes_only_its_own_key_with_it():
+    cache, gate = AsyncCache(batch_window_ms=0), HeldLoader()
+    gone, *others = await begun(*(in_batches(cache, gate, key) for key in "abc"))
+    gone.cancel()
+    await asyncio.wait([gone])
+    gate.open()
+    assert await asyncio.gather(*others) == ["loaded"] * 2
+    assert gate.calls == [["b", "c"]]
+    assert await in_batches(cache, gate, "a") == "loaded"
+    assert nothing_is_left(cache)
+
+
+async def test_a_batch_that_nobody_waits_for_any_more_is_never_loaded():
+    cache, gate = AsyncCache(batch_window_ms=0), HeldLoader()
+    gets = await begun(*(in_batches(cache, gate, key) for key in "aab"))
+    for task in gets:
+        task.cancel()
+    await asyncio.wait(gets)
+    assert nothing_is_left(cache)
+    gate.open()
+    assert await in_batches(cache, gate, "b") == "loaded"
+    assert gate.calls == [["b"]]
+
+
+async def test_a_caller_cancelled_when_the_answer_is_there_leaves_it_to_the_others():
+    cache = AsyncCache(batch_window_ms=0)
+
+    class Answers(list[str]):
+        """Values that are complete when they have been read; then the leader is cancelled, before it has its answer."""
+
+        def __iter__(self) -> Iterator[str]:
+            yield from ["v"]
+            asyncio.get_running_loop().call_soon(leader.cancel)
+
+    calls = []
+
+    async def load(keys):
+        calls.append(keys)
+        return Answers()
+
+    leader, waiter = await begun(cache.get("k", batch_loader=load), cache.get("k", batch_loader=load))
+    assert await waiter == "v"
+    await asyncio.wait([leader])
+    assert leader.cancelled()
+    assert len(calls) == 1
+    assert nothing_is_left(cache)
+
+
+@pytest.mark.parametrize(
+    ("answer", "error", "words"),
+    [
+        (lambda keys: ["v"] * (len(keys) - 1), ValueError, r"load\(\) returned 2 values for 3 keys"),
+        (lambda keys: ["v"] * (len(keys) + 1), ValueError, r"load\(\) returned 4 values for 3 keys"),
+        (lambda keys: [], ValueError, "0 values"),
+        (lambda keys: None, TypeError, "it returned NoneType"),
+        (lambda keys: "abc", TypeError, "it returned str"),
+        (lambda keys: set(keys), TypeError, "it returned set"),
+        (lambda keys: 3, TypeError, "it returned int"),
+    ],
+)
+async def test_an_answer_that_cannot_be_matched_with_the_keys_is_an_error_and_not_a_guess(answer, error, words):
+    cache = AsyncCache(batch_window_ms=0)
+
+    async def load(keys):
+        return answer(keys)
+
+    outcomes = await asyncio.gather(*(cache.get(key, batch_loader=load) for key in "abc"), return_exceptions=True)
+    for outcome in outcomes:
+        with pytest.raises(error, match=words):
+            raise outcome
+    assert len(cache.cache) == 0
+    assert nothing_is_left(cache)
+
+
+async def test_a_key_that_the_mapping_lacks_is_none_and_asked_for_again():
+    cache, calls = AsyncCache(batch_window_ms=0), []
+
+    async def load(keys):
+        calls.append(list(keys))
+        return {"a": 1, "none": None}
+
+    for _ in range(2):
+        gets = (cache.get(key, batch_loader=load) for key in ("a", "lacking", "none", "lacking"))
+        assert await asyncio.gather(*gets) == [1, None, None, None]
+    assert calls == [["a", "lacking", "none"], ["lacking"]]
+    assert list(cache.cache) == ["a", "none"]
+
+
+async def test_a_loader_may_do_what_it_likes_with_its_list_of_keys():
+    cache = AsyncCache(batch_window_ms=0)
+
+    async def load(keys):
+        return [keys.pop(0) for _ in range(len(keys))]
+
+    assert await asyncio.gather(*(cache.get(key, batch_loader=load) for key in "ab")) == ["a", "b"]
+
+
+async def test_a_batch_that_is_cancelled_from_outside_is_an_error_for_its_callers():
+    cache = AsyncCache(batch_window_ms=0)
+
+    async def load(keys):
+        asyncio.current_task().cancel()
+        await asyncio.Event().wait()
+
+    outcomes = await asyncio.gather(*(cache.get(key, batch_loader=load) for key in "aab"), return_exceptions=True)
+    for outcome in outcomes:
+        with pytest.raises(RuntimeError, match="was stopped by CancelledError") as caught:
+            raise outcome
+        assert isinstance(caught.value.__cause__, asyncio.CancelledError)
+    assert nothing_is_left(cache)
+
+
+async def test_a_method_is_one_loader_each_time_it_is_looked_up():
+    class Database:
+        __hash__ = None  # nor need its owner be hashable
+        calls = 0
+
+        async def load(self, keys):
+            self.calls += 1
+            return keys
+
+        async def __call__(self, keys):
+            return await self.load(keys)
+
+    cache, database = AsyncCache(batch_window_ms=0), Database()
+    await asyncio.gather(*(cache.get(key, batch_loader=database.load) for key in "ab"))
+    assert database.calls == 1
+    await asyncio.gather(*(cache.get(key, batch_loader=database) for key in "cd"))
+    assert database.calls == 2
+
+
+async def test_a_batch_runs_in_the_context_of_its_first_caller():
+    cache, variable = AsyncCache(batch_window_ms=0, max_batch_size=2), contextvars.ContextVar("v", default="outside")
+
+    async def load(keys):
+        return [variable.get()] * len(keys)
+
+    async def get(key):
+        variable.set(f"in {key}")
+        return await cache.get(key, batch_loader=load)
+
+    gets = await begun(get("first"), get("second"))
+    assert await asyncio.gather(*gets) == ["in first"] * 2
+
+
+async def test_the_window_and_the_size_may_be_set_later():
+    cache, gate = AsyncCache(batch_window_ms=60_000), HeldLoader()
+    gate.open()
+    cache.max_batch_size = 2
+    assert await asyncio.gather(*(in_batches(cache, gate, key) for key in "ab")) == ["loaded"] * 2
+    cache.batch_window_ms = 0
+    assert await in_batches(cache, gate, "c") == "loaded"

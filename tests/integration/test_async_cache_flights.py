@@ -1,0 +1,473 @@
+"""Sharing a load of an `AsyncCache` is safe: from cancellation, re-entrance, changes meanwhile and other threads."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+from typing import Any
+
+import pytest
+
+from agent_cache import AgentCache, AgentCacheSession, AsyncCache
+from tests.harness.gates import until
+from tests.harness.loads import (
+    Get,
+    HeldLoader,
+    begun,
+    calls_of,
+    in_batches,
+    nothing_is_left,
+    one_by_one,
+    single_and_batched,
+    turn,
+)
+
+# Cancellation
+
+
+@single_and_batched
+async def test_a_waiter_takes_over_from_a_leader_that_is_cancelled(get: Get):
+    cache, gate = AsyncCache(batch_window_ms=0), HeldLoader()
+    leader, *waiters = await begun(*(get(cache, gate) for _ in range(4)))
+    await calls_of(gate, 1)
+    leader.cancel()
+    await turn()
+    gate.open()
+    assert await asyncio.gather(*waiters) == ["loaded"] * 3
+    assert leader.cancelled()
+    assert len(gate.calls) == (2 if get is one_by_one else 1)  # a batch belongs to none of its callers, and goes on
+    assert cache.get_metrics()["size"] == 1
+    assert nothing_is_left(cache)
+
+
+@single_and_batched
+async def test_a_waiter_that_is_cancelled_disturbs_nobody(get: Get):
+    cache, gate = AsyncCache(batch_window_ms=0), HeldLoader()
+    leader, waiter, other = await begun(*(get(cache, gate) for _ in range(3)))
+    await calls_of(gate, 1)
+    waiter.cancel()
+    await turn()
+    gate.open()
+    assert await asyncio.gather(leader, other) == ["loaded"] * 2
+    assert waiter.cancelled()
+    assert len(gate.calls) == 1
+    assert nothing_is_left(cache)
+
+
+@single_and_batched
+async def test_when_all_are_cancelled_the_loader_is_cancelled_once(get: Get):
+    cache, gate = AsyncCache(batch_window_ms=0), HeldLoader()
+    gets = await begun(*(get(cache, gate) for _ in range(4)))
+    await calls_of(gate, 1)
+    for task in gets:
+        task.cancel()
+    await asyncio.wait(gets)
+    await turn()
+    assert all(task.cancelled() for task in gets)
+    assert (len(gate.calls), gate.cancelled) == (1, 1)
+    assert nothing_is_left(cache)
+    gate.open()
+    assert await get(cache, gate) == "loaded"
+
+
+@single_and_batched
+async def test_cancelling_one_after_the_other_ends_the_load_with_the_last(get: Get):
+    cache, gate = AsyncCache(batch_window_ms=0), HeldLoader()
+    gets = await begun(*(get(cache, gate) for _ in range(4)))
+    await calls_of(gate, 1)
+    for number, task in enumerate(gets):
+        assert gate.cancelled == (number if get is one_by_one else 0)
+        task.cancel()
+        await asyncio.wait([task])
+        await turn()
+        await turn()
+    assert gate.cancelled == len(gate.calls) == (4 if get is one_by_one else 1)
+    assert nothing_is_left(cache)
+
+
+@single_and_batched
+async def test_a_promoted_waiter_that_is_cancelled_before_it_wakes_hands_on(get: Get):
+    cache, gate = AsyncCache(batch_window_ms=0), HeldLoader()
+
+    async def lead():
+        try:
+            return await get(cache, gate)
+        finally:
+            promoted.cancel()  # its wake-up is due, and has not come yet
+
+    leader, promoted, last = await begun(lead(), get(cache, gate), get(cache, gate))
+    await calls_of(gate, 1)
+    leader.cancel()
+    await asyncio.wait([leader, promoted])
+    gate.open()
+    assert await last == "loaded"
+    assert promoted.cancelled()
+    assert len(gate.calls) == (2 if get is one_by_one else 1)
+    assert nothing_is_left(cache)
+
+
+@single_and_batched
+async def test_a_timeout_of_one_caller_is_nobody_elses(get: Get):
+    cache, gate = AsyncCache(batch_window_ms=0), HeldLoader()
+
+    async def impatient():
+        async with asyncio.timeout(0):
+            return await get(cache, gate)
+
+    first, patient = await begun(impatient(), get(cache, gate))
+    with pytest.raises(TimeoutError):
+        await first
+    gate.open()
+    assert await patient == "loaded"
+
+
+@single_and_batched
+async def test_random_cancellations_leave_nothing_behind(get: Get):
+    for seed in range(150):
+        chance = random.Random(seed)
+        cache, gate = AsyncCache(batch_window_ms=0, max_batch_size=3), HeldLoader()
+        tasks = [asyncio.create_task(get(cache, gate, chance.randrange(3))) for _ in range(12)]
+        victims = chance.sample(tasks, chance.randrange(len(tasks)))
+        for victim in victims:
+            for _ in range(chance.randrange(3)):
+                await turn()
+            victim.cancel()
+        gate.open()
+        async with asyncio.timeout(10):
+            await asyncio.wait(tasks)
+        for task in tasks:
+            assert task.cancelled() or task.result() == "loaded"
+            assert task in victims or not task.cancelled()
+        await turn()
+        await turn()
+        assert nothing_is_left(cache), seed
+
+
+@single_and_batched
+async def test_an_abandoned_caller_is_replaced_when_it_is_collected(get: Get):
+    cache, gate = AsyncCache(batch_window_ms=0), HeldLoader()
+    abandoned = get(cache, gate)
+    abandoned.send(None)  # run up to its first wait by hand, and never again
+    (waiter,) = await begun(get(cache, gate))
+    gate.open()
+    closer = threading.Thread(target=abandoned.close)  # as the garbage collector may, on any thread
+    closer.start()
+    closer.join()
+    assert await waiter == "loaded"
+    assert nothing_is_left(cache)
+
+
+async def test_a_batch_of_an_abandoned_caller_alone_is_cancelled():
+    cache, gate = AsyncCache(batch_window_ms=0), HeldLoader()
+    abandoned = in_batches(cache, gate)
+    abandoned.send(None)
+    await calls_of(gate, 1)
+    closer = threading.Thread(target=abandoned.close)
+    closer.start()
+    closer.join()
+    await until(lambda: gate.cancelled == 1)
+    assert nothing_is_left(cache)
+
+
+# Re-entrance
+
+
+@pytest.mark.parametrize("batched", [False, True])
+async def test_a_loader_that_asks_for_its_own_key_does_not_wait_for_itself(batched):
+    cache, depth = AsyncCache(batch_window_ms=0), []
+
+    async def load(keys=None):
+        depth.append(len(depth))
+        value = "inner" if len(depth) == 2 else f"outer of {await again()}"
+        return value if keys is None else [value] * len(keys)
+
+    async def again():
+        return await (cache.get("k", batch_loader=load) if batched else cache.get("k", loader=load))
+
+    async with asyncio.timeout(10):
+        assert await again() == "outer of inner"
+    assert nothing_is_left(cache)
+
+
+async def test_two_loads_that_ask_for_each_other_do_not_wait_for_each_other():
+    cache, met = AsyncCache(batch_window_ms=0), asyncio.Barrier(2)
+    asked: list[str] = []
+
+    async def load_a():
+        asked.append("a")
+        if asked.count("a") == 1:
+            await met.wait()
+            return f"a of {await cache.get('b', batch_loader=load_b)}"
+        return "a"
+
+    async def load_b(keys):
+        asked.append("b")
+        if asked.count("b") == 1:
+            await met.wait()
+            return [f"b of {await cache.get('a', loader=load_a)}"]
+        return ["b"]
+
+    async with asyncio.timeout(10):
+        got = await asyncio.gather(cache.get("a", load_a), cache.get("b", batch_loader=load_b))
+    assert got in (["a of b of a", "b of a"], ["a of b", "b of a of b"])
+    assert nothing_is_left(cache)
+
+
+async def test_a_tool_and_a_loader_that_ask_for_each_other_do_not_wait_for_each_other():
+    cache, met = AsyncCache(), asyncio.Barrier(2)
+    runs: list[str] = []
+
+    @AgentCache(resource="r")
+    async def tool(x: str) -> str:
+        runs.append("tool")
+        if runs.count("tool") == 1:
+            await met.wait()
+            return f"tool of {await cache.get('k', load)}"
+        return "tool"
+
+    async def load() -> str:
+        runs.append("load")
+        if runs.count("load") == 1:
+            await met.wait()
+            return f"load of {await tool('x')}"
+        return "load"
+
+    async with asyncio.timeout(10):
+        got = await asyncio.gather(tool("x"), cache.get("k", load))
+    assert got in (["tool of load of tool", "load of tool"], ["tool of load", "load of tool of load"])
+
+
+async def test_a_trace_sees_through_a_load_to_the_tool_that_asked():
+    cache = AsyncCache(batch_window_ms=0)
+
+    @AgentCache(resource="r")
+    async def inner(x: int) -> int:
+        return x
+
+    @AgentCache(resource="r")
+    async def outer(x: int) -> int:
+        return await cache.get(("one", x), lambda: inner(x)) + await cache.get(("many", x), batch_loader=sums)
+
+    async def sums(keys: list[Any]) -> list[int]:
+        return [await inner(10 * key[1]) for key in keys]
+
+    async with AgentCacheSession() as session:
+        assert await outer(1) == 11
+        await cache.get("outside", lambda: inner(5))
+    tools, parents = zip(*((record.tool[-5:], record.parent) for record in session.get_execution_trace()), strict=True)
+    assert tools == ("inner", "inner", "outer", "inner")
+    assert parents[0] == parents[1] != None  # noqa: E711 - the chain reads best so
+    assert parents[2] is parents[3] is None
+
+
+# Changes during a load
+
+changes = pytest.mark.parametrize(
+    ("change", "after"),
+    [
+        (lambda cache: cache.set("k", "set"), "set"),
+        (lambda cache: cache.delete("k"), None),
+        (lambda cache: cache.clear(), None),
+        (lambda cache: cache.set("k", "gone at once", ttl=0), None),
+        (lambda cache: cache.cache.clear(), None),
+    ],
+    ids=["set", "delete", "clear", "set for no time", "clear of the mapping"],
+)
+
+
+@single_and_batched
+@changes
+async def test_a_load_does_not_undo_what_was_done_while_it_ran(get: Get, change, after):
+    cache, gate = AsyncCache(batch_window_ms=0), HeldLoader()
+    gets = await begun(get(cache, gate), get(cache, gate))
+    await calls_of(gate, 1)
+    change(cache)
+    assert await cache.get("k") == after
+    gate.open()
+    assert await asyncio.gather(*gets) == ["loaded"] * 2
+    assert await cache.get("k") == after
+    assert nothing_is_left(cache)
+
+
+@single_and_batched
+@changes
+async def test_a_load_that_is_taken_over_does_not_undo_it_either(get: Get, change, after):
+    cache, gate = AsyncCache(batch_window_ms=0), HeldLoader()
+    leader, waiter = await begun(get(cache, gate), get(cache, gate))
+    await calls_of(gate, 1)
+    change(cache)
+    leader.cancel()
+    await asyncio.wait([leader])
+    gate.open()
+    assert await waiter == "loaded"
+    # A waiter that has to begin again begins after the change; a batch began before it.
+    assert await cache.get("k") == ("loaded" if get is one_by_one else (after and "set"))
+
+
+@single_and_batched
+async def test_who_asks_after_a_delete_does_not_get_what_was_loaded_before_it(get: Get):
+    cache, before, after = AsyncCache(batch_window_ms=0), HeldLoader("before"), HeldLoader("after")
+    early = await begun(get(cache, before), get(cache, before))
+    await calls_of(before, 1)
+    cache.delete("k")
+    early[0].cancel()  # also not while the flight is being handed over
+    (late,) = await begun(get(cache, after))
+    after.open()
+    assert await late == "after"
+    before.open()
+    assert await early[1] == "before"
+    # The waiter that had to begin again began after the delete; its batch would have begun before it.
+    assert await cache.get("k") == ("before" if get is one_by_one else ("after", "k"))
+    assert nothing_is_left(cache)
+
+
+async def test_a_delete_before_a_batch_starts_lets_later_gets_be_kept():
+    cache, gate = AsyncCache(batch_window_ms=0), HeldLoader()
+    gate.open()
+    (early,) = await begun(in_batches(cache, gate))
+    cache.delete("k")
+    (late,) = await begun(in_batches(cache, gate))
+    assert await asyncio.gather(early, late) == ["loaded"] * 2
+    assert gate.calls == [["k"]]
+    assert await cache.get("k") == ("loaded", "k")
+
+
+async def test_other_keys_are_kept_when_one_of_their_batch_is_deleted():
+    cache, gate = AsyncCache(batch_window_ms=0), HeldLoader()
+    gets = await begun(*(in_batches(cache, gate, key) for key in "abc"))
+    await calls_of(gate, 1)
+    cache.delete("b")
+    gate.open()
+    await asyncio.gather(*gets)
+    assert list(cache.cache) == ["a", "c"]
+
+
+# Event loops and threads
+
+
+@single_and_batched
+def test_one_cache_serves_one_loop_after_the_other(get: Get):
+    cache = AsyncCache(batch_window_ms=0)
+
+    async def run(key: str) -> Any:
+        gate = HeldLoader()
+        gate.open()
+        return await asyncio.gather(*(get(cache, gate, key) for _ in range(3)))
+
+    assert asyncio.run(run("a")) == asyncio.run(run("b")) == ["loaded"] * 3
+    assert asyncio.run(run("a")) == ["loaded"] * 3
+    assert nothing_is_left(cache)
+
+
+@single_and_batched
+def test_loops_in_threads_load_the_same_key_side_by_side(get: Get):
+    cache, met = AsyncCache(batch_window_ms=0), threading.Barrier(2)
+    outcomes: list[Any] = []
+
+    async def run() -> Any:
+        gate = HeldLoader()
+        first, second = await begun(get(cache, gate), get(cache, gate))
+        await calls_of(gate, 1)
+        await asyncio.to_thread(met.wait, 10)  # both loops are loading now
+        gate.open()
+        return await asyncio.gather(first, second)
+
+    threads = [threading.Thread(target=lambda: outcomes.append(asyncio.run(run()))) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert outcomes == [["loaded"] * 2] * 2
+    assert nothing_is_left(cache)
+
+
+@single_and_batched
+def test_a_delete_in_another_thread_is_not_undone(get: Get):
+    cache = AsyncCache(batch_window_ms=0)
+
+    async def run() -> Any:
+        gate = HeldLoader()
+        (load,) = await begun(get(cache, gate))
+        await calls_of(gate, 1)
+        await asyncio.to_thread(cache.delete, "k")
+        gate.open()
+        await load
+        return await cache.get("k")
+
+    assert asyncio.run(run()) is None
+
+
+def test_threads_that_read_write_and_cancel_at_once_leave_nothing_behind():
+    cache = AsyncCache(maxsize=5, batch_window_ms=0, max_batch_size=3)
+    errors: list[BaseException] = []
+    gets = [0] * 4
+
+    async def load_batch(keys):
+        await turn()
+        return [("v", key) for key in keys]
+
+    async def run(number: int) -> None:
+        chance = random.Random(number)
+
+        async def work() -> None:
+            for _ in range(100):
+                key = chance.randrange(8)
+
+                async def load(key=key):
+                    await turn()
+                    return ("v", key)
+
+                step = chance.randrange(10)
+                if step == 0:
+                    cache.delete(key)
+                elif step == 1:
+                    cache.set(key, ("v", key))
+                else:
+                    gets[number] += 1
+                    loaders = {"loader": load} if step < 6 else {"batch_loader": load_batch}
+                    task = asyncio.create_task(cache.get(key, **loaders))
+                    if step == 9:
+                        await turn()
+                        task.cancel()
+                    (outcome,) = await asyncio.gather(task, return_exceptions=True)
+                    assert outcome == ("v", key) or isinstance(outcome, asyncio.CancelledError)
+
+        async with asyncio.timeout(30):
+            await asyncio.gather(*(work() for _ in range(5)))
+
+    def thread(number: int) -> None:
+        try:
+            asyncio.run(run(number))
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=thread, args=(number,)) for number in range(4)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join(60)
+    assert errors == []
+    assert nothing_is_left(cache)
+    assert len(cache.cache) <= 5
+    metrics = cache.get_metrics()
+    assert metrics["hits"] + metrics["misses"] == sum(gets)
+
+
+def test_a_loop_that_stops_in_the_middle_of_a_window_does_not_wedge_the_next():
+    cache, loop = AsyncCache(batch_window_ms=60_000, max_batch_size=2), asyncio.new_event_loop()
+
+    async def load(keys: list[Any]) -> list[Any]:
+        return keys
+
+    task = loop.create_task(cache.get("k", batch_loader=load))
+    loop.call_soon(loop.call_soon, loop.stop)
+    loop.run_forever()
+    task._log_destroy_pending = False
+    loop.close()
+
+    async def run() -> list[Any]:
+        return await asyncio.gather(*(cache.get(key, batch_loader=load) for key in ("k", "l")))
+
+    assert asyncio.run(run()) == ["k", "l"]
+    assert loop not in cache._batches._open

@@ -1,0 +1,456 @@
+"""What cannot work is refused at the earliest moment, by an error that names the tool or the decorator, and the fix."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import functools
+import sys
+import types
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from agent_cache import (
+    AgentCache,
+    AgentCacheInvalidator,
+    AgentCacheSession,
+    ConfigurationError,
+    configure,
+    get_metrics,
+    invalidate,
+    tags_from,
+    writing,
+)
+
+pytestmark = pytest.mark.usefixtures("body")
+
+BOTH = [AgentCache, AgentCacheInvalidator]
+
+
+async def look_up(order_id: str, limit: int = 10) -> str:
+    return order_id
+
+
+def refused(make: Callable[[], Any], *facts: str, error: type[Exception] = ConfigurationError) -> str:
+    """The text of the refusal, which must hold these facts."""
+    with pytest.raises(error) as caught:
+        make()
+    text = str(caught.value)
+    assert type(caught.value) is error
+    for fact in facts:
+        assert fact in text, f"{fact!r} is not in {text!r}"
+    return text
+
+
+MALFORMED = {
+    "empty": ("", "empty"),
+    "no resource": ((), "non-empty"),
+    "no resource in a list": ([], "non-empty"),
+    "None": (None, "None"),
+    "a number": (5, "5"),
+    "a dict": ({"order": 1}, "order"),
+    "bytes": (b"order", "tags_from"),
+    "one of several is empty": (["order", ""], "empty"),
+    "one of several is a number": (["order", 5], "5"),
+    "nested list": (["order", ["cart"]], "cart"),
+    "a function": ([len], "tags_from"),
+    "empty first segment": (":order", "empty segment"),
+    "empty last segment": ("order:", "empty segment"),
+    "empty middle segment": ("order::lines", "empty segment"),
+    "no fixed root": ("{order_id}", "fixed root"),
+    "root that is partly a field": ("order{order_id}", "fixed root"),
+    "unknown parameter": ("order:{order}", "'order'"),
+    "unknown parameter's attribute": ("order:{order.id}", "'order'"),
+    "nameless field": ("order:{}", "parameter"),
+    "numbered field": ("order:{0}", "parameter"),
+    "conversion": ("order:{order_id!r}", "conversion"),
+    "format": ("order:{order_id:>8}", "format"),
+    "nested format": ("order:{order_id:{limit}}", "format"),
+    "open brace": ("order:{order_id", "order:{order_id"),
+    "closing brace": ("order:order_id}", "order:order_id}"),
+    "open bracket": ("order:{order_id[0}", "order:{order_id[0}"),
+    "empty attribute": ("order:{order_id.}", "order:{order_id.}"),
+}
+
+
+@pytest.mark.parametrize("decorator", BOTH)
+@pytest.mark.parametrize("name", MALFORMED)
+def test_a_malformed_resource(decorator: Any, name: str):
+    resource, fact = MALFORMED[name]
+    refused(lambda: decorator(resource)(look_up), "look_up", fact)
+
+
+@pytest.mark.parametrize("decorator", BOTH)
+def test_a_template_that_names_no_parameter_is_told_which_there_are(decorator: Any):
+    refused(lambda: decorator("order:{id}")(look_up), "look_up", "'id'", "order_id", "limit", "result")
+
+
+@pytest.mark.parametrize("decorator", BOTH)
+def test_a_function_of_tags_that_cannot_be_called_so(decorator: Any):
+    for function in (lambda: 1, lambda a, b, c: 1, lambda *, arguments: 1):
+        refused(lambda: decorator(tags_from("order", function))(look_up), "look_up", "'order'", "arguments")
+
+
+def test_tags_without_a_root_or_a_function():
+    refused(lambda: tags_from("", lambda arguments: 1), "tags_from", "root")
+    refused(lambda: tags_from(None, lambda arguments: 1), "tags_from", "root")  # type: ignore[arg-type]
+    refused(lambda: tags_from("order", "id"), "tags_from", "order", "function")  # type: ignore[arg-type]
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "unknown scope": {"scope": "sesion"},
+    "scope of another case": {"scope": "Global"},
+    "scope None": {"scope": None},
+    "ttl zero": {"ttl": 0},
+    "ttl zero seconds": {"ttl": timedelta(0)},
+    "ttl negative": {"ttl": -1},
+    "ttl negative timedelta": {"ttl": timedelta(seconds=-1)},
+    "ttl NaN": {"ttl": float("nan")},
+    "ttl infinite": {"ttl": float("inf")},
+    "ttl text": {"ttl": "60"},
+    "ttl True": {"ttl": True},
+    "maxsize zero": {"maxsize": 0},
+    "maxsize negative": {"maxsize": -1},
+    "maxsize text": {"maxsize": "128"},
+    "maxsize float": {"maxsize": 1.5},
+    "maxsize True": {"maxsize": True},
+    "copy misspelt": {"copy": "deep"},
+    "copy None": {"copy": None},
+    "copy True": {"copy": True},
+    "uncacheable misspelt": {"uncacheable": "ignore"},
+    "key no function": {"key": "order_id"},
+    "vary no function": {"vary": "tenant"},
+    "cache_if no function": {"cache_if": True},
+    "backup no tier": {"backup": object()},
+    "remote_cache no tier": {"remote_cache": "redis://localhost"},
+    "skip_args negative": {"skip_args": -1},
+    "skip_args too many": {"skip_args": 3},
+    "skip_args text": {"skip_args": "1"},
+    "skip_args True": {"skip_args": True},
+}
+FIXES = {"scope": "'session'", "ttl": "seconds", "maxsize": "None", "copy": "'auto'", "uncacheable": "'bypass'"}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_an_option_that_cannot_work(name: str):
+    (option, value), *_ = OPTIONS[name].items()
+    text = refused(lambda: AgentCache("order", **OPTIONS[name])(look_up), option, FIXES.get(option, ""))
+    assert "look_up" in text or "AgentCache" in text
+    assert repr(value) in text or type(value).__name__ in text
+
+
+WRITE_OPTIONS: dict[str, dict[str, Any]] = {
+    "unknown scope": {"scope": "local"},
+    "settle negative": {"settle": -1},
+    "settle text": {"settle": "1"},
+    "doubt negative": {"doubt": timedelta(seconds=-5)},
+    "doubt NaN": {"doubt": float("nan")},
+    "in_doubt an instance": {"in_doubt": TimeoutError()},
+    "in_doubt text": {"in_doubt": "TimeoutError"},
+    "in_doubt no exception": {"in_doubt": [int]},
+    "no_effect a number": {"no_effect": 5},
+    "no_effect no exception": {"no_effect": [ValueError, "KeyError"]},
+    "ok no function": {"ok": True},
+    "clear_all no bool": {"clear_all": "yes"},
+    "key_fn no function": {"clear_all": False, "key_fn": "order_id"},
+    "backup no tier": {"backup": object()},
+    "remote_cache no tier": {"remote_cache": "redis://localhost"},
+}
+
+
+@pytest.mark.parametrize("name", WRITE_OPTIONS)
+def test_an_option_of_a_write_that_cannot_work(name: str):
+    option = list(WRITE_OPTIONS[name])[-1]
+    refused(lambda: AgentCacheInvalidator("order", **WRITE_OPTIONS[name])(look_up), "AgentCacheInvalidator", "'order'", option)
+
+
+def test_options_are_refused_before_anything_is_decorated():
+    refused(lambda: AgentCache("order", ttl=0), "AgentCache('order')")
+    refused(lambda: AgentCache("order", scope="global_"), "AgentCache('order')")  # type: ignore[arg-type]
+    refused(lambda: AgentCacheInvalidator("order", scope="x"), "AgentCacheInvalidator('order')")  # type: ignore[arg-type]
+
+
+def test_clear_all_false_needs_a_key_fn():
+    refused(lambda: AgentCacheInvalidator("order", clear_all=False), "AgentCacheInvalidator('order')", "key_fn", "cache_key")
+
+
+def test_skip_args_of_a_write_is_a_type_error_that_names_key_fn():
+    refused(lambda: AgentCacheInvalidator("order", skip_args=1), "AgentCacheInvalidator", "key_fn", error=TypeError)
+
+
+NO_KEYS: dict[str, Any] = {
+    "None": None,
+    "the id": "7",
+    "bytes": b"7",
+    "a number": 7,
+    "a tuple of arguments": ("7",),
+    "a list of ids": ["7"],
+    "a dict": {"order_id": "7"},
+    "a coroutine": object(),
+    "a key among others": "mixed",
+}
+
+
+@pytest.mark.parametrize("name", NO_KEYS)
+async def test_a_key_fn_that_returns_no_key_stops_the_write_before_its_effect(name: str):
+    effects = []
+    read = AgentCache("order")(look_up)
+    returned = [read.cache_key("7"), "7"] if NO_KEYS[name] == "mixed" else NO_KEYS[name]
+
+    @AgentCacheInvalidator("order", clear_all=False, key_fn=lambda args, kwargs: returned)
+    async def cancel(order_id: str) -> None:
+        effects.append(order_id)
+
+    with pytest.raises(ConfigurationError) as caught:
+        await cancel("7")
+    for fact in ("cancel", "key_fn", "cache_key"):
+        assert fact in str(caught.value)
+    assert effects == []
+
+
+async def test_a_key_fn_that_raises_stops_the_write_with_its_own_error():
+    effects = []
+
+    @AgentCacheInvalidator("order", clear_all=False, key_fn=lambda args, kwargs: kwargs["nothing"])
+    async def cancel(order_id: str) -> None:
+        effects.append(order_id)
+
+    with pytest.raises(KeyError):
+        await cancel("7")
+    assert effects == []
+
+
+SESSIONS: dict[str, dict[str, Any]] = {
+    "max_tool_repeats one": {"max_tool_repeats": 1},
+    "max_tool_repeats zero": {"max_tool_repeats": 0},
+    "max_tool_repeats text": {"max_tool_repeats": "5"},
+    "max_tool_repeats True": {"max_tool_repeats": True},
+    "max_tool_repeats without detection": {"max_tool_repeats": 1, "loop_detection": False},
+    "max_execution_depth zero": {"max_execution_depth": 0},
+    "max_execution_depth float": {"max_execution_depth": 1.5},
+    "max_execution_depth without detection": {"max_execution_depth": 0, "loop_detection": False},
+    "on_loop misspelt": {"on_loop": "rise"},
+    "on_loop None": {"on_loop": None},
+    "trace_size zero": {"trace_size": 0},
+    "tenant without identity": {"tenant": object()},
+}
+
+
+@pytest.mark.parametrize("name", SESSIONS)
+def test_a_session_that_cannot_work(name: str):
+    option = next(iter(SESSIONS[name]))
+    refused(lambda: AgentCacheSession(**SESSIONS[name]), "AgentCacheSession", option)
+
+
+async def test_a_session_is_not_entered_twice_at_once():
+    session = AgentCacheSession("s7")
+    async with session:
+        with pytest.raises(ConfigurationError, match=r"s7.*already entered"):
+            await session.__aenter__()
+        with pytest.raises(ConfigurationError, match="s7"):
+            async with session:
+                pytest.fail("entered")
+
+        async def elsewhere() -> None:
+            async with session:
+                pytest.fail("entered")
+
+        with pytest.raises(ConfigurationError, match="s7"):
+            await asyncio.create_task(elsewhere())
+        assert await AgentCache("order", "session")(look_up)("7") == "7", "the refusals have not ended it"
+        assert session.get_metrics()["misses"] == 1
+
+
+async def test_a_session_is_not_left_in_another_context():
+    session = AgentCacheSession("s7")
+    await asyncio.create_task(session.__aenter__())
+    with pytest.raises(ConfigurationError) as caught:
+        await session.__aexit__(None, None, None)
+    for fact in ("s7", "context", "async with"):
+        assert fact in str(caught.value)
+
+
+async def test_what_the_body_raised_is_not_lost_when_a_session_is_left_in_another_context():
+    session = AgentCacheSession("s7")
+    await asyncio.create_task(session.__aenter__())
+    error = ValueError("the agent's own")
+    with pytest.raises(ConfigurationError) as caught:
+        await session.__aexit__(ValueError, error, None)
+    assert caught.value.__cause__ is error
+
+
+async def test_a_session_is_not_left_without_having_been_entered():
+    session = AgentCacheSession("s7")
+    with pytest.raises(ConfigurationError, match="s7"):
+        await session.__aexit__(None, None, None)
+    async with session:
+        pass
+    with pytest.raises(ConfigurationError, match="s7"):
+        await session.__aexit__(None, None, None)
+
+
+async def test_a_session_left_in_another_context_keeps_nothing():
+    session = AgentCacheSession("s7")
+    read = AgentCache("order", "session")(look_up)
+    context = contextvars.copy_context()
+    await asyncio.create_task(session.__aenter__(), context=context)
+    await asyncio.create_task(_twice(read), context=context)
+    with pytest.raises(ConfigurationError):
+        await session.__aexit__(None, None, None)
+    before = get_metrics()["misses"]
+    await asyncio.create_task(_twice(read), context=context)
+    assert get_metrics()["misses"] == before + 2, "a session that has ended answers nothing"
+
+
+async def _twice(read: Any) -> None:
+    await read("7")
+    await read("7")
+
+
+# -- What is no tool ------------------------------------------------------------------------------------------------------------
+
+
+def sync_tool(x: int) -> int:
+    return x
+
+
+def generator() -> Any:
+    yield 1
+
+
+async def async_generator() -> Any:
+    yield 1
+
+
+class Awaitable:
+    async def __call__(self) -> int:
+        return 1
+
+
+class Shop:
+    async def stock(self) -> int:
+        return 1
+
+
+NO_TOOLS: dict[str, tuple[Any, tuple[str, ...]]] = {
+    "sync function": (sync_tool, ("sync_tool", "async def", "to_thread")),
+    "lambda": (lambda: 1, ("lambda", "async def")),
+    "generator": (generator, ("generator", "list")),
+    "async generator": (async_generator, ("async_generator", "list")),
+    "staticmethod": (staticmethod(look_up), ("@staticmethod", "below")),
+    "classmethod": (classmethod(look_up), ("@classmethod", "below")),
+    "partial": (functools.partial(look_up, limit=1), ("partial", "decorate the function")),
+    "callable object": (Awaitable(), ("async def",)),
+    "class": (Shop, ("async def",)),
+    "bound method": (Shop().stock, ("stock", "class body")),
+    "builtin": (len, ("len", "async def")),
+    "None": (None, ("async def",)),
+    "text": ("order", ("async def",)),
+    "mock": (mock.MagicMock(), ()),
+}
+
+
+@pytest.mark.parametrize("decorator", BOTH)
+@pytest.mark.parametrize("name", NO_TOOLS)
+def test_what_is_no_async_function_is_refused_with_what_to_do(decorator: Any, name: str):
+    thing, facts = NO_TOOLS[name]
+    refused(lambda: decorator("order")(thing), decorator.__name__, *facts, error=TypeError)
+
+
+@pytest.mark.parametrize("outer", BOTH)
+@pytest.mark.parametrize("inner", BOTH)
+def test_a_tool_is_decorated_once(outer: Any, inner: Any):
+    refused(lambda: outer("order")(inner("order")(look_up)), "look_up", "already", error=TypeError)
+
+
+@pytest.mark.parametrize("decorator", BOTH)
+def test_a_decorator_between_two_of_ours_does_not_hide_the_first(decorator: Any):
+    cached = AgentCache("order")(look_up)
+
+    @functools.wraps(cached)
+    async def logged(order_id: str, limit: int = 10) -> str:
+        return await cached(order_id, limit)
+
+    refused(lambda: decorator("order")(logged), "look_up", "already", error=TypeError)
+
+
+@pytest.mark.parametrize("decorator", BOTH)
+@pytest.mark.parametrize("package", ["langchain_core.tools.structured", "agents.tool", "pydantic_ai.tools", "fastmcp.tools.tool"])
+def test_a_tool_object_of_a_framework_is_refused_with_the_right_order(decorator: Any, package: str):
+    module = types.ModuleType(package)
+    exec("class FunctionTool:\n    async def __call__(self): ...\n    name = 'look_up'", vars(module))
+    thing = vars(module)["FunctionTool"]()
+    refused(lambda: decorator("order")(thing), decorator.__name__, "closest", "below", error=TypeError)
+
+
+@pytest.mark.parametrize("decorator", BOTH)
+def test_a_function_that_fastmcp_has_registered_already_is_refused(decorator: Any):
+    async def tool(x: int) -> int:
+        return x
+
+    tool.__fastmcp__ = object()  # type: ignore[attr-defined]
+    refused(lambda: decorator("order")(tool), "tool", "FastMCP", "below", error=TypeError)
+
+
+# -- Beside the decorators --------------------------------------------------------------------------------------------------------
+
+
+CONFIGURATIONS: dict[str, dict[str, Any]] = {
+    "max_bytes zero": {"max_bytes": 0},
+    "max_bytes negative": {"max_bytes": -1},
+    "max_bytes text": {"max_bytes": "1 MB"},
+    "max_bytes True": {"max_bytes": True},
+    "enabled text": {"enabled": "no"},
+    "enabled None": {"enabled": None},
+    "remote no tier": {"remote": "redis://localhost"},
+    "backup no tier": {"backup": object()},
+}
+
+
+@pytest.mark.parametrize("name", CONFIGURATIONS)
+async def test_a_configuration_that_cannot_work_changes_nothing(name: str):
+    option = next(iter(CONFIGURATIONS[name]))
+    read = AgentCache("order")(look_up)
+    await read("7")
+    refused(lambda: configure(**CONFIGURATIONS[name]), "configure", option)
+    await read("7")
+    assert get_metrics()["hits"] == 1
+
+
+NO_TAGS: dict[str, tuple[Any, ...]] = {
+    "none": (),
+    "empty": ("",),
+    "empty segment": ("order:",),
+    "empty sequence": ((),),
+    "empty in a sequence": (("order", ""),),
+    "None": (None,),
+    "a number": (7,),
+    "bytes": (b"order:7",),
+    "good and bad": ("order:7", ""),
+}
+
+
+@pytest.mark.parametrize("name", NO_TAGS)
+async def test_tags_that_are_none(name: str):
+    with pytest.raises(ConfigurationError, match=r"tag|invalidate"):
+        await invalidate(*NO_TAGS[name])
+    entered = False
+    with pytest.raises(ConfigurationError, match=r"tag|writing"):
+        async with writing(*NO_TAGS[name]):
+            entered = True
+    assert not entered
+    assert get_metrics()["invalidations"] == 0
+
+
+def test_an_error_is_of_the_library_and_of_the_kind_that_python_knows():
+    from agent_cache import AgentCacheError, UncacheableArgumentsError
+
+    assert issubclass(ConfigurationError, ValueError)
+    assert issubclass(ConfigurationError, AgentCacheError)
+    assert issubclass(UncacheableArgumentsError, TypeError)
+    assert issubclass(UncacheableArgumentsError, AgentCacheError)
+    assert "agent_cache" in sys.modules

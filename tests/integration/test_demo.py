@@ -1,0 +1,337 @@
+"""`agent-cache demo`: every answer is checked, everything there is to see is seen, and the check can fail."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+import agent_cache
+from agent_cache._demo.chronicle import Chronicle
+from agent_cache._demo.closing import EXAMPLE
+from agent_cache._demo.play import play
+from agent_cache._demo.shop import READS
+from agent_cache._demo.spectator import Spectator
+from agent_cache._demo.tools import ForgetfulTools, ShopTools
+from agent_cache._demo.truth import Truth
+from agent_cache.cli import main
+
+KINDS = {"hit", "miss", "shared", "write", "stopped"}
+
+
+@pytest.fixture
+def facts(capsys: pytest.CaptureFixture[str]) -> dict:
+    assert main(["demo", "--fast", "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def start(*arguments: str) -> subprocess.Popen[str]:
+    """The command in a process of its own, from the same package."""
+    environment = os.environ | {
+        "PYTHONPATH": str(Path(agent_cache.__file__).parent.parent),
+        "PYTHONIOENCODING": "ascii",
+    }
+    environment.pop("AGENT_CACHE_ENABLED", None)
+    command = [sys.executable, "-m", "agent_cache", *arguments]
+    return subprocess.Popen(command, stdout=-1, stderr=-1, text=True, env=environment)
+
+
+def output_of(*arguments: str) -> tuple[int, str, str]:
+    with start(*arguments) as process:
+        out, err = process.communicate(timeout=60)
+    return process.returncode, out, err
+
+
+def test_there_is_at_least_one_of_everything(facts):
+    kinds = Counter(call["outcome"] for call in facts["calls"])
+    assert set(kinds) == KINDS
+    assert kinds["stopped"] == 1
+    assert facts["stopped"] == ["Eve"]
+
+
+def test_every_answer_of_a_read_is_checked_and_none_is_stale(facts):
+    verdicts = [call["is_right"] for call in facts["calls"] if call["tool"] in READS and call["outcome"] != "stopped"]
+    assert set(verdicts) == {True}
+    assert facts["answers"] == {"checked": len(verdicts), "right": len(verdicts), "stale": 0}
+
+
+def test_what_the_demo_saw_is_what_the_cache_counted(facts):
+    kinds = Counter(call["outcome"] for call in facts["calls"])
+    metrics = facts["metrics"]
+    counted = {"hit": metrics["hits"], "miss": metrics["misses"], "shared": metrics["shared"]}
+    assert counted == {kind: kinds[kind] for kind in counted}
+    assert metrics["invalidations"] == kinds["write"]
+    assert metrics["time_saved"] == pytest.approx(sum(call["saved"] for call in facts["calls"]))
+
+
+def test_a_burst_of_identical_reads_is_one_run(facts):
+    burst = [
+        call for call in facts["calls"] if call["arguments"] == ["radio"] and call["started"] == pytest.approx(1.7)
+    ]
+    assert Counter(call["outcome"] for call in burst) == {"miss": 1, "shared": 4}
+
+
+def test_a_read_that_overlaps_a_write_is_not_kept(facts):
+    read, write, *later = [call for call in facts["calls"] if call["arguments"][:1] == ["bag"]]
+    assert (read["outcome"], write["tool"]) == ("miss", "set_price")
+    assert read["started"] < write["started"] < read["ended"]
+    assert later[0]["outcome"] == "miss"
+    assert {call["outcome"] for call in later[1:]} == {"shared", "hit"}
+
+
+def test_a_write_drops_what_only_its_result_names(facts):
+    (write,) = [call for call in facts["calls"] if call["tool"] == "cancel_order"]
+    assert write["drops"] == ["order:1001", "customer:mia", "product:mug"]
+    seen = [call for call in facts["calls"] if call["agent"] == "Ben" and call["tool"] == "find_customer"]
+    assert [call["outcome"] for call in seen] == ["hit", "miss"]
+
+
+@pytest.mark.parametrize("seed", range(1, 13))
+def test_any_seed_shows_everything_and_is_right(seed):
+    chronicle = play(Spectator(), seed=seed, is_fast=True)
+    assert {call.outcome for call in chronicle.calls} == KINDS
+    assert chronicle.totals().stale == 0
+    assert 5 < chronicle.clock() < 9
+
+
+@pytest.mark.parametrize("seed", range(1, 13))
+def test_at_any_seed_a_forgotten_invalidation_is_caught(seed):
+    assert play(Spectator(), seed=seed, is_fast=True, tools=ForgetfulTools).totals().stale > 0
+
+
+def test_one_seed_is_one_run(capsys):
+    documents = []
+    for _ in range(2):
+        main(["demo", "--fast", "--json", "--seed", "3"])
+        documents.append(capsys.readouterr().out)
+    assert documents[0] == documents[1]
+
+
+def test_a_write_that_skips_its_invalidation_makes_the_command_fail(monkeypatch, capsys):
+    monkeypatch.setattr(ShopTools, "set_price", ShopTools.set_price.__wrapped__)
+    assert main(["demo", "--fast"]) == 1
+    out = capsys.readouterr().out
+    assert "STALE" in out
+    assert "not what the store says" in out
+
+
+def test_sabotage_is_caught(capsys):
+    assert main(["demo", "--fast", "--json", "--sabotage"]) == 1
+    answers = json.loads(capsys.readouterr().out)["answers"]
+    assert answers["stale"] > 0
+    assert answers["right"] + answers["stale"] == answers["checked"]
+
+
+def test_an_answer_from_before_a_write_that_had_ended_is_stale():
+    price = {"lamp": 39}
+    truth = Truth(lambda tool, arguments: price[arguments[0]])
+    truth.watch("get_product", ("lamp",))
+    with truth.writing():
+        price["lamp"] = 49
+        truth.changed()
+    witness = truth.watch("get_product", ("lamp",))
+    assert witness.confirms(49)
+    assert not witness.confirms(39)
+
+
+def test_an_answer_from_before_or_after_a_write_that_overlaps_the_read_is_right():
+    price = {"lamp": 39}
+    truth = Truth(lambda tool, arguments: price[arguments[0]])
+    early = truth.watch("get_product", ("lamp",))
+    with truth.writing():
+        price["lamp"] = 49
+        truth.changed()
+        late = truth.watch("get_product", ("lamp",))
+    for witness in (early, late):
+        assert witness.confirms(39)
+        assert witness.confirms(49)
+        assert not witness.confirms(59)
+
+
+def test_two_writes_are_told_apart_by_which_of_them_still_runs():
+    price = {"lamp": 39}
+    truth = Truth(lambda tool, arguments: price[arguments[0]])
+    truth.watch("get_product", ("lamp",))
+    with truth.writing():
+        price["lamp"] = 49
+        truth.changed()
+    with truth.writing():
+        price["lamp"] = 59
+        truth.changed()
+        witness = truth.watch("get_product", ("lamp",))
+    assert witness.confirms(49)
+    assert not witness.confirms(39)
+
+
+def test_a_pipe_gets_plain_text():
+    code, out, err = output_of("demo", "--fast")
+    assert (code, err) == (0, "")
+    assert out.isascii()
+    assert "\x1b" not in out
+    assert "none was stale" in out
+    assert max(map(len, out.splitlines())) <= 120
+
+
+def test_json_is_all_there_is_on_stdout():
+    code, out, err = output_of("demo", "--fast", "--json")
+    assert (code, err) == (0, "")
+    assert json.loads(out)["answers"]["stale"] == 0
+
+
+@pytest.mark.parametrize("arguments", [["demo", "--seed", "x"], ["nothing"], ["demo", "--fast", "more"]])
+def test_what_cannot_be_read_is_a_usage_error(arguments, capsys):
+    with pytest.raises(SystemExit) as exit_:
+        main(arguments)
+    assert exit_.value.code == 2
+    assert capsys.readouterr().out == ""
+
+
+def test_no_command_is_a_usage_error_that_names_them(capsys):
+    assert main([]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "demo" in err
+
+
+def test_the_version_is_told(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("agent-cache ")
+
+
+def test_where_caching_is_switched_off_the_demo_says_so(monkeypatch, capsys):
+    monkeypatch.setenv("AGENT_CACHE_ENABLED", "0")
+    assert main(["demo", "--fast"]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "AGENT_CACHE_ENABLED" in err
+
+
+def test_without_rich_a_terminal_gets_plain_text_and_a_hint(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "rich.console", None)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert main(["demo", "--fast"]) == 0
+    out, err = capsys.readouterr()
+    assert "none was stale" in out
+    assert "agent-cache[cli]" in err
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals are POSIX's")
+def test_an_interrupt_ends_the_demo_without_a_traceback():
+    with start("demo") as process:
+        assert process.stdout.readline() != ""
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=30)
+    assert (process.returncode, err.strip()) == (130, "stopped")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="pipes break otherwise there")
+def test_a_reader_that_has_had_enough_ends_the_demo_without_a_traceback():
+    with start("demo") as process:
+        process.stdout.readline()
+        process.stdout.close()
+        err = process.stderr.read()
+    assert (process.returncode, err) == (141, "")
+
+
+def test_importing_the_package_does_not_load_the_demo():
+    script = "import agent_cache, sys; print([m for m in sys.modules if '_demo' in m or m == 'agent_cache.cli'])"
+    environment = os.environ | {"PYTHONPATH": str(Path(agent_cache.__file__).parent.parent)}
+    run = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "[]"
+
+
+def test_the_lines_to_copy_run():
+    class Shop:
+        async def get(self, order_id):
+            return {"id": order_id}
+
+        ship = get
+
+    code = compile(EXAMPLE, "example", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    namespace = {"shop": Shop(), "__name__": "example"}
+
+    async def run() -> None:
+        await eval(code, namespace)
+        assert await namespace["get_order"](7) == {"id": 7}
+
+    asyncio.run(run())
+
+
+class Frames(Spectator):
+    """Draws the picture whenever a call has ended."""
+
+    def __init__(self, width: int, height: int) -> None:
+        self.size = (width, height)
+        self.frames: list[list[str]] = []
+
+    @asynccontextmanager
+    async def watching(self, chronicle: Chronicle):
+        self.chronicle = chronicle
+        self.draw()
+        yield
+
+    def call_ended(self, call) -> None:
+        self.draw()
+
+    def draw(self) -> None:
+        from rich.console import Console
+
+        from agent_cache._demo.frame import frame
+
+        width, height = self.size
+        console = Console(file=io.StringIO(), width=width, height=height, force_terminal=True)
+        console.print(frame(self.chronicle, width=width, height=height - 1))
+        self.frames.append(console.file.getvalue().splitlines())
+
+
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (100, 30), (120, 50)])
+def test_every_picture_has_one_size_and_fits(width, height):
+    pytest.importorskip("rich")
+    frames = Frames(width, height)
+    play(frames, seed=0, is_fast=True)
+    assert {len(lines) for lines in frames.frames} == {height - 1}
+
+
+def test_a_terminal_is_drawn_on():
+    console_module = pytest.importorskip("rich.console")
+    from agent_cache._demo.screen import Screen, has_room
+
+    options = {"force_terminal": True, "width": 80, "height": 24, "legacy_windows": False}
+    console = console_module.Console(file=io.TextIOWrapper(io.BytesIO(), "utf-8"), **options)
+    assert has_room(console)
+    assert not has_room(console_module.Console(file=io.StringIO(), **(options | {"width": 70})))
+    chronicle = play(Screen(console, is_live=True), seed=0, is_fast=True)
+    console.file.flush()
+    drawn = console.file.buffer.getvalue().decode()
+    assert drawn.count("answers right") > 50
+    assert "What happened" in drawn
+    assert f"{chronicle.totals().checked} of {chronicle.totals().checked} answers" in drawn
+
+
+def test_the_picture_is_the_same_each_time_and_asks_nobody_for_fonts(tmp_path, capsys):
+    pytest.importorskip("rich")
+    paths = [tmp_path / "one.svg", tmp_path / "two.svg"]
+    for path in paths:
+        assert main(["demo", "--fast", "--svg", str(path)]) == 0
+    first, second = (path.read_text("utf-8") for path in paths)
+    assert first == second
+    assert "url(" not in first.replace("url(#", "")
+    assert "saved" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("path", ["nowhere/demo.svg", "."])
+def test_a_picture_that_cannot_be_saved_is_a_usage_error(path, tmp_path, monkeypatch, capsys):
+    pytest.importorskip("rich")
+    monkeypatch.chdir(tmp_path)
+    assert main(["demo", "--fast", "--svg", path]) == 2
+    assert "--svg" in capsys.readouterr().err

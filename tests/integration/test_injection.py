@@ -1,0 +1,263 @@
+"""Parameters that a framework fills in are no part of a call's identity; a class of the user's own is an argument."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import textwrap
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent_cache import AgentCache, get_metrics
+
+STUBS = {
+    "pydantic_ai": "class RunContext(Generic[T]): pass",
+    "pydantic_ai.tools": "from pydantic_ai import RunContext",
+    "agents": "class RunContextWrapper(Generic[T]): pass",
+    "agents.tool_context": "from agents import RunContextWrapper\nclass ToolContext(RunContextWrapper[T]): pass",
+    "langchain": "",
+    "langchain.tools": "class ToolRuntime(Generic[T]): pass",
+    "langchain_core": "",
+    "langchain_core.runnables": "class RunnableConfig(dict): pass",
+    "langchain_core.tools": "class InjectedToolArg: pass\nclass InjectedToolCallId(InjectedToolArg): pass",
+    "langgraph": "",
+    "langgraph.prebuilt": (
+        "class InjectedState:\n    def __init__(self, field=None): self.field = field\n"
+        "class InjectedStore: pass\n"
+        "class ToolRuntime(Generic[T]): pass"
+    ),
+    "fastmcp": "class Context: pass",
+    "fastmcp.dependencies": "class _Depends:\n    def __init__(self, f): self.f = f\ndef Depends(f): return _Depends(f)",
+    "fastapi": "class Depends:\n    def __init__(self, dependency=None): self.dependency = dependency",
+    "mcp": "",
+    "mcp.server": "",
+    "mcp.server.fastmcp": "class Context(Generic[T]): pass",
+    "shop": "class Context:\n    def __init__(self, shop): self.shop = shop\nclass RunContext(Context): pass",
+}
+HEAD = "from typing import Generic, TypeVar\nT = TypeVar('T')\n"
+
+
+@pytest.fixture
+def frameworks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stand-ins for the frameworks, with the classes where the frameworks define them."""
+    for name in [*sys.modules]:
+        if name.partition(".")[0] in {stub.partition(".")[0] for stub in STUBS}:
+            monkeypatch.delitem(sys.modules, name)
+    for name, source in STUBS.items():
+        module = types.ModuleType(name)
+        module.__path__ = []
+        monkeypatch.setitem(sys.modules, name, module)
+        package, _, leaf = name.rpartition(".")
+        if package:
+            setattr(sys.modules[package], leaf, module)
+        exec(HEAD + source, vars(module))
+
+
+@pytest.fixture
+def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Write a module, import it, and give its tool decorated."""
+    number = 0
+
+    def write(source: str) -> Any:
+        nonlocal number
+        number += 1
+        name = f"injection_example_{number}"
+        path = tmp_path / f"{name}.py"
+        path.write_text(textwrap.dedent(source), encoding="utf-8")
+        module = types.ModuleType(name)
+        module.__file__ = str(path)
+        monkeypatch.setitem(sys.modules, name, module)
+        vars(module)["runs"] = itertools.count()
+        exec(compile(path.read_text(encoding="utf-8"), str(path), "exec", dont_inherit=True), vars(module))
+        return AgentCache("r")(module.tool)
+
+    return write
+
+
+def module(imports: str, hint: str, *, text: bool, default: str = "") -> str:
+    future = "from __future__ import annotations\n" if text else ""
+    return f"{future}import typing\nfrom typing import *\n{imports}\n\nasync def tool(ctx: {hint}{default}, query: str = ''):\n    return next(runs)\n"
+
+
+INJECTED = {
+    "pydantic_ai": ("from pydantic_ai import RunContext", "RunContext"),
+    "pydantic_ai with its dependencies": ("from pydantic_ai import RunContext", "RunContext[int]"),
+    "imported from elsewhere": ("from pydantic_ai.tools import RunContext", "RunContext[str]"),
+    "under another name": ("from pydantic_ai import RunContext as RC", "RC[int]"),
+    "by its module": ("import pydantic_ai", "pydantic_ai.RunContext[int]"),
+    "by its module under another name": ("import pydantic_ai as ai", "ai.RunContext"),
+    "agents": ("from agents import RunContextWrapper", "RunContextWrapper[int]"),
+    "agents, a subclass": ("from agents.tool_context import ToolContext", "ToolContext[int]"),
+    "langchain runtime": ("from langchain.tools import ToolRuntime", "ToolRuntime"),
+    "langgraph runtime": ("from langgraph.prebuilt import ToolRuntime", "ToolRuntime"),
+    "langchain config": ("from langchain_core.runnables import RunnableConfig", "RunnableConfig"),
+    "marker class": ("from langchain_core.tools import InjectedToolCallId", "Annotated[str, InjectedToolCallId]"),
+    "marker instance": ("from langgraph.prebuilt import InjectedState", "Annotated[dict, InjectedState('messages')]"),
+    "marker among others": ("from langgraph.prebuilt import InjectedStore", "Annotated[object, 'doc', InjectedStore()]"),
+    "fastmcp": ("from fastmcp import Context", "Context"),
+    "fastmcp by its module": ("import fastmcp", "fastmcp.Context"),
+    "mcp": ("from mcp.server.fastmcp import Context", "Context"),
+    "mcp by its module": ("import mcp.server.fastmcp", "mcp.server.fastmcp.Context"),
+    "optional": ("from fastmcp import Context", "Optional[Context]"),
+    "optional by its module": ("from fastmcp import Context", "typing.Optional[Context]"),
+    "union": ("from fastmcp import Context", "Context | None"),
+    "union, the other way round": ("from fastmcp import Context", "None | Context"),
+    "old union": ("from pydantic_ai import RunContext", "Union[RunContext[int], None]"),
+    "annotated": ("from fastmcp import Context", "Annotated[Context, 'the context']"),
+    "annotated optional": ("from fastmcp import Context", "Annotated[Optional[Context], 'the context']"),
+    "quoted": ("from fastmcp import Context", "'Context'"),
+    "quoted optional": ("from fastmcp import Context", "'Context | None'"),
+    "quoted inside": ("from fastmcp import Context", "Optional['Context']"),
+    "quoted inside annotated": ("from pydantic_ai import RunContext", "Annotated['RunContext[int]', 'the context']"),
+    "an alias of one's own": ("from pydantic_ai import RunContext\nCtx = RunContext[int]", "Ctx"),
+    "a subclass of one's own": ("from pydantic_ai import RunContext\nclass MyContext(RunContext[int]): pass", "MyContext"),
+    "fastapi dependency in the hint": ("from fastapi import Depends", "Annotated[str, Depends(print)]"),
+    "fastmcp dependency in the hint": ("from fastmcp.dependencies import Depends", "Annotated[str, Depends(print)]"),
+}
+
+
+@pytest.mark.parametrize("text", [False, True], ids=["objects", "text"])
+@pytest.mark.parametrize("name", INJECTED)
+@pytest.mark.usefixtures("frameworks")
+async def test_a_context_is_no_part_of_the_key(body: str, load: Any, name: str, text: bool):
+    tool = load(module(*INJECTED[name], text=text))
+    answer = await tool(object(), "tea")
+    assert await tool(ctx=object(), query="tea") == answer
+    assert await tool(object(), "coffee") != answer
+    assert get_metrics()["uncached"] == 0
+
+
+TYPING_ONLY = {
+    "by name": ("from fastmcp import Context", "Context"),
+    "by another name": ("from pydantic_ai import RunContext as RC", "RC[int]"),
+    "by its module": ("import fastmcp", "fastmcp.Context"),
+    "by its deep module": ("import mcp.server.fastmcp", "mcp.server.fastmcp.Context"),
+    "by its module under another name": ("import mcp.server.fastmcp as fast", "fast.Context"),
+    "from a deep module": ("from mcp.server.fastmcp import Context", "Context | None"),
+    "annotated": ("from langchain_core.tools import InjectedToolCallId", "Annotated[str, InjectedToolCallId]"),
+    "marker instance": ("from langgraph.prebuilt import InjectedState", "Annotated[dict, InjectedState('x')]"),
+}
+
+
+@pytest.mark.parametrize("name", TYPING_ONLY)
+@pytest.mark.parametrize("installed", [True, False])
+async def test_a_context_imported_for_typing_alone_is_recognised_from_the_text(
+    body: str, load: Any, name: str, installed: bool, request: pytest.FixtureRequest
+):
+    """Nothing is imported for it: the framework need not even be there."""
+    if installed:
+        request.getfixturevalue("frameworks")
+    imports, hint = TYPING_ONLY[name]
+    tool = load(module(f"if TYPE_CHECKING:\n    {imports}", hint, text=True))
+    answer = await tool(object(), "tea")
+    assert await tool(object(), "tea") == answer
+
+
+@pytest.mark.usefixtures("frameworks")
+async def test_a_context_imported_inside_the_function_that_makes_the_tool_is_recognised(body: str, load: Any):
+    tool = load(
+        """
+        from __future__ import annotations
+
+        def make():
+            from agents import RunContextWrapper
+
+            async def tool(ctx: RunContextWrapper[int], query: str):
+                return next(runs)
+
+            return tool
+
+        tool = make()
+        """
+    )
+    assert await tool(object(), "tea") == await tool(object(), "tea")
+
+
+@pytest.mark.parametrize("imported", ["from fastapi import Depends", "from fastmcp.dependencies import Depends"])
+@pytest.mark.parametrize("text", [False, True], ids=["objects", "text"])
+@pytest.mark.usefixtures("frameworks")
+async def test_what_a_dependency_provides_is_no_part_of_the_key(body: str, load: Any, imported: str, text: bool):
+    tool = load(module(imported, "dict", text=text, default=" = Depends(dict)"))
+    answer = await tool({"connection": 1}, "tea")
+    assert await tool({"connection": 2}, "tea") == answer
+
+
+OWN = {
+    "a class of the module": ("class Context:\n    def __init__(self, shop): self.shop = shop", "Context"),
+    "imported": ("from shop import Context", "Context"),
+    "of another context's name": ("from shop import RunContext as Context", "Context"),
+    "by its module": ("import shop\nContext = shop.Context", "shop.Context"),
+    "quoted": ("from shop import Context", "'Context'"),
+    "optional": ("from shop import Context", "Optional[Context]"),
+    "annotated": ("from shop import Context", "Annotated[Context, 'InjectedState']"),
+}
+
+
+@pytest.mark.parametrize("text", [False, True], ids=["objects", "text"])
+@pytest.mark.parametrize("name", OWN)
+@pytest.mark.usefixtures("frameworks")
+async def test_a_class_of_the_users_own_that_is_called_context_is_an_argument(body: str, load: Any, name: str, text: bool):
+    tool = load(module(*OWN[name], text=text))
+    assert await tool("one", "tea") != await tool("other", "tea")
+    assert await tool("one", "tea") == await tool("one", "tea")
+
+
+@pytest.mark.usefixtures("frameworks")
+async def test_a_users_context_imported_for_typing_alone_is_an_argument(body: str, load: Any):
+    tool = load(module("if TYPE_CHECKING:\n    from shop import Context", "Context", text=True))
+    assert await tool("one", "tea") != await tool("other", "tea")
+    tool = load(module("if TYPE_CHECKING:\n    from .shop import Context", "Context", text=True))
+    assert await tool("one", "tea") != await tool("other", "tea")
+
+
+UNREADABLE = {
+    "unknown name": "Nowhere",
+    "no expression": "'this is no (expression'",
+    "a number": "1",
+    "call of nothing": "'nothing()'",
+    "subscript of a call": "'f()[1]'",
+    "empty": "''",
+    "attribute of nothing": "'nothing.Context'",
+    "lambda": "'lambda: 1'",
+}
+
+
+@pytest.mark.parametrize("name", UNREADABLE)
+async def test_a_hint_that_cannot_be_read_makes_an_argument(body: str, load: Any, name: str):
+    tool = load(module("", UNREADABLE[name], text=name == "unknown name"))
+    assert await tool("one", "tea") != await tool("other", "tea")
+
+
+@pytest.mark.usefixtures("frameworks")
+async def test_a_context_without_identity_is_passed_on_and_stays_out_of_everything(body: str, load: Any):
+    """The tool gets the context of its own call, and `vary=` sees it, since it carries the tenant."""
+    from fastmcp import Context  # type: ignore[import-not-found]
+
+    seen = []
+
+    async def tool(query: str, ctx: Any) -> int:
+        seen.append(ctx)
+        return len(seen)
+
+    tool.__annotations__["ctx"] = Context
+    decorated = AgentCache("r", vary=lambda arguments: arguments["ctx"].tenant)(tool)
+    contexts = [types.SimpleNamespace(tenant=tenant) for tenant in ("a", "a", "b")]
+    answers = [await decorated("tea", ctx=context) for context in contexts]
+    assert answers == [1, 1, 2]
+    assert seen == [contexts[0], contexts[2]]
+
+
+@pytest.mark.usefixtures("frameworks")
+async def test_no_framework_is_imported_to_recognise_its_context(body: str, load: Any, monkeypatch: pytest.MonkeyPatch):
+    def refuse(name: str, *_: Any, **__: Any) -> Any:
+        raise AssertionError(f"imported {name}")
+
+    source = load(module("from fastmcp import Context", "Context", text=True)).__wrapped__
+    monkeypatch.setattr("builtins.__import__", refuse)
+    tool = AgentCache("again")(source)
+    monkeypatch.undo()
+    assert tool.__agent_cache__.parameters.key_names == ("query",)

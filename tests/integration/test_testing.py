@@ -1,0 +1,161 @@
+"""What `agent_cache.testing` gives to other people's test suites, seen from such a suite."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import agent_cache
+
+pytest_plugins = ["pytester"]
+
+CONFTEST = 'pytest_plugins = ["agent_cache.testing.fixtures"]'
+TOOL = """
+    from agent_cache import AgentCache, configure, get_metrics
+
+    configure(max_bytes=1_000_000)
+
+    @AgentCache("order")
+    async def get_orders():
+        runs.append(1)
+
+    runs = []
+"""
+
+
+@pytest.fixture(autouse=True)
+def importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A suite elsewhere imports the package that is tested here, installed or not."""
+    package = str(Path(agent_cache.__file__).parent.parent)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")])))
+
+
+@pytest.fixture
+def suite(pytester: pytest.Pytester) -> pytest.Pytester:
+    pytester.makeini(
+        "[pytest]\nasyncio_mode = auto\nasyncio_default_fixture_loop_scope = function\nfilterwarnings = error"
+    )
+    pytester.makeconftest(CONFTEST)
+    pytester.makepyfile(shop=TOOL)
+    return pytester
+
+
+def test_the_fixture_gives_each_test_an_empty_cache_and_empty_counters(suite: pytest.Pytester):
+    suite.makepyfile("""
+        import pytest
+        from shop import get_metrics, get_orders, runs
+
+        @pytest.mark.parametrize("nth", [1, 2])
+        async def test_it(nth, clean_agent_cache):
+            await get_orders()
+            await get_orders()
+            assert len(runs) == nth
+            assert get_metrics()["calls"] == 2
+    """)
+    suite.runpytest_subprocess().assert_outcomes(passed=2)
+
+
+def test_without_the_fixture_one_test_sees_what_another_has_cached(suite: pytest.Pytester):
+    suite.makepyfile("""
+        import pytest
+        from shop import get_orders, runs
+
+        @pytest.mark.parametrize("nth", [1, 2])
+        async def test_it(nth):
+            await get_orders()
+            assert len(runs) == nth
+    """)
+    suite.runpytest_subprocess().assert_outcomes(passed=1, failed=1)
+
+
+def test_the_fixture_puts_back_what_the_application_has_configured(suite: pytest.Pytester):
+    suite.makepyfile("""
+        from agent_cache import configure
+        from agent_cache.config import CURRENT
+        import shop
+
+        def test_inside(clean_agent_cache):
+            assert CURRENT.value.max_bytes is None
+            configure(enabled=False)
+
+        def test_afterwards():
+            assert (CURRENT.value.max_bytes, CURRENT.value.enabled) == (1_000_000, True)
+    """)
+    suite.runpytest_subprocess().assert_outcomes(passed=2)
+
+
+def test_the_clock_of_a_test_stands_still(suite: pytest.Pytester):
+    suite.makepyfile("""
+        from agent_cache import AgentCache
+
+        async def test_it(agent_cache_clock):
+            runs = []
+
+            @AgentCache("order", ttl=60)
+            async def get_orders():
+                runs.append(1)
+
+            for seconds in (0, 59, 2):
+                agent_cache_clock.advance(seconds)
+                await get_orders()
+            assert len(runs) == 2
+    """)
+    suite.runpytest_subprocess().assert_outcomes(passed=1)
+
+
+CONTRACT = """
+    import pytest
+    from agent_cache.testing import FakeClock, MemoryServer, MemoryTier, TierContract
+
+    class Forgetful(MemoryTier):
+        async def commit(self, write, tags, *, failed, hold):
+            pass
+
+    @pytest.mark.asyncio
+    class TestTier(TierContract):
+        @pytest.fixture(autouse=True)
+        def clock(self):
+            with FakeClock() as self.fake:
+                yield
+
+        async def make_tiers(self):
+            server = MemoryServer()
+            return {tier}(server), {tier}(server)
+
+        async def advance(self, seconds):
+            self.fake.advance(seconds)
+"""
+
+
+def test_a_tier_is_tested_by_subclassing_the_contract(pytester: pytest.Pytester):
+    pytester.makeini("[pytest]\nasyncio_default_fixture_loop_scope = function\nfilterwarnings = error")  # strict mode
+    pytester.makepyfile(CONTRACT.format(tier="MemoryTier"))
+    outcomes = pytester.runpytest_subprocess().parseoutcomes()
+    assert outcomes.keys() == {"passed", "skipped"}  # skipped: what this subclass cannot make happen
+    assert outcomes["passed"] > 50
+
+
+def test_a_tier_that_breaks_the_contract_is_shown_how(pytester: pytest.Pytester):
+    pytester.makeini("[pytest]\nasyncio_default_fixture_loop_scope = function\nfilterwarnings = error")
+    pytester.makepyfile(CONTRACT.format(tier="Forgetful"))
+    result = pytester.runpytest_subprocess("-k", "test_what_is_loaded_after_a_write_is_found")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*AssertionError: assert 'nothing' == 'new'"])
+
+
+def test_importing_the_helpers_does_not_load_pytest():
+    script = "import sys, agent_cache.testing as testing; testing.TierContract; print('pytest' in sys.modules)"
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+    assert run.stdout.strip() == "False"
+
+
+def test_a_name_that_does_not_exist_is_an_attribute_error():
+    import agent_cache.testing
+
+    with pytest.raises(AttributeError, match="Nonsense"):
+        agent_cache.testing.Nonsense  # noqa: B018 - to look is the test
+    assert all(hasattr(agent_cache.testing, name) for name in agent_cache.testing.__all__)

@@ -1,0 +1,432 @@
+"""A decorated tool is the tool: frameworks read the same signature and hints, and callers get the same exceptions."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import gc
+import inspect
+import linecache
+import pickle
+import traceback
+import typing
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from agent_cache import AgentCache, AgentCacheInvalidator, AgentCacheSession, get_metrics
+from tests.harness.gates import Gate, idle
+from tests.integration import tools_with_text_annotations as example
+
+DECORATORS: dict[str, Callable[[], Callable[[Any], Any]]] = {
+    "cached": lambda: AgentCache("r"),
+    "cached in a session": lambda: AgentCache("r", "session"),
+    "invalidating": lambda: AgentCacheInvalidator("r"),
+}
+
+
+@pytest.fixture(params=DECORATORS)
+def decorate(body: str, request: pytest.FixtureRequest) -> Callable[[Any], Any]:
+    return DECORATORS[request.param]()
+
+
+@pytest.mark.parametrize("name", example.plain_functions())
+def test_a_framework_reads_the_tools_own_interface(decorate: Callable[[Any], Any], name: str):
+    tool = example.plain_functions()[name]
+    tool.note = "kept"
+    decorated = decorate(tool)
+    assert inspect.signature(decorated) == inspect.signature(tool)
+    assert str(inspect.signature(decorated)) == str(inspect.signature(tool))
+    assert typing.get_type_hints(decorated) == typing.get_type_hints(tool)
+    assert decorated.__annotations__ == tool.__annotations__
+    assert inspect.iscoroutinefunction(decorated)
+    assert asyncio.iscoroutinefunction(decorated)
+    assert inspect.isfunction(decorated)
+    assert not inspect.isasyncgenfunction(decorated)
+    assert decorated.__doc__ == tool.__doc__
+    assert inspect.getdoc(decorated) == inspect.getdoc(tool)
+    assert decorated.__name__ == tool.__name__
+    assert decorated.__qualname__ == tool.__qualname__
+    assert decorated.__module__ == tool.__module__ == example.__name__
+    assert decorated.__wrapped__ is tool
+    assert inspect.unwrap(decorated) is tool
+    assert decorated.note == "kept"
+    assert inspect.getsource(decorated) == inspect.getsource(tool)
+
+
+@pytest.mark.parametrize("name", ["stock", "take", "price", "label"])
+def test_methods_keep_their_interface_on_the_class_and_on_the_instance(body: str, name: str):
+    shop = example.make_shop()
+    for owner in (shop, shop()):
+        method = getattr(owner, name)
+        tool = method.__wrapped__
+        bound = inspect.ismethod(method)
+        parameters = list(inspect.signature(tool).parameters.values())[1 if bound else 0 :]
+        assert list(inspect.signature(method).parameters.values()) == parameters
+        assert inspect.iscoroutinefunction(method)
+        assert typing.get_type_hints(method) == typing.get_type_hints(tool)
+        assert method.__doc__ == tool.__doc__
+        assert method.__qualname__ == f"make_shop.<locals>.Shop.{name}"
+
+
+async def test_methods_are_called_on_the_class_and_on_the_instance(body: str):
+    shop = example.make_shop()
+    one = shop()
+    assert await one.stock("tea") == await shop.stock(one, "tea") == await shop.stock(self=one, item="tea")
+    assert await one.price("tea") == await shop.price("tea") == await shop.price(item="tea", currency="EUR")
+    assert await one.label("tea") == await shop.label("tea")
+    metrics = get_metrics()
+    assert (metrics["misses"], metrics["hits"]) == (3, 5)
+    await shop.take(one, "tea")
+    await one.stock("tea")
+    assert get_metrics()["misses"] == 4
+
+
+async def test_a_subclass_is_another_receiver_of_a_class_method(body: str):
+    shop = example.make_shop()
+    other = type("Other", (shop,), {"name": "other"})
+    assert (await shop.label("tea")).lines == ["shop"]
+    assert (await other.label("tea")).lines == ["other"]
+
+
+def test_a_decorated_tool_carries_what_it_was_decorated_with(body: str):
+    async def tool(x: int) -> int:
+        return x
+
+    resource = ["order:{x}", "cart"]
+    cached = AgentCache(resource, "session")(tool)
+    assert cached.resource == resource
+    assert cached.scope == "session"
+    assert cached.__agent_cache__.name == f"{tool.__module__}:{tool.__qualname__}"
+    write = AgentCacheInvalidator("order")(tool)
+    assert (write.resource, write.scope) == ("order", "global")
+    assert AgentCache("order", name="mine")(tool).__agent_cache__.name == "mine"
+
+
+def test_a_decorated_tool_is_pickled_and_copied_as_a_function_is(body: str, monkeypatch: pytest.MonkeyPatch):
+    async def tool(x: int) -> int:
+        return x
+
+    decorated = AgentCache("r")(tool)
+    assert copy.copy(decorated) is decorated
+    assert copy.deepcopy(decorated) is decorated
+    decorated.__qualname__ = decorated.__name__ = "pickled_tool"
+    monkeypatch.setattr(example, "pickled_tool", decorated, raising=False)
+    decorated.__module__ = example.__name__
+    assert pickle.loads(pickle.dumps(decorated)) is decorated
+
+
+NAMES = [
+    *("key", "entry", "scope", "type", "self", "cls", "value", "now", "store", "stats", "part", "here", "root", "answer"),
+    *("_cache_key", "_cache_", "__cache_key", "_cache_here", "str", "int", "None_", "args", "kwargs", "result", "default_x"),
+    *("Uncacheable", "MISSING", "PLAIN", "unkeyed", "operation", "clock", "recall", "by_key", "\u00fcber", "match", "call"),
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+async def test_a_parameter_may_have_any_name(body: str, name: str):
+    namespace: dict[str, Any] = {}
+    exec(
+        f"async def tool({name}, /, *, other=1): return ({name}, other)\n"
+        f"async def keyword(first=0, *, {name}: str = 'd', **rest): return (first, {name}, rest)\n"
+        f"async def surplus(*{name}, last=0): return ({name}, last)\n",
+        namespace,
+    )
+    for decorate in (AgentCache("r"), AgentCacheInvalidator("w")):
+        tool, keyword, surplus = (decorate(namespace[kind]) for kind in ("tool", "keyword", "surplus"))
+        for _ in range(2):
+            assert await tool("a") == ("a", 1)
+            assert await tool("b", other=2) == ("b", 2)
+            assert await keyword(1, **{name: "x"}) == (1, "x", {})
+            assert await keyword(rest=1, key_=2) == (0, "d", {"rest": 1, "key_": 2})
+            assert await surplus("a", "b") == (("a", "b"), 0)
+            assert await surplus(last=1) == ((), 1)
+    assert get_metrics()["hits"] == 6
+
+
+async def test_a_positional_only_name_may_come_again_among_the_keywords(body: str):
+    @AgentCache("r")
+    async def tool(a: int, /, **kwargs: int) -> tuple[int, dict[str, int]]:
+        return a, kwargs
+
+    for _ in range(2):
+        assert await tool(1, a=2) == (1, {"a": 2})
+        assert await tool(2, a=1) == (2, {"a": 1})
+    assert get_metrics()["hits"] == 2
+
+
+async def test_the_tool_gets_its_default_objects_and_the_very_arguments(body: str):
+    default: list[int] = []
+    seen = []
+
+    async def tool(x: Any, y: Any = default) -> int:
+        seen.append((x, y))
+        return len(seen)
+
+    for decorate in (AgentCache("r"), AgentCache("r", "session"), AgentCacheInvalidator("w")):
+        given: list[str] = ["x"]
+        await decorate(tool)(given)
+        assert seen[-1][0] is given
+        assert seen[-1][1] is default
+
+
+@pytest.mark.parametrize("call", [((), {}), ((1, 2, 3), {}), ((1,), {"z": 1}), ((1,), {"x": 1})])
+async def test_a_wrong_call_is_the_type_error_of_the_tool(decorate: Callable[[Any], Any], call: Any):
+    async def tool(x: int, y: int = 2) -> int:
+        return x
+
+    args, kwargs = call
+    with pytest.raises(TypeError) as expected:
+        await tool(*args, **kwargs)
+    with pytest.raises(TypeError) as caught:
+        await decorate(tool)(*args, **kwargs)
+    assert "argument" in str(expected.value)
+    assert "argument" in str(caught.value)
+
+
+# -- Exceptions ---------------------------------------------------------------------------------------------------------------
+
+
+class Unprintable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+    __repr__ = __str__
+
+
+class Stop(BaseException):
+    pass
+
+
+ERRORS: dict[str, Callable[[], BaseException]] = {
+    "ValueError": lambda: ValueError("no"),
+    "TimeoutError": TimeoutError,
+    "OSError": OSError,
+    "BaseException": Stop,
+    "KeyboardInterrupt": KeyboardInterrupt,
+    "SystemExit": lambda: SystemExit(3),
+    "GeneratorExit": GeneratorExit,
+    "CancelledError": asyncio.CancelledError,
+    "StopAsyncIteration": StopAsyncIteration,
+    "group": lambda: ExceptionGroup("several", [ValueError("one"), OSError("two")]),
+    "unprintable": Unprintable,
+    "KeyError": lambda: KeyError("key"),
+    "LookupError": lambda: LookupError(),
+}
+
+
+@pytest.mark.parametrize("inside", [False, True], ids=["outside", "in a session"])
+@pytest.mark.parametrize("name", [name for name in ERRORS if name not in {"KeyboardInterrupt", "SystemExit"}])
+async def test_what_the_tool_raises_reaches_the_caller_as_it_is(decorate: Callable[[Any], Any], name: str, inside: bool):
+    error = ERRORS[name]()
+
+    async def tool() -> None:
+        raise error
+
+    decorated = decorate(tool)
+
+    async def call() -> None:
+        if not inside:
+            await decorated()
+        async with AgentCacheSession():
+            await decorated()
+
+    try:
+        await call()
+    except BaseException as caught:
+        assert caught is error
+    else:
+        pytest.fail("nothing was raised")
+    assert error.__context__ is None
+    assert error.__cause__ is None
+    names = [frame.name for frame in traceback.extract_tb(error.__traceback__)]
+    assert names[-1] == "tool"
+
+
+@pytest.mark.parametrize("name", ["KeyboardInterrupt", "SystemExit"])
+def test_what_ends_the_program_ends_the_event_loop(decorate: Callable[[Any], Any], name: str):
+    error = ERRORS[name]()
+
+    async def tool() -> None:
+        raise error
+
+    with pytest.raises(type(error)) as caught:
+        asyncio.run(decorate(tool)())
+    assert caught.value is error
+    assert error.__context__ is None
+
+
+async def test_the_context_of_an_error_is_what_the_tool_and_its_caller_gave_it(decorate: Callable[[Any], Any]):
+    async def tool() -> None:
+        try:
+            raise LookupError("inner")
+        except LookupError:
+            raise ValueError("outer") from None
+
+    async with AgentCacheSession():
+        with pytest.raises(ValueError, match="outer") as caught:
+            await decorate(tool)()
+    assert isinstance(caught.value.__context__, LookupError)
+    assert caught.value.__suppress_context__
+
+
+async def test_an_argument_without_identity_leaves_no_trace_in_the_tools_error(body: str):
+    @AgentCache("r")
+    async def tool(x: object) -> None:
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no") as caught:
+        await tool(object())
+    assert caught.value.__context__ is None
+
+
+async def test_callers_that_share_a_flight_share_its_exception_and_no_context_of_each_other(body: str):
+    gate = Gate()
+
+    @AgentCache("r")
+    async def tool() -> None:
+        await gate()
+
+    async def leader() -> BaseException | None:
+        try:
+            await tool()
+        except ValueError as error:
+            await idle()
+            return error
+        return None
+
+    async def follower() -> BaseException | None:
+        try:
+            raise LookupError("the follower's own business")
+        except LookupError:
+            try:
+                await tool()
+            except ValueError as error:
+                return error
+        return None
+
+    tasks = [asyncio.ensure_future(leader()), asyncio.ensure_future(follower()), asyncio.ensure_future(follower())]
+    await idle()
+    error = ValueError("no")
+    gate.last.raises(error)
+    assert await asyncio.gather(*tasks) == [error] * 3
+    assert len(gate.calls) == 1
+    assert error.__context__ is None
+
+
+async def test_tracebacks_show_the_tool_and_readable_lines_of_the_body(decorate: Callable[[Any], Any]):
+    async def tool(x: int) -> None:
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no") as caught:
+        await decorate(tool)(1)
+    frames = traceback.extract_tb(caught.value.__traceback__)
+    assert frames[-1].name == "tool"
+    assert all(frame.line for frame in frames), "the source of generated code must be found"
+
+
+async def test_a_follower_sees_where_in_the_tool_the_error_arose(body: str):
+    gate = Gate()
+
+    @AgentCache("r")
+    async def tool() -> None:
+        await gate()
+
+    tasks = [asyncio.ensure_future(tool()) for _ in range(3)]
+    await idle()
+    gate.last.raises(ValueError("no"))
+    for error in await asyncio.gather(*tasks, return_exceptions=True):
+        assert isinstance(error, ValueError)
+        assert "tool" in [frame.name for frame in traceback.extract_tb(error.__traceback__)]
+
+
+async def test_an_error_is_never_cached(body: str):
+    outcomes: list[Any] = [ValueError("no"), "yes"]
+
+    @AgentCache("r")
+    async def tool() -> str:
+        outcome = outcomes.pop(0)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    with pytest.raises(ValueError, match="no"):
+        await tool()
+    assert await tool() == "yes"
+    assert await tool() == "yes"
+
+
+async def test_a_result_that_is_an_exception_is_an_answer(body: str):
+    @AgentCache("r")
+    async def tool() -> Exception:
+        return ValueError("an answer")
+
+    first = await tool()
+    assert str(await tool()) == str(first)
+    assert get_metrics()["hits"] == 1
+
+
+async def test_none_is_an_answer_like_any_other(body: str):
+    runs = []
+
+    @AgentCache("r")
+    async def tool() -> None:
+        runs.append(1)
+
+    assert await tool() is None
+    assert await tool() is None
+    assert len(runs) == 1
+
+
+# -- Nothing is kept alive --------------------------------------------------------------------------------------------------
+
+
+async def test_a_tool_that_nobody_has_any_more_is_freed_with_its_answers(body: str):
+    class Answer(str):
+        pass
+
+    async def tool(x: int) -> Answer:
+        return Answer("answer")
+
+    made = AgentCache("r:{x}", copy="never")(tool)
+    answer = weakref.ref(await made(1))
+    async with AgentCacheSession():
+        await made(1)
+    operation = weakref.ref(made.__agent_cache__)
+    del made
+    gc.collect()
+    assert operation() is None
+    assert answer() is None
+
+
+async def test_tools_made_in_a_loop_leave_no_source_behind(body: str):
+    before = len(linecache.cache)
+    for _ in range(200):
+
+        @AgentCache("r")
+        async def tool(x: int) -> int:
+            return x
+
+        await tool(1)
+    assert len(linecache.cache) <= before + 5
+
+
+async def test_the_caller_keeps_its_context_variables_and_task(body: str):
+    import contextvars
+
+    variable: contextvars.ContextVar[str] = contextvars.ContextVar("variable", default="unset")
+    tasks = []
+
+    @AgentCache("r")
+    async def tool() -> str:
+        tasks.append(asyncio.current_task())
+        seen = variable.get()
+        variable.set("by the tool")
+        return seen
+
+    variable.set("by the caller")
+    assert await tool() == "by the caller"
+    assert variable.get() == "by the tool", "as when the tool is awaited undecorated"
+    assert tasks == [asyncio.current_task()]

@@ -1,0 +1,509 @@
+"""Reads through tiers: who is asked, what is kept where, and how news from other processes reaches local copies."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import pytest
+
+from agent_cache import AgentCache, AgentCacheSession, configure, get_metrics
+from agent_cache.testing import MemoryServer, MemoryTier
+from agent_cache.testing.contract.workbench import commit, read, value_of, write, writing
+from tests.harness import library
+from tests.harness.gates import Gate, idle, started
+from tests.pipeline.fleet import Process, Truth, WatchedTier
+
+pytestmark = pytest.mark.usefixtures("body")
+
+
+@pytest.fixture
+def here(server: MemoryServer) -> WatchedTier:
+    return WatchedTier(server)
+
+
+@pytest.fixture
+def elsewhere(server: MemoryServer) -> MemoryTier:
+    return MemoryTier(server)
+
+
+# Who is asked
+
+
+async def test_what_one_process_has_loaded_is_a_hit_in_another(truth: Truth, here: WatchedTier, elsewhere: MemoryTier):
+    assert await Process(truth, elsewhere).get_order("7") == "old"
+    assert await Process(truth, here).get_order("7") == "old"
+    assert truth.runs == ["get 7"]
+    assert (get_metrics()["hits"], get_metrics()["misses"]) == (1, 1)
+
+
+async def test_a_hit_of_a_tier_is_kept_locally(truth: Truth, here: WatchedTier, elsewhere: MemoryTier):
+    await Process(truth, elsewhere).get_order("7")
+    process = Process(truth, here)
+    for _ in range(3):
+        assert await process.get_order("7") == "old"
+    assert here.orders == ["lookup"]
+
+
+async def test_a_local_copy_lives_no_longer_than_the_tiers_value(
+    truth: Truth, here: WatchedTier, elsewhere: MemoryTier, clock: library.Clock
+):
+    await Process(truth, elsewhere, ttl=10).get_order("7")
+    clock.advance(6)
+    process = Process(truth, here, ttl=10)
+    await process.get_order("7")
+    truth.orders["7"] = "new"
+    clock.advance(3.9)
+    assert await process.get_order("7") == "old"
+    clock.advance(0.2)
+    assert await process.get_order("7") == "new"
+
+
+async def test_tags_from_a_result_come_with_the_tiers_value(truth: Truth, here: WatchedTier, elsewhere: MemoryTier):
+    await Process(truth, elsewhere).find_order("Mei")
+    process = Process(truth, here)
+    assert (await process.find_order("Mei"))["value"] == "old"
+    assert truth.runs == ["get 7"]
+    async with writing(elsewhere, "order:8"):
+        pass
+    await process.find_order("Mei")
+    assert here.orders == ["lookup"]
+    async with writing(elsewhere, "order:7"):
+        truth.save("7")
+    assert (await process.find_order("Mei"))["value"] == "new"
+
+
+async def test_configure_gives_a_tier_to_tools_without_one(truth: Truth, here: WatchedTier, elsewhere: MemoryTier):
+    process = Process(truth, None)
+    with configure(remote=elsewhere):
+        await process.get_order("7")
+    with configure(remote=here):
+        assert await process.get_order("7") == "old"
+    assert truth.runs == ["get 7"]
+    assert here.orders == ["lookup"]
+
+
+async def test_a_tiers_hit_is_the_callers_own(truth: Truth, here: WatchedTier, elsewhere: MemoryTier):
+    await Process(truth, elsewhere).find_order("Mei")
+    process = Process(truth, here)
+    (await process.find_order("Mei"))["value"] = "mine"
+    (await process.find_order("Mei"))["value"] = "mine"
+    assert (await process.find_order("Mei"))["value"] == "old"
+    assert await value_of(elsewhere, here.requests[0]) == {"id": "7", "value": "old"}
+
+
+async def test_the_backup_is_asked_first_and_both_are_given_what_was_loaded(truth: Truth, server: MemoryServer):
+    backup, remote = WatchedTier(MemoryServer()), WatchedTier(server)
+    await Process(truth, remote, backup).get_order("7")
+    assert (backup.orders, remote.orders) == (["lookup", "store"], ["lookup", "store"])
+    await Process(truth, remote, backup).get_order("7")
+    assert (backup.orders, remote.orders) == (["lookup", "store", "lookup"], ["lookup", "store"])
+    assert truth.runs == ["get 7"]
+
+
+async def test_what_the_remote_tier_had_is_given_to_the_backup_at_its_age(
+    truth: Truth, here: WatchedTier, elsewhere: MemoryTier, clock: library.Clock
+):
+    await Process(truth, elsewhere, ttl=10).get_order("7")
+    clock.advance(6)
+    backup = WatchedTier(MemoryServer())
+    await Process(truth, here, backup, ttl=10).get_order("7")
+    assert backup.orders == ["lookup", "store"]
+    found, _ = await backup.memory.lookup(backup.requests[0])
+    assert found is not None
+    assert (found.age, found.ttl) == (6, 4)
+
+
+async def test_a_session_scoped_tool_never_reaches_a_tier(truth: Truth, here: WatchedTier):
+    @AgentCache("order:{id}", scope="session")
+    async def get_order(id: str) -> str:
+        return truth.load(id)
+
+    with configure(remote=here, backup=here):
+        async with AgentCacheSession():
+            assert await get_order("7") == await get_order("7") == "old"
+            await get_order.invalidate("7")
+        await get_order("7")
+    assert here.orders == []
+    assert here.listeners == 0
+
+
+async def test_tenants_of_all_processes_are_kept_apart(truth: Truth, here: WatchedTier, elsewhere: MemoryTier):
+    async with AgentCacheSession(tenant="mine"):
+        await Process(truth, elsewhere).get_order("7")
+    process = Process(truth, here)
+    truth.orders["7"] = "new"
+    assert await process.get_order("7") == "new"
+    async with AgentCacheSession(tenant="yours"):
+        assert await process.get_order("7") == "new"
+    async with AgentCacheSession(tenant="mine"):
+        assert await process.get_order("7") == "old"
+
+
+async def test_a_tier_is_told_all_that_makes_a_call_what_it_is(here: WatchedTier):
+    where = ["a"]
+
+    @AgentCache("file", remote_cache=here, vary=lambda: where[0])
+    async def read_file(path: str, client: object = None) -> str:
+        return path
+
+    @AgentCache("file", remote_cache=here, key=lambda path: path.lower(), vary=lambda arguments: len(arguments["path"]))
+    async def find_file(path: str) -> str:
+        return path
+
+    await read_file("x")
+    where[0] = "b"
+    await read_file("x")
+    await find_file("X")
+    assert [request.arguments for request in here.requests] == [
+        (("path", "x"), ("client", None), ("vary=", "a")),
+        (("path", "x"), ("client", None), ("vary=", "b")),
+        (("key=", "x"), ("vary=", 1)),
+    ]
+
+
+async def test_fresh_replaces_what_the_tier_has(truth: Truth, here: WatchedTier, elsewhere: MemoryTier):
+    process = Process(truth, here)
+    await process.get_order("7")
+    truth.orders["7"] = "new"
+    assert await process.get_order.fresh("7") == "new"
+    assert await value_of(elsewhere, here.requests[0]) == "new"
+
+
+async def test_invalidating_a_call_discards_it_in_its_tiers(truth: Truth, here: WatchedTier, elsewhere: MemoryTier):
+    other, process = Process(truth, elsewhere), Process(truth, here)
+    await other.get_order("7")
+    await process.get_order("8")
+    truth.orders |= {"7": "new", "8": "new"}
+    assert await process.get_order.invalidate("7")
+    assert not await process.get_order.invalidate("7")
+    assert await other.get_order("7") == await process.get_order("7") == "new"
+    assert await process.get_order("8") == "old"
+
+
+# News
+
+
+async def test_a_write_elsewhere_drops_the_local_copy(truth: Truth, here: WatchedTier, elsewhere: MemoryTier):
+    process = Process(truth, here)
+    await process.get_order("7")
+    await process.get_order("8")
+    async with writing(elsewhere, "order:7"):
+        assert await process.get_order("7") == "old"
+        truth.save("7")
+        assert await process.get_order("7") == "new"  # nothing is kept while it runs
+    asked = len(here.orders)
+    assert await process.get_order("8") == "old"
+    assert len(here.orders) == asked
+
+
+async def test_a_load_that_a_write_elsewhere_overtakes_is_not_kept(
+    truth: Truth, here: WatchedTier, elsewhere: MemoryTier
+):
+    gate = Gate()
+
+    @AgentCache("order:{id}", remote_cache=here)
+    async def get_order(id: str) -> Any:
+        return await gate()
+
+    early = await started(get_order("7"))
+    async with writing(elsewhere, "order:7"):
+        pass
+    late = await started(get_order("7"))
+    gate.calls[0].returns("old")
+    assert await early == "old"
+    gate.calls[1].returns("new")
+    assert await late == "new"
+    assert await get_order("7") == "new"
+
+
+async def test_a_load_that_began_while_a_writer_was_at_work_is_kept_nowhere(
+    truth: Truth, here: WatchedTier, elsewhere: MemoryTier, clock: library.Clock
+):
+    process = Process(truth, here)
+    await elsewhere.begin(write("order:7"))
+    assert await process.get_order("7") == "old"
+    truth.orders["7"] = "new"  # and then the writer dies, so nobody says more
+    clock.advance(elsewhere.lease + 1)
+    assert await process.get_order("7") == "new"
+
+
+async def test_a_hit_that_a_writer_at_work_may_yet_name_is_not_kept_locally(
+    truth: Truth, here: WatchedTier, elsewhere: MemoryTier, clock: library.Clock
+):
+    await Process(truth, elsewhere).get_order("7")
+    process = Process(truth, here)
+    await elsewhere.begin(write(late=("order",)))
+    assert await process.get_order("7") == "old"
+    assert truth.runs == ["get 7"]
+    truth.orders["7"] = "new"
+    clock.advance(elsewhere.lease + 1)
+    assert await process.get_order("7") == "new"
+
+
+async def test_a_write_of_single_entries_elsewhere_drops_them(truth: Truth, here: WatchedTier, elsewhere: MemoryTier):
+    process = Process(truth, here)
+    for id in ("7", "8"):
+        await process.get_order(id)
+    asked = here.requests[0]
+    intent = write(keys=((asked.tool, asked.key),))
+    await elsewhere.begin(intent)
+    truth.orders |= {"7": "new", "8": "new"}
+    await commit(elsewhere, intent)
+    assert await process.get_order("7") == "new"
+    assert await process.get_order("8") == "old"
+
+
+async def test_what_never_leaves_the_process_is_dropped_by_a_write_elsewhere_all_the_same(
+    truth: Truth, here: WatchedTier, elsewhere: MemoryTier
+):
+    await Process(truth, here).get_order("8")  # somebody listens
+    local = Process(truth, None)
+    await local.get_order("7")
+    async with writing(elsewhere, "order:7"):
+        truth.save("7")
+    assert await local.get_order("7") == "new"
+
+
+async def test_after_a_loss_nothing_that_the_tier_vouched_for_is_served(
+    truth: Truth, here: WatchedTier, elsewhere: MemoryTier
+):
+    process, local = Process(truth, here), Process(truth, None)
+    await process.get_order("7")
+    await local.get_order("7")
+    here.memory.cut()
+    async with writing(elsewhere, "order:7"):
+        truth.save("7")
+    assert await process.get_order("7") == "old"  # still trusted: the loss is not known yet
+    here.memory.reconnect()
+    assert await process.get_order("7") == "new"
+    assert await local.get_order("7") == "old"  # it has no tier, so it has lost nothing
+
+
+async def test_a_load_under_way_does_not_survive_a_loss(truth: Truth, here: WatchedTier, elsewhere: MemoryTier):
+    gate = Gate()
+
+    @AgentCache("order:{id}", remote_cache=here)
+    async def get_order(id: str) -> Any:
+        return await gate()
+
+    early = await started(get_order("7"))
+    here.memory.cut()
+    async with writing(elsewhere, "order:7"):
+        pass
+    here.memory.reconnect()
+    late = await started(get_order("7"))
+    gate.calls[0].returns("old")
+    gate.calls[1].returns("new")
+    assert [await early, await late, await get_order("7")] == ["old", "new", "new"]
+
+
+async def test_without_news_a_local_copy_is_served_for_the_bound_of_staleness(
+    truth: Truth, here: WatchedTier, elsewhere: MemoryTier, clock: library.Clock
+):
+    process = Process(truth, here)
+    await process.get_order("7")
+    assert await process.get_order("7") == "old"
+    here.memory.cut()
+    async with writing(elsewhere, "order:7"):
+        truth.save("7")
+    clock.advance(0.9)
+    assert await process.get_order("7") == "old"
+    clock.advance(0.2)
+    assert await process.get_order("7") == "new"
+
+
+async def test_a_lapse_of_trust_drops_nothing(truth: Truth, here: WatchedTier, clock: library.Clock):
+    process = Process(truth, here)
+    await process.get_order("7")
+    here.memory.stall()
+    clock.advance(5)
+    asked = len(here.orders)
+    await process.get_order("8")
+    await process.get_order("8")
+    assert here.orders[asked:].count("lookup") == 2  # what is kept now is not served either
+    here.memory.resume()
+    asked = len(here.orders)
+    assert await process.get_order("7") == "old"
+    assert len(here.orders) == asked
+
+
+async def test_a_copy_that_must_be_copied_for_each_caller_needs_trust_as_well(
+    truth: Truth, here: WatchedTier, elsewhere: MemoryTier, clock: library.Clock
+):
+    process = Process(truth, here)
+    await process.find_order("Mei")
+    here.memory.cut()
+    async with writing(elsewhere, "order:7"):
+        truth.save("7")
+    clock.advance(1.1)
+    assert (await process.find_order("Mei"))["value"] == "new"
+
+
+async def test_a_copy_counts_only_as_long_as_both_tiers_are_trusted(
+    truth: Truth, here: WatchedTier, clock: library.Clock
+):
+    backup = WatchedTier(MemoryServer())
+    process = Process(truth, here, backup)
+    await process.get_order("7")
+    backup.memory.stall()
+    clock.advance(1.1)
+    await process.get_order("7")
+    assert backup.orders.count("lookup") == 2
+
+
+async def test_nobody_joins_a_load_that_no_tier_vouches_for_any_more(
+    truth: Truth, here: WatchedTier, elsewhere: MemoryTier, clock: library.Clock
+):
+    gate = Gate()
+
+    @AgentCache("order:{id}", remote_cache=here)
+    async def get_order(id: str) -> Any:
+        return await gate()
+
+    first = await started(get_order("7"))
+    young = await started(get_order("7"))
+    assert len(gate.calls) == 1
+    here.memory.cut()
+    async with writing(elsewhere, "order:7"):
+        pass
+    clock.advance(1.1)
+    late = await started(get_order("7"))
+    assert len(gate.calls) == 2
+    gate.calls[1].returns("new")
+    gate.calls[0].returns("old")
+    assert [await first, await young, await late] == ["old", "old", "new"]
+
+
+async def test_a_tier_is_listened_to_once_however_many_tools_it_has(truth: Truth, here: WatchedTier):
+    for _ in range(3):
+        process = Process(truth, here)
+        await process.get_order("7")
+        await process.find_order("Mei")
+    async with AgentCacheSession():
+        await process.get_order("7")
+    assert here.listeners == 1
+
+
+async def test_reset_ends_the_subscription_and_the_next_call_renews_it(
+    truth: Truth, here: WatchedTier, elsewhere: MemoryTier
+):
+    from agent_cache.testing import reset
+
+    process = Process(truth, here)
+    await process.get_order("7")
+    reset()
+    assert here.trusted_until() < 0  # nobody listens
+    await process.get_order("7")
+    assert here.listeners == 2
+    async with writing(elsewhere, "order:7"):
+        truth.save("7")
+    assert await process.get_order("7") == "new"
+
+
+# Broken tiers
+
+
+@pytest.mark.parametrize("order", ["lookup", "store"])
+async def test_a_tier_that_fails_is_a_miss_and_is_logged_once(
+    truth: Truth, here: WatchedTier, order: Any, caplog: pytest.LogCaptureFixture
+):
+    process = Process(truth, here)
+    here.fail(order, OSError("gone"), times=100)
+    with caplog.at_level(logging.WARNING, "agent_cache"):
+        for id in ("7", "8", "7"):
+            assert await process.get_order(id) == "old"
+    assert len(caplog.records) == 1
+    assert "get_order" in caplog.text
+    assert "OSError: gone" in caplog.text
+
+
+async def test_a_tier_that_cannot_discard_is_logged_and_the_local_answer_is_forgotten(
+    truth: Truth, here: WatchedTier, caplog: pytest.LogCaptureFixture
+):
+    process = Process(truth, here)
+    await process.get_order("7")
+    here.fail("discard", OSError("gone"))
+    with caplog.at_level(logging.WARNING, "agent_cache"):
+        assert await process.get_order.invalidate("7")
+    assert len(caplog.records) == 1
+
+
+async def test_what_is_loaded_without_an_answer_of_the_tier_is_not_kept(
+    truth: Truth, here: WatchedTier, elsewhere: MemoryTier, clock: library.Clock
+):
+    process = Process(truth, here)
+    await process.get_order("8")
+    await elsewhere.begin(write("order:7"))
+    here.fail("lookup", OSError("gone"))
+    assert await process.get_order("7") == "old"
+    truth.orders["7"] = "new"
+    clock.advance(elsewhere.lease + 1)
+    assert await process.get_order("7") == "new"
+
+
+async def test_concurrent_readers_share_a_load_although_the_tier_is_broken(here: WatchedTier):
+    gate = Gate()
+
+    @AgentCache("order:{id}", remote_cache=here)
+    async def get_order(id: str) -> Any:
+        return await gate()
+
+    here.fail("lookup", OSError("gone"), times=100)
+    readers = [await started(get_order("7")) for _ in range(5)]
+    assert len(gate.calls) == 1
+    gate.last.returns("old")
+    assert await asyncio.gather(*readers) == ["old"] * 5
+
+
+async def test_a_reader_that_waits_for_a_hanging_tier_can_be_cancelled(truth: Truth, here: WatchedTier):
+    process = Process(truth, here)
+    here.hang("lookup", until=asyncio.Event())
+    leader = await started(process.get_order("7"))
+    follower = await started(process.get_order("7"))
+    leader.cancel()
+    await idle()
+    assert leader.cancelled()
+    assert await follower == "old"
+
+
+async def test_a_reader_cancelled_while_a_tier_is_given_its_copy_has_loaded_for_all(truth: Truth, here: WatchedTier):
+    process = Process(truth, here)
+    here.hang("store", until=asyncio.Event())
+    leader = await started(process.get_order("7"))
+    leader.cancel()
+    await idle()
+    assert leader.cancelled()
+    assert await process.get_order("7") == "old"
+    assert truth.runs == ["get 7"]
+
+
+async def test_a_tier_that_cannot_be_listened_to_vouches_for_nothing(
+    truth: Truth, here: WatchedTier, elsewhere: MemoryTier, monkeypatch: pytest.MonkeyPatch
+):
+    def subscribe(_: Any) -> Any:
+        raise OSError("gone")
+
+    here.memory.subscribe(lambda _: None)  # somebody else does, so the tier itself is trusted
+    monkeypatch.setattr(here, "subscribe", subscribe)
+    process = Process(truth, here)
+    assert await process.get_order("7") == "old"
+    async with writing(elsewhere, "order:7"):
+        truth.save("7")
+    assert await process.get_order("7") == "new"
+
+
+async def test_a_server_that_is_away_costs_hits_and_nothing_else(
+    truth: Truth, server: MemoryServer, here: WatchedTier, elsewhere: MemoryTier, clock: library.Clock
+):
+    process = Process(truth, here)
+    await process.get_order("7")
+    server.stop()
+    clock.advance(1.1)
+    assert await process.get_order("7") == "old"
+    assert await process.set_order("7") == "7"
+    assert await process.get_order("7") == "new"
+    server.start()
+    assert await process.get_order("7") == "new"
+    assert await value_of(elsewhere, read("order:7", tool="get_order", key="7")) == "new"

@@ -1,0 +1,249 @@
+"""One example on its stage: the scheduler, the clock, the open sessions, and the ledger that watches."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from contextvars import Context, ContextVar, copy_context
+from dataclasses import dataclass, field
+
+from agent_cache import AgentCacheSession
+
+from tests.harness.library import Clock
+from tests.properties.ledger import Broken, Key, Ledger, Load, Loaded, Path, Read, Reader, Rejected, Terse, Write, arguments
+from tests.properties.scheduler import Scheduler
+
+DOUBT = 5.0  # The library's default, in seconds.
+ENOUGH_ROUNDS = 200  # To end what is left, every round releases all gates.
+
+stage: ContextVar[Stage] = ContextVar("stage")
+reading: ContextVar[Read] = ContextVar("reading")
+changing: ContextVar[Write] = ContextVar("changing")
+
+
+@dataclass(frozen=True, repr=False)
+class Writer(Terse):
+    """A write tool and what the model knows of it."""
+
+    name: str
+    call: Callable[[str], Awaitable[object]]
+    names: Callable[[str], tuple[Path, ...]]  # What it invalidates from its beginning on.
+    late: tuple[Path, ...] = ()  # The roots of what only its result tells ...
+    told: Callable[[str], tuple[Path, ...]] = lambda _: ()  # ... and what the result tells then.
+    settle: float = 0.0
+    inner_only: bool = False  # Limited to the session that it runs in.
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+@dataclass(eq=False, repr=False)
+class Place(Terse):
+    """Where calls are made: the process, or an open session."""
+
+    name: str
+    context: Context
+    chain: tuple[Place, ...] = ()
+    gate: asyncio.Future[None] | None = None
+    task: asyncio.Task[None] | None = None
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+@dataclass(eq=False)
+class Stage:
+    """Everything that one example needs, and the moves it can make."""
+
+    clock: Clock
+    scheduler: Scheduler = field(default_factory=Scheduler)
+    ledger: Ledger = field(default_factory=Ledger)
+    loads: list[Load] = field(default_factory=list)
+    writes: list[Write] = field(default_factory=list)
+    tasks: list[asyncio.Task[None]] = field(default_factory=list)
+    places: list[Place] = field(default_factory=list)
+    sessions: int = 0
+
+    def __post_init__(self) -> None:
+        context = Context()
+        context.run(stage.set, self)
+        self.everywhere = Place("the process", context)
+        self.places.append(self.everywhere)
+
+    # -- what the tools do -------------------------------------------------------------------------------------
+
+    async def load(self, read: Read, owner: str | None, other: str | None) -> Loaded:
+        """Look at the store at one gate, answer at the next."""
+        load = self.ledger.start_load(read)
+        self.loads.append(load)
+        outcome = "cancelled"
+        try:
+            await self._stand(load)
+            load.seen = dict(self.ledger.truth)
+            await self._stand(load)
+            load.value = Loaded(load.number, owner, other)
+            outcome = "returned"
+            return load.value
+        except Broken:
+            outcome = "raised"
+            raise
+        finally:
+            self.ledger.end_load(load, outcome)
+            self.loads.remove(load)
+
+    async def change(self, write: Write, paths: Iterable[Path]) -> None:
+        """Change the store at one gate, answer at the next."""
+        self.writes.append(write)
+        write.lands = tuple(paths)
+        try:
+            await self._stand(write)
+            self.ledger.land(write)
+            await self._stand(write)
+        finally:
+            self.writes.remove(write)
+
+    def release(self, actor: Load | Write, error: Exception | None = None, *, to_its_end: bool = False) -> None:
+        """Let a tool pass its gate, or fail there; or let it run through the gates that are left."""
+        actor.open = to_its_end
+        if actor.gate is not None and not actor.gate.done():
+            actor.gate.set_exception(error) if error else actor.gate.set_result(None)
+
+    async def _stand(self, actor: Load | Write) -> None:
+        if not actor.open:
+            actor.gate = self.scheduler.gate()
+            await actor.gate
+
+    # -- what can be done --------------------------------------------------------------------------------------
+
+    def read(self, reader: Reader, key: Key, place: Place, *, at_once: bool = False, fresh: bool = False) -> Read:
+        """Call a read tool in a task of its own."""
+        read = Read(reader, key, self.entries(reader, place), fresh, open=at_once)
+        read.task = self._spawn(self._read(read), place)
+        return read
+
+    def entries(self, reader: Reader, place: Place) -> object:
+        """Name the entries that answer there: a session-scoped tool outside a session has none to share."""
+        if reader.scope == "global":
+            return self.everywhere
+        return place if place.chain else object()
+
+    async def _read(self, read: Read) -> None:
+        reading.set(read)
+        self.ledger.start_read(read)
+        try:
+            call = read.reader.call.fresh if read.fresh else read.reader.call
+            value = await call(*arguments(read.key))
+        except Broken as error:
+            self.ledger.failed(read, error)
+        except asyncio.CancelledError:
+            if not read.cancelled:
+                self.ledger.broken.append(f"{read.identity} was cancelled, and nobody had cancelled it")
+        else:
+            self.ledger.got(read, value)
+
+    def write(self, writer: Writer, key: str, place: Place, *, at_once: bool = False) -> Write:
+        """Call a write tool in a task of its own."""
+        chain = place.chain if writer.inner_only else None
+        write = Write(writer.names(key), writer.late, chain=chain, open=at_once)
+        write.task = self._spawn(self._write(write, writer, key), place)
+        return write
+
+    async def _write(self, write: Write, writer: Writer, key: str) -> None:
+        changing.set(write)
+        self.ledger.begin_write(write)
+        try:
+            await writer.call(key)
+        except Rejected:
+            self.ledger.end_write(write, "rejected", told=writer.late)
+        except (asyncio.CancelledError, OSError, RuntimeError):
+            self.ledger.end_write(write, "in doubt", told=writer.late, hold=DOUBT)
+        else:
+            self.ledger.end_write(write, "returned", told=writer.told(key), hold=writer.settle)
+
+    def invalidate(self, write: Write, how: Callable[[], Awaitable[object]], place: Place) -> None:
+        """Invalidate by a call that has no tool's body between its beginning and its end."""
+        self._spawn(self._invalidate(write, how), place)
+
+    async def _invalidate(self, write: Write, how: Callable[[], Awaitable[object]]) -> None:
+        self.ledger.begin_write(write)
+        await how()
+        self.ledger.end_write(write, "returned")
+
+    def enter(self, outer: Place) -> Place:
+        """Open a session, inside another one or not."""
+        self.sessions += 1
+        place = Place(f"session {self.sessions}", Context(), gate=self.scheduler.gate())
+        place.chain = (*outer.chain, place)
+        place.task = self._spawn(self._session(place), outer)
+        self.scheduler.drain()
+        self.places.append(place)
+        return place
+
+    async def _session(self, place: Place) -> None:
+        async with AgentCacheSession(loop_detection=False):
+            place.context = copy_context()
+            assert place.gate is not None
+            await place.gate
+
+    def leave(self, place: Place) -> None:
+        """End a session; what still runs in it runs on."""
+        self.places.remove(place)
+        assert place.gate is not None
+        place.gate.set_result(None)
+        self.scheduler.drain()
+
+    def innermost(self) -> list[Place]:
+        """The sessions that may end now: those with no other inside."""
+        return [place for place in self.places if place.chain and not any(place in other.chain[:-1] for other in self.places)]
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass, for the library, for the event loop and for the model."""
+        self.clock.advance(seconds)
+        self.scheduler.loop.now += seconds
+        self.ledger.clock += seconds
+
+    def _spawn(self, work: Awaitable[None], place: Place) -> asyncio.Task[None]:
+        task = self.scheduler.spawn(work, place.context)
+        self.tasks.append(task)
+        return task
+
+    def waiting(self) -> list[Read]:
+        """The reads that have not ended and that nobody has cancelled."""
+        return [read for read in self.ledger.reads if not read.cancelled and read.task is not None and not read.task.done()]
+
+    def doubtful(self) -> list[Write]:
+        """The writes that ended without an answer, and may still take effect."""
+        return [
+            write
+            for write in self.ledger.writes
+            if write.outcome == "in doubt" and not write.landed and self.ledger.clock < write.released
+        ]
+
+    def held(self) -> bool:
+        """Whether an end of doubt, or of settling, is still to come."""
+        return any(self.ledger.clock < write.released for write in self.ledger.writes)
+
+    # -- how it ends -------------------------------------------------------------------------------------------
+
+    def verdict(self) -> None:
+        """Fail if anything went wrong so far."""
+        assert not self.ledger.broken, "\n".join(self.ledger.broken)
+        assert not self.scheduler.complaints, self.scheduler.complaints
+        for task in self.tasks:
+            if task.done() and not task.cancelled():
+                task.result()
+        self.tasks = [task for task in self.tasks if not task.done()]
+
+    def finish(self) -> None:
+        """Let everything go on to its end: nothing may hang."""
+        for _ in range(ENOUGH_ROUNDS):
+            self.scheduler.drain()
+            if not self.loads and not self.writes:
+                break
+            for actor in (*self.loads, *self.writes):
+                self.release(actor, to_its_end=True)
+        for place in reversed(self.places[1:]):
+            self.leave(place)
+        hung = [task for task in self.tasks if not task.done()]
+        assert not hung, f"{len(hung)} task(s) hang although no tool runs: {hung}"
+        self.verdict()

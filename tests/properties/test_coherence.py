@@ -1,0 +1,272 @@
+"""P1 and P3 for every interleaving: readers, writers, cancellations, time and sessions as moves of a state machine.
+
+Each machine runs twice, once over the generated call body and once with generation switched off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from typing import TypeVar
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings, strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from agent_cache import invalidate
+from tests.harness import library
+from tests.properties import toolbox
+from tests.properties.ledger import Broken, Key, Reader, Rejected, Write, arguments
+from tests.properties.stage import Place, Stage
+
+T = TypeVar("T")
+
+MANY_READS = 5
+MANY_SESSIONS = 3
+MANY_WRITES = 2  # More, and hardly anything is ever kept.
+SECONDS = (1.5, 2.25, 5.5)  # Shorter than every hold, between settling and doubt, longer than all.
+
+
+def gateway_timeout() -> Exception:
+    """An error that is no timeout, and was caused by one: the far side may have done its work."""
+    error = RuntimeError("the gateway gave up")
+    error.__cause__ = TimeoutError()
+    return error
+
+
+FAILURES = {"rejected": Rejected, "unreachable": ConnectionError, "timeout inside": gateway_timeout}
+
+
+class Coherence(RuleBasedStateMachine):
+    """The moves that all machines have.
+
+    One rule draws among the moves that are possible, those first that get somewhere. Were each a rule of its own,
+    Hypothesis would leave whole kinds of moves out of most examples, and half of these would read nothing.
+    """
+
+    body = "generated"
+    patience = 5
+    reader_names: tuple[str, ...] = ()
+    writer_names: tuple[str, ...] = ()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.exits = ExitStack()
+        self.stage = Stage(self.exits.enter_context(library.fresh_library()))
+        self.exits.callback(self.stage.scheduler.close)
+        made, changed = toolbox.readers(self.body), toolbox.writers(self.body)
+        self.readers = [made[name] for name in self.reader_names]
+        self.writers = [changed[name] for name in self.writer_names]
+
+    def teardown(self) -> None:
+        with self.exits:
+            self.stage.finish()
+
+    @invariant()
+    def nothing_went_wrong(self) -> None:
+        self.stage.verdict()
+
+    @rule(data=st.data())
+    def move(self, data: st.DataObject) -> None:
+        self.data = data
+        getattr(self, self.choose("move", list(self.moves())))()
+
+    def moves(self) -> Iterator[str]:
+        """Name the possible moves, each as often as it should be drawn."""
+        stage = self.stage
+        if len(stage.waiting()) < MANY_READS:
+            yield from ["start_a_read"] * 4
+        if stage.loads:
+            yield from ["let_a_load_go_on"] * 4
+        if stage.waiting():
+            yield "cancel_a_read"
+        if self.writers and len(stage.writes) < MANY_WRITES:
+            yield from ["start_a_write"] * 2
+        if stage.writes:
+            yield from ["let_a_write_go_on"] * 3
+        if stage.doubtful():
+            yield from ["let_a_lost_write_take_effect"] * 2
+        yield from ["let_time_pass"] * (2 if stage.held() else 1)
+
+    def choose(self, what: str, among: Sequence[T]) -> T:
+        return self.data.draw(st.sampled_from(among), label=what)
+
+    def choose_turns(self) -> None:
+        """Let the loop settle before the next move, or let that come in the midst of a wake-up."""
+        turns = self.choose("turns", ("until idle",) * self.patience + ("none", "one", "two"))
+        if turns == "until idle":
+            self.stage.scheduler.drain()
+        for _ in range({"one": 1, "two": 2}.get(turns, 0)):
+            self.stage.scheduler.turn()
+
+    def choose_call(self) -> tuple[Reader, Key, Place]:
+        reader = self.choose("reader", self.readers)
+        return reader, self.choose("key", reader.keys), self.choose_place()
+
+    def choose_place(self) -> Place:
+        everywhere, *sessions = self.stage.places
+        return self.choose("place", [*sessions[::-1] * 2, everywhere]) if sessions else everywhere
+
+    # -- the moves ---------------------------------------------------------------------------------------------
+
+    def start_a_read(self) -> None:
+        self.stage.read(*self.choose_call(), at_once=self.choose("at once", (False, False, True)))
+        self.choose_turns()
+
+    def let_a_load_go_on(self) -> None:
+        load = self.choose("load", self.stage.loads)
+        how = self.choose("how", ("goes on", "ends", "ends", "ends", "fails"))
+        self.stage.release(load, Broken(load.number) if how == "fails" else None, to_its_end=how == "ends")
+        self.choose_turns()
+
+    def cancel_a_read(self) -> None:
+        self.choose("read", self.stage.waiting()).cancel()
+        self.choose_turns()
+
+    def let_time_pass(self) -> None:
+        self.stage.advance(self.choose("seconds", SECONDS))
+
+    def start_a_write(self) -> None:
+        writer, place = self.choose("writer", self.writers), self.choose_place()
+        if place.chain or not writer.inner_only:
+            self.stage.write(writer, self.choose("key", toolbox.IDS), place, at_once=self.choose("at once", (False, True)))
+        self.choose_turns()
+
+    def let_a_write_go_on(self) -> None:
+        write = self.choose("write", self.stage.writes)
+        how = self.choose("how", ("ends", "ends", "ends", "goes on", "cancelled", *FAILURES))
+        if how == "cancelled":
+            write.cancel()
+        else:
+            self.stage.release(write, FAILURES[how]() if how in FAILURES else None, to_its_end=how == "ends")
+        self.choose_turns()
+
+    def let_a_lost_write_take_effect(self) -> None:
+        self.stage.ledger.land(self.choose("write", self.stage.doubtful()))
+
+
+class Invalidating(Coherence):
+    """The moves of a person who invalidates by hand."""
+
+    def moves(self) -> Iterator[str]:
+        yield from super().moves()
+        yield from ("invalidate_a_tag", "invalidate_a_call", "clear_a_tool", "refresh")
+
+    def invalidate_a_tag(self) -> None:
+        tag = self.choose("tag", ("order", "order:1", "order:2"))
+        write = Write((tuple(tag.split(":")),))
+        self.stage.invalidate(write, lambda: invalidate(tag), self.choose_place())
+        self.choose_turns()
+
+    def invalidate_a_call(self) -> None:
+        reader, key, place = self.choose_call()
+        self.stage.invalidate(Write(entry=(reader.name, key)), lambda: reader.call.invalidate(*arguments(key)), place)
+        self.choose_turns()
+
+    def clear_a_tool(self) -> None:
+        reader = self.choose("reader", self.readers)
+        reader.call.clear()
+        self.stage.ledger.invalidated(Write(entry=(reader.name,)))
+
+    def refresh(self) -> None:
+        self.stage.read(*self.choose_call(), fresh=True)
+        self.choose_turns()
+
+
+class Nesting(Coherence):
+    """The moves of sessions, one inside another or beside it; two that nest are there from the start."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stage.enter(self.stage.enter(self.stage.everywhere))
+
+    def moves(self) -> Iterator[str]:
+        yield from super().moves()
+        if len(self.stage.places) <= MANY_SESSIONS:
+            yield "open_a_session"
+        if self.stage.innermost():
+            yield "end_a_session"
+
+    def open_a_session(self) -> None:
+        self.stage.enter(self.choose_place())
+
+    def end_a_session(self) -> None:
+        self.stage.leave(self.choose("session", self.stage.innermost()))
+
+
+class StaticAndEntityTags(Coherence):
+    """Tags that are known before the load."""
+
+    reader_names = ("listing", "entity")
+    writer_names = ("entity", "root")
+
+
+class TagsFromTheResult(Coherence):
+    """Tags that only the result tells, of reads and of writes."""
+
+    reader_names = ("lookup", "entity", "several")
+    writer_names = ("entity", "told", "root")
+
+
+class SeveralTags(Coherence):
+    """Several tags, computed tags, tags below an entity, and writes whose source settles later."""
+
+    reader_names = ("both", "below", "several")
+    writer_names = ("both", "computed", "settling")
+
+
+class ExpiryAndEviction(Invalidating):
+    """Entries that go by themselves or by hand."""
+
+    reader_names = ("brief", "tight", "lookup")
+    writer_names = ("entity",)
+
+
+class OneCallManyCallers(Invalidating):
+    """A crowd on one key: leaders and waiters come, go and are cancelled, often before they have woken up."""
+
+    patience = 1
+    reader_names = ("listing",)
+
+    def moves(self) -> Iterator[str]:
+        yield from super().moves()
+        if self.stage.waiting():
+            yield from ["cancel_a_read"] * 3
+
+
+class Sessions(Nesting):
+    """Session-scoped tools in sessions that nest, under writes of both scopes."""
+
+    reader_names = ("own_entity", "own_lookup", "entity")
+    writer_names = ("inner", "entity", "told")
+
+
+class SessionsInvalidatedByHand(Nesting, Invalidating):
+    """The same with invalidation by tag, and a list."""
+
+    reader_names = ("own_listing", "own_entity")
+    writer_names = ("root",)
+
+
+MACHINES = (
+    StaticAndEntityTags,
+    TagsFromTheResult,
+    SeveralTags,
+    ExpiryAndEviction,
+    OneCallManyCallers,
+    Sessions,
+    SessionsInvalidatedByHand,
+)
+SEARCH = settings(
+    max_examples=max(1, settings.default.max_examples * 6 // 10),  # So a profile still decides how long to look.
+    stateful_step_count=40,
+    phases=set(Phase) - {Phase.explain},  # To explain costs far more than to shrink, and every move is in the report.
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
+pytestmark = pytest.mark.timeout(600)  # To find takes seconds; to make what was found small may take minutes.
+for machine in MACHINES:
+    for body in library.CALL_BODIES:
+        case = type(f"{machine.__name__}{body.title()}", (machine,), {"body": body}).TestCase
+        case.settings = SEARCH
+        globals()[f"Test{machine.__name__}{body.title()}"] = case
+del machine, body, case

@@ -1,0 +1,211 @@
+"""What a caller does to an answer never shows in a later one, and an answer from the cache is exactly what the tool gave."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
+from decimal import Decimal
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+from hypothesis import given
+
+from agent_cache._core.entries import MISSING, NEVER, Entry, Guarded, Unprotectable, protection_named, structural
+from tests.harness.structure import VALUES, Colour, Pair, Place, Point, same, spoil
+
+SHARED = [
+    *("text", 7, 2**70, 1.5, True, None, b"bytes", 1j, ..., range(3)),
+    *(Decimal(1), Fraction(1), UUID(int=1), Path("a"), timedelta(1), datetime(2026, 1, 1), timezone.utc, Colour.RED, int),
+    *((), (1, "a", (2.0, None)), frozenset({1, ("a",)}), (Colour.RED, Path("a"))),
+]
+
+
+@pytest.mark.parametrize("value", SHARED, ids=repr)
+def test_what_is_immutable_is_shared_as_it_is(value: Any):
+    assert structural(value) is None
+
+
+@given(VALUES)
+def test_a_copy_is_exactly_what_the_tool_gave_and_nobody_can_spoil_the_next_one(value: Any):
+    truth = copy.deepcopy(value)
+    make = structural(value)
+    if make is None:
+        assert not spoil(value), "what is shared must have no place to be changed at"
+        return
+    spoil(value)
+    for _ in range(3):
+        given = make()
+        assert same(given, truth)
+        spoil(given)
+
+
+@given(VALUES)
+def test_parts_that_were_one_object_are_one_in_the_copy(value: Any):
+    make = structural([value, value])
+    assert make is not None
+    first, second = make()
+    assert first is second
+
+
+def nested(depth: int, wrap: Callable[[Any], Any], innermost: Any = ()) -> Any:
+    value: Any = innermost or []
+    for _ in range(depth):
+        value = wrap(value)
+    return value
+
+
+def cycle() -> Any:
+    value: list[Any] = [1]
+    value.append(value)
+    return value
+
+
+AWKWARD: dict[str, Callable[[], Any]] = {
+    "list 3,000 deep": lambda: nested(3_000, lambda value: [value]),
+    "tuple 3,000 deep": lambda: nested(3_000, lambda value: (value,)),
+    "immutable tuple 3,000 deep": lambda: nested(3_000, lambda value: (value,), 1),
+    "frozenset 3,000 deep": lambda: nested(3_000, lambda value: frozenset([value]), 1),
+    "dict 3,000 deep": lambda: nested(3_000, lambda value: {"a": value}),
+    "dataclass 3,000 deep": lambda: nested(3_000, Point),
+    "list 100,000 deep": lambda: nested(100_000, lambda value: [value]),
+    "tuple 100,000 deep": lambda: nested(100_000, lambda value: (value,)),
+    "cycle": cycle,
+    "lock": threading.Lock,
+    "lock in a dict": lambda: {"a": [threading.Lock()]},
+    "generator": lambda: (x for x in [1]),
+    "memoryview": lambda: memoryview(b"x"),
+    "lone surrogate": lambda: ["\ud800"],
+    "large integer": lambda: [10**5000],
+    "list of 300,000": lambda: [[number] for number in range(300_000)],
+}
+
+
+@pytest.mark.parametrize("name", AWKWARD)
+def test_what_cannot_be_copied_is_refused_in_one_way(name: str):
+    value = AWKWARD[name]()
+    try:
+        make = structural(value)
+    except Unprotectable:
+        return
+    if make is not None:
+        assert type(make()) is type(value)
+        assert make() is not make()
+
+
+def test_a_cycle_stays_a_cycle():
+    make = structural(cycle())
+    assert make is not None
+    given = make()
+    assert given[1] is given
+    assert given[0] == 1
+
+
+class Sealed:
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        raise RuntimeError("no copies")
+
+
+@pytest.mark.parametrize("value", [Sealed(), [Sealed()], {"a": (1, Sealed())}, threading.Lock()])
+def test_an_object_that_refuses_to_be_copied_is_unprotectable(value: Any):
+    with pytest.raises(Unprotectable):
+        structural(value)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        defaultdict(list, a=[1]),
+        Counter("aab"),
+        {1: "a", True: "b", None: [1]},
+        {(1, 2): {3}},
+        [b"x", bytearray(b"x")],
+        (1, [2]),
+        {"a": Pair(1, 2)},
+        [Place(1, [2])],
+        [0.0, -0.0],
+        {"nested": {"tuple": (1, {"set": {1, 2}})}},
+    ],
+    ids=repr,
+)
+def test_the_types_of_a_copy_are_those_of_the_value(value: Any):
+    make = structural(value)
+    assert make is not None
+
+    def shape(part: Any) -> Any:
+        if isinstance(part, dict):
+            return (type(part), [(shape(key), shape(item)) for key, item in part.items()])
+        if isinstance(part, (list, tuple)):
+            return (type(part), [shape(member) for member in part])
+        return (type(part), repr(part))
+
+    assert shape(make()) == shape(value)
+
+
+def test_a_choice_that_is_none_is_told_apart():
+    assert protection_named("auto") is not None
+    assert protection_named("never") is not None
+    assert protection_named(copy.copy) is not None
+    for wrong in ("deep", "", None, 1, True):
+        assert protection_named(wrong) is None
+
+
+def test_a_copier_of_the_users_own_makes_the_snapshot_and_each_copy():
+    protection = protection_named(list)
+    assert protection is not None
+    value = [1]
+    make = protection.snapshot(value)
+    assert make is not None
+    value.append(2)
+    make().append(3)
+    assert make() == [1]
+
+
+def test_a_copier_that_raises_makes_the_value_unprotectable():
+    protection = protection_named(lambda value: value.nothing)
+    assert protection is not None
+    with pytest.raises(Unprotectable) as caught:
+        protection.snapshot([])
+    assert isinstance(caught.value.__cause__, AttributeError)
+
+
+def test_an_entry_ends_when_it_expires_and_not_before():
+    entry = Entry("value", 10.0, 0.5)
+    assert entry.recall(9.9) == "value"
+    assert entry.recall(10.0) is MISSING
+    assert entry.expires == 10.0
+    assert Entry(None, NEVER, 0.0).recall(1e300) is None, "None is a value"
+
+
+def test_a_guarded_entry_never_passes_the_inline_test_and_gives_copies_until_it_expires():
+    entry = Guarded(None, -NEVER, 0.5, (), 0, 10.0, [1].copy)
+    assert not (-1e300 < entry.fast)
+    first = entry.recall(9.9)
+    first.append(2)
+    assert entry.recall(9.9) == [1]
+    assert entry.recall(10.0) is MISSING
+    assert entry.expires == 10.0
+
+
+def test_an_entry_of_a_tier_is_served_only_while_the_tier_is_trusted():
+    trust = [5.0]
+    entry = Guarded("value", 0.0, 0.5, (), 0, 10.0, None, lambda: trust[0])
+    assert entry.recall(4.9) == "value"
+    assert entry.fast == 5.0, "until then a hit needs no second look"
+    assert entry.recall(5.0) is MISSING
+    trust[0] = 20.0
+    assert entry.recall(9.9) == "value"
+    assert entry.fast == 10.0
+    assert entry.recall(10.0) is MISSING
+
+
+def test_a_mutable_entry_of_a_tier_needs_the_second_look_always():
+    entry = Guarded(None, -NEVER, 0.5, (), 0, NEVER, [1].copy, lambda: 5.0)
+    assert entry.recall(4.9) == [1]
+    assert entry.fast == -NEVER
+    assert entry.recall(5.0) is MISSING

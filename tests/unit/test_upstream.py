@@ -1,0 +1,164 @@
+"""Where `AsyncCache` has its base class from: async-cache's own file, whatever else is called ``cache``.
+
+Each test starts a fresh interpreter without site-packages, on a path that is made for it: this package, an async-cache
+as an installer would leave it, and a project with its own idea of what ``cache`` is.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import agent_cache
+
+PACKAGE = Path(agent_cache.__file__).parent.parent
+REPORT = """
+import sys
+import agent_cache
+base = agent_cache.AsyncCache.__mro__[1]
+print(base.__name__, sys.modules[base.__module__].__file__, "cache" in sys.modules, "importlib.metadata" in sys.modules)
+"""
+STRANGER = "print('the stranger ran'); raise SystemExit('the stranger ran')"
+
+
+def install(root: Path, *, listed: str = "cache/__init__.py,,\ncache/async_cache.py,,\n") -> None:
+    """Leave an async-cache there as pip does. Its class is where the real one is, and imports as the real one does."""
+    (root / "cache").mkdir(parents=True)
+    (root / "cache" / "__init__.py").write_text("from .async_cache import AsyncCache\n", "utf-8")
+    (root / "cache" / "async_cache.py").write_text("class AsyncCache: ...\n", "utf-8")
+    describe(root, RECORD=listed)
+
+
+def describe(root: Path, **files: str) -> None:
+    metadata = root / "async_cache-2.0.3.dist-info"
+    metadata.mkdir(parents=True)
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: async-cache\nVersion: 2.0.3\n", "utf-8")
+    for name, text in files.items():
+        (metadata / name.replace("__", ".")).write_text(text, "utf-8")
+
+
+def packed(folder: Path) -> Path:
+    archive = folder.with_suffix(".zip")
+    with zipfile.ZipFile(archive, "w") as file:
+        for path in sorted(folder.rglob("*")):
+            file.write(path, path.relative_to(folder))
+    return archive
+
+
+def run(script: str, *path: Path) -> list[str]:
+    """The words that a fresh interpreter prints, `path` first on its path."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("COV_", "COVERAGE_", "PYTHON"))}
+    environment["PYTHONPATH"] = os.pathsep.join(map(str, (*path, PACKAGE)))
+    command = [sys.executable, "-S", "-W", "error", "-c", script]
+    # In a folder of its own: with -c, the working directory is first on the path.
+    done = subprocess.run(command, cwd=path[0].parent, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    install(tmp_path / "site")
+    return tmp_path / "site"
+
+
+@pytest.fixture(params=["module", "package"])
+def project(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A project whose own ``cache`` must never be run by anyone but itself."""
+    folder = tmp_path / "project"
+    if request.param == "module":
+        folder.mkdir()
+        (folder / "cache.py").write_text(STRANGER, "utf-8")
+    else:
+        (folder / "cache").mkdir(parents=True)
+        (folder / "cache" / "__init__.py").write_text(STRANGER, "utf-8")
+        (folder / "cache" / "async_cache.py").write_text(STRANGER, "utf-8")
+    return folder
+
+
+def test_where_nothing_is_in_the_way_it_is_the_class_that_everyone_imports(site: Path):
+    same = "import cache, agent_cache; print(agent_cache.AsyncCache.__mro__[1] is cache.AsyncCache)"
+    assert run(same, site) == ["True"]
+    # Without `importlib.metadata`, which would be a tenth of what importing the package may take.
+    assert run(REPORT, site) == ["AsyncCache", str(site / "cache" / "async_cache.py"), "True", "False"]
+
+
+def test_a_project_with_a_cache_of_its_own_is_left_alone(site: Path, project: Path):
+    assert run(REPORT, project, site)[:3] == ["AsyncCache", str(site / "cache" / "async_cache.py"), "False"]
+
+
+def test_a_cache_that_the_project_has_imported_already_is_left_alone(site: Path, project: Path):
+    (stranger,) = [path for path in (project / "cache.py", project / "cache" / "__init__.py") if path.exists()]
+    stranger.write_text("mine = 1", "utf-8")
+    script = f"import cache\n{REPORT}\nprint(cache.mine, sys.modules['cache'] is cache)"
+    assert run(script, project, site)[1:3] == [str(site / "cache" / "async_cache.py"), "True"]
+    assert run(script, project, site)[-2:] == ["1", "True"]
+
+
+@pytest.mark.parametrize("entry", ["types.ModuleType('cache')", "None"])
+def test_a_cache_that_is_no_file_is_left_alone(site: Path, entry: str):
+    script = (
+        f"import sys, types\nsys.modules['cache'] = entry = {entry}\n{REPORT}\nprint(sys.modules['cache'] is entry)"
+    )
+    words = run(script, site)
+    assert words[1] == str(site / "cache" / "async_cache.py")
+    assert words[-1] == "True"
+
+
+def test_the_project_can_import_its_own_cache_afterwards(site: Path, project: Path):
+    (stranger,) = [path for path in (project / "cache.py", project / "cache" / "__init__.py") if path.exists()]
+    stranger.write_text("print('mine')", "utf-8")
+    assert run("import agent_cache, cache", project, site) == ["mine"]
+
+
+def test_a_folder_of_that_name_without_code_is_no_hindrance(site: Path, tmp_path: Path):
+    (tmp_path / "project" / "cache").mkdir(parents=True)
+    assert run(REPORT, tmp_path / "project", site)[2] == "True"
+
+
+def test_metadata_that_does_not_list_the_file_vouches_for_nothing(tmp_path: Path):
+    describe(tmp_path / "site", RECORD="something_else/__init__.py,,\n")
+    (tmp_path / "site" / "cache.py").write_text(STRANGER, "utf-8")
+    assert run(REPORT, tmp_path / "site")[0] == "Absent"
+
+
+def test_without_the_distribution_the_package_works_all_the_same(project: Path):
+    assert run(REPORT, project)[::2] == ["Absent", "False"]
+    use = "import asyncio, agent_cache as a; c = a.AsyncCache(); c.set(1, 2); print(asyncio.run(c.get(1)))"
+    assert run(use, project) == ["2"]
+
+
+def test_a_class_that_has_gone_is_no_hindrance(tmp_path: Path):
+    install(tmp_path / "site")
+    (tmp_path / "site" / "cache" / "__init__.py").write_text("", "utf-8")
+    assert run(REPORT, tmp_path / "site")[0] == "Absent"
+
+
+def test_it_is_found_in_a_zip_file(site: Path, project: Path):
+    archive = packed(site)
+    inside = str(archive / "cache" / "async_cache.py")
+    assert run(REPORT, archive)[:3] == ["AsyncCache", inside, "True"]
+    assert run(REPORT, project, archive)[:3] == ["AsyncCache", inside, "False"]
+
+
+@pytest.mark.parametrize("source", [".", "src"])
+def test_it_is_found_where_an_editable_install_has_it(tmp_path: Path, project: Path, source: str):
+    code = tmp_path / "checkout of it"
+    install(code / source)
+    (code / source / "async_cache-2.0.3.dist-info").rename(tmp_path / "unused")
+    describe(
+        tmp_path / "site",
+        RECORD="__editable__.async_cache-2.0.3.pth,,\n",
+        top_level__txt="cache\n",
+        direct_url__json=f'{{"url": "{code.as_uri()}", "dir_info": {{"editable": true}}}}',
+    )
+    site = tmp_path / "site"
+    words = " ".join(run(REPORT, site, code / source))
+    assert f"{code / source / 'cache' / 'async_cache.py'} True" in words
+    words = " ".join(run(REPORT, project, site, code / source))
+    assert f"{os.path.normpath(code / source / 'cache' / 'async_cache.py')} False" in words.replace("/./", "/")
