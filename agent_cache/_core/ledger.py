@@ -194,6 +194,11 @@ class Ledger:
         if hold in self.timed:
             self.timed.remove(hold)
 
+    @property
+    def holds_anything(self) -> bool:
+        """Whether any write is in flight or in doubt."""
+        return bool(self._holds or self._key_holds)
+
     def release_all(self) -> None:
         """Forget every hold, whoever has it."""
         self._holds.clear()

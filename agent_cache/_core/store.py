@@ -134,15 +134,23 @@ class Store:
         return dropped
 
     def _index(self, key: Key, tags: tuple[Tag, ...]) -> None:
+        exact = self._exact
         for tag in tags:
-            _link(self._exact, tag, key)
+            if tag in exact:
+                _link(exact, tag, key)
+            else:
+                exact[tag] = key
             if tag.count(":") > 1:
                 for above in ancestors(tag)[1:]:
                     _link(self._below, above, key)
 
     def _unindex(self, key: Key, tags: tuple[Tag, ...]) -> None:
+        exact = self._exact
         for tag in tags:
-            _unlink(self._exact, tag, key)
+            if exact.get(tag, _ABSENT) is key:
+                del exact[tag]
+            else:
+                _unlink(exact, tag, key)
             if tag.count(":") > 1:
                 for above in ancestors(tag)[1:]:
                     _unlink(self._below, above, key)

@@ -112,6 +112,8 @@ class TagRule:
     when: When
     make: Callable[[Mapping[str, Any], Any], tuple[Tag, ...]]
     source: str
+    of_one: tuple[str, Callable[[Any], tuple[Tag, ...]]] | None = None
+    """For ``root:{parameter}``: the parameter, and the tags its value makes, without a mapping of all of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +217,7 @@ def _compile_template(template: str, parameters: Sequence[str], tool: str) -> Ta
     late = any(field.of_result for field in fields)
 
     if len(segments) == 2 and len(segments[1]) == 1 and fields[0].is_bare:
-        return TagRule(root, "late" if late else "early", _bare(root, fields[0]), template)
+        return _bare(root, fields[0], template)
 
     def make(arguments: Mapping[str, Any], result: Any) -> tuple[Tag, ...]:
         made = [root]
@@ -235,15 +237,21 @@ def _compile_template(template: str, parameters: Sequence[str], tool: str) -> Ta
     return TagRule(root, "late" if late else "early", make, template)
 
 
-def _bare(root: str, field: _Field) -> Callable[[Mapping[str, Any], Any], tuple[Tag, ...]]:
-    """`root:{name}`, the form nearly every tool uses, without the loops (0.3 us a miss instead of 1)."""
-    name, of_result, prefix = field.name, field.of_result, root + ":"
+def _bare(root: str, field: _Field, template: str) -> TagRule:
+    """`root:{name}`, the form nearly every tool uses, without the loops (0.1 us a miss instead of 1)."""
+    name, prefix = field.name, root + ":"
 
-    def make(arguments: Mapping[str, Any], result: Any) -> tuple[Tag, ...]:
-        value = result if of_result else arguments[name]
-        return (root,) if value is None else (prefix + escape(str(value)),)
+    def tags_of(value: Any) -> tuple[Tag, ...]:
+        if value is None:
+            return (root,)
+        segment = value if type(value) is str else str(value)
+        if "%" in segment or ":" in segment:
+            segment = escape(segment)
+        return (prefix + segment,)
 
-    return make
+    if field.of_result:
+        return TagRule(root, "late", lambda _arguments, result: tags_of(result), template)
+    return TagRule(root, "early", lambda arguments, _result: tags_of(arguments[name]), template, (name, tags_of))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """The order of things. This is the only module that knows it.
 
-    read:   gates [sessions, local lookup]  ->  stages [single flight, tiers, keep]  ->  source [the tool]
-    write:  gates [sessions]                ->  stages [begin ... commit]            ->  source [the tool]
+    read:   gates [local lookup, sessions]  ->  stages [single flight, tiers]  ->  source [the tool, then keep]
+    write:  gates [sessions]                ->  stages [begin ... commit]      ->  source [the tool]
 """
 
 from __future__ import annotations
@@ -16,10 +16,9 @@ from agent_cache._metrics import Stats
 from agent_cache._pipeline.call import Call, Stage
 from agent_cache._pipeline.clock import CLOCK
 from agent_cache._pipeline.invalidate import invalidate
-from agent_cache._pipeline.keep import keep
 from agent_cache._pipeline.scope import ROOT, TENANT, Observe, Plan, Scope, Watch, observer
 from agent_cache._pipeline.single_flight import single_flight
-from agent_cache._pipeline.sources import run_tool
+from agent_cache._pipeline.sources import load, run_tool
 from agent_cache._pipeline.tiers import consult_tiers, trust_in
 
 if TYPE_CHECKING:
@@ -41,12 +40,12 @@ def read_plan(operation: ReadOperation, scope: Scope) -> Plan:
     watches, stats = _contributions(operation, scope)
     observe = observer(watches)
     tiers = operation.tiers() if operation.policy.scope == "global" else ()
-    stages: list[Stage] = [single_flight, consult_tiers, keep] if tiers else [single_flight, keep]
+    stages: list[Stage] = [single_flight, consult_tiers] if tiers else [single_flight]
     return Plan(
         partition=partition,
         admit=_nothing if partition is None else _local_lookup(partition, observe, operation.stats, tenant),
         observe=observe,
-        run=run_tool if partition is None else _compose(stages, run_tool),
+        run=run_tool if partition is None else _compose(stages, load),
         uncached=run_tool,
         watches=watches,
         stats=stats,

@@ -8,7 +8,7 @@ from agent_cache._core.entries import IMMUTABLE, NEVER, Entry, Guarded, Unprotec
 from agent_cache._core.partition import Partition
 from agent_cache._core.sizes import size_of
 from agent_cache._core.tags import Tag
-from agent_cache._pipeline.call import Call, Proceed
+from agent_cache._pipeline.call import Call
 from agent_cache._pipeline.clock import CLOCK
 from agent_cache._pipeline.reaper import free
 from agent_cache._pipeline.state import LEDGER, log_once, make_room
@@ -17,19 +17,17 @@ from agent_cache.config import CURRENT
 __all__ = ["keep", "keepsake", "put", "tags_of_result"]
 
 
-async def keep(call: Call, proceed: Proceed) -> Entry:
-    """Run the rest of the plan and store its answer, if no write has touched what it depends on since it started.
+def keep(call: Call, entry: Entry) -> None:
+    """Store what the tool has just answered, if no write has touched what it depends on since it was started.
 
     The snapshot that protects a mutable value is taken before the caller has it.
     """
-    entry = await proceed(call)
     operation = call.operation
     policy = operation.policy
     tags = call.tags if not operation.late_roots else tags_of_result(call, entry.value)
     kept = keepsake(call, entry, tags or (), NEVER if policy.ttl is None else call.started + policy.ttl)
     if kept is not None and tags is not None and (policy.cache_if is None or _is_wanted(call, entry)):
         put(call, kept, tags)
-    return entry
 
 
 def tags_of_result(call: Call, value: object) -> tuple[Tag, ...] | None:
@@ -97,7 +95,12 @@ def put(call: Call, kept: Entry, tags: tuple[Tag, ...]) -> bool:
             free(LEDGER.lapse(CLOCK.now()))
         if flight.written is not None:
             flight.resolve(all_tags)
-        may_store = home.is_open and CURRENT.value.enabled and LEDGER.may_store(flight, all_tags)
+        may_store = (
+            flight.is_clean
+            and home.is_open
+            and CURRENT.value.enabled
+            and (not LEDGER.holds_anything or LEDGER.may_store(flight, all_tags))
+        )
         if may_store:
             flight.kept_tags = all_tags
             if not flight.tickets or all(ticket.is_clean() for ticket in flight.tickets):

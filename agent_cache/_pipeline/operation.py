@@ -143,12 +143,19 @@ def _count(call: Call, cost: float, *, failed: bool = False) -> None:
 class ReadOperation(Operation[ReadPolicy]):
     """A tool whose answers are cached."""
 
-    __slots__ = ("late_roots", "partition", "returns")
+    __slots__ = ("_early", "late_roots", "partition", "returns")
 
     def __init__(self, *args: Any, returns: Any = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.returns = returns
         self.late_roots = tuple(dict.fromkeys(rule.root for rule in self.tags.late))
+        # Of what is known before the call, `root:{parameter}` is read straight from its place among the arguments.
+        self._early = tuple(
+            (rule, rule.of_one[1], self.parameters.names.index(rule.of_one[0]))
+            if rule.of_one is not None and self.parameters.is_positional
+            else (rule, None, 0)
+            for rule in self.tags.early
+        )
         self.partition = self.new_partition(None)
 
     def new_partition(self, owner: object | None) -> Partition:
@@ -179,9 +186,9 @@ class ReadOperation(Operation[ReadPolicy]):
         call = Call(self, plan, key if plan.tenant is None else plan.qualify(key), args, kwargs, "miss")
         if is_fresh:
             call.is_fresh = True
-        for rule in self.tags.early:
+        for rule, make, position in self._early:
             try:
-                call.tags += rule.make(call.arguments, None)
+                call.tags += rule.make(call.arguments, None) if make is None else make(args[position])
             except Exception as error:
                 log_once(f"tags could not be computed from {rule.source!r}, so the call ran uncached", self.name, error)
                 call.source = "uncached"

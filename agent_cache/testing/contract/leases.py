@@ -88,3 +88,15 @@ class LeaseTests(Workbench):
             await load(a, read("order:7"), "old")
             await commit(b, intent)
             assert await value_of(a, read("order:7")) == "nothing"
+
+    async def test_a_death_is_noticed_although_another_writer_is_at_work(self) -> None:
+        """The other one arms the same root, so its cells outlive the dead writer's lease. What that may have done must not."""
+        async with self.tiers() as (a, b):
+            await load(a, read("order:7"), "old")
+            await b.begin(write(late=("order",)))
+            await self.advance(b.lease * 0.6)
+            second = write(late=("order",))
+            await a.begin(second)
+            await self.advance(b.lease * 0.6)
+            await commit(a, second, "order:8")
+            assert await value_of(a, read("order:7")) == "nothing"
