@@ -99,8 +99,8 @@ class AgentCache:
         backup: a tier between the local store and the remote one.
         remote_cache: a tier shared with other processes.
         key: ``key(*args, **kwargs)`` is the identity instead of the arguments.
-        vary: ``vary(arguments)`` or ``vary()`` is added to the identity: tenant, working directory, version. The mapping
-            has every parameter in it, also contexts that the framework injects.
+        vary: ``vary(arguments)`` or ``vary()`` is added to the identity: tenant, working directory, version. The
+            mapping has every parameter in it, also contexts that the framework injects.
         cache_if: ``cache_if(result)`` says whether an answer is worth keeping; the way to keep "Error: ..." texts out.
         copy: how a hit is protected from callers that mutate what they were given. ``"auto"`` shares what is immutable
             and copies the rest, ``"never"`` shares everything, a function copies as it likes.
@@ -140,7 +140,9 @@ class AgentCache:
         if protection is None:
             raise ConfigurationError(f"{where}: copy must be 'auto', 'never' or a function of one value, got {copy!r}")
         if maxsize is not None and (isinstance(maxsize, bool) or not isinstance(maxsize, int) or maxsize < 1):
-            raise ConfigurationError(f"{where}: maxsize must be 1 or more entries, or None for no bound, got {maxsize!r}")
+            raise ConfigurationError(
+                f"{where}: maxsize must be 1 or more entries, or None for no bound, got {maxsize!r}"
+            )
         for option, given in (("key", key), ("vary", vary), ("cache_if", cache_if)):
             if given is not None and not callable(given):
                 raise ConfigurationError(f"{where}: {option} must be a function, got {given!r}")
@@ -156,7 +158,9 @@ class AgentCache:
             uncacheable=checked_choice(uncacheable, ("bypass", "raise"), f"{where}: uncacheable"),
         )
         if scope == "session" and (backup is not None or remote_cache is not None):
-            raise ConfigurationError(f"{where}: answers of a session do not leave the process; leave out backup and remote_cache")
+            raise ConfigurationError(
+                f"{where}: answers of a session do not leave the process; leave out backup and remote_cache"
+            )
 
     def __call__(self, function: Callable[P, Coroutine[Any, Any, R]]) -> CachedTool[P, R]:
         tool = checked_tool(function, "AgentCache")

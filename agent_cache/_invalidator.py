@@ -60,19 +60,21 @@ class InvalidatingTool(Protocol[P, R_co]):
 class AgentCacheInvalidator:
     """Drop what a write tool makes stale: before it runs, and again when it has ended, however it ended.
 
-    After the tool has returned, raised or been cancelled, no read that starts later is answered with what was loaded before.
-    A write that was cancelled, or failed in a way that leaves its effect unknown, bars its tags for `doubt` seconds.
+    After the tool has returned, raised or been cancelled, no read that starts later is answered with what was loaded
+    before. A write that was cancelled, or failed in a way that leaves its effect unknown, bars its tags for `doubt`
+    seconds.
 
     Args:
         resource: what the write touches: a tag, a template over the tool's parameters and its result
             (``"user:{result[user_id]}"``), what `tags_from` returns, or a sequence of these. ``"order"`` covers every
             ``"order:..."``. A tag that only the result tells costs the whole root when the write fails: prefer
             ``tags_from(root, lambda arguments: ...)``, or name the harmless failures in `no_effect`.
-        scope: ``"global"`` drops in every scope and tenant; ``"session"`` only in the current session and those around it.
+        scope: ``"global"`` drops in every scope and tenant; ``"session"`` only in the current session and those
+            around it.
         skip_args: must be 0; which entries are dropped is `key_fn`'s business.
         clear_all: True drops everything under `resource`; False only what `key_fn` names.
-        key_fn: ``key_fn(args, kwargs)`` returns ``tool.cache_key(...)`` or several of them. It is called before the side
-            effect.
+        key_fn: ``key_fn(args, kwargs)`` returns ``tool.cache_key(...)`` or several of them. It is called before the
+            side effect.
         settle: seconds after a successful write during which nothing under its tags is stored, for sources that are
             eventually consistent (replicas, search indexes).
         doubt: seconds that a write may take effect after it was cancelled or timed out.
@@ -92,7 +94,7 @@ class AgentCacheInvalidator:
         resource: Resource,
         scope: Literal["global", "session"] = "global",
         skip_args: int = 0,
-        clear_all: bool = True,
+        clear_all: bool = True,  # noqa: FBT001, FBT002 - positional for those who come from async-cache's agent layer
         key_fn: Callable[[tuple[Any, ...], Mapping[str, Any]], CacheKey | Sequence[CacheKey]] | None = None,
         *,
         settle: float | timedelta = 0.0,
@@ -106,7 +108,9 @@ class AgentCacheInvalidator:
     ) -> None:
         where = f"AgentCacheInvalidator({resource!r})"
         if skip_args != 0:
-            raise TypeError(f"{where}: skip_args has no meaning for a write; name the entries to drop with clear_all=False, key_fn=...")
+            raise TypeError(
+                f"{where}: skip_args has no meaning for a write; name what to drop with clear_all=False, key_fn=..."
+            )
         if not isinstance(clear_all, bool):
             raise ConfigurationError(f"{where}: clear_all must be True or False, got {clear_all!r}")
         if not clear_all and key_fn is None:
@@ -114,7 +118,9 @@ class AgentCacheInvalidator:
                 f"{where}: clear_all=False drops nothing by itself; add key_fn=lambda args, kwargs: tool.cache_key(...)"
             )
         if clear_all and key_fn is not None:
-            raise ConfigurationError(f"{where}: key_fn names single entries; add clear_all=False, or leave it out to drop all")
+            raise ConfigurationError(
+                f"{where}: key_fn names single entries; add clear_all=False, or leave it out to drop all"
+            )
         for option, given in (("key_fn", key_fn), ("ok", ok)):
             if given is not None and not callable(given):
                 raise ConfigurationError(f"{where}: {option} must be a function, got {given!r}")
@@ -137,7 +143,13 @@ class AgentCacheInvalidator:
         name = identity_of(tool, self._name)
         parameters = Parameters.of(tool, 0, name)
         operation = WriteOperation(
-            tool, name, parameters, TagSet.compile(self._resource, parameters.names, name), self._policy, self._backup, self._remote
+            tool,
+            name,
+            parameters,
+            TagSet.compile(self._resource, parameters.names, name),
+            self._policy,
+            self._backup,
+            self._remote,
         )
         body: Any = write_body(operation)
         body.resource = self._resource
@@ -158,7 +170,8 @@ async def invalidate(*tags: str | Sequence[object]) -> int:
     """Something outside of the tools has changed: a webhook, a job, a migration. Drop what depends on it, everywhere.
 
     Args:
-        tags: ``"order:7"``, ``"order"`` for everything under it, or ``("order", "a:b")`` where an id may contain a colon.
+        tags: ``"order:7"``, ``"order"`` for everything under it, or ``("order", "a:b")`` where an id may contain a
+            colon.
 
     Returns:
         How many local entries were dropped.

@@ -11,7 +11,8 @@ _PUBLIC = ("calls", "hits", "misses", "shared", "invalidations", "uncached", "ev
 
 
 class Stats:
-    """Counters of one tool. ``+= 1`` on a slot has no point at which CPython gives the GIL away, so they are exact without a lock.
+    """Counters of one tool. ``+= 1`` on a slot has no point at which CPython gives the GIL away, so they are exact
+    without a lock.
 
     Attributes:
         hits: answers from the local store or a tier.
@@ -124,7 +125,9 @@ class Metrics:
         raise AttributeError(name)
 
     def snapshot(self) -> dict[str, Any]:
-        """A plain copy: flat sums, and the same keys per root under ``resources`` and per ``module:qualname`` under ``tools``."""
+        """A plain copy: flat sums, and the same keys per root under ``resources`` and per ``module:qualname`` under
+        ``tools``.
+        """
         total = self.total()
         resources: dict[str, Stats] = {}
         for tool, stats in list(self._tools.items()):
@@ -136,7 +139,11 @@ class Metrics:
         return total.as_dict() | {
             "loop_detections": total.loop_detections,
             "resources": {root: stats.as_dict() for root, stats in sorted(resources.items())},
-            "tools": {tool: stats.as_dict() for tool, stats in sorted(self._tools.items()) if stats.calls or stats.invalidations},
+            "tools": {
+                tool: stats.as_dict()
+                for tool, stats in sorted(self._tools.items())
+                if stats.calls or stats.invalidations
+            },
         }
 
     def clear(self) -> None:
@@ -153,8 +160,9 @@ def get_metrics() -> dict[str, Any]:
     """Counts of this process since it started, with and without sessions.
 
     Returns:
-        A plain copy: ``calls hits misses shared invalidations uncached evictions errors time_saved hit_rate loop_detections``,
-        and the same per root under ``"resources"`` and per tool (``"module:qualname"``) under ``"tools"``. `time_saved` is
-        in seconds. ``hit_rate = hits / (hits + misses + shared)``, 0.0 when there were none.
+        A plain copy:
+            ``calls hits misses shared invalidations uncached evictions errors time_saved hit_rate loop_detections``,
+        and the same per root under ``"resources"`` and per tool (``"module:qualname"``) under ``"tools"``.
+        `time_saved` is in seconds. ``hit_rate = hits / (hits + misses + shared)``, 0.0 when there were none.
     """
     return METRICS.snapshot()

@@ -18,7 +18,6 @@ from agent_cache._core.policies import checked_choice
 from agent_cache._core.trace import Trace, TraceRecord
 from agent_cache._metrics import Metrics, Stats
 from agent_cache._pipeline.call import ENCLOSING, Call
-from agent_cache._pipeline.clock import CLOCK
 from agent_cache._pipeline.operation import Operation, ReadOperation
 from agent_cache._pipeline.reaper import free
 from agent_cache._pipeline.scope import SCOPE, Scope
@@ -33,15 +32,16 @@ _LOG = logging.getLogger("agent_cache")
 class AgentCacheSession:
     """One run of an agent: ``async with AgentCacheSession() as session: ...``
 
-    Inside, session-scoped tools have a cache of their own, every call is traced and counted, and a run that repeats one call
-    without progress, or makes too many calls, is stopped. Child tasks belong to the session they were started in. An inner
-    session's calls also count in the trace, the metrics and the budget of the outer one. Metrics and trace stay readable after
-    the end; a session may be entered again then: same id, empty cache, counters go on.
+    Inside, session-scoped tools have a cache of their own, every call is traced and counted, and a run that repeats
+    one call without progress, or makes too many calls, is stopped. Child tasks belong to the session they were
+    started in. An inner session's calls also count in the trace, the metrics and the budget of the outer one. Metrics
+    and trace stay readable after the end; a session may be entered again then: same id, empty cache, counters go on.
 
     Args:
         session_id: name of the run; a random one if left out.
         loop_detection: False traces and counts only.
-        max_tool_repeats: how often one call may give one outcome; the call that does so this often is refused. At least 2.
+        max_tool_repeats: how often one call may give one outcome; the call that does so this often is refused. At
+            least 2.
         max_execution_depth: how many calls the run may make.
         on_loop: ``"raise"`` raises `AgentLoopDetectedError`; it is latched, so later calls are refused too, and it is
             raised again at exit if something has swallowed it.
@@ -57,7 +57,7 @@ class AgentCacheSession:
     def __init__(
         self,
         session_id: str | None = None,
-        loop_detection: bool = True,
+        loop_detection: bool = True,  # noqa: FBT001, FBT002 - positional for those who come from async-cache's agent layer
         max_tool_repeats: int = 5,
         max_execution_depth: int = 200,
         on_loop: Literal["raise"] = "raise",
@@ -82,7 +82,9 @@ class AgentCacheSession:
 
     async def __aenter__(self) -> Self:
         if self._token is not None:
-            raise ConfigurationError(f"session {self.session_id!r} is already entered; use another AgentCacheSession inside of it")
+            raise ConfigurationError(
+                f"session {self.session_id!r} is already entered; use another AgentCacheSession inside of it"
+            )
         outer = SCOPE.get()
         tenant = self._tenant_part if self._tenant_part is not None else outer.tenant
         self._loop_error = None
@@ -102,8 +104,8 @@ class AgentCacheSession:
             SCOPE.reset(token)
         except ValueError:
             raise ConfigurationError(
-                f"session {self.session_id!r} was entered in one context and left in another, so what ran in between may have been "
-                f"outside of it; enter and leave it in the same task (an `async with` inside one coroutine does)"
+                f"session {self.session_id!r} was entered in one context and left in another, so what ran in between "
+                "may have been outside of it; enter and leave it in the same task, as `async with` in one coroutine does"
             ) from error
         if error is None:
             self.raise_for_loop()
@@ -125,7 +127,7 @@ class AgentCacheSession:
 
     def watch(self, operation: Operation[Any], *, is_innermost: bool) -> SessionWatch:
         """See every call of an operation. Repeats count in the innermost session only, budgets and trace in all."""
-        return SessionWatch(self, operation, is_innermost and self._detects_loops)
+        return SessionWatch(self, operation, counts_repeats=is_innermost and self._detects_loops)
 
     def stats_of(self, operation: Operation[Any]) -> Stats:
         """Where the calls of an operation are counted in this session."""
@@ -167,7 +169,9 @@ class AgentCacheSession:
         if self._loop_error is None:
             self._loop_error = error
             self._progress.limit = 0
-            _LOG.warning("loop detected: %s", error, extra={"agent_cache_event": "loop", "agent_cache_tool": error.tool})
+            _LOG.warning(
+                "loop detected: %s", error, extra={"agent_cache_event": "loop", "agent_cache_tool": error.tool}
+            )
         for stats in counters:
             stats.loop_detections += 1
         return self._loop_error
@@ -189,11 +193,22 @@ class SessionWatch:
     `hit` is a closure over all it needs, since it is on the path of every hit: 0.3 us (benchmarks/budgets.py).
     """
 
-    __slots__ = ("_add", "_kind", "_limit", "_name", "_process_stats", "_progress", "_session", "_stats", "_streaks", "hit")
+    __slots__ = (
+        "_add",
+        "_kind",
+        "_limit",
+        "_name",
+        "_process_stats",
+        "_progress",
+        "_session",
+        "_stats",
+        "_streaks",
+        "hit",
+    )
 
     hit: Callable[[Hashable, Entry, Any, float], Any]
 
-    def __init__(self, session: AgentCacheSession, operation: Operation[Any], counts_repeats: bool) -> None:
+    def __init__(self, session: AgentCacheSession, operation: Operation[Any], *, counts_repeats: bool) -> None:
         self._session = session
         self._name = operation.name
         self._kind = "read" if isinstance(operation, ReadOperation) else "write"
@@ -232,7 +247,19 @@ class SessionWatch:
             stats.hits += 1
             stats.time_saved += entry.cost
             parent = enclosing()
-            add((name, key, "read", "hit", "ok", now, 0.0, None if parent is None else parent.number_in(session), number))
+            add(
+                (
+                    name,
+                    key,
+                    "read",
+                    "hit",
+                    "ok",
+                    now,
+                    0.0,
+                    None if parent is None else parent.number_in(session),
+                    number,
+                )
+            )
             return value
 
         return hit
@@ -252,10 +279,18 @@ class SessionWatch:
         call.numbers[self._session] = self._progress.calls
 
     def done(self, call: Call, value: Any, error: BaseException | None, now: float) -> Any:
-        outcome = "ok" if error is None else "cancelled" if isinstance(error, asyncio.CancelledError) else type(error).__name__
+        outcome = (
+            "ok"
+            if error is None
+            else "cancelled"
+            if isinstance(error, asyncio.CancelledError)
+            else type(error).__name__
+        )
         parent = None if call.parent is None else call.parent.number_in(self._session)
         number = call.number_in(self._session)
-        self._add((self._name, call.key, self._kind, call.source, outcome, call.started, now - call.started, parent, number))
+        self._add(
+            (self._name, call.key, self._kind, call.source, outcome, call.started, now - call.started, parent, number)
+        )
         if self._streaks is None or (error is not None and not isinstance(error, Exception)):
             return value
         if call.source == "write":
@@ -265,7 +300,9 @@ class SessionWatch:
             if error is not None:
                 self._see(call.key, (type(error), shown(error)), None)
             elif self._see(call.key, value, None if call.source == "uncached" else call.flight.kept) >= self._limit:
-                raise self._session.latch(self._repeat(self._streaks.of(call.key), value), call.operation.stats, self._stats)
+                raise self._session.latch(
+                    self._repeat(self._streaks.of(call.key), value), call.operation.stats, self._stats
+                )
         return value
 
     def blocked(self, key: Hashable, now: float, error: AgentLoopDetectedError) -> None:
@@ -281,7 +318,9 @@ class SessionWatch:
     def _record_blocked(self, key: Hashable, now: float, error: AgentLoopDetectedError) -> None:
         parent = ENCLOSING.get()
         number = None if parent is None else parent.number_in(self._session)
-        self._add((self._name, key, self._kind, "blocked", type(error).__name__, now, 0.0, number, self._progress.calls))
+        self._add(
+            (self._name, key, self._kind, "blocked", type(error).__name__, now, 0.0, number, self._progress.calls)
+        )
 
     def _see(self, key: Hashable, outcome: object, witness: Entry | None) -> int:
         assert self._streaks is not None
@@ -304,4 +343,6 @@ def _tenant_part(tenant: Hashable) -> Hashable:
     try:
         return key_part(tenant)
     except Uncacheable as error:
-        raise ConfigurationError(f"AgentCacheSession: tenant must be a value with an identity, such as a text: {error.reason}") from error
+        raise ConfigurationError(
+            f"AgentCacheSession: tenant must be a value with an identity, such as a text: {error.reason}"
+        ) from error

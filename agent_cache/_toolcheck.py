@@ -25,31 +25,35 @@ def checked_tool(function: Any, decorator: str) -> Callable[..., Coroutine[Any, 
     package = type(function).__module__.partition(".")[0]
     if package in _FRAMEWORKS:
         raise TypeError(
-            f"{decorator} was given a tool object made by {_FRAMEWORKS[package]}; put @{decorator} closest to the function, "
-            f"below the framework's decorator"
+            f"{decorator} was given a tool object made by {_FRAMEWORKS[package]}; put @{decorator} closest to the "
+            "function, below the framework's decorator"
         )
     if hasattr(function, "__fastmcp__"):
         raise TypeError(
-            f"{decorator} was given {_name(function)}, which FastMCP has already registered without it; put @{decorator} closest "
-            f"to the function, below @mcp.tool"
+            f"{decorator} was given {_name(function)}, which FastMCP has already registered without it; put "
+            f"@{decorator} closest to the function, below @mcp.tool"
         )
     if isinstance(function, staticmethod | classmethod):
         kind = type(function).__name__
         raise TypeError(f"{decorator} was given a {kind}; put @{decorator} closest to the function, below @{kind}")
     if hasattr(function, "__agent_cache__"):
-        raise TypeError(f"{_name(function)} is already decorated with AgentCache or AgentCacheInvalidator; one of them is enough")
+        raise TypeError(
+            f"{_name(function)} is already decorated with AgentCache or AgentCacheInvalidator; one of them is enough"
+        )
     if inspect.isasyncgenfunction(function) or inspect.isgeneratorfunction(function):
         raise TypeError(
-            f"{decorator} cannot take the generator {_name(function)}: a stream is not one answer. Collect it in an `async def` that "
-            f"returns a list, or leave it undecorated (recording takes it through intercept)"
+            f"{decorator} cannot take the generator {_name(function)}: a stream is not one answer. Collect it in an "
+            "`async def` that returns a list, or leave it undecorated"
         )
     if isinstance(function, functools.partial):
-        raise TypeError(f"{decorator} cannot take a functools.partial; decorate the function, and pass the rest as arguments")
+        raise TypeError(
+            f"{decorator} cannot take a functools.partial; decorate the function, and pass the rest as arguments"
+        )
     if not inspect.iscoroutinefunction(function) or not inspect.isroutine(function):
         what = f"the synchronous function {_name(function)}" if inspect.isroutine(function) else f"{function!r}"
         raise TypeError(
             f"{decorator} cannot take {what}; it takes `async def` functions. Make it one, for example with "
-            f"`return await asyncio.to_thread(...)` (recording takes synchronous functions through intercept)"
+            f"`return await asyncio.to_thread(...)`"
         )
     if inspect.ismethod(function):
         raise TypeError(f"{decorator} was given the bound method {_name(function)}; decorate it in the class body")

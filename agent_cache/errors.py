@@ -85,8 +85,9 @@ class AgentLoopDetectedError(AgentCacheError):
     def __str__(self) -> str:
         if self.kind == "depth":
             return (
-                f"This run has made {self.count} tool calls, which is its budget (max_execution_depth); {self.tool} was "
-                f"not called again. Finish with what is known, or raise max_execution_depth if runs are meant to be longer."
+                f"This run has made {self.count} tool calls, which is its budget (max_execution_depth); {self.tool} "
+                "was not called again. Finish with what is known, or raise max_execution_depth if runs are meant to be "
+                "longer."
             )
         return (
             f"{self.tool} was called {self.count} times with the same arguments and gave the same outcome each time"

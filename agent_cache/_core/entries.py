@@ -1,4 +1,6 @@
-"""What a store holds: an entry is a value, until when it may be served without a second look, and what it cost to load."""
+"""What a store holds: an entry is a value, until when it may be served without a second look, and what it cost to
+load.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,18 @@ from uuid import UUID
 
 from agent_cache._core.tags import Tag
 
-__all__ = ["IMMUTABLE", "MISSING", "NEVER", "Entry", "Guarded", "Missing", "Protection", "Unprotectable", "protection_named", "structural"]
+__all__ = [
+    "IMMUTABLE",
+    "MISSING",
+    "NEVER",
+    "Entry",
+    "Guarded",
+    "Missing",
+    "Protection",
+    "Unprotectable",
+    "protection_named",
+    "structural",
+]
 
 
 class Missing(Enum):
@@ -63,7 +76,8 @@ class Entry:
 
 
 class Guarded(Entry):
-    """A cached answer that needs a second look at each hit: a copy of a mutable value, or a remote tier that must be trusted.
+    """A cached answer that needs a second look at each hit: a copy of a mutable value, or a remote tier that must be
+    trusted.
 
     Its `fast` lies in the past, or no later than the trust it was stored under, so the inline test sends every hit here
     and costs the others nothing.
@@ -114,8 +128,8 @@ class Unprotectable(Exception):
 class Protection:
     """How a cached value is kept apart from callers that mutate what they were given.
 
-    `snapshot(value)` is called once, before the first caller has the value: it returns None if the value may be shared as it
-    is, or a function that makes a fresh copy for each hit. It raises `Unprotectable`.
+    `snapshot(value)` is called once, before the first caller has the value: it returns None if the value may be
+    shared as it is, or a function that makes a fresh copy for each hit. It raises `Unprotectable`.
     """
 
     name: str
@@ -123,7 +137,18 @@ class Protection:
 
 
 _SCALARS: frozenset[type] = frozenset({str, int, float, bool, type(None), bytes, complex})
-IMMUTABLE: frozenset[type] = _SCALARS | {datetime, date, time, timedelta, timezone, Decimal, Fraction, UUID, range, type(Ellipsis)}
+IMMUTABLE: frozenset[type] = _SCALARS | {
+    datetime,
+    date,
+    time,
+    timedelta,
+    timezone,
+    Decimal,
+    Fraction,
+    UUID,
+    range,
+    type(Ellipsis),
+}
 """Types whose values are shared as they are, whatever `copy=` says."""
 
 _MAX_NODES = 100_000
@@ -132,8 +157,8 @@ _MAX_NODES = 100_000
 def structural(value: Any) -> Callable[[], Any] | None:
     """Share what is immutable, copy what is not: the rule of ``copy="auto"``.
 
-    A flat dict, list or set is copied by its own `copy` (60 ns), a tree of plain builtins by reading back its `marshal` image
-    (0.5 us for 12 leaves; `copy.deepcopy` takes 3.5), anything else by `copy.deepcopy`.
+    A flat dict, list or set is copied by its own `copy` (60 ns), a tree of plain builtins by reading back its
+    `marshal` image (0.5 us for 12 leaves; `copy.deepcopy` takes 3.5), anything else by `copy.deepcopy`.
 
     Raises:
         Unprotectable: if the value cannot be copied.

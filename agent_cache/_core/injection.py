@@ -1,7 +1,8 @@
-"""Which parameters a framework fills in by itself: run contexts and dependencies, which are no part of a call's identity.
+"""Which parameters a framework fills in by itself: run contexts and dependencies, which are no part of a call's
+identity.
 
-They are recognised by class name *and* defining package, from the text of the annotation, so that nothing is imported and
-nothing is evaluated. A class of the user's own that is called ``Context`` is an argument like any other.
+They are recognised by class name *and* defining package, from the text of the annotation, so that nothing is imported
+and nothing is evaluated. A class of the user's own that is called ``Context`` is an argument like any other.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ _TRANSPARENT = frozenset({"Annotated", "Optional", "Union"})
 def is_injected(annotation: Any, default: Any, function: Callable[..., Any]) -> bool:
     """Whether a framework, and not the model, provides this parameter."""
     return _is_dependency(default) or (
-        _text_is_injected(annotation, function) if isinstance(annotation, str) else _object_is_injected(annotation, function)
+        _text_is_injected(annotation, function)
+        if isinstance(annotation, str)
+        else _object_is_injected(annotation, function)
     )
 
 
@@ -76,7 +79,11 @@ def _object_is_context(kind: Any) -> bool:
         return True
     if not hasattr(kind, "__qualname__"):
         kind = type(kind)  # a marker instance, as in Annotated[str, InjectedState("x")]
-    return any(_is_context(base.__name__, base.__module__) for base in getattr(kind, "__mro__", (kind,)) if hasattr(base, "__name__"))
+    return any(
+        _is_context(base.__name__, base.__module__)
+        for base in getattr(kind, "__mro__", (kind,))
+        if hasattr(base, "__name__")
+    )
 
 
 def _text_is_injected(text: str, function: Callable[..., Any]) -> bool:
@@ -135,7 +142,9 @@ def _attribute_is_context(node: ast.Attribute, function: Callable[..., Any]) -> 
 
 
 def _imported_for_typing(function: Callable[..., Any]) -> dict[str, str]:
-    """Names that a module imports, `TYPE_CHECKING` blocks included, as ``name -> module:original``, read from its source."""
+    """Names that a module imports, `TYPE_CHECKING` blocks included, as ``name -> module:original``, read from its
+    source.
+    """
     module = sys.modules.get(function.__module__)
     try:
         tree = ast.parse(inspect.getsource(module)) if module is not None else None

@@ -3,11 +3,12 @@
 `str`, `int` and `None` stand for themselves in a key. Everything else becomes *canonical bytes*: a tagged,
 length-prefixed encoding in which two values are equal if and only if they have the same types and the same structure
 (``1``, ``True`` and ``1.0`` differ, and so do ``[1]`` and ``(1,)``, ``0.0`` and ``-0.0``), while the order of dict and
-set members does not count. `bytes` objects cache their hash and compare with `memcmp`, so a nested dict costs no more to
-look up than a string does.
+set members does not count. `bytes` objects cache their hash and compare with `memcmp`, so a nested dict costs no more
+to look up than a string does.
 
-An object is encoded by the fields that its class *declares* (dataclass, NamedTuple, Enum, attrs, msgspec, pydantic), never
-by `repr` and never by address. What declares nothing has no identity: `Uncacheable` is raised, and the caller decides.
+An object is encoded by the fields that its class *declares* (dataclass, NamedTuple, Enum, attrs, msgspec, pydantic),
+never by `repr` and never by address. What declares nothing has no identity: `Uncacheable` is raised, and the caller
+decides.
 """
 
 from __future__ import annotations
@@ -61,9 +62,9 @@ _next_serial = itertools.count(1)
 def key_part(value: Any) -> Part:
     """Give the identity of one argument, as a key has it.
 
-    A container that has been seen before is recognised by its `marshal` image (0.4 us, against 5 us for the encoding). Only trees
-    of exact builtins are entered there, `bytes` not among them: a marshal image determines such a tree, but marshal
-    writes whatever has a buffer as plain bytes.
+    A container that has been seen before is recognised by its `marshal` image (0.4 us, against 5 us for the
+    encoding). Only trees of exact builtins are entered there, `bytes` not among them: a marshal image determines such
+    a tree, but marshal writes whatever has a buffer as plain bytes.
 
     Raises:
         Uncacheable: if the value, or anything in it, declares no identity, is cyclic, or is larger than the bounds.
@@ -113,7 +114,9 @@ def serial_of(value: Any) -> int:
     try:
         reference = weakref.ref(value, forget)
     except TypeError:
-        raise Uncacheable(f"an object of type {_name(type(value))} cannot be told apart from others of its type") from None
+        raise Uncacheable(
+            f"an object of type {_name(type(value))} cannot be told apart from others of its type"
+        ) from None
     with _lock:
         found = _serials.get(address)
         if found is not None and found[1]() is value:
@@ -218,7 +221,8 @@ class _Encoder:
         declared = _declared_fields(value, kind)
         if declared is None:
             raise Uncacheable(
-                f"a value of type {_name(kind)} declares no fields to be known by (dataclass, NamedTuple, Enum, attrs, msgspec, pydantic)"
+                f"a value of type {_name(kind)} declares no fields to be known by, as a dataclass, NamedTuple, Enum, "
+                "attrs, msgspec or pydantic class does, or has state beside them"
             )
         return self._ordered(b"o", [b"%d" % serial_of(kind), *self._pairs(declared)])
 
@@ -235,8 +239,9 @@ class _Encoder:
 
 
 def _declared_fields(value: Any, kind: type) -> list[tuple[str, Any]] | None:
-    """Name and value of everything the class declares. None if it declares nothing, or has state beside what it declares: the
-    fields alone would be a guess then."""
+    """Name and value of everything the class declares. None if it declares nothing, or has state beside what it
+    declares: the fields alone would be a guess then.
+    """
     if isinstance(value, Enum):
         return [("", value._value_)] if value._name_ is None else [("name", value._name_)]
     if isinstance(value, tuple) and hasattr(kind, "_fields"):
@@ -313,5 +318,6 @@ _LEAVES |= dict.fromkeys(
     (IPv4Address, IPv6Address, IPv4Network, IPv6Network), lambda value: _text(b"@", f"{type(value).__name__} {value}")
 )
 _LEAVES |= dict.fromkeys(
-    (PurePosixPath, PureWindowsPath, PosixPath, WindowsPath), lambda value: _text(b"p", f"{type(value).__qualname__} {value}")
+    (PurePosixPath, PureWindowsPath, PosixPath, WindowsPath),
+    lambda value: _text(b"p", f"{type(value).__qualname__} {value}"),
 )

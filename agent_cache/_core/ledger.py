@@ -1,7 +1,9 @@
 """The rules of coherence in one process: which load may be stored, and what a write does to loads and entries.
 
-A load is stored only if, since it *started*, no write has touched one of its tags and none is in flight. There is no table of
-versions: a write acts on the loads and entries that exist. It does so twice, before it runs and when it has ended, however
+A load is stored only if, since it *started*, no write has touched one of its tags and none is in flight. There is no
+table of
+versions: a write acts on the loads and entries that exist. It does so twice, before it runs and when it has ended,
+    however
 it ended. The second half is what makes "no read that starts later sees the old value" true; the first keeps what a
 reader of a half-done write saw from being kept.
 
@@ -30,8 +32,9 @@ _MAX_WRITTEN = 64
 class Load:
     """One run of a read tool, from its start until it is stored or given up: the ticket of the in-process protocol.
 
-    Its one question is `is_clean`; `is_open` until it has ended. Tags known before the load are compared when a write happens; while some of its tags are
-    known only from the result, the paths written under their roots are remembered and compared then.
+    Its one question is `is_clean`; `is_open` until it has ended. Tags known before the load are compared when a write
+    happens; while some of its tags are known only from the result, the paths written under their roots are remembered
+    and compared then.
     """
 
     __slots__ = ("home", "is_clean", "is_open", "key", "late_roots", "tags", "written")
@@ -105,7 +108,9 @@ class Ledger:
         self._holds: dict[str, list[Hold]] = {}
         self._key_holds: list[Hold] = []
         self.timed: list[Hold] = []
-        os.register_at_fork(before=self.lock.acquire, after_in_parent=self.lock.release, after_in_child=self.lock.release)
+        os.register_at_fork(
+            before=self.lock.acquire, after_in_parent=self.lock.release, after_in_child=self.lock.release
+        )
 
     # Partitions
 
@@ -154,7 +159,8 @@ class Ledger:
                     if hold.region.reaches(load.home) and any(meet(tag, path) for path in hold.region.paths):
                         return False
         return not self._key_holds or not any(
-            hold.region.reaches(load.home) and (load.home.tool, load.key) in hold.region.keys for hold in self._key_holds
+            hold.region.reaches(load.home) and (load.home.tool, load.key) in hold.region.keys
+            for hold in self._key_holds
         )
 
     def clear(self, tool: object | None = None) -> list[Any]:
@@ -206,8 +212,9 @@ class Ledger:
         self.timed.clear()
 
     def lapse(self, now: float) -> list[Any]:
-        """End the holds whose time is over. The end of a hold is a move like any other: a load that began inside it, when
-        the write's effect may not have landed yet, is not stored after it and not joined after it."""
+        """End the holds whose time is over. The end of a hold is a move like any other: a load that began inside it,
+        when the write's effect may not have landed yet, is not stored after it and not joined after it.
+        """
         over = [hold for hold in self.timed if hold.until <= now]
         garbage: list[Any] = []
         for hold in over:
@@ -219,7 +226,8 @@ class Ledger:
         """A region has changed: spoil and detach the loads it meets, drop the entries.
 
         Args:
-            exactly: drop what is tagged with just these paths and nothing below them, for a write that touched no entity.
+            exactly: drop what is tagged with just these paths and nothing below them, for a write that touched no
+                entity.
 
         Returns:
             What was dropped, still alive: freeing it is the caller's business, outside the lock and in slices.
@@ -229,16 +237,16 @@ class Ledger:
             root = root_of(path)
             for load in list(self._loads.get(root, ())):
                 if region.reaches(load.home):
-                    self._meet(load, root, path, exactly)
+                    self._meet(load, root, path, exactly=exactly)
             for home in list(self._homes.get(root, ())):
                 if region.reaches(home):
-                    garbage.append(_drop(home, path, exactly))
+                    garbage += (_drop(home, path, exactly=exactly),)
         for tool, key in region.keys:
             garbage.extend(self._move_key(tool, key, region))
         return garbage
 
     @staticmethod
-    def _meet(load: Load, root: str, path: Tag, exactly: bool) -> None:
+    def _meet(load: Load, root: str, path: Tag, *, exactly: bool) -> None:
         if exactly and path not in load.tags and root not in load.late_roots:
             return
         if load.meets(path):
@@ -265,7 +273,7 @@ class Ledger:
                     yield [entry]
 
 
-def _drop(home: Partition, path: Tag, exactly: bool) -> Any:
+def _drop(home: Partition, path: Tag, *, exactly: bool) -> Any:
     if exactly:
         return home.store.drop_all() if path in home.static else home.store.drop_exactly(path)
     if ":" not in path or any(meet(tag, path) for tag in home.static):

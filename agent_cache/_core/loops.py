@@ -2,7 +2,8 @@
 
 A call's *signature* is its tool, its arguments and what came back. A plain repeat is one signature seen `max_repeats`
 times in an *epoch*; a successful write ends the epoch, since the same question may have another answer after it.
-Identical calls from different tasks in one tick of the event loop, and calls that shared one flight, are one round and count once.
+Identical calls from different tasks in one tick of the event loop, and calls that shared one flight, are one round
+and count once.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ class Streak:
     """What one call of one tool has returned so far in this epoch.
 
     Attributes:
-        witness: the entry that gave its last outcome, None if that was an error or was not kept. A hit of the same entry needs no
+        witness: the entry that gave its last outcome, None if that was an error or was not kept. A hit of the same
+            entry needs no
             fingerprint, and an outcome seen once needs none either: it is taken from the witness when there is another.
         outcome: fingerprint of its last outcome, once it was needed.
         count: how often in this epoch.
@@ -71,7 +73,9 @@ class Streak:
             self.epoch, self.count = epoch, 1
             seen = None if witness is not None else fingerprint(outcome)
         elif witness is None or witness is not self.witness:
-            before = self.outcome if self.outcome is not None or self.witness is None else fingerprint(self.witness.answer())
+            before = (
+                self.outcome if self.outcome is not None or self.witness is None else fingerprint(self.witness.answer())
+            )
             seen = fingerprint(outcome)
             if seen is None or seen != before:
                 self.count = 1

@@ -25,8 +25,8 @@ class Parameter:
     Attributes:
         in_key: whether its value identifies the call: not if it is skipped or filled in by a framework.
         is_receiver: whether it is the ``self`` or ``cls`` of a method.
-        hint: ``"str"``, ``"int"``, ``"bool"``, ``"dict"`` or ``"list"`` where the annotation says just that, so that the
-            likely case is tested first. It decides nothing else: what is passed decides the key.
+        hint: ``"str"``, ``"int"``, ``"bool"``, ``"dict"`` or ``"list"`` where the annotation says just that, so that
+            the likely case is tested first. It decides nothing else: what is passed decides the key.
     """
 
     name: str
@@ -66,7 +66,8 @@ class Parameters:
         positional = [parameter for parameter in signature.parameters.values() if parameter.kind in _POSITIONAL]
         if isinstance(skip_args, bool) or not isinstance(skip_args, int) or not 0 <= skip_args <= len(positional):
             raise ConfigurationError(
-                f"{tool}: skip_args leaves out that many of the tool's {len(positional)} positional parameters, got {skip_args!r}"
+                f"{tool}: skip_args is how many of the tool's {len(positional)} positional parameters to leave out, "
+                f"got {skip_args!r}"
             )
         skipped = {parameter.name for parameter in positional[:skip_args]}
         receiver = _receiver(function, positional)
@@ -76,7 +77,8 @@ class Parameters:
                     name=parameter.name,
                     kind=parameter.kind,
                     default=parameter.default,
-                    in_key=parameter.name not in skipped and not is_injected(parameter.annotation, parameter.default, function),
+                    in_key=parameter.name not in skipped
+                    and not is_injected(parameter.annotation, parameter.default, function),
                     is_receiver=parameter.name == receiver,
                     hint=_hint(parameter.annotation),
                 )
@@ -109,7 +111,9 @@ class Parameters:
         return bound.arguments
 
     def split(self, arguments: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The one canonical spelling of a call: keyword-only and surplus keywords by name, everything else by position."""
+        """The one canonical spelling of a call: keyword-only and surplus keywords by name, everything else by
+        position.
+        """
         args: list[Any] = []
         kwargs: dict[str, Any] = {}
         for parameter in self.all:
@@ -135,7 +139,9 @@ class Parameters:
 
 
 def receiver_part(value: Any) -> Part:
-    """Identity of the object a method is called on: its declared fields if it is a value, else a serial of the instance."""
+    """Identity of the object a method is called on: its declared fields if it is a value, else a serial of the
+    instance.
+    """
     try:
         return key_part(value)
     except Uncacheable:

@@ -13,7 +13,9 @@ _OVERHEAD = 250
 
 
 def size_of(value: Any) -> int:
-    """Bytes that a value and all it contains take, each object once. What lies beyond 10,000 objects is extrapolated."""
+    """Bytes that a value and all it contains take, each object once. What lies beyond 10,000 objects is
+    extrapolated.
+    """
     total, seen, pending = _OVERHEAD, set[int](), [value]
     while pending and len(seen) < _MAX_NODES:
         one = pending.pop()

@@ -1,8 +1,8 @@
 """A bounded store of entries: strict LRU, expiry, and an index from tag to keys. Free of clocks and of locks.
 
-Its owner calls `insert`, `discard` and the `drop_*` orders under one lock. Hits take none: `lookup` and `touch` are the bound C
-methods of the current mapping, each of them atomic under the GIL. Dropping everything swaps the mapping, so it costs
-the same for ten entries as for a million; what was dropped is handed back to be freed in slices.
+Its owner calls `insert`, `discard` and the `drop_*` orders under one lock. Hits take none: `lookup` and `touch` are
+the bound C methods of the current mapping, each of them atomic under the GIL. Dropping everything swaps the mapping,
+so it costs the same for ten entries as for a million; what was dropped is handed back to be freed in slices.
 """
 
 from __future__ import annotations
@@ -69,12 +69,14 @@ class Store:
         """All keys, least recently used first."""
         return list(self._data)
 
-    def switch(self, on: bool) -> None:
+    def switch(self, *, on: bool) -> None:
         """Answer lookups, or none. Entries stay and can be dropped either way."""
         self.lookup = self._data.get if on else _nothing
 
     def use(self, key: Key, entry: Entry) -> None:
-        """Make an entry the most recently used. The caller asks `newest` first: the same thing read twice needs no move."""
+        """Make an entry the most recently used. The caller asks `newest` first: the same thing read twice needs no
+        move.
+        """
         try:
             self.touch(key)
         except KeyError:
@@ -114,7 +116,9 @@ class Store:
         return entry
 
     def drop_tag(self, tag: Tag) -> list[Entry]:
-        """Take out what meets a tag below the root: its own entries, those below it, and those tagged with an ancestor."""
+        """Take out what meets a tag below the root: its own entries, those below it, and those tagged with an
+        ancestor.
+        """
         keys: dict[Key, None] = dict.fromkeys(_members(self._exact.get(tag, _ABSENT)))
         if self._below:
             keys.update(dict.fromkeys(_members(self._below.get(tag, _ABSENT))))
@@ -127,10 +131,12 @@ class Store:
         return [entry for key in _members(self._exact.get(tag, _ABSENT)) if (entry := self.discard(key)) is not None]
 
     def drop_all(self) -> tuple[dict[Any, Any], ...]:
-        """Empty the store in constant time and hand back what it was made of, the entries first, to be freed in pieces."""
+        """Empty the store in constant time and hand back what it was made of, the entries first, to be freed in
+        pieces.
+        """
         was_on, dropped = self.lookup is not _nothing, (self._data, self._exact, self._below)
         self._renew()
-        self.switch(was_on)
+        self.switch(on=was_on)
         return dropped
 
     def _index(self, key: Key, tags: tuple[Tag, ...]) -> None:

@@ -1,9 +1,9 @@
 """What an entry depends on and what a write touches: tags, and the templates that make them.
 
-A *tag* is a path of segments under a root, written ``root:segment:...`` with ``%`` and ``:`` inside a segment escaped, so
-an id that contains a colon is still one segment. Two tags *meet* if one is the other or lies below it: that is the whole
-rule of invalidation. Writing ``order:7`` drops what is tagged ``order:7``, anything below it, and what depends on all of
-``order``; writing ``order`` drops the tree.
+A *tag* is a path of segments under a root, written ``root:segment:...`` with ``%`` and ``:`` inside a segment
+escaped, so an id that contains a colon is still one segment. Two tags *meet* if one is the other or lies below it:
+that is the whole rule of invalidation. Writing ``order:7`` drops what is tagged ``order:7``, anything below it, and
+what depends on all of ``order``; writing ``order`` drops the tree.
 """
 
 from __future__ import annotations
@@ -94,7 +94,9 @@ def tags_from(
     Example: ``tags_from("order", lambda arguments, result: [order.id for order in result.orders])``
     """
     if not isinstance(root, str) or not root or ":" in root:
-        raise ConfigurationError(f"tags_from needs the root of the tags, a text without a colon such as 'order', got {root!r}")
+        raise ConfigurationError(
+            f"tags_from needs the root of the tags, a text without a colon such as 'order', got {root!r}"
+        )
     if not callable(function):
         raise ConfigurationError(f"tags_from({root!r}, ...) needs a function, got {function!r}")
     return ComputedTags(root, function)
@@ -104,8 +106,8 @@ def tags_from(
 class TagRule:
     """One compiled resource of a tool: when its tags are known and how they are made.
 
-    `make(arguments, result)` returns the tags, the bare root where there is no id. It raises what the user's template or
-    function raises.
+    `make(arguments, result)` returns the tags, the bare root where there is no id. It raises what the user's template
+    or function raises.
     """
 
     root: str
@@ -148,7 +150,9 @@ class TagSet:
 
 def _as_sequence(resource: Any, tool: str) -> list[Any]:
     if not isinstance(resource, Sequence | frozenset | set) or not resource:
-        raise ConfigurationError(f"{tool}: resource must be a tag, a template or a non-empty sequence of them, got {resource!r}")
+        raise ConfigurationError(
+            f"{tool}: resource must be a tag, a template or a non-empty sequence of them, got {resource!r}"
+        )
     return list(resource)
 
 
@@ -166,7 +170,9 @@ def _compile_computed(computed: ComputedTags, tool: str) -> TagRule:
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
-        raise ConfigurationError(f"{tool}: the parameters of the function in {source} cannot be seen; wrap it in a lambda") from None
+        raise ConfigurationError(
+            f"{tool}: the parameters of the function in {source} cannot be seen; wrap it in a lambda"
+        ) from None
     when: When
     if _binds(signature, 2):
         when = "late"
@@ -208,7 +214,9 @@ def _compile_template(template: str, parameters: Sequence[str], tool: str) -> Ta
     if not all(segments):
         raise ConfigurationError(f"{tool}: resource {template!r} has an empty segment")
     if len(segments[0]) != 1 or not isinstance(segments[0][0], str):
-        raise ConfigurationError(f"{tool}: resource {template!r} must start with a fixed root, as in 'order:{{order_id}}'")
+        raise ConfigurationError(
+            f"{tool}: resource {template!r} must start with a fixed root, as in 'order:{{order_id}}'"
+        )
     fields = [piece for segment in segments for piece in segment if isinstance(piece, _Field)]
     root = escape(segments[0][0])
     if not fields:
@@ -277,7 +285,9 @@ _STEP = re.compile(r"\.(?P<attribute>[^.\[\]]+)|\[(?P<key>[^\]]+)\]")
 
 
 def _parse_field(field: str) -> tuple[str, tuple[tuple[bool, str | int], ...]] | None:
-    """Name and steps of ``name.attribute[key]``, as `str.format` reads it: a key of digits is an index. None if malformed."""
+    """Name and steps of ``name.attribute[key]``, as `str.format` reads it: a key of digits is an index. None if
+    malformed.
+    """
     name = re.match(r"[^.\[\]]*", field)
     assert name is not None
     steps: list[tuple[bool, str | int]] = []
@@ -304,19 +314,23 @@ def _parse_template(template: str, parameters: Sequence[str], tool: str) -> list
         if field is None:
             continue
         if spec or conversion:
-            raise ConfigurationError(f"{tool}: resource {template!r} may not use a conversion or a format; values are written by str()")
+            raise ConfigurationError(
+                f"{tool}: resource {template!r} may not use a conversion or a format; values are written by str()"
+            )
         read = _parse_field(field)
         if read is None:
             raise ConfigurationError(f"{tool}: resource {template!r} is not a template: {{{field}}} cannot be read")
         name, path = read
         if name not in parameters and name != "result":
             raise ConfigurationError(
-                f"{tool}: resource {template!r} names {name!r}, which is no parameter of the tool; it has {', '.join(parameters) or 'none'}"
-                " (and 'result' for what it returns)"
+                f"{tool}: resource {template!r} names {name!r}, which is no parameter of the tool; it has "
+                f"{', '.join(parameters) or 'none'} (and 'result' for what it returns)"
             )
         pieces.append(_Field(name, name == "result" and name not in parameters, path))
     if not pieces:
-        raise ConfigurationError(f"{tool}: resource is empty; name what the tool reads, as in 'order' or 'order:{{order_id}}'")
+        raise ConfigurationError(
+            f"{tool}: resource is empty; name what the tool reads, as in 'order' or 'order:{{order_id}}'"
+        )
     return pieces
 
 
@@ -330,6 +344,5 @@ def _split_segments(pieces: Iterable[str | _Field]) -> list[list[str | _Field]]:
         first, *rest = piece.split(":")
         if first:
             segments[-1].append(first)
-        for text in rest:
-            segments.append([text] if text else [])
+        segments.extend([text] if text else [] for text in rest)
     return segments

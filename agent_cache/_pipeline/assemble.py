@@ -1,7 +1,7 @@
 """The order of things. This is the only module that knows it.
 
-    read:   gates [local lookup, sessions]  ->  stages [single flight, tiers]  ->  source [the tool, then keep]
-    write:  gates [sessions]                ->  stages [begin ... commit]      ->  source [the tool]
+read:   gates [local lookup, sessions]  ->  stages [single flight, tiers]  ->  source [the tool, then keep]
+write:  gates [sessions]                ->  stages [begin ... commit]      ->  source [the tool]
 """
 
 from __future__ import annotations
@@ -76,7 +76,9 @@ def _contributions(operation: Operation[Any], scope: Scope) -> tuple[tuple[Watch
         for index, participant in enumerate(scope.participants)
         if (watch := participant.watch(operation, is_innermost=index == 0)) is not None
     )
-    counted = tuple(stats for participant in scope.participants if (stats := participant.stats_of(operation)) is not None)
+    counted = tuple(
+        stats for participant in scope.participants if (stats := participant.stats_of(operation)) is not None
+    )
     return watches, (operation.stats, *counted)
 
 
@@ -94,7 +96,9 @@ def _nothing(_key: Hashable) -> Any:
 def _local_lookup(
     partition: Partition, observe: Observe, stats: Stats, tenant: Hashable | None
 ) -> Callable[[Hashable], Any]:
-    """The gate that answers. The generated body of a tool says the same inline for the scopes that it may; see `codegen`."""
+    """The gate that answers. The generated body of a tool says the same inline for the scopes that it may; see
+    `codegen`.
+    """
     store, clock = partition.store, CLOCK
 
     def local_lookup(key: Hashable) -> Any:

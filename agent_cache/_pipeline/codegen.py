@@ -1,7 +1,7 @@
 """The call body of a tool: a real `async def` with the tool's own signature, generated once at decoration.
 
-So the interpreter itself binds positional, keyword and default spellings, and the one case that must be fastest, a hit outside
-of any session, is answered inline, in one Python frame. For
+So the interpreter itself binds positional, keyword and default spellings, and the one case that must be fastest, a
+hit outside of any session, is answered inline, in one Python frame. For
 
     async def get_order(order_id: str, *, full: bool = False) -> Order: ...
 
@@ -10,7 +10,8 @@ this is generated (names shortened; ``root`` is the scope outside of any session
     async def get_order(order_id, *, full=default_full):
         here = scope()
         try:
-            key = (order_id if type(order_id) is str else part(order_id), b"T" if full is True else b"F" if full is False else part(full))
+            key = (order_id if type(order_id) is str else part(order_id), b"T" if full is True else b"F" if full is
+            False else part(full))
         except Uncacheable as error:
             key = unkeyed(error)
         if here is root:
@@ -34,8 +35,9 @@ this is generated (names shortened; ``root`` is the scope outside of any session
                 return value
         return await answer(here, key, (order_id,), {"full": full})
 
-Everything it says about keys, entries and counts is also said, once, by `Operation.key_of` and `assemble._local_lookup`; the
-property tests run on both. The technique is that of `dataclasses` and attrs: source text, `exec`, `linecache`.
+Everything it says about keys, entries and counts is also said, once, by `Operation.key_of` and
+`assemble._local_lookup`; the property tests run on both. The technique is that of `dataclasses` and attrs: source
+text, `exec`, `linecache`.
 """
 
 from __future__ import annotations
@@ -137,7 +139,8 @@ def _indented(lines: list[str], levels: int) -> list[str]:
     return ["    " * levels + line for line in lines]
 
 
-# A slot that holds a function is read first and called then: `store.lookup(key)` would look for a method, 7 ns slower on 3.11.
+# A slot that holds a function is read first and called then: `store.lookup(key)` would look for a method, 7 ns slower
+# on 3.11.
 _INLINE = [
     "if $here is $root:",
     "    $lookup = $store.lookup",
@@ -263,7 +266,9 @@ def _header(parameters: Parameters, prefix: str) -> str:
         if kind is inspect.Parameter.KEYWORD_ONLY and not seen_star:
             parts.append("*")
             seen_star = True
-        stars = "*" if kind is inspect.Parameter.VAR_POSITIONAL else "**" if kind is inspect.Parameter.VAR_KEYWORD else ""
+        stars = (
+            "*" if kind is inspect.Parameter.VAR_POSITIONAL else "**" if kind is inspect.Parameter.VAR_KEYWORD else ""
+        )
         seen_star |= stars == "*"
         parts.append(stars + parameter.name + (f"={prefix}default_{parameter.name}" if parameter.has_default else ""))
     if slash_due:
@@ -273,7 +278,9 @@ def _header(parameters: Parameters, prefix: str) -> str:
 
 def _compile(operation: Operation[Any], prefix: str, lines: list[str], names: dict[str, Any]) -> Body:
     parameters = operation.parameters
-    source = "\n".join([f"async def {prefix}body({_header(parameters, prefix)}):", *(f"    {line}" for line in lines), ""])
+    source = "\n".join(
+        [f"async def {prefix}body({_header(parameters, prefix)}):", *(f"    {line}" for line in lines), ""]
+    )
     namespace = {prefix + name: value for name, value in names.items()}
     namespace |= {prefix + kind.__name__: kind for kind in (str, int, dict, list)}
     namespace |= {f"{prefix}default_{one.name}": one.default for one in parameters.all if one.has_default}

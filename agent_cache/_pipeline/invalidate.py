@@ -46,15 +46,17 @@ def _write_of(call: Call) -> Write | None:
     for rule in operation.tags.early:
         try:
             made = rule.make(call.arguments, None)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - the user's function; the call goes on without it
             operation.stats.unstored += 1
-            log_once(f"tags of a write could not be computed from {rule.source!r}, so all of {rule.root!r} was dropped", operation.name, error)
+            log_once(
+                f"tags of a write could not be computed from {rule.source!r}, so all of {rule.root!r} was dropped",
+                operation.name,
+                error,
+            )
             made, tags = (), (*tags, rule.root)
         if made == (rule.root,):
             bare += made
         else:
             tags += made
     tiers = tiers_under(operation.tags.roots, operation.own_tiers) if owners is None else ()
-    return Write(
-        operation.name, policy, tags, operation.tags.late, call.arguments, bare, owners=owners, tiers=tiers
-    )
+    return Write(operation.name, policy, tags, operation.tags.late, call.arguments, bare, owners=owners, tiers=tiers)

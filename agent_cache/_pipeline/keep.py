@@ -31,20 +31,28 @@ def keep(call: Call, entry: Entry) -> None:
 
 
 def tags_of_result(call: Call, value: object) -> tuple[Tag, ...] | None:
-    """Every tag the entry will depend on, beside the static ones. None if they cannot be computed: it is not stored then."""
+    """Every tag the entry will depend on, beside the static ones. None if they cannot be computed: it is not stored
+    then.
+    """
     tags = call.tags
     for rule in call.operation.tags.late:
         try:
             tags += rule.make(call.arguments, value)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - the user's function; the call goes on without it
             _count_unstored(call)
-            log_once(f"tags of a result could not be computed from {rule.source!r}, so it was not cached", call.operation.name, error)
+            log_once(
+                f"tags of a result could not be computed from {rule.source!r}, so it was not cached",
+                call.operation.name,
+                error,
+            )
             return None
     return tags
 
 
 def keepsake(call: Call, entry: Entry, tags: tuple[Tag, ...], expires: float) -> Entry | None:
-    """Make the entry that hits and followers are answered from. None if the value cannot be kept apart from its callers."""
+    """Make the entry that hits and followers are answered from. None if the value cannot be kept apart from its
+    callers.
+    """
     flight = call.flight
     flight.kept = entry
     operation = call.operation
@@ -60,7 +68,11 @@ def keepsake(call: Call, entry: Entry, tags: tuple[Tag, ...], expires: float) ->
     size = 0 if plan.configuration.max_bytes is None else size_of(entry.value)
     trust = plan.trust
     if copy is None and trust is None:
-        entry.fast, entry.tags, entry.size = expires, tags, size  # it is shared as it is: one object for caller and store
+        entry.fast, entry.tags, entry.size = (
+            expires,
+            tags,
+            size,
+        )  # it is shared as it is: one object for caller and store
         return entry
     value, fast = (entry.value, 0.0) if copy is None else (None, -NEVER)
     flight.kept = Guarded(value, fast, entry.cost, tags, size, expires, copy, trust)
@@ -75,7 +87,7 @@ def _count_unstored(call: Call) -> None:
 def _is_wanted(call: Call, entry: Entry) -> bool:
     try:
         return bool(call.operation.policy.cache_if(entry.value))
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - the user's function; the call goes on without it
         _count_unstored(call)
         log_once("cache_if raised, so the result was not cached", call.operation.name, error)
         return False
@@ -84,7 +96,8 @@ def _is_wanted(call: Call, entry: Entry) -> bool:
 def put(call: Call, kept: Entry, tags: tuple[Tag, ...]) -> bool:
     """Check and insert, as one step under the lock, and end the flight in the same step. Whether it was stored.
 
-    The tiers that were asked have a say: a value they no longer vouch for is not kept here either. Where the answer may be kept,
+    The tiers that were asked have a say: a value they no longer vouch for is not kept here either. Where the answer
+        may be kept,
     the flight says under which tags, so that the tiers may have it too.
     """
     flight = call.flight

@@ -162,7 +162,7 @@ class ReadOperation(Operation[ReadPolicy]):
         """Room for the answers of one scope, within reach of every write."""
         partition = Partition(self, owner, self.tags.static, self.tags.roots, self.policy.maxsize)
         with LEDGER.lock:
-            partition.store.switch(CURRENT.value.enabled)
+            partition.store.switch(on=CURRENT.value.enabled)
             LEDGER.register(partition)
         return partition
 
@@ -189,7 +189,7 @@ class ReadOperation(Operation[ReadPolicy]):
         for rule, make, position in self._early:
             try:
                 call.tags += rule.make(call.arguments, None) if make is None else make(args[position])
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 - the user's function; the call goes on without it
                 log_once(f"tags could not be computed from {rule.source!r}, so the call ran uncached", self.name, error)
                 call.source = "uncached"
                 return self._run(call, plan.uncached)
@@ -290,7 +290,7 @@ class ReadOperation(Operation[ReadPolicy]):
             for tier in tiers:
                 try:
                     was_there |= await tier.discard(request_of(call))
-                except Exception as error:
+                except Exception as error:  # noqa: BLE001 - a tier that fails is not a tool that fails
                     log_once(f"discarding in {type(tier).__name__} failed", self.name, error)
             drop(Region(keys=((self, key),)))
         return was_there
@@ -319,7 +319,7 @@ class WriteOperation(Operation[WritePolicy]):
             return True
         try:
             return bool(ok(value))
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - the user's function; the call goes on without it
             log_once("ok= raised, so the write was taken for successful", self.name, error)
             return True
 
@@ -352,6 +352,6 @@ class WriteOperation(Operation[WritePolicy]):
 
 def _no_key(tool: str, found: object) -> str:
     return (
-        f"{tool}: key_fn(args, kwargs) must return tool.cache_key(...) of a tool decorated with AgentCache, or a list of them; "
-        f"it returned {type(found).__name__}"
+        f"{tool}: key_fn(args, kwargs) must return tool.cache_key(...) of a tool decorated with AgentCache, or a list "
+        f"of them; it returned {type(found).__name__}"
     )

@@ -1,4 +1,6 @@
-"""Where a call is made: outside of any session, or inside a chain of them. One context variable holds one immutable scope."""
+"""Where a call is made: outside of any session, or inside a chain of them. One context variable holds one immutable
+scope.
+"""
 
 from __future__ import annotations
 
@@ -30,9 +32,9 @@ Observe = Callable[[Hashable, Entry, Any, float], Any]
 class Watch(Protocol):
     """What a session contributes to the calls of one operation: a gate before, an observation after. All synchronous.
 
-    `ask` refuses a call by raising, and counts nothing. `admit` lets a miss or a write in. `hit` sees a local hit, which is over
-    when it is seen, and refuses it likewise or gives another answer. `done` sees how a call that was let in has ended, and may
-    give another answer. `blocked` is told of a call that another session has refused.
+    `ask` refuses a call by raising, and counts nothing. `admit` lets a miss or a write in. `hit` sees a local hit,
+    which is over when it is seen, and refuses it likewise or gives another answer. `done` sees how a call that was
+    let in has ended, and may give another answer. `blocked` is told of a call that another session has refused.
     """
 
     def ask(self, key: Hashable, now: float) -> None: ...
@@ -113,7 +115,18 @@ class Plan:
         configuration: the settings it was compiled under.
     """
 
-    __slots__ = ("admit", "configuration", "observe", "partition", "run", "stats", "tenant", "trust", "uncached", "watches")
+    __slots__ = (
+        "admit",
+        "configuration",
+        "observe",
+        "partition",
+        "run",
+        "stats",
+        "tenant",
+        "trust",
+        "uncached",
+        "watches",
+    )
 
     def __init__(
         self,

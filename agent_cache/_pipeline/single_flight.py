@@ -1,10 +1,12 @@
 """Concurrent identical reads run the tool once.
 
-The leader runs the tool inline, in its own task and context; followers wait on a future of their own each. A leader that is
-cancelled hands the *same* flight to a follower, and so does a follower that is cancelled after it was promoted and before
-it woke. A write detaches the flights it overlaps, so a reader that starts later never joins a load from before it.
+The leader runs the tool inline, in its own task and context; followers wait on a future of their own each. A leader
+that is cancelled hands the *same* flight to a follower, and so does a follower that is cancelled after it was
+promoted and before it woke. A write detaches the flights it overlaps, so a reader that starts later never joins a
+load from before it.
 
-A call that would wait on itself, directly or through other flights, runs the tool instead: the wait-for graph is walked before
+A call that would wait on itself, directly or through other flights, runs the tool instead: the wait-for graph is
+    walked before
 a follower joins (Holt 1972, "Some deadlock properties of computer systems": a cycle is the deadlock, since each flight
 is one resource with one holder).
 """
@@ -159,9 +161,10 @@ class Flight(Load):
 def single_flight(call: Call, proceed: Proceed) -> Awaitable[Entry]:
     """Lead a flight for this key, or follow the one that is under way.
 
-    Takes no lock: flights belong to one event loop, so only its thread looks them up, joins and lands them. A write in another thread
-    marks and detaches what it finds in the ledger's sets; a load that enters them later has not started the tool yet, and
-    a reader that finds a flight just before it is detached began before that write ended.
+    Takes no lock: flights belong to one event loop, so only its thread looks them up, joins and lands them. A write
+        in another thread
+    marks and detaches what it finds in the ledger's sets; a load that enters them later has not started the tool yet,
+    and a reader that finds a flight just before it is detached began before that write ended.
     """
     home: Partition = call.plan.partition
     loop = asyncio.get_running_loop()

@@ -74,7 +74,7 @@ def _follow(old: Configuration, new: Configuration) -> None:
         clear_everything()  # what was cached under other tiers was not vouched for by the new ones
     with LEDGER.lock:
         for partition in LEDGER.partitions():
-            partition.store.switch(new.enabled)
+            partition.store.switch(on=new.enabled)
 
 
 CURRENT.listeners.append(_follow)

@@ -16,7 +16,7 @@ from uuid import uuid4
 
 from agent_cache._core.ledger import Hold, Region
 from agent_cache._core.policies import WritePolicy
-from agent_cache._core.tags import Tag, TagRule, root_of
+from agent_cache._core.tags import Tag, TagRule
 from agent_cache._pipeline.clock import CLOCK
 from agent_cache._pipeline.reaper import free
 from agent_cache._pipeline.state import LEDGER, log_once
@@ -103,8 +103,12 @@ class Write:
         for rule in self._late:
             try:
                 made = rule.make(self._arguments, result)
-            except Exception as error:
-                log_once(f"tags of a write could not be computed from {rule.source!r}, so all of {rule.root!r} was dropped", self.name, error)
+            except Exception as error:  # noqa: BLE001 - the user's function; the call goes on without it
+                log_once(
+                    f"tags of a write could not be computed from {rule.source!r}, so all of {rule.root!r} was dropped",
+                    self.name,
+                    error,
+                )
                 tags += (rule.root,)
                 continue
             if made == (rule.root,):
@@ -168,15 +172,17 @@ class Write:
 
     async def _commit_all(self, intent: WriteIntent, tags: tuple[Tag, ...], *, failed: bool, hold: float) -> None:
         commits = (tier.commit(intent, tags, failed=failed, hold=hold) for tier in self._tiers)
-        await asyncio.gather(*(self._guard(commit, "commit", tier) for commit, tier in zip(commits, self._tiers, strict=True)))
+        await asyncio.gather(
+            *(self._guard(commit, "commit", tier) for commit, tier in zip(commits, self._tiers, strict=True))
+        )
 
     async def _guard(self, operation: Coroutine[Any, Any, None], what: str, tier: Tier) -> None:
-        """A broken cache is not a broken agent: only a refusal that the tool asked for gets through."""
+        """A broken cache is not a broken agent: only a refusal before the side effect gets through."""
         try:
             await operation
-        except RemoteTierError:
-            raise
         except Exception as error:
+            if what == "begin" and isinstance(error, RemoteTierError):
+                raise
             log_once(f"{what} of a write in {type(tier).__name__} failed", self.name, error)
 
 
@@ -194,7 +200,9 @@ async def _outlive(work: Coroutine[Any, Any, None], *, may_wait: bool = True) ->
 
 
 def tiers_under(roots: tuple[str, ...], own: tuple[Tier, ...]) -> tuple[Tier, ...]:
-    """Every tier that may hold something under these roots: one's own, the configured, and those of any tool that reads there."""
+    """Every tier that may hold something under these roots: one's own, the configured, and those of any tool that
+    reads there.
+    """
     found = dict.fromkeys(own)
     configured = CURRENT.value
     found.update(dict.fromkeys(tier for tier in (configured.backup, configured.remote) if tier is not None))
@@ -204,8 +212,3 @@ def tiers_under(roots: tuple[str, ...], own: tuple[Tier, ...]) -> tuple[Tier, ..
                 if home.owner is None:
                     found.update(dict.fromkeys(home.tool.tiers()))
     return tuple(found)
-
-
-def roots_of(tags: tuple[Tag, ...], late: tuple[TagRule, ...]) -> tuple[str, ...]:
-    """All roots that a write may touch."""
-    return tuple(dict.fromkeys([*map(root_of, tags), *(rule.root for rule in late)]))

@@ -90,7 +90,7 @@ class LeaseTests(Workbench):
             assert await value_of(a, read("order:7")) == "nothing"
 
     async def test_a_death_is_noticed_although_another_writer_is_at_work(self) -> None:
-        """The other one arms the same root, so its cells outlive the dead writer's lease. What that may have done must not."""
+        """The other one arms the same root, so its cells outlive the lease that has ended."""
         async with self.tiers() as (a, b):
             await load(a, read("order:7"), "old")
             await b.begin(write(late=("order",)))
