@@ -105,7 +105,7 @@ class AgentCacheSession:
         except ValueError:
             raise ConfigurationError(
                 f"session {self.session_id!r} was entered in one context and left in another, so what ran in between "
-                "may have been outside of it; enter and leave it in the same task, as `async with` in one coroutine does"
+                "may have been outside of it; enter and leave it in the same task, as one `async with` does"
             ) from error
         if error is None:
             self.raise_for_loop()

@@ -26,7 +26,7 @@ from agent_cache._core.tags import Tag, meet, root_of
 __all__ = ["Hold", "Ledger", "Load", "Region"]
 
 _MAX_WRITTEN = 64
-"""How many paths a load remembers while its own tags are unknown. One more, and it is not stored."""
+"""How many writes a load remembers while its own tags are unknown. One more, and it is not stored."""
 
 
 class Load:
@@ -44,7 +44,7 @@ class Load:
         self.key = key
         self.tags = tags
         self.late_roots = late_roots
-        self.written: list[Tag] | None = None
+        self.written: list[Region] | None = None
         self.is_clean = True
         self.is_open = True
 
@@ -61,32 +61,38 @@ class Load:
     def detach(self) -> None:
         """Let no reader that starts later join. Flights override it."""
 
-    def meets(self, path: Tag) -> bool:
-        return any(meet(tag, path) for tag in self.tags)
-
-    def resolve(self, tags: Iterable[Tag]) -> None:
+    def resolve(self, tags: Sequence[Tag]) -> None:
         """Compare what was written meanwhile with the tags that the result has given."""
-        if self.written and any(meet(tag, path) for tag in tags for path in self.written):
+        if self.written and any(region.touches(tags) for region in self.written):
             self.is_clean = False
 
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """What a write names: paths, or single keys of single tools, in every scope or in some sessions only.
+    """What a write touches, in every scope or in some sessions only.
 
-    `owners` is None for every scope, else the sessions that an invalidation with ``scope="session"`` reaches.
+    Attributes:
+        paths: tags that it names: all that meets them.
+        keys: single entries that it names: (tool, key).
+        owners: sessions that an invalidation with ``scope="session"`` reaches; None for every scope.
+        bare: roots below which it touches nothing, because it named no id: what depends on all of the root changes.
     """
 
     paths: tuple[Tag, ...] = ()
     keys: tuple[tuple[Any, Hashable], ...] = ()
     owners: frozenset[object] | None = None
+    bare: tuple[str, ...] = ()
+
+    @property
+    def roots(self) -> set[str]:
+        return {root_of(path) for path in (*self.paths, *self.bare)}
 
     def reaches(self, home: Partition) -> bool:
         return self.owners is None or home.owner in self.owners
 
-    @property
-    def is_empty(self) -> bool:
-        return not self.paths and not self.keys
+    def touches(self, tags: Sequence[Tag]) -> bool:
+        """Whether what depends on these tags changes."""
+        return any(meet(tag, path) for path in self.paths for tag in tags) or any(root in tags for root in self.bare)
 
 
 @dataclass(slots=True, eq=False)
@@ -154,9 +160,9 @@ class Ledger:
         if not load.is_clean:
             return False
         if self._holds:
-            for tag in tags:
-                for hold in self._holds.get(root_of(tag), ()):
-                    if hold.region.reaches(load.home) and any(meet(tag, path) for path in hold.region.paths):
+            for root in load.home.roots:
+                for hold in self._holds.get(root, ()):
+                    if hold.region.reaches(load.home) and hold.region.touches(tags):
                         return False
         return not self._key_holds or not any(
             hold.region.reaches(load.home) and (load.home.tool, load.key) in hold.region.keys
@@ -180,7 +186,7 @@ class Ledger:
     def hold(self, region: Region, until: float = float("inf")) -> Hold:
         """Keep what a region names from being stored, until released or until a clock reading."""
         hold = Hold(region, until)
-        for root in {root_of(path) for path in region.paths}:
+        for root in region.roots:
             self._holds.setdefault(root, []).append(hold)
         if region.keys:
             self._key_holds.append(hold)
@@ -189,7 +195,7 @@ class Ledger:
         return hold
 
     def release(self, hold: Hold) -> None:
-        for root in {root_of(path) for path in hold.region.paths}:
+        for root in hold.region.roots:
             holds = self._holds.get(root, [])
             if hold in holds:
                 holds.remove(hold)
@@ -222,34 +228,28 @@ class Ledger:
             garbage += self.move(hold.region)
         return garbage
 
-    def move(self, region: Region, *, exactly: bool = False) -> list[Any]:
-        """A region has changed: spoil and detach the loads it meets, drop the entries.
-
-        Args:
-            exactly: drop what is tagged with just these paths and nothing below them, for a write that touched no
-                entity.
+    def move(self, region: Region) -> list[Any]:
+        """A region has changed: spoil and detach the loads it touches, drop the entries.
 
         Returns:
             What was dropped, still alive: freeing it is the caller's business, outside the lock and in slices.
         """
         garbage: list[Any] = []
-        for path in region.paths:
-            root = root_of(path)
+        for root in region.roots:
             for load in list(self._loads.get(root, ())):
                 if region.reaches(load.home):
-                    self._meet(load, root, path, exactly=exactly)
-            for home in list(self._homes.get(root, ())):
+                    self._touch(load, region, root)
+        for path in (*region.paths, *region.bare):
+            for home in list(self._homes.get(root_of(path), ())):
                 if region.reaches(home):
-                    garbage += (_drop(home, path, exactly=exactly),)
+                    garbage += (_drop(home, path, exactly=path in region.bare),)
         for tool, key in region.keys:
             garbage.extend(self._move_key(tool, key, region))
         return garbage
 
     @staticmethod
-    def _meet(load: Load, root: str, path: Tag, *, exactly: bool) -> None:
-        if exactly and path not in load.tags and root not in load.late_roots:
-            return
-        if load.meets(path):
+    def _touch(load: Load, region: Region, root: str) -> None:
+        if region.touches(load.tags):
             load.spoil()
         elif root in load.late_roots:
             # Its tags are unknown, so nobody may join; whether it may be stored is decided when they are known.
@@ -257,7 +257,7 @@ class Ledger:
             if load.written is None:
                 load.written = []
             if len(load.written) < _MAX_WRITTEN:
-                load.written.append(path)
+                load.written.append(region)
             else:
                 load.is_clean = False
 

@@ -1,8 +1,8 @@
 """What other processes write, as it reaches this one.
 
 Local copies go at once. So does what a nearer tier has: it stands to a farther one as the local store does, dropped at
-news, dropped when news may have been lost, and believed only as long as the farther one is trusted to pass news on. Since
-a listener cannot wait, the nearer tier is told when it is next asked, and before it is.
+news, dropped when news may have been lost, and believed only as long as the farther one is trusted to pass news on.
+Since a listener cannot wait, the nearer tier is told when it is next asked, and before it is.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Hashable, Mapping
+from dataclasses import replace
 from typing import Any
 from uuid import uuid4
 
@@ -45,7 +46,7 @@ class Write:
         tiers: tiers to announce it to.
     """
 
-    __slots__ = ("_arguments", "_bare", "_hold", "_intent", "_late", "_renewal", "_tiers", "name", "policy", "region")
+    __slots__ = ("_arguments", "_hold", "_intent", "_late", "_renewal", "_tiers", "name", "policy", "region")
 
     def __init__(
         self,
@@ -61,10 +62,9 @@ class Write:
     ) -> None:
         self.name = name
         self.policy = policy
-        self.region = Region(tags, keys, owners)
+        self.region = Region(tags, keys, owners, bare)
         self._late = late
         self._arguments = arguments or {}
-        self._bare = bare
         self._hold: Hold | None = None
         self._tiers = tiers
         self._intent: WriteIntent | None = None
@@ -74,16 +74,15 @@ class Write:
         """Before the side effect. Raises `RemoteTierError` if a tier refuses the write; nothing has happened then."""
         if self._tiers:
             await self._announce()
-        late_roots = tuple(rule.root for rule in self._late)
+        held = replace(self.region, paths=self.region.paths + self._late_roots)
         with LEDGER.lock:
-            self._hold = LEDGER.hold(Region(self.region.paths + late_roots, self.region.keys, self.region.owners))
+            self._hold = LEDGER.hold(held)
             garbage = LEDGER.move(self.region)
         free(garbage)
 
     async def succeed(self, result: Any, *, ok: bool = True) -> None:
         """After a side effect that returned."""
-        tags, bare = self._touched(result)
-        await self._end(tags, bare, failed=False, hold=self.policy.settle if ok else 0.0)
+        await self._end(self._touched_by(result), failed=False, hold=self.policy.settle if ok else 0.0)
 
     async def fail(self, error: BaseException) -> None:
         """After a side effect that raised, or was cancelled.
@@ -92,42 +91,44 @@ class Write:
         """
         may_wait = not isinstance(error, GeneratorExit)  # a coroutine that is being closed must not wait
         if isinstance(error, self.policy.no_effect):
-            await self._end(self.region.paths, self._bare, failed=False, hold=0.0, may_wait=may_wait)
+            await self._end(self.region, failed=False, hold=0.0, may_wait=may_wait)
             return
-        late_roots = tuple(rule.root for rule in self._late)
         doubt = self.policy.doubt if self.policy.leaves_in_doubt(error) else 0.0
-        await self._end(self.region.paths + late_roots, self._bare, failed=True, hold=doubt, may_wait=may_wait)
+        region = replace(self.region, paths=self.region.paths + self._late_roots)
+        await self._end(region, failed=True, hold=doubt, may_wait=may_wait)
 
-    def _touched(self, result: Any) -> tuple[tuple[Tag, ...], tuple[str, ...]]:
-        tags, bare = self.region.paths, self._bare
+    @property
+    def _late_roots(self) -> tuple[str, ...]:
+        return tuple(rule.root for rule in self._late)
+
+    def _touched_by(self, result: Any) -> Region:
+        """What the write has turned out to touch."""
+        paths, bare = self.region.paths, self.region.bare
         for rule in self._late:
             try:
                 made = rule.make(self._arguments, result)
-            except Exception as error:  # noqa: BLE001 - the user's function; the call goes on without it
+            except Exception as error:  # noqa: BLE001 - the user's function; the write has happened all the same
                 log_once(
                     f"tags of a write could not be computed from {rule.source!r}, so all of {rule.root!r} was dropped",
                     self.name,
                     error,
                 )
-                tags += (rule.root,)
+                paths += (rule.root,)
                 continue
             if made == (rule.root,):
                 bare += made
             else:
-                tags += made
-        return tags, bare
+                paths += made
+        return replace(self.region, paths=paths, bare=bare)
 
-    async def _end(
-        self, tags: tuple[Tag, ...], bare: tuple[str, ...], *, failed: bool, hold: float, may_wait: bool = True
-    ) -> None:
-        region = Region(tags, self.region.keys, self.region.owners)
-        self._move(region, bare, hold)
+    async def _end(self, region: Region, *, failed: bool, hold: float, may_wait: bool = True) -> None:
+        self._move(region, hold)
         if self._intent is not None:
             if self._renewal is not None:
                 self._renewal.cancel()
-            await _outlive(self._commit(self._intent, region, bare, failed=failed, hold=hold), may_wait=may_wait)
+            await _outlive(self._commit(self._intent, region, failed=failed, hold=hold), may_wait=may_wait)
 
-    def _move(self, region: Region, bare: tuple[str, ...], hold: float) -> None:
+    def _move(self, region: Region, hold: float) -> None:
         with LEDGER.lock:
             if self._hold is not None:
                 LEDGER.release(self._hold)
@@ -135,8 +136,6 @@ class Write:
             if hold:
                 LEDGER.hold(region, CLOCK.now() + hold)
             garbage = LEDGER.move(region)
-            if bare:
-                garbage += LEDGER.move(Region(bare, (), region.owners), exactly=True)
         free(garbage)
 
     # Tiers
@@ -144,8 +143,8 @@ class Write:
     async def _announce(self) -> None:
         self._intent = WriteIntent(
             id=uuid4().hex,
-            tags=self.region.paths + self._bare,
-            late_roots=tuple(rule.root for rule in self._late),
+            tags=self.region.paths + self.region.bare,
+            late_roots=self._late_roots,
             keys=tuple((tool.name, key) for tool, key in self.region.keys),
         )
         intent = self._intent
@@ -164,11 +163,9 @@ class Write:
             for tier in self._tiers:
                 await self._guard(tier.renew(intent), "renew", tier)
 
-    async def _commit(
-        self, intent: WriteIntent, region: Region, bare: tuple[str, ...], *, failed: bool, hold: float
-    ) -> None:
-        await self._commit_all(intent, region.paths + bare, failed=failed, hold=hold)
-        self._move(region, bare, 0.0)  # what was filled from a tier between the end of the write and its commit
+    async def _commit(self, intent: WriteIntent, region: Region, *, failed: bool, hold: float) -> None:
+        await self._commit_all(intent, region.paths + region.bare, failed=failed, hold=hold)
+        self._move(region, 0.0)  # what was filled from a tier between the end of the write and its commit
 
     async def _commit_all(self, intent: WriteIntent, tags: tuple[Tag, ...], *, failed: bool, hold: float) -> None:
         commits = (tier.commit(intent, tags, failed=failed, hold=hold) for tier in self._tiers)

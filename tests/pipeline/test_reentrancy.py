@@ -9,6 +9,8 @@ import pytest
 from agent_cache import AgentCache, AgentCacheInvalidator
 from tests.harness.gates import Gate, cancelled, idle, started
 
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
 
 @pytest.fixture(autouse=True)
 async def patience():
@@ -142,7 +144,7 @@ async def test_a_call_under_another_call_still_joins_a_stranger_flight():
 
 
 async def test_who_takes_over_under_a_call_is_known_to_stand_there():
-    """A waiter inside another call takes the flight over; the tool then calls what stands above it, and does not hang."""
+    """A waiter inside another call takes the flight over; the tool then calls what stands above it: no hang."""
     gate = Gate()
     runs: list[str] = []
 

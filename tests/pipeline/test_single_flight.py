@@ -9,7 +9,9 @@ import random
 import pytest
 
 from agent_cache import AgentCache, AgentCacheSession
-from tests.harness.gates import Gate, cancelled, expire, idle, started
+from tests.harness.gates import Gate, cancelled, expire, idle, started, until
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
 
 
 class Broken(Exception):
@@ -235,7 +237,7 @@ async def test_an_error_that_nobody_waits_for_any_more_is_nobodys_complaint(gate
 
 
 async def test_a_tool_that_cancels_itself_hangs_nobody(gate):
-    """A CancelledError of the tool's own, as from an inner task, ends its caller; each waiter runs the tool for itself."""
+    """A CancelledError of the tool's own, as from an inner task, ends its caller; each waiter runs the tool itself."""
 
     @AgentCache("order")
     async def list_orders() -> str:
@@ -331,8 +333,7 @@ async def test_a_session_scoped_call_has_one_flight_in_each_session(gate):
             return await asyncio.gather(*callers[1:])
 
     sessions = [await started(run()) for _ in range(2)]
-    await idle()
-    await idle()
+    await until(lambda: len(gate.calls) == 4)
     assert [held.cancelled for held in gate.calls].count(0) == 2
     for held in gate.running:
         held.returns("own")

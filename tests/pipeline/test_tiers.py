@@ -96,9 +96,9 @@ async def test_a_tiers_hit_is_the_callers_own(truth: Truth, here: WatchedTier, e
 async def test_the_backup_is_asked_first_and_both_are_given_what_was_loaded(truth: Truth, server: MemoryServer):
     backup, remote = WatchedTier(MemoryServer()), WatchedTier(server)
     await Process(truth, remote, backup).get_order("7")
-    assert (backup.orders, remote.orders) == (["lookup", "store"], ["lookup", "store"])
+    assert (backup.orders, remote.orders) == (["commit", "lookup", "store"], ["lookup", "store"])
     await Process(truth, remote, backup).get_order("7")
-    assert (backup.orders, remote.orders) == (["lookup", "store", "lookup"], ["lookup", "store"])
+    assert (backup.orders, remote.orders) == (["commit", "lookup", "store", "lookup"], ["lookup", "store"])
     assert truth.runs == ["get 7"]
 
 
@@ -109,7 +109,7 @@ async def test_what_the_remote_tier_had_is_given_to_the_backup_at_its_age(
     clock.advance(6)
     backup = WatchedTier(MemoryServer())
     await Process(truth, here, backup, ttl=10).get_order("7")
-    assert backup.orders == ["lookup", "store"]
+    assert backup.orders[-2:] == ["lookup", "store"]
     found, _ = await backup.memory.lookup(backup.requests[0])
     assert found is not None
     assert (found.age, found.ttl) == (6, 4)

@@ -280,9 +280,10 @@ class Ledger:
             if not (write.reaches(read) and write.concerns(load) and meet((effect.path,), load.tags)):
                 continue
             over = 0 < write.ended < read.started and effect.version < write.ended
-            outlived = 0 < write.ended < read.started and effect.version < read.started and 0 <= write.released < read.clock
-            if (over or outlived) and load.seen.get(effect.path, 0) < effect.version:
-                return f"{effect.path} was {load.seen.get(effect.path, 0)} there, and {effect.version} before the read started"
+            lapsed = 0 < write.ended < read.started and 0 <= write.released < read.clock
+            seen = load.seen.get(effect.path, 0)
+            if seen < effect.version and (over or (lapsed and effect.version < read.started)):
+                return f"{effect.path} was {seen} there, and {effect.version} before the read started"
         return ""
 
     def check_overlap(self, read: Read, load: Load) -> str:
@@ -345,7 +346,10 @@ class Ledger:
         """Whether, since the older of the two calls, a write, the end of one or a refresh may have parted them."""
         since, clock = min(one.read.started, other.read.started), min(one.read.clock, other.read.clock)
         known = one.read.reader.tags(one.read.key, None)
-        return any(read.fresh and read.identity == one.read.identity and read.started > since for read in self.reads) or any(
+        refreshed = any(
+            read.started > since for read in self.reads if read.fresh and read.identity == one.read.identity
+        )
+        return refreshed or any(
             write.began > since or write.ended > since or clock <= write.released <= self.clock
             for write in self.writes
             if write.reaches(one.read) and write.may_concern(known)

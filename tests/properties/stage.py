@@ -8,9 +8,21 @@ from contextvars import Context, ContextVar, copy_context
 from dataclasses import dataclass, field
 
 from agent_cache import AgentCacheSession
-
 from tests.harness.library import Clock
-from tests.properties.ledger import Broken, Key, Ledger, Load, Loaded, Path, Read, Reader, Rejected, Terse, Write, arguments
+from tests.properties.ledger import (
+    Broken,
+    Key,
+    Ledger,
+    Load,
+    Loaded,
+    Path,
+    Read,
+    Reader,
+    Rejected,
+    Terse,
+    Write,
+    arguments,
+)
 from tests.properties.scheduler import Scheduler
 
 DOUBT = 5.0  # The library's default, in seconds.
@@ -194,7 +206,8 @@ class Stage:
 
     def innermost(self) -> list[Place]:
         """The sessions that may end now: those with no other inside."""
-        return [place for place in self.places if place.chain and not any(place in other.chain[:-1] for other in self.places)]
+        around = {outer for place in self.places for outer in place.chain[:-1]}
+        return [place for place in self.places if place.chain and place not in around]
 
     def advance(self, seconds: float) -> None:
         """Let time pass, for the library, for the event loop and for the model."""
@@ -209,7 +222,8 @@ class Stage:
 
     def waiting(self) -> list[Read]:
         """The reads that have not ended and that nobody has cancelled."""
-        return [read for read in self.ledger.reads if not read.cancelled and read.task is not None and not read.task.done()]
+        reads = (read for read in self.ledger.reads if not read.cancelled)
+        return [read for read in reads if read.task is not None and not read.task.done()]
 
     def doubtful(self) -> list[Write]:
         """The writes that ended without an answer, and may still take effect."""

@@ -129,7 +129,8 @@ class Coherence(RuleBasedStateMachine):
     def start_a_write(self) -> None:
         writer, place = self.choose("writer", self.writers), self.choose_place()
         if place.chain or not writer.inner_only:
-            self.stage.write(writer, self.choose("key", toolbox.IDS), place, at_once=self.choose("at once", (False, True)))
+            key, at_once = self.choose("key", toolbox.IDS), self.choose("at once", (False, True))
+            self.stage.write(writer, key, place, at_once=at_once)
         self.choose_turns()
 
     def let_a_write_go_on(self) -> None:

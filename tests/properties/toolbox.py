@@ -6,7 +6,6 @@ from collections.abc import Callable
 from functools import cache
 
 from agent_cache import AgentCache, AgentCacheInvalidator, tags_from
-
 from tests.harness import library
 from tests.properties.ledger import Key, Loaded, Path, Reader
 from tests.properties.stage import Writer, changing, reading, stage
@@ -69,7 +68,9 @@ def readers(body: str) -> dict[str, Reader]:
             Reader("tight", AgentCache("order:{id}", maxsize=1)(entity), IDS, by_id, roomy=False),
             Reader("own_listing", AgentCache("order", "session")(listing), ("",), lambda *_: (ROOT,), scope="session"),
             Reader("own_entity", AgentCache("order:{id}", "session")(entity), IDS, by_id, scope="session"),
-            Reader("own_lookup", AgentCache("order:{result.owner}", "session")(lookup), NAMES, by_owner, scope="session"),
+            Reader(
+                "own_lookup", AgentCache("order:{result.owner}", "session")(lookup), NAMES, by_owner, scope="session"
+            ),
         )
     return {reader.name: reader for reader in made}
 

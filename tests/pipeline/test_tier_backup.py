@@ -1,0 +1,142 @@
+"""A backup in front of a remote tier: other processes do not write to it, so news must reach it, too."""
+
+from __future__ import annotations
+
+import pytest
+
+from agent_cache.testing import MemoryServer, MemoryTier
+from agent_cache.testing.contract.workbench import commit, write, writing
+from tests.harness import library
+from tests.pipeline.fleet import Process, Truth, WatchedTier
+
+pytestmark = pytest.mark.usefixtures("body")
+
+
+@pytest.fixture
+def backup() -> WatchedTier:
+    return WatchedTier(MemoryServer())
+
+
+@pytest.fixture
+def remote(server: MemoryServer) -> WatchedTier:
+    return WatchedTier(server)
+
+
+@pytest.fixture
+def elsewhere(server: MemoryServer) -> MemoryTier:
+    return MemoryTier(server)
+
+
+@pytest.fixture
+def process(truth: Truth, remote: WatchedTier, backup: WatchedTier) -> Process:
+    return Process(truth, remote, backup)
+
+
+async def test_the_backup_answers_while_nobody_writes(process: Process, backup: WatchedTier, remote: WatchedTier):
+    await process.get_order("7")
+    process.get_order.clear()
+    asked = len(remote.orders)
+    assert await process.get_order("7") == "old"
+    assert len(remote.orders) == asked
+
+
+async def test_what_is_written_elsewhere_is_not_found_in_the_backup(
+    truth: Truth, process: Process, backup: WatchedTier, elsewhere: MemoryTier
+):
+    await process.get_order("7")
+    await process.get_order("8")
+    async with writing(elsewhere, "order:7"):
+        truth.save("7")
+    assert await process.get_order("7") == "new"
+    truth.orders["8"] = "unseen"
+    process.get_order.clear()
+    assert await process.get_order("8") == "old"
+
+
+async def test_a_single_entry_written_elsewhere_is_not_found_in_the_backup(
+    truth: Truth, process: Process, backup: WatchedTier, elsewhere: MemoryTier
+):
+    await process.get_order("7")
+    intent = write(keys=((backup.requests[0].tool, backup.requests[0].key),))
+    await elsewhere.begin(intent)
+    truth.save("7")
+    await commit(elsewhere, intent)
+    assert await process.get_order("7") == "new"
+
+
+async def test_many_writes_elsewhere_are_told_to_the_backup_by_root(
+    truth: Truth, process: Process, elsewhere: MemoryTier
+):
+    await process.get_order("7")
+    for number in range(1_100):
+        async with writing(elsewhere, f"order:{number}"):
+            pass
+    truth.save("7")
+    assert await process.get_order("7") == "new"
+
+
+async def test_a_backup_that_cannot_be_told_is_not_believed(
+    truth: Truth, process: Process, backup: WatchedTier, elsewhere: MemoryTier
+):
+    await process.get_order("7")
+    async with writing(elsewhere, "order:7"):
+        truth.save("7")
+    backup.fail("commit", OSError("gone"))
+    assert await process.get_order("7") == "new"
+    process.get_order.clear()
+    assert await process.get_order("7") == "new"
+
+
+async def test_after_a_loss_the_backup_is_not_believed(
+    truth: Truth, process: Process, remote: WatchedTier, elsewhere: MemoryTier
+):
+    await process.get_order("7")
+    remote.memory.cut()
+    async with writing(elsewhere, "order:7"):
+        truth.save("7")
+    remote.memory.reconnect()
+    assert await process.get_order("7") == "new"
+
+
+async def test_without_news_the_backup_is_believed_for_the_bound_of_staleness(
+    truth: Truth, process: Process, remote: WatchedTier, elsewhere: MemoryTier, clock: library.Clock
+):
+    await process.get_order("7")
+    remote.memory.cut()
+    async with writing(elsewhere, "order:7"):
+        truth.save("7")
+    process.get_order.clear()
+    assert await process.get_order("7") == "old"
+    clock.advance(1.1)
+    assert await process.get_order("7") == "new"
+
+
+async def test_what_an_earlier_process_left_in_the_backup_is_not_believed(
+    truth: Truth, remote: WatchedTier, backup: WatchedTier, elsewhere: MemoryTier
+):
+    await Process(truth, backup).get_order("7")
+    async with writing(elsewhere, "order:7"):  # nobody listens yet
+        truth.save("7")
+    assert await Process(truth, remote, backup).get_order("7") == "new"
+
+
+async def test_what_was_loaded_while_a_writer_was_at_work_elsewhere_is_not_given_to_the_backup(
+    truth: Truth, process: Process, elsewhere: MemoryTier, clock: library.Clock
+):
+    await process.get_order("8")  # the tiers are listened to
+    await elsewhere.begin(write("order:7"))
+    assert await process.get_order("7") == "old"
+    truth.orders["7"] = "new"  # and then the writer dies, so nobody says more
+    clock.advance(elsewhere.lease + 1)
+    assert await process.get_order("7") == "new"
+
+
+async def test_a_hit_that_a_writer_elsewhere_may_yet_name_is_not_given_to_the_backup(
+    truth: Truth, process: Process, elsewhere: MemoryTier, clock: library.Clock
+):
+    await Process(truth, elsewhere).get_order("7")
+    await elsewhere.begin(write(late=("order",)))
+    assert await process.get_order("7") == "old"
+    truth.orders["7"] = "new"
+    clock.advance(elsewhere.lease + 1)
+    assert await process.get_order("7") == "new"
