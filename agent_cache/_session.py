@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Callable, Hashable
 from contextvars import Context, Token
 from types import TracebackType
 from typing import Any, Literal, Self
-from uuid import uuid4
 
 from agent_cache._core.entries import Entry
 from agent_cache._core.keys import Uncacheable, key_part
@@ -65,7 +65,7 @@ class AgentCacheSession:
         tenant: Hashable | None = None,
         trace_size: int = 10_000,
     ) -> None:
-        self.session_id = session_id if session_id is not None else uuid4().hex
+        self.session_id = session_id if session_id is not None else os.urandom(16).hex()
         self.metrics = Metrics()
         self._max_repeats = _at_least(2, max_tool_repeats, "max_tool_repeats")
         self._detects_loops = loop_detection

@@ -9,14 +9,11 @@ import marshal
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta, timezone
-from decimal import Decimal
 from enum import Enum
-from fractions import Fraction
 from functools import partial
-from pathlib import PurePath
 from typing import Any, Final
-from uuid import UUID
 
+from agent_cache._core.standard import text_of_standard_value
 from agent_cache._core.tags import Tag
 
 __all__ = [
@@ -137,18 +134,7 @@ class Protection:
 
 
 _SCALARS: frozenset[type] = frozenset({str, int, float, bool, type(None), bytes, complex})
-IMMUTABLE: frozenset[type] = _SCALARS | {
-    datetime,
-    date,
-    time,
-    timedelta,
-    timezone,
-    Decimal,
-    Fraction,
-    UUID,
-    range,
-    type(Ellipsis),
-}
+IMMUTABLE: frozenset[type] = _SCALARS | {datetime, date, time, timedelta, timezone, range, type(Ellipsis)}
 """Types whose values are shared as they are, whatever `copy=` says."""
 
 _MAX_NODES = 100_000
@@ -164,7 +150,7 @@ def structural(value: Any) -> Callable[[], Any] | None:
         Unprotectable: if the value cannot be copied.
     """
     kind = type(value)
-    if kind in IMMUTABLE or isinstance(value, Enum | PurePath | type):
+    if _is_immutable(value, kind):
         return None
     if kind is dict or kind is list or kind is set:
         members = value.values() if kind is dict else value
@@ -181,11 +167,15 @@ def structural(value: Any) -> Callable[[], Any] | None:
     return partial(copy.deepcopy, original)
 
 
+def _is_immutable(value: Any, kind: type) -> bool:
+    return kind in IMMUTABLE or isinstance(value, Enum | type) or text_of_standard_value(kind) is not None
+
+
 def _is_deeply_immutable(value: Any) -> bool:
     kind = type(value)
     if kind is tuple or kind is frozenset:
         return all(map(_is_deeply_immutable, value))
-    return kind in IMMUTABLE or isinstance(value, Enum | PurePath)
+    return _is_immutable(value, kind)
 
 
 def _is_plain_tree(value: Any) -> bool:

@@ -22,18 +22,13 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import fields, is_dataclass
 from datetime import date, datetime, time, timedelta, timezone
-from decimal import Decimal
 from enum import Enum
-from fractions import Fraction
 from functools import cached_property
-from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
-from pathlib import PosixPath, PurePosixPath, PureWindowsPath, WindowsPath
 from re import Pattern
 from types import FunctionType, MappingProxyType, SimpleNamespace
 from typing import Any
-from uuid import UUID
-from zoneinfo import ZoneInfo
 
+from agent_cache._core.standard import text_of_standard_value
 from agent_cache.errors import UncacheableArgumentsError as Uncacheable
 
 __all__ = ["ALIASES", "PLAIN", "Part", "Uncacheable", "canonical", "key_part", "serial_of"]
@@ -170,6 +165,9 @@ class _Encoder:
         leaf = _LEAVES.get(kind)
         if leaf is not None:
             return leaf(value)
+        text_of = text_of_standard_value(kind)
+        if text_of is not None:
+            return _standard(kind, text_of(value))
         if id(value) in self.path:
             raise Uncacheable(f"an argument of type {_name(type(value))} contains itself")
         if self.depth >= MAX_DEPTH:
@@ -283,10 +281,10 @@ def _float(value: float) -> bytes:
     return b"f" + struct.pack(">d", value)
 
 
-def _zone(value: ZoneInfo) -> bytes:
-    if not value.key:
-        raise Uncacheable("a ZoneInfo without a key has no identity")
-    return _text(b"z", value.key)
+def _standard(kind: type, text: str | None) -> bytes:
+    if text is None:
+        raise Uncacheable(f"a value of type {_name(kind)} was made without the name it would be known by")
+    return _text(b"$", f"{kind.__name__} {text}")
 
 
 _CONTAINERS = (dict, list, set, frozenset, tuple, str, bytes, bytearray, int, float, complex, deque)
@@ -306,18 +304,7 @@ _LEAVES: dict[type, Callable[[Any], bytes]] = {
     date: lambda value: _text(b"d", value.isoformat()),
     timedelta: lambda value: _text(b"P", f"{value.days},{value.seconds},{value.microseconds}"),
     timezone: lambda value: _text(b"Z", repr(value)),
-    ZoneInfo: _zone,
-    Decimal: lambda value: _text(b"$", str(value)),
-    Fraction: lambda value: _text(b"/", str(value)),
-    UUID: lambda value: b"u" + value.bytes,
     Pattern: lambda value: _sized(b"R", canonical((value.pattern, value.flags))),
     FunctionType: lambda value: b"L%d;" % serial_of(value),
     type: lambda value: b"Y%d;" % serial_of(value),
 }
-_LEAVES |= dict.fromkeys(
-    (IPv4Address, IPv6Address, IPv4Network, IPv6Network), lambda value: _text(b"@", f"{type(value).__name__} {value}")
-)
-_LEAVES |= dict.fromkeys(
-    (PurePosixPath, PureWindowsPath, PosixPath, WindowsPath),
-    lambda value: _text(b"p", f"{type(value).__qualname__} {value}"),
-)

@@ -8,9 +8,9 @@ Since a listener cannot wait, the nearer tier is told when it is next asked, and
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Callable, Hashable
 from functools import partial
-from uuid import uuid4
 
 from agent_cache._core.entries import NEVER
 from agent_cache._core.ledger import Region
@@ -87,7 +87,7 @@ async def settle(tier: Tier, roots: tuple[str, ...]) -> None:
         debt.paths.update(dict.fromkeys(new, _next_serial()))
         paths, keys = dict(debt.paths), dict(debt.keys)
     tags = tuple(paths)
-    await tier.commit(WriteIntent(uuid4().hex, tags, keys=tuple(keys)), tags, failed=False, hold=0.0)
+    await tier.commit(WriteIntent(os.urandom(16).hex(), tags, keys=tuple(keys)), tags, failed=False, hold=0.0)
     with LEDGER.lock:
         debt.pay(paths, keys)
         debt.roots.update(new)

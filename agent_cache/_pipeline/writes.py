@@ -10,10 +10,10 @@ nothing under them is stored; its end is a move as well. The commit to the tiers
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Coroutine, Hashable, Mapping
 from dataclasses import replace
 from typing import Any
-from uuid import uuid4
 
 from agent_cache._core.ledger import Hold, Region
 from agent_cache._core.policies import WritePolicy
@@ -142,7 +142,7 @@ class Write:
 
     async def _announce(self) -> None:
         self._intent = WriteIntent(
-            id=uuid4().hex,
+            id=os.urandom(16).hex(),
             tags=self.region.paths + self.region.bare,
             late_roots=self._late_roots,
             keys=tuple((tool.name, key) for tool, key in self.region.keys),
