@@ -177,7 +177,11 @@ def single_flight(call: Call, proceed: Proceed) -> Awaitable[Entry]:
         if call.is_fresh:
             with LEDGER.lock:
                 present.spoil()  # what it loads is older than what is asked for now
-        elif present.may_be_joined() and (under is None or not _would_deadlock(under, present)):
+        elif not present.may_be_joined():
+            with LEDGER.lock:
+                present.detach()  # who comes now leads, and who comes next joins that
+            present = None
+        elif under is None or not _would_deadlock(under, present):
             waiter = loop.create_future()
             if present.waiters is None:
                 present.waiters = deque()

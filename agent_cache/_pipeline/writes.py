@@ -160,8 +160,7 @@ class Write:
     async def _renew(self, intent: WriteIntent, interval: float) -> None:
         while True:
             await asyncio.sleep(interval)
-            for tier in self._tiers:
-                await self._guard(tier.renew(intent), "renew", tier)
+            await asyncio.gather(*(self._guard(tier.renew(intent), "renew", tier) for tier in self._tiers))
 
     async def _commit(self, intent: WriteIntent, region: Region, *, failed: bool, hold: float) -> None:
         await self._commit_all(intent, region.paths + region.bare, failed=failed, hold=hold)

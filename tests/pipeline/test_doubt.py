@@ -378,3 +378,12 @@ async def test_a_write_cancelled_twice_is_in_doubt_all_the_same():
     await idle()
     assert writer.cancelled()
     assert not await shop.is_kept()
+
+
+async def test_a_write_whose_coroutine_is_closed_is_in_doubt():
+    """Closing is how an abandoned call ends; its request may be on the wire."""
+    shop = Shop()
+    writer = shop.change("7")
+    writer.send(None)
+    writer.close()
+    assert not await shop.is_kept()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from agent_cache import AgentCache, AgentCacheInvalidator, AgentCacheSession, invalidate, tags_from
-from tests.harness.gates import Gate, started
+from tests.harness.gates import Gate, cancelled, started
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -198,6 +198,23 @@ async def test_a_call_or_a_tool_can_be_forgotten_by_hand(counted):
     assert order.clear() == 2
     assert order.clear() == 0
     assert await counted.rerun(lambda: order("2"), lambda: other("1")) == [True, False]
+
+
+async def test_single_entries_that_a_lost_write_named_are_in_doubt(counted, clock):
+    """What `key_fn` names is held like what tags name: for the five seconds of doubt, and the call beside it is not."""
+    order, gate = counted.tool("order", "order"), Gate()
+
+    @AgentCacheInvalidator("order", clear_all=False, key_fn=lambda args, kwargs: order.cache_key(*args))
+    async def change(id: str) -> None:
+        await gate()
+
+    await cancelled(await started(change("7")))
+    reads = [lambda: order("7"), lambda: order("8")]
+    assert await counted.rerun(*reads) == [True, True]
+    assert await counted.rerun(*reads) == [True, False]
+    clock.advance(5.1)
+    assert await counted.rerun(*reads) == [True, False]
+    assert await counted.rerun(*reads) == [False, False]
 
 
 @pytest.mark.parametrize("how", ["invalidate", "clear"])
