@@ -189,10 +189,13 @@ class AgentCache:
 
 
 def _takes_arguments(vary: Callable[..., Any]) -> bool:
+    """Whether ``vary`` needs the arguments. What can be called without is: ``ContextVar.get`` would take them for a
+    default.
+    """
     try:
-        inspect.signature(vary).bind({})
+        inspect.signature(vary).bind()
     except TypeError:
-        return False
+        return True
     except ValueError:  # a builtin without a signature
         return True
-    return True
+    return False

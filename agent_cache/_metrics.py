@@ -93,30 +93,22 @@ class Metrics:
     """
 
     def __init__(self) -> None:
-        self._tools: dict[str, Stats] = {}
-        self._roots: dict[str, tuple[str, ...]] = {}
-        self._explicit: dict[str, int] = {}
+        self._tools: dict[tuple[str, tuple[str, ...]], Stats] = {}
+        self._explicit: dict[tuple[str, ...], Stats] = {}
 
     def stats_of(self, tool: str, roots: Iterable[str]) -> Stats:
-        """The counters of a tool; two tools of one name share them."""
-        stats = self._tools.get(tool)
-        if stats is None:
-            self._roots[tool] = tuple(roots)  # first: another thread may be reading
-            stats = self._tools.setdefault(tool, Stats())
-        return stats
+        """The counters of a tool; two tools of one name that read the same roots share them."""
+        return self._tools.setdefault((tool, tuple(roots)), Stats())
 
     def invalidated(self, roots: Iterable[str]) -> None:
         """Count an invalidation that no tool stands for: `invalidate(...)` or `writing(...)`."""
-        for root in roots:
-            self._explicit[root] = self._explicit.get(root, 0) + 1
-        self._explicit[""] = self._explicit.get("", 0) + 1
+        self._explicit.setdefault(tuple(roots), Stats()).invalidations += 1
 
     def total(self) -> Stats:
         """All tools added up."""
         total = Stats()
-        for stats in list(self._tools.values()):
+        for stats in (*list(self._tools.values()), *list(self._explicit.values())):
             total.add(stats)
-        total.invalidations += self._explicit.get("", 0)
         return total
 
     def __getattr__(self, name: str) -> Any:
@@ -130,19 +122,19 @@ class Metrics:
         """
         total = self.total()
         resources: dict[str, Stats] = {}
-        for tool, stats in list(self._tools.items()):
-            for root in self._roots[tool]:
+        tools: dict[str, Stats] = {}
+        for (tool, roots), stats in list(self._tools.items()):
+            tools.setdefault(tool, Stats()).add(stats)
+            for root in roots:
                 resources.setdefault(root, Stats()).add(stats)
-        for root, count in list(self._explicit.items()):
-            if root:
-                resources.setdefault(root, Stats()).invalidations += count
+        for roots, stats in list(self._explicit.items()):
+            for root in roots:
+                resources.setdefault(root, Stats()).add(stats)
         return total.as_dict() | {
             "loop_detections": total.loop_detections,
             "resources": {root: stats.as_dict() for root, stats in sorted(resources.items())},
             "tools": {
-                tool: stats.as_dict()
-                for tool, stats in sorted(self._tools.items())
-                if stats.calls or stats.invalidations
+                tool: stats.as_dict() for tool, stats in sorted(tools.items()) if stats.calls or stats.invalidations
             },
         }
 

@@ -159,6 +159,10 @@ class AgentCacheSession:
 
     # Loops and budgets
 
+    def recent_tools(self, count: int) -> tuple[str, ...]:
+        """Names of the last few calls, oldest first."""
+        return self._trace.recent_tools(count)
+
     @property
     def loop_error(self) -> AgentLoopDetectedError | None:
         """The loop or the exhausted budget that has stopped this run, if one has."""
@@ -169,12 +173,11 @@ class AgentCacheSession:
         if self._loop_error is None:
             self._loop_error = error
             self._progress.limit = 0
-            _LOG.warning(
-                "loop detected: %s", error, extra={"agent_cache_event": "loop", "agent_cache_tool": error.tool}
-            )
+            extra = {"agent_cache_event": "loop", "agent_cache_tool": error.tool}
+            _LOG.warning("loop detected: %s, %s, %d calls", error.tool, error.kind, error.count, extra=extra)
         for stats in counters:
             stats.loop_detections += 1
-        return self._loop_error
+        return self._loop_error.with_traceback(None)  # the same error may be raised a thousand times
 
     def begin_tick(self) -> asyncio.AbstractEventLoop:
         """Notice when this iteration of the event loop is over. Costs nothing while no call is made."""
@@ -242,8 +245,9 @@ class SessionWatch:
                         if count >= limit:
                             progress.calls -= 1
                             raise self._refused(key, now, self._repeat(streak, value))
-                else:
-                    self._see(key, value, entry)
+                elif self._see(key, value, entry) >= limit:
+                    progress.calls -= 1
+                    raise self._refused(key, now, self._repeat(self._streak(key), value))
             stats.hits += 1
             stats.time_saved += entry.cost
             parent = enclosing()
@@ -268,8 +272,9 @@ class SessionWatch:
         progress = self._progress
         if progress.calls >= progress.limit:
             session = self._session
-            recent = tuple(record.tool for record in session.get_execution_trace()[-10:])
-            error = session.loop_error or AgentLoopDetectedError(self._name, "depth", progress.calls, 0, recent)
+            error = session.loop_error or AgentLoopDetectedError(
+                self._name, "depth", progress.calls, 0, session.recent_tools(10)
+            )
             raise self._refused(key, now, error)
 
     def admit(self, call: Call) -> None:
@@ -301,7 +306,7 @@ class SessionWatch:
                 self._see(call.key, (type(error), shown(error)), None)
             elif self._see(call.key, value, None if call.source == "uncached" else call.flight.kept) >= self._limit:
                 raise self._session.latch(
-                    self._repeat(self._streaks.of(call.key), value), call.operation.stats, self._stats
+                    self._repeat(self._streak(call.key), value), call.operation.stats, self._stats
                 )
         return value
 
@@ -321,6 +326,10 @@ class SessionWatch:
         self._add(
             (self._name, key, self._kind, "blocked", type(error).__name__, now, 0.0, number, self._progress.calls)
         )
+
+    def _streak(self, key: Hashable) -> Streak:
+        assert self._streaks is not None
+        return self._streaks.of(key)
 
     def _see(self, key: Hashable, outcome: object, witness: Entry | None) -> int:
         assert self._streaks is not None

@@ -13,9 +13,10 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from agent_cache import testing
+from benchmarks import page
 from benchmarks.machine import described
 from benchmarks.rows import footprint, hits, imports, invalidation, misses, sessions, stampede
-from benchmarks.table import HEADINGS, Row, markdown
+from benchmarks.table import HEADINGS, SHOWN, Row, markdown
 from benchmarks.timing import QUICK, Effort
 
 GROUPS: dict[str, Callable[[Effort], Awaitable[list[Row]]]] = {
@@ -47,18 +48,18 @@ def main(argv: list[str] | None = None) -> int:
         "--quick", action="store_true", help="fewer, shorter rounds and a tenth of the entries: a look, not a verdict"
     )
     parser.add_argument("--json", type=Path, metavar="PATH", help="also write every figure with its quartiles to PATH")
-    parser.add_argument(
-        "--markdown", action="store_true", help="name the machine and the versions above the table, as the docs do"
-    )
+    parser.add_argument("--markdown", action="store_true", help="print what the documentation shows: no budgets")
+    parser.add_argument("--page", action="store_true", help="put that into docs/benchmarks.md; needs all groups")
     options = parser.parse_args(argv)
     if unknown := [group for group in options.groups if group not in GROUPS]:
         parser.error(f"no such group: {', '.join(unknown)}; there are {', '.join(GROUPS)}")
     table = asyncio.run(measured(options.groups or list(GROUPS), QUICK if options.quick else Effort()))
-    if options.markdown:
-        print(described(["agent-cache"]), end="\n\n")
-    print(markdown(HEADINGS, [row.cells() for row in table]))
+    shown = described(["agent-cache"]) + "\n\n" + markdown(SHOWN, [row.shown() for row in table])
+    print(shown if options.markdown else markdown(HEADINGS, [row.cells() for row in table]))
     if options.json:
         options.json.write_text(json.dumps([row.as_json() for row in table], indent=1) + "\n", encoding="utf-8")
+    if options.page:
+        page.put("budgets", shown)
     missed = [row.what for row in table if not row.holds]
     if missed:
         print(f"{len(missed)} missed: {'; '.join(missed)}", file=sys.stderr)

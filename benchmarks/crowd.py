@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from time import thread_time
 
 from benchmarks.workload import ScalarTool, new_ids, slow_tool
@@ -12,13 +12,13 @@ TASKS = 1_000
 
 
 class Crowd:
-    """Times `gather` of a thousand equal calls, with a new argument each time, and counts how often that ran the tool."""
+    """Times `gather` of a thousand equal calls, a new argument each time, and counts how often that ran the tool."""
 
-    def __init__(self, decorate: Callable[[ScalarTool], ScalarTool] | None = None) -> None:
+    def __init__(self, decorate: Callable[[ScalarTool], Callable[[str], Awaitable[object]]] | None = None) -> None:
         self.most_executions = 0
         self._executions: list[str] = []
         tool = slow_tool(self._executions)
-        self._tool = decorate(tool) if decorate else tool
+        self._tool: Callable[[str], Awaitable[object]] = decorate(tool) if decorate else tool
         self._ids = new_ids("cold")
 
     async def sample(self, n: int) -> float:

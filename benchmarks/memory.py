@@ -1,7 +1,7 @@
 """Bytes per entry: what a cache holds for each call besides the caller's own key and value.
 
-Keys and values are made, and kept, before `tracemalloc` starts, so that only what the cache itself allocates is counted and
-there is nothing to subtract. Tables grow in steps, so the size is read at several counts over one doubling.
+Keys and values are made, and kept, before `tracemalloc` starts, so that only what the cache itself allocates is
+counted and there is nothing to subtract. Tables grow in steps, so the size is read at several counts over one doubling.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ import tracemalloc
 from collections.abc import Awaitable, Callable, Sequence
 
 from benchmarks.timing import Spread
+from benchmarks.workload import ScalarTool
 
-Decorate = Callable[[Callable[[str], Awaitable[str]]], Callable[[str], Awaitable[object]]]
+Decorate = Callable[[ScalarTool], Callable[[str], Awaitable[object]]]
 
 FIRST = 20_000
 MARKS = 9

@@ -34,7 +34,19 @@ class Row:
         spread = f"{show(self.measured.low)} to {show(self.measured.high)}"
         if self.limit is None:
             return (self.what, show(self.measured.median), spread, "", "", self.note)
-        return (self.what, show(self.measured.median), spread, show(self.limit), "ok" if self.holds else "MISSED", self.note)
+        return (
+            self.what,
+            show(self.measured.median),
+            spread,
+            show(self.limit),
+            "ok" if self.holds else "MISSED",
+            self.note,
+        )
+
+    def shown(self) -> tuple[str, ...]:
+        """The cells that a reader of the documentation wants."""
+        what, measured, spread, _, _, note = self.cells()
+        return (self.group, what, measured, spread, note)
 
     def as_json(self) -> dict[str, object]:
         return {
@@ -51,12 +63,15 @@ class Row:
 
 
 HEADINGS = ("what", "measured", "quartiles", "budget", "", "note")
+SHOWN = ("", "what", "measured", "quartiles", "note")
 
 
 def markdown(headings: tuple[str, ...], lines: Iterable[tuple[str, ...]]) -> str:
     """A table that reads well as Markdown and as plain text."""
     cells = [tuple(cell.replace("|", "\\|") for cell in line) for line in (headings, *lines)]
     widths = [max(len(line[column]) for line in cells) for column in range(len(headings))]
-    padded = ["| " + " | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) + " |" for line in cells]
+    padded = [
+        "| " + " | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) + " |" for line in cells
+    ]
     rule = "|" + "|".join("-" * (width + 2) for width in widths) + "|"
     return "\n".join((padded[0], rule, *padded[1:]))

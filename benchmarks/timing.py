@@ -1,10 +1,11 @@
 """Time several callables fairly in one noisy process.
 
-What is compared is always `await f(argument)` in a loop of one coroutine, as an agent's own code would have it, against
-the same loop over the bare tool. The step of that loop (about 10 ns) is on both sides and is left in. Four things keep a
-busy machine out of the result: the clock is the thread's own, which stands still while another process has the core; every
-round times every subject once, shortly and in a new order; a subject is compared with the base *of its own round*, since a
-neighbour on the same core slows both; and what is reported is the median over many rounds, with its quartiles.
+What is compared is always `await f(argument)` in a loop of one coroutine, as an agent's own code would have it,
+against the same loop over the bare tool. The step of that loop (about 10 ns) is on both sides and is left in. Four
+things keep a busy machine out of the result: the clock is the thread's own, which stands still while another process
+has the core; every round times every subject once, shortly and in a new order; a subject is compared with the base
+*of its own round*, since a neighbour on the same core slows both; and what is reported is the median over many
+rounds, with its quartiles.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class Figure:
 class Effort:
     """How long to measure: rounds, and seconds that one subject runs for in each."""
 
-    rounds: int = 151
+    rounds: int = 75
     seconds: float = 0.004
     entries: int = 1_000_000
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-ScalarTool = Callable[[str], Awaitable[str]]
-FilterTool = Callable[[dict[str, Any]], Awaitable[str]]
-FlatTool = Callable[[str], Awaitable[dict[str, Any]]]
+ScalarTool = Callable[[str], Coroutine[Any, Any, str]]
+FilterTool = Callable[[dict[str, Any]], Coroutine[Any, Any, str]]
+FlatTool = Callable[[str], Coroutine[Any, Any, dict[str, Any]]]
 
 USER = "sara_doe_496"
 CARD = "gift_card_3827561"

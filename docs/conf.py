@@ -21,6 +21,8 @@ myst_heading_anchors = 3
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_class_signature = "mixed"
+# An attribute that a class docstring lists may be a property as well, which has an entry of its own.
+napoleon_use_ivar = True
 python_use_unqualified_type_names = True
 python_maximum_signature_line_length = 100
 # Docstrings speak Markdown's `code`, as the pages do.

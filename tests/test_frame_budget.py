@@ -12,11 +12,14 @@ import pytest
 
 from agent_cache import AgentCache, AgentCacheSession, testing
 
-GLOBAL_HIT = 1
-NESTED_ARGUMENT_HIT = 2
+HIT = 1
 MUTABLE_HIT = 2
-SESSION_HIT = 6
-MISS = 20
+"""The body, and the second look that copies."""
+SESSION_HIT = 2 if sys.version_info >= (3, 12) else 3
+"""The body and what the session observes; before 3.12 also which task it is, which asyncio says in Python there."""
+MISS = {"card": 18, "card:{user_id}": 21, "card:{result}": 27}
+SESSION_MISS = 28
+"""Misses may get cheaper, not dearer: lower these when they do."""
 
 
 @pytest.fixture(autouse=True)
@@ -54,30 +57,43 @@ async def search(filters: dict[str, Any]) -> str:
     return "#W2378156"
 
 
-def test_the_counter_sees_every_frame() -> None:
-    """A wrapper around a tool is one frame more, so the numbers below cannot pass by not counting."""
+def test_a_frame_that_is_added_anywhere_is_counted() -> None:
+    """Around a tool, or inside its body, where a clock in Python takes the place of the one in C."""
 
     async def wrapped(user_id: str) -> str:
-        return await get_card(user_id)
+        return await tool(user_id)
+
+    tool = AgentCache(resource="card", ttl=60)(get_card)
 
     async def main() -> None:
         assert len(await frames(get_card, "u1")) == 1
-        assert len(await frames(wrapped, "u1")) == 2
+        assert len(await warm_frames(tool, "u1")) == HIT
+        assert len(await warm_frames(wrapped, "u1")) == HIT + 1
+        tool.clear()
+        with testing.FakeClock():
+            assert len(await warm_frames(tool, "u1")) == HIT + 1
 
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("resource", ["card", "card:{user_id}", "card:{result}"])
-def test_a_hit_outside_a_session_is_one_frame(resource: str) -> None:
+async def warm_frames(function: Callable[..., Awaitable[Any]], *args: object) -> list[str]:
+    """The frames of the second of two equal calls: a hit."""
+    await function(*args)
+    return await frames(function, *args)
+
+
+@pytest.mark.parametrize("resource", MISS)
+def test_a_hit_outside_of_sessions_is_one_frame(resource: str) -> None:
     """The generated body answers by itself, whatever the tags are."""
     tool = AgentCache(resource=resource, ttl=60)(get_card)
+    entered = asyncio.run(warm_frames(tool, "u1"))
+    assert len(entered) == HIT, entered
 
-    async def main() -> list[str]:
-        await tool("u1")
-        return await frames(tool, "u1")
 
-    entered = asyncio.run(main())
-    assert len(entered) == GLOBAL_HIT, entered
+def test_a_hit_without_ttl_is_one_frame() -> None:
+    """There is nothing to look up for an entry that never expires."""
+    entered = asyncio.run(warm_frames(AgentCache(resource="card")(get_card), "u1"))
+    assert len(entered) == HIT, entered
 
 
 def test_a_keyword_spelling_costs_no_frame() -> None:
@@ -89,59 +105,73 @@ def test_a_keyword_spelling_costs_no_frame() -> None:
         return await frames(tool, user_id="u1")
 
     entered = asyncio.run(main())
-    assert len(entered) == GLOBAL_HIT, entered
-
-
-def test_a_hit_with_a_nested_argument_adds_the_alias_of_the_argument() -> None:
-    """A container argument is looked up in the table of aliases, and no deeper."""
-    tool = AgentCache(resource="orders", ttl=60)(search)
-
-    async def main() -> list[str]:
-        await tool({"status": "pending", "price": {"min": 10}})
-        return await frames(tool, {"status": "pending", "price": {"min": 10}})
-
-    entered = asyncio.run(main())
-    assert len(entered) <= NESTED_ARGUMENT_HIT, entered
+    assert len(entered) == HIT, entered
 
 
 def test_a_hit_with_a_mutable_result_adds_the_copy() -> None:
-    """The slow half of a hit is one synchronous function that copies."""
-    tool = AgentCache(resource="user", ttl=60)(get_user)
+    """The slow half of a hit is synchronous, and copies in C."""
+    entered = asyncio.run(warm_frames(AgentCache(resource="user", ttl=60)(get_user), "u1"))
+    assert len(entered) == MUTABLE_HIT, entered
 
-    async def main() -> list[str]:
-        await tool("u1")
-        return await frames(tool, "u1")
 
-    entered = asyncio.run(main())
-    assert len(entered) <= MUTABLE_HIT, entered
+def test_a_hit_with_a_nested_argument_recognises_it_without_walking_it() -> None:
+    """As many frames for a large argument as for a small one, and few."""
+    tool = AgentCache(resource="orders", ttl=60)(search)
+
+    async def main() -> tuple[list[str], list[str]]:
+        small = await warm_frames(tool, {"status": "pending"})
+        return small, await warm_frames(tool, {"status": ["pending"], "price": {"min": 10, "max": {"of": [1, 2, 3]}}})
+
+    small, large = asyncio.run(main())
+    assert len(small) <= HIT + 1, small
+    assert large == small
 
 
 def test_a_hit_in_a_session_is_a_small_constant() -> None:
-    """The same number for the second call and for the thousandth: the trace and the loop guard scan nothing."""
+    """The same for the second call and for the thousandth: the trace and the loop guard scan nothing."""
     tool = AgentCache(resource="card", ttl=60)(get_card)
 
     async def main() -> tuple[list[str], list[str]]:
-        async with AgentCacheSession(max_tool_repeats=10**9, max_execution_depth=10**9):
+        async with unlimited_session():
             await tool("u1")
-            second = await frames(tool, "u1")
+            second = await warm_frames(tool, "u1")
             for _ in range(1_000):
                 await tool("u1")
             return second, await frames(tool, "u1")
 
     second, late = asyncio.run(main())
-    assert len(second) <= SESSION_HIT, second
+    assert len(second) == SESSION_HIT, second
     assert late == second
 
 
-def test_a_miss_is_a_constant_and_runs_the_tool_once() -> None:
+@pytest.mark.parametrize("resource", MISS)
+def test_a_miss_is_a_constant_and_runs_the_tool_once(resource: str) -> None:
     """A full cache, so that the miss evicts as well."""
-    tool = AgentCache(resource="card:{user_id}", ttl=60, maxsize=8)(get_card)
+    tool = AgentCache(resource=resource, ttl=60, maxsize=8)(get_card)
+    entered = asyncio.run(miss_frames(tool))
+    assert entered.count("get_card") == 1
+    assert len(entered) <= MISS[resource], entered
+
+
+def test_a_miss_in_a_session_is_a_constant() -> None:
+    """What a session adds does not grow with what it has seen."""
+    tool = AgentCache(resource="card", ttl=60, maxsize=8)(get_card)
 
     async def main() -> list[str]:
-        for number in range(100):
-            await tool(f"u{number}")
-        return await frames(tool, "new")
+        async with unlimited_session():
+            return await miss_frames(tool)
 
     entered = asyncio.run(main())
-    assert entered.count("get_card") == 1
-    assert len(entered) <= MISS, entered
+    assert len(entered) <= SESSION_MISS, entered
+
+
+async def miss_frames(tool: Callable[..., Awaitable[Any]]) -> list[str]:
+    """The frames of a miss that finds the cache full."""
+    for number in range(100):
+        await tool(f"u{number}")
+    return await frames(tool, "new")
+
+
+def unlimited_session() -> AgentCacheSession:
+    """A session whose limits are out of reach."""
+    return AgentCacheSession(max_tool_repeats=10**9, max_execution_depth=10**9)

@@ -80,7 +80,7 @@ class Guarded(Entry):
     and costs the others nothing.
     """
 
-    __slots__ = ("_expires", "copy", "trust")
+    __slots__ = ("_expires", "copy", "failure", "trust")
 
     def __init__(
         self,
@@ -97,6 +97,7 @@ class Guarded(Entry):
         self._expires = expires
         self.copy = copy
         self.trust = trust
+        self.failure: Exception | None = None
 
     @property
     def expires(self) -> float:
@@ -114,7 +115,13 @@ class Guarded(Entry):
                 self.fast = until
         if now >= until:
             return MISSING
-        return self.value if self.copy is None else self.copy()
+        if self.copy is None:
+            return self.value
+        try:
+            return self.copy()
+        except Exception as error:  # noqa: BLE001 - the user's function; what it cannot copy is loaded anew
+            self.failure = error
+            return MISSING
 
 
 class Unprotectable(Exception):
@@ -167,8 +174,11 @@ def structural(value: Any) -> Callable[[], Any] | None:
     return partial(copy.deepcopy, original)
 
 
+_NAMED = (Enum, type)
+
+
 def _is_immutable(value: Any, kind: type) -> bool:
-    return kind in IMMUTABLE or isinstance(value, Enum | type) or text_of_standard_value(kind) is not None
+    return kind in IMMUTABLE or isinstance(value, _NAMED) or text_of_standard_value(kind) is not None
 
 
 def _is_deeply_immutable(value: Any) -> bool:

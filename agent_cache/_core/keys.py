@@ -1,6 +1,6 @@
 """What makes two calls the same call: a canonical, type-exact encoding of arguments.
 
-`str`, `int` and `None` stand for themselves in a key. Everything else becomes *canonical bytes*: a tagged,
+`str` and `int` stand for themselves in a key. Everything else becomes *canonical bytes*: a tagged,
 length-prefixed encoding in which two values are equal if and only if they have the same types and the same structure
 (``1``, ``True`` and ``1.0`` differ, and so do ``[1]`` and ``(1,)``, ``0.0`` and ``-0.0``), while the order of dict and
 set members does not count. `bytes` objects cache their hash and compare with `memcmp`, so a nested dict costs no more
@@ -34,10 +34,11 @@ from agent_cache.errors import UncacheableArgumentsError as Uncacheable
 __all__ = ["ALIASES", "PLAIN", "Part", "Uncacheable", "canonical", "key_part", "serial_of"]
 
 Part = Hashable
-"""One component of a key: `str`, `int` or `None` as they are, or canonical `bytes`."""
+"""One component of a key: `str` or `int` as they are, or canonical `bytes`."""
 
-PLAIN: frozenset[type] = frozenset({str, int, type(None)})
-"""The types that stand for themselves. `bytes` does not: it would be taken for canonical bytes."""
+PLAIN: frozenset[type] = frozenset({str, int})
+"""The types that stand for themselves. `bytes` does not: it would be taken for canonical bytes; nor does None, which
+says that a call has no key."""
 
 MAX_DEPTH = 100
 MAX_NODES = 100_000
@@ -67,6 +68,8 @@ def key_part(value: Any) -> Part:
     kind = type(value)
     if kind in PLAIN:
         return value  # type: ignore[no-any-return]
+    if value is None:
+        return b"N"
     if kind is bool:
         return b"T" if value else b"F"
     if kind is dict or kind is list or kind is tuple:

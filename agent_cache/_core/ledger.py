@@ -25,6 +25,10 @@ from agent_cache._core.tags import Tag, meet, root_of
 
 __all__ = ["Hold", "Ledger", "Load", "Region"]
 
+_MANY = 1_000
+"""Entries under one tag that are dropped one by one, 5 us each. More, and all of the tool's entries go at once instead:
+that is always safe, and a write must not hold the event loop for half a second."""
+
 _MAX_WRITTEN = 64
 """How many writes a load remembers while its own tags are unknown. One more, and it is not stored."""
 
@@ -239,10 +243,11 @@ class Ledger:
             for load in list(self._loads.get(root, ())):
                 if region.reaches(load.home):
                     self._touch(load, region, root)
-        for path in (*region.paths, *region.bare):
-            for home in list(self._homes.get(root_of(path), ())):
-                if region.reaches(home):
-                    garbage += (_drop(home, path, exactly=path in region.bare),)
+        for paths, exactly in ((region.paths, False), (region.bare, True)):
+            for path in paths:
+                for home in self.partitions_under(root_of(path)):
+                    if region.reaches(home):
+                        garbage += (_drop(home, path, exactly=exactly),)
         for tool, key in region.keys:
             garbage.extend(self._move_key(tool, key, region))
         return garbage
@@ -276,6 +281,6 @@ class Ledger:
 def _drop(home: Partition, path: Tag, *, exactly: bool) -> Any:
     if exactly:
         return home.store.drop_all() if path in home.static else home.store.drop_exactly(path)
-    if ":" not in path or any(meet(tag, path) for tag in home.static):
+    if ":" not in path or any(meet(tag, path) for tag in home.static) or home.store.count_under(path) > _MANY:
         return home.store.drop_all()
     return home.store.drop_tag(path)

@@ -54,6 +54,9 @@ class Parameters:
     names: tuple[str, ...]
     is_positional: bool
     """Whether a call in its canonical spelling is just one value for each name, in order."""
+    positional_only: tuple[str, ...]
+    surplus: str | None
+    """Name of the parameter that takes surplus keywords."""
 
     @classmethod
     def of(cls, function: Callable[..., Any], skip_args: int, tool: str) -> Parameters:
@@ -87,6 +90,10 @@ class Parameters:
             signature,
             tuple(signature.parameters),
             len(positional) == len(signature.parameters),
+            tuple(one.name for one in positional if one.kind is inspect.Parameter.POSITIONAL_ONLY),
+            next(
+                (name for name, one in signature.parameters.items() if one.kind is inspect.Parameter.VAR_KEYWORD), None
+            ),
         )
 
     @property
@@ -106,8 +113,15 @@ class Parameters:
         Raises:
             TypeError: as the tool itself would.
         """
-        bound = self.signature.bind(*args, **kwargs)
+        surplus: dict[str, Any] = {}
+        if self.surplus is not None:
+            # Signature.bind of Python 3.11 refuses a keyword with the name of a positional-only parameter; the
+            # interpreter takes it for a surplus one.
+            surplus = {name: kwargs[name] for name in self.positional_only if name in kwargs}
+        bound = self.signature.bind(*args, **{name: value for name, value in kwargs.items() if name not in surplus})
         bound.apply_defaults()
+        if surplus and self.surplus is not None:
+            bound.arguments[self.surplus] |= surplus
         return bound.arguments
 
     def split(self, arguments: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -65,6 +65,10 @@ class WritePolicy:
         return False
 
 
+_LONGEST = 1e15
+"""30 million years. What is longer was not meant, and may be more than a float holds."""
+
+
 def seconds(value: Any, what: str, *, zero: bool = False) -> float:
     """Read a duration: seconds or `timedelta`.
 
@@ -77,7 +81,7 @@ def seconds(value: Any, what: str, *, zero: bool = False) -> float:
     number = value.total_seconds() if isinstance(value, timedelta) else value
     if isinstance(number, bool) or not isinstance(number, int | float):
         raise ConfigurationError(f"{what} must be seconds or a timedelta, got {value!r}")
-    if not (number > 0 or (zero and number == 0)) or number == float("inf"):
+    if not (number > 0 or (zero and number == 0)) or number > _LONGEST:
         bound = "0 or more" if zero else "more than 0"
         hint = "" if zero else "; leave it out (None) for what never expires"
         raise ConfigurationError(f"{what} must be {bound} seconds, got {value!r}{hint}")
@@ -87,5 +91,6 @@ def seconds(value: Any, what: str, *, zero: bool = False) -> float:
 def checked_choice(value: Any, choices: tuple[str, ...], what: str) -> Any:
     """One of a few words; a misspelt one fails at once."""
     if value not in choices:
-        raise ConfigurationError(f"{what} must be one of {', '.join(map(repr, choices))}, got {value!r}")
+        allowed = repr(choices[0]) if len(choices) == 1 else f"one of {', '.join(map(repr, choices))}"
+        raise ConfigurationError(f"{what} must be {allowed}, got {value!r}")
     return value

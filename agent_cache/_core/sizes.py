@@ -17,17 +17,22 @@ def size_of(value: Any) -> int:
     extrapolated.
     """
     total, seen, pending = _OVERHEAD, set[int](), [value]
+    leaves = leaf_bytes = 0
     while pending and len(seen) < _MAX_NODES:
         one = pending.pop()
         if id(one) in seen:
             continue
         seen.add(id(one))
         try:
-            total += sys.getsizeof(one, 64)
-            pending.extend(_members(one))
+            size, members = sys.getsizeof(one, 64), _members(one)
         except Exception:  # noqa: BLE001 - somebody's attribute; an estimate goes on without it
-            total += 64
-    return total + (total // max(len(seen), 1)) * len(pending)
+            size, members = 64, []
+        total += size
+        pending += members
+        if not members:
+            leaves += 1
+            leaf_bytes += size
+    return total + leaf_bytes * len(pending) // max(leaves, 1)
 
 
 def _members(one: Any) -> list[Any]:

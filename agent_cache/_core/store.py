@@ -113,7 +113,15 @@ class Store:
         if entry is not None:
             self.bytes -= entry.size
             self._unindex(key, entry.tags)
+            if entry is self.newest:
+                self.newest = None
         return entry
+
+    def count_under(self, tag: Tag) -> int:
+        """How many entries `drop_tag` would take out, at the most."""
+        found = [self._exact.get(tag, _ABSENT), self._below.get(tag, _ABSENT)]
+        found += [self._exact.get(above, _ABSENT) for above in ancestors(tag)]
+        return sum(len(keys) if type(keys) is _Keys else keys is not _ABSENT for keys in found)
 
     def drop_tag(self, tag: Tag) -> list[Entry]:
         """Take out what meets a tag below the root: its own entries, those below it, and those tagged with an

@@ -309,7 +309,9 @@ def _parse_template(template: str, parameters: Sequence[str], tool: str) -> list
         raise ConfigurationError(f"{tool}: resource {template!r} is not a template: {error}") from None
     pieces: list[str | _Field] = []
     for literal, field, spec, conversion in parsed:
-        if literal:
+        if literal and pieces and isinstance(pieces[-1], str):
+            pieces[-1] += literal  # an escaped brace comes as a piece of its own
+        elif literal:
             pieces.append(literal)
         if field is None:
             continue

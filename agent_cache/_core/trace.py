@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Hashable
 from dataclasses import dataclass
@@ -51,6 +52,10 @@ class Trace:
 
     def __len__(self) -> int:
         return len(self._ring)
+
+    def recent_tools(self, count: int) -> tuple[str, ...]:
+        """Names of the last few calls, oldest first."""
+        return tuple(fields[0] for fields in itertools.islice(reversed(self._ring), count))[::-1]
 
     def records(self) -> list[TraceRecord]:
         """Oldest first."""

@@ -217,7 +217,7 @@ def _part_expression(parameter: Parameter) -> str:
             return f'b"T" if {name} is True else b"F" if {name} is False else $part({name})'
         case "dict" | "list" as kind:  # as key_part does it, without the frame
             return f"$known($image({name}, 4)) or $part({name}) if $type({name}) is ${kind} else $part({name})"
-    return f"{name} if $type({name}) in $PLAIN else $part({name})"
+    return f'{name} if $type({name}) in $PLAIN else b"N" if {name} is None else $part({name})'
 
 
 def _passed_on(parameters: Parameters) -> str:

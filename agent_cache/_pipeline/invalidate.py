@@ -40,14 +40,15 @@ def _write_of(call: Call) -> Write | None:
         keys = operation.keys_named_by(call)
         roots: tuple[str, ...] = tuple(dict.fromkeys(root for tool, _ in keys for root in tool.tags.roots))
         tiers = tiers_under(roots, operation.own_tiers) if owners is None else ()
-        return Write(operation.name, policy, (), keys=keys, owners=owners, tiers=tiers)
+        return Write(operation.name, policy, (), keys=keys, owners=owners, tiers=tiers, stats=call.plan.stats)
     tags: tuple[Tag, ...] = operation.tags.static
     bare: tuple[str, ...] = ()
     for rule in operation.tags.early:
         try:
             made = rule.make(call.arguments, None)
         except Exception as error:  # noqa: BLE001 - the user's function; the call goes on without it
-            operation.stats.unstored += 1
+            for stats in call.plan.stats:
+                stats.unstored += 1
             log_once(
                 f"tags of a write could not be computed from {rule.source!r}, so all of {rule.root!r} was dropped",
                 operation.name,
@@ -59,4 +60,14 @@ def _write_of(call: Call) -> Write | None:
         else:
             tags += made
     tiers = tiers_under(operation.tags.roots, operation.own_tiers) if owners is None else ()
-    return Write(operation.name, policy, tags, operation.tags.late, call.arguments, bare, owners=owners, tiers=tiers)
+    return Write(
+        operation.name,
+        policy,
+        tags,
+        operation.tags.late,
+        call.arguments,
+        bare,
+        owners=owners,
+        tiers=tiers,
+        stats=call.plan.stats,
+    )

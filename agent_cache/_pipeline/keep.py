@@ -14,7 +14,7 @@ from agent_cache._pipeline.reaper import free
 from agent_cache._pipeline.state import LEDGER, log_once, make_room
 from agent_cache.config import CURRENT
 
-__all__ = ["keep", "keepsake", "put", "tags_of_result"]
+__all__ = ["count_unstored", "keep", "keepsake", "put", "tags_of_result"]
 
 
 def keep(call: Call, entry: Entry) -> None:
@@ -26,7 +26,9 @@ def keep(call: Call, entry: Entry) -> None:
     policy = operation.policy
     tags = call.tags if not operation.late_roots else tags_of_result(call, entry.value)
     kept = keepsake(call, entry, tags or (), NEVER if policy.ttl is None else call.started + policy.ttl)
-    if kept is not None and tags is not None and (policy.cache_if is None or _is_wanted(call, entry)):
+    if kept is None or tags is None:
+        count_unstored(call)
+    elif policy.cache_if is None or _is_wanted(call, entry):
         put(call, kept, tags)
 
 
@@ -39,7 +41,6 @@ def tags_of_result(call: Call, value: object) -> tuple[Tag, ...] | None:
         try:
             tags += rule.make(call.arguments, value)
         except Exception as error:  # noqa: BLE001 - the user's function; the call goes on without it
-            _count_unstored(call)
             log_once(
                 f"tags of a result could not be computed from {rule.source!r}, so it was not cached",
                 call.operation.name,
@@ -61,7 +62,6 @@ def keepsake(call: Call, entry: Entry, tags: tuple[Tag, ...], expires: float) ->
         try:
             copy = operation.policy.protection.snapshot(entry.value)
         except Unprotectable as error:
-            _count_unstored(call)
             log_once("a result could not be copied, so it was not cached", operation.name, error)
             return None
     plan = call.plan
@@ -79,7 +79,8 @@ def keepsake(call: Call, entry: Entry, tags: tuple[Tag, ...], expires: float) ->
     return flight.kept
 
 
-def _count_unstored(call: Call) -> None:
+def count_unstored(call: Call) -> None:
+    """An answer was returned that could not be kept."""
     for stats in call.plan.stats:
         stats.unstored += 1
 
@@ -88,7 +89,7 @@ def _is_wanted(call: Call, entry: Entry) -> bool:
     try:
         return bool(call.operation.policy.cache_if(entry.value))
     except Exception as error:  # noqa: BLE001 - the user's function; the call goes on without it
-        _count_unstored(call)
+        count_unstored(call)
         log_once("cache_if raised, so the result was not cached", call.operation.name, error)
         return False
 
@@ -128,7 +129,11 @@ def _insert(call: Call, home: Partition, key: Hashable, kept: Entry) -> None:
         if evicted is None:
             return
         for partition in evicted:
-            partition.tool.stats.evictions += 1
+            for stats in call.plan.stats if partition is home else (partition.tool.stats,):
+                stats.evictions += 1
+    old = home.store.peek(key)
+    if type(old) is Guarded and old.failure is not None:
+        log_once("copying a hit failed, so it was loaded anew", call.operation.name, old.failure)
     if home.store.insert(key, kept) is not None:
         for stats in call.plan.stats:
             stats.evictions += 1

@@ -17,7 +17,7 @@ from agent_cache._pipeline.assemble import read_plan, write_plan
 from agent_cache._pipeline.call import ENCLOSING, Call
 from agent_cache._pipeline.clock import CLOCK
 from agent_cache._pipeline.reaper import free
-from agent_cache._pipeline.scope import SCOPE, Plan, Scope, admit
+from agent_cache._pipeline.scope import SCOPE, Plan, Scope, admit, show
 from agent_cache._pipeline.state import LEDGER, drop, log_once
 from agent_cache._pipeline.tiers import request_of
 from agent_cache.config import CURRENT
@@ -112,12 +112,7 @@ class Operation(Generic[P]):
                 stats.misses += 1
         else:
             _count(call, entry.cost)
-        value = entry.value
-        if plan.watches:
-            now = CLOCK.now()
-            for watch in plan.watches:
-                value = watch.done(call, value, None, now)
-        return value
+        return show(call, entry.value, plan.watches) if plan.watches else entry.value
 
 
 def _count(call: Call, cost: float, *, failed: bool = False) -> None:

@@ -19,7 +19,7 @@ from agent_cache.errors import AgentLoopDetectedError
 if TYPE_CHECKING:
     from agent_cache._pipeline.operation import Operation, ReadOperation
 
-__all__ = ["ROOT", "SCOPE", "Observe", "Participant", "Plan", "Scope", "Watch", "admit", "observer"]
+__all__ = ["ROOT", "SCOPE", "Observe", "Participant", "Plan", "Scope", "Watch", "admit", "observer", "show"]
 
 TENANT: Final = object()
 """Marks the key of a tenant's entry. No argument can produce it."""
@@ -55,6 +55,20 @@ def admit(call: Call, watches: tuple[Watch, ...]) -> None:
         raise
     for watch in watches:
         watch.admit(call)
+
+
+def show(call: Call, value: Any, watches: tuple[Watch, ...]) -> Any:
+    """Let every session see what a call has come to, also if one of them stops the run over it."""
+    now = CLOCK.now()
+    stopped: AgentLoopDetectedError | None = None
+    for watch in watches:
+        try:
+            value = watch.done(call, value, None, now)
+        except AgentLoopDetectedError as error:
+            stopped = stopped or error
+    if stopped is not None:
+        raise stopped
+    return value
 
 
 def observer(watches: tuple[Watch, ...]) -> Observe:

@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Awaitable, Hashable
 from typing import Any, Final
 
-from agent_cache._core.entries import Entry
+from agent_cache._core.entries import MISSING, NEVER, Entry
 from agent_cache._core.ledger import Load
 from agent_cache._core.partition import Partition
 from agent_cache._core.tags import Tag
@@ -261,4 +261,8 @@ async def _follow(
         finally:
             error.__context__ = context  # what this follower was handling does not concern the others
     kept: Entry = outcome
-    return Entry(kept.answer(), 0.0, kept.cost)
+    value = kept.value if type(kept) is Entry else kept.recall(-NEVER)
+    if value is MISSING:  # it could not be copied for this caller
+        call.source = "uncached"
+        return await call.plan.uncached(call)
+    return Entry(value, 0.0, kept.cost)

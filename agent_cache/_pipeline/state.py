@@ -23,8 +23,15 @@ def log_once(event: str, tool: str, error: BaseException | None = None) -> None:
     """Warn of something that would otherwise be said at every call. Argument values are never in it."""
     if (event, tool) not in _logged and len(_logged) < 10_000:
         _logged.add((event, tool))
-        reason = f" ({type(error).__name__}: {error})" if error is not None else ""
+        reason = f" ({_described(error)})" if error is not None else ""
         LOG.warning("%s: %s%s", tool, event, reason, extra={"agent_cache_event": event, "agent_cache_tool": tool})
+
+
+def _described(error: BaseException) -> str:
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:  # noqa: BLE001 - somebody's __str__, and this is only a message
+        return type(error).__name__
 
 
 def forget_what_was_logged() -> None:

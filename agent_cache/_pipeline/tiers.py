@@ -7,7 +7,7 @@ from typing import Any
 from agent_cache._core.entries import NEVER, Entry
 from agent_cache._pipeline.call import Call, Proceed
 from agent_cache._pipeline.clock import CLOCK
-from agent_cache._pipeline.keep import keepsake, put
+from agent_cache._pipeline.keep import count_unstored, keepsake, put
 from agent_cache._pipeline.news import is_trusted, settle, trust_in
 from agent_cache._pipeline.state import log_once
 from agent_cache.remote.protocols import Found, Request, Ticket, Tier
@@ -90,7 +90,9 @@ async def _fill(call: Call, found: Found, asked: list[tuple[Tier, Ticket]]) -> E
     tags = tuple(tag for tag in found.tags if tag not in local)
     entry = Entry(found.value, NEVER if found.ttl is None else now + found.ttl, found.cost)
     kept = keepsake(call, entry, tags, entry.fast)
-    if kept is not None:
+    if kept is None:
+        count_unstored(call)
+    else:
         put(call, kept, tags)
     await _give(call, asked, len(asked) - 1, found.value, found.tags, found.cost)
     return entry

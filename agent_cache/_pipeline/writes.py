@@ -18,6 +18,7 @@ from typing import Any
 from agent_cache._core.ledger import Hold, Region
 from agent_cache._core.policies import WritePolicy
 from agent_cache._core.tags import Tag, TagRule
+from agent_cache._metrics import Stats
 from agent_cache._pipeline.clock import CLOCK
 from agent_cache._pipeline.reaper import free
 from agent_cache._pipeline.state import LEDGER, log_once
@@ -44,9 +45,10 @@ class Write:
         keys: (tool, key) pairs that it touches instead of tags.
         owners: sessions it is limited to, None for everything.
         tiers: tiers to announce it to.
+        stats: counters of what could not be computed.
     """
 
-    __slots__ = ("_arguments", "_hold", "_intent", "_late", "_renewal", "_tiers", "name", "policy", "region")
+    __slots__ = ("_arguments", "_hold", "_intent", "_late", "_renewal", "_stats", "_tiers", "name", "policy", "region")
 
     def __init__(
         self,
@@ -59,6 +61,7 @@ class Write:
         keys: tuple[tuple[Any, Hashable], ...] = (),
         owners: frozenset[object] | None = None,
         tiers: tuple[Tier, ...] = (),
+        stats: tuple[Stats, ...] = (),
     ) -> None:
         self.name = name
         self.policy = policy
@@ -67,6 +70,7 @@ class Write:
         self._arguments = arguments or {}
         self._hold: Hold | None = None
         self._tiers = tiers
+        self._stats = stats
         self._intent: WriteIntent | None = None
         self._renewal: asyncio.Task[None] | None = None
 
@@ -108,6 +112,8 @@ class Write:
             try:
                 made = rule.make(self._arguments, result)
             except Exception as error:  # noqa: BLE001 - the user's function; the write has happened all the same
+                for stats in self._stats:
+                    stats.unstored += 1
                 log_once(
                     f"tags of a write could not be computed from {rule.source!r}, so all of {rule.root!r} was dropped",
                     self.name,

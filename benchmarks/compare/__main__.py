@@ -1,6 +1,7 @@
 """Ours against its peers on the same tool bodies: `python -m benchmarks.compare`.
 
-Needs whichever of async-lru, cachebox, async-cache, cashews, aiocache and theine are to be compared; the rest is left out.
+Needs whichever of async-lru, cachebox, async-cache, cashews, aiocache and theine are to be compared; the rest is left
+out.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import sys
 from functools import partial
 from pathlib import Path
 
+from benchmarks import page
 from benchmarks.compare.peers import CACHEBOX, OURS, PEERS, Peer, is_present
 from benchmarks.compare.resident import bytes_per_entry as resident_bytes_per_entry
 from benchmarks.crowd import Crowd
@@ -32,7 +34,9 @@ async def _hits(peers: list[Peer], effort: Effort) -> dict[str, Figure]:
 
 async def _nested(peers: list[Peer], effort: Effort) -> dict[str, Figure]:
     subjects = {peer.name: hitting(peer.nested(filter_tool(), MAXSIZE), FILTERS) for peer in peers}
-    return await measure({"bare": calling(filter_tool(), FILTERS), **subjects}, effort, title="hits, nested dict argument")
+    return await measure(
+        {"bare": calling(filter_tool(), FILTERS), **subjects}, effort, title="hits, nested dict argument"
+    )
 
 
 async def _stampede(peers: list[Peer], effort: Effort) -> tuple[dict[str, Figure], dict[str, int]]:
@@ -111,20 +115,28 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--quick", action="store_true", help="fewer, shorter rounds: a look, not a verdict")
     parser.add_argument("--json", type=Path, metavar="PATH", help="also write the figures to PATH")
+    parser.add_argument("--page", action="store_true", help="also put the table into docs/benchmarks.md")
     options = parser.parse_args(argv)
     peers = [peer for peer in PEERS if is_present(peer)]
     for absent in (peer for peer in PEERS if peer not in peers):
         print(f"{absent.name} is not installed and is left out", file=sys.stderr)
     lines, record = asyncio.run(compared(peers, QUICK if options.quick else Effort()))
-    print(described([peer.distribution for peer in peers]), end="\n\n")
-    print(f"Times are multiples of the bare tool ({record['bare_ns']:.0f} ns for the scalar one), median and quartiles.\n")
-    print(markdown(HEADINGS, lines))
+    shown = (
+        f"{described([peer.distribution for peer in peers])}\n\n"
+        f"Multiples of the bare tool ({record['bare_ns']:.0f} ns for the scalar one), median and quartiles.\n\n"
+        f"{markdown(HEADINGS, lines)}"
+    )
+    print(shown)
     if options.json:
         options.json.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    if options.page:
+        page.put("compare", shown)
     if not isinstance(fraction := record.get("of_cachebox"), float):
         return 0
     verdict = "ok" if fraction <= OF_CACHEBOX else "MISSED"
-    print(f"\nA hit of ours costs {fraction:.2f} of one of cachebox's in the same run (budget {OF_CACHEBOX}): {verdict}.")
+    print(
+        f"\nA hit of ours costs {fraction:.2f} of one of cachebox's in the same run (budget {OF_CACHEBOX}): {verdict}."
+    )
     return 0 if fraction <= OF_CACHEBOX else 1
 
 

@@ -1,7 +1,7 @@
 """The caches that are compared, each used as its own documentation says for an async function with a time to live.
 
-A peer that is not installed is left out. Modules are imported by name, inside the factory that needs them, since some have no
-type hints and one calls its top-level package `cache`.
+A peer that is not installed is left out. Modules are imported by name, inside the factory that needs them, since some
+have no type hints and one calls its top-level package `cache`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Decorate(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """One cache: how it decorates a tool of a scalar argument, of a nested dict, and one that a crowd will want at once."""
+    """One cache: how it decorates a tool of a scalar argument, of a nested dict, and one that a crowd wants at once."""
 
     name: str
     distribution: str

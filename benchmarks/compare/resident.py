@@ -1,7 +1,7 @@
-"""What a cache makes a whole process grow by, memory of extension modules included: `python -m benchmarks.compare.resident NAME`.
+"""What a cache makes a whole process grow by, extension modules included: `python -m benchmarks.compare.resident NAME`.
 
-`tracemalloc` sees Python's own allocations only, and two of the peers keep a part of theirs in Rust. So each peer fills a cache in
-a process of its own, and the growth of its resident memory is shared out among the entries. Linux only.
+`tracemalloc` sees Python's own allocations only, and two of the peers keep a part of theirs in Rust. So each peer fills
+a cache in a process of its own, and the growth of its resident memory is shared out among the entries. Linux only.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def bytes_per_entry(peer: Peer) -> float | None:
     if not STATM.exists():
         return None
     command = [sys.executable, "-m", "benchmarks.compare.resident", peer.name]
-    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)  # noqa: S603 - our own module
+    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
 def _resident() -> int:

@@ -54,7 +54,9 @@ async def _scalar(effort: Effort) -> list[Row]:
         Row("hit", "scalar argument, immutable result, ttl", figures["hit"].over(bare), "x", 3.5, nanoseconds),
         Row("hit", "the same with an entity tag", figures["entity"].over(bare), "x", 3.5),
         Row("hit", "the same without a ttl", figures["no ttl"].over(bare), "x", 3.5),
-        Row("hit", f"{USERS} entries in turn", figures["in turn"].over(figures["bare, in turn"]), "x", None, "for scale"),
+        Row(
+            "hit", f"{USERS} entries in turn", figures["in turn"].over(figures["bare, in turn"]), "x", None, "for scale"
+        ),
         Row("hit", "the same in a session", figures["session"].over(bare), "x", 9.0, "trace and loop guard on"),
     ]
 
@@ -62,7 +64,9 @@ async def _scalar(effort: Effort) -> list[Row]:
 async def _flatness(effort: Effort) -> list[Row]:
     tool = AgentCache(resource="card", ttl=TTL)(scalar_tool())
     await tool(USER)
-    sample = calling(tool, USER, clock=perf_counter)  # fifty calls are too short for the thread's own clock: 0.5 us a read
+    sample = calling(
+        tool, USER, clock=perf_counter
+    )  # fifty calls are too short for the thread's own clock: 0.5 us a read
     rounds = Effort(rounds=max(9, effort.rounds // 8), seconds=effort.seconds * 4)
     figures = await measure(
         {"few": in_sessions_of(FEW_CALLS, sample), "many": in_sessions_of(MANY_CALLS, sample)},
@@ -111,6 +115,15 @@ async def _mutable(effort: Effort) -> list[Row]:
     )
     base = figures["immutable"]
     return [
-        Row("hit", "protection of a flat dict", figures["flat"].above(base).scaled(1e6), "us", 0.25, "5 scalars; over the hit"),
-        Row("hit", "protection of a tree", figures["tree"].above(base).scaled(1e6), "us", 0.9, "12 leaves; over the hit"),
+        Row(
+            "hit",
+            "protection of a flat dict",
+            figures["flat"].above(base).scaled(1e6),
+            "us",
+            0.25,
+            "5 scalars; over the hit",
+        ),
+        Row(
+            "hit", "protection of a tree", figures["tree"].above(base).scaled(1e6), "us", 0.9, "12 leaves; over the hit"
+        ),
     ]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import resource
 import subprocess
 import sys
-from time import perf_counter
+import tempfile
 
 from benchmarks.table import Row
 from benchmarks.timing import Effort, Figure, progress
@@ -12,10 +14,13 @@ from benchmarks.timing import Effort, Figure, progress
 LIMIT = 0.1
 
 
-def _seconds(statement: str) -> float:
-    start = perf_counter()
-    subprocess.run([sys.executable, "-c", statement], check=True)  # noqa: S603 - our own interpreter, literal statements
-    return perf_counter() - start
+def _seconds(statement: str, byte_code: str) -> float:
+    """Processor time of a new interpreter: what it waits for on a busy machine is not counted."""
+    environment = {**os.environ, "PYTHONPYCACHEPREFIX": byte_code, "PYTHONDONTWRITEBYTECODE": ""}
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run([sys.executable, "-c", statement], check=True, env=environment)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return (after.ru_utime + after.ru_stime) - (before.ru_utime + before.ru_stime)
 
 
 async def rows(effort: Effort) -> list[Row]:
@@ -26,16 +31,24 @@ async def rows(effort: Effort) -> list[Row]:
         "alone": "import agent_cache",
     }
     seconds: dict[str, list[float]] = {name: [] for name in statements}
-    rounds = max(5, effort.rounds // 2)
-    for statement in statements.values():
-        _seconds(statement)  # byte code is written once
-    for round_ in range(rounds):
-        progress("import time", round_, rounds)
-        for name, statement in statements.items():
-            seconds[name].append(_seconds(statement))
+    rounds = max(5, effort.rounds // 5)
+    with tempfile.TemporaryDirectory() as byte_code:
+        for statement in statements.values():
+            _seconds(statement, byte_code)  # compiled once, as an installer does
+        for round_ in range(rounds):
+            progress("import time", round_, rounds)
+            for name, statement in statements.items():
+                seconds[name].append(_seconds(statement, byte_code))
     progress("import time", rounds, rounds)
     figures = {name: Figure(tuple(values)) for name, values in seconds.items()}
     return [
-        Row("import", "import agent_cache", figures["alone"].above(figures["nothing"]), "s", LIMIT, "wall clock over `pass`"),
+        Row(
+            "import",
+            "import agent_cache",
+            figures["alone"].above(figures["nothing"]),
+            "s",
+            LIMIT,
+            "processor time over `pass`",
+        ),
         Row("import", "the same, asyncio already there", figures["ours"].above(figures["asyncio"]), "s", LIMIT),
     ]

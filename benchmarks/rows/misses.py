@@ -1,7 +1,7 @@
 """Misses: what the first read of a key costs on top of the tool itself.
 
-Every call has a new key, and the tool keeps its default `maxsize`, so that in steady state each miss also evicts one entry:
-the price of a miss for as long as the process lives, not of filling an empty cache.
+Every call has a new key, and the tool keeps its default `maxsize`, so that in steady state each miss also evicts one
+entry: the price of a miss for as long as the process lives, not of filling an empty cache.
 """
 
 from __future__ import annotations

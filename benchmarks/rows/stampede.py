@@ -11,9 +11,13 @@ from benchmarks.workload import TTL
 
 async def rows(effort: Effort) -> list[Row]:
     bare, ours = Crowd(), Crowd(AgentCache(resource="card", ttl=TTL))
-    figures = await measure({"bare": bare.sample, "ours": ours.sample}, effort, title="a thousand tasks on one cold key")
+    figures = await measure(
+        {"bare": bare.sample, "ours": ours.sample}, effort, title="a thousand tasks on one cold key"
+    )
     if ours.most_executions != 1:
         message = f"a thousand tasks on one cold key ran the tool {ours.most_executions} times"
         raise AssertionError(message)
     ratio = figures["ours"].over(figures["bare"])
-    return [Row("single flight", "1,000 tasks on one cold key", ratio, "x", 1.4, "1 execution, checked; over a bare gather")]
+    return [
+        Row("single flight", "1,000 tasks on one cold key", ratio, "x", 1.4, "1 execution, checked; over a bare gather")
+    ]

@@ -29,11 +29,12 @@ class Held:
         self._outcome.set_exception(error)
 
     async def outcome(self) -> Any:
-        """Stand at the gate; note a cancellation and pass it on."""
+        """Stand at the gate; note a cancellation, or that the call is closed, and pass it on."""
         try:
             return await self._outcome
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, GeneratorExit):
             self.cancelled += 1
+            self._outcome.cancel()
             raise
 
 

@@ -33,6 +33,11 @@ def call_body(kind: str) -> AbstractContextManager[object]:
     return testing.without_codegen() if kind == "general" else nullcontext()
 
 
+def loads_in_flight() -> int:
+    """How many runs of read tools have not ended, as far as the library knows."""
+    return testing.loads_in_flight()
+
+
 def nothing_in_flight() -> bool:
-    """Whether every run of a read tool has ended, as far as the library knows."""
-    return testing.loads_in_flight() == 0
+    """Whether there are none."""
+    return loads_in_flight() == 0

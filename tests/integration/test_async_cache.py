@@ -366,6 +366,7 @@ async def test_maxsize_0_keeps_nothing_and_still_shares_loads():
         {"default_ttl": float("nan")},
         {"default_ttl": True},
         {"batch_window_ms": -1},
+        {"batch_window_ms": True},
         {"batch_window_ms": "5"},
         {"batch_window_ms": float("inf")},
         {"max_batch_size": 0},

@@ -92,7 +92,8 @@ def test_a_template_that_names_no_parameter_is_told_which_there_are(decorator: A
 @pytest.mark.parametrize("decorator", BOTH)
 def test_a_function_of_tags_that_cannot_be_called_so(decorator: Any):
     for function in (lambda: 1, lambda a, b, c: 1, lambda *, arguments: 1):
-        refused(lambda: decorator(tags_from("order", function))(look_up), "look_up", "'order'", "arguments")
+        computed = tags_from("order", function)
+        refused(functools.partial(decorator(computed), look_up), "look_up", "'order'", "arguments")
 
 
 def test_tags_without_a_root_or_a_function():
@@ -165,7 +166,12 @@ WRITE_OPTIONS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", WRITE_OPTIONS)
 def test_an_option_of_a_write_that_cannot_work(name: str):
     option = list(WRITE_OPTIONS[name])[-1]
-    refused(lambda: AgentCacheInvalidator("order", **WRITE_OPTIONS[name])(look_up), "AgentCacheInvalidator", "'order'", option)
+    refused(
+        lambda: AgentCacheInvalidator("order", **WRITE_OPTIONS[name])(look_up),
+        "AgentCacheInvalidator",
+        "'order'",
+        option,
+    )
 
 
 def test_options_are_refused_before_anything_is_decorated():
@@ -175,7 +181,9 @@ def test_options_are_refused_before_anything_is_decorated():
 
 
 def test_clear_all_false_needs_a_key_fn():
-    refused(lambda: AgentCacheInvalidator("order", clear_all=False), "AgentCacheInvalidator('order')", "key_fn", "cache_key")
+    refused(
+        lambda: AgentCacheInvalidator("order", clear_all=False), "AgentCacheInvalidator('order')", "key_fn", "cache_key"
+    )
 
 
 def test_skip_args_of_a_write_is_a_type_error_that_names_key_fn():
@@ -311,7 +319,7 @@ async def _twice(read: Any) -> None:
     await read("7")
 
 
-# -- What is no tool ------------------------------------------------------------------------------------------------------------
+# -- What is no tool -----------------------------------------------------------------------------------------
 
 
 def sync_tool(x: int) -> int:
@@ -379,7 +387,9 @@ def test_a_decorator_between_two_of_ours_does_not_hide_the_first(decorator: Any)
 
 
 @pytest.mark.parametrize("decorator", BOTH)
-@pytest.mark.parametrize("package", ["langchain_core.tools.structured", "agents.tool", "pydantic_ai.tools", "fastmcp.tools.tool"])
+@pytest.mark.parametrize(
+    "package", ["langchain_core.tools.structured", "agents.tool", "pydantic_ai.tools", "fastmcp.tools.tool"]
+)
 def test_a_tool_object_of_a_framework_is_refused_with_the_right_order(decorator: Any, package: str):
     module = types.ModuleType(package)
     exec("class FunctionTool:\n    async def __call__(self): ...\n    name = 'look_up'", vars(module))
@@ -396,7 +406,7 @@ def test_a_function_that_fastmcp_has_registered_already_is_refused(decorator: An
     refused(lambda: decorator("order")(tool), "tool", "FastMCP", "below", error=TypeError)
 
 
-# -- Beside the decorators --------------------------------------------------------------------------------------------------------
+# -- Beside the decorators -----------------------------------------------------------------------------------
 
 
 CONFIGURATIONS: dict[str, dict[str, Any]] = {

@@ -31,7 +31,9 @@ STUBS = {
         "class ToolRuntime(Generic[T]): pass"
     ),
     "fastmcp": "class Context: pass",
-    "fastmcp.dependencies": "class _Depends:\n    def __init__(self, f): self.f = f\ndef Depends(f): return _Depends(f)",
+    "fastmcp.dependencies": (
+        "class _Depends:\n    def __init__(self, f): self.f = f\ndef Depends(f): return _Depends(f)"
+    ),
     "fastapi": "class Depends:\n    def __init__(self, dependency=None): self.dependency = dependency",
     "mcp": "",
     "mcp.server": "",
@@ -80,7 +82,8 @@ def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 def module(imports: str, hint: str, *, text: bool, default: str = "") -> str:
     future = "from __future__ import annotations\n" if text else ""
-    return f"{future}import typing\nfrom typing import *\n{imports}\n\nasync def tool(ctx: {hint}{default}, query: str = ''):\n    return next(runs)\n"
+    tool = f"async def tool(ctx: {hint}{default}, query: str = ''):\n    return next(runs)\n"
+    return f"{future}import typing\nfrom typing import *\n{imports}\n\n{tool}"
 
 
 INJECTED = {
@@ -97,7 +100,10 @@ INJECTED = {
     "langchain config": ("from langchain_core.runnables import RunnableConfig", "RunnableConfig"),
     "marker class": ("from langchain_core.tools import InjectedToolCallId", "Annotated[str, InjectedToolCallId]"),
     "marker instance": ("from langgraph.prebuilt import InjectedState", "Annotated[dict, InjectedState('messages')]"),
-    "marker among others": ("from langgraph.prebuilt import InjectedStore", "Annotated[object, 'doc', InjectedStore()]"),
+    "marker among others": (
+        "from langgraph.prebuilt import InjectedStore",
+        "Annotated[object, 'doc', InjectedStore()]",
+    ),
     "fastmcp": ("from fastmcp import Context", "Context"),
     "fastmcp by its module": ("import fastmcp", "fastmcp.Context"),
     "mcp": ("from mcp.server.fastmcp import Context", "Context"),
@@ -114,7 +120,10 @@ INJECTED = {
     "quoted inside": ("from fastmcp import Context", "Optional['Context']"),
     "quoted inside annotated": ("from pydantic_ai import RunContext", "Annotated['RunContext[int]', 'the context']"),
     "an alias of one's own": ("from pydantic_ai import RunContext\nCtx = RunContext[int]", "Ctx"),
-    "a subclass of one's own": ("from pydantic_ai import RunContext\nclass MyContext(RunContext[int]): pass", "MyContext"),
+    "a subclass of one's own": (
+        "from pydantic_ai import RunContext\nclass MyContext(RunContext[int]): pass",
+        "MyContext",
+    ),
     "fastapi dependency in the hint": ("from fastapi import Depends", "Annotated[str, Depends(print)]"),
     "fastmcp dependency in the hint": ("from fastmcp.dependencies import Depends", "Annotated[str, Depends(print)]"),
 }
@@ -200,7 +209,9 @@ OWN = {
 @pytest.mark.parametrize("text", [False, True], ids=["objects", "text"])
 @pytest.mark.parametrize("name", OWN)
 @pytest.mark.usefixtures("frameworks")
-async def test_a_class_of_the_users_own_that_is_called_context_is_an_argument(body: str, load: Any, name: str, text: bool):
+async def test_a_class_of_the_users_own_that_is_called_context_is_an_argument(
+    body: str, load: Any, name: str, text: bool
+):
     tool = load(module(*OWN[name], text=text))
     assert await tool("one", "tea") != await tool("other", "tea")
     assert await tool("one", "tea") == await tool("one", "tea")

@@ -119,9 +119,48 @@ def test_a_decorated_tool_is_pickled_and_copied_as_a_function_is(body: str, monk
 
 
 NAMES = [
-    *("key", "entry", "scope", "type", "self", "cls", "value", "now", "store", "stats", "part", "here", "root", "answer"),
-    *("_cache_key", "_cache_", "__cache_key", "_cache_here", "str", "int", "None_", "args", "kwargs", "result", "default_x"),
-    *("Uncacheable", "MISSING", "PLAIN", "unkeyed", "operation", "clock", "recall", "by_key", "\u00fcber", "match", "call"),
+    *(
+        "key",
+        "entry",
+        "scope",
+        "type",
+        "self",
+        "cls",
+        "value",
+        "now",
+        "store",
+        "stats",
+        "part",
+        "here",
+        "root",
+        "answer",
+    ),
+    *(
+        "_cache_key",
+        "_cache_",
+        "__cache_key",
+        "_cache_here",
+        "str",
+        "int",
+        "None_",
+        "args",
+        "kwargs",
+        "result",
+        "default_x",
+    ),
+    *(
+        "Uncacheable",
+        "MISSING",
+        "PLAIN",
+        "unkeyed",
+        "operation",
+        "clock",
+        "recall",
+        "by_key",
+        "\u00fcber",
+        "match",
+        "call",
+    ),
 ]
 
 
@@ -144,6 +183,21 @@ async def test_a_parameter_may_have_any_name(body: str, name: str):
             assert await surplus("a", "b") == (("a", "b"), 0)
             assert await surplus(last=1) == ((), 1)
     assert get_metrics()["hits"] == 6
+
+
+@pytest.mark.parametrize("name", ["self", "cls", "operation", "args", "kwargs", "key", "scope"])
+async def test_what_a_tool_has_takes_a_parameter_of_any_name_by_keyword(body: str, name: str):
+    namespace: dict[str, Any] = {"runs": []}
+    exec(f"async def tool({name}, other=1): runs.append({name}); return len(runs)", namespace)
+    tool = AgentCache("r", vary=lambda arguments: arguments[name], key=lambda *args, **kwargs: args)(namespace["tool"])
+    assert await tool(**{name: "x"}) == 1
+    assert tool.cache_key(**{name: "x"}) == tool.cache_key("x", other=1)
+    assert await tool.fresh(**{name: "x"}) == 2
+    assert await tool("x") == 2
+    assert await tool.invalidate(**{name: "x"}) is True
+    assert await tool.__agent_cache__.invoke(**{name: "x"}) == 3
+    write = AgentCacheInvalidator("r")(namespace["tool"])
+    assert await write.__agent_cache__.invoke(**{name: "x"}) == 4
 
 
 async def test_a_positional_only_name_may_come_again_among_the_keywords(body: str):
@@ -186,7 +240,7 @@ async def test_a_wrong_call_is_the_type_error_of_the_tool(decorate: Callable[[An
     assert "argument" in str(caught.value)
 
 
-# -- Exceptions ---------------------------------------------------------------------------------------------------------------
+# -- Exceptions ----------------------------------------------------------------------------------------------
 
 
 class Unprintable(Exception):
@@ -219,7 +273,9 @@ ERRORS: dict[str, Callable[[], BaseException]] = {
 
 @pytest.mark.parametrize("inside", [False, True], ids=["outside", "in a session"])
 @pytest.mark.parametrize("name", [name for name in ERRORS if name not in {"KeyboardInterrupt", "SystemExit"}])
-async def test_what_the_tool_raises_reaches_the_caller_as_it_is(decorate: Callable[[Any], Any], name: str, inside: bool):
+async def test_what_the_tool_raises_reaches_the_caller_as_it_is(
+    decorate: Callable[[Any], Any], name: str, inside: bool
+):
     error = ERRORS[name]()
 
     async def tool() -> None:
@@ -233,12 +289,9 @@ async def test_what_the_tool_raises_reaches_the_caller_as_it_is(decorate: Callab
         async with AgentCacheSession():
             await decorated()
 
-    try:
+    with pytest.raises(type(error)) as caught:
         await call()
-    except BaseException as caught:
-        assert caught is error
-    else:
-        pytest.fail("nothing was raised")
+    assert caught.value is error
     assert error.__context__ is None
     assert error.__cause__ is None
     names = [frame.name for frame in traceback.extract_tb(error.__traceback__)]
@@ -380,7 +433,7 @@ async def test_none_is_an_answer_like_any_other(body: str):
     assert len(runs) == 1
 
 
-# -- Nothing is kept alive --------------------------------------------------------------------------------------------------
+# -- Nothing is kept alive -----------------------------------------------------------------------------------
 
 
 async def test_a_tool_that_nobody_has_any_more_is_freed_with_its_answers(body: str):

@@ -1,4 +1,4 @@
-"""Tools as a user's module has them: annotations that are text, types that only this module knows. Imported by tests."""
+"""Tools as a user's module has them: annotations that are text, types that only this module knows."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from contextvars import Context, ContextVar, copy_context
 from dataclasses import dataclass, field
 
 from agent_cache import AgentCacheSession
-from tests.harness.library import Clock
+from tests.harness import library
 from tests.properties.ledger import (
     Broken,
     Key,
@@ -27,6 +27,7 @@ from tests.properties.scheduler import Scheduler
 
 DOUBT = 5.0  # The library's default, in seconds.
 ENOUGH_ROUNDS = 200  # To end what is left, every round releases all gates.
+LONG_AFTER = 60.0  # Every doubt is over by then, everything has settled and every ttl has passed.
 
 stage: ContextVar[Stage] = ContextVar("stage")
 reading: ContextVar[Read] = ContextVar("reading")
@@ -67,7 +68,7 @@ class Place(Terse):
 class Stage:
     """Everything that one example needs, and the moves it can make."""
 
-    clock: Clock
+    clock: library.Clock
     scheduler: Scheduler = field(default_factory=Scheduler)
     ledger: Ledger = field(default_factory=Ledger)
     loads: list[Load] = field(default_factory=list)
@@ -75,6 +76,7 @@ class Stage:
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
     places: list[Place] = field(default_factory=list)
     sessions: int = 0
+    loads_before: int = field(default_factory=library.loads_in_flight)
 
     def __post_init__(self) -> None:
         context = Context()
@@ -248,16 +250,28 @@ class Stage:
                 task.result()
         self.tasks = [task for task in self.tasks if not task.done()]
 
-    def finish(self) -> None:
-        """Let everything go on to its end: nothing may hang."""
-        for _ in range(ENOUGH_ROUNDS):
-            self.scheduler.drain()
-            if not self.loads and not self.writes:
-                break
-            for actor in (*self.loads, *self.writes):
-                self.release(actor, to_its_end=True)
+    def finish(self, readers: Iterable[Reader]) -> None:
+        """Let everything go on to its end, where nothing may hang; then read everything once more, long after."""
+        self._end_all_tools()
+        self.advance(LONG_AFTER)
+        for place in self.places:
+            for reader in readers:
+                for key in reader.keys:
+                    self.read(reader, key, place, at_once=True)
+        self._end_all_tools()
         for place in reversed(self.places[1:]):
             self.leave(place)
         hung = [task for task in self.tasks if not task.done()]
         assert not hung, f"{len(hung)} task(s) hang although no tool runs: {hung}"
         self.verdict()
+        left = library.loads_in_flight() - self.loads_before
+        assert left <= 0, f"every task has ended, and the library still knows of {left} load(s)"
+
+    def _end_all_tools(self) -> None:
+        for _ in range(ENOUGH_ROUNDS):
+            self.scheduler.drain()
+            if not self.loads and not self.writes:
+                return
+            for actor in (*self.loads, *self.writes):
+                self.release(actor, to_its_end=True)
+        raise AssertionError(f"tools still run after {ENOUGH_ROUNDS} rounds: they start each other without end")

@@ -60,7 +60,7 @@ class Coherence(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         with self.exits:
-            self.stage.finish()
+            self.stage.finish(self.readers)
 
     @invariant()
     def nothing_went_wrong(self) -> None:

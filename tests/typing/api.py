@@ -3,6 +3,7 @@
 A line with an ignore must be an error: both checkers complain about an ignore that nothing needs.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, assert_type
@@ -52,6 +53,51 @@ async def touch_order(order_id: str) -> None:
     del order_id
 
 
+def identity_of_order(order_id: str) -> str:
+    return order_id.upper()
+
+
+def lines_of(arguments: Mapping[str, Any]) -> list[str]:
+    return [str(arguments["order_id"])]
+
+
+def owners_of(arguments: Mapping[str, Any], result: Order) -> str | None:
+    return result.user_id or str(arguments["order_id"])
+
+
+@AgentCache(
+    resource=[
+        tags_from("line", lines_of),
+        tags_from("user", owners_of),
+        tags_from("order", lambda arguments: arguments["order_id"]),
+        tags_from("cart", lambda arguments, result: (arguments["order_id"], result.user_id)),
+        tags_from("stock", lambda arguments: None),
+    ],
+    vary=lambda arguments: arguments["order_id"],
+    key=identity_of_order,
+    cache_if=lambda result: bool(result),
+    name="detail",
+)
+async def get_detail(order_id: str) -> Order:
+    return Order(order_id, "u1")
+
+
+@AgentCacheInvalidator(
+    tags_from("order", lambda arguments: [arguments["order_id"]]),
+    doubt=timedelta(seconds=5),
+    in_doubt=[TimeoutError],
+    no_effect=(ValueError, KeyError),
+    ok=lambda result: bool(result),
+)
+async def close_order(order_id: str) -> bool:
+    return bool(order_id)
+
+
+@AgentCache("version", vary=lambda: "v1", copy=lambda value: value, maxsize=None)
+async def get_version() -> str:
+    return "1"
+
+
 class Shop:
     @AgentCache(resource="stock:{item}")
     async def stock(self, item: str) -> int:
@@ -69,6 +115,9 @@ async def decorated_tools_keep_their_types() -> None:
     assert_type(await orders_of("u1"), list[Order])
     assert_type(await cancel_order("W1"), Order)
     await touch_order("W1")
+    assert_type(await get_detail("W1"), Order)
+    assert_type(await close_order(order_id="W1"), bool)
+    assert_type(await get_version(), str)
 
     await get_order(7)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     await get_order()  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
@@ -93,6 +142,7 @@ async def a_cached_tool_can_be_steered() -> None:
     hash(get_order.cache_key("W1"))
 
     await get_order.refresh(7)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    get_order.cache_key("W1", extra=1)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     cancel_order.clear()  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
 
 
@@ -116,6 +166,9 @@ async def writes_that_are_no_tools_are_typed() -> None:
 def modes_are_checked_where_they_are_written() -> None:
     AgentCache("cart", scope="local")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     AgentCache("cart", copy="deep")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    tags_from("cart", "id")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    tags_from(7, lambda arguments: 1)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    AgentCache(7)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     AgentCache("cart", ttl="60")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 

@@ -1,4 +1,4 @@
-"""What a caller does to an answer never shows in a later one, and an answer from the cache is exactly what the tool gave."""
+"""What a caller does to an answer never shows in a later one, and what a hit gives is what the tool gave."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import copy
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, timedelta
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
@@ -17,11 +17,11 @@ import pytest
 from hypothesis import given
 
 from agent_cache._core.entries import MISSING, NEVER, Entry, Guarded, Unprotectable, protection_named, structural
-from tests.harness.structure import VALUES, Colour, Pair, Place, Point, same, spoil
+from tests.harness.structure import VALUES, WHEN, Colour, Pair, Place, Point, same, spoil
 
 SHARED = [
     *("text", 7, 2**70, 1.5, True, None, b"bytes", 1j, ..., range(3)),
-    *(Decimal(1), Fraction(1), UUID(int=1), Path("a"), timedelta(1), datetime(2026, 1, 1), timezone.utc, Colour.RED, int),
+    *(Decimal(1), Fraction(1), UUID(int=1), Path("a"), timedelta(1), WHEN, UTC, Colour.RED, int),
     *((), (1, "a", (2.0, None)), frozenset({1, ("a",)}), (Colour.RED, Path("a"))),
 ]
 
@@ -82,7 +82,7 @@ AWKWARD: dict[str, Callable[[], Any]] = {
     "memoryview": lambda: memoryview(b"x"),
     "lone surrogate": lambda: ["\ud800"],
     "large integer": lambda: [10**5000],
-    "list of 300,000": lambda: [[number] for number in range(300_000)],
+    "list of 60,000 lists": lambda: [[number] for number in range(60_000)],
 }
 
 
@@ -122,7 +122,7 @@ def test_an_object_that_refuses_to_be_copied_is_unprotectable(value: Any):
     [
         defaultdict(list, a=[1]),
         Counter("aab"),
-        {1: "a", True: "b", None: [1]},
+        {1: "a", None: [1], (): "b"},
         {(1, 2): {3}},
         [b"x", bytearray(b"x")],
         (1, [2]),
@@ -184,7 +184,7 @@ def test_an_entry_ends_when_it_expires_and_not_before():
 
 def test_a_guarded_entry_never_passes_the_inline_test_and_gives_copies_until_it_expires():
     entry = Guarded(None, -NEVER, 0.5, (), 0, 10.0, [1].copy)
-    assert not (-1e300 < entry.fast)
+    assert not (entry.fast > -1e300)
     first = entry.recall(9.9)
     first.append(2)
     assert entry.recall(9.9) == [1]

@@ -1,4 +1,4 @@
-"""Two different calls never share an entry, two spellings of one call always do, and nothing is guessed from an address."""
+"""Two different calls never share an entry, two spellings of one call always do, nothing is guessed from an address."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ import array
 import asyncio
 import copy
 import dataclasses
-import enum
 import functools
 import gc
-import struct
 import sys
 import threading
 import time
@@ -17,12 +15,12 @@ import types
 import uuid
 from collections import ChainMap, Counter, OrderedDict, defaultdict, deque, namedtuple
 from collections.abc import Callable, Coroutine, Iterator
-from datetime import date, datetime, timedelta, timezone, tzinfo
+from datetime import UTC, date, datetime, timedelta, timezone, tzinfo
 from decimal import Decimal
 from fractions import Fraction
 from ipaddress import ip_address, ip_network
 from pathlib import Path, PurePosixPath, PureWindowsPath
-from typing import Any, NamedTuple
+from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -79,7 +77,7 @@ def _no_aliases() -> None:
     keys.ALIASES.clear()
 
 
-# -- Values that look alike and are not the same ------------------------------------------------------------------------
+# -- Values that look alike and are not the same -------------------------------------------------------------
 
 
 def two_classes_of_one_name() -> tuple[Any, Any]:
@@ -124,6 +122,14 @@ class Whole(int):
     pass
 
 
+class Chars(bytearray):
+    pass
+
+
+class Octets(bytes):
+    pass
+
+
 @dataclasses.dataclass
 class Bag(dict):
     x: int
@@ -144,7 +150,7 @@ class Partly(Hidden):
     x: int
 
 
-class Open(namedtuple("Open", "x")):  # noqa: PYI024 - the untyped form is the subject
+class Open(namedtuple("Open", "x")):
     pass
 
 
@@ -247,12 +253,12 @@ DIFFERENT: dict[str, tuple[Any, Any]] = {
     "two classes": (Point, Place),
     "two lambdas": (lambda: 1, lambda: 1),
     "two functions of one name": two_functions_of_one_name(),
-    "naive and aware": (WHEN, WHEN.replace(tzinfo=timezone.utc)),
-    "one instant in two zones": (WHEN.replace(tzinfo=timezone.utc), WHEN.replace(tzinfo=BERLIN)),
-    "UTC under two names": (WHEN.replace(tzinfo=timezone.utc), WHEN.replace(tzinfo=ZoneInfo("UTC"))),
-    "offsets of two names": (WHEN.replace(tzinfo=timezone(timedelta(0), "A")), WHEN.replace(tzinfo=timezone.utc)),
+    "naive and aware": (WHEN, WHEN.replace(tzinfo=UTC)),
+    "one instant in two zones": (WHEN.replace(tzinfo=UTC), WHEN.replace(tzinfo=BERLIN)),
+    "UTC under two names": (WHEN.replace(tzinfo=UTC), WHEN.replace(tzinfo=ZoneInfo("UTC"))),
+    "offsets of two names": (WHEN.replace(tzinfo=timezone(timedelta(0), "A")), WHEN.replace(tzinfo=UTC)),
     "folds": (WHEN.replace(tzinfo=BERLIN), WHEN.replace(tzinfo=BERLIN, fold=1)),
-    "date and midnight": (date(2026, 1, 1), datetime(2026, 1, 1)),
+    "date and midnight": (date(2026, 1, 1), WHEN.replace(month=1, day=1, hour=0, minute=0)),
     "datetime and its text": (WHEN, WHEN.isoformat()),
     "custom zones": (WHEN.replace(tzinfo=Everywhere(1)), WHEN.replace(tzinfo=Everywhere(2))),
     "Decimal and float": (Decimal("1.5"), 1.5),
@@ -272,6 +278,12 @@ DIFFERENT: dict[str, tuple[Any, Any]] = {
     "memoryview and bytes": (memoryview(b"x"), b"x"),
     "dataclass that is a buffer": (Buffer(1), Buffer(2)),
     "subclass of str": (Text("x"), "x"),
+    "subclass of bytes": (Octets(b"x"), b"x"),
+    "subclass of bytearray": (Chars(b"x"), bytearray(b"x")),
+    "subclass of bytearray and bytes": (Chars(b"x"), b"x"),
+    "array and bytearray": (array.array("b", b"x"), bytearray(b"x")),
+    "memoryview and bytearray": (memoryview(b"x"), bytearray(b"x")),
+    "arrays of two types": (array.array("b", b"xxxx"), array.array("B", b"xxxx")),
     "subclass of int": (Whole(1), 1),
     "instances": (Plain(1), Plain(1)),
     "slotted instances": (Slotted(1), Slotted(2)),
@@ -296,34 +308,30 @@ NESTINGS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-PAIRS = [
-    pytest.param(*map(nest, pair), id=f"{name}, {nesting}")
-    for name, pair in DIFFERENT.items()
-    for nesting, nest in NESTINGS.items()
-]
+@pytest.mark.parametrize("name", DIFFERENT)
+def test_different_values_have_different_parts(name: str):
+    for nesting, nest in NESTINGS.items():
+        one, other = map(nest, DIFFERENT[name])
+        try:
+            first, second = key_part(one), key_part(other)
+        except UncacheableArgumentsError:
+            continue
+        assert (type(first), first) != (type(second), second), nesting
 
 
-@pytest.mark.parametrize(("one", "other"), PAIRS)
-def test_different_values_have_different_parts(one: Any, other: Any):
-    try:
-        first = key_part(one)
-        second = key_part(other)
-    except UncacheableArgumentsError:
-        return
-    assert (type(first), first) != (type(second), second)
-
-
-@pytest.mark.parametrize(("one", "other"), PAIRS)
-def test_what_was_keyed_before_does_not_make_two_values_one(one: Any, other: Any):
+@pytest.mark.parametrize("name", DIFFERENT)
+def test_what_was_keyed_before_does_not_make_two_values_one(name: str):
     """Containers are recognised by an image; whichever of the two comes first must not stand for the other."""
-    keys = set()
-    for number, order in enumerate(((one, other), (other, one))):
-        for value in order:
-            try:
-                keys.add((number, key_part([f"{id(one)} {id(other)} {number}", value])))
-            except UncacheableArgumentsError:
-                keys.add((number, object()))
-    assert len(keys) == 4
+    for nesting, nest in NESTINGS.items():
+        one, other = map(nest, DIFFERENT[name])
+        found = set()
+        for number, order in enumerate(((one, other), (other, one))):
+            for value in order:
+                try:
+                    found.add((number, key_part([f"{nesting} {number}", value])))
+                except UncacheableArgumentsError:
+                    found.add((number, object()))
+        assert len(found) == 4, nesting
 
 
 @pytest.mark.parametrize("hint", HINTS)
@@ -350,10 +358,10 @@ def test_no_two_cache_keys_of_different_arguments_are_equal(body: str):
     assert equal == []
 
 
-# -- Values that are the same ---------------------------------------------------------------------------------------------
+# -- Values that are the same --------------------------------------------------------------------------------
 
 SAME: dict[str, Callable[[], tuple[Any, Any]]] = {
-    "text": lambda: ("ab", "".join(["a", "b"])),
+    "text": lambda: ("ab", str(b"ab", "ascii")),
     "integer": lambda: (10**20, 10**10 * 10**10),
     "huge integer": lambda: (10**5000, 10**2500 * 10**2500),
     "float": lambda: (0.1, float("0.1")),
@@ -362,7 +370,7 @@ SAME: dict[str, Callable[[], tuple[Any, Any]]] = {
     "dict order": lambda: ({"a": 1, "b": 2}, {"b": 2, "a": 1}),
     "nested dict order": lambda: ({"k": {"a": 1, "b": [2]}}, {"k": {"b": [2], "a": 1}}),
     "dict of mixed keys": lambda: ({1: 1, "1": 2, None: 3}, {None: 3, "1": 2, 1: 1}),
-    "set order": lambda: (set(range(100)), set(reversed(range(100)))),
+    "set order": lambda: (set(range(100)), {99 - number for number in range(100)}),
     "set of mixed types": lambda: ({1, "1", None, (1,)}, {(1,), None, "1", 1}),
     "set that has shrunk": lambda: ({8, 0}, {0, 8}),
     "frozenset in a tuple": lambda: ((frozenset("ab"),), (frozenset("ba"),)),
@@ -376,7 +384,10 @@ SAME: dict[str, Callable[[], tuple[Any, Any]]] = {
     "dataclass with a cached property": lambda: ((lambda it: (it.area, it)[1])(Measured(2)), Measured(2)),
     "NamedTuple": lambda: (Pair(1, 2), Pair(y=2, x=1)),
     "datetime": lambda: (WHEN.replace(tzinfo=BERLIN), WHEN.replace(tzinfo=ZoneInfo("Europe/Berlin"))),
-    "offset": lambda: (WHEN.replace(tzinfo=timezone(timedelta(hours=1))), WHEN.replace(tzinfo=timezone(timedelta(minutes=60)))),
+    "offset": lambda: (
+        WHEN.replace(tzinfo=timezone(timedelta(hours=1))),
+        WHEN.replace(tzinfo=timezone(timedelta(minutes=60))),
+    ),
     "timedelta": lambda: (timedelta(days=1), timedelta(hours=24)),
     "Decimal": lambda: (Decimal("1.10"), Decimal("1.10")),
     "Fraction": lambda: (Fraction(2, 4), Fraction(1, 2)),
@@ -384,7 +395,7 @@ SAME: dict[str, Callable[[], tuple[Any, Any]]] = {
     "Path": lambda: (Path("a/b"), Path("a") / "b"),
     "OrderedDict": lambda: (OrderedDict(a=1), OrderedDict(a=1)),
     "deque": lambda: (deque([1]), deque([1])),
-    "range": lambda: (range(3), range(0, 3)),
+    "range": lambda: (range(3), range(3)),
     "namespace": lambda: (types.SimpleNamespace(a=1, b=2), types.SimpleNamespace(b=2, a=1)),
     "mapping proxy": lambda: (types.MappingProxyType({"a": 1}), types.MappingProxyType({"a": 1})),
     "a function": lambda: (two_functions_of_one_name, two_functions_of_one_name),
@@ -485,7 +496,7 @@ async def test_tools_of_one_module_and_name_share_nothing(body: str):
     assert [await make("one")(1), await make("other")(1)] == ["one", "other"]
 
 
-# -- Objects and their addresses ------------------------------------------------------------------------------------------
+# -- Objects and their addresses -----------------------------------------------------------------------------
 
 
 def successor(make: Callable[[], Any], keep: Any) -> Any:
@@ -575,7 +586,7 @@ async def test_a_receiver_that_cannot_be_told_apart_is_never_cached(body: str):
     assert get_metrics()["uncached"] == 20
 
 
-# -- What declares no identity ----------------------------------------------------------------------------------------------
+# -- What declares no identity -------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass
@@ -588,6 +599,30 @@ class Expired:
         if name == "x":
             raise LookupError("the row is not bound to a session")
         return object.__getattribute__(self, name)
+
+
+class Unbound:
+    """A proxy of nothing: even its class cannot be asked for."""
+
+    @property
+    def __class__(self) -> Any:  # type: ignore[override]
+        raise RuntimeError("nothing bound")
+
+
+class Lazy(Open):
+    @property
+    def __dict__(self) -> Any:  # type: ignore[override]
+        raise LookupError("not loaded")
+
+
+class Fields:
+    """Declares fields, as attrs and pydantic do, and cannot give them."""
+
+    __pydantic_fields__ = {"x": int}
+
+    @property
+    def x(self) -> int:
+        raise ValueError("not loaded")
 
 
 def cyclic_list() -> Any:
@@ -649,6 +684,10 @@ STRANGE: dict[str, Callable[[], Any]] = {
     "union": lambda: int | None,
     "NotImplemented": lambda: NotImplemented,
     "unreadable dataclass": Expired,
+    "unreadable NamedTuple": lambda: Lazy(1),
+    "unreadable fields": Fields,
+    "unbound proxy": Unbound,
+    "bytearray subclass": lambda: Chars(b"x"),
     "cyclic list": cyclic_list,
     "twice cyclic list": twice_cyclic_list,
     "cyclic dict": cyclic_dict,
@@ -686,8 +725,9 @@ async def test_strange_arguments_are_keyed_or_run_uncached_and_never_crash(body:
         assert (answers[0] == answers[1]) is (uncached == 0)
 
 
-
-@pytest.mark.parametrize("name", ["object", "instance", "unreadable dataclass", "cyclic list", "list 5,000 deep", "generator"])
+@pytest.mark.parametrize(
+    "name", ["object", "instance", "unreadable dataclass", "cyclic list", "list 5,000 deep", "generator"]
+)
 async def test_strictness_refuses_what_has_no_identity_before_the_tool_runs(body: str, name: str):
     probe = Probe(uncacheable="raise")
     value = STRANGE[name]()
@@ -699,7 +739,9 @@ async def test_strictness_refuses_what_has_no_identity_before_the_tool_runs(body
     assert isinstance(caught.value, TypeError)
 
 
-@pytest.mark.parametrize("name", ["object", "instance", "unreadable dataclass", "cyclic list", "list 5,000 deep", "generator"])
+@pytest.mark.parametrize(
+    "name", ["object", "instance", "unreadable dataclass", "cyclic list", "list 5,000 deep", "generator"]
+)
 def test_there_is_no_key_for_what_has_no_identity(body: str, name: str):
     tool = Probe().tool
     with pytest.raises(UncacheableArgumentsError) as caught:
@@ -743,7 +785,8 @@ def test_serial_numbers_do_not_outlive_their_objects():
 
 def test_bytes_like_leaves_in_a_container_never_share_an_alias():
     """`marshal` writes every buffer as plain bytes, an enum of bytes too."""
-    leaves: list[Any] = [b"x", bytearray(b"x"), Raw.X, array.array("b", b"x"), memoryview(b"x"), Buffer(0)]
+    leaves: list[Any] = [b"x", bytearray(b"x"), Raw.X, array.array("b", b"x"), memoryview(b"x"), Buffer(0), Chars(b"x")]
+    leaves += [Octets(b"x")]
     for order in (leaves, leaves[::-1]):
         seen: dict[Any, Any] = {}
         for leaf in order:
@@ -756,7 +799,7 @@ def test_bytes_like_leaves_in_a_container_never_share_an_alias():
                 assert known is leaf
 
 
-# -- Libraries of declared fields ---------------------------------------------------------------------------------------------
+# -- Libraries of declared fields ----------------------------------------------------------------------------
 
 
 async def test_pydantic_models_are_known_by_their_fields(body: str):
@@ -854,7 +897,7 @@ async def test_attrs_classes_are_known_by_their_fields(body: str):
     assert not await probe.shares(with_attributes(Loose("a"), more=1), with_attributes(Loose("a"), more=2))
 
 
-# -- The property -------------------------------------------------------------------------------------------------------------
+# -- The property --------------------------------------------------------------------------------------------
 
 
 @given(near_pairs())
@@ -935,6 +978,12 @@ def _close_loops() -> Iterator[None]:
 
 
 def test_the_reference_knows_what_it_is_for():
-    wrong = [name for name, (one, other) in DIFFERENT.items() if same(one, other) and "slot" not in name and "attribute" not in name]
-    assert [name for name in wrong if name not in {"dataclass that is a dict", "dataclass that is a buffer", "custom zones"}] == []
-    assert [name for name, make in SAME.items() if not same(*make()) and name not in {"NaN"}] == []
+    wrong = [
+        name
+        for name, (one, other) in DIFFERENT.items()
+        if same(one, other) and "slot" not in name and "attribute" not in name
+    ]
+    assert [
+        name for name in wrong if name not in {"dataclass that is a dict", "dataclass that is a buffer", "custom zones"}
+    ] == []
+    assert [name for name, make in SAME.items() if not same(*make()) and name != "NaN"] == []

@@ -1,0 +1,787 @@
+"""What the decorators are asked for is what they do: each option, each attribute, and the process-wide switches."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from agent_cache import (
+    AgentCache,
+    AgentCacheInvalidator,
+    AgentCacheSession,
+    ConfigurationError,
+    UncacheableArgumentsError,
+    configure,
+    get_metrics,
+    invalidate,
+)
+from tests.harness import library
+from tests.harness.gates import Gate, idle, started
+
+pytestmark = pytest.mark.usefixtures("body")
+
+
+class Runs:
+    """A read tool that answers with the number of its run."""
+
+    def __init__(self, resource: Any = "r", *options: Any, **more: Any) -> None:
+        self.count = 0
+
+        async def tool(x: Any = 0, y: Any = 0, *, z: Any = 0) -> int:
+            self.count += 1
+            return self.count
+
+        self.tool = AgentCache(resource, *options, **more)(tool)
+
+    async def keeps(self, *calls: Any) -> list[bool]:
+        """Whether each of these calls is answered without a run."""
+        kept = []
+        for call in calls:
+            before = self.count
+            await self.tool(*(call if isinstance(call, tuple) else (call,)))
+            kept.append(self.count == before)
+        return kept
+
+
+# -- Identity ------------------------------------------------------------------------------------------------
+
+
+async def test_key_replaces_the_arguments_as_identity():
+    runs = Runs(key=lambda x, y, *, z: x["id"])
+    first = await runs.tool({"id": 1}, "a", z=1)
+    assert await runs.tool(y="b", x={"id": 1, "more": object()}) == first
+    assert await runs.tool({"id": True}) != first
+    assert await runs.tool({"id": 2}) != first
+
+
+async def test_key_sees_the_canonical_arguments_with_defaults():
+    seen: list[Any] = []
+
+    def key(*args: Any, **kwargs: Any) -> Any:
+        seen.append((args, kwargs))
+        return 1
+
+    runs = Runs(key=key)
+    await runs.tool(1)
+    await runs.tool(y=2, x=1, z=3)
+    assert seen == [((1, 0), {"z": 0}), ((1, 2), {"z": 3})]
+
+
+async def test_key_may_return_anything_with_an_identity():
+    runs = Runs(key=lambda x, y, *, z: [x, {"y": y}])
+    assert await runs.keeps((1, 2), (1, 2), (1, 3)) == [False, True, False]
+
+
+@pytest.mark.parametrize("option", ["key", "vary"])
+@pytest.mark.parametrize("failure", ["raises", "gives no identity", "raises unprintably"])
+async def test_an_identity_that_cannot_be_made_runs_the_call_uncached_and_counts_it(option: str, failure: str):
+    class Unprintable(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("no text")
+
+    def identity(*args: Any, **kwargs: Any) -> Any:
+        if failure == "gives no identity":
+            return object()
+        raise Unprintable if failure == "raises unprintably" else LookupError("no")
+
+    runs = Runs(**{option: identity})
+    assert await runs.keeps(1, 1) == [False, False]
+    assert get_metrics()["uncached"] == 2
+    strict = Runs(uncacheable="raise", **{option: identity})
+    with pytest.raises(UncacheableArgumentsError):
+        await strict.tool(1)
+    assert strict.count == 0
+
+
+async def test_vary_adds_what_is_ambient():
+    place = contextvars.ContextVar("place", default="here")
+    runs = Runs(vary=place.get)
+    other = Runs(vary=lambda: place.get())
+    for each in (runs, other):
+        assert await each.keeps(1, 1) == [False, True]
+        token = place.set("there")
+        assert await each.keeps(1, 1) == [False, True]
+        place.reset(token)
+        assert await each.keeps(1) == [True]
+
+
+async def test_vary_may_look_at_the_arguments():
+    seen: list[Any] = []
+
+    def vary(arguments: Any) -> Any:
+        seen.append(dict(arguments))
+        return arguments["x"] % 2
+
+    runs = Runs(vary=vary, key=lambda *args, **kwargs: "all")
+    assert await runs.keeps(1, 3, 2, 4) == [False, True, False, True]
+    assert seen[0] == {"x": 1, "y": 0, "z": 0}
+
+
+async def test_vary_is_told_apart_type_exactly():
+    values = [1, True, 1.0, "1", None, (), []]
+    runs = Runs(vary=lambda: values[0])
+    for _ in values[:]:
+        assert await runs.keeps(7, 7) == [False, True], values[0]
+        values.pop(0)
+
+
+async def test_skip_args_leaves_leading_arguments_out_of_the_key():
+    runs = Runs(skip_args=1)
+    assert await runs.keeps((1, 2), (object(), 2), (1, 3)) == [False, True, False]
+
+
+async def test_name_is_the_identity_of_the_tool():
+    one, other = Runs(name="shop"), Runs(name="depot")
+    assert one.tool.__agent_cache__.name == "shop"
+    await one.tool(1)
+    await other.tool(1)
+    assert set(get_metrics()["tools"]) == {"shop", "depot"}
+    assert "shop" in repr(one.tool.cache_key(1))
+
+
+async def test_two_tools_of_one_name_keep_their_own_answers():
+    one, other = Runs(name="shop"), Runs(name="shop")
+    assert await one.keeps(1, 1) == [False, True]
+    assert await other.keeps(1, 1) == [False, True]
+    assert one.tool.cache_key(1) != other.tool.cache_key(1)
+    assert get_metrics()["tools"]["shop"]["misses"] == 2
+
+
+# -- What is kept --------------------------------------------------------------------------------------------
+
+
+async def test_cache_if_keeps_answers_that_say_error_out():
+    answers = ["Error: no", "Error: no", "fine", "never asked for"]
+
+    @AgentCache("r", cache_if=lambda result: not result.startswith("Error"))
+    async def tool() -> str:
+        return answers.pop(0)
+
+    assert [await tool() for _ in range(4)] == ["Error: no", "Error: no", "fine", "fine"]
+    assert get_metrics()["uncached"] == 0
+
+
+async def test_a_cache_if_that_raises_keeps_nothing_and_is_counted(caplog: pytest.LogCaptureFixture):
+    runs = Runs(cache_if=lambda result: result.nothing)
+    assert await runs.keeps(1, 1) == [False, False]
+    assert get_metrics()["uncached"] == 2
+    assert len([record for record in caplog.records if "cache_if" in record.getMessage()]) == 1
+
+
+async def test_copy_says_how_a_hit_is_protected():
+    def of(**options: Any) -> Any:
+        @AgentCache("r", **options)
+        async def tool() -> list[int]:
+            return [1]
+
+        return tool
+
+    auto, never, own = of(), of(copy="never"), of(copy=lambda value: [*value, "copy"])
+    first = await auto()
+    first.append(2)
+    assert await auto() == [1]
+    assert await never() is await never()
+    assert await own() == [1], "who loads it has the tool's own answer"
+    assert await own() == [1, "copy", "copy"]
+
+
+async def test_a_result_that_cannot_be_copied_is_returned_and_not_kept():
+    @AgentCache("r")
+    async def tool() -> Any:
+        return threading.Lock()
+
+    assert await tool() is not await tool()
+    assert get_metrics()["uncached"] == 2
+    assert get_metrics()["misses"] == 2
+
+
+async def test_a_copier_that_fails_at_a_hit_costs_the_hit_and_not_the_agent():
+    """It worked when the answer was kept; later it does not."""
+    works = [True]
+
+    def copier(value: list[int]) -> list[int]:
+        if not works[0]:
+            raise LookupError("no copy")
+        return list(value)
+
+    @AgentCache("r", copy=copier)
+    async def tool() -> list[int]:
+        return [1]
+
+    assert await tool() == await tool() == [1]
+    works[0] = False
+    assert await tool() == [1]
+    assert get_metrics()["misses"] == 2
+
+
+async def test_uncacheable_says_what_becomes_of_a_call_without_identity():
+    bypass, strict = Runs(), Runs(uncacheable="raise")
+    assert await bypass.keeps(object(), object()) == [False, False]
+    assert get_metrics()["uncached"] == 2
+    with pytest.raises(UncacheableArgumentsError) as caught:
+        await strict.tool(object())
+    assert caught.value.tool == strict.tool.__agent_cache__.name
+    assert strict.count == 0
+    assert await strict.keeps(1, 1) == [False, True]
+
+
+@pytest.mark.parametrize("ttl", [60, 60.0, timedelta(minutes=1)])
+@pytest.mark.parametrize("scope", ["global", "session"])
+async def test_an_answer_ends_with_its_ttl_and_not_before(clock: library.Clock, scope: str, ttl: Any):
+    runs = Runs(ttl=ttl, scope=scope)
+    async with AgentCacheSession(loop_detection=False):
+        assert await runs.keeps(1) == [False]
+        clock.advance(59.9)
+        assert await runs.keeps(1) == [True]
+        clock.advance(0.1)
+        assert await runs.keeps(1, 1) == [False, True]
+
+
+async def test_the_ttl_counts_from_the_start_of_the_load(clock: library.Clock):
+    gate = Gate()
+
+    @AgentCache("r", ttl=10)
+    async def tool() -> Any:
+        return await gate()
+
+    for number in range(2):
+        task = await started(tool())
+        clock.advance(6)
+        gate.last.returns(number)
+        assert await task == number
+        clock.advance(3.9)
+        assert await tool() == number
+        clock.advance(0.1)
+    assert len(gate.calls) == 2
+
+
+async def test_without_a_ttl_an_answer_lives_for_ever(clock: library.Clock):
+    runs = Runs()
+    await runs.tool(1)
+    clock.advance(1e12)
+    assert await runs.keeps(1) == [True]
+
+
+@pytest.mark.parametrize("scope", ["global", "session"])
+async def test_the_least_recently_used_answer_makes_room_in_both_scopes(scope: str):
+    runs = Runs(maxsize=2, scope=scope)
+    async with AgentCacheSession():
+        await runs.keeps("a", "b", "a", "c")
+        assert await runs.keeps("a", "c") == [True, True]
+        assert await runs.keeps("b") == [False]
+        assert await runs.keeps("c") == [True]
+        assert await runs.keeps("a") == [False]
+    assert get_metrics()["evictions"] == 3
+
+
+async def test_each_session_has_its_own_bound():
+    runs = Runs(maxsize=1, scope="session")
+    async with AgentCacheSession():
+        await runs.tool("a")
+        async with AgentCacheSession():
+            await runs.tool("b")
+            assert await runs.keeps("b") == [True]
+        assert await runs.keeps("a") == [True]
+    assert get_metrics()["evictions"] == 0
+
+
+async def test_without_a_maxsize_everything_is_kept():
+    runs = Runs(maxsize=None)
+    await runs.keeps(*range(1_000))
+    assert all(await runs.keeps(*range(1_000)))
+    default = Runs()
+    await default.keeps(*range(129))
+    assert await default.keeps(128, 1, 0) == [True, True, False]
+
+
+async def test_two_tools_of_one_resource_have_each_their_own_maxsize():
+    small, large = Runs("order", maxsize=1), Runs("order", maxsize=10)
+    await small.keeps(1, 2)
+    await large.keeps(1, 2)
+    assert await large.keeps(1, 2) == [True, True]
+    assert await small.keeps(2) == [True]
+    assert await small.keeps(1) == [False]
+    await invalidate("order")
+    assert await large.keeps(1) == [False]
+
+
+# -- What a decorated tool has -------------------------------------------------------------------------------
+
+
+async def test_a_cache_key_is_one_for_every_spelling_and_opaque():
+    tool = Runs().tool
+    assert tool.cache_key(1, 2, z=3) == tool.cache_key(z=3, y=2, x=1)
+    assert tool.cache_key(1) == tool.cache_key(x=1, y=0, z=0)
+    assert hash(tool.cache_key(1)) == hash(tool.cache_key(x=1))
+    assert tool.cache_key(1) != tool.cache_key(True)
+    assert tool.cache_key(1) != Runs().tool.cache_key(1)
+    assert "secret" not in repr(tool.cache_key("secret"))
+    with pytest.raises(TypeError):
+        tool.cache_key(1, 2, 3)
+    with pytest.raises(UncacheableArgumentsError, match="tool"):
+        tool.cache_key(object())
+
+
+async def test_one_call_can_be_forgotten():
+    runs = Runs()
+    await runs.keeps(1, 2)
+    assert await runs.tool.invalidate(y=0, x=1) is True
+    assert await runs.tool.invalidate(1) is False
+    assert await runs.keeps(1, 2) == [False, True]
+    assert await runs.tool.invalidate(object()) is False
+    with pytest.raises(TypeError):
+        await runs.tool.invalidate(1, 2, 3)
+
+
+async def test_all_calls_can_be_forgotten_and_are_counted():
+    runs, other = Runs(), Runs()
+    scoped = Runs(scope="session")
+    await other.tool(1)
+    async with AgentCacheSession():
+        await runs.keeps(1, 2, 3)
+        await scoped.tool(1)
+        async with AgentCacheSession():
+            await scoped.keeps(1, 2)
+            assert scoped.tool.clear() == 3
+            assert await scoped.keeps(1) == [False]
+    assert runs.tool.clear() == 3
+    assert runs.tool.clear() == 0
+    assert await runs.keeps(1) == [False]
+    assert await other.keeps(1) == [True]
+
+
+@pytest.mark.parametrize("name", ["fresh", "refresh"])
+async def test_a_fresh_answer_replaces_what_was_kept(name: str):
+    runs = Runs()
+    await runs.tool(1)
+    assert await getattr(runs.tool, name)(x=1) == 2
+    assert await runs.tool(1) == 2
+    assert await getattr(runs.tool, name)(2) == 3
+    assert await runs.tool(2) == 3
+    assert (get_metrics()["hits"], get_metrics()["misses"]) == (2, 3)
+
+
+async def test_a_fresh_call_joins_nobody_and_later_readers_join_it():
+    gate = Gate()
+
+    @AgentCache("r")
+    async def tool() -> Any:
+        return await gate()
+
+    old = await started(tool())
+    fresh = await started(tool.fresh())
+    reader = await started(tool())
+    assert len(gate.calls) == 2
+    gate.calls[1].returns("new")
+    assert await fresh == await reader == "new"
+    gate.calls[0].returns("old")
+    assert await old == "old"
+    assert await tool() == "new"
+
+
+async def test_a_fresh_answer_of_a_call_without_identity_is_just_run():
+    runs = Runs()
+    assert await runs.tool.fresh(object()) == 1
+    assert get_metrics()["uncached"] == 1
+
+
+# -- Writes --------------------------------------------------------------------------------------------------
+
+
+def forgetting(key_fn: Callable[..., Any]) -> Any:
+    @AgentCacheInvalidator("r", clear_all=False, key_fn=key_fn)
+    async def write(x: int, y: int = 5, *, z: int = 6) -> None: ...
+
+    return write
+
+
+async def test_a_write_drops_the_one_call_that_its_key_fn_names():
+    runs = Runs()
+    await runs.keeps(1, 2, 3)
+    await forgetting(lambda args, kwargs: runs.tool.cache_key(args[0]))(1)
+    assert await runs.keeps(1, 2, 3) == [False, True, True]
+
+
+@pytest.mark.parametrize("several", [list, tuple, set, iter])
+async def test_a_write_drops_the_calls_that_its_key_fn_names_of_any_tool(several: Callable[..., Any]):
+    runs, other = Runs(), Runs("other")
+    await runs.keeps(1, 2)
+    await other.keeps(1, 2)
+    named = [runs.tool.cache_key(1), other.tool.cache_key(2)]
+    await forgetting(lambda args, kwargs: several(named))(1)
+    assert await runs.keeps(1, 2) == [False, True]
+    assert await other.keeps(1, 2) == [True, False]
+
+
+async def test_key_fn_sees_the_canonical_arguments_before_the_side_effect():
+    happened: list[Any] = []
+    runs = Runs()
+
+    def key_fn(args: Any, kwargs: Any) -> Any:
+        happened.append((args, dict(kwargs)))
+        return runs.tool.cache_key(1)
+
+    @AgentCacheInvalidator("r", clear_all=False, key_fn=key_fn)
+    async def write(x: int, y: int = 5, *, z: int = 6) -> None:
+        happened.append("effect")
+
+    await write(y=2, x=1)
+    assert happened == [((1, 2), {"z": 6}), "effect"]
+
+
+async def test_a_write_without_keys_to_name_drops_nothing_else():
+    runs = Runs()
+    await runs.tool(1)
+    await forgetting(lambda args, kwargs: [])(1)
+    assert await runs.keeps(1) == [True]
+
+
+# -- Switches of the process ---------------------------------------------------------------------------------
+
+
+async def test_caching_can_be_switched_off_and_comes_back_with_what_was_kept():
+    runs, scoped = Runs(), Runs(scope="session")
+    async with AgentCacheSession(max_tool_repeats=100) as session:
+        await runs.tool(1)
+        await scoped.tool(1)
+        with configure(enabled=False):
+            assert await runs.keeps(1, 1) == [False, False]
+            assert await scoped.keeps(1, 1) == [False, False]
+            assert await Runs().keeps(1, 1) == [False, False]
+        assert await runs.keeps(1) == [True]
+        assert await scoped.keeps(1) == [True]
+        assert session.get_metrics()["uncached"] == 6
+        assert [record.source for record in session.get_execution_trace()].count("uncached") == 6
+    assert get_metrics()["uncached"] == 6
+
+
+async def test_while_caching_is_off_writes_still_invalidate():
+    runs = Runs("r:{x}")
+
+    @AgentCacheInvalidator("r:{x}")
+    async def write(x: int) -> None: ...
+
+    await runs.keeps(1, 2, 3)
+    with configure(enabled=False):
+        await write(1)
+        await invalidate("r:2")
+    assert await runs.keeps(1, 2, 3) == [False, False, True]
+
+
+async def test_a_load_from_while_caching_was_off_is_not_kept_and_one_from_before_may_be():
+    gate = Gate()
+
+    @AgentCache("r")
+    async def tool() -> Any:
+        return await gate()
+
+    with configure(enabled=False):
+        off = await started(tool())
+    gate.last.returns("off")
+    assert await off == "off"
+    on = await started(tool())
+    with configure(enabled=False):
+        gate.last.returns("on")
+        assert await on == "on"
+    again = await started(tool())
+    assert len(gate.calls) == 3, "an answer that comes while caching is off is not kept"
+    gate.last.returns("again")
+    assert await again == await tool() == "again"
+
+
+async def test_configurations_nest_and_are_restored_whatever_happens():
+    runs = Runs()
+    await runs.tool(1)
+    with pytest.raises(LookupError), configure(enabled=False):
+        with configure(enabled=True):
+            assert await runs.keeps(1) == [True]
+        assert await runs.keeps(1) == [False]
+        raise LookupError
+    assert await runs.keeps(1) == [True]
+    configure(enabled=False)
+    assert await runs.keeps(1) == [False]
+    configure()
+    assert await runs.keeps(1) == [True]
+
+
+def in_a_process(source: str, **environment: str) -> str:
+    """What a program prints that is run in a process of its own."""
+    found = subprocess.run(
+        [sys.executable, "-W", "error", "-c", textwrap.dedent(source)],
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert found.returncode == 0, found.stderr
+    return found.stdout.strip()
+
+
+PROGRAM = """
+    import asyncio, agent_cache, agent_cache.testing
+    if {reset}: agent_cache.testing.reset()
+    if {configure}: agent_cache.configure(enabled=True)
+    @agent_cache.AgentCache("r")
+    async def tool(): runs.append(1)
+    runs = []
+    async def main():
+        async with agent_cache.AgentCacheSession() as session:
+            await tool(); await tool(); await tool.fresh()
+        print(len(runs), session.get_metrics()["uncached"], len(session.get_execution_trace()))
+    asyncio.run(main())
+"""
+
+
+def test_the_environment_switches_caching_off_and_wins():
+    """Over `configure(enabled=True)`, and over `testing.reset()`, which restores the default."""
+    program = PROGRAM.format(reset=True, configure=True)
+    for word in ("0", "off"):
+        assert in_a_process(program, AGENT_CACHE_ENABLED=word) == "3 3 3"
+    assert in_a_process(program, AGENT_CACHE_ENABLED="1") == "2 0 3"
+
+
+def test_the_environment_is_read_again_by_reset(monkeypatch: pytest.MonkeyPatch):
+    from agent_cache import testing
+    from agent_cache.config import CURRENT
+
+    for word, enabled in {"0": False, "FALSE": False, " no ": False, "1": True, "": True, "yes": True}.items():
+        monkeypatch.setenv("AGENT_CACHE_ENABLED", word)
+        testing.reset()
+        assert CURRENT.value.enabled is enabled, word
+    monkeypatch.delenv("AGENT_CACHE_ENABLED")
+    testing.reset()
+    assert CURRENT.value.enabled
+
+
+# -- The bound in bytes --------------------------------------------------------------------------------------
+
+
+class Texts:
+    """A read tool that answers with a text of the length it is asked for."""
+
+    def __init__(self, **options: Any) -> None:
+        self.runs = 0
+
+        @AgentCache("text", maxsize=None, **options)
+        async def tool(length: int, number: int = 0) -> str:
+            self.runs += 1
+            return "x" * length
+
+        self.tool = tool
+
+    async def keeps(self, *calls: tuple[int, int]) -> list[bool]:
+        kept = []
+        for call in calls:
+            before = self.runs
+            await self.tool(*call)
+            kept.append(self.runs == before)
+        return kept
+
+
+async def test_the_fullest_store_gives_its_least_recently_used_answers_away():
+    large, small = Texts(), Texts()
+    with configure(max_bytes=10_000):
+        await small.keeps((1_000, 0))
+        await large.keeps((3_000, 0), (3_000, 1), (3_000, 0))
+        assert await large.keeps((3_000, 2)) == [False]
+        assert await small.keeps((1_000, 0)) == [True]
+        assert await large.keeps((3_000, 0), (3_000, 2)) == [True, True]
+        assert await large.keeps((3_000, 1)) == [False]
+    assert get_metrics()["evictions"] == 2
+
+
+async def test_an_answer_larger_than_all_the_room_is_not_kept_and_evicts_nothing():
+    texts = Texts()
+    with configure(max_bytes=5_000):
+        await texts.keeps((1_000, 0), (1_000, 1))
+        assert await texts.keeps((10_000, 0), (10_000, 0)) == [False, False]
+        assert await texts.keeps((1_000, 0), (1_000, 1)) == [True, True]
+    assert get_metrics()["evictions"] == 0
+
+
+async def test_an_answer_whose_size_cannot_be_read_is_kept_all_the_same():
+    class Unreadable:
+        __slots__ = ("field",)
+
+        def __getattr__(self, name: str) -> Any:
+            raise RuntimeError(name)
+
+        def __sizeof__(self) -> int:
+            raise RuntimeError
+
+    with configure(max_bytes=5_000):
+
+        @AgentCache("r", copy="never")
+        async def tool() -> Any:
+            return Unreadable()
+
+        assert await tool() is await tool()
+
+
+async def test_room_that_was_made_is_room_again_when_answers_go():
+    texts = Texts()
+    with configure(max_bytes=10_000):
+        for _ in range(5):
+            await texts.keeps((3_000, 0), (3_000, 1))
+            await invalidate("text")
+        for number in range(5):
+            await texts.tool.fresh(3_000, 0)
+            await texts.tool(100, number)
+        texts.tool.clear()
+        await texts.keeps((3_000, 0), (3_000, 1))
+    assert get_metrics()["evictions"] == 0
+
+
+async def test_the_bound_holds_across_scopes_and_counts_where_the_calls_are_counted():
+    texts = Texts(scope="session")
+    with configure(max_bytes=5_000):
+        async with AgentCacheSession() as session:
+            await texts.keeps((3_000, 0), (3_000, 1))
+            assert await texts.keeps((3_000, 1)) == [True]
+            assert await texts.keeps((3_000, 0)) == [False]
+        assert get_metrics()["evictions"] == 2
+        assert session.get_metrics()["evictions"] == 2
+
+
+# -- What users' functions may do to a call ------------------------------------------------------------------
+
+
+class Unprintable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+    __repr__ = __str__
+
+
+def raising(*_: Any) -> Any:
+    raise Unprintable
+
+
+def early(arguments: Any) -> Any:
+    raise Unprintable
+
+
+def late(arguments: Any, result: Any) -> Any:
+    raise Unprintable
+
+
+@pytest.mark.parametrize("function", [early, late])
+async def test_tags_whose_error_has_no_text_cost_the_entry_and_not_the_call(function: Any):
+    from agent_cache import tags_from
+
+    runs = Runs(tags_from("r", function))
+    assert await runs.keeps(1, 1) == [False, False]
+    assert get_metrics()["uncached"] == 2
+    assert library.nothing_in_flight()
+
+
+async def test_a_cache_if_whose_error_has_no_text_costs_the_entry_and_not_the_call():
+    runs = Runs(cache_if=raising)
+    assert await runs.keeps(1, 1) == [False, False]
+
+
+@pytest.mark.parametrize("function", [early, late])
+async def test_a_write_whose_tags_have_an_error_without_text_is_done_and_drops_the_root(function: Any):
+    from agent_cache import tags_from
+
+    runs = Runs("r:{x}")
+    await runs.tool(1)
+
+    @AgentCacheInvalidator(tags_from("r", function))
+    async def write() -> str:
+        return "done"
+
+    assert await write() == "done"
+    assert await runs.keeps(1, 1) == [False, True], "dropped, and no hold is left behind"
+
+
+@pytest.mark.parametrize("ending", ["fails", "names no id", "gives what no tag can be made of"])
+async def test_a_write_that_names_no_id_in_one_place_and_anything_in_another_drops_the_root(ending: str):
+    """What is unknown of one tag is not made known by another that touches nothing."""
+    runs = Runs("r:{x}")
+    await runs.tool(1)
+
+    @AgentCacheInvalidator(["r:{none}", "r:{result[id]}"], doubt=0)
+    async def write(none: Any = None) -> Any:
+        if ending == "fails":
+            raise LookupError
+        return {} if ending == "gives what no tag can be made of" else {"id": None}
+
+    with pytest.raises(LookupError) if ending == "fails" else contextlib.nullcontext():
+        await write()
+    assert await runs.keeps(1) == [ending == "names no id"]
+
+
+async def test_an_ok_whose_error_has_no_text_changes_nothing():
+    @AgentCacheInvalidator("r", ok=raising, settle=1)
+    async def write() -> str:
+        return "done"
+
+    assert await write() == "done"
+
+
+async def test_a_proxy_of_nothing_is_an_answer_like_any_other():
+    """Even its class cannot be asked for: it cannot be copied, so it is returned and not kept."""
+
+    class Unbound:
+        @property
+        def __class__(self) -> Any:  # type: ignore[override]
+            raise RuntimeError("nothing bound")
+
+    @AgentCache("r")
+    async def tool(x: Any = 0) -> Any:
+        return Unbound()
+
+    assert type(await tool()) is Unbound
+    assert type(await tool(Unbound())) is Unbound
+    assert type(await tool([Unbound()])) is Unbound
+    assert get_metrics()["uncached"] == 3
+
+
+async def test_async_functions_stand_nowhere_where_an_answer_is_needed_at_once():
+    """A coroutine is true, hashable by address, and never awaited: refused at decoration, not guessed with."""
+    from agent_cache import tags_from
+
+    async def function(*_: Any) -> Any:
+        return None
+
+    async def one(arguments: Any) -> Any:
+        return None
+
+    for option in ("key", "vary", "cache_if", "copy"):
+        with pytest.raises(ConfigurationError, match=option):
+            Runs(**{option: function})
+    with pytest.raises(ConfigurationError, match="tags_from"):
+        Runs(tags_from("r", one))
+    with pytest.raises(ConfigurationError, match="key_fn"):
+        forgetting(function)
+    with pytest.raises(ConfigurationError, match="ok"):
+        AgentCacheInvalidator("r", ok=function)
+
+
+async def test_a_gathered_burst_runs_the_tool_once_and_everyone_has_an_answer_of_his_own():
+    gate = Gate()
+
+    @AgentCache("r")
+    async def tool() -> Any:
+        return await gate()
+
+    tasks = [asyncio.ensure_future(tool()) for _ in range(50)]
+    await idle()
+    gate.last.returns([1])
+    answers = await asyncio.gather(*tasks)
+    assert len(gate.calls) == 1
+    assert len({id(answer) for answer in answers}) == 50
+    metrics = get_metrics()
+    assert (metrics["misses"], metrics["shared"]) == (1, 49)

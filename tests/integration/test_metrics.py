@@ -1,0 +1,519 @@
+"""Everything is counted once, where it happened: in the process and in each session, per tool and per resource."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from agent_cache import (
+    AgentCache,
+    AgentCacheInvalidator,
+    AgentCacheSession,
+    get_metrics,
+    invalidate,
+    tags_from,
+    writing,
+)
+from agent_cache._metrics import Metrics
+from tests.harness import library
+from tests.harness.gates import Gate, cancelled, started
+
+pytestmark = pytest.mark.usefixtures("body")
+
+COUNTERS = ("calls", "hits", "misses", "shared", "invalidations", "uncached", "evictions", "errors")
+PUBLIC = {*COUNTERS, "time_saved", "hit_rate"}
+
+
+def counted(metrics: dict[str, Any], **expected: Any) -> None:
+    """These counters are so, and all others are zero."""
+    assert {name: metrics[name] for name in COUNTERS} == dict.fromkeys(COUNTERS, 0) | expected
+
+
+def agree(metrics: dict[str, Any]) -> None:
+    """The sums are those of the tools, and each has the same keys. Tools here have one resource each."""
+    assert set(metrics) == PUBLIC | {"loop_detections", "resources", "tools"}
+    for breakdown in ("resources", "tools"):
+        for name, numbers in metrics[breakdown].items():
+            assert set(numbers) == PUBLIC, name
+            assert numbers["hit_rate"] == hit_rate(numbers)
+        for counter in COUNTERS:
+            if (breakdown, counter) != ("tools", "invalidations"):  # `invalidate(...)` stands for no tool
+                assert sum(numbers[counter] for numbers in metrics[breakdown].values()) == metrics[counter], counter
+    assert metrics["hit_rate"] == hit_rate(metrics)
+    assert sum(one["time_saved"] for one in metrics["tools"].values()) == pytest.approx(metrics["time_saved"])
+
+
+def hit_rate(numbers: dict[str, Any]) -> float:
+    reads = numbers["hits"] + numbers["misses"] + numbers["shared"]
+    return numbers["hits"] / reads if reads else 0.0
+
+
+@pytest.fixture(params=["outside", "in a session", "in two sessions", "for a tenant"])
+def counts(request: pytest.FixtureRequest) -> Callable[..., Any]:
+    """Run something where it says, and give the metrics of the process and of every session around it."""
+
+    async def run(body: Callable[[], Any]) -> list[dict[str, Any]]:
+        if request.param == "outside":
+            await body()
+            return [get_metrics()]
+        async with AgentCacheSession(tenant="t" if request.param == "for a tenant" else None) as session:
+            if request.param != "in two sessions":
+                await body()
+                return [get_metrics(), session.get_metrics()]
+            async with AgentCacheSession() as inner:
+                await body()
+            return [get_metrics(), session.get_metrics(), inner.get_metrics()]
+
+    return run
+
+
+def tools(clock: library.Clock) -> tuple[Any, Any]:
+    @AgentCache("order:{id}", name="get", maxsize=2)
+    async def get(id: Any) -> str:
+        clock.advance(2.0)
+        if id == "bad":
+            raise LookupError(id)
+        return str(id)
+
+    @AgentCacheInvalidator("order:{id}", name="put")
+    async def put(id: Any) -> str:
+        if id == "bad":
+            raise LookupError(id)
+        return "done"
+
+    return get, put
+
+
+async def test_nothing_was_counted_before_anything_happened():
+    metrics = get_metrics()
+    counted(metrics)
+    assert metrics["hit_rate"] == 0.0
+    assert metrics["loop_detections"] == 0
+    assert metrics["tools"] == {}
+    async with AgentCacheSession() as session:
+        counted(session.get_metrics())
+
+
+async def test_hits_and_misses_and_the_time_they_saved(clock: library.Clock, counts: Any):
+    get, _ = tools(clock)
+
+    async def body() -> None:
+        for id in ("7", "7", "8", "7"):
+            await get(id)
+
+    for metrics in await counts(body):
+        counted(metrics, calls=4, hits=2, misses=2)
+        assert metrics["hit_rate"] == 0.5
+        assert metrics["time_saved"] == 4.0
+        assert metrics["tools"]["get"]["hits"] == 2
+        assert metrics["resources"]["order"]["misses"] == 2
+        agree(metrics)
+
+
+async def test_what_an_error_costs(clock: library.Clock, counts: Any):
+    get, put = tools(clock)
+
+    async def body() -> None:
+        for tool in (get, put):
+            with pytest.raises(LookupError):
+                await tool("bad")
+
+    for metrics in await counts(body):
+        counted(metrics, calls=2, misses=1, errors=2, invalidations=1)
+        agree(metrics)
+
+
+async def test_a_shared_run_is_one_miss_and_saves_its_time(clock: library.Clock, counts: Any):
+    gate = Gate()
+
+    @AgentCache("order", name="get")
+    async def get() -> Any:
+        return await gate()
+
+    async def body() -> None:
+        tasks = [asyncio.ensure_future(get()) for _ in range(4)]
+        await started(asyncio.sleep(0))
+        clock.advance(3.0)
+        gate.last.returns("x")
+        await asyncio.gather(*tasks)
+        failing = [asyncio.ensure_future(get.fresh()), asyncio.ensure_future(get())]
+        await started(asyncio.sleep(0))
+        gate.last.raises(LookupError())
+        await asyncio.gather(*failing, return_exceptions=True)
+
+    for metrics in await counts(body):
+        # The reader hits what is still kept; only `fresh` runs the tool.
+        counted(metrics, calls=6, misses=2, shared=3, hits=1, errors=1)
+        assert metrics["time_saved"] == 12.0
+        assert metrics["hit_rate"] == 1 / 6
+        agree(metrics)
+
+
+async def test_an_error_that_is_shared_came_out_of_the_tool_once(counts: Any):
+    gate = Gate()
+
+    @AgentCache("order", name="get")
+    async def get() -> Any:
+        return await gate()
+
+    async def body() -> None:
+        tasks = [asyncio.ensure_future(get()) for _ in range(4)]
+        await started(asyncio.sleep(0))
+        gate.last.raises(LookupError())
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    for metrics in await counts(body):
+        counted(metrics, calls=4, misses=1, shared=3, errors=1)
+
+
+async def test_a_cancelled_call_is_counted_and_is_no_error(counts: Any):
+    gate = Gate()
+
+    @AgentCache("order", name="get")
+    async def get() -> Any:
+        return await gate()
+
+    @AgentCacheInvalidator("order", name="put")
+    async def put() -> Any:
+        return await gate()
+
+    async def body() -> None:
+        await cancelled(await started(get()))
+        await cancelled(await started(put()))
+
+    for metrics in await counts(body):
+        counted(metrics, calls=2, misses=1, invalidations=1)
+
+
+async def test_a_follower_that_takes_over_runs_the_tool_and_is_a_miss():
+    gate = Gate()
+
+    @AgentCache("order", name="get")
+    async def get() -> Any:
+        return await gate()
+
+    leader, follower = await started(get()), await started(get())
+    await cancelled(leader)
+    gate.last.returns("x")
+    assert await follower == "x"
+    counted(get_metrics(), calls=2, misses=2)
+
+
+async def test_evictions_are_counted_where_the_entry_was_stored(clock: library.Clock, counts: Any):
+    get, _ = tools(clock)
+
+    async def body() -> None:
+        for id in ("1", "2", "3", "4"):
+            await get(id)
+
+    for metrics in await counts(body):
+        counted(metrics, calls=4, misses=4, evictions=2)
+        agree(metrics)
+
+
+async def test_calls_that_never_took_part(counts: Any):
+    @AgentCache("order", name="get")
+    async def get(id: Any) -> Any:
+        return id
+
+    async def body() -> None:
+        await get(object())
+        await get([object()])
+
+    for metrics in await counts(body):
+        counted(metrics, calls=2, uncached=2)
+        assert metrics["hit_rate"] == 0.0
+        agree(metrics)
+
+
+def failing(arguments: Any, result: Any) -> Any:
+    raise LookupError
+
+
+def failing_early(arguments: Any) -> Any:
+    raise LookupError
+
+
+NOT_KEPT: dict[str, dict[str, Any]] = {
+    "tags that cannot be computed": {"resource": tags_from("order", failing), "copy": "never"},
+    "a result that cannot be copied": {"resource": "order"},
+    "cache_if that raises": {"resource": "order", "cache_if": failing_early, "copy": "never"},
+    "for two reasons, and still one answer": {"resource": tags_from("order", failing)},
+}
+
+
+@pytest.mark.parametrize("why", NOT_KEPT)
+async def test_answers_that_could_not_be_kept(counts: Any, why: str):
+    options = dict(NOT_KEPT[why])
+
+    @AgentCache(options.pop("resource"), name="get", **options)
+    async def get() -> Any:
+        return threading.Lock()
+
+    async def body() -> None:
+        await get()
+        await get()
+
+    for metrics in await counts(body):
+        counted(metrics, calls=2, misses=2, uncached=2)
+        agree(metrics)
+
+
+async def test_a_read_whose_tags_cannot_be_made_beforehand_runs_uncached(counts: Any):
+    @AgentCache(tags_from("order", failing_early), name="get")
+    async def get() -> str:
+        return "x"
+
+    for metrics in await counts(get):
+        counted(metrics, calls=1, uncached=1)
+        agree(metrics)
+
+
+@pytest.mark.parametrize("function", [failing_early, failing])
+async def test_a_write_whose_tags_cannot_be_made_is_counted_where_it_was_made(counts: Any, function: Any):
+    @AgentCacheInvalidator(tags_from("order", function), name="put")
+    async def put() -> None: ...
+
+    for metrics in await counts(put):
+        counted(metrics, calls=1, invalidations=1, uncached=1)
+        agree(metrics)
+
+
+async def test_every_way_to_invalidate_counts_once(clock: library.Clock, counts: Any):
+    get, put = tools(clock)
+
+    async def body() -> None:
+        await put("7")
+        await get.invalidate("7")
+        await invalidate("order:7")
+        async with writing("order:7"):
+            pass
+
+    for metrics in await counts(body):
+        counted(metrics, calls=1, invalidations=4)
+        assert metrics["tools"]["put"]["invalidations"] == 1
+        assert metrics["tools"]["get"]["invalidations"] == 1
+        assert metrics["resources"]["order"]["invalidations"] == 4
+        agree(metrics)
+
+
+async def test_an_invalidation_of_several_roots_is_one_and_shows_under_each():
+    await invalidate("order:7", "order:8", "user:1")
+    metrics = get_metrics()
+    assert metrics["invalidations"] == 1
+    assert {root: one["invalidations"] for root, one in metrics["resources"].items() if one["invalidations"]} == {
+        "order": 1,
+        "user": 1,
+    }
+
+
+async def test_a_tool_of_several_resources_shows_under_each_and_counts_once():
+    @AgentCache(["order:{id}", "user:{result}", "cart"], name="get of several")
+    async def get(id: str) -> str:
+        return "u1"
+
+    await get("7")
+    await get("7")
+    metrics = get_metrics()
+    counted(metrics, calls=2, hits=1, misses=1)
+    for root in ("order", "user", "cart"):
+        assert (metrics["resources"][root]["hits"], metrics["resources"][root]["misses"]) == (1, 1)
+
+
+async def test_tools_of_one_name_share_a_line_and_keep_their_resources_apart():
+    """A tool made twice by one factory, or decorated again in a notebook with another resource."""
+
+    def make(resource: str) -> Any:
+        @AgentCache(resource, name="made")
+        async def get() -> int:
+            return 1
+
+        return get
+
+    order, user = make("order"), make("user")
+    await order()
+    await user()
+    await user()
+    metrics = get_metrics()
+    assert metrics["tools"]["made"]["calls"] == 3
+    assert {root: metrics["resources"][root]["calls"] for root in ("order", "user")} == {"order": 1, "user": 2}
+
+
+async def test_a_hit_of_a_session_scoped_tool_counts_like_any_other():
+    @AgentCache("order", "session", name="get")
+    async def get() -> int:
+        return 1
+
+    await get()
+    async with AgentCacheSession() as outer:
+        await get()
+        await get()
+        async with AgentCacheSession() as inner:
+            await get()
+    counted(get_metrics(), calls=4, hits=1, misses=2, uncached=1)
+    counted(outer.get_metrics(), calls=3, hits=1, misses=2)
+    counted(inner.get_metrics(), calls=1, misses=1)
+
+
+async def test_metrics_of_a_session_are_its_own_and_stay_readable():
+    @AgentCache("order", name="get")
+    async def get() -> int:
+        return 1
+
+    async with AgentCacheSession() as first:
+        await get()
+        await get()
+    async with AgentCacheSession() as second:
+        await get()
+    counted(first.get_metrics(), calls=2, hits=1, misses=1)
+    counted(second.get_metrics(), calls=1, hits=1)
+    async with first:
+        await get()
+    counted(first.get_metrics(), calls=3, hits=2, misses=1)
+    assert first.metrics.hits == 2
+    assert first.metrics.hit_rate == 2 / 3
+
+
+async def test_what_get_metrics_gives_is_a_copy_and_metrics_is_live():
+    @AgentCache("order", name="get")
+    async def get() -> int:
+        return 1
+
+    async with AgentCacheSession() as session:
+        live, before = session.metrics, session.get_metrics()
+        before["hits"] = 100
+        before["tools"]["get"] = {}
+        await get()
+        assert live.misses == 1
+        assert live.calls == 1
+        counted(session.get_metrics(), calls=1, misses=1)
+    with pytest.raises(AttributeError):
+        live.nothing  # noqa: B018
+
+
+async def test_a_blocked_call_is_a_loop_detection_and_no_call():
+    from agent_cache import AgentLoopDetectedError
+
+    @AgentCache("order", name="get")
+    async def get() -> int:
+        return 1
+
+    with pytest.raises(AgentLoopDetectedError):
+        async with AgentCacheSession(max_tool_repeats=3) as session:
+            for _ in range(5):
+                try:
+                    await get()
+                except AgentLoopDetectedError:
+                    pass
+    for metrics in (get_metrics(), session.get_metrics()):
+        counted(metrics, calls=2, hits=1, misses=1)
+        assert metrics["loop_detections"] == 3
+
+
+# -- Concurrency ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def _busy_switching() -> Any:
+    """Let threads change places as often as they can."""
+    import sys
+
+    former = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(former)
+
+
+def in_threads(count: int, work: Callable[[int], Any]) -> None:
+    errors: list[BaseException] = []
+
+    def guarded(number: int) -> None:
+        try:
+            work(number)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=guarded, args=(number,)) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+
+
+@pytest.mark.usefixtures("_busy_switching")
+def test_counts_are_exact_when_several_threads_read_and_write():
+    threads, rounds = 4, 400
+
+    @AgentCache("order:{id}", name="get", maxsize=None)
+    async def get(id: int) -> int:
+        return id
+
+    @AgentCacheInvalidator("order:{id}", name="put")
+    async def put(id: int) -> None: ...
+
+    async def run(number: int) -> None:
+        for turn in range(rounds):
+            await get(turn % 5)
+            await get(object())  # type: ignore[arg-type]
+            await put(turn % 5)
+
+    in_threads(threads, lambda number: asyncio.run(run(number)))
+    metrics = get_metrics()
+    total = threads * rounds
+    assert metrics["hits"] + metrics["misses"] + metrics["shared"] == total
+    assert metrics["uncached"] == metrics["invalidations"] == total
+    assert metrics["calls"] == 3 * total
+    agree(metrics)
+
+
+@pytest.mark.usefixtures("_busy_switching")
+def test_counts_are_exact_when_several_threads_only_hit():
+    @AgentCache("order", name="get")
+    async def get() -> int:
+        return 1
+
+    async def run() -> None:
+        for _ in range(3_000):
+            await get()
+
+    asyncio.run(get())
+    in_threads(4, lambda number: asyncio.run(run()))
+    assert get_metrics()["hits"] == 12_000
+
+
+@pytest.mark.usefixtures("_busy_switching")
+def test_invalidations_by_hand_are_exact_when_several_threads_make_them():
+    metrics = Metrics()
+
+    def work(number: int) -> None:
+        for _ in range(50_000):
+            metrics.invalidated(("order",))
+
+    in_threads(4, work)
+    assert metrics.total().invalidations == 200_000
+
+
+async def test_concurrent_sessions_count_apart_and_the_process_counts_all():
+    @AgentCache("order:{id}", name="get")
+    async def get(id: int) -> int:
+        await asyncio.sleep(0)
+        return id
+
+    async def run(number: int) -> dict[str, Any]:
+        async with AgentCacheSession() as session:
+            for turn in range(10):
+                await get(turn)
+        return session.get_metrics()
+
+    each = await asyncio.gather(*(run(number) for number in range(20)))
+    for metrics in each:
+        assert metrics["calls"] == 10
+    together = get_metrics()
+    assert together["misses"] == 10
+    for counter in COUNTERS:
+        assert sum(metrics[counter] for metrics in each) == together[counter]

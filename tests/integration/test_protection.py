@@ -1,0 +1,238 @@
+"""What one caller does to an answer never shows in another's, whatever the answer is made of."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import dataclasses
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+
+from agent_cache import AgentCache, AgentCacheSession, get_metrics
+from tests.harness import library
+from tests.harness.gates import Gate, idle
+from tests.harness.structure import VALUES, Pair, Place, Point, same, spoil
+
+
+@dataclasses.dataclass
+class Tree:
+    children: list[Tree] = dataclasses.field(default_factory=list)
+    payload: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+def pydantic_model() -> Any:
+    pydantic = pytest.importorskip("pydantic")
+
+    class Order(pydantic.BaseModel):
+        lines: list[str]
+
+    return Order(lines=["a"])
+
+
+def msgspec_struct() -> Any:
+    msgspec = pytest.importorskip("msgspec")
+
+    class Order(msgspec.Struct):
+        lines: list[str]
+
+    return Order(["a"])
+
+
+FORMS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
+    "list": (lambda: [1, 2], lambda value: value.append(3)),
+    "dict": (lambda: {"a": 1}, lambda value: value.update(a=2)),
+    "set": (lambda: {1}, lambda value: value.add(2)),
+    "bytearray": (lambda: bytearray(b"x"), lambda value: value.extend(b"y")),
+    "deque": (lambda: deque([1], maxlen=3), lambda value: value.append(2)),
+    "defaultdict": (lambda: defaultdict(list, a=[1]), lambda value: value["a"].append(2)),
+    "Counter": (lambda: Counter("ab"), lambda value: value.update("a")),
+    "OrderedDict": (lambda: OrderedDict(a=1, b=2), lambda value: value.move_to_end("a")),
+    "list of dicts": (lambda: [{"a": 1}], lambda value: value[0].clear()),
+    "dict of lists": (lambda: {"a": [1]}, lambda value: value["a"].clear()),
+    "tuple of lists": (lambda: ([1],), lambda value: value[0].append(2)),
+    "tuple deep down": (lambda: (1, (2, ({3},))), lambda value: value[1][1][0].add(4)),
+    "dict with a mutable key": (lambda: {Place(1, ()): [1]}, lambda value: value.popitem()),
+    "dataclass": (lambda: Point(1, [2]), lambda value: value.y.append(3)),
+    "dataclass's own field": (lambda: Point(1, 2), lambda value: setattr(value, "x", 5)),
+    "frozen dataclass": (lambda: Place(1, [2]), lambda value: value.y.append(3)),
+    "NamedTuple": (lambda: Pair([1], 2), lambda value: value.x.append(2)),
+    "tree": (lambda: Tree([Tree(payload={"a": [1]})]), lambda value: value.children[0].payload["a"].append(2)),
+    "exception": (lambda: ValueError(["a"]), lambda value: value.args[0].append("b")),
+    "list in a frozenset's place": (lambda: [frozenset({1}), [2]], lambda value: value[1].append(3)),
+    "pydantic model": (pydantic_model, lambda value: value.lines.append("b")),
+    "msgspec struct": (msgspec_struct, lambda value: value.lines.append("b")),
+}
+
+
+def look(value: Any) -> Any:
+    """A value as text that shows everything in it."""
+    return repr(value.args if isinstance(value, Exception) else value)
+
+
+@pytest.mark.parametrize("scope", ["global", "session"])
+@pytest.mark.parametrize("form", FORMS)
+async def test_a_caller_that_changes_its_answer_changes_nobody_elses(body: str, form: str, scope: Any):
+    make, change = FORMS[form]
+    truth = make()
+
+    @AgentCache("r", scope)
+    async def tool() -> Any:
+        return copy.deepcopy(truth)
+
+    async with AgentCacheSession():
+        for _ in range(4):
+            answer = await tool()
+            assert type(answer) is type(truth)
+            assert look(answer) == look(truth)
+            change(answer)
+            assert look(answer) != look(truth)
+    assert get_metrics()["misses"] == 1
+    assert get_metrics()["hits"] == 3
+
+
+@pytest.mark.parametrize("form", FORMS)
+async def test_concurrent_callers_have_answers_of_their_own(body: str, form: str):
+    make, change = FORMS[form]
+    gate = Gate()
+
+    @AgentCache("r")
+    async def tool() -> Any:
+        return await gate()
+
+    seen = []
+
+    async def caller() -> None:
+        answer = await tool()
+        seen.append(look(answer))
+        change(answer)
+
+    callers = [asyncio.ensure_future(caller()) for _ in range(4)]
+    await idle()
+    value = make()
+    expected = look(value)
+    gate.last.returns(value)
+    await asyncio.gather(*callers)
+    seen.append(look(await tool()))
+    assert seen == [expected] * 5
+    assert len(gate.calls) == 1
+
+
+@pytest.mark.parametrize("outcome", ["not wanted", "no tags"])
+async def test_concurrent_callers_have_answers_of_their_own_though_nothing_is_kept(body: str, outcome: str):
+    from agent_cache import tags_from
+
+    gate = Gate()
+    resource = tags_from("r", lambda arguments, result: result.nothing) if outcome == "no tags" else "r"
+
+    @AgentCache(resource, cache_if=lambda result: False)
+    async def tool() -> Any:
+        return await gate()
+
+    callers = [asyncio.ensure_future(tool()) for _ in range(3)]
+    await idle()
+    gate.last.returns([1])
+    answers = await asyncio.gather(*callers)
+    for answer in answers:
+        assert answer == [1]
+        answer.append(2)
+
+
+async def test_a_tool_that_goes_on_changing_what_it_returned_changes_no_hit(body: str):
+    inside = {"lines": ["a"]}
+
+    @AgentCache("r")
+    async def tool() -> Any:
+        return inside
+
+    first = await tool()
+    assert first is inside, "who loads it has the tool's own object, as without a cache"
+    inside["lines"].append("b")
+    assert await tool() == {"lines": ["a"]}
+
+
+async def test_the_answer_is_kept_as_it_was_before_any_caller_had_it(body: str):
+    """The leader may change it in the same step in which it gets it."""
+
+    @AgentCache("r")
+    async def tool() -> list[int]:
+        return [1]
+
+    (await tool()).append(2)
+    assert await tool() == [1]
+
+
+async def test_a_fresh_answer_is_protected_too(body: str):
+    @AgentCache("r")
+    async def tool() -> list[int]:
+        return [1]
+
+    (await tool.fresh()).append(2)
+    (await tool()).append(3)
+    assert await tool() == [1]
+
+
+async def test_arguments_that_are_changed_afterwards_change_no_answer(body: str):
+    @AgentCache("r")
+    async def tool(ids: list[int]) -> Any:
+        return ids
+
+    ids = [1]
+    assert await tool(ids) == [1]
+    ids.append(2)
+    assert await tool([1]) == [1]
+    assert await tool([1, 2]) == [1, 2]
+    assert get_metrics()["misses"] == 2
+
+
+async def test_what_is_immutable_is_one_object_for_all(body: str):
+    value = ("a", 1, (2.0, frozenset({"x"})))
+
+    @AgentCache("r")
+    async def tool() -> Any:
+        return value
+
+    assert await tool() is value
+    assert await tool() is value
+
+
+async def test_never_means_never(body: str):
+    value = {"a": [1]}
+
+    @AgentCache("r", copy="never")
+    async def tool() -> Any:
+        return value
+
+    assert await tool() is value
+    assert await tool() is value
+
+
+@pytest.fixture(scope="module")
+def loop() -> Iterator[asyncio.AbstractEventLoop]:
+    loop = asyncio.new_event_loop()
+    yield loop
+    loop.close()
+
+
+@pytest.mark.parametrize("kind", library.CALL_BODIES)
+@settings(max_examples=50)
+@given(value=VALUES)
+def test_no_spoilt_answer_is_ever_seen_again(loop: asyncio.AbstractEventLoop, kind: str, value: Any):
+    truth = copy.deepcopy(value)
+
+    async def run() -> None:
+        with library.call_body(kind):
+
+            @AgentCache("r")
+            async def tool() -> Any:
+                return copy.deepcopy(value)
+
+        for _ in range(3):
+            answer = await tool()
+            assert same(answer, truth)
+            spoil(answer)
+
+    loop.run_until_complete(run())

@@ -1,0 +1,286 @@
+"""A generated body binds, keys and passes on exactly as the tool itself and the general path do, for any signature."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import itertools
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from agent_cache import AgentCache, AgentCacheInvalidator, get_metrics
+from tests.harness import library
+from tests.harness.structure import same
+
+NAMES = [
+    *(
+        "key",
+        "entry",
+        "scope",
+        "type",
+        "self",
+        "cls",
+        "store",
+        "stats",
+        "now",
+        "here",
+        "root",
+        "value",
+        "moment",
+        "lookup",
+    ),
+    *("_cache_", "_cache_key", "__cache_key", "_cache_default_key", "_cache_here", "_cache_type", "_cache_MISSING"),
+    *("str", "int", "dict", "list", "part", "args", "kwargs", "operation", "answer", "result", "x1", "\u00fcber"),
+]
+HINTS = ["", ": str", ": int", ": bool", ": dict", ": list", ": 'dict[str, int]'", ": float"]
+EMPTY: list[object] = []
+VALUES = st.one_of(
+    st.sampled_from(
+        [None, True, False, 0, 1, 1.0, -0.0, "", "a", b"a", (), (1,), [], [1], {}, {"a": 1}, {"a": [True]}]
+    ),
+    st.sampled_from([{"b": {1, 2}}, [bytearray(b"x")], {"deep": [[[[{"x": (1, "y")}]]]]}, ["\ud800"], {1: 1, "1": 2}]),
+)
+
+
+@dataclasses.dataclass
+class Signature:
+    """A tool's parameters as source text, and calls of it."""
+
+    positional_only: list[str]
+    plain: list[str]
+    surplus: str | None
+    keyword_only: list[str]
+    rest: str | None
+    optional: frozenset[str]
+    hints: dict[str, str]
+
+    @property
+    def source(self) -> str:
+        parts = [self._one(name) for name in self.positional_only]
+        if self.positional_only:
+            parts.append("/")
+        parts += [self._one(name) for name in self.plain]
+        if self.surplus:
+            parts.append("*" + self.surplus)
+        elif self.keyword_only:
+            parts.append("*")
+        parts += [self._one(name) for name in self.keyword_only]
+        if self.rest:
+            parts.append("**" + self.rest)
+        everything = [*self.positional_only, *self.plain, *filter(None, [self.surplus]), *self.keyword_only]
+        returned = ", ".join([*everything, *filter(None, [self.rest])])
+        return f"async def tool({', '.join(parts)}):\n    return record(({returned}{',' if returned else ''}))\n"
+
+    def _one(self, name: str) -> str:
+        return name + self.hints[name] + (" = ['default']" if name in self.optional else "")
+
+
+@st.composite
+def signatures(draw: st.DrawFn) -> Signature:
+    names = draw(st.lists(st.sampled_from(NAMES), max_size=6, unique=True))
+    rest = names.pop() if names and draw(st.booleans()) else None
+    surplus = names.pop() if names and draw(st.booleans()) else None
+    first, second = sorted(draw(st.tuples(st.integers(0, len(names)), st.integers(0, len(names)))))
+    keyword_only = names[second:]
+    # Among positional ones a default must not stand before a parameter without one.
+    required = draw(st.integers(0, second))
+    optional = {*names[required:second], *(name for name in keyword_only if draw(st.booleans()))}
+    hints = {name: draw(st.sampled_from(HINTS)) for name in names}
+    return Signature(names[:first], names[first:second], surplus, keyword_only, rest, frozenset(optional), hints)
+
+
+@st.composite
+def spellings(draw: st.DrawFn) -> tuple[Signature, list[tuple[tuple[Any, ...], dict[str, Any]]]]:
+    """A signature, and one call of it in two spellings."""
+    signature = draw(signatures())
+    positional = [*signature.positional_only, *signature.plain]
+    given_names = [name for name in positional if name not in signature.optional or draw(st.booleans())]
+    given_names += [name for name in signature.keyword_only if name not in signature.optional or draw(st.booleans())]
+    for index, name in enumerate(signature.positional_only):
+        if name not in given_names:  # what stands behind it cannot be spelled either
+            given_names = [given for given in given_names if given not in signature.positional_only[index:]]
+            break
+    values = {name: draw(VALUES) for name in given_names}
+    surplus, more = [], {}
+    if signature.surplus and all(name in values for name in positional):
+        surplus = draw(st.lists(VALUES, max_size=2))
+    if signature.rest:
+        taken = {*signature.plain, *signature.keyword_only}
+        names = st.sampled_from([name for name in [*NAMES, "more"] if name not in taken])
+        more = draw(st.dictionaries(names, VALUES, max_size=2))
+    calls = []
+    for _ in range(2):
+        by_position = 0
+        while by_position < len(positional) and positional[by_position] in values:
+            by_position += 1
+        least = by_position if surplus else sum(name in values for name in signature.positional_only)
+        count = draw(st.integers(least, by_position))
+        args = (*(values[name] for name in positional[:count]), *surplus)
+        items = [(name, value) for name, value in values.items() if name not in positional[:count]] + [*more.items()]
+        calls.append((args, dict(draw(st.permutations(items)))))
+    return signature, calls
+
+
+def outcome(loop: asyncio.AbstractEventLoop, tool: Callable[..., Coroutine[Any, Any, Any]], call: Any) -> Any:
+    args, kwargs = call
+    return loop.run_until_complete(tool(*args, **kwargs))
+
+
+@pytest.fixture(scope="module")
+def loop() -> Iterator[asyncio.AbstractEventLoop]:
+    loop = asyncio.new_event_loop()
+    yield loop
+    loop.close()
+
+
+@settings(max_examples=60)
+@given(spellings())
+def test_any_signature_in_any_spelling(loop: asyncio.AbstractEventLoop, drawn: Any):
+    """The tool gets what Python would have bound, and two spellings of one call are one call."""
+    signature, calls = drawn
+    got: list[Any] = []
+
+    def record(arguments: Any) -> Any:
+        got.append(arguments)
+        return arguments
+
+    namespace: dict[str, Any] = {"record": record}
+    exec(signature.source, namespace)
+    expected = [outcome(loop, namespace["tool"], call) for call in calls]
+    for kind in library.CALL_BODIES:
+        with library.call_body(kind):
+            read = AgentCache("r", name="read")(namespace["tool"])
+            write = AgentCacheInvalidator("w", name="write")(namespace["tool"])
+        got.clear()
+        assert all(same(outcome(loop, read, call), truth) for call, truth in zip(calls, expected, strict=True))
+        assert len(got) == 1, "two spellings of one call are one call"
+        assert len({read.cache_key(*args, **kwargs) for args, kwargs in calls}) == 1
+        for call, truth in zip(calls, expected, strict=True):
+            got.clear()
+            outcome(loop, write, call)
+            assert same(got, [truth])
+            assert all(one is other for one, other in zip(got[0], truth, strict=True) if _is_passed(one))
+
+
+def _is_passed(value: Any) -> bool:
+    """Not the tuple or dict that Python makes of surplus arguments, call by call."""
+    return type(value) not in {tuple, dict}
+
+
+async def test_a_positional_only_default_and_a_keyword_of_its_name_are_two_things(body: str):
+    """`inspect.Signature.bind` of Python 3.11 refuses what the interpreter binds."""
+
+    @AgentCache("r")
+    async def tool(key: int = 1, /, **rest: int) -> Any:
+        return key, rest
+
+    for _ in range(2):
+        assert await tool(key=2) == (1, {"key": 2})
+    assert await tool.__agent_cache__.invoke(key=2) == (1, {"key": 2})
+    assert await tool.fresh(key=2) == (1, {"key": 2})
+    assert tool.cache_key(key=2) == tool.cache_key(1, key=2) != tool.cache_key(2)
+    assert await tool.invalidate(key=2) is True
+
+
+async def test_a_hint_decides_nothing_but_what_is_tried_first(body: str):
+    runs = itertools.count()
+
+    async def tool(a: dict, b: list, c: str, d: int, e: bool) -> int:  # type: ignore[type-arg]
+        return next(runs)
+
+    cached = AgentCache("r", maxsize=None)(tool)
+    values = [
+        None,
+        True,
+        1,
+        1.0,
+        "1",
+        b"1",
+        [1],
+        (1,),
+        {"1": 1},
+        {1},
+        frozenset({1}),
+        bytearray(b"1"),
+        [True],
+        {"1": True},
+    ]
+    answers = {}
+    for position in range(5):
+        for value in values:
+            arguments = ["x"] * 5
+            arguments[position] = value
+            answers[position, repr(value)] = await cached(*arguments)
+            assert await cached(*arguments) == answers[position, repr(value)]
+    assert len(set(answers.values())) == len(answers)
+
+
+async def test_a_container_that_cannot_be_marshalled_is_keyed_or_counted(body: str):
+    @dataclasses.dataclass(frozen=True)
+    class Place:
+        x: int
+
+    runs = itertools.count()
+
+    @AgentCache("r")
+    async def tool(filter: dict, ids: list = EMPTY) -> int:  # type: ignore[type-arg]
+        return next(runs)
+
+    assert await tool({"at": Place(1)}, [Place(2)]) == await tool({"at": Place(1)}, ids=[Place(2)])
+    assert await tool({"at": Place(1)}, [Place(2)]) != await tool({"at": Place(1)}, [Place(3)])
+    assert get_metrics()["uncached"] == 0
+    assert await tool({"at": object()}) != await tool({"at": object()})
+    assert await tool({}, [object()]) != await tool({}, [object()])
+    assert get_metrics()["uncached"] == 4
+
+
+async def test_a_value_error_in_reading_an_argument_is_no_error_of_the_call(body: str):
+    class Odd:
+        __pydantic_fields__ = {"x": int}
+
+        @property
+        def x(self) -> int:
+            raise ValueError("odd")
+
+    @AgentCache("r")
+    async def tool(filter: dict, value: Any = None) -> str:  # type: ignore[type-arg]
+        return "answered"
+
+    assert await tool({"odd": Odd()}) == await tool({}, Odd()) == "answered"
+    assert get_metrics()["uncached"] == 2
+
+
+async def test_one_decorator_may_decorate_several_tools(body: str):
+    cached = AgentCache("r")
+
+    @cached
+    async def one() -> str:
+        return "one"
+
+    @cached
+    async def other() -> str:
+        return "other"
+
+    assert [await one(), await other(), await one()] == ["one", "other", "one"]
+
+
+async def test_an_adapter_may_call_a_tool_by_its_operation_in_any_spelling(body: str):
+    runs = itertools.count()
+
+    @AgentCache("r")
+    async def tool(self: int, /, key: str = "k", *, args: int = 0, **kwargs: int) -> int:
+        return next(runs)
+
+    @AgentCacheInvalidator("r")
+    async def write(self: int, args: int = 0, kwargs: int = 0) -> tuple[int, int, int]:
+        return self, args, kwargs
+
+    first = await tool(1, self=2)
+    invoke = tool.__agent_cache__.invoke
+    assert await invoke(1, "k", args=0, self=2) == first == await invoke(1, key="k", self=2)
+    assert await invoke(1, "other") != first
+    assert await write.__agent_cache__.invoke(kwargs=3, self=1, args=2) == (1, 2, 3)
+    assert await invoke(1, self=2) != first

@@ -1,0 +1,348 @@
+"""What a write does to loads and entries: marked, detached, dropped, held off, and no more than it names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from agent_cache._core.entries import NEVER, Entry
+from agent_cache._core.ledger import Ledger, Load, Region
+from agent_cache._core.partition import Partition
+
+INDEFINITELY = float("inf")
+
+
+class Joined(Load):
+    """A load that says whether readers may still join it."""
+
+    is_joinable = True
+
+    def detach(self) -> None:
+        self.is_joinable = False
+
+
+@pytest.fixture
+def ledger() -> Ledger:
+    return Ledger()
+
+
+def home_in(
+    ledger: Ledger, *static: str, roots: tuple[str, ...] = (), owner: object = None, tool: object = "tool"
+) -> Partition:
+    """A partition within reach of writes."""
+    home = Partition(tool, owner, static, roots or tuple(tag.partition(":")[0] for tag in static), None)
+    ledger.register(home)
+    return home
+
+
+def loading(ledger: Ledger, home: Partition, *tags: str, late: tuple[str, ...] = (), key: Any = "k") -> Joined:
+    load = Joined(home, key, (*home.static, *tags), late)
+    ledger.start(load)
+    return load
+
+
+def put(home: Partition, key: Any, *tags: str) -> None:
+    home.store.insert(key, Entry(key, NEVER, 0.0, tags))
+
+
+def fate(load: Joined) -> str:
+    return {(True, True): "untouched", (False, False): "spoilt", (True, False): "detached"}[
+        load.is_clean, load.is_joinable
+    ]
+
+
+# -- Loads in flight -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("tags", "written", "expected"),
+    [
+        (["order:7"], "order:7", "spoilt"),
+        (["order:7"], "order", "spoilt"),
+        (["order:7"], "order:7:lines", "spoilt"),
+        (["order:7:lines"], "order:7", "spoilt"),
+        (["order:7"], "order:8", "untouched"),
+        (["order:7"], "cart", "untouched"),
+        (["order:7", "order:8"], "order:8", "spoilt"),
+        ([], "order:7", "untouched"),
+    ],
+)
+def test_a_write_spoils_the_loads_it_meets_and_no_other(ledger: Ledger, tags: list[str], written: str, expected: str):
+    load = loading(ledger, home_in(ledger, roots=("order", "cart")), *tags)
+    ledger.move(Region((written,)))
+    assert fate(load) == expected
+    assert ledger.may_store(load, tags) is (expected == "untouched")
+
+
+def test_a_load_that_has_ended_is_compared_with_nothing(ledger: Ledger):
+    home = home_in(ledger, "order")
+    load = loading(ledger, home)
+    assert ledger.loads_in_flight() == 1
+    for loads in home.loads:
+        loads.discard(load)
+    assert ledger.loads_in_flight() == 0
+    ledger.move(Region(("order",)))
+    assert fate(load) == "untouched"
+
+
+def test_a_load_of_several_roots_is_one_load(ledger: Ledger):
+    load = loading(ledger, home_in(ledger, "order", "cart"))
+    assert ledger.loads_in_flight() == 1
+    ledger.move(Region(("cart",)))
+    assert fate(load) == "spoilt"
+
+
+def test_what_was_written_before_a_load_begins_again_does_not_concern_it(ledger: Ledger):
+    home = home_in(ledger, "order", roots=("order", "user"))
+    load = loading(ledger, home, late=("user",))
+    ledger.move(Region(("order", "user:1")))
+    load.restart()
+    assert load.is_clean
+    load.resolve(["user:1"])
+    assert ledger.may_store(load, ["order", "user:1"])
+
+
+@pytest.mark.parametrize(
+    ("written", "resolved", "stored"),
+    [
+        ("user:1", ["user:1"], False),
+        ("user:1", ["user:2"], True),
+        ("user:1", ["user"], False),
+        ("user", ["user:1"], False),
+        ("user:1:cards", ["user:1"], False),
+        ("cart:1", ["user:1"], True),
+        ("user:1", ["user:2", "user:1"], False),
+    ],
+)
+def test_a_load_whose_tags_are_not_known_yet_is_compared_when_they_are(
+    ledger: Ledger, written: str, resolved: list[str], stored: bool
+):
+    load = loading(ledger, home_in(ledger, roots=("user", "cart")), late=("user",))
+    ledger.move(Region((written,)))
+    assert fate(load) == ("untouched" if written.startswith("cart") else "detached")
+    load.resolve(resolved)
+    assert ledger.may_store(load, resolved) is stored
+
+
+def test_a_load_during_which_more_was_written_than_it_remembers_is_not_stored(ledger: Ledger):
+    for count, stored in ((64, True), (65, False)):
+        load = loading(ledger, home_in(ledger, roots=("user",)), late=("user",))
+        for number in range(count):
+            ledger.move(Region((f"user:{number}",)))
+        load.resolve(["user:other"])
+        assert ledger.may_store(load, ["user:other"]) is stored, count
+
+
+# -- Entries -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("written", "left"),
+    [
+        ("order:7", ["8"]),
+        ("order:8", ["7", "7:lines"]),
+        ("order:7:lines", ["8"]),
+        ("order:7:notes", ["7:lines", "8"]),
+        ("order:9", ["7", "7:lines", "8"]),
+        ("order", []),
+        ("cart", ["all", "7", "7:lines", "8"]),
+    ],
+)
+def test_a_write_drops_what_it_meets_and_nothing_beside_it(ledger: Ledger, written: str, left: list[str]):
+    home = home_in(ledger, roots=("order",))
+    put(home, "all", "order")
+    put(home, "7", "order:7")
+    put(home, "7:lines", "order:7:lines")
+    put(home, "8", "order:8")
+    ledger.move(Region((written,)))
+    assert home.store.keys() == left
+
+
+@pytest.mark.parametrize(
+    ("static", "written", "emptied"),
+    [
+        ("order", "order:7", True),
+        ("order:list", "order:list", True),
+        ("order:list", "order", True),
+        ("order:list", "order:list:open", True),
+        ("order:list", "order:7", False),
+    ],
+)
+def test_what_every_entry_of_a_tool_depends_on_needs_no_index(ledger: Ledger, static: str, written: str, emptied: bool):
+    home = home_in(ledger, static)
+    put(home, "k")
+    ledger.move(Region((written,)))
+    assert home.store.keys() == ([] if emptied else ["k"])
+
+
+def test_a_write_that_touched_no_entity_drops_what_depends_on_all_and_nothing_below(ledger: Ledger):
+    whole, parts = home_in(ledger, "order"), home_in(ledger, roots=("order",))
+    put(whole, "k")
+    put(parts, "all", "order")
+    put(parts, "7", "order:7")
+    loads = [loading(ledger, whole), loading(ledger, parts, "order"), loading(ledger, parts, "order:7")]
+    ledger.move(Region(bare=("order",)))
+    assert whole.store.keys() == []
+    assert parts.store.keys() == ["7"]
+    assert [fate(load) for load in loads] == ["spoilt", "spoilt", "untouched"]
+
+
+def test_a_write_that_touched_no_entity_is_remembered_by_loads_that_may_depend_on_all(ledger: Ledger):
+    for resolved, stored in (("order", False), ("order:7", True)):
+        load = loading(ledger, home_in(ledger, roots=("order",)), late=("order",))
+        ledger.move(Region(bare=("order",)))
+        load.resolve([resolved])
+        assert ledger.may_store(load, [resolved]) is stored
+
+
+def test_what_touches_a_whole_root_is_not_made_less_by_what_touches_no_entity_of_it(ledger: Ledger):
+    """One tag of a write gave no id, another could not be made: all of the root may have changed."""
+    home = home_in(ledger, roots=("order",))
+    put(home, "all", "order")
+    put(home, "7", "order:7")
+    ledger.move(Region(("order",), bare=("order",)))
+    assert home.store.keys() == []
+
+
+def test_what_was_dropped_is_handed_back_alive(ledger: Ledger):
+    home = home_in(ledger, roots=("order",))
+    put(home, "7", "order:7")
+    assert [entry.value for [entry] in [dropped for dropped in ledger.move(Region(("order:7",))) if dropped]] == ["7"]
+
+
+# -- Reach ---------------------------------------------------------------------------------------------------
+
+
+def test_a_write_limited_to_sessions_reaches_them_alone(ledger: Ledger):
+    mine, others, everyones = (home_in(ledger, "order", owner=owner) for owner in ("mine", "other", None))
+    loads = [loading(ledger, home) for home in (mine, others, everyones)]
+    for home in (mine, others, everyones):
+        put(home, "k")
+    ledger.hold(Region(("order",), (), frozenset({"mine"})))
+    ledger.move(Region(("order",), (), frozenset({"mine"})))
+    assert [len(home.store) for home in (mine, others, everyones)] == [0, 1, 1]
+    assert [fate(load) for load in loads] == ["spoilt", "untouched", "untouched"]
+    fresh = [loading(ledger, home) for home in (mine, others, everyones)]
+    assert [ledger.may_store(load, ["order"]) for load in fresh] == [False, True, True]
+
+
+def test_single_keys_of_single_tools(ledger: Ledger):
+    homes = [home_in(ledger, "order", owner=owner, tool=tool) for tool in ("a", "b") for owner in (None, "session")]
+    loads = [loading(ledger, home, key=key) for home in homes for key in ("k", "other")]
+    for home in homes:
+        put(home, "k")
+        put(home, "other")
+    region = Region(keys=(("a", "k"),))
+    hold = ledger.hold(region)
+    ledger.move(region)
+    assert [home.store.keys() for home in homes] == [["other"], ["other"], ["k", "other"], ["k", "other"]]
+    spoilt = ["spoilt", "untouched"]
+    assert [fate(load) for load in loads] == [*spoilt, *spoilt, *["untouched"] * 4]
+    fresh = [loading(ledger, home, key=key) for home in homes for key in ("k", "other")]
+    assert [ledger.may_store(load, ["order"]) for load in fresh] == [False, True, False, True, *[True] * 4]
+    ledger.release(hold)
+    assert all(ledger.may_store(load, ["order"]) for load in fresh)
+
+
+def test_a_partition_that_has_left_is_reached_no_more_and_its_root_is_forgotten(ledger: Ledger):
+    home = home_in(ledger, "order")
+    put(home, "k")
+    assert ledger.partitions_under("order") == [home]
+    ledger.unregister(home)
+    ledger.unregister(home)
+    assert ledger.partitions() == []
+    assert ledger._homes == {}
+    ledger.move(Region(("order",)))
+    assert home.store.keys() == ["k"]
+
+
+def test_clearing_one_tool_spares_the_others(ledger: Ledger):
+    one, other = home_in(ledger, "order", tool="one"), home_in(ledger, "order", tool="other")
+    loads = [loading(ledger, one), loading(ledger, other)]
+    put(one, "k")
+    put(other, "k")
+    assert sum(len(dropped[0]) for dropped in ledger.clear("one")) == 1
+    assert [len(one.store), len(other.store)] == [0, 1]
+    assert [fate(load) for load in loads] == ["spoilt", "untouched"]
+    ledger.clear()
+    assert len(other.store) == 0
+    assert fate(loads[1]) == "spoilt"
+
+
+# -- Holds ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("held", "tag", "stored"),
+    [
+        (Region(("order:7",)), "order:7", False),
+        (Region(("order:7",)), "order", False),
+        (Region(("order",)), "order:7", False),
+        (Region(("order:7",)), "order:8", True),
+        (Region(("order:7",)), "cart", True),
+        (Region(bare=("order",)), "order", False),
+        (Region(bare=("order",)), "order:7", True),
+    ],
+)
+def test_while_a_write_is_in_flight_nothing_it_names_is_stored(ledger: Ledger, held: Region, tag: str, stored: bool):
+    home = home_in(ledger, roots=("order", "cart"))
+    hold = ledger.hold(held)
+    load = loading(ledger, home, tag)
+    assert ledger.may_store(load, [tag]) is stored
+    ledger.release(hold)
+    assert ledger.may_store(load, [tag])
+    assert not ledger.holds_anything
+
+
+def test_of_two_writes_each_has_its_own_hold(ledger: Ledger):
+    home = home_in(ledger, "order")
+    first, second = ledger.hold(Region(("order",))), ledger.hold(Region(("order",)))
+    load = loading(ledger, home)
+    ledger.release(first)
+    assert not ledger.may_store(load, ["order"])
+    ledger.release(first)
+    assert not ledger.may_store(load, ["order"]), "released twice, it must not release the other"
+    ledger.release(second)
+    assert ledger.may_store(load, ["order"])
+
+
+def test_a_hold_of_several_roots_is_released_in_all(ledger: Ledger):
+    hold = ledger.hold(Region(("order:1", "order:2", "cart"), (("tool", "k"),), bare=("user",)), 5.0)
+    assert ledger.timed == [hold]
+    ledger.release(hold)
+    assert not ledger.holds_anything
+    assert ledger.timed == []
+
+
+def test_a_hold_lapses_at_its_time_and_not_before(ledger: Ledger):
+    home = home_in(ledger, "order")
+    ledger.hold(Region(("order",)), 10.0)
+    ledger.hold(Region(("cart",)), 20.0)
+    put(home, "k")
+    load = loading(ledger, home)
+    ledger.lapse(9.9)
+    assert not ledger.may_store(load, ["order"])
+    assert home.store.keys() == ["k"]
+    ledger.lapse(10.0)
+    assert [hold.until for hold in ledger.timed] == [20.0]
+    assert ledger.may_store(loading(ledger, home), ["order"])
+
+
+def test_the_end_of_a_hold_is_a_move(ledger: Ledger):
+    """What began to load inside it may be from before the effect; what was kept inside it likewise."""
+    home = home_in(ledger, "order")
+    ledger.hold(Region(("order",)), 10.0)
+    load = loading(ledger, home)
+    put(home, "k")
+    ledger.lapse(10.0)
+    assert fate(load) == "spoilt"
+    assert home.store.keys() == []
+
+
+def test_a_write_in_flight_never_lapses(ledger: Ledger):
+    ledger.hold(Region(("order",)))
+    ledger.lapse(1e300)
+    assert not ledger.may_store(loading(ledger, home_in(ledger, "order")), ["order"])
+    ledger.release_all()
+    assert not ledger.holds_anything

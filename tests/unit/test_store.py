@@ -1,0 +1,226 @@
+"""The store against a model that is too simple to be wrong: a list of keys, oldest first."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import Any
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from agent_cache._core.entries import NEVER, Entry
+from agent_cache._core.store import Store
+
+KEYS = st.sampled_from([None, 0, "0", (1, b"T")])
+TAGS = st.sampled_from(["a", "a:1", "a:2", "a:1:x", "a:1:y", "b:1:x"])
+BELOW_ROOT = ["a:1", "a:2", "a:1:x", "a:1:y", "b:1", "b:1:x"]
+
+
+def entry_of(value: Any, *tags: str, size: int = 0) -> Entry:
+    return Entry(value, NEVER, 0.0, tags, size)
+
+
+def meets(one: str, other: str) -> bool:
+    """One list of segments begins with the other."""
+    first, second = one.split(":"), other.split(":")
+    length = min(len(first), len(second))
+    return first[:length] == second[:length]
+
+
+class Model(RuleBasedStateMachine):
+    """Every order to a store, and what it must have left."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.entries: dict[Any, Entry] = {}
+
+    @initialize(maxsize=st.sampled_from([1, 2, 3, None]))
+    def begin(self, maxsize: int | None) -> None:
+        self.maxsize = maxsize
+        self.store = Store(maxsize)
+
+    @rule(key=KEYS, tags=st.lists(TAGS, max_size=3), size=st.integers(0, 9))
+    def insert(self, key: Any, tags: list[str], size: int) -> None:
+        entry = entry_of(object(), *tags, size=size)
+        self.entries.pop(key, None)
+        self.entries[key] = entry
+        evicted = self.store.insert(key, entry)
+        expected = None
+        if self.maxsize is not None and len(self.entries) > self.maxsize:
+            expected = self.entries.pop(next(iter(self.entries)))
+        assert evicted is expected
+
+    @rule(key=KEYS)
+    def hit(self, key: Any) -> None:
+        """As every hit does it: what was used last needs no move."""
+        found = self.store.lookup(key)
+        assert found is self.entries.get(key)
+        if found is not None:
+            if found is not self.store.newest:
+                self.store.use(key, found)
+            self.entries[key] = self.entries.pop(key)
+
+    @rule(keys=st.lists(KEYS, min_size=1, max_size=4))
+    def hits(self, keys: list[Any]) -> None:
+        """Several in a row, so that most steps of a run are uses and not drops."""
+        for key in keys:
+            self.hit(key)
+
+    @rule(key=KEYS, tags=st.lists(TAGS, max_size=2))
+    def miss(self, key: Any, tags: list[str]) -> None:
+        """As every miss does it."""
+        if self.store.lookup(key) is None:
+            self.insert(key, tags, 1)
+
+    @rule(key=KEYS)
+    def use_what_has_just_been_dropped(self, key: Any) -> None:
+        """A hit in another thread may have looked an entry up before it went."""
+        if key not in self.entries:
+            before = self.store.newest
+            self.store.use(key, entry_of("gone"))
+            assert self.store.newest is before
+
+    @rule(key=KEYS)
+    def peek(self, key: Any) -> None:
+        assert self.store.peek(key) is self.entries.get(key)
+        assert (key in self.store) is (key in self.entries)
+
+    @rule(key=KEYS)
+    def discard(self, key: Any) -> None:
+        assert self.store.discard(key) is self.entries.pop(key, None)
+
+    @rule(tag=st.sampled_from(BELOW_ROOT))
+    def drop_tag(self, tag: str) -> None:
+        self.expect_gone(self.store.drop_tag(tag), lambda entry: any(meets(one, tag) for one in entry.tags))
+
+    @rule(tag=TAGS)
+    def drop_exactly(self, tag: str) -> None:
+        self.expect_gone(self.store.drop_exactly(tag), lambda entry: tag in entry.tags)
+
+    def expect_gone(self, dropped: list[Entry], goes: Any) -> None:
+        gone = {key for key, entry in self.entries.items() if goes(entry)}
+        assert {id(entry) for entry in dropped} == {id(self.entries[key]) for key in gone}
+        assert len(dropped) == len(gone)
+        for key in gone:
+            del self.entries[key]
+
+    @rule()
+    @precondition(lambda self: len(self.entries) >= 3)
+    def drop_all(self) -> None:
+        before, after = dict(self.entries), self.store.drop_all()
+        assert after[0] == before
+        self.entries.clear()
+
+    @rule()
+    @precondition(lambda self: self.entries)
+    def evict(self) -> None:
+        key = next(iter(self.entries))
+        assert self.store.evict() is self.entries.pop(key)
+
+    @rule(key=KEYS)
+    def switched_off_it_answers_nothing_and_forgets_nothing(self, key: Any) -> None:
+        self.store.switch(on=False)
+        assert self.store.lookup(key) is None
+        assert self.store.peek(key) is self.entries.get(key)
+        self.store.switch(on=True)
+
+    @invariant()
+    def holds_just_that(self) -> None:
+        store = self.store
+        assert store.keys() == list(self.entries)
+        assert len(store) == len(self.entries)
+        assert store.bytes == sum(entry.size for entry in self.entries.values())
+        indexed = {tag for entry in self.entries.values() for tag in entry.tags}
+        assert set(store._exact) == indexed, "a tag without entries leaves nothing behind"
+        below = {":".join(tag.split(":")[:2]) for tag in indexed if tag.count(":") == 2}
+        assert set(store._below) == below
+
+
+TestStore = Model.TestCase
+
+
+def test_the_least_recently_used_entry_makes_room():
+    store = Store(2)
+    a, b, c = (entry_of(name) for name in "abc")
+    store.insert("a", a)
+    store.insert("b", b)
+    store.use("a", a)
+    assert store.insert("c", c) is b
+    assert store.keys() == ["a", "c"]
+
+
+def test_what_was_used_last_is_no_more_the_last_once_another_has_come():
+    """A hit asks `newest` first, so whatever puts an entry last must say so there."""
+    store = Store(2)
+    a, b = entry_of("a"), entry_of("b")
+    store.insert("a", a)
+    store.use("a", a)
+    assert store.newest is a
+    store.insert("b", b)
+    assert store.newest is b
+
+
+def test_replacing_an_entry_forgets_the_tags_of_the_old_one():
+    store = Store(None)
+    store.insert("k", entry_of(1, "a:1"))
+    store.insert("k", entry_of(2, "a:2"))
+    assert store.drop_tag("a:1") == []
+    assert [entry.value for entry in store.drop_tag("a:2")] == [2]
+
+
+def test_an_entry_that_depends_on_a_whole_root_goes_with_anything_below_it():
+    store = Store(None)
+    store.insert("all", entry_of("all", "order"))
+    store.insert("8", entry_of("8", "order:8"))
+    assert [entry.value for entry in store.drop_tag("order:7")] == ["all"]
+    assert store.keys() == ["8"]
+
+
+def test_dropping_a_tag_exactly_spares_what_lies_below_it():
+    store = Store(None)
+    store.insert("all", entry_of("all", "order"))
+    store.insert("7", entry_of("7", "order:7"))
+    assert [entry.value for entry in store.drop_exactly("order")] == ["all"]
+    assert store.keys() == ["7"]
+
+
+def test_none_is_a_key_and_its_tags_are_found():
+    store = Store(None)
+    store.insert(None, entry_of("none", "a:1"))
+    store.insert("other", entry_of("other", "a:1"))
+    assert {entry.value for entry in store.drop_tag("a:1")} == {"none", "other"}
+
+
+def test_a_store_that_is_switched_off_can_still_be_emptied_and_stays_off():
+    store = Store(None)
+    store.insert("k", entry_of(1))
+    store.switch(on=False)
+    store.drop_all()
+    store.insert("k", entry_of(2))
+    assert store.lookup("k") is None
+    store.switch(on=True)
+    found = store.lookup("k")
+    assert found is not None
+    assert found.value == 2
+
+
+@pytest.mark.parametrize("order", ["discard", "drop_tag", "drop_exactly", "evict"])
+def test_what_was_dropped_is_let_go_of(order: str):
+    class Value:
+        pass
+
+    store = Store(None)
+    value = Value()
+    reference = weakref.ref(value)
+    store.insert("k", entry_of(value, "a:1"))
+    del value
+    {
+        "discard": lambda: store.discard("k"),
+        "drop_tag": lambda: store.drop_tag("a:1"),
+        "drop_exactly": lambda: store.drop_exactly("a:1"),
+        "evict": store.evict,
+    }[order]()
+    gc.collect()
+    assert reference() is None, "an entry that was dropped must not live on in the store"

@@ -1,0 +1,275 @@
+"""What a read depends on and a write touches: templates, computed tags, and the one rule of what concerns what."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+from hypothesis import given, strategies as st
+
+from agent_cache import ConfigurationError, tags_from
+from agent_cache._core.tags import TagSet, ancestors, escape, meet, parse_tag, root_of
+
+SEGMENTS = st.text(alphabet="ab:%5A2", max_size=4)
+"""Ids with everything in them that the separator, or its escape, is written with."""
+PATHS = st.lists(SEGMENTS.filter(bool), min_size=1, max_size=4)
+
+
+def tags_of(resource: Any, arguments: Mapping[str, Any] | None = None, result: Any = None) -> dict[str, list[str]]:
+    """All tags that a resource gives, by when they are known."""
+    tags = TagSet.compile(resource, tuple(arguments or ()), "tool")
+    return {
+        "static": list(tags.static),
+        "early": [tag for rule in tags.early for tag in rule.make(arguments or {}, None)],
+        "late": [tag for rule in tags.late for tag in rule.make(arguments or {}, result)],
+    }
+
+
+def only(when: str, *tags: str) -> dict[str, list[str]]:
+    return {"static": [], "early": [], "late": []} | {when: list(tags)}
+
+
+# -- Tags ----------------------------------------------------------------------------------------------------
+
+
+@given(SEGMENTS)
+def test_an_escaped_segment_is_one_segment_and_can_be_read_back(segment: str):
+    escaped = escape(segment)
+    assert ":" not in escaped
+    assert escaped.replace("%3A", ":").replace("%25", "%") == segment
+
+
+@given(PATHS, PATHS)
+def test_a_write_concerns_what_lies_below_it_above_it_and_nothing_beside_it(one: list[str], other: list[str]):
+    shorter, longer = sorted((one, other), key=len)
+    related = longer[: len(shorter)] == shorter
+    first, second = parse_tag(one), parse_tag(other)
+    assert meet(first, second) is related
+    assert meet(second, first) is related
+    assert (first == second) is (one == other)
+
+
+@given(PATHS)
+def test_the_ancestors_of_a_tag_are_its_proper_prefixes_the_root_first(path: list[str]):
+    tag = parse_tag(path)
+    assert ancestors(tag) == [parse_tag(path[:length]) for length in range(1, len(path))]
+    assert root_of(tag) == parse_tag(path[:1])
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "related"),
+    [
+        ("order", "order", True),
+        ("order", "order:7", True),
+        ("order:7", "order", True),
+        ("order:7", "order:7:lines", True),
+        ("order:7", "order:8", False),
+        ("order:7", "order:77", False),
+        ("order", "orders", False),
+        ("order", "orders:7", False),
+        ("order:7:lines", "order:8:lines", False),
+    ],
+)
+def test_meeting_by_example(one: str, other: str, related: bool):
+    assert meet(one, other) is related
+
+
+def test_a_tag_is_read_as_text_or_as_segments():
+    assert parse_tag("order") == "order"
+    assert parse_tag("order:7:lines") == "order:7:lines"
+    assert parse_tag(("order", 7)) == "order:7"
+    assert parse_tag(["order", "a:b", "50%"]) == "order:a%3Ab:50%25"
+
+
+@pytest.mark.parametrize("wrong", ["", ":", "order:", ":7", "a::b", (), ("a", ""), None, 7, b"order", {"order"}])
+def test_what_is_no_tag_is_refused(wrong: Any):
+    with pytest.raises(ConfigurationError, match="tag"):
+        parse_tag(wrong)
+
+
+# -- Templates -----------------------------------------------------------------------------------------------
+
+ORDER = types.SimpleNamespace(id="7", user=types.SimpleNamespace(id="u1"), lines=["a", "b"], meta={"k": {"n": 1}})
+
+TEMPLATES: dict[str, tuple[str, str, tuple[str, ...]]] = {
+    "a fixed tag": ("order", "static", ("order",)),
+    "a fixed path": ("order:list:open", "static", ("order:list:open",)),
+    "braces that stand for themselves": ("order:{{x}}", "static", ("order:{x}",)),
+    "a parameter": ("order:{id}", "early", ("order:7",)),
+    "a number": ("order:{number}", "early", ("order:7",)),
+    "a colon in the value": ("order:{odd}", "early", ("order:a%3Ab%25",)),
+    "part of a segment": ("order:no-{id}-x", "early", ("order:no-7-x",)),
+    "two in one segment": ("order:{id}-{number}", "early", ("order:7-7",)),
+    "two segments": ("order:{id}:{odd}", "early", ("order:7:a%3Ab%25",)),
+    "fixed below": ("order:{id}:lines", "early", ("order:7:lines",)),
+    "an attribute": ("order:{order.id}", "early", ("order:7",)),
+    "an attribute of an attribute": ("user:{order.user.id}", "early", ("user:u1",)),
+    "a key": ("order:{mapping[id]}", "early", ("order:9",)),
+    "a key that looks like an attribute": ("order:{mapping[a.b]}", "early", ("order:10",)),
+    "a key with a colon": ("order:{mapping[a:b]}", "early", ("order:11",)),
+    "an index": ("line:{order.lines[1]}", "early", ("line:b",)),
+    "a negative number is a key": ("order:{mapping[-1]}", "early", ("order:12",)),
+    "a mix of steps": ("n:{order.meta[k][n]}", "early", ("n:1",)),
+    "the result": ("user:{result}", "late", ("user:r",)),
+    "the result and a parameter": ("user:{id}:{result}", "late", ("user:7:r",)),
+    "None is the whole root": ("order:{nothing}", "early", ("order",)),
+    "None in a part is the whole root": ("order:{id}:{nothing}", "early", ("order",)),
+    "an empty text is an id": ("order:{empty}", "early", ("order:",)),
+    "zero is an id": ("order:{zero}", "early", ("order:0",)),
+    "False is an id": ("order:{false}", "early", ("order:False",)),
+    "a root that is escaped": ("50%:{id}", "early", ("50%25:7",)),
+    "a root with braces in it": ("or{{d}}er:{id}", "early", ("or{d}er:7",)),
+}
+ARGUMENTS: dict[str, Any] = {
+    "id": "7",
+    "number": 7,
+    "odd": "a:b%",
+    "order": ORDER,
+    "mapping": {"id": 9, "a.b": 10, "a:b": 11, "-1": 12},
+    "nothing": None,
+    "empty": "",
+    "zero": 0,
+    "false": False,
+}
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_a_template_gives(name: str):
+    template, when, expected = TEMPLATES[name]
+    assert tags_of(template, ARGUMENTS, "r") == only(when, *expected)
+
+
+def test_parts_of_the_result_are_read_like_parts_of_a_parameter():
+    resource = ["order:{result.id}", "user:{result.user.id}", "line:{result.lines[0]}"]
+    assert tags_of(resource, {}, ORDER) == only("late", "order:7", "user:u1", "line:a")
+    assert tags_of("order:{result[id]}", {}, {"id": 9}) == only("late", "order:9")
+    assert tags_of("order:{result[0]}", {}, [9]) == only("late", "order:9")
+    assert tags_of("order:{result.user}", {}, types.SimpleNamespace(user=None)) == only("late", "order")
+
+
+def test_a_parameter_called_result_wins():
+    assert tags_of("order:{result}", {"result": "argument"}, "result") == only("early", "order:argument")
+
+
+@given(st.text(max_size=8), st.text(max_size=8))
+def test_values_with_different_texts_are_different_tags_and_none_reaches_beyond_its_root(one: str, other: str):
+    for template in ("order:{a}", "order:x-{a}", "order:{a}:lines"):
+        (first,), (second,) = (tags_of(template, {"a": value})["early"] for value in (one, other))
+        assert (first == second) is (one == other)
+        assert meet(first, second) is (one == other)
+        assert root_of(first) == "order"
+        assert first.count(":") == template.count(":")
+
+
+@given(st.text(min_size=1, max_size=8).filter(lambda text: ":" not in text and "{" not in text and "}" not in text))
+def test_a_template_and_a_tag_written_by_hand_agree(root: str):
+    assert tags_of(root) == only("static", parse_tag(root))
+    assert tags_of(f"{root}:{{a}}", {"a": "x:y"}) == only("early", parse_tag((root, "x:y")))
+
+
+@pytest.mark.parametrize(
+    ("template", "arguments"),
+    [
+        ("order:{a.id}", {"a": 7}),
+        ("order:{a[id]}", {"a": {}}),
+        ("order:{a[0]}", {"a": []}),
+        ("order:{a[x]}", {"a": [1]}),
+    ],
+)
+def test_a_template_that_does_not_fit_its_value_raises(template: str, arguments: dict[str, Any]):
+    with pytest.raises((AttributeError, KeyError, IndexError, TypeError)):
+        tags_of(template, arguments)
+
+
+def test_several_resources_are_sorted_by_when_they_are_known():
+    resource = ["cart", "order:{id}", "user:{result}", "cart", "order:{id}:lines"]
+    compiled = TagSet.compile(resource, ("id",), "tool")
+    assert compiled.roots == ("cart", "order", "user")
+    assert tags_of(resource, {"id": "7"}, "u") == {
+        "static": ["cart"],
+        "early": ["order:7", "order:7:lines"],
+        "late": ["user:u"],
+    }
+
+
+def test_what_depends_on_a_whole_root_needs_nothing_below_it():
+    assert tags_of(["order", "order:{id}", "order:{result}"], {"id": "7"}, "8") == only("static", "order")
+    assert tags_of(["order:list", "order:{id}"], {"id": "7"}) == {
+        "static": ["order:list"],
+        "early": ["order:7"],
+        "late": [],
+    }
+
+
+# -- Computed tags -------------------------------------------------------------------------------------------
+
+COMPUTED: dict[str, tuple[Callable[..., Any], str, tuple[str, ...]]] = {
+    "one id": (lambda arguments: arguments["id"], "early", ("order:7",)),
+    "one number": (lambda arguments: 7, "early", ("order:7",)),
+    "bytes are one id": (lambda arguments: b"7", "early", ("order:b'7'",)),
+    "a list": (lambda arguments: ["7", 8], "early", ("order:7", "order:8")),
+    "a generator": (lambda arguments: (one for one in "78"), "early", ("order:7", "order:8")),
+    "a dict's keys": (lambda arguments: {"7": 1, "8": 2}, "early", ("order:7", "order:8")),
+    "the same twice": (lambda arguments: ["7", 7, "7"], "early", ("order:7",)),
+    "a colon": (lambda arguments: ["a:b"], "early", ("order:a%3Ab",)),
+    "None": (lambda arguments: None, "early", ("order",)),
+    "none": (lambda arguments: [], "early", ("order",)),
+    "None among others": (lambda arguments: [None, "7"], "early", ("order:7",)),
+    "nothing but None": (lambda arguments: [None, None], "early", ("order",)),
+    "from the result": (lambda arguments, result: [arguments["id"], result], "late", ("order:7", "order:r")),
+    "any number of arguments": (lambda *both: both[1], "late", ("order:r",)),
+    "a default": (lambda arguments, result=None: result, "late", ("order:r",)),
+}
+
+
+@pytest.mark.parametrize("name", COMPUTED)
+def test_a_function_gives(name: str):
+    function, when, expected = COMPUTED[name]
+    assert tags_of(tags_from("order", function), {"id": "7"}, "r") == only(when, *expected)
+
+
+def test_a_method_and_a_callable_object_may_compute_tags():
+    class Ids:
+        def __call__(self, arguments: Mapping[str, Any], result: Any) -> list[Any]:
+            return [result]
+
+        def early(self, arguments: Mapping[str, Any]) -> Any:
+            return arguments["id"]
+
+    assert tags_of(tags_from("order", Ids()), {"id": "7"}, "r") == only("late", "order:r")
+    assert tags_of(tags_from("order", Ids().early), {"id": "7"}, "r") == only("early", "order:7")
+
+
+def test_a_function_whose_parameters_cannot_be_seen_is_refused():
+    with pytest.raises(ConfigurationError, match="lambda"):
+        TagSet.compile(tags_from("order", max), (), "tool")
+
+
+def test_the_root_of_computed_tags_is_one_segment():
+    with pytest.raises(ConfigurationError, match="colon"):
+        tags_from("order:7", lambda arguments: 1)
+    assert tags_of(tags_from("50%", lambda arguments: "a")) == only("early", "50%25:a")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *("{id}", "order{id}", "{id}:7", "order:{", "order:}", "order:{}", "order:{0}", "order:{unknown}"),
+        *(
+            "order:{id!r}",
+            "order:{id:x}",
+            "order:{id.}",
+            "order:{id[]}",
+            "order:{id[0}",
+            "order:{id]0[}",
+            "order:{id..x}",
+        ),
+        *("order::{id}", ":{id}", "order:{id}:"),
+    ],
+)
+def test_a_template_that_cannot_be_read_is_refused_with_the_tools_name(wrong: str):
+    with pytest.raises(ConfigurationError, match="tool") as caught:
+        TagSet.compile(wrong, ("id",), "tool")
+    assert repr(wrong) in str(caught.value)
