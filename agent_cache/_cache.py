@@ -9,7 +9,7 @@ from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, over
 
 from agent_cache._core.entries import protection_named
 from agent_cache._core.parameters import Parameters
-from agent_cache._core.policies import ReadPolicy, checked_choice, seconds
+from agent_cache._core.policies import ReadPolicy, checked_choice, checked_function, seconds
 from agent_cache._core.tags import ComputedTags, TagSet
 from agent_cache._pipeline.codegen import read_body
 from agent_cache._pipeline.operation import CacheKey, ReadOperation
@@ -136,6 +136,8 @@ class AgentCache:
         self._name = name
         self._backup = checked_tier(backup, f"{where}: backup")
         self._remote = checked_tier(remote_cache, f"{where}: remote_cache")
+        if callable(copy):
+            checked_function(copy, f"{where}: copy")
         protection = protection_named(copy)
         if protection is None:
             raise ConfigurationError(f"{where}: copy must be 'auto', 'never' or a function of one value, got {copy!r}")
@@ -144,8 +146,7 @@ class AgentCache:
                 f"{where}: maxsize must be 1 or more entries, or None for no bound, got {maxsize!r}"
             )
         for option, given in (("key", key), ("vary", vary), ("cache_if", cache_if)):
-            if given is not None and not callable(given):
-                raise ConfigurationError(f"{where}: {option} must be a function, got {given!r}")
+            checked_function(given, f"{where}: {option}")
         self._policy = ReadPolicy(
             scope=checked_choice(scope, ("global", "session"), f"{where}: scope"),
             ttl=None if ttl is None else seconds(ttl, f"{where}: ttl"),

@@ -10,7 +10,7 @@ from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, over
 from agent_cache._cache import Resource
 from agent_cache._core.ledger import Region
 from agent_cache._core.parameters import Parameters
-from agent_cache._core.policies import WritePolicy, checked_choice, seconds
+from agent_cache._core.policies import WritePolicy, checked_choice, checked_function, seconds
 from agent_cache._core.tags import TagSet, parse_tag, root_of
 from agent_cache._metrics import METRICS
 from agent_cache._pipeline.codegen import write_body
@@ -122,8 +122,7 @@ class AgentCacheInvalidator:
                 f"{where}: key_fn names single entries; add clear_all=False, or leave it out to drop all"
             )
         for option, given in (("key_fn", key_fn), ("ok", ok)):
-            if given is not None and not callable(given):
-                raise ConfigurationError(f"{where}: {option} must be a function, got {given!r}")
+            checked_function(given, f"{where}: {option}")
         self._resource = resource
         self._name = name
         self._backup = checked_tier(backup, f"{where}: backup")

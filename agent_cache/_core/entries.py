@@ -157,13 +157,13 @@ def structural(value: Any) -> Callable[[], Any] | None:
         Unprotectable: if the value cannot be copied.
     """
     kind = type(value)
-    if _is_immutable(value, kind):
-        return None
     if kind is dict or kind is list or kind is set:
         members = value.values() if kind is dict else value
         if IMMUTABLE.issuperset(map(type, members)) and (kind is not dict or IMMUTABLE.issuperset(map(type, value))):
             return value.copy().copy  # type: ignore[no-any-return]
     try:
+        if _is_immutable(value, kind):
+            return None
         if (kind is tuple or kind is frozenset) and _is_deeply_immutable(value):
             return None
         if _is_plain_tree(value):

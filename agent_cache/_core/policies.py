@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -10,7 +11,7 @@ from typing import Any, Literal
 from agent_cache._core.entries import Protection
 from agent_cache.errors import ConfigurationError
 
-__all__ = ["ReadPolicy", "Scope", "WritePolicy", "checked_choice", "seconds"]
+__all__ = ["ReadPolicy", "Scope", "WritePolicy", "checked_choice", "checked_function", "seconds"]
 
 Scope = Literal["global", "session"]
 
@@ -86,6 +87,18 @@ def seconds(value: Any, what: str, *, zero: bool = False) -> float:
         hint = "" if zero else "; leave it out (None) for what never expires"
         raise ConfigurationError(f"{what} must be {bound} seconds, got {value!r}{hint}")
     return float(number)
+
+
+def checked_function(value: Any, what: str) -> None:
+    """A plain function, or None. A coroutine function is refused: its answer is needed at once, and a coroutine is
+    true, and hashable by address.
+    """
+    if value is None:
+        return
+    if not callable(value):
+        raise ConfigurationError(f"{what} must be a function, got {value!r}")
+    if inspect.iscoroutinefunction(value):
+        raise ConfigurationError(f"{what} must be a plain function: its answer is needed at once, got an `async def`")
 
 
 def checked_choice(value: Any, choices: tuple[str, ...], what: str) -> Any:

@@ -97,8 +97,8 @@ def tags_from(
         raise ConfigurationError(
             f"tags_from needs the root of the tags, a text without a colon such as 'order', got {root!r}"
         )
-    if not callable(function):
-        raise ConfigurationError(f"tags_from({root!r}, ...) needs a function, got {function!r}")
+    if not callable(function) or inspect.iscoroutinefunction(function):
+        raise ConfigurationError(f"tags_from({root!r}, ...) needs a plain function, got {function!r}")
     return ComputedTags(root, function)
 
 
