@@ -63,8 +63,8 @@ class Entry:
         """Clock reading at which the entry ends."""
         return self.fast
 
-    def answer(self) -> Any:
-        """The value as one caller may have it."""
+    def share(self) -> Any:
+        """The value for one who has waited for its load, `MISSING` if it cannot be copied for him."""
         return self.value
 
     def recall(self, now: float) -> Any:
@@ -103,9 +103,6 @@ class Guarded(Entry):
     def expires(self) -> float:
         return self._expires
 
-    def answer(self) -> Any:
-        return self.value if self.copy is None else self.copy()
-
     def recall(self, now: float) -> Any:
         """The second look: a fresh copy if it has neither expired nor lost the trust of its tiers, else `MISSING`."""
         until = self._expires
@@ -115,6 +112,15 @@ class Guarded(Entry):
                 self.fast = until
         if now >= until:
             return MISSING
+        if self.copy is None:
+            return self.value
+        try:
+            return self.copy()  # as share(), without the frame
+        except Exception as error:  # noqa: BLE001 - as there
+            self.failure = error
+            return MISSING
+
+    def share(self) -> Any:
         if self.copy is None:
             return self.value
         try:

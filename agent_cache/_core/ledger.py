@@ -279,8 +279,8 @@ class Ledger:
 
 
 def _drop(home: Partition, path: Tag, *, exactly: bool) -> Any:
-    if exactly:
-        return home.store.drop_all() if path in home.static else home.store.drop_exactly(path)
-    if ":" not in path or any(meet(tag, path) for tag in home.static) or home.store.count_under(path) > _MANY:
-        return home.store.drop_all()
-    return home.store.drop_tag(path)
+    store = home.store
+    drops_all = path in home.static if exactly else ":" not in path or any(meet(tag, path) for tag in home.static)
+    if drops_all or store.count_under(path) > _MANY:
+        return store.drop_all()
+    return store.drop_exactly(path) if exactly else store.drop_tag(path)

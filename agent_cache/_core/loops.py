@@ -13,7 +13,7 @@ from collections.abc import Hashable
 from hashlib import blake2b
 from typing import Any, Final
 
-from agent_cache._core.entries import Entry
+from agent_cache._core.entries import MISSING, Entry
 from agent_cache._core.keys import Uncacheable, canonical
 
 __all__ = ["NO_LIMIT", "Progress", "Streak", "Streaks", "fingerprint", "shown"]
@@ -28,6 +28,8 @@ NO_LIMIT: Final = sys.maxsize
 
 def fingerprint(value: object) -> bytes | None:
     """16 bytes that stand for an outcome; None if it has no identity, and is never the same as another."""
+    if value is MISSING:
+        return None
     try:
         data = b"s" + value.encode("utf-8", "surrogatepass") if type(value) is str else canonical(value)
     except Uncacheable:
@@ -74,7 +76,7 @@ class Streak:
             seen = None if witness is not None else fingerprint(outcome)
         elif witness is None or witness is not self.witness:
             before = (
-                self.outcome if self.outcome is not None or self.witness is None else fingerprint(self.witness.answer())
+                self.outcome if self.outcome is not None or self.witness is None else fingerprint(self.witness.share())
             )
             seen = fingerprint(outcome)
             if seen is None or seen != before:

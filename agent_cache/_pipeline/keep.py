@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-
 from agent_cache._core.entries import IMMUTABLE, NEVER, Entry, Guarded, Unprotectable
 from agent_cache._core.partition import Partition
 from agent_cache._core.sizes import size_of
@@ -117,23 +115,26 @@ def put(call: Call, kept: Entry, tags: tuple[Tag, ...]) -> bool:
         )
         if may_store:
             flight.kept_tags = all_tags
-            if not flight.tickets or all(ticket.is_clean() for ticket in flight.tickets):
-                _insert(call, home, flight.key, kept)
+            is_vouched_for = not flight.tickets or all(ticket.is_clean() for ticket in flight.tickets)
+            if is_vouched_for and (not kept.size or _has_room(call, home, kept)):
+                if type(kept) is Guarded:
+                    _report_failure(call, home.store.peek(flight.key))
+                if home.store.insert(flight.key, kept) is not None:
+                    for stats in call.plan.stats:
+                        stats.evictions += 1
         flight.finish()
     return may_store
 
 
-def _insert(call: Call, home: Partition, key: Hashable, kept: Entry) -> None:
-    if kept.size:
-        evicted = make_room(kept)
-        if evicted is None:
-            return
-        for partition in evicted:
-            for stats in call.plan.stats if partition is home else (partition.tool.stats,):
-                stats.evictions += 1
-    old = home.store.peek(key)
+def _has_room(call: Call, home: Partition, kept: Entry) -> bool:
+    """Make room under ``max_bytes``; whether there can be any."""
+    evicted = make_room(kept)
+    for partition in evicted or ():
+        for stats in call.plan.stats if partition is home else (partition.tool.stats,):
+            stats.evictions += 1
+    return evicted is not None
+
+
+def _report_failure(call: Call, old: Entry | None) -> None:
     if type(old) is Guarded and old.failure is not None:
         log_once("copying a hit failed, so it was loaded anew", call.operation.name, old.failure)
-    if home.store.insert(key, kept) is not None:
-        for stats in call.plan.stats:
-            stats.evictions += 1

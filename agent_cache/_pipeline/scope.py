@@ -121,6 +121,7 @@ class Plan:
         admit: the synchronous half. Takes a key, returns the value of a local hit or `MISSING`.
         observe: shows a local hit to the sessions, for who has found one by himself.
         run: the asynchronous half, from single flight to the tool.
+        load: what stands behind single flight.
         uncached: the tool and nothing else.
         watches: what the sessions of the scope contribute, innermost first.
         stats: counters of the tool, in the process and in each session.
@@ -132,6 +133,7 @@ class Plan:
     __slots__ = (
         "admit",
         "configuration",
+        "load",
         "observe",
         "partition",
         "run",
@@ -149,6 +151,7 @@ class Plan:
         admit: Callable[[Hashable], Any],
         observe: Observe,
         run: Callable[[Call], Awaitable[Entry]],
+        load: Callable[[Call], Awaitable[Entry]],
         uncached: Callable[[Call], Awaitable[Entry]],
         watches: tuple[Watch, ...],
         stats: tuple[Stats, ...],
@@ -160,6 +163,7 @@ class Plan:
         self.admit = admit
         self.observe = observe
         self.run = run
+        self.load = load
         self.uncached = uncached
         self.watches = watches
         self.stats = stats

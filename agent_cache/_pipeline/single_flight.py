@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Awaitable, Hashable
 from typing import Any, Final
 
-from agent_cache._core.entries import MISSING, NEVER, Entry
+from agent_cache._core.entries import MISSING, Entry
 from agent_cache._core.ledger import Load
 from agent_cache._core.partition import Partition
 from agent_cache._core.tags import Tag
@@ -28,12 +28,13 @@ from agent_cache._pipeline.reaper import free
 from agent_cache._pipeline.state import LEDGER
 from agent_cache.remote.protocols import Ticket
 
-__all__ = ["Flight", "single_flight"]
+__all__ = ["PROMOTED", "Flight", "landed", "single_flight", "take_over"]
 
-_PROMOTED: Final = object()
+PROMOTED: Final = object()
+"""What a follower is told that has to lead."""
 
 
-class _Failure:
+class Failure:
     """The exception of a flight, with the traceback it had when it left the tool."""
 
     __slots__ = ("error", "traceback")
@@ -114,6 +115,21 @@ class Flight(Load):
                 if not waiter.done():
                     waiter.set_result(outcome)
 
+    def join(self, loop: asyncio.AbstractEventLoop) -> asyncio.Future[Any]:
+        """Wait for the outcome: a future of one's own."""
+        waiter = loop.create_future()
+        if self.waiters is None:
+            self.waiters = deque()
+        self.waiters.append(waiter)
+        return waiter
+
+    def leave(self, waiter: asyncio.Future[Any]) -> None:
+        """A follower has been interrupted. If it was promoted and has not woken, the next one is."""
+        if waiter.done() and not waiter.cancelled() and waiter.result() is PROMOTED:
+            self.hand_over()
+        elif self.waiters and waiter in self.waiters:
+            self.waiters.remove(waiter)
+
     def hand_over(self) -> None:
         """The leader is gone. Promote the first follower that still waits; without one the flight is over."""
         if self.waiters and not self._is_on_its_loop():
@@ -126,7 +142,7 @@ class Flight(Load):
         while self.waiters:
             waiter = self.waiters.popleft()
             if not waiter.done():
-                waiter.set_result(_PROMOTED)
+                waiter.set_result(PROMOTED)
                 return
         with LEDGER.lock:
             self.finish()
@@ -182,10 +198,7 @@ def single_flight(call: Call, proceed: Proceed) -> Awaitable[Entry]:
                 present.detach()  # who comes now leads, and who comes next joins that
             present = None
         elif under is None or not _would_deadlock(under, present):
-            waiter = loop.create_future()
-            if present.waiters is None:
-                present.waiters = deque()
-            present.waiters.append(waiter)
+            waiter = present.join(loop)
             if under is not None:
                 under.blocks_on(present)
             return _follow(call, proceed, present, waiter, under)
@@ -217,7 +230,7 @@ async def _lead(call: Call, proceed: Proceed, flight: Flight, under: Flight | No
     try:
         entry = await proceed(call)
     except Exception as error:
-        flight.land(_Failure(error))
+        flight.land(Failure(error))
         raise
     except BaseException:
         if flight.kept_tags is not None:  # interrupted after the answer was stored, while a tier was given its copy
@@ -240,29 +253,37 @@ async def _follow(
     try:
         outcome = await waiter
     except BaseException:
-        if waiter.done() and not waiter.cancelled() and waiter.result() is _PROMOTED:
-            flight.hand_over()
-        elif flight.waiters and waiter in flight.waiters:
-            flight.waiters.remove(waiter)
+        flight.leave(waiter)
         if under is not None:
             under.blocked_on.remove(flight)  # type: ignore[union-attr]  # as above
         raise
-    if outcome is _PROMOTED:
-        with LEDGER.lock:
-            flight.restart()
-            LEDGER.start(flight)
-        return await _lead(call, proceed, flight, under)
+    if outcome is PROMOTED:
+        return await take_over(call, proceed, flight, under)
     if under is not None:
         under.blocked_on.remove(flight)  # type: ignore[union-attr]  # as above
-    if type(outcome) is _Failure:
-        error, context = outcome.error, outcome.error.__context__
-        try:
-            raise error.with_traceback(outcome.traceback)
-        finally:
-            error.__context__ = context  # what this follower was handling does not concern the others
-    kept: Entry = outcome
-    value = kept.value if type(kept) is Entry else kept.recall(-NEVER)
+    kept = landed(outcome)
+    value = kept.share()
     if value is MISSING:  # it could not be copied for this caller
         call.source = "uncached"
         return await call.plan.uncached(call)
     return Entry(value, 0.0, kept.cost)
+
+
+def take_over(call: Call, proceed: Proceed, flight: Flight, under: Flight | None = None) -> Awaitable[Entry]:
+    """A promoted follower leads the same flight: the tool runs again, in its task and context."""
+    with LEDGER.lock:
+        flight.restart()
+        LEDGER.start(flight)
+    return _lead(call, proceed, flight, under)
+
+
+def landed(outcome: Any) -> Entry:
+    """The entry that a flight has landed with. Raises what its tool has raised."""
+    if type(outcome) is not Failure:
+        entry: Entry = outcome
+        return entry
+    error, context = outcome.error, outcome.error.__context__
+    try:
+        raise error.with_traceback(outcome.traceback)
+    finally:
+        error.__context__ = context  # what this follower was handling does not concern the others

@@ -26,6 +26,7 @@ from agent_cache import (
     get_metrics,
     invalidate,
 )
+from agent_cache.testing import MemoryTier
 from tests.harness import library
 from tests.harness.gates import Gate, idle, started
 
@@ -768,6 +769,41 @@ async def test_async_functions_stand_nowhere_where_an_answer_is_needed_at_once()
         forgetting(function)
     with pytest.raises(ConfigurationError, match="ok"):
         AgentCacheInvalidator("r", ok=function)
+
+
+class Deaf(MemoryTier):
+    """A tier that cannot be listened to."""
+
+    def subscribe(self, listener: Any) -> Any:
+        raise ConnectionError("deaf")
+
+
+class Distrusted(MemoryTier):
+    """A tier that has not been heard of for too long."""
+
+    def trusted_until(self) -> float:
+        return float("-inf")
+
+
+@pytest.mark.parametrize("tier", [MemoryTier, Deaf, Distrusted])
+@pytest.mark.parametrize("value", ["text", [1]], ids=["shared", "copied"])
+async def test_a_burst_runs_the_tool_once_whatever_becomes_of_the_tier_behind_it(tier: Any, value: Any):
+    """Trust decides what is served later from the local store, not who shares a load that is under way."""
+    gate = Gate()
+
+    @AgentCache("order:{id}", remote_cache=tier())
+    async def tool(id: str) -> Any:
+        return await gate()
+
+    tasks = [asyncio.ensure_future(tool("7")) for _ in range(10)]
+    await idle()
+    gate.last.returns(value)
+    await idle()
+    for held in gate.running:
+        held.returns("a run of its own")
+    assert await asyncio.gather(*tasks) == [value] * 10
+    assert len(gate.calls) == 1
+    assert (get_metrics()["misses"], get_metrics()["shared"]) == (1, 9)
 
 
 async def test_a_gathered_burst_runs_the_tool_once_and_everyone_has_an_answer_of_his_own():

@@ -205,6 +205,19 @@ def test_what_touches_a_whole_root_is_not_made_less_by_what_touches_no_entity_of
     assert home.store.keys() == []
 
 
+@pytest.mark.parametrize("region", [Region(("order:7",)), Region(bare=("order",))])
+def test_a_write_that_meets_more_than_a_write_may_take_empties_the_store_at_once(ledger: Ledger, region: Region):
+    """One by one they take 5 us each, and a write must not hold the event loop for long: all go, which is safe."""
+    home = home_in(ledger, roots=("order",))
+    put(home, "8", "order:8")
+    for number in range(5_000):
+        put(home, number, *(region.paths or region.bare))
+    store = home.store._data
+    ledger.move(region)
+    assert len(home.store) == 0
+    assert len(store) == 5_001, "handed back whole, to be freed in slices"
+
+
 def test_what_was_dropped_is_handed_back_alive(ledger: Ledger):
     home = home_in(ledger, roots=("order",))
     put(home, "7", "order:7")

@@ -94,7 +94,7 @@ def test_an_outcome_is_recognised_with_and_without_a_witness(value: Any):
 def test_a_mutable_answer_is_compared_as_it_was_kept():
     clock = Clock()
     entry = Guarded(None, -NEVER, 0.0, (), 0, NEVER, [1].copy)
-    spoilt = entry.answer()
+    spoilt = entry.share()
     assert clock.see(spoilt, entry) == 1
     spoilt.append(2)
     assert clock.see([1], None) == 2

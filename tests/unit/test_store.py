@@ -93,6 +93,9 @@ class Model(RuleBasedStateMachine):
 
     @rule(tag=st.sampled_from(BELOW_ROOT))
     def drop_tag(self, tag: str) -> None:
+        most = sum(meets(one, tag) for entry in self.entries.values() for one in set(entry.tags))
+        least = sum(any(meets(one, tag) for one in entry.tags) for entry in self.entries.values())
+        assert least <= self.store.count_under(tag) <= most
         self.expect_gone(self.store.drop_tag(tag), lambda entry: any(meets(one, tag) for one in entry.tags))
 
     @rule(tag=TAGS)
