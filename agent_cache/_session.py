@@ -303,7 +303,9 @@ class SessionWatch:
                 self._progress.epoch += 1  # what was asked before may be asked again
         elif call.key is not None and call.source != "shared":
             if error is not None:
-                self._see(call.key, (type(error), shown(error)), None)
+                if self._see(call.key, (type(error), shown(error)), None) >= self._limit:
+                    # What the tool raises reaches the caller unchanged; the next call is the one that is refused.
+                    self._session.latch(self._repeat(self._streak(call.key), error), call.operation.stats, self._stats)
             elif self._see(call.key, value, None if call.source == "uncached" else call.flight.kept) >= self._limit:
                 raise self._session.latch(
                     self._repeat(self._streak(call.key), value), call.operation.stats, self._stats

@@ -28,6 +28,9 @@ def keep(call: Call, entry: Entry) -> None:
         count_unstored(call)
     elif policy.cache_if is None or _is_wanted(call, entry):
         put(call, kept, tags)
+    elif call.is_fresh:
+        with LEDGER.lock:
+            call.flight.home.store.discard(call.key)  # it is older than the answer that is not to be kept
 
 
 def tags_of_result(call: Call, value: object) -> tuple[Tag, ...] | None:

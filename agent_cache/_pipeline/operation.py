@@ -20,7 +20,7 @@ from agent_cache._pipeline.call import ENCLOSING, Call
 from agent_cache._pipeline.clock import CLOCK
 from agent_cache._pipeline.reaper import free
 from agent_cache._pipeline.scope import SCOPE, Plan, Scope, admit, show
-from agent_cache._pipeline.single_flight import PROMOTED, Flight, landed, take_over
+from agent_cache._pipeline.single_flight import PROMOTED, Failure, Flight, take_over
 from agent_cache._pipeline.state import LEDGER, drop, log_once
 from agent_cache._pipeline.tiers import request_of
 from agent_cache.config import CURRENT
@@ -223,12 +223,14 @@ class ReadOperation(Operation[ReadPolicy]):
             call = Call(self, plan, key, args, kwargs, "miss")
             call.tags = flight.tags[len(plan.partition.static) :]
             return await self._run(call, partial(take_over, proceed=plan.load, flight=flight))
-        self.stats.shared += 1
-        kept = landed(outcome)
-        value = kept.share()
+        if type(outcome) is Failure:
+            self.stats.shared += 1
+            outcome.raise_again()
+        value = outcome.share()
         if value is MISSING:  # it could not be copied for this caller
             return await self._run(Call(self, plan, key, args, kwargs, "uncached"), plan.uncached)
-        self.stats.time_saved += kept.cost
+        self.stats.shared += 1
+        self.stats.time_saved += outcome.cost
         return value
 
     async def invoke(self, /, *args: Any, **kwargs: Any) -> Any:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Hashable
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from agent_cache._core.entries import MISSING, Entry
 from agent_cache._core.ledger import Load
@@ -28,7 +28,7 @@ from agent_cache._pipeline.reaper import free
 from agent_cache._pipeline.state import LEDGER
 from agent_cache.remote.protocols import Ticket
 
-__all__ = ["PROMOTED", "Flight", "landed", "single_flight", "take_over"]
+__all__ = ["PROMOTED", "Failure", "Flight", "single_flight", "take_over"]
 
 PROMOTED: Final = object()
 """What a follower is told that has to lead."""
@@ -42,6 +42,14 @@ class Failure:
     def __init__(self, error: Exception) -> None:
         self.error = error
         self.traceback = error.__traceback__
+
+    def raise_again(self) -> NoReturn:
+        """Raise it for one more follower."""
+        error, context = self.error, self.error.__context__
+        try:
+            raise error.with_traceback(self.traceback)
+        finally:
+            error.__context__ = context  # what this follower was handling does not concern the others
 
 
 class Flight(Load):
@@ -261,12 +269,13 @@ async def _follow(
         return await take_over(call, proceed, flight, under)
     if under is not None:
         under.blocked_on.remove(flight)  # type: ignore[union-attr]  # as above
-    kept = landed(outcome)
-    value = kept.share()
+    if type(outcome) is Failure:
+        outcome.raise_again()
+    value = outcome.share()
     if value is MISSING:  # it could not be copied for this caller
         call.source = "uncached"
         return await call.plan.uncached(call)
-    return Entry(value, 0.0, kept.cost)
+    return Entry(value, 0.0, outcome.cost)
 
 
 def take_over(call: Call, proceed: Proceed, flight: Flight, under: Flight | None = None) -> Awaitable[Entry]:
@@ -275,15 +284,3 @@ def take_over(call: Call, proceed: Proceed, flight: Flight, under: Flight | None
         flight.restart()
         LEDGER.start(flight)
     return _lead(call, proceed, flight, under)
-
-
-def landed(outcome: Any) -> Entry:
-    """The entry that a flight has landed with. Raises what its tool has raised."""
-    if type(outcome) is not Failure:
-        entry: Entry = outcome
-        return entry
-    error, context = outcome.error, outcome.error.__context__
-    try:
-        raise error.with_traceback(outcome.traceback)
-    finally:
-        error.__context__ = context  # what this follower was handling does not concern the others

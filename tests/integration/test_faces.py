@@ -821,3 +821,15 @@ async def test_a_gathered_burst_runs_the_tool_once_and_everyone_has_an_answer_of
     assert len({id(answer) for answer in answers}) == 50
     metrics = get_metrics()
     assert (metrics["misses"], metrics["shared"]) == (1, 49)
+
+
+async def test_a_fresh_answer_that_is_not_to_be_kept_does_not_leave_an_older_one_behind():
+    answers = ["old", "Error: gone", "new"]
+
+    @AgentCache("r", cache_if=lambda answer: not answer.startswith("Error"))
+    async def tool() -> str:
+        return answers.pop(0)
+
+    assert await tool() == "old"
+    assert await tool.fresh() == "Error: gone"
+    assert await tool() == "new"

@@ -170,6 +170,30 @@ async def test_an_error_that_is_shared_came_out_of_the_tool_once(counts: Any):
         counted(metrics, calls=4, misses=1, shared=3, errors=1)
 
 
+async def test_a_follower_whose_copy_fails_is_one_call_and_runs_the_tool_itself(counts: Any):
+    gate, copies = Gate(), []
+
+    def copier(value: Any) -> Any:
+        copies.append(value)
+        if len(copies) > 1:
+            raise LookupError("no more")
+        return value
+
+    @AgentCache("order", name="get", copy=copier)
+    async def get() -> Any:
+        return await gate() if not gate.calls else [1]
+
+    async def body() -> None:
+        tasks = [asyncio.ensure_future(get()) for _ in range(3)]
+        await started(asyncio.sleep(0))
+        gate.last.returns([1])
+        assert await asyncio.gather(*tasks) == [[1]] * 3
+
+    for metrics in await counts(body):
+        counted(metrics, calls=3, misses=1, uncached=2)
+        agree(metrics)
+
+
 async def test_a_cancelled_call_is_counted_and_is_no_error(counts: Any):
     gate = Gate()
 

@@ -509,6 +509,27 @@ async def test_a_loop_is_seen_however_its_answers_come_about(how: str, scope: An
     assert answered == 4
 
 
+async def test_an_error_that_comes_back_this_often_stops_the_next_call():
+    """What the tool raises reaches the caller unchanged, each time; the call after that is refused."""
+
+    @AgentCache("r", name="failing")
+    async def tool() -> None:
+        raise LookupError("not there")
+
+    async def raised_by_next() -> str:
+        try:
+            await tool()
+        except Exception as error:
+            return type(error).__name__
+        return "nothing"
+
+    with pytest.raises(AgentLoopDetectedError) as caught:
+        async with AgentCacheSession(max_tool_repeats=3):
+            assert [await raised_by_next() for _ in range(3)] == ["LookupError"] * 3
+            assert await raised_by_next() == "AgentLoopDetectedError"
+    assert (caught.value.tool, caught.value.count) == ("failing", 3)
+
+
 async def test_uncached_runs_of_one_outcome_are_a_loop_as_well():
     from agent_cache import configure
 

@@ -14,6 +14,7 @@ from tests.harness.gates import Gate, cancelled, started
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
+LISTED = {"listing": "order", "order": "order:{id}", "nobody": "order:{id}"}
 Read = Callable[[], Coroutine[Any, Any, Any]]
 
 
@@ -139,6 +140,18 @@ async def test_a_read_without_an_id_depends_on_the_whole_root(counted):
     assert await counted.rerun(*reads) == [False, False]
     await invalidate("order:7")
     assert await counted.rerun(*reads) == [True, True]
+
+
+@pytest.mark.parametrize(
+    "resource", ["order:{id}", tags_from("order", lambda arguments: [])], ids=["template", "function"]
+)
+async def test_a_write_without_an_id_has_touched_no_entity(counted, resource):
+    """The list of all goes, each single order stays: nothing below the root was named."""
+    listing, order, nobody = (counted.tool(name, tag) for name, tag in LISTED.items())
+    reads = [listing, lambda: order("7"), lambda: nobody(None)]
+    await counted.rerun(*reads)
+    await writer(resource)(None)
+    assert await counted.rerun(*reads) == [True, False, True]
 
 
 async def test_entries_stay_within_reach_when_others_are_evicted(counted):
