@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections import OrderedDict, deque
+from collections.abc import Iterator
 from typing import Any
 
 __all__ = ["free"]
@@ -12,10 +12,7 @@ __all__ = ["free"]
 _SLICE = 2_000
 """Entries freed in one go: 0.5 to 1 ms."""
 
-_TABLE = 1 << 20
-"""Bytes of an emptied mapping whose release is worth a turn of its own."""
-
-_pending: dict[asyncio.AbstractEventLoop, deque[dict[Any, Any]]] = {}
+_pending: dict[asyncio.AbstractEventLoop, deque[Iterator[None]]] = {}
 
 
 def free(garbage: list[Any]) -> None:
@@ -31,27 +28,33 @@ def free(garbage: list[Any]) -> None:
         except RuntimeError:
             pass  # no event loop to hold up: they are freed with the list
         else:
+            work = map(_in_slices, large)
             if (queue := _pending.get(loop)) is not None:
-                queue.extend(large)
+                queue.extend(work)
             else:
-                _pending[loop] = deque(large)
-                loop.call_soon(_free_slice, loop)
+                _pending[loop] = deque(work)
+                loop.call_soon(_free_a_slice, loop)
     garbage.clear()
 
 
-def _free_slice(loop: asyncio.AbstractEventLoop) -> None:
-    queue = _pending[loop]
-    mapping = queue[0]
-    if mapping:
+def _in_slices(mapping: dict[Any, Any]) -> Iterator[None]:
+    """Empty a mapping, a slice between two yields, then its tables: those of a million entries take milliseconds."""
+    while mapping:
         for _ in range(min(_SLICE, len(mapping))):
             mapping.popitem()
-    elif type(mapping) is OrderedDict and sys.getsizeof(mapping) > _TABLE:
-        # The emptied tables of a million entries take milliseconds to give back, each: one of them a turn.
-        dict.clear(mapping)
-    else:
+        yield
+    if type(mapping) is OrderedDict:
+        dict.clear(mapping)  # it has two, and one of them a turn is enough
+        yield
+
+
+def _free_a_slice(loop: asyncio.AbstractEventLoop) -> None:
+    queue = _pending[loop]
+    try:
+        next(queue[0])
+    except StopIteration:
         queue.popleft()
-    del mapping
     if queue:
-        loop.call_soon(_free_slice, loop)
+        loop.call_soon(_free_a_slice, loop)
     else:
         del _pending[loop]

@@ -403,3 +403,32 @@ async def test_a_load_that_outlives_its_session_is_answered_and_not_kept(counted
         assert len(gate.calls) == 2
         gate.last.returns("new")
         assert await again == "new"
+
+
+async def test_many_dropped_entries_are_freed_in_turns_and_all_of_them():
+    """A resource of thousands of entries goes at once; the memory is given back between other callbacks, to the end."""
+    freed: list[int] = []
+
+    class Answer(str):
+        def __del__(self) -> None:
+            freed.append(1)
+
+    @AgentCache("many:{id}", maxsize=None, copy="never", name="many")
+    async def get(id: int) -> Answer:
+        return Answer("answer")
+
+    for number in range(5_000):
+        await get(number)
+    assert await invalidate("many") == 5_000
+    assert await get(0) == "answer", "the new entry is kept while the old ones go"
+    turns = 0
+    while len(freed) < 5_000 and turns < 100:
+        await asyncio.sleep(0)
+        turns += 1
+    assert len(freed) == 5_000
+    assert turns > 1
+    for _ in range(10):
+        await asyncio.sleep(0)
+    from agent_cache._pipeline import reaper
+
+    assert not reaper._pending, "nothing is left to do"
