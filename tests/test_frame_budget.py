@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import sys
 from collections.abc import Awaitable, Callable, Iterator
 from types import FrameType
@@ -37,11 +38,13 @@ async def frames(function: Callable[..., Awaitable[Any]], *args: object, **kwarg
         if event == "call":
             entered.append(frame.f_code.co_qualname)
 
+    gc.disable()  # a collection runs whatever callbacks are registered, and their frames are nobody's here
     sys.setprofile(note)
     try:
         await function(*args, **kwargs)
     finally:
         sys.setprofile(None)
+        gc.enable()
     return entered
 
 
