@@ -16,7 +16,7 @@ import pytest
 
 import agent_cache
 
-PACKAGE = Path(agent_cache.__file__).parent.parent
+PACKAGE = Path(agent_cache.__file__).parent
 REPORT = """
 import sys
 import agent_cache
@@ -53,7 +53,11 @@ def packed(folder: Path) -> Path:
 def run(script: str, *path: Path) -> list[str]:
     """The words that a fresh interpreter prints, `path` first on its path."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("COV_", "COVERAGE_", "PYTHON"))}
-    environment["PYTHONPATH"] = os.pathsep.join(map(str, (*path, PACKAGE)))
+    alone = path[0].parent / "alone"  # installed, the package stands beside the real async-cache
+    if not alone.exists():
+        alone.mkdir()
+        (alone / "agent_cache").symlink_to(PACKAGE, target_is_directory=True)
+    environment["PYTHONPATH"] = os.pathsep.join(map(str, (*path, alone)))
     command = [sys.executable, "-S", "-W", "error", "-c", script]
     # In a folder of its own: with -c, the working directory is first on the path.
     done = subprocess.run(command, cwd=path[0].parent, env=environment, capture_output=True, text=True, timeout=60)
