@@ -17,7 +17,7 @@ PACKAGE = "agent_cache"
 LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"errors"}),
     frozenset({"_core"}),
-    frozenset({"_metrics", "remote", "config"}),
+    frozenset({"_clock", "_metrics", "remote", "config"}),
     frozenset({"_pipeline"}),
     frozenset({"_cache", "_invalidator", "_session", "_async_cache", "_toolcheck"}),
     frozenset({"recording", "testing"}),

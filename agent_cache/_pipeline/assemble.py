@@ -10,11 +10,11 @@ from collections.abc import Awaitable, Callable, Hashable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from agent_cache._clock import CLOCK
 from agent_cache._core.entries import MISSING, Entry
 from agent_cache._core.partition import Partition
 from agent_cache._metrics import Stats
 from agent_cache._pipeline.call import Call, Stage
-from agent_cache._pipeline.clock import CLOCK
 from agent_cache._pipeline.invalidate import invalidate
 from agent_cache._pipeline.scope import ROOT, TENANT, Observe, Plan, Scope, Watch, observer
 from agent_cache._pipeline.single_flight import single_flight

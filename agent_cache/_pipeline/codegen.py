@@ -49,10 +49,10 @@ from collections.abc import Awaitable, Callable
 from functools import wraps
 from typing import Any
 
+from agent_cache._clock import CLOCK
 from agent_cache._core.entries import MISSING, NEVER
 from agent_cache._core.keys import ALIASES, PLAIN, Uncacheable, key_part
 from agent_cache._core.parameters import Parameter, Parameters, receiver_part
-from agent_cache._pipeline.clock import CLOCK
 from agent_cache._pipeline.operation import Operation, ReadOperation, WriteOperation
 from agent_cache._pipeline.scope import ROOT, SCOPE
 

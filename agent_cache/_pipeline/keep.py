@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from agent_cache._clock import CLOCK
 from agent_cache._core.entries import IMMUTABLE, NEVER, Entry, Guarded, Unprotectable
 from agent_cache._core.partition import Partition
 from agent_cache._core.sizes import size_of
 from agent_cache._core.tags import Tag
 from agent_cache._pipeline.call import Call
-from agent_cache._pipeline.clock import CLOCK
 from agent_cache._pipeline.reaper import free
 from agent_cache._pipeline.state import LEDGER, log_once, make_room
 from agent_cache.config import CURRENT

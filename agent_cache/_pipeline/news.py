@@ -12,10 +12,10 @@ import os
 from collections.abc import Callable, Hashable
 from functools import partial
 
+from agent_cache._clock import CLOCK
 from agent_cache._core.entries import NEVER
 from agent_cache._core.ledger import Region
 from agent_cache._core.tags import root_of
-from agent_cache._pipeline.clock import CLOCK
 from agent_cache._pipeline.reaper import free
 from agent_cache._pipeline.state import LEDGER, drop, log_once
 from agent_cache.remote.protocols import Tier, Touched, WriteIntent

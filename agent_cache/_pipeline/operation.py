@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping
 from functools import partial
 from typing import Any, Final, Generic, TypeVar
 
+from agent_cache._clock import CLOCK
 from agent_cache._core.entries import MISSING, Entry
 from agent_cache._core.keys import Uncacheable, canonical, key_part
 from agent_cache._core.ledger import Region
@@ -17,7 +18,6 @@ from agent_cache._core.tags import TagSet
 from agent_cache._metrics import METRICS
 from agent_cache._pipeline.assemble import read_plan, write_plan
 from agent_cache._pipeline.call import ENCLOSING, Call
-from agent_cache._pipeline.clock import CLOCK
 from agent_cache._pipeline.reaper import free
 from agent_cache._pipeline.scope import SCOPE, Plan, Scope, admit, show
 from agent_cache._pipeline.single_flight import PROMOTED, Failure, Flight, take_over

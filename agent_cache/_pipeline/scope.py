@@ -8,11 +8,11 @@ from collections.abc import Awaitable, Callable, Hashable
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from agent_cache._clock import CLOCK
 from agent_cache._core.entries import Entry
 from agent_cache._core.partition import Partition
 from agent_cache._metrics import Metrics, Stats
 from agent_cache._pipeline.call import Call
-from agent_cache._pipeline.clock import CLOCK
 from agent_cache.config import CURRENT
 from agent_cache.errors import AgentLoopDetectedError
 

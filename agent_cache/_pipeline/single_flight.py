@@ -18,12 +18,12 @@ from collections import deque
 from collections.abc import Awaitable, Hashable
 from typing import Any, Final, NoReturn
 
+from agent_cache._clock import CLOCK
 from agent_cache._core.entries import MISSING, Entry
 from agent_cache._core.ledger import Load
 from agent_cache._core.partition import Partition
 from agent_cache._core.tags import Tag
 from agent_cache._pipeline.call import Call, Proceed
-from agent_cache._pipeline.clock import CLOCK
 from agent_cache._pipeline.reaper import free
 from agent_cache._pipeline.state import LEDGER
 from agent_cache.remote.protocols import Ticket

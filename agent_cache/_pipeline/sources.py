@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from agent_cache._clock import CLOCK
 from agent_cache._core.entries import Entry
 from agent_cache._pipeline.call import Call
-from agent_cache._pipeline.clock import CLOCK
 from agent_cache._pipeline.keep import keep
 
 __all__ = ["load", "run_tool"]

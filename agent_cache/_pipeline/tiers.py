@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from agent_cache._clock import CLOCK
 from agent_cache._core.entries import NEVER, Entry
 from agent_cache._pipeline.call import Call, Proceed
-from agent_cache._pipeline.clock import CLOCK
 from agent_cache._pipeline.keep import count_unstored, keepsake, put
 from agent_cache._pipeline.news import is_trusted, settle, trust_in
 from agent_cache._pipeline.state import log_once

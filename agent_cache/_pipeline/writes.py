@@ -15,11 +15,11 @@ from collections.abc import Coroutine, Hashable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from agent_cache._clock import CLOCK
 from agent_cache._core.ledger import Hold, Region
 from agent_cache._core.policies import WritePolicy
 from agent_cache._core.tags import Tag, TagRule
 from agent_cache._metrics import Stats
-from agent_cache._pipeline.clock import CLOCK
 from agent_cache._pipeline.reaper import free
 from agent_cache._pipeline.state import LEDGER, log_once
 from agent_cache.config import CURRENT

@@ -24,7 +24,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from agent_cache._pipeline.clock import CLOCK
+from agent_cache._clock import CLOCK
 from agent_cache.remote.protocols import Touched
 from agent_cache.testing.cells import CellName
 

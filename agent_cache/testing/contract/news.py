@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agent_cache._pipeline.clock import CLOCK
+from agent_cache._clock import CLOCK
 from agent_cache.testing.contract.workbench import News, Workbench, commit, load, read, write, writing
 
 __all__ = ["NewsTests"]

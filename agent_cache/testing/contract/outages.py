@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agent_cache._pipeline.clock import CLOCK
+from agent_cache._clock import CLOCK
 from agent_cache.errors import RemoteTierError
 from agent_cache.remote.protocols import Tier, WriteIntent
 from agent_cache.testing.contract.workbench import News, Workbench, commit, load, read, value_of, write, writing
