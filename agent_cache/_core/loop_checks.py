@@ -143,7 +143,7 @@ class LoopChecks:
             witness: the entry that holds its result.
             error: whether it has failed: it raised, or what it returned says so.
             tick, task: the iteration of the event loop and the task in which it has ended.
-            began: `Detector.position` when it began; left out if nothing can have run beside it.
+            began: `Detector.moment` when it began; left out if nothing can have run beside it.
         """
         if witness is not None and self._is_plain and key is not None and key not in self._calls:
             self._meet(key, witness, tick, task)
@@ -168,13 +168,13 @@ class LoopChecks:
         call.tick, call.task = tick, task
         call.row = call.row + 1 if is_same else 1
         if self._hints.poll and call.row > 1:
-            call.ended = state.base + 1
+            state.unchanged += 1
             state.resume(last)
+            call.ended = state.moment
             return self._unchanged(call)
         call.count += 1
-        call.ended = state.advance(
-            call, is_new=call.count == 1 or self._hints.poll, is_turn=call is not last or not is_same
-        )
+        state.advance(call, is_new=call.count == 1 or self._hints.poll, is_turn=call is not last or not is_same)
+        call.ended = state.moment
         if self._hints.poll:
             return None
         if not error:
@@ -194,7 +194,8 @@ class LoopChecks:
         if position - state.turned > 1:
             state.fill(position)
         call.count = call.row = call.kept = 1
-        call.ended = state.turned = position
+        call.ended = position + state.unchanged
+        state.turned = position
         state.base = base
         state.ring[position & MASK] = state.last = call
         if state.blocked or state.cycle_at != NEVER:

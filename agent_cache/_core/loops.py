@@ -1,8 +1,9 @@
 """Where a run stands: its epoch, its streak of calls with nothing new, its errors in a row. Pure, O(1), bounded.
 
 Time is a *position*: how many calls were counted so far. A streak is then a difference of positions, so that a hit need
-not touch it; two calls have overlapped if one began at a lower position than the other has ended at. While one call is
-repeated, only its own count goes up: the position is that count and `base`.
+not touch it. While one call is repeated, only its own count goes up: the position is that count and `base`. A *moment*
+is a position and the polls that went by uncounted: two calls have overlapped if one began at a lower moment than the
+other has ended at.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ class Recurrence:
         row: how often in a row, hits of one witness left out.
         alert: the count at which a hit must be judged.
         kept: how many times it stands in the detector's list of calls with a witness.
-        tick, task, ended: when and where it was last counted; `ended` is a position.
+        tick, task, ended: when and where it was last counted; `ended` is a moment.
         others: its other outcomes, each with the epoch and the count in it.
     """
 
@@ -126,13 +127,14 @@ class Detector:
         cycle_acted: whether this streak has met the action level of a cycle.
         ring: the last calls, by position.
         kept: the calls that keep an answer alive, once for each answer, in that order.
+        unchanged: how many polls brought nothing new, and were not counted.
         blocked: what is refused before it runs, and why.
     """
 
     __slots__ = (
         "_error", "_error_at", "_error_counted", "_error_row", "_error_task", "_error_tick", "base", "blocked",
         "cycle_acted", "cycle_at", "cycle_count", "cycle_notice", "epoch", "fresh", "kept", "last", "pending", "policy",
-        "ring", "turned",
+        "ring", "turned", "unchanged",
     )  # fmt: skip
 
     def __init__(self, policy: LoopPolicy) -> None:
@@ -146,6 +148,7 @@ class Detector:
         self.pending = 1
         self.cycle_at = self.cycle_count = NEVER
         self.cycle_acted = False
+        self.unchanged = 0
         self.ring = [NO_CALL] * _RING
         self.kept: deque[Recurrence] = deque()
         self.blocked: dict[tuple[str, Hashable], Verdict] = {}
@@ -156,8 +159,13 @@ class Detector:
 
     @property
     def position(self) -> int:
-        """How many calls were counted. Read it when a call begins, and give it to `LoopChecks.seen` as `began`."""
+        """How many calls were counted."""
         return self.base + self.last.count
+
+    @property
+    def moment(self) -> int:
+        """What time it is. Read it when a call begins, and give it to `LoopChecks.seen` as `began`."""
+        return self.base + self.last.count + self.unchanged
 
     def new_turn(self) -> None:
         """The user has spoken: what was asked before may be asked again."""
@@ -194,10 +202,8 @@ class Detector:
             for call in [call for call, verdict in self.blocked.items() if verdict.kind in ("cycle", "any_error")]:
                 del self.blocked[call]
 
-    def advance(self, call: Recurrence, *, is_new: bool, is_turn: bool) -> int:
-        """Count a call whose own count has gone up, after `pause`; its position. A turn has not the signature before
-        it.
-        """
+    def advance(self, call: Recurrence, *, is_new: bool, is_turn: bool) -> None:
+        """Count a call whose own count has gone up, after `pause`. A turn has not the signature before it."""
         position = self.base + 1
         if position - self.turned > 1:
             self.fill(position)
@@ -211,7 +217,6 @@ class Detector:
         self.last = call
         self.base = position - call.count
         self.cycle_count = self.cycle_at - self.base
-        return position
 
     def fill(self, position: int) -> None:
         """Note in the ring the calls before this position, all alike, which have only been counted. O(1) for each of
@@ -243,7 +248,8 @@ class Detector:
             return 0
         else:
             self._error_row += 1
-        self._error, self._error_at, self._error_counted, self._error_tick, self._error_task = error, at, at, tick, task
+        self._error, self._error_at, self._error_counted = error, at, at + self.unchanged
+        self._error_tick, self._error_task = tick, task
         return self._error_row
 
     def block(self, verdict: Verdict) -> None:

@@ -88,6 +88,8 @@ class SessionWatch:
         self._used = 0
         self._keys_are_enough = self._kind == "read" and operation.policy.loop.loop_key is None
         self.see = self._make_hit(Progress(None))
+        if self._max_calls is not None:
+            self.see = self._count_used(self.see)
         self.hit = self._ask_first if self._has_own_limit else self._make_hit(progress)
 
     @property
@@ -126,34 +128,45 @@ class SessionWatch:
 
         return hit
 
-    def _ask_first(self, key: Hashable, entry: Entry, value: Any, now: float, arguments: Any) -> Any:
-        """The same for a hit that a budget may have something against."""
+    def _count_used(self, see: Observe) -> Observe:
+        """The same for a tool that may make so many calls."""
+
+        def counted(key: Hashable, entry: Entry, value: Any, now: float, arguments: Mapping[str, Any] | None) -> Any:
+            answer = see(key, entry, value, now, arguments)
+            self._used += 1
+            return answer
+
+        return counted
+
+    def _ask_first(
+        self, key: Hashable, entry: Entry, value: Any, now: float, arguments: Mapping[str, Any] | None
+    ) -> Any:
+        """What sees a hit that a budget may have something against."""
         instead = self.ask(key, now, cached=value)
-        if instead is not None:
-            return instead.answer
-        self._used += 1
-        return self.see(key, entry, value, now, arguments)
+        return self.see(key, entry, value, now, arguments) if instead is None else instead.answer
 
     def ask(self, key: Hashable, now: float, call: Call | None = None, cached: Any = MISSING) -> Instead | None:
-        progress, kind, spent = self._progress, "", 0
+        progress = self._progress
         if progress.calls >= progress.limit:
-            kind, spent = "depth", progress.calls
+            instead = self._over("depth", progress.calls, key, now, cached)
         elif now >= self._deadline:
-            kind, spent = "time", progress.calls
+            instead = self._over("time", progress.calls, key, now, cached)
         elif self._max_calls is not None and self._used >= self._max_calls:
-            kind, spent = "tool_calls", self._used
-        elif call is None:
-            return None
-        elif self._max_nesting is not None and call.depth > self._max_nesting:
-            kind, spent = "nesting", call.depth
+            instead = self._over("tool_calls", self._used, key, now, cached)
+        elif self._max_nesting is not None and call is not None and call.depth > self._max_nesting:
+            instead = self._over("nesting", call.depth, key, now, cached)
         else:
-            detector = self._detector
-            if detector is not None:
-                call.began = detector.base + detector.last.count
-                call.loop_key = call.key if self._keys_are_enough else self._key_of(call)
-                if detector.blocked:
-                    return self._ask_loops(call, now)
-            return None
+            instead = None
+        detector = self._detector
+        if instead is None and call is not None and detector is not None:
+            call.began = detector.base + detector.last.count + detector.unchanged  # its moment
+            call.loop_key = call.key if self._keys_are_enough else self._key_of(call)
+            if detector.blocked:
+                return self._ask_loops(call, now)
+        return instead
+
+    def _over(self, kind: str, spent: int, key: Hashable, now: float, cached: Any) -> Instead | None:
+        """A budget is spent."""
         report = AgentLoopDetectedError(self._name, kind, spent, 0, self._trace.recent_tools(_RECENT))
         return self._act(report, key, now, cached, is_first=self._guard.is_news(report))
 

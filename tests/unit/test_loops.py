@@ -179,7 +179,7 @@ def test_any_error_is_in_a_row(between: str) -> None:
 def test_one_outage_met_by_a_fan_out_counts_once() -> None:
     """Twenty reads that began before the first of them had failed are one round."""
     run = Run()
-    began = run.detector.position
+    began = run.detector.moment
     tool = run.tool("get")
     verdicts = [tool.seen(n, "down", error=True, tick=n, task=n, began=began) for n in range(20)]
     assert verdicts == [None] * 20
@@ -388,7 +388,7 @@ def test_identical_calls_that_overlap_count_once() -> None:
     run = Run()
     tool = run.tool("get")
     for tick in range(2):
-        began = run.detector.position
+        began = run.detector.moment
         assert [tool.seen(1, "a", tick=100 * tick + n, task=n, began=began) for n in range(20)] == [None] * 20
     assert run.detector.position == 2
 
@@ -406,6 +406,18 @@ def test_a_declared_poll_may_go_on_unchanged() -> None:
     verdicts = [run.read("status", hints=hints) for _ in range(8)]
     assert acted(verdicts) == [(8, "repeat")]
     assert not noticed(verdicts)
+
+
+def test_polls_that_overlap_count_once_and_others_each() -> None:
+    """A poll is not counted in the position, so that cannot tell which came after which."""
+    run, hints = Run(), LoopHints(poll=True, max_unchanged=4)
+    tool = run.tool("status", hints=hints)
+    verdicts = []
+    for tick in range(6):
+        began = run.detector.moment
+        verdicts.append([tool.seen(1, "a", tick=100 * tick + n, task=n, began=began) for n in range(20)])
+    assert [any(round_) for round_ in verdicts] == [False, False, False, True, True, True]
+    assert [len([v for v in round_ if v]) for round_ in verdicts] == [0, 0, 0, 1, 1, 1]
 
 
 def test_a_declared_poll_that_changes_begins_again_and_is_news() -> None:
