@@ -14,8 +14,9 @@ from typing import Final
 
 from agent_cache._core.entries import Entry
 from agent_cache._core.loop_policy import NEVER, NO_HINTS, LoopHints
-from agent_cache._core.loops import MASK, Check, Detector, Identify, Level, Recurrence, Verdict
+from agent_cache._core.loops import MASK, Check, Detector, Level, Verdict
 from agent_cache._core.outcomes import fingerprint, shown
+from agent_cache._core.recurrence import Identify, Recurrence
 
 __all__ = ["LoopChecks"]
 
@@ -24,14 +25,6 @@ _TIMES_AROUND: Final = 3
 
 _MAX_CALLS: Final = 1_000
 """How many different calls of one tool are remembered; the oldest are forgotten, and are new again."""
-
-_MAX_OUTCOMES: Final = 16
-"""How many different outcomes of one call are remembered, likewise."""
-
-_MAX_WITNESSES: Final = 256
-"""How many answers a session keeps alive to compare later ones with. What is older, and was not seen again, is new when
-it comes again: a round of that many different reads is no loop that an agent is caught in.
-"""
 
 Hit = Callable[[Hashable, Entry, int, object], Verdict | None]
 
@@ -150,7 +143,10 @@ class LoopChecks:
             return None
         state, call = self._detector, self._of(key)
         last = state.pause()
-        is_same, is_known = self._turn_to(call, outcome, witness)
+        before = call.witness
+        is_same, is_known = call.turn_to(outcome, witness, self._identify)
+        if witness is not None and witness is not before:
+            state.keep_witness(call)
         if is_known and witness is None:
             call.text = shown(value)
         has_written = self._is_write and not error
@@ -193,7 +189,7 @@ class LoopChecks:
         position = base + 1
         if position - state.turned > 1:
             state.fill(position)
-        call.count = call.row = call.kept = 1
+        call.count = call.row = 1
         call.ended = position + state.unchanged
         state.turned = position
         state.base = base
@@ -203,9 +199,7 @@ class LoopChecks:
         else:
             state.fresh, state.pending = position, position + 1
             state.cycle_count = NEVER - base
-        state.kept.append(call)
-        if len(state.kept) > _MAX_WITNESSES:
-            state.kept.popleft().forget()
+        state.keep_witness(call)
 
     def _of(self, key: Hashable | None) -> Recurrence:
         call = None if key is None else self._calls.get(key)
@@ -216,43 +210,6 @@ class LoopChecks:
                     del self._calls[next(iter(self._calls))]
                 self._calls[key] = call
         return call
-
-    def _turn_to(self, call: Recurrence, outcome: Hashable | None, witness: Entry | None) -> tuple[bool, bool]:
-        """Make this the call's last outcome: whether it was that already, and whether it was seen in any epoch."""
-        if call.epoch < 0:
-            call.outcome = outcome
-            if witness is not None:
-                self._remember(call, witness)
-            return False, False
-        if witness is not None and witness is call.witness:
-            return True, True
-        before = call.outcome if call.outcome is not None else self._outcome_of(call.witness)
-        now = outcome if outcome is not None else self._outcome_of(witness)
-        call.witness, call.outcome = None, now
-        if witness is not None:
-            self._remember(call, witness)
-        if now is not None and now == before:
-            return True, True
-        if call.others is None:
-            call.others = {}
-        if before is not None:
-            if len(call.others) >= _MAX_OUTCOMES:
-                del call.others[next(iter(call.others))]
-            call.others[before] = call.epoch, call.count
-        call.epoch, call.count = (-1, 0) if now is None else call.others.pop(now, (-1, 0))
-        return False, call.epoch >= 0
-
-    def _outcome_of(self, witness: Entry | None) -> Hashable | None:
-        return None if witness is None else self._identify(witness.share())
-
-    def _remember(self, call: Recurrence, witness: Entry) -> None:
-        """Keep an answer to compare later ones with, and let go of the oldest one kept."""
-        call.witness = witness
-        call.kept += 1
-        kept = self._detector.kept
-        kept.append(call)
-        if len(kept) > _MAX_WITNESSES:
-            kept.popleft().forget()
 
     def _unchanged(self, call: Recurrence) -> Verdict | None:
         """A declared poll is judged by itself; that it is unchanged means nothing to anybody else."""

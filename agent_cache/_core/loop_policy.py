@@ -192,6 +192,6 @@ def checked_hints(given: Any, where: str, *, is_write: bool) -> LoopHints:
         raise ConfigurationError(f"{where}: loop must be LoopHints(...), got {given!r}")
     if is_write and given.poll and given.max_unchanged is None:
         raise ConfigurationError(
-            f"{where}: a write with poll=True needs max_unchanged=..., or it could be repeated for ever"
+            f"{where}: loop=LoopHints(poll=True) on a write needs max_unchanged=..., or it could be repeated for ever"
         )
     return given

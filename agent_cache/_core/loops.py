@@ -9,26 +9,28 @@ other has ended at.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
-from agent_cache._core.entries import Entry
 from agent_cache._core.loop_policy import NEVER, LoopPolicy
-from agent_cache._core.outcomes import shown
+from agent_cache._core.recurrence import NO_CALL, Recurrence
 
-__all__ = ["MASK", "NO_CALL", "Check", "Detector", "Identify", "Level", "Recurrence", "Verdict"]
+__all__ = ["MASK", "Check", "Detector", "Level", "Verdict"]
 
 Check = Literal["repeat", "error", "cycle", "any_error"]
 Level = Literal["notice", "action"]
-Identify = Callable[[Any], Hashable | None]
-"""What stands for a result; None if it cannot be told from others."""
 
 _RING: Final = 128
 """How many calls are remembered in order, to name the cycle they are. A power of two, so that a mask finds the
 place."""
 
 MASK: Final = _RING - 1
+
+_MAX_WITNESSES: Final = 256
+"""How many answers a session keeps alive to compare later ones with. What is older, and was not seen again, is new when
+it comes again: a round of that many different reads is no loop that an agent is caught in.
+"""
 
 _MAX_BLOCKED: Final = 1_000
 
@@ -63,57 +65,6 @@ class Verdict:
     is_first: bool
 
 
-class Recurrence:
-    """What one call of one tool has come to. Changed in place, since it is on the path of every hit.
-
-    Attributes:
-        witness: the entry that gave the last outcome, None if none is kept. While it stays the same, nothing is
-            fingerprinted, and an outcome that was seen only once never is.
-        outcome: what stands for the last outcome, once that was needed; None if it cannot be told from others.
-        text: the last outcome as short text, once it came again without a witness.
-        count: how often it was seen in `epoch`.
-        row: how often in a row, hits of one witness left out.
-        alert: the count at which a hit must be judged.
-        kept: how many times it stands in the detector's list of calls with a witness.
-        tick, task, ended: when and where it was last counted; `ended` is a moment.
-        others: its other outcomes, each with the epoch and the count in it.
-    """
-
-    __slots__ = (
-        "alert", "count", "ended", "epoch", "kept", "key", "others", "outcome", "row", "task", "text", "tick", "tool",
-        "witness",
-    )  # fmt: skip
-
-    def __init__(self, tool: str, key: Hashable, witness: Entry | None = None, epoch: int = -1) -> None:
-        self.tool = tool
-        self.key = key
-        self.witness = witness
-        self.epoch = epoch
-        self.outcome: Hashable = None
-        self.text = ""
-        self.count = 0
-        self.row = 0
-        self.alert = NEVER
-        self.tick = -1
-        self.task: object = None
-        self.ended = -1
-        self.kept = 0
-        self.others: dict[Hashable, tuple[int, int]] | None = None
-
-    def told(self) -> str:
-        """The last outcome, for people."""
-        return self.text if self.witness is None else shown(self.witness.share())
-
-    def forget(self) -> None:
-        """Keep an answer alive no longer. If nothing stands for it yet, it will be new when it comes again."""
-        self.kept -= 1
-        if not self.kept:
-            self.witness = None
-
-
-NO_CALL: Final = Recurrence("", None)
-
-
 class Detector:
     """What the tools of a session have in common.
 
@@ -126,7 +77,7 @@ class Detector:
         cycle_at: the position from which a cycle must be judged; `cycle_count` is the same as a count of the last call.
         cycle_acted: whether this streak has met the action level of a cycle.
         ring: the last calls, by position.
-        kept: the calls that keep an answer alive, once for each answer, in that order.
+        kept: calls that keep an answer alive, in the order they got it.
         unchanged: how many polls brought nothing new, and were not counted.
         blocked: what is refused before it runs, and why.
     """
@@ -237,6 +188,12 @@ class Detector:
             if recent[period:] == recent[:-period]:
                 return recent[-period:]
         return list(dict.fromkeys(recent))  # in no fixed order, or longer than the ring
+
+    def keep_witness(self, call: Recurrence) -> None:
+        """The answer of this call is kept to compare later ones with; let go of the oldest one kept."""
+        self.kept.append(call)
+        if len(self.kept) > _MAX_WITNESSES:
+            self.kept.popleft().forget()
 
     def errors_in_a_row(self, tool: str, outcome: Hashable, began: int, tick: int, task: object) -> int:
         """Count one error of a tool, the last call counted; in how many rounds in a row there was nothing but it."""

@@ -8,11 +8,10 @@ from collections.abc import Callable, Hashable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from agent_cache._core.entries import MISSING, NEVER, Entry
-from agent_cache._core.keys import Uncacheable, key_part
 from agent_cache._core.loop_checks import LoopChecks
 from agent_cache._core.loop_policy import LoopPolicy
 from agent_cache._core.loops import Detector, Verdict
-from agent_cache._core.outcomes import fingerprint, shown
+from agent_cache._core.outcomes import shown
 from agent_cache._core.progress import Progress
 from agent_cache._core.trace import Trace
 from agent_cache._metrics import Stats
@@ -20,6 +19,7 @@ from agent_cache._pipeline.call import ENCLOSING, Call
 from agent_cache._pipeline.operation import Operation, ReadOperation
 from agent_cache._pipeline.scope import Instead, Observe
 from agent_cache._session.guard import LoopGuard, report_of
+from agent_cache._session.identity import Identity
 from agent_cache.errors import AgentLoopDetectedError
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class SessionWatch:
     """
 
     __slots__ = (
-        "_add", "_checks", "_deadline", "_detector", "_guard", "_keys_are_enough", "_kind", "_max_calls",
+        "_add", "_checks", "_deadline", "_detector", "_guard", "_identity", "_kind", "_max_calls",
         "_max_nesting", "_name", "_operation", "_progress", "_session", "_stats", "_trace", "_used", "hit", "see",
     )  # fmt: skip
 
@@ -76,17 +76,16 @@ class SessionWatch:
         self._add = trace.add
         self._stats = stats
         self._kind = "read" if isinstance(operation, ReadOperation) else "write"
+        self._identity = Identity(operation, guard)
         self._detector = detector
         self._checks = None
         if detector is not None:
-            hints, is_write = operation.policy.loop, self._kind == "write"
-            identify = fingerprint if hints.outcome_key is None else self._identify
-            self._checks = LoopChecks(detector, self._name, hints, is_write=is_write, identify=identify)
+            is_write, identify = self._kind == "write", self._identity.outcome
+            self._checks = LoopChecks(detector, self._name, operation.policy.loop, is_write=is_write, identify=identify)
         self._deadline = deadline
         self._max_calls = None if policy is None else policy.calls_of(self._name)
         self._max_nesting = None if policy is None else policy.max_nesting
         self._used = 0
-        self._keys_are_enough = self._kind == "read" and operation.policy.loop.loop_key is None
         self.see = self._make_hit(Progress(None))
         if self._max_calls is not None:
             self.see = self._count_used(self.see)
@@ -100,7 +99,7 @@ class SessionWatch:
     def _make_hit(self, limits: Progress) -> Observe:
         """What sees a hit that is allowed by these limits."""
         session, progress, name, stats, add = self._session, self._progress, self._name, self._stats, self._add
-        checks, told_apart = self._checks, self._operation.policy.loop.loop_key is not None
+        checks, told_apart = self._checks, None if self._identity.is_the_key else self._identity.of_hit
         is_new, judge, ask = None if checks is None else checks.hit, self._judge, self._ask_first
         enclosing, current_task, begin_tick = ENCLOSING.get, _CURRENT_TASK, session.begin_tick
 
@@ -111,7 +110,7 @@ class SessionWatch:
             if is_new is not None:
                 loop = progress.loop or begin_tick()
                 # The task is found by the loop: finding that takes a system call on 3.11.
-                identity = self._loop_key(key, arguments) if told_apart else key
+                identity = key if told_apart is None else told_apart(key, arguments)
                 verdict = is_new(identity, entry, progress.tick, current_task(loop))
                 if verdict is not None:
                     instead = judge(verdict, key, now, value)
@@ -160,7 +159,7 @@ class SessionWatch:
         detector = self._detector
         if instead is None and call is not None and detector is not None:
             call.began = detector.base + detector.last.count + detector.unchanged  # its moment
-            call.loop_key = call.key if self._keys_are_enough else self._key_of(call)
+            call.loop_key = call.key if self._identity.is_the_key else self._identity.of_call(call)
             if detector.blocked:
                 return self._ask_loops(call, now)
         return instead
@@ -197,7 +196,7 @@ class SessionWatch:
         if error is None:
             witness = call.witness
             if witness is None:
-                signature, has_failed = self._identify(value), not self._operation.is_successful(value)
+                signature, has_failed = self._identity.outcome(value), not self._operation.is_successful(value)
             else:
                 signature, has_failed = None, False
         elif isinstance(error, AgentLoopDetectedError) or not isinstance(error, Exception):
@@ -258,36 +257,6 @@ class SessionWatch:
         parent = ENCLOSING.get()
         number = None if parent is None else parent.number_in(self._session)
         self._add((self._name, key, self._kind, "blocked", outcome, now, 0.0, number, self._progress.calls))
-
-    # Identity, by the user's own words where there are some
-
-    def _key_of(self, call: Call) -> Hashable | None:
-        if self._operation.policy.loop.loop_key is not None:
-            return self._loop_key(call.key, call.arguments)
-        if self._kind == "read":
-            return call.key
-        try:
-            return self._operation.parameters.key(call.arguments)
-        except Uncacheable:
-            return None
-
-    def _loop_key(self, key: Hashable, arguments: Mapping[str, Any] | None) -> Hashable:
-        loop_key = self._operation.policy.loop.loop_key
-        assert loop_key is not None
-        try:
-            return key_part(loop_key(arguments or {}))
-        except Exception as error:  # noqa: BLE001 - the user's function; the arguments are the default
-            self._guard.count_failure("loop_key failed", self._name, error)
-            return key
-
-    def _identify(self, value: Any) -> Hashable | None:
-        outcome_key = self._operation.policy.loop.outcome_key
-        if outcome_key is not None:
-            try:
-                return fingerprint(outcome_key(value))
-            except Exception as error:  # noqa: BLE001 - the user's function; the whole result is the default
-                self._guard.count_failure("outcome_key raised", self._name, error)
-        return fingerprint(value)
 
 
 def _name_of(error: BaseException) -> str:

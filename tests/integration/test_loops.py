@@ -102,6 +102,23 @@ async def test_a_loop_that_nobody_was_told_of_is_not_raised_at_the_end():
             session.raise_for_loop()
 
 
+async def test_what_a_run_was_stopped_for_is_forgotten_when_it_is_entered_again(caplog: pytest.LogCaptureFixture):
+    shop = Shop()
+    session = AgentCacheSession()
+    with pytest.raises(STOPPED):
+        async with session:
+            assert (await outcomes(shop.get, 5))[-1] == STOPPED
+    async with session:
+        assert session.loop_error is None
+        assert await outcomes(shop.add, 10) == ["same"] * 10, "the next one would be refused, and told so"
+    warned = AgentCacheSession(on_loop="warn", max_execution_depth=1)
+    for _ in range(2):
+        async with warned:
+            await outcomes(shop.get, 3)
+    kinds = [record.agent_cache_kind for record in caplog.records if record.levelname == "WARNING"]
+    assert kinds == ["repeat", "repeat", "depth", "depth"]
+
+
 async def test_the_same_error_again_and_again_is_refused_with_the_error_behind_it():
     shop = Shop()
     shop.answers = LookupError("no such order")
@@ -157,24 +174,22 @@ async def test_an_interruption_is_no_outcome():
 
 
 async def test_a_stopped_call_inside_of_a_tool_is_no_error_of_the_tool():
-    """One loop, reported once, for the tool that goes round."""
+    """One loop, reported for the tool that goes round, and not once more for each tool that has called it."""
     shop = Shop()
-    reported: list[str] = []
+    reported: list[AgentLoopDetectedError] = []
 
     @AgentCache("r", name="outer")
     async def outer(x: int) -> Any:
         return await shop.get()
 
-    def judge(loop: AgentLoopDetectedError) -> str:
-        reported.append(loop.tool)
-        return "raise"
-
-    with pytest.raises(STOPPED):
-        async with AgentCacheSession(on_loop=judge):
-            assert await outcomes(lambda: outer(len(shop.runs)), 0) == []
-            for number in range(12):
-                await outcomes(lambda number=number: outer(number), 1)
-    assert set(reported) == {"get"}
+    with configure(enabled=False):
+        async with AgentCacheSession(on_loop="short_circuit", on_notice=reported.append) as session:
+            given = [*await outcomes(shop.get, 4)]
+            for number in range(8):
+                given += await outcomes(lambda number=number: outer(number), 1)
+    assert given == ["same"] * 4 + [STOPPED] * 8
+    assert {report.tool for report in reported} == {"get"}
+    assert session.get_metrics()["loops"] == {"repeat": 8}
 
 
 # -- warn ----------------------------------------------------------------------------------------------------
@@ -200,6 +215,18 @@ async def test_a_warning_is_given_again_for_another_streak(caplog: pytest.LogCap
             await outcomes(shop.get, 6)
             session.new_turn()
     assert [record.agent_cache_kind for record in caplog.records if record.levelname == "WARNING"] == ["repeat"] * 3
+
+
+async def test_a_cycle_is_warned_of_once_a_streak(caplog: pytest.LogCaptureFixture):
+    shop = Shop()
+    async with AgentCacheSession(on_loop="warn", loop_policy=LoopPolicy(repeat=None)) as session:
+        for number in range(2):
+            for _ in range(10):
+                await shop.get()
+                await shop.list()
+            await shop.get(f"news {number}")
+    assert [record.agent_cache_kind for record in caplog.records if record.levelname == "WARNING"] == ["cycle"] * 2
+    assert session.get_metrics()["loops"]["cycle"] > 10
 
 
 # -- short_circuit -------------------------------------------------------------------------------------------
@@ -323,6 +350,13 @@ async def test_a_function_gets_the_report_and_decides(decision: Any, fifth: Any)
     report = reports[0]
     assert len(reports) == 1
     assert (report.kind, report.tool, report.count, report.level) == ("repeat", "get", 5, "action")
+
+
+async def test_a_write_that_a_function_lets_go_on_is_counted_once_each_time():
+    shop = Shop()
+    async with AgentCacheSession(on_loop=lambda report: None) as session:
+        assert await outcomes(shop.add, 20) == ["same"] * 20
+    assert session.get_metrics()["loops"] == {"repeat": 11}
 
 
 @pytest.mark.parametrize("wrong", ["shout", 1 / 3, "an error"])
@@ -645,6 +679,18 @@ async def test_an_inner_run_that_is_told_something_instead_shows_in_both_traces(
         assert sources(session)[2:] == [("blocked", "notice")] * 2
         assert session.get_metrics()["loops"] == {"depth": 2}
         assert session.get_metrics()["calls"] == 2
+
+
+async def test_a_hit_that_the_inner_run_refuses_is_blocked_in_both():
+    shop = Shop()
+    async with AgentCacheSession() as outer:
+        with pytest.raises(STOPPED):
+            async with AgentCacheSession() as inner:
+                assert await outcomes(shop.get, 5) == ["same"] * 4 + [STOPPED]
+        assert outer.loop_error is None
+    for session in (outer, inner):
+        assert sources(session)[4:] == [("blocked", "AgentLoopDetectedError")]
+        assert session.get_metrics()["loops"] == {"repeat": 1}
 
 
 async def test_the_budgets_of_the_outer_run_hold_in_the_inner_one():

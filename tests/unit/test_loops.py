@@ -11,7 +11,7 @@ from itertools import count
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from agent_cache._core import loop_checks, loops
+from agent_cache._core import loop_checks, loops, recurrence
 from agent_cache._core.entries import NEVER, Entry
 from agent_cache._core.loop_checks import LoopChecks
 from agent_cache._core.loop_policy import LoopHints, LoopPolicy, checked_hints, policy_of
@@ -183,6 +183,17 @@ def test_one_outage_met_by_a_fan_out_counts_once() -> None:
     tool = run.tool("get")
     verdicts = [tool.seen(n, "down", error=True, tick=n, task=n, began=began) for n in range(20)]
     assert verdicts == [None] * 20
+
+
+def test_an_outage_that_every_round_of_a_fan_out_meets_is_acted_upon() -> None:
+    """Twenty reads at once, six rounds of them."""
+    run = Run()
+    tool = run.tool("get")
+    verdicts = []
+    for tick in range(6):
+        began = run.detector.moment
+        verdicts.append([tool.seen((tick, n), "down", error=True, tick=tick, task=n, began=began) for n in range(20)])
+    assert [[v.level for v in each if v is not None] for each in verdicts] == [[], [], [], ["notice"], [], ["action"]]
 
 
 @pytest.mark.parametrize("period", range(2, 41))
@@ -420,6 +431,14 @@ def test_polls_that_overlap_count_once_and_others_each() -> None:
     assert [len([v for v in round_ if v]) for round_ in verdicts] == [0, 0, 0, 1, 1, 1]
 
 
+def test_hits_of_a_poll_by_several_tasks_in_one_tick_count_once() -> None:
+    """They take the long way, and nothing has begun before anything has ended."""
+    run, entry = Run(), Answer("a")
+    tool = run.tool("status", hints=LoopHints(poll=True, max_unchanged=3))
+    rounds = [[tool.hit(1, entry, tick, task) for task in range(20)] for tick in range(3)]
+    assert [len([v for v in each if v]) for each in rounds] == [0, 0, 1]
+
+
 def test_a_declared_poll_that_changes_begins_again_and_is_news() -> None:
     """Even if it changes back."""
     run, hints = Run(), LoopHints(poll=True, max_unchanged=3)
@@ -527,8 +546,9 @@ def test_max_tool_repeats_sets_the_action_and_lowers_the_notice(r: int, notice: 
 
 def test_memory_is_bounded_however_long_the_session(monkeypatch: pytest.MonkeyPatch) -> None:
     """Calls, outcomes of one call, answers kept alive, order and blocks."""
-    for bound, number in (("_MAX_CALLS", 10), ("_MAX_OUTCOMES", 3), ("_MAX_WITNESSES", 5)):
-        monkeypatch.setattr(loop_checks, bound, number)
+    monkeypatch.setattr(loop_checks, "_MAX_CALLS", 10)
+    monkeypatch.setattr(recurrence, "_MAX_OUTCOMES", 3)
+    monkeypatch.setattr(loops, "_MAX_WITNESSES", 5)
     monkeypatch.setattr(loops, "_MAX_BLOCKED", 10)
     run = Run()
     for n in range(5_000):
