@@ -42,9 +42,8 @@ class LoopPolicy:
     """When a session notices a loop and when it acts, and what a run may spend.
 
     A call's *signature* is its tool, its arguments and what came back. An *epoch* is the time in which the same
-    question
-    should have the same answer: a successful write with a new signature ends it, and so does `new_turn`. Calls that
-    overlap and have one signature are one round, and count once.
+    question should have the same answer: a successful write with a new signature ends it, and so does `new_turn`.
+    Calls that overlap and have one signature are one round, and count once.
 
     Each check is a pair: how often it must be met for a notice (logged, counted, given to ``on_notice``) and for the
     action (``on_loop``); the call that meets it is the first one that is acted upon. A single number is the action,
@@ -135,7 +134,7 @@ def _threshold(check: str, level: Any) -> Threshold:
     if isinstance(level, int):
         # 2 leaves no room for a notice before the action: a notice at 1 would be one for every call.
         return Threshold(max(2, min(_DEFAULTS[check].notice, level - 1)), count(2, level, what))
-    if not isinstance(level, tuple) or len(level) != 2:
+    if not isinstance(level, tuple | list) or len(level) != 2:  # settings files have lists
         raise ConfigurationError(f"{what} must be (notice, action), or a number, or None for off, got {level!r}")
     notice, action = count(2, level[0], f"{what}'s notice"), count(2, level[1], f"{what}'s action")
     if notice > action:

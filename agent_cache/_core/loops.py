@@ -28,8 +28,8 @@ place."""
 MASK: Final = _RING - 1
 
 _MAX_WITNESSES: Final = 256
-"""How many answers a session keeps alive to compare later ones with. What is older, and was not seen again, is new when
-it comes again: a round of that many different reads is no loop that an agent is caught in.
+"""How many answers a session keeps alive to compare later ones with. What is older, and was seen once, is new when it
+comes again: a long round is found one round later.
 """
 
 _MAX_BLOCKED: Final = 1_000

@@ -51,7 +51,8 @@ class Watch(Protocol):
     `ask` refuses a call by raising, or answers it, or lets it go on by None; it counts nothing. `admit` lets a miss or
     a write in. `hit` sees a local hit, which is over when it is seen, and refuses it likewise or gives another answer;
     `see` is the same of a hit that was asked about. `done` sees how a call that was let in has ended, and may give
-    another answer, or raise. `blocked` is told of a call that another session has refused.
+    another answer, or raise. `blocked` is told of a call that another session has refused, `answered` of a hit that got
+    another answer: it counts as a hit all the same.
     """
 
     hit: Observe
@@ -61,6 +62,7 @@ class Watch(Protocol):
     def admit(self, call: Call) -> None: ...
     def done(self, call: Call, value: Any, error: BaseException | None, now: float) -> Instead | None: ...
     def blocked(self, key: Hashable, now: float, outcome: str, kind: str) -> None: ...
+    def answered(self) -> None: ...
 
 
 def admit(call: Call, watches: tuple[Watch, ...]) -> Instead | None:
@@ -104,6 +106,8 @@ def observer(watches: tuple[Watch, ...]) -> Observe:
     def observe(key: Hashable, entry: Entry, value: Any, now: float, arguments: Mapping[str, Any] | None = None) -> Any:
         instead = _ask(watches, key, now)
         if instead is not None:
+            for watch in watches:
+                watch.answered()
             return instead.answer
         for watch in watches:
             try:

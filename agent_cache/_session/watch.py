@@ -115,7 +115,7 @@ class SessionWatch:
                 if verdict is not None:
                     instead = judge(verdict, key, now, value)
                     if instead is not None:
-                        stats.hits += 1
+                        self.answered()
                         return instead.answer
             progress.calls = number
             stats.hits += 1
@@ -142,7 +142,13 @@ class SessionWatch:
     ) -> Any:
         """What sees a hit that a budget may have something against."""
         instead = self.ask(key, now, cached=value)
-        return self.see(key, entry, value, now, arguments) if instead is None else instead.answer
+        if instead is None:
+            return self.see(key, entry, value, now, arguments)
+        self.answered()
+        return instead.answer
+
+    def answered(self) -> None:
+        self._stats.hits += 1
 
     def ask(self, key: Hashable, now: float, call: Call | None = None, cached: Any = MISSING) -> Instead | None:
         progress = self._progress

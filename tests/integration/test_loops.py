@@ -655,6 +655,7 @@ async def test_what_a_budget_refuses_may_be_answered_from_the_cache():
         assert await outcomes(shop.add, 1) == [STOPPED]
     assert shop.runs == [("get", 0)]
     assert sources(session)[2:4] == [("blocked", "short_circuit")] * 2
+    assert session.get_metrics()["hits"] == get_metrics()["hits"] == 3
 
 
 async def test_a_budget_tells_the_model():
@@ -677,8 +678,9 @@ async def test_an_inner_run_that_is_told_something_instead_shows_in_both_traces(
             assert "max_execution_depth" in await call()
     for session in (outer, inner):
         assert sources(session)[2:] == [("blocked", "notice")] * 2
-        assert session.get_metrics()["loops"] == {"depth": 2}
-        assert session.get_metrics()["calls"] == 2
+        metrics = session.get_metrics()
+        assert (metrics["loops"], metrics["hits"], metrics["misses"]) == ({"depth": 2}, 2, 1)
+    assert get_metrics()["hits"] == 2
 
 
 async def test_a_hit_that_the_inner_run_refuses_is_blocked_in_both():

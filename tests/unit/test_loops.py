@@ -490,6 +490,7 @@ def test_a_policy_that_cannot_work_is_refused(arguments: dict[str, object], says
 def test_a_policy_may_be_given_as_a_mapping_with_names_that_exist() -> None:
     """From a settings file; its short forms come on top."""
     assert policy_of({"repeat": 8}, None, None) == LoopPolicy(repeat=8)
+    assert policy_of({"repeat": [4, 8]}, None, None).thresholds["repeat"] == (4, 8)
     assert policy_of({"repeat": 8}, 3, 50) == LoopPolicy(repeat=3, max_execution_depth=50)
     for wrong in ({"repeats": 8}, {"thresholds": {}}, "strict", 5):
         with pytest.raises(ConfigurationError, match="loop_policy"):
