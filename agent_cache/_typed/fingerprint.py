@@ -35,7 +35,7 @@ def _fields(fields: Fields, seen: set[type]) -> str:
     if seen.issuperset(fields.kinds):
         return name
     seen.update(fields.kinds)
-    required = sorted(",".join(sorted(kind.__required_keys__)) for kind in fields.kinds)
+    required = sorted(",".join(sorted(names)) for names in fields.required)
     return f"<{name};{required};{_names(fields.nodes, seen)}>"
 
 

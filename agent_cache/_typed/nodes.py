@@ -83,11 +83,12 @@ class Record:
 class Fields:
     """The declared keys of a TypedDict, or of several of which a value may be any."""
 
-    __slots__ = ("_kinds", "_nodes")
+    __slots__ = ("_kinds", "_nodes", "_required")
 
     def __init__(self, kinds: tuple[tuple[Any, Bindings], ...]) -> None:
         self._kinds = kinds
         self._nodes: dict[str, Node] | None = None
+        self._required: tuple[frozenset[str], ...] = ()
 
     def __or__(self, other: Fields) -> Fields:
         return Fields((*self._kinds, *other._kinds))
@@ -102,17 +103,35 @@ class Fields:
         """What may stand under each key."""
         if self._nodes is None:
             nodes: dict[str, Node] = {}
+            required = []
             for kind, bound in self._kinds:
-                for name, hint in hints_of(kind).items():
+                hints = hints_of(kind)
+                required.append(frozenset(name for name, hint in hints.items() if _is_required(kind, name, hint)))
+                for name, hint in hints.items():
                     node = node_of(hint, bound)
                     nodes[name] = nodes[name] | node if name in nodes else node
+            self._required = tuple(required)
             self._nodes = nodes
         return self._nodes
+
+    @property
+    def required(self) -> tuple[frozenset[str], ...]:
+        """Keys that each of the TypedDicts cannot do without."""
+        return self._required if self.nodes else (frozenset(),)
 
     def admits(self, keys: Iterable[Any]) -> bool:
         """Whether one of the TypedDicts has all its required keys among these."""
         present = set(keys)
-        return any(kind.__required_keys__ <= present for kind, _ in self._kinds)
+        return any(names <= present for names in self.required)
+
+
+def _is_required(kind: Any, name: str, hint: Any) -> bool:
+    """Python takes its word for it from `__total__` alone where annotations are text."""
+    while (origin := typing.get_origin(hint)) in _QUALIFIERS or origin is typing.Annotated:
+        if origin in {typing.Required, typing.NotRequired}:
+            return origin is typing.Required
+        hint = typing.get_args(hint)[0]
+    return name in kind.__required_keys__
 
 
 class Node:
