@@ -86,9 +86,10 @@ class Schema:
                 plain = wire.decode(data)
                 if not wire.is_shallow(data, MAX_LEVELS):
                     weigh(plain, len(data) + 1, MAX_LEVELS)
-                return unpack(plain, self._node)
-            read = self._reader(wire) or _no_direct_form
-            value = read(data)
+                value = unpack(plain, self._node)
+            else:
+                read = self._reader(wire) or _no_direct_form
+                value = read(data)
             if not wire.is_shallow(data, MAX_DEPTH):
                 weigh(value, len(data) + 1)
             return value

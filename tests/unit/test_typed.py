@@ -123,6 +123,7 @@ def test_builtin_values_come_back_where_no_annotation_says_what_they_are(value, 
         ({Spot(1): Tree([Tree([], "x")])}, dict[Spot, Tree]),
         (Rights.READ | Rights.WRITE, Rights),
         (Parcel(Decimal(1), Spot(2, (1,)), {"a"}), Parcel | Frozen),
+        ([Status.OPEN, {"id": "x"}, (Line("a", 1.0), 1)], list[Any | Status | Row | tuple[Line, int]]),
         (Line("a", 5), Line),  # an int in a field of float stays one
     ],
 )
