@@ -172,6 +172,8 @@ class Node:
         items = [node.item for node in both if node.item] + [place for node in both for place in node.fixed or ()]
         keys = [node.key for node in both if node.key]
         values = [node.value for node in both if node.value]
+        if keys and fields:
+            keys.append(_TEXT)
         if anything:  # beside what is named here, a container may hold anything
             fixed = None
             items, keys, values = ([*nodes, ANYTHING] if nodes or fields else nodes for nodes in (items, keys, values))
@@ -204,6 +206,7 @@ class Node:
         return found[0] if len({record.kind for record in found}) == 1 else None
 
 
+_TEXT = Node(leaves=frozenset({str}))
 ANYTHING = Node(anything=True)
 """No annotation, or `Any`: builtin values and those of the standard library, whichever they are."""
 
