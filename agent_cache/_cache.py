@@ -16,6 +16,7 @@ from agent_cache._core.tags import ComputedTags, TagSet
 from agent_cache._pipeline.codegen import read_body
 from agent_cache._pipeline.operation import CacheKey, ReadOperation
 from agent_cache._toolcheck import checked_tool, identity_of
+from agent_cache._typed.annotations import Returns
 from agent_cache.config import checked_tier
 from agent_cache.errors import ConfigurationError
 from agent_cache.remote.protocols import Tier
@@ -180,7 +181,7 @@ class AgentCache:
             self._policy,
             self._backup,
             self._remote,
-            returns=tool.__annotations__.get("return"),
+            returns=Returns(tool),
         )
         body: Any = read_body(operation)
         body.resource = self._resource
