@@ -65,6 +65,8 @@ def unpack(data: Any, node: Node) -> Any:
             [(tag, content)] = data.items()
             if tag[:1] == "$":
                 return _unpack_tag(tag, content, node)
+        if node.key is not None and not all(node.key.allows(key, str) for key in data):
+            raise _refused(str, Undecodable)  # keys of other types have a form of their own
         return _unpack_dict(data.keys(), data.values(), node)
     if kind is list:
         return [unpack(each, place) for each, place in zip(data, _places(node, list, data), strict=True)]
