@@ -7,7 +7,7 @@ from hashlib import blake2b
 from agent_cache._core.entries import MISSING
 from agent_cache._core.keys import Uncacheable, canonical
 
-__all__ = ["fingerprint", "shown"]
+__all__ = ["fingerprint", "shown", "signature_of"]
 
 _MAX_SHOWN = 80
 
@@ -21,6 +21,15 @@ def fingerprint(value: object) -> bytes | None:
     except Uncacheable:
         return None
     return blake2b(data, digest_size=16).digest()
+
+
+def signature_of(error: Exception) -> bytes | None:
+    """The same for an error: its type and its whole message; None if it has no text."""
+    try:
+        message = str(error)
+    except Exception:  # noqa: BLE001 - somebody's text; an error without one is like no other
+        return None
+    return fingerprint(f"{id(type(error))} {message}")
 
 
 def shown(value: object) -> str:

@@ -11,7 +11,7 @@ from agent_cache._core.entries import MISSING, NEVER, Entry
 from agent_cache._core.loop_checks import LoopChecks
 from agent_cache._core.loop_policy import LoopPolicy
 from agent_cache._core.loops import Detector, Verdict
-from agent_cache._core.outcomes import shown
+from agent_cache._core.outcomes import signature_of
 from agent_cache._core.progress import Progress
 from agent_cache._core.trace import Trace
 from agent_cache._metrics import Stats
@@ -208,7 +208,7 @@ class SessionWatch:
         elif isinstance(error, AgentLoopDetectedError) or not isinstance(error, Exception):
             return None  # of a call that the tool has made, or an interruption
         else:
-            witness, value, signature, has_failed = None, error, (type(error), shown(error)), True
+            witness, value, signature, has_failed = None, error, signature_of(error), True
         verdict = checks.seen(
             call.loop_key,
             signature,

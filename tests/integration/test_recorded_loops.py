@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from benchmarks.loops import injected, recorded, report
+from benchmarks.loops.__main__ import main
 from benchmarks.loops.agent import Agent
 from benchmarks.loops.audit import Audit, Ledger
 from benchmarks.loops.families import HONEST, LOOPS, UNDECLARED_POLL, Loop
@@ -123,7 +125,19 @@ async def test_short_circuit_skips_no_write_and_invents_no_answer_in_loops_eithe
     assert agent.audit.repeated > 0
 
 
-# What judges must be able to say no
+@pytest.mark.usefixtures("recordings")
+def test_the_command_gives_its_facts_to_machines(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--limit", "2", "--json"]) in (0, 1)
+    facts = json.loads(capsys.readouterr().out)
+    retail = next(one for one in facts["recorded"] if one["data_set"] == "tau_retail_gold")
+    assert (retail["runs"], retail["harmed"], retail["kinds"]) == (2, [], {})
+    assert {one["name"] for one in facts["loops"]} == set(LOOPS)
+    assert {one["name"] for one in facts["honest"]} == set(HONEST)
+    assert facts["loops"][-1]["kinds"] == {"error": facts["loops"][-1]["runs"]}
+    assert all({"what", "target", "measured", "is_met"} == set(one) for one in facts["targets"])
+
+
+# Those who judge must be able to say no
 
 
 def audit_of(step: Step, answer: object, *, ran: object = None, latest: object = None) -> Audit:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 
-from agent_cache._core.outcomes import fingerprint, shown
+from agent_cache._core.outcomes import fingerprint, shown, signature_of
 from tests.harness.structure import near_pairs, same
 
 
@@ -50,3 +50,17 @@ def test_a_value_is_shown_briefly_whatever_its_repr_does():
     assert len(shown("x" * 1_000)) == 80
     assert shown("x" * 1_000).endswith("...")
     assert shown(NoText()) == "<NoText>"
+
+
+class Silent(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+def test_two_errors_are_the_same_by_type_and_whole_message():
+    assert signature_of(LookupError("x")) == signature_of(LookupError("x"))
+    assert signature_of(LookupError("x")) != signature_of(ValueError("x"))
+    assert signature_of(LookupError("x" * 200 + "1")) != signature_of(LookupError("x" * 200 + "2"))
+    assert signature_of(Silent()) is None
+    same_name = type("LookupError", (Exception,), {})
+    assert signature_of(same_name("x")) != signature_of(LookupError("x"))
