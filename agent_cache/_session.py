@@ -90,7 +90,7 @@ class AgentCacheSession:
         self._loop_error = None
         self._progress.limit = self._max_calls
         self._progress.loop = None
-        self._token = SCOPE.set(Scope((self, *outer.participants), tenant))
+        self._token = SCOPE.set(outer.within(self, tenant))
         return self
 
     async def __aexit__(
@@ -178,6 +178,11 @@ class AgentCacheSession:
         for stats in counters:
             stats.loop_detections += 1
         return self._loop_error.with_traceback(None)  # the same error may be raised a thousand times
+
+    def stop(self, loop: AgentLoopDetectedError) -> None:
+        """A loop that was detected when this run was recorded: it is raised again at exit, as it was then."""
+        if self._loop_error is None:
+            self.latch(loop)
 
     def begin_tick(self) -> asyncio.AbstractEventLoop:
         """Notice when this iteration of the event loop is over. Costs nothing while no call is made."""
