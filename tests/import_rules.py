@@ -17,7 +17,7 @@ PACKAGE = "agent_cache"
 LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"errors"}),
     frozenset({"_core"}),
-    frozenset({"_clock", "_metrics", "remote", "config"}),
+    frozenset({"_clock", "_metrics", "_typed", "remote", "config"}),
     frozenset({"_pipeline"}),
     frozenset({"_cache", "_invalidator", "_session", "_async_cache", "_toolcheck"}),
     frozenset({"recording", "testing"}),
@@ -31,7 +31,8 @@ USERS_OF_PUBLIC_NAMES = frozenset({"integrations", "pytest_plugin", "cli", "_dem
 LEAVES: dict[str, tuple[str, ...]] = {
     "cache": ("_async_cache",),  # async-cache's top-level module
     "hypothesis": ("testing",),
-    "msgspec": ("remote.codecs", "recording"),
+    "cryptography": ("remote.guards",),
+    "msgspec": ("_typed", "remote.codecs", "recording"),
     "pytest": ("pytest_plugin", "testing"),
     "redis": ("remote.redis",),
     "rich": ("cli", "_demo"),

@@ -19,19 +19,29 @@ import struct
 import threading
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from datetime import date, datetime, time, timedelta, timezone
 from enum import Enum
 from functools import cached_property
 from re import Pattern
 from types import FunctionType, MappingProxyType, SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 from agent_cache._core.standard import text_of_standard_value
 from agent_cache.errors import UncacheableArgumentsError as Uncacheable
 
-__all__ = ["ALIASES", "PLAIN", "Part", "Uncacheable", "canonical", "key_part", "serial_of"]
+__all__ = [
+    "ALIASES",
+    "PLAIN",
+    "Encoder",
+    "Part",
+    "Uncacheable",
+    "canonical",
+    "declared_fields",
+    "key_part",
+    "serial_of",
+]
 
 Part = Hashable
 """One component of a key: `str` or `int` as they are, or canonical `bytes`."""
@@ -89,7 +99,7 @@ def canonical(value: Any) -> bytes:
     Raises:
         Uncacheable: as `key_part`.
     """
-    return _Encoder().encode(value)
+    return Encoder().encode(value)
 
 
 def serial_of(value: Any) -> int:
@@ -125,7 +135,7 @@ def serial_of(value: Any) -> int:
 
 
 def _encode_and_remember(value: Any, image: bytes) -> bytes:
-    encoder = _Encoder()
+    encoder = Encoder()
     encoded = encoder.encode(value)
     if encoder.is_plain and len(image) <= _MAX_ALIAS_BYTES:
         with _lock:
@@ -147,10 +157,16 @@ def _text(tag: bytes, text: str) -> bytes:
     return _sized(tag, text.encode("utf-8", "surrogatepass"))
 
 
-class _Encoder:
-    """One walk over one value. Classes are written by serial, so two classes of one name never meet."""
+class Encoder:
+    """One walk over one value. Classes are written by serial, so two classes of one name never meet.
+
+    What is to be compared outside this process overrides `leaves` and `class_code`.
+    """
 
     __slots__ = ("depth", "is_plain", "nodes", "path")
+
+    leaves: ClassVar[Mapping[type, Callable[[Any], bytes]]]
+    """How values of exactly these types are written."""
 
     def __init__(self) -> None:
         self.depth = 0
@@ -165,7 +181,7 @@ class _Encoder:
         kind = type(value)
         if kind not in _PLAIN_TREE:
             self.is_plain = False
-        leaf = _LEAVES.get(kind)
+        leaf = self.leaves.get(kind)
         if leaf is not None:
             return leaf(value)
         text_of = text_of_standard_value(kind)
@@ -218,14 +234,18 @@ class _Encoder:
 
     def _declared(self, value: Any, kind: type) -> bytes:
         if isinstance(value, type):
-            return b"Y%d;" % serial_of(value)
-        declared = _declared_fields(value, kind)
+            return b"Y%b;" % self.class_code(value)
+        declared = declared_fields(value, kind)
         if declared is None:
             raise Uncacheable(
                 f"a value of type {_name(kind)} declares no fields to be known by, as a dataclass, NamedTuple, Enum, "
                 "attrs, msgspec or pydantic class does, or has state beside them"
             )
-        return self._ordered(b"o", [b"%d" % serial_of(kind), *self._pairs(declared)])
+        return self._ordered(b"o", [self.class_code(kind), *self._pairs(declared)])
+
+    def class_code(self, kind: type) -> bytes:
+        """What stands for a class."""
+        return b"%d" % serial_of(kind)
 
     def _pairs(self, items: Iterable[tuple[Any, Any]]) -> list[bytes]:
         return [self.encode(key) + self.encode(item) for key, item in items]
@@ -239,7 +259,7 @@ class _Encoder:
         return _sized(tag, b"".join(sorted(parts)))
 
 
-def _declared_fields(value: Any, kind: type) -> list[tuple[str, Any]] | None:
+def declared_fields(value: Any, kind: type) -> list[tuple[str, Any]] | None:
     """Name and value of everything the class declares. None if it declares nothing, or has state beside what it
     declares: the fields alone would be a guess then.
     """
@@ -311,3 +331,4 @@ _LEAVES: dict[type, Callable[[Any], bytes]] = {
     FunctionType: lambda value: b"L%d;" % serial_of(value),
     type: lambda value: b"Y%d;" % serial_of(value),
 }
+Encoder.leaves = _LEAVES

@@ -1,0 +1,465 @@
+"""A value comes back from plain data as what it was, in value and type, or is not written at all."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import functools
+import json
+import subprocess
+import sys
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Awaitable
+from datetime import UTC, date, datetime, time, timedelta
+from decimal import Decimal
+from fractions import Fraction
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, NewType, TypeVar, Union
+
+import msgspec
+import pytest
+from hypothesis import given
+
+from agent_cache._typed import JSON, MESSAGE_PACK, Returns, Undecodable, Unencodable, schema_of
+from agent_cache._typed.exact import MAX_DEPTH
+from tests.harness.typed import ANNOTATED, Frozen, Line, Parcel, Rights, Row, Spot, Status, Tree, same
+
+if TYPE_CHECKING:
+    from somewhere import Unknown
+
+T = TypeVar("T")
+
+
+@dataclasses.dataclass
+class Page(Generic[T]):
+    items: list[T]
+
+
+@dataclasses.dataclass
+class Half:
+    known: Status
+    unknown: Unknown
+
+
+UserId = NewType("UserId", str)
+
+
+def roundtrip(value: Any, returns: Any, wire: Any = MESSAGE_PACK) -> Any:
+    data, is_tagged = schema_of(returns).dump(value, wire)
+    return schema_of(returns).load(data, wire, is_tagged=is_tagged)
+
+
+WHEN = datetime(2026, 1, 1)  # noqa: DTZ001 - many tools say no zone
+
+# -- What comes back ------------------------------------------------------------------------------------------
+
+
+@given(ANNOTATED)
+def test_any_value_of_any_annotation_comes_back_the_same(case):
+    annotation, value = case
+    schema = schema_of(annotation)
+    for wire in (MESSAGE_PACK, JSON):
+        assert same(roundtrip(value, annotation, wire), value)
+    plain = schema.to_plain(value)
+    assert same(schema.from_plain(json.loads(json.dumps(plain))), value)
+
+
+UNSAID = [
+    (1, 2),
+    {1, 2},
+    frozenset({1}),
+    b"x",
+    bytearray(b"x"),
+    {1: 2},
+    {True: 1},
+    {(1, 2): 3},
+    2**200,
+    -(2**64),
+    1j,
+    float("nan"),
+    float("inf"),
+    -0.0,
+    1.0,
+    "\ud800",
+    {"$tuple": (1,)},
+    {"$typed": [1]},
+    {"$dict": b"", "$a": 1},
+    {"": ()},
+    date(2026, 1, 1),
+    WHEN.replace(fold=1),
+    time(1, fold=1),
+    timedelta(-1, 2, 3),
+    Decimal("1.10"),
+    Decimal("sNaN"),
+    Decimal("-Infinity"),
+    PurePosixPath("a/b"),
+    datetime(2026, 1, 1, tzinfo=UTC),
+    {"rows": [{"at": WHEN, "price": Decimal("9.99")}, {"at": None, "price": 1}]},
+]
+
+
+@pytest.mark.parametrize("wire", [MESSAGE_PACK, JSON])
+@pytest.mark.parametrize("returns", [Any, None, object, "a text", dict | Any])
+@pytest.mark.parametrize("value", UNSAID)
+def test_builtin_values_come_back_where_no_annotation_says_what_they_are(value, returns, wire):
+    assert same(roundtrip(value, returns, wire), value)
+
+
+@pytest.mark.parametrize(
+    ("value", "returns"),
+    [
+        (Page([Line("a", 1.0)]), Page[Line]),
+        (Page([Status.OPEN]), Page[Status]),
+        (Half(Status.OPEN, {"a": (1,)}), Half),
+        ([Line("a", 1.0), Spot(1), Status.SHUT, {"id": 1}], list[Line | Spot | Status | Row]),
+        ([[1], ["a"], [Line("a", 0.5)]], list[list[int] | list[str] | list[Line]]),
+        ((Spot(1), 2), tuple[Spot, int] | tuple[str]),
+        ({"id": 1, "more": (1,)}, Row),
+        (UserId("a"), UserId),
+        (Status.OPEN, Annotated[Status, []]),
+        (Path("/a"), Path),
+        (WHEN, date),
+        ({Spot(1): Tree([Tree([], "x")])}, dict[Spot, Tree]),
+        (Rights.READ | Rights.WRITE, Rights),
+        (Parcel(Decimal(1), Spot(2, (1,)), {"a"}), Parcel | Frozen),
+        (Line("a", 5), Line),  # an int in a field of float stays one
+    ],
+)
+@pytest.mark.parametrize("wire", [MESSAGE_PACK, JSON])
+def test_classes_come_back_where_the_annotation_names_them(value, returns, wire):
+    assert same(roundtrip(value, returns, wire), value)
+
+
+def test_the_order_of_a_dict_is_kept():
+    value = {"b": 1, "a": (1,), "c": 2}
+    assert list(roundtrip(value, Any)) == ["b", "a", "c"]
+
+
+def test_a_plain_result_stays_readable_json():
+    plain = {"id": 1, "lines": [{"sku": "a", "price": 1.5}]}
+    assert JSON.encode(plain) == schema_of(dict).dump(plain, JSON)[0]
+    assert schema_of(list[Line]).to_plain([Line("a", 1.5)]) == [{"sku": "a", "price": 1.5, "extra": None}]
+
+
+# -- What is refused ------------------------------------------------------------------------------------------
+
+
+class Stateful(Line):
+    pass
+
+
+def stateful() -> Stateful:
+    line = Stateful("a", 1.0)
+    line.note = "beside the fields"
+    return line
+
+
+@dataclasses.dataclass
+class Restless:
+    count: int
+
+    def __post_init__(self) -> None:
+        self.count += 1
+        if self.count > 10:
+            raise RuntimeError
+
+
+class Bare:
+    pass
+
+
+class Text(str):
+    __slots__ = ()
+
+
+REFUSED = [
+    (Bare(), Any),
+    (Bare(), Bare),
+    (lambda: 1, Any),
+    (Line, Any),
+    (Status.OPEN, Any),
+    (Line("a", 1.0), Any),
+    (Line("a", 1.0), Spot),
+    (stateful(), Stateful),
+    (Stateful("a", 1.0), Line),
+    (Text("a"), str),
+    (Text("a"), Any),
+    (1, str),
+    ("1", int),
+    (1.0, int),
+    (None, int),
+    ([1], list[str]),
+    ((1, "a"), tuple[int, int]),
+    ((1,), tuple[int, int]),
+    ({"a": 1}, dict[str, str]),
+    ({1: 1}, dict[str, int]),
+    ({}, Row),
+    ([], set),
+    ({1}, frozenset[int]),
+    (Line(1, 1.0), Line),
+    (OrderedDict(a=1), Any),
+    (deque([1]), Any),
+    (Fraction(1), Any),
+    (threading.Lock(), Any),
+    (object(), object),
+    ([2**40_000], Any),
+    ({"a": Bare()}, Any),
+    (True, Literal[1]),
+    (Ellipsis, Any),
+]
+
+
+@pytest.mark.parametrize(("value", "returns"), REFUSED)
+def test_what_would_come_back_as_something_else_is_refused(value, returns):
+    schema = schema_of(returns)
+    for write in (
+        lambda: schema.dump(value, MESSAGE_PACK),
+        lambda: schema.dump(value, JSON),
+        lambda: schema.to_plain(value),
+    ):
+        with pytest.raises(Unencodable):
+            write()
+
+
+def test_a_class_whose_making_changes_it_comes_back_as_it_was():
+    assert roundtrip(Restless(1), Restless).count == 2
+    assert roundtrip(Restless(10 - 1), Restless).count == 10
+
+
+@pytest.mark.parametrize("depth", [MAX_DEPTH, MAX_DEPTH + 1])
+def test_values_are_written_down_to_the_depth_that_is_promised(depth):
+    value: Any = 1
+    for _ in range(depth):
+        value = [value]
+    if depth == MAX_DEPTH:
+        assert roundtrip(value, Any) == value
+    else:
+        with pytest.raises(Unencodable, match="levels deep"):
+            schema_of(Any).dump(value, MESSAGE_PACK)
+
+
+def test_a_value_that_contains_itself_is_refused():
+    value: list[Any] = []
+    value.append(value)
+    with pytest.raises(Unencodable):
+        schema_of(Any).dump(value, MESSAGE_PACK)
+    with pytest.raises(Unencodable):
+        schema_of(Any).to_plain(value)
+
+
+def test_a_value_that_shares_its_parts_a_million_fold_is_refused_at_once():
+    value: Any = [0]
+    for _ in range(60):
+        value = [value, value]
+    with pytest.raises(Unencodable, match="parts"):
+        schema_of(Any).dump(value, MESSAGE_PACK)
+
+
+def test_reasons_name_types_and_no_values():
+    with pytest.raises(Unencodable) as caught:
+        schema_of(dict[str, int]).dump({"password": "hunter2"}, MESSAGE_PACK)
+    assert "builtins.str" in str(caught.value)
+    assert "hunter2" not in str(caught.value)
+
+
+# -- Annotations ----------------------------------------------------------------------------------------------
+
+
+async def says_line() -> Line: ...
+async def says_nothing(): ...
+async def says_none() -> None: ...
+async def says_unknown() -> dict[str, Unknown]: ...
+async def says_optional() -> Line | None: ...
+def says_awaitable() -> Awaitable[Line]: ...
+
+
+class Tool:
+    async def __call__(self) -> Line: ...
+
+    async def method(self) -> Line: ...
+
+
+@functools.wraps(says_line)
+def dressed() -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("function", "annotation"),
+    [
+        (says_line, Line),
+        (says_nothing, Any),
+        (says_none, type(None)),
+        (says_unknown, Any),
+        (says_optional, Line | None),
+        (says_awaitable, Line),
+        (Tool(), Line),
+        (Tool().method, Line),
+        (functools.partial(says_line), Line),
+        (dressed, Line),
+        (len, Any),
+    ],
+)
+def test_the_return_annotation_is_looked_up(function, annotation):
+    assert schema_of(Returns(function)).annotation == annotation
+
+
+def test_a_class_that_is_local_to_the_function_around_the_tool_is_known():
+    @dataclasses.dataclass
+    class Local:
+        x: int
+
+    async def tool() -> Local:
+        return Local(1)
+
+    assert roundtrip(Local(1), Returns(tool)) == Local(1)
+
+
+def test_an_annotation_is_read_at_the_first_value():
+    async def early() -> Later: ...  # noqa: F821 - that is the point
+
+    returns = Returns(early)
+    early.__globals__["Later"] = Line
+    try:
+        assert schema_of(returns).annotation is Line
+    finally:
+        del early.__globals__["Later"]
+
+
+def test_annotations_that_mean_the_same_have_one_fingerprint():
+    one = schema_of(Union[int, str, None])  # noqa: UP007 - as older code says it
+    other = schema_of(None | str | int)
+    assert one.fingerprint == other.fingerprint
+    assert (
+        len({schema_of(kind).fingerprint for kind in (int, str, list[int], list[str], Line, Spot, Any, Row, Tree)}) == 9
+    )
+
+
+def test_a_class_that_has_changed_has_another_fingerprint():
+    def make(**hints: Any) -> type:
+        return dataclasses.make_dataclass("Order", hints.items())
+
+    first = schema_of(make(id=int)).fingerprint
+    assert schema_of(make(id=int)).fingerprint == first
+    assert schema_of(make(id=str)).fingerprint != first
+    assert schema_of(make(id=int, at=datetime)).fingerprint != first
+    assert schema_of(list[make(id=str)]).fingerprint != schema_of(list[make(id=int)]).fingerprint
+
+    def struct(default: int) -> type:
+        return msgspec.defstruct("Order", [("id", int, default)], omit_defaults=True)
+
+    assert schema_of(struct(1)).fingerprint != schema_of(struct(2)).fingerprint
+
+    def members(**values: int) -> Any:
+        return enum.Enum("Kind", values)
+
+    assert schema_of(members(A=1)).fingerprint != schema_of(members(A=2)).fingerprint
+
+
+# -- Data that nobody here wrote ----------------------------------------------------------------------------------
+
+FLOOD = [{"$int": f"{n * (2**61 - 1):x}"} for n in range(10_000)]  # all of one hash
+WRONG = [
+    ({"$object": ["Line", {"sku": "a", "price": 1.0, "extra": None}]}, Any),
+    ({"$object": ["os.system", {}]}, Line),
+    ({"$object": ["Line", {"sku": "a"}]}, Line),
+    ({"$object": ["Line", {"sku": 1, "price": 1.0, "extra": 0}]}, Line),
+    ({"$enum": ["Status", "NONE", None]}, Status),
+    ({"$enum": ["Line", "OPEN", None]}, Line),
+    ({"$enum": []}, Status),
+    ({"$nothing": 1}, Any),
+    ({"$tuple": 1}, Any),
+    ({"$set": [[]]}, Any),
+    ({"$set": [1, 1]}, Any),
+    ({"$dict": [[1, 2], [1, 3]]}, Any),
+    ({"$datetime": ["x", 0, None]}, Any),
+    ({"$datetime": ["2026-01-01", 7, None]}, Any),
+    ({"$bytes": "§"}, Any),
+    ({"$datetime": ["2026-01-01", 0, "../../etc/passwd"]}, Any),
+    ({"$datetime": ["2026-01-01", 0, "os.path"]}, Any),
+    ({"$int": "f" * 5000}, Any),
+    ({"$int": 5}, Any),
+    ({"$Decimal": [1]}, Any),
+    ({"$Decimal": "x"}, Any),
+    ({"$": 1}, Any),
+    ({"$model": ["Line", {}, [], None, None]}, Line),
+    ({"$timedelta": [10**12, 0, 0]}, Any),
+    (1, str),
+    ({}, Row),
+    ([1, 2], tuple[int, int]),
+    ({"$set": FLOOD}, Any),
+]
+
+
+@pytest.mark.parametrize(("data", "returns"), WRONG)
+def test_data_that_no_encoder_wrote_is_undecodable(data, returns):
+    loaded = set(sys.modules)
+    with pytest.raises(Undecodable):
+        schema_of(returns).load(MESSAGE_PACK.encode(data), MESSAGE_PACK, is_tagged=True)
+    with pytest.raises(Undecodable):
+        schema_of(returns).from_plain({"$typed": data})
+    assert {
+        name for name in set(sys.modules) - loaded if not name.startswith(("zoneinfo", "tzdata", "importlib"))
+    } == set()
+
+
+# -- pydantic ---------------------------------------------------------------------------------------------------------
+
+
+def test_pydantic_models_come_back_with_what_was_set_and_what_is_private():
+    pydantic = pytest.importorskip("pydantic")
+
+    class Inner(pydantic.BaseModel):
+        at: datetime
+        price: Decimal
+
+    class Outer(pydantic.BaseModel):
+        model_config = pydantic.ConfigDict(extra="allow")
+        inner: list[Inner]
+        label: str = pydantic.Field("x", alias="Label")
+        anything: Any = None
+        _secret: int = pydantic.PrivateAttr(1)
+
+    class Root(pydantic.RootModel[list[Inner]]):
+        pass
+
+    inner = Inner(at=WHEN, price=Decimal("1.10"))
+    outer = Outer(inner=[inner], Label="y", more=(1, 2))
+    outer._secret = 7
+    unset = Outer(inner=[])
+    cases = [
+        (inner, Inner),
+        (outer, Outer),
+        (unset, Outer),
+        ([outer, inner], list[Outer | Inner]),
+        (Root([inner]), Root),
+    ]
+    for value, returns in cases:
+        for wire in (MESSAGE_PACK, JSON):
+            back = roundtrip(value, returns, wire)
+            assert same(back, value)
+            assert back == value  # pydantic compares private attributes and the set of fields set as well
+        assert same(schema_of(returns).from_plain(schema_of(returns).to_plain(value)), value)
+    assert roundtrip(unset, Outer).model_fields_set == {"inner"}
+    assert roundtrip(outer, Outer)._secret == 7
+
+
+def test_a_model_with_a_secret_in_it_is_not_written():
+    pydantic = pytest.importorskip("pydantic")
+
+    class Login(pydantic.BaseModel):
+        password: pydantic.SecretStr
+
+    with pytest.raises(Unencodable):
+        schema_of(Login).dump(Login(password="hunter2"), MESSAGE_PACK)
+
+
+def test_pydantic_is_not_imported_for_who_does_not_use_it():
+    script = """if True:
+        import sys
+        from agent_cache._typed import JSON, schema_of
+        schema_of(dict).dump({1: (2,)}, JSON)
+        print('pydantic' in sys.modules)
+    """
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "False"
