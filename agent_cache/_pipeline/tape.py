@@ -153,7 +153,7 @@ class TapedScope(Scope):
 
 
 class _Beneath(Scope):
-    """A scope whose plans are those of another one, with the tape looking on: sessions keep what they count per plan."""
+    """A scope whose plans are those of another one, with a tape looking on: sessions keep what they count there."""
 
     __slots__ = ("_of",)
 

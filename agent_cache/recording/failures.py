@@ -1,4 +1,4 @@
-"""Exceptions as plain data and back: class, arguments, message, attributes, notes, cause, and the members of a group."""
+"""Exceptions as plain data and back: class, arguments, message, attributes, notes, cause, members of a group."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def _made(kind: type[BaseException], arguments: tuple[Any, ...]) -> BaseExceptio
     """Without the constructor of a class of the user's: it takes what it likes, and its work stands in the state."""
     base = next(one for one in kind.__mro__ if one.__module__ == "builtins")
     error = kind.__new__(kind, *arguments)
-    base.__init__(error, *arguments)
+    base.__init__(error, *arguments)  # type: ignore[misc]
     if not isinstance(error, OSError):  # its constructor keeps two of its arguments
         error.args = arguments
     return error

@@ -44,7 +44,8 @@ def intercept(fn: F | None = None, *, name: str | None = None, kind: str = "call
 
     def decorate(function: F) -> F:
         checked = checked_for_recording(function, "intercept")
-        return taped(checked, Subject(checked, module_and_name(checked, name), kind))
+        wrapped: F = taped(checked, Subject(checked, module_and_name(checked, name), kind))
+        return wrapped
 
     return decorate if fn is None else decorate(fn)
 
@@ -89,9 +90,9 @@ def taped(function: Any, subject: Subject, outside: Callable[[], None] | None = 
         body = _stream_body(function, subject, outside)
     else:
         body = _plain_body(function, subject, outside)
-    body = functools.wraps(function)(body)
-    body.__agent_cache_subject__ = subject
-    return body
+    dressed: Any = functools.wraps(function)(body)
+    dressed.__agent_cache_subject__ = subject
+    return dressed
 
 
 def _frame(tape: Tape, subject: Subject, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import weakref
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import msgspec
 
@@ -29,7 +29,7 @@ class _TrailerLine(msgspec.Struct, frozen=True):
 _trailer = msgspec.json.Decoder(_TrailerLine)
 
 
-class Lines:
+class Lines(Sequence[RecordedCall]):
     """The calls of a file, each read when it is asked for.
 
     The file stays open, so what is read is what was checked, also after another recording has taken its place. Sixteen
@@ -51,12 +51,15 @@ class Lines:
     def __len__(self) -> int:
         return len(self._starts)
 
-    def __getitem__(self, index: int) -> RecordedCall:
-        return _call.decode(self.raw(range(len(self))[index]))
-
-    def __iter__(self) -> Iterator[RecordedCall]:
-        for index in range(len(self)):
-            yield self[index]
+    @overload
+    def __getitem__(self, index: int) -> RecordedCall: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[RecordedCall]: ...
+    def __getitem__(self, index: int | slice) -> RecordedCall | list[RecordedCall]:
+        if isinstance(index, slice):
+            return [self[at] for at in range(len(self))[index]]
+        found: RecordedCall = _call.decode(self.raw(range(len(self))[index]))
+        return found
 
     def raw(self, index: int) -> bytes:
         """The line of a call."""
@@ -103,7 +106,7 @@ def read_file(path: Path, progress: Callable[[int], None] | None = None) -> Cass
 
 def _read(path: Path, file: Any, lines: Lines, progress: Callable[[int], None] | None) -> CassetteFile:
     first = file.readline()
-    if not first.strip() and not file.read(1):
+    if not first.strip() and not file.read().strip():
         raise CassetteError("is empty; delete it, or record it again", path)
     header = _header_of(path, first)
     found = CassetteFile(header or Header(), lines)

@@ -64,6 +64,7 @@ def cached_llm_call(
                 said = True
                 _LOG.debug("%s was called outside of a recording, so it just ran", subject.name)
 
-        return taped(checked, subject, say_once)
+        wrapped: F = taped(checked, subject, say_once)
+        return wrapped
 
     return decorate

@@ -173,7 +173,7 @@ class Matcher:
             first = place_of(enclosing, digests[index], 0)
             occurrence = counts.get(first, 0)
             counts[first] = occurrence + 1
-            place = first if not occurrence else place_of(enclosing, digests[index], occurrence)
+            own = first if not occurrence else place_of(enclosing, digests[index], occurrence)
             if self._children.get(index):
-                places[index] = place
-            self._index_of[place] = index
+                places[index] = own
+            self._index_of[own] = index

@@ -66,7 +66,8 @@ class Player:
             times = frame.parent.counts[frame.digest] if frame.parent is not None else frame.tape.counts[frame.digest]
             index = self.matcher.find_last(enclosing, frame.digest)
             expected = self._expected(index)
-            text = f"{described(frame.subject.name, frame.arguments)} was recorded {times - 1} times, and was called once more"
+            call = described(frame.subject.name, frame.arguments)
+            text = f"{call} was recorded {times - 1} times, and was called once more"
             return self._noted(ReplayExhausted(index, expected, actual, f"{text}. {_ADVICE}", self.cassette.path))
         nearest = nearest_to(self.matcher, frame)
         index, expected = (-1, None) if nearest is None else (nearest, self._expected(nearest))

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from agent_cache.errors import CassetteError
-from agent_cache.recording.cassette import Cassette
 from agent_cache.recording.format import Header, RecordedCall, Trailer, call_line, header_line, trailer_line
 from agent_cache.recording.frame import Frame
 from agent_cache.recording.matching import Matcher
@@ -22,7 +20,6 @@ from agent_cache.recording.redaction import Redaction
 __all__ = ["Recorder", "header_of"]
 
 _LOG = logging.getLogger("agent_cache")
-_RELATED = ("names", "patterns")
 
 
 class Recorder:
@@ -153,15 +150,10 @@ class Recorder:
             self._file.append(line)
         except OSError as error:
             self.failure = error
-            _LOG.error("recording to %s stopped: %s; the run goes on", self.path, error)  # noqa: TRY400 - one line says it
+            _LOG.error("recording to %s stopped: %s; the run goes on", self.path, error)
 
 
 def header_of(model: str | None, redaction: Redaction) -> Header:
     """The header of a recording that begins now."""
-    now = datetime.now(timezone.utc).isoformat(timespec="seconds").replace("+00:00", "Z")
+    now = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
     return Header(recorded_at=now, model=model, redact=redaction.describe())
-
-
-def read_so_far(path: Path) -> Sequence[RecordedCall]:
-    """What a recording that is going on has written by now."""
-    return Cassette.load(path.with_name(path.name + ".partial")).steps

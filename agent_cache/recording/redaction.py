@@ -104,14 +104,10 @@ class Redaction:
         if self.hook is not None or self._own or _ENCODED in text:
             return True
         low = text.lower()
-        for mark in self._shape_marks:
-            if mark in low:
-                return True
+        if any(mark in low for mark in self._shape_marks):
+            return True
         squashed = low.translate(None, _FILLERS)
-        for mark in self._name_marks:
-            if mark in squashed:
-                return True
-        return False
+        return any(mark in squashed for mark in self._name_marks)
 
     def apply(self, data: Any) -> Any:
         """The same plain data without the secrets."""

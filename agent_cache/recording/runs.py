@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextvars import Token
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Generic, Literal, Self, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 from agent_cache._core.policies import checked_choice
 from agent_cache._pipeline.scope import SCOPE, Scope
@@ -180,8 +180,8 @@ class replay(_Run[Player]):  # noqa: N801 - as `record`
     """Run again with what was recorded: ``with replay("tests/run.jsonl") as player: ...``
 
     Each call gets what the same call got when it was recorded: by name, arguments, the calls that enclose it, and how
-    often it was made there; in whatever order they come. Nothing runs: a call that is not recorded raises, and the error
-    is raised again at the end if something has swallowed it.
+    often it was made there; in whatever order they come. Nothing runs: a call that is not recorded raises, and the
+    error is raised again at the end if something has swallowed it.
 
     Args:
         path: a cassette, of agent_cache or agentcassette.
@@ -192,7 +192,7 @@ class replay(_Run[Player]):  # noqa: N801 - as `record`
 
     Raises:
         CassetteNotFound: if there is no such file.
-        CassetteError: if it is broken, in conflict, of a newer version or something else; if the path is being recorded.
+        CassetteError: if it is broken, in conflict, of a newer version or something else; if it is being recorded.
         DivergenceError: for a call that is not recorded; at the end, under `strict`, if one is left over.
         ReplayExhausted: for a call that was made more often than it was recorded.
         ConfigurationError: if an argument cannot work.
@@ -243,8 +243,8 @@ def _leave(token: Token[Scope], path: Path) -> None:
         SCOPE.reset(token)
     except ValueError:
         raise ConfigurationError(
-            f"the recording of {path} was entered in one context and left in another, so what ran in between may have been "
-            "outside of it; enter and leave it in the same task, as one `with` does"
+            f"the recording of {path} was entered in one context and left in another, so what ran in between may have "
+            "been outside of it; enter and leave it in the same task, as one `with` does"
         ) from None
 
 

@@ -11,8 +11,9 @@ SECRET_NAMES: tuple[str, ...] = (
     "access_key", "access_key_id", "access_token", "api_key", "api_secret", "api_token", "auth_token", "authorization",
     "aws_access_key_id", "aws_secret_access_key", "aws_session_token", "bearer", "bearer_token", "client_secret",
     "connection_string", "cookie", "cookies", "credential", "credentials", "csrf_token", "database_password",
-    "db_password", "encryption_key", "id_token", "jwt", "oauth_token", "passphrase", "passwd", "password", "private_key",
-    "proxy_authorization", "pwd", "refresh_token", "secret", "secret_access_key", "secret_key", "session_token",
+    "db_password", "encryption_key", "id_token", "jwt", "oauth_token", "passphrase", "passwd", "password",
+    "private_key", "proxy_authorization", "pwd", "refresh_token", "secret", "secret_access_key", "secret_key",
+    "session_token",
     "set_cookie", "signing_key", "token", "webhook_secret", "x_api_key", "x_auth_token",
 )  # fmt: skip
 """Names that hold a secret, whatever stands under them."""

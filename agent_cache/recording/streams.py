@@ -37,17 +37,17 @@ def recorded_stream(frame: Frame, stream: Any) -> Any:
     """What the caller gets instead of a stream that is being recorded."""
     if is_async_stream(stream):
         tap = _AsyncRecording(frame, stream)
-        return relay_async(tap) if inspect.isasyncgen(stream) else _AsyncFace(relay_async(tap), stream)
+        return relay_async(tap) if inspect.isasyncgen(stream) else _AsyncFace(relay_async(tap), tap)
     recording = _Recording(frame, stream)
-    return relay(recording) if inspect.isgenerator(stream) else _Face(relay(recording), stream)
+    return relay(recording) if inspect.isgenerator(stream) else _Face(relay(recording), recording)
 
 
 def played_stream(frame: Frame) -> Any:
     """A recorded stream, to be read again."""
     assert frame.recorded is not None
     if frame.recorded.outcome["stream"].get("plain"):
-        return _Face(relay(_Playing(frame)), None)
-    return _AsyncFace(relay_async(_AsyncPlaying(frame)), None)
+        return _Face(relay(_Playing(frame)))
+    return _AsyncFace(relay_async(_AsyncPlaying(frame)))
 
 
 def relay(tap: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
@@ -79,19 +79,20 @@ class _Recording(Generator[Any, Any, Any]):
 
     def __init__(self, frame: Frame, source: Iterator[Any]) -> None:
         self._frame = frame
-        self._source = source
+        self.source = source
+        self._is_shut = False
         self._seen: list[Any] | None = [] if frame.subject.extract is not None else None
         self._is_over = False
         frame.chunks = []
         frame.is_plain = True
 
     def send(self, value: Any) -> Any:
-        source = self._source
+        source = self.source
         return self._step(lambda: next(source) if value is None else source.send(value))  # type: ignore[attr-defined]
 
     def throw(self, kind: Any, value: Any = None, traceback: Any = None) -> Any:
         error = kind if value is None and traceback is None else value
-        thrower = getattr(self._source, "throw", None)
+        thrower = getattr(self.source, "throw", None)
         if thrower is None:
             self._end(self._frame.tape.failure(error))
             raise error
@@ -99,8 +100,9 @@ class _Recording(Generator[Any, Any, Any]):
 
     def close(self) -> None:
         try:
-            closer = getattr(self._source, "close", None)
-            if closer is not None:
+            closer = getattr(self.source, "close", None)
+            if closer is not None and not self._is_shut:
+                self._is_shut = True
                 closer()
         finally:
             self._end({"closed": True})
@@ -134,18 +136,19 @@ class _AsyncRecording(AsyncGenerator[Any, Any]):
 
     def __init__(self, frame: Frame, source: AsyncIterator[Any]) -> None:
         self._frame = frame
-        self._source = source
+        self.source = source
+        self._is_shut = False
         self._seen: list[Any] | None = [] if frame.subject.extract is not None else None
         self._is_over = False
         frame.chunks = []
 
     async def asend(self, value: Any) -> Any:
-        source: Any = self._source
+        source: Any = self.source
         return await self._step(lambda: source.__anext__() if value is None else source.asend(value))
 
     async def athrow(self, kind: Any, value: Any = None, traceback: Any = None) -> Any:
         error = kind if value is None and traceback is None else value
-        thrower = getattr(self._source, "athrow", None)
+        thrower = getattr(self.source, "athrow", None)
         if thrower is None:
             self._end(self._frame.tape.failure(error))
             raise error
@@ -153,8 +156,9 @@ class _AsyncRecording(AsyncGenerator[Any, Any]):
 
     async def aclose(self) -> None:
         try:
-            closer = getattr(self._source, "aclose", None) or getattr(self._source, "close", None)
-            if closer is not None:
+            closer = getattr(self.source, "aclose", None) or getattr(self.source, "close", None)
+            if closer is not None and not self._is_shut:
+                self._is_shut = True
                 closed = closer()
                 if inspect.isawaitable(closed):
                     await closed
@@ -238,9 +242,9 @@ class _Playing(Generator[Any, Any, Any]):
 
     def send(self, _value: Any) -> Any:
         script = self._script
+        if script.is_over:
+            raise StopIteration
         try:
-            if script.is_over:
-                raise StopIteration
             is_chunk, chunk = script.next()
             if is_chunk:
                 return chunk
@@ -267,9 +271,9 @@ class _AsyncPlaying(AsyncGenerator[Any, Any]):
 
     async def asend(self, _value: Any) -> Any:
         script = self._script
+        if script.is_over:
+            raise StopAsyncIteration
         try:
-            if script.is_over:
-                raise StopAsyncIteration
             await asyncio.sleep(0)
             is_chunk, chunk = script.next()
             if is_chunk:
@@ -294,9 +298,9 @@ class _AsyncPlaying(AsyncGenerator[Any, Any]):
 class _Face:
     """A stream object of an SDK: it iterates over what is recorded, and is itself in everything else."""
 
-    def __init__(self, chunks: Generator[Any, Any, Any], original: Any) -> None:
+    def __init__(self, chunks: Generator[Any, Any, Any], tap: _Recording | None = None) -> None:
         self._chunks = chunks
-        self._original = original
+        self._tap = tap
 
     def __iter__(self) -> Iterator[Any]:
         return self._chunks
@@ -306,6 +310,8 @@ class _Face:
 
     def close(self) -> None:
         self._chunks.close()
+        if self._tap is not None:  # a stream that was read to its end is closed all the same
+            self._tap.close()
 
     def send(self, value: Any) -> Any:
         return self._chunks.send(value)
@@ -320,17 +326,17 @@ class _Face:
         self.close()
 
     def __getattr__(self, name: str) -> Any:
-        if self._original is None:
+        if self._tap is None:
             raise AttributeError(f"a replayed stream has chunks, and no {name!r}")
-        return getattr(self._original, name)
+        return getattr(self._tap.source, name)
 
 
 class _AsyncFace:
     """The same for one that is awaited."""
 
-    def __init__(self, chunks: AsyncGenerator[Any, Any], original: Any) -> None:
+    def __init__(self, chunks: AsyncGenerator[Any, Any], tap: _AsyncRecording | None = None) -> None:
         self._chunks = chunks
-        self._original = original
+        self._tap = tap
 
     def __aiter__(self) -> AsyncIterator[Any]:
         return self._chunks
@@ -340,6 +346,8 @@ class _AsyncFace:
 
     async def aclose(self) -> None:
         await self._chunks.aclose()
+        if self._tap is not None:  # a stream that was read to its end is closed all the same
+            await self._tap.aclose()
 
     async def asend(self, value: Any) -> Any:
         return await self._chunks.asend(value)
@@ -356,9 +364,9 @@ class _AsyncFace:
         await self.aclose()
 
     def __getattr__(self, name: str) -> Any:
-        if self._original is None:
+        if self._tap is None:
             raise AttributeError(f"a replayed stream has chunks, and no {name!r}")
-        return getattr(self._original, name)
+        return getattr(self._tap.source, name)
 
 
 def _reset(token: Any) -> None:

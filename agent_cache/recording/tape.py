@@ -97,6 +97,7 @@ class Tape:
         if index is not None and policy == "stub" and self._answers:
             player.take(frame, index)
         elif index is not None:
+            frame.index = index
             player.matcher.cover_alone(index)
         elif self.recorder is None and policy == "stub":
             raise player.miss(frame)
@@ -114,12 +115,14 @@ class Tape:
 
     def returned(self, frame: Frame, value: Any) -> None:
         """A call that ran has returned."""
+        self._note_end(frame)
         if self.recorder is not None:
             self._see(frame, value)
             self._end(frame, value_outcome(value, frame.subject.schema, self.redaction))
 
     def raised(self, frame: Frame, error: BaseException) -> None:
         """A call that ran has raised, or was cancelled, or was dropped in the middle."""
+        self._note_end(frame)
         if self.recorder is not None:
             self._end(frame, self.failure(error))
 
@@ -132,6 +135,7 @@ class Tape:
 
     def closed(self, frame: Frame, end: dict[str, Any], chunks: list[Any] | None) -> None:
         """A stream that ran is over."""
+        self._note_end(frame)
         if self.recorder is not None:
             if frame.usage is not None:
                 frame.usage.see_arguments(frame.arguments)
@@ -157,6 +161,12 @@ class Tape:
             self.player.end(frame)
             if self.recorder is not None:
                 self.recorder.repeat(frame, self.player.matcher)
+
+    def _note_end(self, frame: Frame) -> None:
+        """A call that was recorded has run again, and has ended: what came after it may come now."""
+        if self.player is not None and frame.index is not None:
+            with self._lock:
+                self.player.end(frame)
 
     def _see(self, frame: Frame, value: Any) -> None:
         if frame.usage is not None:

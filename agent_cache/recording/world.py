@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import random as chance
 import uuid
-from datetime import datetime, timezone, tzinfo
+from collections.abc import Callable
+from datetime import UTC, datetime, tzinfo
+from typing import Any, TypeVar
 
 from agent_cache.recording.intercept import taped
 from agent_cache.recording.subject import Subject
 
 __all__ = ["now", "random", "uuid4"]
 
+F = TypeVar("F", bound=Callable[..., Any])
 
-def _env(function):  # type: ignore[no-untyped-def]
-    return taped(function, Subject(function, f"agent_cache.recording:{function.__name__}", "env"))
+
+def _env(function: F) -> F:
+    wrapped: F = taped(function, Subject(function, f"agent_cache.recording:{function.__name__}", "env"))
+    return wrapped
 
 
 @_env
-def now(tz: tzinfo | None = timezone.utc) -> datetime:
-    """The time, in UTC if no zone is given; in a replay the time that it was then. None gives local time without zone."""
+def now(tz: tzinfo | None = UTC) -> datetime:
+    """The time, in UTC unless told otherwise; in a replay the time of then. None is local time without a zone."""
     return datetime.now(tz)
 
 
