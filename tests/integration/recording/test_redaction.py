@@ -96,8 +96,10 @@ def test_what_looks_like_a_secret_is_found_wherever_it_stands(secret, core, wrap
 
 @pytest.mark.parametrize(
     "value",
-    ["a plain text", "the token: of respect", "basic facts", "task-12345678901234567890", "https://x.test/?q=1", "skill", "2 cookies",
-     {"usage": {"input_tokens": 5, "output_tokens": 7}, "next_page_token": "abc"}, "order #7: pending", "key=value", ["cookie", "recipe"]],
+    ["a plain text", "the token: of respect", "basic facts", "task-12345678901234567890", "https://x.test/?q=1",
+     "skill", "2 cookies",
+     {"usage": {"input_tokens": 5, "output_tokens": 7}, "next_page_token": "abc"}, "order #7: pending", "key=value",
+     ["cookie", "recipe"]],
 )  # fmt: skip
 def test_what_is_no_secret_stays(value, path):
     written(path, value)
