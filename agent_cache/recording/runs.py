@@ -19,7 +19,7 @@ from agent_cache.recording.partial import is_being_recorded
 from agent_cache.recording.player import Player
 from agent_cache.recording.recorder import Recorder as Writer
 from agent_cache.recording.redaction import redaction_of
-from agent_cache.recording.tape import Tape
+from agent_cache.recording.tape import ACTIVE, Tape
 
 __all__ = ["MODES", "POLICIES", "Recorder", "record", "replay"]
 
@@ -85,7 +85,7 @@ class _Run(Generic[H]):
         scope = SCOPE.get()
         _not_on_a_tape(scope, self._path)
         self._tape, handle = self._open()
-        _TAPES[id(self._tape)] = os.path.realpath(self._path)
+        ACTIVE[id(self._tape)] = os.path.realpath(self._path)
         self._token = SCOPE.set(TapedScope(scope, self._tape))
         return handle
 
@@ -96,7 +96,7 @@ class _Run(Generic[H]):
         self._tape = self._token = None
         if tape is None or token is None:
             raise CassetteError("is not entered", self._path)
-        _TAPES.pop(id(tape), None)
+        ACTIVE.pop(id(tape), None)
         try:
             tape.finish(error)
         finally:
@@ -222,13 +222,10 @@ class replay(_Run[Player]):  # noqa: N801 - as `record`
         return Tape(redaction, player=player, policy=self._policy), player
 
 
-_TAPES: dict[int, str] = {}
-
-
 def _not_on_a_tape(scope: Scope, path: Path) -> None:
     """A tape on this path around this place already would read what this one writes, or the other way round."""
     name = os.path.realpath(path)
-    if any(_TAPES.get(id(tape)) == name for tape in _tapes(scope)):
+    if any(ACTIVE.get(id(tape)) == name for tape in _tapes(scope)):
         raise CassetteError("is being recorded or replayed already, around this block; use another path", path)
 
 
