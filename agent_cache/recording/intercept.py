@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar, overload
 
-from agent_cache._core.policies import checked_choice
+from agent_cache._core.checks import checked_choice
 from agent_cache._pipeline.scope import SCOPE
 from agent_cache.errors import ConfigurationError
 from agent_cache.recording.performance import perform, perform_now

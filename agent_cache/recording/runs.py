@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic, Literal, TypeVar
 
-from agent_cache._core.policies import checked_choice
+from agent_cache._core.checks import checked_choice
 from agent_cache._pipeline.scope import SCOPE, Scope
 from agent_cache._pipeline.tape import TapedScope
 from agent_cache.errors import CassetteError, CassetteNotFound, ConfigurationError

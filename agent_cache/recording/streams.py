@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, 
 from types import GeneratorType
 from typing import Any
 
-from agent_cache._typed import schema_of
+from agent_cache._typed.schema import schema_of
 from agent_cache.errors import ReplayExhausted
 from agent_cache.recording.failures import raised_from
 from agent_cache.recording.frame import FRAME, Frame

@@ -11,7 +11,8 @@ from functools import cached_property
 from typing import Any
 
 from agent_cache._core.parameters import Parameters
-from agent_cache._typed import Returns, Schema, schema_of
+from agent_cache._typed.annotations import Returns
+from agent_cache._typed.schema import Schema, schema_of
 from agent_cache.recording.llm_shapes import Extract
 
 __all__ = ["KINDS", "Subject", "module_and_name"]

@@ -6,13 +6,16 @@ A line with an ignore must be an error: both checkers complain about an ignore t
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, assert_type
+from typing import Any, Literal, assert_type
 from uuid import UUID
 
 from agent_cache import (
     AgentCache,
     AgentCacheInvalidator,
     AgentCacheSession,
+    AgentLoopDetectedError,
+    LoopHints,
+    LoopPolicy,
     configure,
     get_metrics,
     invalidate,
@@ -166,6 +169,26 @@ async def a_session_is_typed() -> None:
         session.raise_for_loop()
     assert_type(session.get_metrics(), dict[str, Any])
     AgentCacheSession(on_loop="shout")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+def loops_are_typed() -> None:
+    def judge(loop: AgentLoopDetectedError) -> Literal["raise", "warn"] | None:
+        assert_type(loop.calls, tuple[str, ...])
+        return "warn" if loop.kind == "depth" else None
+
+    def shout(loop: AgentLoopDetectedError) -> str:
+        return "shout"
+
+    policy = LoopPolicy(repeat=(4, 8), error=3, cycle=None, max_duration=timedelta(minutes=5))
+    session = AgentCacheSession(loop_policy=policy, on_loop=judge, on_notice=print)
+    session.new_turn()
+    assert_type(session.loop_error, AgentLoopDetectedError | None)
+    AgentCacheSession(loop_policy={"repeat": 8}, on_loop="notice")
+    AgentCacheSession(on_loop=shout)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    LoopPolicy(repeats=5)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    AgentCache("cart", loop=LoopHints(poll=True, max_unchanged=9, loop_key=lambda arguments: arguments["id"]))
+    AgentCacheInvalidator("cart", loop=LoopHints(outcome_key=len, off=True))
+    AgentCache("cart", loop="poll")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
 async def writes_that_are_no_tools_are_typed() -> None:
