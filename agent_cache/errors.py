@@ -12,6 +12,7 @@ __all__ = [
     "ConfigurationError",
     "DivergenceError",
     "MissingFixture",
+    "RecordedError",
     "RemoteTierError",
     "ReplayExhausted",
     "UncacheableArgumentsError",
@@ -142,20 +143,86 @@ class RemoteTierError(AgentCacheError):
 
 
 class CassetteError(AgentCacheError):
-    """A recording cannot be read, written or replayed."""
+    """A recording cannot be read, written or replayed.
+
+    Attributes:
+        reason: what is wrong, and what to do.
+        path: the file, or an empty string.
+        line: the line in it, counted from 1; 0 where no line is meant.
+    """
+
+    def __init__(self, reason: str, path: object = "", line: int = 0) -> None:
+        super().__init__(reason, str(path), line)
+        self.reason = reason
+        self.path = str(path)
+        self.line = line
+
+    def __str__(self) -> str:
+        place = f"{self.path}:{self.line}" if self.line else self.path
+        return f"{place}: {self.reason}" if place else self.reason
 
 
 class CassetteNotFound(CassetteError):
     """There is no recording at the path that was given."""
 
 
-class DivergenceError(CassetteError):
-    """A replayed run made a call that the recording does not have at that place."""
+class MissingFixture(CassetteError):
+    """A test asks for a recording that was never made."""
 
 
-class ReplayExhausted(CassetteError):
+class _Mismatch(CassetteError):
+    """A replayed run and its recording do not agree.
+
+    Attributes:
+        step_index: position of the nearest recorded call in the cassette, from 0; -1 if it has none.
+        expected: name and arguments of that call, or None.
+        actual: name and arguments of the call that was made, or None where a recorded one was never made.
+    """
+
+    def __init__(
+        self,
+        step_index: int,
+        expected: dict[str, Any] | None,
+        actual: dict[str, Any] | None,
+        reason: str = "",
+        path: object = "",
+    ) -> None:
+        super().__init__(reason, path)
+        self.args = (step_index, expected, actual, reason, str(path))
+        self.step_index = step_index
+        self.expected = expected
+        self.actual = actual
+
+    def __str__(self) -> str:
+        return (
+            super().__str__() if self.reason else f"step {self.step_index}: expected {self.expected}, got {self.actual}"
+        )
+
+
+class DivergenceError(_Mismatch):
+    """A replayed run made a call that the recording does not have at that place; under ``strict=True`` also: made one
+    out of order, or left one out.
+    """
+
+
+class ReplayExhausted(_Mismatch):
     """A replayed run made a known call more often than it was recorded."""
 
 
-class MissingFixture(CassetteError):
-    """A test asks for a recording that was never made."""
+class RecordedError(Exception):
+    """Stands for an exception of a class that is not known here: no name found in a cassette is ever imported.
+
+    Register the class with `agent_cache.recording.register` to have it back as it was.
+
+    Attributes:
+        type_name: ``module:qualname`` of the original.
+        message: its text.
+    """
+
+    def __init__(self, type_name: str, message: str = "") -> None:
+        super().__init__(type_name, message)
+        self.type_name = type_name
+        self.message = message
+
+    def __str__(self) -> str:
+        return f"{self.type_name}: {self.message}" if self.message else self.type_name

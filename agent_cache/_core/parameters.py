@@ -164,7 +164,7 @@ def receiver_part(value: Any) -> Part:
 
 def _receiver(function: Callable[..., Any], positional: list[inspect.Parameter]) -> str | None:
     """Name of the receiver, if the function was written inside a class body."""
-    owner = function.__qualname__.rpartition(".")[0]
+    owner = getattr(function, "__qualname__", "").rpartition(".")[0]
     if not owner or owner.endswith("<locals>") or not positional:
         return None
     first = positional[0].name

@@ -2,11 +2,14 @@
 
 read:   gates [local lookup, sessions]  ->  stages [single flight, tiers]  ->  source [the tool, then keep]
 write:  gates [sessions]                ->  stages [begin ... commit]      ->  source [the tool]
+
+Recording and replaying stand outermost: `under_a_tape` and `beneath_a_tape` are the two halves of such a plan.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
+from copy import copy
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +19,7 @@ from agent_cache._core.partition import Partition
 from agent_cache._metrics import Stats
 from agent_cache._pipeline.call import Call, Stage
 from agent_cache._pipeline.invalidate import invalidate
-from agent_cache._pipeline.scope import ROOT, TENANT, Observe, Plan, Scope, Watch, observer
+from agent_cache._pipeline.scope import TENANT, Observe, Plan, Scope, Watch, observer
 from agent_cache._pipeline.single_flight import single_flight
 from agent_cache._pipeline.sources import load, run_tool
 from agent_cache._pipeline.tiers import consult_tiers, trust_in
@@ -24,7 +27,7 @@ from agent_cache._pipeline.tiers import consult_tiers, trust_in
 if TYPE_CHECKING:
     from agent_cache._pipeline.operation import Operation, ReadOperation
 
-__all__ = ["read_plan", "write_plan"]
+__all__ = ["beneath_a_tape", "read_plan", "under_a_tape", "write_plan"]
 
 Run = Callable[[Call], Awaitable[Entry]]
 
@@ -35,7 +38,7 @@ def read_plan(operation: ReadOperation, scope: Scope) -> Plan:
         partition: Partition | None = operation.partition
         tenant = scope.tenant
     else:
-        partition = scope.participants[0].partition_of(operation) if scope is not ROOT else None
+        partition = scope.participants[0].partition_of(operation) if scope.participants else None
         tenant = None  # a session has one tenant, and its answers never leave it
     watches, stats = _contributions(operation, scope)
     observe = observer(watches)
@@ -70,6 +73,23 @@ def write_plan(operation: Operation[Any], scope: Scope) -> Plan:
         tenant=scope.tenant,
         trust=None,
     )
+
+
+def under_a_tape(plan: Plan) -> Plan:
+    """No gate answers: the tape is to have every call, whole, before anything is looked up."""
+    taped = copy(plan)
+    taped.admit = _nothing
+    taped.partition = None
+    return taped
+
+
+def beneath_a_tape(plan: Plan, sight: Stage) -> Plan:
+    """What a tape lets a call go on to: all of the plan, with `sight` seeing first what is no local hit."""
+    seen = copy(plan)
+    seen.run = partial(sight, proceed=plan.run)
+    seen.load = partial(sight, proceed=plan.load)
+    seen.uncached = partial(sight, proceed=plan.uncached)
+    return seen
 
 
 def _contributions(operation: Operation[Any], scope: Scope) -> tuple[tuple[Watch, ...], tuple[Stats, ...]]:

@@ -21,12 +21,13 @@ from agent_cache._pipeline.reaper import free
 from agent_cache._pipeline.scope import SCOPE, Plan, Scope, admit, show
 from agent_cache._pipeline.single_flight import PROMOTED, Failure, Flight, take_over
 from agent_cache._pipeline.state import LEDGER, drop, log_once
+from agent_cache._pipeline.tape import TapedCall
 from agent_cache._pipeline.tiers import request_of
 from agent_cache.config import CURRENT
 from agent_cache.errors import ConfigurationError
 from agent_cache.remote.protocols import Tier
 
-__all__ = ["UNKEYED", "CacheKey", "Operation", "ReadOperation", "WriteOperation"]
+__all__ = ["UNKEYED", "CacheKey", "Operation", "ReadOperation", "WriteOperation", "count"]
 
 P = TypeVar("P", bound="ReadPolicy | WritePolicy")
 
@@ -108,7 +109,7 @@ class Operation(Generic[P]):
         try:
             entry = await run(call)
         except BaseException as error:
-            _count(call, 0.0, failed=isinstance(error, Exception))
+            count(call, 0.0, failed=isinstance(error, Exception))
             answer = show(call, None, plan.watches, error) if plan.watches else MISSING
             if answer is MISSING:
                 raise
@@ -122,11 +123,11 @@ class Operation(Generic[P]):
             for stats in plan.stats:
                 stats.misses += 1
         else:
-            _count(call, entry.cost)
+            count(call, entry.cost)
         return show(call, entry.value, plan.watches) if plan.watches else entry.value
 
 
-def _count(call: Call, cost: float, *, failed: bool = False) -> None:
+def count(call: Call, cost: float, *, failed: bool = False) -> None:
     """Count a call under what it turned out to be; a failure where the tool was run."""
     source = call.source
     for stats in call.plan.stats:
@@ -188,6 +189,8 @@ class ReadOperation(Operation[ReadPolicy]):
         """Whatever the gates did not answer: single flight, tiers, the tool."""
         plan = scope.plan(self)
         if key is UNKEYED or plan.partition is None or not plan.configuration.enabled:
+            if scope.tape is not None:  # asked here, where no cached call comes by: its plan has no partition
+                return scope.tape.play(TapedCall(self, scope, key, args, kwargs, is_fresh=is_fresh))
             return self._run(Call(self, plan, None if key is UNKEYED else key, args, kwargs, "uncached"), plan.uncached)
         if plan.tenant is not None:
             key = plan.qualify(key)
@@ -383,6 +386,8 @@ class WriteOperation(Operation[WritePolicy]):
 
     def write(self, scope: Scope, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Awaitable[Any]:
         """Run a write through its plan."""
+        if scope.tape is not None:
+            return scope.tape.play(TapedCall(self, scope, None, args, kwargs))
         plan = scope.plan(self)
         return self._run(Call(self, plan, None, args, kwargs, "write"), plan.run)
 

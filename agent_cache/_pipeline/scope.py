@@ -18,6 +18,7 @@ from agent_cache.errors import AgentLoopDetectedError
 
 if TYPE_CHECKING:
     from agent_cache._pipeline.operation import Operation, ReadOperation
+    from agent_cache._pipeline.tape import Tape
 
 __all__ = ["ROOT", "SCOPE", "Instead", "Observe", "Participant", "Plan", "Scope", "Watch", "admit", "observer", "show"]
 
@@ -156,6 +157,10 @@ class Participant(Protocol):
         """Where the answers of a session-scoped tool live."""
         ...
 
+    def stop(self, loop: AgentLoopDetectedError) -> None:
+        """A loop that was detected when this run was recorded ends it now."""
+        ...
+
 
 class Plan:
     """How the calls of one operation run in one scope, compiled once by `assemble`.
@@ -227,11 +232,13 @@ class Scope:
         participants: innermost first; empty for the root.
         owners: the same sessions as a set: what an invalidation with ``scope="session"`` reaches.
         tenant: whose run this is, None without tenants.
-        answers_inline: whether a global tool may look into its store by itself: not for tenants, whose keys differ.
+        answers_inline: whether a global tool may look into its store by itself: not for tenants, whose keys differ, nor
+            under a tape, which is to see every call.
+        tape: what records or replays the calls made here; None outside of recordings.
         plans: compiled plans by operation; a cache, and the only thing here that changes.
     """
 
-    __slots__ = ("answers_inline", "owners", "participants", "plans", "tenant")
+    __slots__ = ("answers_inline", "owners", "participants", "plans", "tape", "tenant")
 
     def __init__(self, participants: tuple[Participant, ...] = (), tenant: Hashable | None = None) -> None:
         self.participants = participants
@@ -239,6 +246,11 @@ class Scope:
         self.answers_inline = tenant is None
         self.owners: frozenset[object] = frozenset(participants)
         self.plans: dict[Operation[Any], Plan] = {}
+        self.tape: Tape | None = None
+
+    def within(self, participant: Participant, tenant: Hashable | None) -> Scope:
+        """This place, with one more session around what is called in it."""
+        return Scope((participant, *self.participants), tenant)
 
     def plan(self, operation: Operation[Any]) -> Plan:
         """The plan of an operation here, compiled at its first call and again when the configuration has changed."""

@@ -140,6 +140,12 @@ class LoopGuard:
             self._progress.limit = 0
             self._log(logging.WARNING, "loop detected", loop)
 
+    def stop(self, loop: AgentLoopDetectedError) -> None:
+        """A loop that was raised when this run was recorded, and has just been raised again."""
+        if self._decide(loop) == "raise":
+            self.latch(loop)
+            self._was_raised = True
+
     def count(self, loop: AgentLoopDetectedError) -> None:
         """One call was acted upon."""
         for metrics in (METRICS, self._metrics):

@@ -114,7 +114,7 @@ class AgentCacheSession:
         self._progress.restart(self._max_calls)
         longest = self._policy.seconds if self._detects_loops else None
         self._deadline = NEVER if longest is None else CLOCK.now() + longest
-        self._token = SCOPE.set(Scope((self, *outer.participants), tenant))
+        self._token = SCOPE.set(outer.within(self, tenant))
         return self
 
     async def __aexit__(
@@ -209,6 +209,10 @@ class AgentCacheSession:
             LEDGER.unregister(partition)
             garbage: list[Any] = [partition.store.drop_all()]
         free(garbage)
+
+    def stop(self, loop: AgentLoopDetectedError) -> None:
+        """A loop that was detected when this run was recorded: it ends the run as it did then."""
+        self._guard.stop(loop)
 
     def begin_tick(self) -> asyncio.AbstractEventLoop:
         """Notice when this iteration of the event loop is over. Costs nothing while no call is made."""

@@ -1,0 +1,167 @@
+"""What stands around every call of a scope that is recorded or replayed."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Hashable
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, Protocol
+
+from agent_cache._core.entries import MISSING, Entry
+from agent_cache._pipeline.assemble import beneath_a_tape, under_a_tape
+from agent_cache._pipeline.call import Call, Proceed
+from agent_cache._pipeline.scope import Participant, Plan, Scope
+from agent_cache.config import CURRENT
+
+if TYPE_CHECKING:
+    from agent_cache._pipeline.operation import Operation, ReadOperation, WriteOperation
+
+__all__ = ["Tape", "TapedCall", "TapedScope"]
+
+
+class Tape(Protocol):
+    """Records the calls of a scope, or answers them."""
+
+    def play(self, call: TapedCall) -> Awaitable[Any]:
+        """What the caller gets: `call.proceed()`, or something that was recorded."""
+        ...
+
+
+class TapedCall:
+    """One call of a tool as a tape has it, before anything is looked up.
+
+    Attributes:
+        operation: the tool's `ReadOperation` or `WriteOperation`.
+        scope: where it is made.
+        key, args, kwargs: as a `Call` has them.
+        is_fresh: the caller wants what is true now.
+        above: the same call as an inner tape has it, where one recording is made inside of another.
+        call: what it became beneath the tape; None for a local hit, and for who waited for another's run.
+        source: how it was answered, once it was: as `Call.source` says it, or ``"blocked"`` by a session.
+    """
+
+    __slots__ = ("above", "args", "call", "is_fresh", "key", "kwargs", "operation", "scope", "source")
+
+    def __init__(
+        self,
+        operation: Any,
+        scope: Scope,
+        key: Hashable,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        is_fresh: bool = False,
+        above: TapedCall | None = None,
+    ) -> None:
+        self.operation = operation
+        self.scope = scope
+        self.key = key
+        self.args = args
+        self.kwargs = kwargs
+        self.is_fresh = is_fresh
+        self.above = above
+        self.call: Call | None = None
+        self.source = "shared"
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Parameter names and values, injected contexts included."""
+        named: dict[str, Any] = self.operation.parameters.named(self.args, self.kwargs)
+        return named
+
+    async def proceed(self) -> Any:
+        """Make the call as if there were no tape, and note how it was answered."""
+        assert isinstance(self.scope, TapedScope)
+        outside = self.scope.outside
+        try:
+            if outside.tape is not None:
+                return await outside.tape.play(
+                    TapedCall(
+                        self.operation, outside, self.key, self.args, self.kwargs, is_fresh=self.is_fresh, above=self
+                    )
+                )
+            return await self._run(self.scope.beneath)
+        finally:
+            if self.call is not None:
+                self.source = self.call.source
+            if self.above is not None:
+                self.above.source, self.above.call = self.source, self.call
+
+    async def _run(self, beneath: Scope) -> Any:
+        operation: Operation[Any] = self.operation
+        if beneath.plan(operation).watches:
+            self.source = (
+                "blocked"  # unless it is seen on its way: nobody follows another's run by himself in a session
+            )
+        token = _TAPED.set(self)
+        try:
+            if hasattr(operation, "write"):
+                write: WriteOperation = operation  # type: ignore[assignment]
+                return await write.write(beneath, self.args, self.kwargs)
+            read: ReadOperation = operation  # type: ignore[assignment]
+            if not self.is_fresh:
+                value = beneath.plan(read).admit(self.key, self.arguments)
+                if value is not MISSING:
+                    self.source = "hit"
+                    return value
+            return await read.answer(beneath, self.key, self.args, self.kwargs, is_fresh=self.is_fresh)
+        finally:
+            try:
+                _TAPED.reset(token)
+            except ValueError:
+                pass  # closed by the garbage collector, in another context than it ran in
+
+
+_TAPED: ContextVar[TapedCall | None] = ContextVar("agent_cache_taped_call", default=None)
+
+
+def _sight(call: Call, proceed: Proceed) -> Awaitable[Entry]:
+    """Show the tape what its call has become."""
+    taped = _TAPED.get()
+    if taped is not None and taped.operation is call.operation:
+        taped.call = call
+    return proceed(call)
+
+
+class TapedScope(Scope):
+    """A place in the nesting of sessions, with a tape around every call that is made in it.
+
+    Attributes:
+        outside: the same place without this tape.
+        beneath: that place as the tape lets calls go on to it.
+    """
+
+    __slots__ = ("beneath", "outside")
+
+    def __init__(self, outside: Scope, tape: Tape) -> None:
+        super().__init__(outside.participants, outside.tenant)
+        self.answers_inline = False
+        self.tape = tape
+        self.outside = outside
+        self.beneath = _Beneath(outside)
+
+    def within(self, participant: Participant, tenant: Hashable | None) -> Scope:
+        """The tape stays around the calls of a session that is opened inside of the recording."""
+        assert self.tape is not None
+        return TapedScope(self.outside.within(participant, tenant), self.tape)
+
+    def plan(self, operation: Operation[Any]) -> Plan:
+        plan = self.plans.get(operation)
+        if plan is None or plan.configuration is not CURRENT.value:
+            plan = self.plans[operation] = under_a_tape(self.outside.plan(operation))
+        return plan
+
+
+class _Beneath(Scope):
+    """A scope whose plans are those of another one, with a tape looking on: sessions keep what they count there."""
+
+    __slots__ = ("_of",)
+
+    def __init__(self, of: Scope) -> None:
+        super().__init__(of.participants, of.tenant)
+        self._of = of
+
+    def plan(self, operation: Operation[Any]) -> Plan:
+        plan = self.plans.get(operation)
+        if plan is None or plan.configuration is not CURRENT.value:
+            plan = self.plans[operation] = beneath_a_tape(self._of.plan(operation), _sight)
+        return plan

@@ -1,0 +1,155 @@
+"""The file that a recording grows in: `PATH.partial`, renamed to `PATH` at the end, whatever the end is."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from pathlib import Path
+
+from agent_cache.errors import CassetteError
+
+try:
+    import fcntl
+except ImportError:  # Windows: recorders of one process are told apart, those of several are not
+    fcntl = None  # type: ignore[assignment]
+
+__all__ = ["PartialFile", "is_being_recorded", "replace_file"]
+
+_LOG = logging.getLogger("agent_cache")
+
+_open_paths: set[str] = set()
+_lock = threading.Lock()
+
+
+class PartialFile:
+    """A file that is written line by line and takes the place of another one when it is finished.
+
+    Each line is handed to the operating system at once: what a killed process had recorded is there.
+
+    Raises:
+        CassetteError: if somebody is recording to this path, or it cannot be written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.partial = path.with_name(path.name + ".partial")
+        self._name = os.path.realpath(path)
+        if path.is_dir():
+            raise CassetteError("cannot be written: it is a directory", path)
+        with _lock:
+            if self._name in _open_paths:
+                raise _taken(path)
+            _open_paths.add(self._name)
+        try:
+            self._descriptor = self._open()
+        except BaseException:
+            _open_paths.discard(self._name)
+            raise
+
+    def append(self, line: bytes) -> None:
+        """Write a line.
+
+        Raises:
+            OSError: if the disk does not take it.
+        """
+        done = os.write(self._descriptor, line)
+        while done < len(line):
+            done += os.write(self._descriptor, line[done:])
+
+    def finish(self) -> None:
+        """Put it in the place of the old file."""
+        try:
+            os.fsync(self._descriptor)
+            self.partial.replace(self.path)
+        except OSError as error:
+            raise CassetteError(
+                f"cannot be written: {error.strerror}; the recording is in {self.partial.name}", self.path
+            ) from error
+        finally:
+            self._close()
+
+    def discard(self) -> None:
+        """Leave the old file as it is, and nothing beside it."""
+        try:
+            self.partial.unlink(missing_ok=True)
+        finally:
+            self._close()
+
+    def leave(self) -> None:
+        """Leave what was written beside the old file, as a killed process does."""
+        self._close()
+
+    def _close(self) -> None:
+        try:
+            os.close(self._descriptor)
+        finally:
+            _open_paths.discard(self._name)
+
+    def _open(self) -> int:
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            if self.path.exists() and not os.access(self.path, os.W_OK):
+                raise CassetteError("cannot be written: it is read-only", self.path)
+            while True:
+                descriptor = os.open(self.partial, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o644)
+                try:
+                    if self._lock_file(descriptor):
+                        self._keep_remains(descriptor)
+                        return descriptor
+                except BaseException:
+                    os.close(descriptor)
+                    raise
+                os.close(descriptor)
+        except OSError as error:
+            raise CassetteError(f"cannot be written: {error.strerror}", self.path) from error
+
+    def _lock_file(self, descriptor: int) -> bool:
+        """Take the lock. False if the file was renamed meanwhile, by a recorder that has just finished."""
+        if fcntl is None:
+            return True
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise _taken(self.path) from None
+        try:
+            return os.path.samestat(os.fstat(descriptor), self.partial.stat())
+        except FileNotFoundError:
+            return False
+
+    def _keep_remains(self, descriptor: int) -> None:
+        """What a killed recording has left is moved aside; only the latest such file is kept."""
+        size = os.fstat(descriptor).st_size
+        if not size:
+            return
+        remains = self.partial.with_name(self.partial.name + ".old")
+        remains.write_bytes(os.pread(descriptor, size, 0))
+        os.ftruncate(descriptor, 0)
+        _LOG.warning("%s was left by a recording that was killed; it is kept as %s", self.partial, remains.name)
+
+
+def is_being_recorded(path: Path) -> bool:
+    """Whether a recorder of this process is writing this path."""
+    return os.path.realpath(path) in _open_paths
+
+
+def replace_file(path: Path, lines: list[bytes]) -> None:
+    """Write a whole file at once: it is there as it was, or as it is to be.
+
+    Raises:
+        CassetteError: if it cannot be written, or is being recorded.
+    """
+    file = PartialFile(path)
+    try:
+        for line in lines:
+            file.append(line)
+    except BaseException as error:
+        file.discard()
+        if isinstance(error, OSError):
+            raise CassetteError(f"cannot be written: {error.strerror}", path) from error
+        raise
+    file.finish()
+
+
+def _taken(path: Path) -> CassetteError:
+    return CassetteError("is being recorded by somebody else; one recorder a path", path)

@@ -1,0 +1,159 @@
+"""`Recorder`: writes down what a run sees, call by call as they end."""
+
+from __future__ import annotations
+
+import logging
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from agent_cache.errors import CassetteError
+from agent_cache.recording.format import Header, RecordedCall, Trailer, call_line, header_line, trailer_line
+from agent_cache.recording.frame import Frame
+from agent_cache.recording.matching import Matcher
+from agent_cache.recording.partial import PartialFile
+from agent_cache.recording.redaction import Redaction
+
+__all__ = ["Recorder", "header_of"]
+
+_LOG = logging.getLogger("agent_cache")
+
+
+class Recorder:
+    """The file of a recording while it grows. All of it is called under the lock of its tape.
+
+    Attributes:
+        path: where it will be.
+        written: how many calls stand in it.
+        failure: what the disk said, if it did not take a line. The agent is not stopped for that; the end of the
+            recording raises it.
+    """
+
+    def __init__(self, path: Path, model: str | None, redaction: Redaction) -> None:
+        self.path = path
+        self._file = PartialFile(path)
+        self._began = time.perf_counter()
+        self.written = 0
+        self.failure: OSError | None = None
+        self.is_closed = False
+        self._next_id = 1
+        self._last = 0
+        self._open: dict[int, Frame] = {}
+        self._ids: dict[int, int] = {}
+        try:
+            self._file.append(header_line(header_of(model, redaction)))
+        except OSError as error:
+            self._file.discard()
+            raise CassetteError(f"cannot be written: {error.strerror}", path) from error
+
+    def start(self, frame: Frame) -> None:
+        """Number a call that starts."""
+        frame.id, frame.after = self._next_id, self._last
+        frame.started = time.perf_counter()
+        self._next_id += 1
+        self._open[frame.id] = frame
+
+    def end(self, frame: Frame, outcome: dict[str, Any], source: str) -> None:
+        """Write down a call that has ended."""
+        if self.is_closed or self._open.pop(frame.id, None) is None:
+            return
+        now = time.perf_counter()
+        usage = frame.usage
+        self._write(
+            RecordedCall(
+                id=frame.id,
+                parent=None if frame.parent is None else frame.parent.id,
+                kind=frame.subject.kind,
+                name=frame.subject.name,
+                arguments=frame.arguments,
+                key=frame.key,
+                digest=frame.digest.hex(),
+                after=frame.after,
+                outcome=outcome,
+                source=source,
+                started_ms=round((frame.started - self._began) * 1000, 3),
+                duration_ms=round((now - frame.started) * 1000, 3),
+                input_tokens=0 if usage is None else usage.input_tokens,
+                output_tokens=0 if usage is None else usage.output_tokens,
+                model=None if usage is None else usage.model,
+            )
+        )
+
+    def repeat(self, frame: Frame, matcher: Matcher) -> None:
+        """Write a call once more that was answered from the old recording, and what it enclosed."""
+        if self.is_closed or self._open.pop(frame.id, None) is None or frame.index is None:
+            return
+        after = self._last
+        for child in matcher.children(frame.index):
+            self._copy(child, frame.id, after, matcher)
+        assert frame.recorded is not None
+        parent = None if frame.parent is None else frame.parent.id
+        self._write(
+            msgspec.structs.replace(
+                frame.recorded, id=frame.id, parent=parent, after=frame.after, digest=frame.digest.hex(),
+                name=frame.subject.name, arguments=frame.arguments, form="",
+            )
+        )  # fmt: skip
+        self._ids[frame.index] = frame.id
+
+    def keep_rest(self, matcher: Matcher) -> None:
+        """Write what the old recording has, and this run has not called."""
+        for index in list(matcher.left_over()):
+            parent = matcher.parent(index)
+            if parent < 0 or matcher.is_covered(parent):
+                self._copy(index, self._ids.get(parent), self._last, matcher)
+
+    def finish(self, ended: str) -> None:
+        """Close the recording: calls that have not ended are noted as that."""
+        for frame in list(self._open.values()):
+            outcome: dict[str, Any] = {"unfinished": True}
+            if frame.chunks is not None:
+                outcome = {"stream": {"chunks": frame.chunks, "end": outcome}}
+            self.end(frame, outcome, frame.source)
+        self.is_closed = True
+        duration = round((time.perf_counter() - self._began) * 1000, 3)
+        self._append(trailer_line(Trailer(calls=self.written, duration_ms=duration, ended=ended)))
+        if self.failure is not None:
+            self._file.leave()
+            raise CassetteError(
+                f"could not be written: {self.failure.strerror}; what could be is in {self.path.name}.partial",
+                self.path,
+            ) from self.failure
+        self._file.finish()
+
+    def discard(self) -> None:
+        """Nothing new was recorded: the file stays as it is."""
+        self.is_closed = True
+        self._file.discard()
+
+    def _copy(self, index: int, parent: int | None, after: int, matcher: Matcher) -> None:
+        number = self._next_id
+        self._next_id += 1
+        self._ids[index] = number
+        for child in matcher.children(index):
+            self._copy(child, number, after, matcher)
+        matcher.cover_alone(index)
+        self._write(msgspec.structs.replace(matcher.cassette.steps[index], id=number, parent=parent, after=after))
+
+    def _write(self, call: RecordedCall) -> None:
+        self._append(call_line(call))
+        self.written += 1
+        self._last = call.id
+
+    def _append(self, line: bytes) -> None:
+        if self.failure is not None:
+            return
+        try:
+            self._file.append(line)
+        except OSError as error:
+            self.failure = error
+            _LOG.error("recording to %s stopped: %s; the run goes on", self.path, error)
+
+
+def header_of(model: str | None, redaction: Redaction) -> Header:
+    """The header of a recording that begins now."""
+    now = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+    return Header(recorded_at=now, model=model, redact=redaction.describe())

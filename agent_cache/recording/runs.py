@@ -1,0 +1,261 @@
+"""`record` and `replay`: a run inside of a tape."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextvars import Token
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Generic, Literal, TypeVar
+
+from agent_cache._core.checks import checked_choice
+from agent_cache._pipeline.scope import SCOPE, Scope
+from agent_cache._pipeline.tape import TapedScope
+from agent_cache.errors import CassetteError, CassetteNotFound, ConfigurationError
+from agent_cache.recording.cassette import Cassette
+from agent_cache.recording.format import RecordedCall
+from agent_cache.recording.partial import is_being_recorded
+from agent_cache.recording.player import Player
+from agent_cache.recording.recorder import Recorder as Writer
+from agent_cache.recording.redaction import redaction_of
+from agent_cache.recording.tape import ACTIVE, Tape
+
+__all__ = ["MODES", "POLICIES", "Recorder", "record", "replay"]
+
+MODES = ("none", "once", "new_episodes", "all", "rewrite")
+POLICIES = ("stub", "live", "forbid")
+
+Mode = Literal["none", "once", "new_episodes", "all", "rewrite"]
+Policy = Literal["stub", "live", "forbid"]
+H = TypeVar("H")
+
+
+class Recorder:
+    """A recording that is going on, and what it has become.
+
+    Attributes:
+        path: the file.
+        mode: as it was given.
+        player: what answers from the old recording; None if nothing does.
+    """
+
+    def __init__(self, path: Path, mode: str, player: Player | None) -> None:
+        self.path = path
+        self.mode = mode
+        self.player = player
+        self._is_over = False
+        self._writes = False
+
+    @property
+    def cassette(self) -> Cassette:
+        """What was recorded; while the recording is going on, what has ended by now.
+
+        Raises:
+            CassetteError: if it cannot be read.
+        """
+        if self._writes and not self._is_over:
+            return Cassette.load(self.path.with_name(self.path.name + ".partial"))
+        return Cassette.load(self.path)
+
+    @property
+    def steps(self) -> Sequence[RecordedCall]:
+        """Its calls, in the order in which they ended."""
+        return self.cassette.steps
+
+    def __repr__(self) -> str:
+        return f"<Recorder of {self.path}, mode={self.mode!r}>"
+
+
+class _Run(Generic[H]):
+    """A block whose calls go to a tape: ``with`` and ``async with`` alike."""
+
+    _path: Path
+    _tape: Tape | None = None
+    _token: Token[Scope] | None = None
+
+    def _open(self) -> tuple[Tape, H]:
+        raise NotImplementedError
+
+    def _close(self) -> None: ...
+
+    def __enter__(self) -> H:
+        if self._tape is not None:
+            raise CassetteError("is entered already; make another record or replay", self._path)
+        scope = SCOPE.get()
+        _not_on_a_tape(scope, self._path)
+        self._tape, handle = self._open()
+        ACTIVE[id(self._tape)] = os.path.realpath(self._path)
+        self._token = SCOPE.set(TapedScope(scope, self._tape))
+        return handle
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        tape, token = self._tape, self._token
+        self._tape = self._token = None
+        if tape is None or token is None:
+            raise CassetteError("is not entered", self._path)
+        ACTIVE.pop(id(tape), None)
+        try:
+            tape.finish(error)
+        finally:
+            self._close()
+            _leave(token, self._path)
+
+    async def __aenter__(self) -> H:
+        return self.__enter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.__exit__(kind, error, trace)
+
+
+class record(_Run[Recorder]):  # noqa: N801 - used as a function, as in vcrpy and agentcassette
+    """Record what a run sees: ``with record("tests/run.jsonl") as recorder: ...``
+
+    Calls of every tool decorated with `AgentCache` or `AgentCacheInvalidator`, of functions under `intercept` and
+    `cached_llm_call`, and of the explicit `now`, `uuid4` and `random` are written down as they end, redacted: value,
+    exception or stream, whatever answered them. Child tasks and `asyncio.to_thread` belong to the run they were started
+    in; concurrent runs do not see each other. A recording inside of another one is part of both.
+
+    Args:
+        path: the file. It grows as ``PATH.partial`` and takes its place at the end, also if the block raises.
+        model: a label.
+        redact: names of secrets, and compiled patterns, beside those that are known; a hook; or a `Redaction`.
+        mode: ``"rewrite"`` records anew. ``"none"`` only replays. ``"once"`` records if there is no file, else it
+            replays. ``"new_episodes"`` replays what is recorded, and records what is not. ``"all"`` runs and records
+            every call, and keeps what was recorded and is not called.
+        strict, policy: of what is replayed; as `replay` has them.
+
+    Raises:
+        CassetteError: if the path cannot be written or is being recorded; at the end, as `replay`.
+        ConfigurationError: if an argument cannot work.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        model: str | None = None,
+        redact: Any = None,
+        mode: Mode = "rewrite",
+        strict: bool = False,
+        policy: Mapping[str, Policy] | None = None,
+    ) -> None:
+        self._path = _checked_path(path, "record")
+        self._model = model
+        self._redaction = redaction_of(redact)
+        self._mode = checked_choice(mode, MODES, "record: mode")
+        self._strict = strict
+        self._policy = _checked_policy(policy, "record")
+        self._handle: Recorder | None = None
+
+    def _open(self) -> tuple[Tape, Recorder]:
+        mode = self._mode
+        if mode == "once":
+            mode = "none" if self._path.exists() else "rewrite"
+        redaction, player = self._redaction, None
+        if mode != "rewrite":
+            try:
+                old = Cassette.load(self._path)
+            except CassetteNotFound:
+                if mode == "none":
+                    raise
+            else:
+                redaction = redaction.joined(old.header.redact)
+                player = Player(old, redaction, strict=self._strict)
+        writer = None if mode == "none" else Writer(self._path, self._model, redaction)
+        self._handle = handle = Recorder(self._path, self._mode, player)
+        handle._writes = writer is not None
+        return Tape(redaction, player=player, recorder=writer, policy=self._policy, answers=mode != "all"), handle
+
+    def _close(self) -> None:
+        if self._handle is not None:
+            self._handle._is_over = True
+
+
+class replay(_Run[Player]):  # noqa: N801 - as `record`
+    """Run again with what was recorded: ``with replay("tests/run.jsonl") as player: ...``
+
+    Each call gets what the same call got when it was recorded: by name, arguments, the calls that enclose it, and how
+    often it was made there; in whatever order they come. Nothing runs: a call that is not recorded raises, and the
+    error is raised again at the end if something has swallowed it.
+
+    Args:
+        path: a cassette, of agent_cache or agentcassette.
+        strict: also demands that calls which did not overlap come in the order in which they were recorded, and that
+            nothing recorded is left over.
+        policy: by name of a function: ``"stub"`` answers from the recording, ``"live"`` runs it, ``"forbid"`` raises.
+        redact: what `record` was given, if that was a hook. Names and patterns are known from the file.
+
+    Raises:
+        CassetteNotFound: if there is no such file.
+        CassetteError: if it is broken, in conflict, of a newer version or something else; if it is being recorded.
+        DivergenceError: for a call that is not recorded; at the end, under `strict`, if one is left over.
+        ReplayExhausted: for a call that was made more often than it was recorded.
+        ConfigurationError: if an argument cannot work.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        strict: bool = False,
+        policy: Mapping[str, Policy] | None = None,
+        redact: Any = None,
+    ) -> None:
+        self._path = _checked_path(path, "replay")
+        if not isinstance(strict, bool):
+            raise ConfigurationError(f"replay: strict must be True or False, got {strict!r}")
+        self._strict = strict
+        self._policy = _checked_policy(policy, "replay")
+        self._redaction = redaction_of(redact)
+
+    def _open(self) -> tuple[Tape, Player]:
+        if is_being_recorded(self._path):
+            raise CassetteError("is being recorded; replay it when that has ended", self._path)
+        cassette = Cassette.load(self._path)
+        redaction = self._redaction.joined(cassette.header.redact)
+        player = Player(cassette, redaction, strict=self._strict)
+        return Tape(redaction, player=player, policy=self._policy), player
+
+
+def _not_on_a_tape(scope: Scope, path: Path) -> None:
+    """A tape on this path around this place already would read what this one writes, or the other way round."""
+    name = os.path.realpath(path)
+    if any(ACTIVE.get(id(tape)) == name for tape in _tapes(scope)):
+        raise CassetteError("is being recorded or replayed already, around this block; use another path", path)
+
+
+def _tapes(scope: Scope) -> Iterator[Any]:
+    while isinstance(scope, TapedScope):
+        yield scope.tape
+        scope = scope.outside
+
+
+def _leave(token: Token[Scope], path: Path) -> None:
+    try:
+        SCOPE.reset(token)
+    except ValueError:
+        raise ConfigurationError(
+            f"the recording of {path} was entered in one context and left in another, so what ran in between may have "
+            "been outside of it; enter and leave it in the same task, as one `with` does"
+        ) from None
+
+
+def _checked_path(path: Any, who: str) -> Path:
+    if not isinstance(path, str | os.PathLike) or not os.fspath(path):
+        raise ConfigurationError(f"{who}: path must be the path of a cassette, got {path!r}")
+    return Path(path)
+
+
+def _checked_policy(policy: Any, who: str) -> dict[str, str]:
+    if policy is None:
+        return {}
+    if not isinstance(policy, Mapping):
+        raise ConfigurationError(
+            f"{who}: policy must map names of tools to {', '.join(map(repr, POLICIES))}, got {policy!r}"
+        )
+    return {name: checked_choice(value, POLICIES, f"{who}: policy of {name!r}") for name, value in policy.items()}

@@ -1,0 +1,157 @@
+"""`Cassette`: to look at, to change and to save; ours and agentcassette's."""
+
+import json
+import tracemalloc
+
+import pytest
+
+from agent_cache.recording import Cassette, CassetteError, DivergenceError, ReplayExhausted, intercept, record, replay
+from agent_cache.recording.format import RecordedCall
+
+LEGACY = {
+    "version": 1,
+    "recorded_at": "2026-06-30T12:00:00Z",
+    "model": "claude-x",
+    "duration_ms": 5.5,
+    "steps": [
+        {"index": 0, "type": "llm", "name": "ask", "arguments": {"args": ["hi"], "kwargs": {"loud": True}},
+         "result": {"text": "HI"}, "input_tokens": 4, "output_tokens": 2, "duration_ms": 1.5},
+        {"index": 1, "type": "call", "name": "add", "arguments": {"args": [1, 2], "kwargs": {}}, "result": 3,
+         "input_tokens": 1, "output_tokens": 1, "duration_ms": 0.1},
+        {"index": 2, "type": "call", "name": "add", "arguments": {"args": [], "kwargs": {"b": 2, "a": 1}}, "result": 33,
+         "input_tokens": 1, "output_tokens": 1, "duration_ms": 0.1},
+    ],
+}  # fmt: skip
+
+
+@intercept(kind="llm")
+async def ask(prompt: str, loud: bool = False) -> dict:
+    raise AssertionError("the real function ran")
+
+
+@intercept
+def add(a: int, b: int) -> int:
+    raise AssertionError("the real function ran")
+
+
+@pytest.fixture
+def legacy(tmp_path):
+    path = tmp_path / "old.json"
+    path.write_text(json.dumps(LEGACY, indent=2))
+    return path
+
+
+def test_a_cassette_of_agentcassette_loads(legacy):
+    cassette = Cassette.load(legacy)
+    assert (len(cassette), cassette.num_steps, cassette.model, cassette.recorded_at) == (
+        3,
+        3,
+        "claude-x",
+        LEGACY["recorded_at"],
+    )
+    assert (cassette.total_input_tokens, cassette.total_output_tokens, cassette.total_tokens) == (6, 4, 10)
+    assert cassette.duration_ms == 5.5
+    assert [call.kind for call in cassette] == ["llm", "call", "call"]
+
+
+@pytest.mark.parametrize("is_converted", [False, True])
+async def test_a_cassette_of_agentcassette_is_replayed_in_any_spelling_and_order(is_converted, legacy):
+    if is_converted:
+        Cassette.load(legacy).save(legacy)
+        assert legacy.read_bytes().startswith(b'{"agent_cache_cassette":1')
+    with replay(legacy) as player:
+        assert [add(b=2, a=1), add(1, 2)] == [3, 33]
+        assert await ask("hi", True) == {"text": "HI"}
+    assert player.remaining == 0
+    with replay(legacy, strict=True):
+        assert await ask(loud=True, prompt="hi") == {"text": "HI"}
+        assert [add(1, 2), add(1, 2)] == [3, 33]
+    with pytest.raises(DivergenceError), replay(legacy):
+        add(1, 3)
+    with pytest.raises((ReplayExhausted, DivergenceError)), replay(legacy):
+        for _ in range(3):
+            add(1, 2)
+
+
+def test_a_dict_of_agentcassette_will_do(legacy):
+    assert Cassette.from_dict(LEGACY).num_steps == 3
+
+
+def test_a_cassette_goes_to_a_dict_and_back(path):
+    with record(path, model="m"):
+        intercept(lambda: {"a": (1,)}, name="f")()
+    cassette = Cassette.load(path)
+    data = json.loads(json.dumps(cassette.to_dict()))
+    again = Cassette.from_dict(data)
+    assert again.to_dict() == cassette.to_dict()
+    again.save(path)
+    assert Cassette.load(path).to_dict() == cassette.to_dict()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        None,
+        [],
+        {},
+        {"agent_cache_cassette": 9},
+        {"agent_cache_cassette": 1, "calls": [{}]},
+        {"steps": [1]},
+        {"version": 2, "steps": []},
+    ],
+)
+def test_a_dict_that_is_none_is_refused(data):
+    with pytest.raises(CassetteError):
+        Cassette.from_dict(data)
+
+
+def test_a_cassette_is_a_sequence_of_calls(path):
+    with record(path):
+        for number in range(3):
+            intercept(lambda number: number, name="f")(number)
+    cassette = Cassette.load(path)
+    assert [call.arguments["number"] for call in cassette] == [0, 1, 2]
+    assert cassette[1].outcome == {"value": 1}
+    assert cassette[-1].arguments == {"number": 2}
+    assert [call.id for call in cassette.steps[1:]] == [2, 3]
+    assert repr(cassette) == f"<Cassette of 3 calls from {path}>"
+
+
+def test_a_large_cassette_is_loaded_and_replayed_in_little_memory(path):
+    count = 5_000
+    filler = "x" * 2_000
+    echo = intercept(lambda number: {"text": filler, "number": number}, name="echo")
+    with record(path):
+        for number in range(count):
+            echo(number)
+    size = path.stat().st_size
+    tracemalloc.start()
+    with replay(path, strict=True):
+        for number in range(count):
+            assert echo(number)["number"] == number
+        _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert size > 10_000_000
+    assert peak < size / 3
+
+
+def test_progress_is_told_to_the_end(path):
+    with record(path):
+        intercept(lambda: 1, name="f")()
+    told: list[int] = []
+    Cassette.load(path, progress=told.append)
+    assert told == sorted(told)
+    assert told[-1] == path.stat().st_size
+
+
+def test_a_cassette_of_ones_own_calls_can_be_replayed(path):
+    from agent_cache.recording.identity import digest_of
+
+    name = add.__agent_cache_subject__.name
+    arguments = {"a": 1, "b": 2}
+    call = RecordedCall(
+        id=1, kind="call", name=name, arguments=arguments, digest=digest_of(name, arguments).hex(), outcome={"value": 9}
+    )
+    Cassette([call]).save(path)
+    with replay(path, strict=True):
+        assert add(1, 2) == 9

@@ -1,0 +1,305 @@
+"""What becomes of a file, whatever happens; and files that are no cassettes."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+import agent_cache
+from agent_cache.recording import Cassette, CassetteError, CassetteNotFound, intercept, record, register, replay
+
+
+@intercept(name="ask")
+def ask(question: str) -> str:
+    return question + "?"
+
+
+def a_recording(path: Path, *questions: str) -> list[bytes]:
+    with record(path):
+        for one in questions:
+            ask(one)
+    return path.read_bytes().splitlines(keepends=True)
+
+
+# Crash-safety
+
+
+def test_a_recording_grows_beside_its_file_line_by_line(path):
+    with record(path) as recorder:
+        ask("a")
+        partial = path.with_name("run.jsonl.partial")
+        assert not path.exists()
+        assert [call.arguments["question"] for call in Cassette.load(partial)] == ["a"]
+        assert len(recorder.steps) == 1
+        ask("b")
+        assert len(recorder.steps) == 2
+    assert not partial.exists()
+    assert Cassette.load(path).num_steps == 2
+
+
+def test_the_old_file_stands_until_the_new_one_is_whole(path):
+    before = b"".join(a_recording(path, "a"))
+    with record(path):
+        ask("b")
+        assert path.read_bytes() == before
+    assert Cassette.load(path)[0].arguments == {"question": "b"}
+
+
+def test_a_killed_recording_leaves_what_it_had_recorded(path):
+    script = f"""
+        import os, signal
+        from agent_cache.recording import intercept, record
+        @intercept(name="ask")
+        def ask(question): return question + "?"
+        @intercept(name="outer")
+        def outer():
+            ask("c")
+            os.kill(os.getpid(), signal.SIGKILL)
+        with record({str(path)!r}):
+            ask("a"); ask("b"); outer()
+    """
+    root = str(Path(agent_cache.__file__).parents[1])
+    run = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)], env={**os.environ, "PYTHONPATH": root}, timeout=60, check=False
+    )
+    assert run.returncode == -signal.SIGKILL
+    partial = path.with_name("run.jsonl.partial")
+    cassette = Cassette.load(partial)
+    assert cassette.is_partial
+    assert [call.arguments["question"] for call in cassette] == ["a", "b", "c"]
+    with replay(partial):
+        assert [ask("a"), ask("b")] == ["a?", "b?"]
+    with pytest.raises(CassetteNotFound, match=r"run\.jsonl\.partial"), replay(path):
+        pass
+    with record(path):
+        ask("d")
+    assert Cassette.load(path).num_steps == 1
+    assert Cassette.load(partial.with_name(partial.name + ".old")).num_steps == 3, "nothing is lost"
+
+
+def test_a_last_line_that_breaks_off_is_dropped(path):
+    lines = a_recording(path, "a", "b")
+    path.write_bytes(b"".join(lines[:2]) + lines[2][:30])
+    cassette = Cassette.load(path)
+    assert (cassette.num_steps, cassette.is_partial) == (1, True)
+    with replay(path):
+        assert ask("a") == "a?"
+
+
+async def test_calls_that_have_not_ended_are_noted(path):
+    @intercept(name="slow")
+    async def slow() -> None:
+        await asyncio.Event().wait()
+
+    with record(path) as recorder:
+        task = asyncio.create_task(slow())
+        await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert [call.outcome for call in recorder.steps] == [{"unfinished": True}]
+
+
+# One recorder a path
+
+
+def test_a_second_recorder_on_one_path_is_refused(path):
+    with record(path):
+        with pytest.raises(CassetteError, match="around this block"), record(path):
+            pass
+        ask("a")
+    assert Cassette.load(path).num_steps == 1
+
+
+async def test_a_second_recorder_elsewhere_in_the_process_is_refused(path):
+    entered, done = asyncio.Event(), asyncio.Event()
+
+    async def first() -> None:
+        with record(path):
+            ask("a")
+            entered.set()
+            await done.wait()
+
+    task = asyncio.create_task(first())
+    await entered.wait()
+    for block in (record(path), record(path.parent / "." / path.name), replay(path)):
+        with pytest.raises(CassetteError, match=r"being recorded|no cassette"), block:
+            pass
+    with pytest.raises(CassetteError, match="being recorded"):
+        Cassette([]).save(path)
+    done.set()
+    await task
+    assert Cassette.load(path).num_steps == 1
+
+
+def test_a_second_recorder_in_another_process_is_refused(path):
+    script = f"from agent_cache.recording import record\nwith record({str(path)!r}): pass"
+    root = str(Path(agent_cache.__file__).parents[1])
+    with record(path):
+        run = subprocess.run(
+            [sys.executable, "-c", script],
+            env={**os.environ, "PYTHONPATH": root}, timeout=60, check=False, capture_output=True, text=True,
+        )  # fmt: skip
+        ask("a")
+    assert "is being recorded by somebody else" in run.stderr
+    assert Cassette.load(path).num_steps == 1
+
+
+def test_recording_inside_of_a_replay_of_the_same_path_is_refused(path):
+    before = b"".join(a_recording(path, "a"))
+    with replay(path):
+        with pytest.raises(CassetteError, match="around this block"), record(path):
+            pass
+        assert ask("a") == "a?"
+    assert path.read_bytes() == before
+
+
+def test_a_path_is_free_again_after_an_error(path):
+    with pytest.raises(ZeroDivisionError), record(path):
+        raise ZeroDivisionError
+    a_recording(path, "a")
+    assert Cassette.load(path).num_steps == 1
+
+
+def test_a_block_is_entered_once(path):
+    block = record(path)
+    with block, pytest.raises(CassetteError, match="entered already"):
+        block.__enter__()
+    with pytest.raises(CassetteError, match="not entered"):
+        block.__exit__(None, None, None)
+
+
+# Paths that cannot be written
+
+
+def test_a_directory_is_no_cassette(tmp_path):
+    with pytest.raises(CassetteError, match="directory"), record(tmp_path):
+        pass
+    with pytest.raises(CassetteError), replay(tmp_path):
+        pass
+
+
+def test_a_path_below_a_file_cannot_be_written(tmp_path):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(CassetteError, match="cannot be written"), record(tmp_path / "file" / "run.jsonl"):
+        pass
+    assert (tmp_path / "file").read_text() == "x"
+
+
+def test_a_full_disk_stops_the_recording_and_not_the_agent(path, monkeypatch):
+    from agent_cache.recording.partial import PartialFile
+
+    with pytest.raises(CassetteError, match="No space left") as caught, record(path):
+        ask("a")
+        monkeypatch.setattr(PartialFile, "append", full)
+        assert ask("b") == "b?"
+        assert ask("c") == "c?"
+    assert caught.value.path == str(path)
+    assert not path.exists()
+    assert Cassette.load(path.with_name("run.jsonl.partial")).num_steps == 1
+
+
+def full(*_: object) -> None:
+    raise OSError(28, "No space left on device")
+
+
+# Files that are none
+
+
+HEADER = b'{"agent_cache_cassette":1}\n'
+CALL = b'{"id":1,"kind":"call","name":"ask","digest":"00","outcome":{"value":1}}\n'
+
+BROKEN = {
+    "empty": (b"", "is empty", 0),
+    "blank": (b"\n \n", "is empty", 0),
+    "text": (b"hello\n", "no cassette", 1),
+    "yaml": (b"interactions:\n- request: {}\n", "no cassette", 1),
+    "json that is something else": (b'{"a": 1}', "no cassette of agent-cache or agentcassette", 1),
+    "a list": (b"[1, 2]", "no cassette", 1),
+    "binary": (b"\x00\xff\xfe\x00" * 10, "no cassette", 1),
+    "a header that breaks off": (b'{"agent_cache_cassette":1,"rec', "breaks off", 1),
+    "a newer version": (b'{"agent_cache_cassette":2,"shiny":true}\n', "version 2", 1),
+    "no version": (b'{"agent_cache_cassette":"one"}\n', "version 'one'", 1),
+    "a conflict in the header": (b"<<<<<<< HEAD\n" + HEADER, "merge conflict", 1),
+    "a conflict": (HEADER + CALL + b"<<<<<<< HEAD\n" + CALL + b"=======\n>>>>>>> theirs\n", "merge conflict", 3),
+    "a broken line": (HEADER + b'{"id":1,\n' + CALL, "broken", 2),
+    "a call without a name": (HEADER + CALL + b'{"id":2,"kind":"call","outcome":{}}\n', "broken", 3),
+    "one id twice": (HEADER + CALL + CALL, "id 1", 3),
+    "more after the end": (HEADER + b'{"trailer":{"calls":0}}\n' + CALL, "after the trailer", 3),
+    "agentcassette, of the future": (b'{"version": 999, "steps": []}', "version 999", 1),
+    "agentcassette, broken off": (b'{"version": 1, "steps": [', "no JSON document", 1),
+    "agentcassette, without a name": (b'{"version": 1, "steps": [{"arguments": {}}]}', "step 0", 0),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_what_is_no_cassette_is_refused_with_its_line_and_left_alone(name, path):
+    content, message, line = BROKEN[name]
+    path.parent.mkdir()
+    path.write_bytes(content)
+    for block in (replay(path), record(path, mode="none"), record(path, mode="new_episodes"), record(path, mode="all")):
+        with pytest.raises(CassetteError, match=message) as caught, block:
+            pass
+        assert (caught.value.path, caught.value.line) == (str(path), line)
+        assert str(path) in str(caught.value)
+    assert path.read_bytes() == content
+    assert [one.name for one in path.parent.iterdir()] == [path.name]
+
+
+def test_a_missing_file_is_not_found(path):
+    with pytest.raises(CassetteNotFound, match="record it first"):
+        Cassette.load(path)
+
+
+def test_a_digest_that_is_none_is_refused_with_its_line(path):
+    lines = a_recording(path, "a")
+    call = json.loads(lines[1])
+    path.write_bytes(lines[0] + json.dumps(call | {"digest": "xyz"}).encode() + b"\n")
+    with pytest.raises(CassetteError, match="digest") as caught, replay(path):
+        pass
+    assert caught.value.line == 2
+
+
+def test_a_class_that_is_not_registered_is_refused_with_its_line(path):
+    class Odd:
+        __slots__ = ()
+
+    import dataclasses
+
+    @register
+    @dataclasses.dataclass
+    class Known:
+        a: int
+
+    @intercept(name="make")
+    def make():
+        return Known(3)
+
+    with record(path):
+        make()
+    with replay(path):
+        assert make() == Known(3)
+    path.write_text(path.read_text().replace(":test_a_class", ":another_class"))
+    with pytest.raises(CassetteError, match="names the class") as caught, replay(path):
+        make()
+    assert caught.value.line == 2
+
+
+def test_a_file_that_is_replaced_while_it_is_replayed_is_replayed_as_it_was(path):
+    a_recording(path, "a")
+    with replay(path):
+        path.replace(path.with_name("moved"))
+        path.write_text("something else")
+        assert ask("a") == "a?"
+
+
+def test_a_cassette_may_be_edited_by_hand(path):
+    lines = a_recording(path, "a", "b", "c")
+    path.write_bytes(lines[0] + lines[1] + lines[3].replace(b"c?", b"new") + b"\n" + lines[4])
+    with replay(path, strict=True):
+        assert [ask("a"), ask("c")] == ["a?", "new"]

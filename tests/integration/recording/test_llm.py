@@ -1,0 +1,203 @@
+"""`cached_llm_call`: served from the recording, tokens and model found."""
+
+import logging
+from types import SimpleNamespace as Some
+
+import pytest
+
+from agent_cache import ConfigurationError
+from agent_cache.recording import DivergenceError, cached_llm_call, record, replay
+
+OPENAI = {"id": "x", "model": "gpt-x", "usage": {"prompt_tokens": 11, "completion_tokens": 7, "total_tokens": 18}}
+ANSWERS = {
+    "openai": OPENAI,
+    "openai responses": {"model": "gpt-x", "usage": {"input_tokens": 11, "output_tokens": 7}},
+    "anthropic": {"type": "message", "model": "gpt-x", "usage": {"input_tokens": 11, "output_tokens": 7}},
+    "gemini": {
+        "modelVersion": "gpt-x",
+        "usageMetadata": {"promptTokenCount": 11, "candidatesTokenCount": 4, "thoughtsTokenCount": 3},
+    },
+    "gemini python": {
+        "model_version": "gpt-x",
+        "usage_metadata": {"prompt_token_count": 11, "candidates_token_count": 7},
+    },
+    "langchain": {
+        "usage_metadata": {"input_tokens": 11, "output_tokens": 7}, "response_metadata": {"model_name": "gpt-x"}
+    },
+}  # fmt: skip
+STREAMS = {
+    "openai": [
+        {"model": "gpt-x", "usage": None},
+        {"model": "gpt-x", "usage": {"prompt_tokens": 11, "completion_tokens": 7}},
+    ],
+    "anthropic": [
+        {"type": "message_start", "message": {"model": "gpt-x", "usage": {"input_tokens": 11, "output_tokens": 1}}},
+        {"type": "content_block_delta", "delta": {"text": "a"}},
+        {"type": "message_delta", "usage": {"output_tokens": 7}},
+    ],
+    "gemini": [
+        {"modelVersion": "gpt-x", "usageMetadata": {"promptTokenCount": 11}},
+        {"modelVersion": "gpt-x", "usageMetadata": {"promptTokenCount": 11, "candidatesTokenCount": 7}},
+    ],
+    "openai responses": [
+        {"type": "response.created", "response": {"model": "gpt-x", "usage": None}},
+        {
+            "type": "response.completed",
+            "response": {"model": "gpt-x", "usage": {"input_tokens": 11, "output_tokens": 7}},
+        },
+    ],
+}
+
+
+def as_object(data):
+    if isinstance(data, dict):
+        return Some(**{name: as_object(value) for name, value in data.items()})
+    return data
+
+
+@pytest.mark.parametrize("shape", ANSWERS)
+@pytest.mark.parametrize("form", [lambda answer: answer, as_object], ids=["dict", "object"])
+async def test_tokens_and_model_are_found(shape, form, path):
+    @cached_llm_call()
+    async def ask(prompt: str):
+        return form(ANSWERS[shape])
+
+    with record(path) as recorder:
+        await ask("hi")
+    [call] = recorder.steps
+    assert (call.kind, call.model, call.input_tokens, call.output_tokens) == ("llm", "gpt-x", 11, 7)
+    assert recorder.cassette.total_tokens == 18
+
+
+@pytest.mark.parametrize("shape", STREAMS)
+async def test_tokens_and_model_of_a_stream_are_found(shape, path):
+    @cached_llm_call()
+    async def ask(prompt: str):
+        for chunk in STREAMS[shape]:
+            yield chunk
+
+    async def run():
+        return [chunk async for chunk in ask("hi")]
+
+    with record(path) as recorder:
+        assert await run() == STREAMS[shape]
+    [call] = recorder.steps
+    assert (call.model, call.input_tokens, call.output_tokens) == ("gpt-x", 11, 7)
+    with replay(path):
+        assert await run() == STREAMS[shape]
+
+
+async def test_the_model_that_was_asked_for_stands_where_the_answer_names_none(path):
+    @cached_llm_call()
+    async def ask(prompt: str, model: str) -> str:
+        return "text"
+
+    with record(path) as recorder:
+        await ask("hi", model="claude-y")
+    assert (recorder.steps[0].model, recorder.steps[0].input_tokens) == ("claude-y", 0)
+
+
+def test_extractors_of_the_users_own_come_first(path):
+    @cached_llm_call(
+        extract_model=lambda call, answer: call["kwargs"]["m"],
+        extract_tokens=lambda call, answer: (len(call["args"]), 9),
+    )
+    def ask(prompt: str, m: str) -> dict:
+        return OPENAI
+
+    with record(path) as recorder:
+        ask("hi", m="mine")
+    [call] = recorder.steps
+    assert (call.model, call.input_tokens, call.output_tokens) == ("mine", 1, 9)
+
+
+def test_extractors_and_keys_that_raise_are_a_warning_and_the_default(path, caplog):
+    def broken(*_, **__):
+        raise RuntimeError("oops")
+
+    @cached_llm_call(extract_model=broken, extract_tokens=broken, cache_key=broken)
+    def ask(prompt: str) -> dict:
+        return OPENAI
+
+    with record(path) as recorder:
+        assert ask("hi") == OPENAI
+    [call] = recorder.steps
+    assert (call.model, call.input_tokens, call.key) == ("gpt-x", 11, None)
+    for what in ("extract_model", "extract_tokens", "cache_key"):
+        assert any(what in message for message in caplog.messages)
+    with replay(path):
+        assert ask("hi") == OPENAI
+
+
+def test_the_cache_key_alone_is_the_identity(path):
+    runs = []
+
+    @cached_llm_call(cache_key=lambda prompt, **_: prompt.lower())
+    def ask(prompt: str, temperature: float = 0.0) -> str:
+        runs.append(prompt)
+        return prompt
+
+    with record(path):
+        ask("Hi")
+    with replay(path, strict=True):
+        assert ask("HI", temperature=0.7) == "Hi"
+    assert runs == ["Hi"]
+    with pytest.raises(DivergenceError), replay(path):
+        ask("other")
+
+
+def test_a_key_that_is_no_text_is_made_one(path):
+    @cached_llm_call(cache_key=lambda number: number // 10)
+    def ask(number: int) -> int:
+        return number
+
+    with record(path) as recorder:
+        ask(42)
+    assert recorder.steps[0].key == "4"
+    with replay(path):
+        assert ask(43) == 42
+
+
+def test_outside_of_a_recording_it_just_runs_and_says_so_once(caplog):
+    runs = []
+
+    @cached_llm_call()
+    def ask(prompt: str) -> str:
+        runs.append(prompt)
+        return prompt
+
+    with caplog.at_level(logging.DEBUG, logger="agent_cache"):
+        ask("a")
+        ask("a")
+    assert runs == ["a", "a"]
+    assert [record.levelname for record in caplog.records if "outside of a recording" in record.message] == ["DEBUG"]
+
+
+def test_none_and_exceptions_are_served_too(path):
+    runs = []
+
+    @cached_llm_call()
+    def ask(prompt: str) -> None:
+        runs.append(prompt)
+        if prompt == "bad":
+            raise ValueError("rate limited")
+
+    def run():
+        assert ask("x") is None
+        with pytest.raises(ValueError, match="rate limited"):
+            ask("bad")
+
+    with record(path):
+        run()
+    with replay(path, strict=True):
+        run()
+    assert runs == ["x", "bad"]
+
+
+@pytest.mark.parametrize("option", ["extract_model", "extract_tokens", "cache_key"])
+@pytest.mark.parametrize("given", [3, "x"])
+def test_what_is_no_function_is_refused_at_once(option, given):
+    with pytest.raises(ConfigurationError, match=option):
+        cached_llm_call(**{option: given})
+    with pytest.raises(ConfigurationError):
+        cached_llm_call(name="")

@@ -1,0 +1,257 @@
+"""Secrets are not written down, and what is none is."""
+
+import base64
+import json
+import re
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given, strategies as st
+
+from agent_cache import ConfigurationError
+from agent_cache.recording import Cassette, DivergenceError, Redaction, intercept, record, replay
+
+SECRET = "sk-ant-api03-Zm9vYmFyYmF6cXV4"
+
+
+@intercept(name="call")
+def call(value, **more):
+    return value
+
+
+def written(path, value, **more) -> str:
+    with record(path):
+        call(value, **more)
+    return path.read_text()
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["token", "TOKEN", "api_key", "apiKey", "Api-Key", "x-api-key", "Authorization", "access_token", "client-secret",
+     "password", "Set-Cookie", "private_key", "aws_secret_access_key", "refreshToken"],
+)  # fmt: skip
+def test_a_name_of_a_secret_is_known_whatever_its_case_and_dashes(name, path):
+    assert "hunter2" not in written(path, {"deep": [{name: "hunter2"}]}, **{name.replace("-", "_"): "hunter2"})
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "input_tokens",
+        "next_page_token",
+        "max_tokens",
+        "tokens",
+        "token_count",
+        "keyboard",
+        "passwordless",
+        "secretary",
+        "key",
+    ],
+)
+def test_a_name_that_only_contains_one_is_left_alone(name, path):
+    text = written(path, {name: "hunter2", "count": 3}, **{name: "hunter2"})
+    assert text.count("hunter2") == 3, text
+
+
+@pytest.mark.parametrize(
+    ("secret", "core"),
+    [
+        (SECRET, "Zm9vYmFyYmF6cXV4"),
+        ("Bearer abc.def-123456", "abc.def-123456"),
+        ("ghp_0123456789abcdefghijABCDEFGHIJ012345", "0123456789abcdefghij"),
+        ("AKIAIOSFODNN7EXAMPLE", "IOSFODNN7EXAMPLE"),
+        ("AIzaSyA-1234567890abcdefghijklmnopqrstu", "1234567890abcdefghij"),
+        ("xoxb-1234567890-abcdef", "1234567890-abcdef"),
+        ("hf_abcdefghijklmnopqrstuvwx", "abcdefghijklmnopqrstuvwx"),
+        ("glpat-abcdefghij1234567890", "abcdefghij1234567890"),
+        ("sk_live_abcdefghij0123", "abcdefghij0123"),
+        ("eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.dozjgNryP4J3jVmNHl0w5N_XgL0n3I9PlFUP0", "dozjgNryP4J3jVmNHl0w5N"),
+        ("-----BEGIN RSA PRIVATE KEY-----\nMIIEow\nIBAAKC\n-----END RSA PRIVATE KEY-----", "IBAAKC"),
+        ("postgres://admin:hunter2@db/x", "hunter2"),
+        ("https://x.test/?api_key=hunter2&q=1", "hunter2"),
+        ("password=hunter2", "hunter2"),
+        ("Authorization: Basic aHVudGVyMjpodW50ZXIy", "aHVudGVyMjpodW50ZXIy"),
+        ('{"token": "hunter2"}', "hunter2"),
+        ("{'api_key': 'hunter2'}", "hunter2"),
+    ],
+    ids=lambda text: text[:12],
+)
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda secret: secret,
+        lambda secret: f"before {secret} after",
+        lambda secret: {"a": [{"b": f"x\n{secret}"}]},
+        lambda secret: {secret: 1},
+        lambda secret: json.dumps({"arguments": json.dumps({"text": secret})}),
+        lambda secret: (1, [secret]),
+        lambda secret: secret.encode(),
+    ],
+    ids=["itself", "in text", "deep", "as a key", "in JSON in JSON", "in a tuple", "as bytes"],
+)
+def test_what_looks_like_a_secret_is_found_wherever_it_stands(secret, core, wrap, path):
+    text = written(path, wrap(secret))
+    assert core not in text
+    assert base64.b64encode(secret.encode()).decode() not in text
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["a plain text", "the token: of respect", "basic facts", "task-12345678901234567890", "https://x.test/?q=1",
+     "skill", "2 cookies",
+     {"usage": {"input_tokens": 5, "output_tokens": 7}, "next_page_token": "abc"}, "order #7: pending", "key=value",
+     ["cookie", "recipe"]],
+)  # fmt: skip
+def test_what_is_no_secret_stays(value, path):
+    written(path, value)
+    with replay(path):
+        assert call(value) == value
+    assert "redacted" not in path.read_text()
+
+
+def test_exceptions_are_redacted(path):
+    @intercept(name="fail")
+    def fail() -> None:
+        error = ValueError(f"401 for {SECRET}", {"api_key": "hunter2"})
+        error.token = "hunter3"
+        error.add_note(f"with {SECRET}")
+        raise error from KeyError(SECRET)
+
+    with record(path), pytest.raises(ValueError):
+        fail()
+    text = path.read_text()
+    assert not any(one in text for one in (SECRET, "hunter2", "hunter3"))
+    with replay(path), pytest.raises(ValueError, match="401 for") as caught:
+        fail()
+    assert caught.value.token == "[redacted]"
+
+
+@dataclass
+class Reply:
+    status: int
+    body: bytes
+
+
+@pytest.mark.parametrize("annotation", [bytes, Reply, list[Reply]])
+def test_bytes_are_looked_into(annotation, path):
+    body = f"Set-Cookie: x\napi_key={SECRET}".encode()
+
+    def fetch():
+        return body if annotation is bytes else Reply(200, body) if annotation is Reply else [Reply(200, body)]
+
+    fetch.__annotations__["return"] = annotation
+    fetch = intercept(fetch, name="fetch")
+    with record(path):
+        fetch()
+    assert not any(base64.b64encode(body)[at : at + 12].decode() in path.read_text() for at in range(20, 40))
+    with replay(path):
+        assert b"[redacted]" in repr(fetch()).encode()
+
+
+async def test_streams_are_redacted(path):
+    @intercept(name="stream")
+    async def stream():
+        yield {"delta": SECRET}
+
+    with record(path):
+        [_ async for _ in stream()]
+    assert SECRET not in path.read_text()
+
+
+def test_a_rotated_credential_still_matches(path):
+    with record(path):
+        assert call("x", token="old", headers={"Authorization": "Bearer aaaaaaaaaaaa"}) == "x"
+    with replay(path, strict=True):
+        assert call("x", token="new", headers={"Authorization": "Bearer bbbbbbbbbbbb"}) == "x"
+
+
+def test_redacting_another_name_holds_for_the_replay(path):
+    with record(path, redact=["customer_id", re.compile(r"order-\d+")]):
+        call("about order-77", customer_id="customer-1")
+    text = path.read_text()
+    assert "customer-1" not in text
+    assert "order-77" not in text
+    with replay(path):
+        assert call("about order-99", customer_id="customer-2") == "about [redacted]"
+
+
+def test_a_hook_changes_what_is_written_and_is_needed_again(path):
+    def hook(data):
+        return json.loads(json.dumps(data).replace("Ann", "NAME"))
+
+    with record(path, redact=hook):
+        call("hello Ann")
+    assert "Ann" not in path.read_text()
+    with pytest.raises(ConfigurationError, match="hook"), replay(path):
+        pass
+    with replay(path, redact=hook):
+        assert call("hello Ann") == "hello NAME"
+
+
+def test_a_number_under_a_secret_name_keeps_its_type(path):
+    written(path, {"password": 1234, "token": None, "cookie": [1.5, "x"]})
+    with replay(path):
+        assert call({"password": 1, "token": None, "cookie": [1.5, "x"]}) == {
+            "password": 0, "token": None, "cookie": [0.0, "[redacted]"]
+        }  # fmt: skip
+
+
+def test_headers_as_pairs_are_redacted(path):
+    text = written(path, [["Accept", "x"], ["Cookie", "hunter2"]], headers=[("authorization", "hunter2"), ("a", "b")])
+    assert "hunter2" not in text
+
+
+def test_a_cassette_can_be_redacted_later_and_still_replays(path):
+    with record(path):
+        call({"card": "4111", "name": "Ann"}, card="4111", name="Ann")
+    Cassette.load(path).redact("card", "name").save(path)
+    assert "4111" not in path.read_text()
+    assert "Ann" not in path.read_text()
+    with replay(path, strict=True):
+        assert call({"card": "4222", "name": "Bob"}, card="4222", name="Bob") == {
+            "card": "[redacted]",
+            "name": "[redacted]",
+        }
+    assert Cassette.load(path)[0].name == "call", "what describes a call is no part of what it carried"
+
+
+def test_defaults_can_be_switched_off(path):
+    with record(path, redact=Redaction(["only_this"], defaults=False)):
+        call("x", token="seen", only_this="hidden")
+    assert "seen" in path.read_text()
+    assert "hidden" not in path.read_text()
+    with replay(path):
+        call("x", token="seen", only_this="other")
+    with pytest.raises(DivergenceError), replay(path):
+        call("x", token="another", only_this="other")
+
+
+TEXT = st.text(
+    st.sampled_from("abk=:&\"'\\ {}[]-_/?.@\n") | st.sampled_from(["token", "sk-"]).map(lambda word: word[0]),
+    max_size=60,
+)
+
+
+@given(
+    st.recursive(
+        TEXT | st.sampled_from([SECRET, "token=x", '{"token": "y"}', "Bearer abcdefghi"]) | st.integers() | st.none(),
+        lambda inner: (
+            st.lists(inner, max_size=4) | st.dictionaries(TEXT | st.sampled_from(["token", "a"]), inner, max_size=4)
+        ),
+        max_leaves=12,
+    )
+)
+def test_redacting_twice_is_redacting_once(data):
+    redaction = Redaction(["extra"])
+    once = redaction.apply(data)
+    assert redaction.apply(once) == once
+
+
+@given(TEXT, TEXT)
+def test_nothing_is_missed_because_it_was_not_looked_for(before, after):
+    """The quick question, whether there may be anything, never says no where there is something."""
+    redaction = Redaction()
+    for secret in (SECRET, "token=abc", '"api-key": "x"', "Bearer abcdefgh12"):
+        data = {"text": f"{before} {secret} {after}"}
+        if redaction.apply(data) != data:
+            assert redaction.may_touch(json.dumps(data, ensure_ascii=False).encode())

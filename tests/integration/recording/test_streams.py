@@ -1,0 +1,304 @@
+"""Streams come back chunk by chunk, and end as they ended."""
+
+import asyncio
+import gc
+import inspect
+
+import pytest
+
+from agent_cache.recording import ReplayExhausted, intercept, record, replay
+
+
+class Source:
+    """Streams that are switched off once they are recorded."""
+
+    def __init__(self) -> None:
+        self.is_on = True
+        self.closed: list[str] = []
+        source = self
+
+        @intercept(name="words")
+        async def words(text: str, fail: bool = False):
+            assert source.is_on
+            try:
+                for word in text.split():
+                    await asyncio.sleep(0)
+                    yield word
+                if fail:
+                    raise ConnectionError("cut off", 7)
+            finally:
+                source.closed.append(text)
+
+        @intercept(name="letters")
+        def letters(text: str):
+            assert source.is_on
+            try:
+                got = yield from text
+            finally:
+                source.closed.append(text)
+            return len(text) if got is None else got
+
+        class Stream:
+            """As an SDK's: awaited for, then iterated over, with attributes of its own."""
+
+            status = 200
+
+            def __init__(self, text: str) -> None:
+                self._words = iter(text.split())
+
+            def __aiter__(self):
+                return self
+
+            async def __anext__(self) -> str:
+                for word in self._words:
+                    return word
+                raise StopAsyncIteration
+
+            async def close(self) -> None:
+                source.closed.append("stream")
+
+        @intercept(name="create")
+        async def create(text: str) -> Stream:
+            assert source.is_on
+            return Stream(text)
+
+        self.words, self.letters, self.create = words, letters, create
+
+
+@pytest.fixture
+def source() -> Source:
+    return Source()
+
+
+async def test_a_stream_is_replayed_chunk_by_chunk(source, path):
+    async def run() -> list[str]:
+        return [word async for word in source.words("a b c")]
+
+    with record(path) as recorder:
+        assert await run() == ["a", "b", "c"]
+    assert [chunk["value"] for chunk in recorder.steps[0].outcome["stream"]["chunks"]] == ["a", "b", "c"]
+    source.is_on = False
+    with replay(path, strict=True):
+        assert await run() == ["a", "b", "c"]
+
+
+async def test_a_recorded_stream_passes_each_chunk_on_at_once(source, path):
+    with record(path):
+        stream = source.words("a b")
+        assert await anext(stream) == "a"
+        assert source.closed == []
+        await stream.aclose()
+    assert source.closed == ["a b"]
+
+
+async def test_a_stream_that_was_closed_early_has_no_more_to_say(source, path):
+    async def run(count: int) -> list[str]:
+        stream, seen = source.words("a b c d"), []
+        async for word in stream:
+            seen.append(word)
+            if len(seen) == count:
+                break
+        await stream.aclose()
+        return seen
+
+    with record(path) as recorder:
+        await run(2)
+    assert recorder.steps[0].outcome["stream"]["end"] == {"closed": True}
+    source.is_on = False
+    with replay(path, strict=True):
+        assert await run(2) == ["a", "b"]
+    with pytest.raises(ReplayExhausted, match="closed after 2 chunks"), replay(path):
+        await run(3)
+
+
+async def test_a_stream_that_breaks_off_raises_what_it_raised_after_its_chunks(source, path):
+    async def run() -> tuple[list[str], tuple[object, ...]]:
+        seen = []
+        with pytest.raises(ConnectionError) as caught:
+            async for word in source.words("a b", fail=True):
+                seen.append(word)
+        return seen, caught.value.args
+
+    with record(path):
+        recorded = await run()
+    assert recorded == (["a", "b"], ("cut off", 7))
+    source.is_on = False
+    with replay(path):
+        assert await run() == recorded
+
+
+def test_a_plain_generator_is_replayed_with_the_value_it_returns(source, path):
+    def run() -> tuple[list[str], int]:
+        seen = []
+
+        def outer():
+            return (yield from source.letters("xyz"))
+
+        stream = outer()
+        while True:
+            try:
+                seen.append(next(stream))
+            except StopIteration as stop:
+                return seen, stop.value
+
+    with record(path):
+        assert run() == (["x", "y", "z"], 3)
+    source.is_on = False
+    with replay(path, strict=True):
+        assert run() == (["x", "y", "z"], 3)
+
+
+def test_a_plain_generator_is_closed_with_its_loop(source, path):
+    with record(path) as recorder:
+        for _ in source.letters("xyz"):
+            break
+        gc.collect()
+        assert source.closed == ["xyz"]
+    assert recorder.steps[0].outcome["stream"]["end"] == {"closed": True}
+    assert recorder.steps[0].outcome["stream"]["chunks"] == [{"value": "x"}]
+
+
+async def test_a_stream_object_is_itself_while_it_is_recorded(source, path):
+    async def run() -> list[str]:
+        async with await source.create("a b") as stream:
+            return [word async for word in stream]
+
+    with record(path):
+        stream = await source.create("a b")
+        assert stream.status == 200
+        assert [word async for word in stream] == ["a", "b"]
+        await run()
+        assert source.closed == ["stream"]
+    source.is_on = False
+    with replay(path, strict=True):
+        assert await run() == ["a", "b"]
+        assert await run() == ["a", "b"]
+
+
+async def test_calls_inside_of_a_stream_are_enclosed_by_it(source, path):
+    @intercept(name="inner")
+    async def inner(number: int) -> int:
+        return number
+
+    @intercept(name="numbers")
+    async def numbers():
+        for number in range(2):
+            yield await inner(number)
+
+    with record(path) as recorder:
+        async for number in numbers():
+            await inner(number)
+    assert [(call.name, call.parent) for call in recorder.steps] == [
+        ("inner", 1), ("inner", None), ("inner", 1), ("inner", None), ("numbers", None)
+    ]  # fmt: skip
+    with replay(path, strict=True):
+        async for number in numbers():
+            assert await inner(number) == number
+
+
+def test_calls_inside_of_a_plain_stream_are_enclosed_by_it(path):
+    @intercept(name="inner")
+    def inner(number: int) -> int:
+        return number
+
+    @intercept(name="numbers")
+    def numbers():
+        for number in range(2):
+            yield inner(number)
+
+    with record(path) as recorder:
+        for number in numbers():
+            inner(number)
+    assert [(call.name, call.parent) for call in recorder.steps] == [
+        ("inner", 1), ("inner", None), ("inner", 1), ("inner", None), ("numbers", None)
+    ]  # fmt: skip
+
+
+async def test_interleaved_streams_keep_their_own_chunks(source, path):
+    async def run(order: list[int]) -> list[list[str]]:
+        streams = [source.words("a b c"), source.words("x y z")]
+        seen: list[list[str]] = [[], []]
+        for which in order:
+            seen[which].append(await anext(streams[which]))
+        for stream in streams:
+            await stream.aclose()
+        return seen
+
+    with record(path):
+        await run([0, 1, 0, 1, 0, 1])
+    source.is_on = False
+    with replay(path):
+        assert await run([0, 1, 1, 1, 0, 0]) == [["a", "b", "c"], ["x", "y", "z"]]
+
+
+async def test_a_stream_that_is_cancelled_waits_for_that_again(source, path):
+    @intercept(name="slow")
+    async def slow():
+        assert source.is_on
+        yield 1
+        await asyncio.Event().wait()
+
+    async def run() -> list[int]:
+        seen = []
+
+        async def read() -> None:
+            async for number in slow():
+                seen.append(number)
+
+        task = asyncio.create_task(read())
+        while not seen:
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        return seen
+
+    with record(path) as recorder:
+        assert await run() == [1]
+    assert recorder.steps[0].outcome["stream"]["end"] == {"cancelled": True}
+    source.is_on = False
+    with replay(path):
+        assert await run() == [1]
+
+
+def test_outside_of_a_recording_generators_are_generators(source):
+    assert inspect.isasyncgenfunction(source.words)
+    assert inspect.isgeneratorfunction(source.letters)
+
+
+async def test_what_is_sent_and_thrown_reaches_the_real_stream(path):
+    heard: list[object] = []
+
+    @intercept(name="echo")
+    async def echo():
+        word: object = "start"
+        while True:
+            try:
+                word = yield word
+            except KeyError as error:
+                word = error.args[0]
+            heard.append(word)
+
+    async def talk() -> list[object]:
+        stream = echo()
+        said = [await stream.asend(None), await stream.asend("one"), await stream.athrow(KeyError("two"))]
+        await stream.aclose()
+        return said
+
+    assert await talk() == ["start", "one", "two"]
+    with record(path):
+        assert await talk() == ["start", "one", "two"]
+    assert heard == ["one", "two"] * 2
+
+
+async def test_a_stream_that_nobody_finished_is_noted_with_what_it_gave(source, path):
+    stream = source.words("a b c")
+    with record(path) as recorder:
+        inside = source.words("a b c")
+        await anext(inside)
+    await inside.aclose()
+    await stream.aclose()
+    assert recorder.steps[0].outcome["stream"] == {"chunks": [{"value": "a"}], "end": {"unfinished": True}}
+    with replay(path):
+        again = source.words("a b c")
+        assert await anext(again) == "a"
+        await again.aclose()

@@ -1,0 +1,256 @@
+"""Cached tools are recorded without more ado, and what the agent saw is what a replay gives it."""
+
+import asyncio
+from dataclasses import dataclass
+
+import pytest
+
+from agent_cache import AgentCache, AgentCacheInvalidator, AgentCacheSession, AgentLoopDetectedError, get_metrics
+from agent_cache.recording import Cassette, DivergenceError, record, replay
+
+
+@dataclass
+class Order:
+    id: str
+    quantity: int
+
+
+class Shop:
+    """Tools that count their runs, and fail once they are switched off."""
+
+    def __init__(self) -> None:
+        self.runs = 0
+        self.is_open = True
+        self.quantity = 1
+
+        @AgentCache(resource="order:{order_id}", name="shop:get_order")
+        async def get_order(order_id: str) -> Order:
+            self.run()
+            await asyncio.sleep(0)
+            return Order(order_id, self.quantity)
+
+        @AgentCacheInvalidator(resource="order:{order_id}", name="shop:buy_more")
+        async def buy_more(order_id: str) -> Order:
+            self.run()
+            self.quantity += 1
+            return Order(order_id, self.quantity)
+
+        @AgentCache(resource="order", scope="session", name="shop:count")
+        async def count() -> int:
+            self.run()
+            return self.quantity
+
+        self.get_order, self.buy_more, self.count = get_order, buy_more, count
+
+    def run(self) -> None:
+        assert self.is_open, "the real tool ran"
+        self.runs += 1
+
+
+@pytest.fixture
+def shop(body: str) -> Shop:
+    """Decorated anew for each way to answer a call."""
+    return Shop()
+
+
+async def buy(shop: Shop) -> list[object]:
+    first = await asyncio.gather(*(shop.get_order(one) for one in ("7", "8", "7")))
+    again = await shop.get_order("7")
+    bought = await shop.buy_more("7")
+    return [*first, again, bought, await shop.get_order("7")]
+
+
+async def test_a_replay_gives_every_answer_and_runs_nothing(shop, path):
+    async with record(path):
+        recorded = await buy(shop)
+    runs, shop.is_open = shop.runs, False
+    shop.get_order.clear()
+    async with replay(path, strict=True) as player:
+        replayed = await buy(shop)
+    assert replayed == recorded
+    assert {type(one) for one in replayed} == {Order}
+    assert (shop.runs, player.cursor, player.remaining) == (runs, 6, 0)
+
+
+async def test_a_tape_says_how_each_call_was_answered(shop, path):
+    async with record(path) as recorder:
+        await buy(shop)
+    assert [call.source for call in recorder.steps] == ["miss", "miss", "shared", "hit", "write", "miss"]
+
+
+async def test_a_replay_needs_no_cache_and_fills_none(shop, path):
+    await shop.get_order("7")  # warm, so that the recording sees a hit
+    async with record(path) as recorder:
+        await shop.get_order("7")
+    assert [call.source for call in recorder.steps] == ["hit"]
+    shop.get_order.clear()
+    shop.is_open = False
+    with replay(path):
+        assert await shop.get_order("7") == Order("7", 1)
+    shop.is_open = True
+    await shop.get_order("7")
+    assert shop.runs == 2, "the replayed answer must not be in the cache"
+
+
+async def test_recording_changes_nothing_about_caching(shop, path):
+    async with record(path):
+        await shop.get_order("7")
+        await shop.get_order("7")
+    await shop.get_order("7")
+    assert shop.runs == 1
+
+
+async def test_a_session_inside_of_a_replay_traces_and_counts(shop, path):
+    async def run() -> tuple[list[tuple[str, str, str]], dict[str, object]]:
+        async with AgentCacheSession() as session:
+            await buy(shop)
+            await shop.count()
+            await shop.count()
+        metrics = session.get_metrics()
+        return (
+            [(one.tool, one.source, one.outcome) for one in session.get_execution_trace()],
+            {name: metrics[name] for name in ("hits", "misses", "shared")},
+        )
+
+    with record(path):
+        recorded = await run()
+    shop.is_open = False
+    with replay(path):
+        assert await run() == recorded
+
+
+async def test_a_session_around_a_recording_sees_its_calls_once(shop, path):
+    async with AgentCacheSession() as session:
+        with record(path):
+            await buy(shop)
+        before = len(session.get_execution_trace())
+        with replay(path):
+            await buy(shop)
+    assert before == 6
+    assert len(session.get_execution_trace()) == 12
+
+
+async def test_process_counters_go_on_in_a_replay(shop, path):
+    with record(path):
+        await shop.get_order("7")
+    before = get_metrics()["tools"]["shop:get_order"]["misses"]
+    with replay(path):
+        await shop.get_order("7")
+    assert get_metrics()["tools"]["shop:get_order"]["misses"] == before + 1
+
+
+async def test_a_recorded_loop_is_raised_again_and_ends_its_session(shop, path):
+    async def circle() -> str:
+        try:
+            async with AgentCacheSession(max_tool_repeats=3):
+                seen = []
+                for _ in range(5):
+                    try:
+                        seen.append(await shop.get_order("7"))
+                    except AgentLoopDetectedError as error:
+                        seen.append(error.kind)
+        except AgentLoopDetectedError as error:
+            return f"{seen} then {error.kind}"
+        return f"{seen}"
+
+    with record(path):
+        recorded = await circle()
+    assert recorded.endswith("then repeat")
+    shop.is_open = False
+    with replay(path, strict=True):
+        assert await circle() == recorded
+
+
+async def test_no_loop_is_found_in_a_replay_that_the_recording_did_not_have(shop, path):
+    with record(path):
+        async with AgentCacheSession(loop_detection=False):
+            for _ in range(6):
+                await shop.get_order("7")
+    with replay(path):
+        async with AgentCacheSession(max_tool_repeats=2):
+            for _ in range(6):
+                assert await shop.get_order("7") == Order("7", 1)
+
+
+async def test_fresh_is_recorded_as_the_call_it_is(shop, path):
+    with record(path) as recorder:
+        await shop.get_order("7")
+        shop.quantity = 5
+        assert await shop.get_order.fresh("7") == Order("7", 5)
+    assert [call.source for call in recorder.steps] == ["miss", "miss"]
+    shop.is_open = False
+    with replay(path):
+        assert [await shop.get_order("7"), await shop.get_order.fresh("7")] == [Order("7", 1), Order("7", 5)]
+
+
+async def test_a_policy_runs_a_tool_live_or_forbids_it(shop, path):
+    with record(path):
+        await buy(shop)
+    runs = shop.runs
+    with replay(path, policy={"buy_more": "live", "shop:get_order": "stub"}) as player:
+        await buy(shop)
+    assert shop.runs == runs + 1
+    assert player.remaining == 0
+    with pytest.raises(DivergenceError, match="forbids"), replay(path, policy={"buy_more": "forbid"}):
+        await buy(shop)
+    assert shop.runs == runs + 1
+
+
+async def test_a_recording_inside_of_another_is_part_of_both(shop, path):
+    inner = path.with_name("inner.jsonl")
+    with record(path):
+        await shop.get_order("7")
+        with record(inner):
+            await shop.get_order("8")
+            await shop.get_order("8")
+    assert [call.arguments["order_id"] for call in Cassette.load(path)] == ["7", "8", "8"]
+    assert [call.source for call in Cassette.load(inner)] == ["miss", "hit"]
+    assert [call.source for call in Cassette.load(path)] == ["miss", "miss", "hit"]
+
+
+async def test_a_replay_may_be_recorded(shop, path):
+    with record(path):
+        recorded = await buy(shop)
+    shop.is_open = False
+    copy = path.with_name("copy.jsonl")
+    with replay(path), record(copy):
+        assert await buy(shop) == recorded
+    assert [(call.arguments, call.source) for call in Cassette.load(copy)] == [
+        (call.arguments, call.source) for call in Cassette.load(path)
+    ]
+
+
+async def test_what_is_called_with_wrong_arguments_is_refused_by_the_tool(shop, path):
+    with record(path) as recorder, pytest.raises(TypeError):
+        await shop.get_order("7", nonsense=1)
+    assert len(recorder.steps) == 0
+
+
+async def test_a_session_scoped_tool_outside_of_a_session_is_recorded(shop, path):
+    with record(path) as recorder:
+        assert [await shop.count(), await shop.count()] == [1, 1]
+    assert [call.source for call in recorder.steps] == ["uncached", "uncached"]
+    shop.is_open = False
+    with replay(path, strict=True):
+        assert [await shop.count(), await shop.count()] == [1, 1]
+
+
+async def test_an_argument_without_identity_is_recorded(shop, path):
+    with record(path) as recorder:
+        await shop.get_order(object())
+    assert recorder.steps[0].arguments == {"order_id": {"$opaque": "builtins.object"}}
+    assert recorder.steps[0].source == "uncached"
+
+
+class Counter:
+    @AgentCache(resource="counter", skip_args=1)
+    async def add(self, number: int) -> int:
+        return number + 1
+
+
+async def test_the_receiver_of_a_method_is_left_out(path):
+    with record(path) as recorder:
+        await Counter().add(1)
+    assert recorder.steps[0].arguments == {"number": 1}
+    with replay(path):
+        assert await Counter().add(1) == 2

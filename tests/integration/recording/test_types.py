@@ -1,0 +1,214 @@
+"""Values come back as what they were."""
+
+import enum
+import uuid
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from typing import Any, NamedTuple, TypedDict
+
+import pytest
+
+from agent_cache.recording import CassetteError, intercept, record, register, replay
+
+pydantic = pytest.importorskip("pydantic")
+msgspec = pytest.importorskip("msgspec")
+
+
+class Colour(enum.Enum):
+    RED = 1
+
+
+class Point(NamedTuple):
+    x: int
+    y: float
+
+
+class Row(TypedDict):
+    id: int
+    at: datetime
+
+
+@dataclass
+class Order:
+    id: str
+    price: Decimal
+    lines: tuple[Point, ...] = ()
+    colour: Colour = Colour.RED
+
+
+class Card(msgspec.Struct):
+    number: str
+    tags: set[str]
+
+
+class Model(pydantic.BaseModel):
+    name: str
+    when: datetime
+    inner: list["Model"] = []
+
+
+NOW = datetime(2026, 1, 2, 3, 4, 5, 6, tzinfo=UTC)
+ANNOTATED = [
+    (Order, Order("7", Decimal("1.50"), (Point(1, 2.5),))),
+    (list[Order], [Order("7", Decimal("1.50"))]),
+    (dict[str, Order], {"a": Order("7", Decimal("1.50"))}),
+    (Order | None, None),
+    (Order | None, Order("7", Decimal(3))),
+    (Card, Card("1", {"a", "b"})),
+    (Model, Model(name="a", when=NOW, inner=[Model(name="b", when=NOW)])),
+    (list[Model], [Model(name="a", when=NOW)]),
+    (Row, {"id": 1, "at": NOW}),
+    (Colour, Colour.RED),
+    (Point, Point(1, 2.0)),
+    (datetime, NOW),
+    (uuid.UUID, uuid.UUID(int=5)),
+    (bytes, b"\x00\xff"),
+    (set[int], {1, 2, 3}),
+    (tuple[int, str], (1, "a")),
+    (dict[int, str], {1: "a", 2: "b"}),
+]
+PLAIN = [
+    None, True, 0, -0.0, 1.0, float("inf"), 2**70, "text", "\ud800", "", [], {}, (1, 2), {1: "a", "1": "b"},
+    {"$tuple": [1]}, {"value": {"error": 1}}, {1, 2, 3}, frozenset({("a", 1)}), b"bytes", NOW, date(2026, 1, 2),
+    timedelta(days=1), Decimal("1.10"), uuid.UUID(int=7), [1, True, 1.0, (1,)], {"deep": [{"er": (None,)}]},
+]  # fmt: skip
+
+
+def again(path, function):
+    with record(path):
+        recorded = function()
+    with replay(path, strict=True):
+        replayed = function()
+    return recorded, replayed
+
+
+def same(one: Any, other: Any) -> bool:
+    return (
+        type(one) is type(other) and repr(one) == repr(other) if not isinstance(one, set | frozenset) else one == other
+    )
+
+
+@pytest.mark.parametrize(("annotation", "value"), ANNOTATED, ids=str)
+def test_a_value_comes_back_as_the_annotation_says(annotation, value, path):
+    def make():
+        return value
+
+    make.__annotations__["return"] = annotation
+    recorded, replayed = again(path, intercept(make, name="make"))
+    assert replayed == recorded
+    assert type(replayed) is type(recorded)
+    assert replayed is not recorded or value is None or isinstance(value, enum.Enum)
+
+
+@pytest.mark.parametrize("value", PLAIN, ids=repr)
+def test_builtin_values_need_no_annotation(value, path):
+    recorded, replayed = again(path, intercept(lambda: value, name="make"))
+    assert same(recorded, replayed), (recorded, replayed)
+
+
+def test_not_a_number_comes_back_and_matches(path):
+    echo = intercept(lambda number: number, name="echo")
+    with record(path):
+        echo(float("nan"))
+    with replay(path):
+        assert repr(echo(float("nan"))) == "nan"
+
+
+def test_each_answer_is_a_value_of_its_own(path):
+    make = intercept(lambda: {"list": [1]}, name="make")
+    with record(path):
+        make()
+        make()
+    with replay(path):
+        first = make()
+        first["list"].append(2)
+        assert make() == {"list": [1]}
+
+
+def test_an_object_without_annotation_is_plain_data(path):
+    def make():
+        return Order("7", Decimal("1.50"))
+
+    recorded, replayed = again(path, intercept(make, name="make"))
+    assert recorded == Order("7", Decimal("1.50"))
+    assert replayed == {"id": "7", "price": "1.50", "lines": [], "colour": 1}
+
+
+def test_a_registered_class_needs_no_annotation(path):
+    @register
+    @dataclass
+    class Local:
+        a: int
+
+    recorded, replayed = again(path, intercept(lambda: Local(3), name="make"))
+    assert recorded == replayed == Local(3)
+
+
+def test_what_cannot_be_written_down_is_said_at_the_replay(path):
+    make = intercept(object, name="make")
+    with record(path):
+        make()
+    with pytest.raises(CassetteError, match="could not be written down") as caught, replay(path):
+        make()
+    assert caught.value.line == 2
+
+
+def test_a_function_that_has_changed_its_type_says_so(path):
+    def make():
+        return Order("7", Decimal("1.50"))
+
+    make.__annotations__["return"] = Order
+    with record(path):
+        intercept(make, name="make")()
+    make.__annotations__["return"] = Card
+    with pytest.raises(CassetteError, match="is not what the return annotation says"), replay(path):
+        intercept(make, name="make")()
+
+
+ARGUMENTS = [
+    1,
+    True,
+    1.0,
+    "1",
+    b"1",
+    (1,),
+    [1],
+    {1},
+    None,
+    {"1": 1},
+    {1: 1},
+    Colour.RED,
+    {"$tuple": [1]},
+    Point(1, 1.0),
+]
+
+
+def test_different_arguments_are_different_calls(path):
+    echo = intercept(lambda value: repr(value), name="echo")
+    with record(path):
+        recorded = [echo(value) for value in ARGUMENTS]
+    with replay(path, strict=False):
+        assert [echo(value) for value in reversed(ARGUMENTS)] == recorded[::-1]
+
+
+def test_arguments_without_identity_match_by_their_class(path):
+    class Client:
+        pass
+
+    echo = intercept(lambda client, number: number, name="echo")
+    with record(path):
+        echo(Client(), 1)
+    assert "0x" not in path.read_text()
+    with replay(path):
+        assert echo(Client(), 1) == 1
+
+
+def test_arguments_that_contain_themselves_are_no_trouble(path):
+    loop: list[Any] = []
+    loop.append(loop)
+    echo = intercept(lambda value: 1, name="echo")
+    with record(path):
+        assert echo(loop) == 1
+    with replay(path):
+        assert echo(loop) == 1
