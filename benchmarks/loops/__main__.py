@@ -7,7 +7,6 @@ import asyncio
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
 
 from agent_cache import testing
 from benchmarks.loops import report, targets
@@ -55,9 +54,9 @@ async def _measured(recordings: Recordings, options: argparse.Namespace) -> int:
         facts = {
             "recorded": report.facts(measured),
             "frontier": [{"policy": dict(levels), "measured": report.facts(some)} for levels, some in frontier],
-            "loops": [asdict(one) for one in loops],
-            "honest": [asdict(one) for one in honest],
-            "short_circuit": {name: asdict(one) for name, one in audited.items()},
+            "loops": [report.fields_of(one) for one in loops],
+            "honest": [report.fields_of(one) for one in honest],
+            "short_circuit": {name: report.fields_of(one) for name, one in audited.items()},
             "targets": [one._asdict() for one in held],
         }
         print(json.dumps(facts, indent=1))

@@ -19,6 +19,7 @@ HINTS: Final[Mapping[str, LoopHints]] = {
     "search": LoopHints(loop_key=lambda arguments: arguments["key"]),
     "listing": LoopHints(outcome_key=lambda result: result["items"]),
     "job": LoopHints(poll=True, max_unchanged=50),
+    "short_job": LoopHints(poll=True, max_unchanged=5),
 }
 """What the scripted tools say of themselves; the others say nothing."""
 
@@ -86,6 +87,7 @@ LOOPS: Final[Mapping[str, Loop]] = {
     "volatile results, outcome_key": Loop(
         1, _numbered(lambda n: Step("listing", "x", {"items": (), "at": n}, is_fresh=True), COPIES)
     ),
+    "declared poll, longer than max_unchanged": Loop(1, _copies(Step("short_job", "7", "pending", is_fresh=True))),
     "a write without effect": Loop(1, _copies(_WRITE)),
     "a write and a read without effect": Loop(2, _copies(_WRITE, _STATUS)),
     "a refused write and a read": Loop(2, _copies(_REFUSED_WRITE, _STATUS)),
@@ -142,6 +144,11 @@ def _crowd(*, is_fresh: bool, is_cached: bool = False) -> Family:
     return family
 
 
+def _two_crowds(run: Run, seed: int) -> list[Step]:
+    two = [Step("get", "7", "seven"), Step("get", "8", "eight")]
+    return [*two, *(replace(step, round=0) for step in two * (MANY // 2))]
+
+
 def _one_more(run: Run, seed: int) -> Iterator[Step]:
     for n in range(8):
         yield Step("add_to_cart", "7", "added", is_write=True)
@@ -171,6 +178,7 @@ HONEST: Final[Mapping[str, Loop]] = {
     f"{MANY} identical reads at once": Loop(0, _crowd(is_fresh=False)),
     f"{MANY} identical reads at once, cached": Loop(0, _crowd(is_fresh=False, is_cached=True)),
     f"{MANY} identical fresh reads at once": Loop(0, _crowd(is_fresh=True)),
+    f"{MANY} reads of the same two at once, cached": Loop(0, _two_crowds),
     f"{MANY} reads at once, one outage": Loop(
         0, _numbered(lambda n: Step("get", n, "down", fails=True, round=0), MANY)
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain, groupby
@@ -28,6 +29,7 @@ class Injection:
         noticed: runs in which there was anything at all, a notice included.
         wasted: for each run that was stopped, the appended calls that were answered before the first refusal, less one
             round, which was worth making. To be found with the last of the ten copies is to be stopped.
+        kinds: the checks that they were stopped by.
     """
 
     name: str
@@ -35,6 +37,7 @@ class Injection:
     runs: int = 0
     noticed: int = 0
     wasted: list[int] = field(default_factory=list)
+    kinds: Counter[str] = field(default_factory=Counter)
 
     @property
     def stopped(self) -> Share:
@@ -81,6 +84,7 @@ async def guarded(agent: Agent, run: Run, calls: Iterable[Asked], injection: Inj
     injection.noticed += bool(notices) or session.loop_error is not None
     if session.loop_error is not None:
         injection.wasted.append(max(0, answered - injection.length))
+        injection.kinds[session.loop_error.kind] += 1
 
 
 async def audited(agent: Agent, run: Run, calls: Iterable[Asked]) -> None:

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from agent_cache import LoopPolicy
 from benchmarks.loops import injected, recorded
+from benchmarks.loops.agent import Agent
 from benchmarks.loops.audit import Audit
 from benchmarks.loops.families import HONEST, LOOPS, Loop
 from benchmarks.loops.injected import Injection
@@ -79,28 +80,39 @@ async def over_recordings(recordings: Recordings) -> list[Measured]:
     measured = []
     for reading in GUARDED:
         with progress(f"recorded, {reading.value}", recordings.count(reading)) as advance:
-            measured.append(await _measured(recordings, reading, advance=advance))
+            agent = recorded.agent_for(reading, recordings.store)
+            measured.append(await _measured(agent, recordings.of(reading), reading, advance=advance))
     return measured
 
 
 async def over_frontier(recordings: Recordings) -> list[tuple[Mapping[str, Any], list[Measured]]]:
     """The same at several thresholds."""
-    rows = []
+    rows: list[tuple[Mapping[str, Any], list[Measured]]] = []
+    agents = {reading: recorded.agent_for(reading, recordings.store) for reading in GUARDED}
     total = len(FRONTIER) * sum(map(recordings.count, GUARDED))
     with progress(f"recorded, {len(FRONTIER)} policies", total) as advance:
         for levels in FRONTIER:
             policy = LoopPolicy(**levels)
-            rows.append((levels, [await _measured(recordings, one, policy, advance=advance) for one in GUARDED]))
+            measured = [
+                await _measured(agent, recordings.of(reading), reading, policy, advance=advance)
+                for reading, agent in agents.items()
+            ]
+            rows.append((levels, measured))
     return rows
 
 
 async def _measured(
-    recordings: Recordings, reading: Reading, policy: LoopPolicy | None = None, *, advance: Callable[[], None]
+    agent: Agent,
+    runs: Mapping[str, list[Run]],
+    reading: Reading,
+    policy: LoopPolicy | None = None,
+    *,
+    advance: Callable[[], None],
 ) -> Measured:
-    agent, measured = recorded.agent_for(reading, recordings.store), Measured(reading)
-    for name, runs in recordings.of(reading).items():
+    measured = Measured(reading)
+    for name in runs:
         tally = measured.sets[name] = Tally()
-        for run in runs:
+        for run in runs[name]:
             outcome = await recorded.guarded(agent, run, reading, policy)
             tally.add(run, outcome)
             measured.all.add(run, outcome)

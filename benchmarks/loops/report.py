@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, Final
 
@@ -60,13 +60,20 @@ def frontier_table(rows: Iterable[tuple[Mapping[str, Any], Sequence[Measured]]])
 
 def loops_table(injections: Sequence[Injection]) -> str:
     rows = [
-        (one.name, str(one.runs), _percent(one.stopped), f"{one.median_wasted:g}", str(one.most_wasted))
+        (
+            one.name,
+            str(one.runs),
+            _percent(one.stopped),
+            f"{one.median_wasted:g}",
+            str(one.most_wasted),
+            ", ".join(sorted(one.kinds)),
+        )
         for one in injections
     ]
     found = Share(sum(one.stopped.part for one in injections), sum(one.runs for one in injections))
     most = max((one.most_wasted for one in injections), default=0)
-    rows.append(("all", str(found.whole), _percent(found), f"{median_of(injections):g}", str(most)))
-    return markdown(("loop, ten copies", "runs", "found", "wasted calls, median", "most"), rows)
+    rows.append(("all", str(found.whole), _percent(found), f"{median_of(injections):g}", str(most), ""))
+    return markdown(("loop, ten copies", "runs", "found", "wasted calls, median", "most", "stopped by"), rows)
 
 
 def honest_table(injections: Iterable[Injection]) -> str:
@@ -87,10 +94,15 @@ def target_table(targets: Iterable[Target]) -> str:
     return markdown(("what", "target", "measured", ""), rows)
 
 
+def fields_of(counts: Tally | Injection | Audit) -> dict[str, Any]:
+    """For `--json`. Not `asdict`, which makes a count of counts of a `Counter`."""
+    return {one.name: getattr(counts, one.name) for one in fields(counts)}
+
+
 def facts(measured: Iterable[Measured]) -> list[dict[str, Any]]:
-    """For `--json`."""
+    """Likewise, by data set."""
     return [
-        {"tools": one.reading.value, "data_set": name} | asdict(tally)
+        {"tools": one.reading.value, "data_set": name} | fields_of(tally)
         for one in measured
         for name, tally in (*one.sets.items(), ("all", one.all))
     ]
