@@ -69,6 +69,11 @@ class _Unasked:
     def is_joinable(self) -> bool:
         return CLOCK.now() < self._until
 
+    lasts = None
+
+    def agrees_with(self, other: Ticket) -> bool:  # noqa: ARG002 - it knows nothing, so it agrees with nobody
+        return False
+
 
 async def _ask(tier: Tier, farther: tuple[Tier, ...], call: Call) -> tuple[Found | None, Ticket]:
     try:
