@@ -135,8 +135,8 @@ class WriteIntent:
         tags: what the write touches, as far as that is known before it runs: held from `begin` to `commit`.
         late_roots: roots under which its result will say what it has touched: armed from `begin` to `commit`.
         keys: single entries that it touches instead: (identity of the tool, key).
-        entries: the same as requests, for a tier that calls entries by digests of its own. Entries that nobody has asked
-            for in this process are not among them.
+        entries: the same as requests, for a tier that calls entries by digests of its own. Those that only another tier
+            has told of are not among them.
         on_unreachable: what `begin` does if the write cannot be announced: ``"run"`` returns and makes up for it,
             ``"refuse"`` raises `RemoteTierError`.
     """

@@ -102,8 +102,8 @@ class Attendant:
             Unreachable: if that cannot be known.
         """
         deadline = boottime() + self._core.timeout
-        while (own := self._loop) is None and boottime() < deadline:
-            await asyncio.sleep(0.001)  # the thread has just been started
+        while (own := self._loop) is None and boottime() < deadline:  # noqa: ASYNC110 - a thread that is starting
+            await asyncio.sleep(0.001)
         if own is None or self._is_ended:
             raise Unreachable("nobody listens")
         future = asyncio.run_coroutine_threadsafe(self._catch_up(), own)
@@ -199,10 +199,12 @@ class Attendant:
 
     async def _catch_up(self) -> None:
         async with asyncio.timeout(self._core.timeout * 4):
-            while not self._subscriptions or not all(one.is_live for one, _ in self._subscriptions.values()):
-                await asyncio.sleep(0.005)
-            await asyncio.gather(*(one.ping() for one, _ in self._subscriptions.values()))
-            while self.lease == NEVER:
+            while True:
+                subscriptions = [subscription for subscription, _ in self._subscriptions.values()]
+                if subscriptions and all(one.is_live for one in subscriptions):
+                    await asyncio.gather(*(one.ping() for one in subscriptions))
+                    if self.lease > NEVER:
+                        return
                 await asyncio.sleep(0.005)
 
 

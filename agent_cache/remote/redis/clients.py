@@ -231,7 +231,7 @@ class _Line:
         def answered(replies: list[Any] | Unreachable) -> None:
             try:
                 if isinstance(replies, Unreachable):
-                    raise replies
+                    raise replies  # noqa: TRY301 - one place that tells all who wait
                 if strong:
                     self._is_still(identity_in(replies[-1]), sent)
                 values: dict[bytes, Any] = {}

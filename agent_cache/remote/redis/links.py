@@ -50,7 +50,7 @@ class Link(asyncio.Protocol):
         address: Address,
         *,
         limit: int,
-        timeout: float,
+        timeout: float,  # noqa: ASYNC109 - it goes to the connection as well
         receive: Callable[[Any], None] | None = None,
         to_sentinel: bool = False,
     ) -> Link:
