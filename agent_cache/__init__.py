@@ -2,6 +2,7 @@
 
 from agent_cache._async_cache import AsyncCache
 from agent_cache._cache import AgentCache
+from agent_cache._core.policies import RemotePolicy
 from agent_cache._core.tags import tags_from
 from agent_cache._core.trace import TraceRecord
 from agent_cache._invalidator import AgentCacheInvalidator, invalidate, writing
@@ -24,6 +25,7 @@ __all__ = [
     "AgentLoopDetectedError",
     "AsyncCache",
     "ConfigurationError",
+    "RemotePolicy",
     "RemoteTierError",
     "TraceRecord",
     "UncacheableArgumentsError",

@@ -7,10 +7,10 @@ from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, overload
 
-from agent_cache._cache import Resource
+from agent_cache._cache import Resource, checked_remote
 from agent_cache._core.ledger import Region
 from agent_cache._core.parameters import Parameters
-from agent_cache._core.policies import WritePolicy, checked_choice, checked_function, seconds
+from agent_cache._core.policies import RemotePolicy, WritePolicy, checked_choice, checked_function, seconds
 from agent_cache._core.tags import TagSet, parse_tag, root_of
 from agent_cache._metrics import METRICS
 from agent_cache._pipeline.codegen import write_body
@@ -83,6 +83,7 @@ class AgentCacheInvalidator:
         ok: ``ok(result)`` says whether a write that returned was successful; the default says yes.
         remote_cache, backup: tiers it acts on, beside the configured ones and those of every tool that shares a root.
         name: identity of the tool instead of ``module:qualname``.
+        remote: what to do when the shared tier cannot be told of the write: see `RemotePolicy`.
 
     Raises:
         ConfigurationError: at decoration, naming the tool and the fix, if any of this cannot work.
@@ -105,6 +106,7 @@ class AgentCacheInvalidator:
         remote_cache: Tier | None = None,
         backup: Tier | None = None,
         name: str | None = None,
+        remote: RemotePolicy | None = None,
     ) -> None:
         where = f"AgentCacheInvalidator({resource!r})"
         if skip_args != 0:
@@ -135,6 +137,7 @@ class AgentCacheInvalidator:
             no_effect=_exceptions(no_effect, f"{where}: no_effect"),
             ok=ok,
             key_fn=key_fn,
+            remote=checked_remote(remote, where).checked(where, scope=scope, is_read=False),
         )
 
     def __call__(self, function: Callable[P, Coroutine[Any, Any, R]]) -> InvalidatingTool[P, R]:

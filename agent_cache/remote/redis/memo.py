@@ -1,0 +1,57 @@
+"""What this process has met: which cells an entry turned out to depend on, and which call a digest stands for."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+from agent_cache.remote.redis.names import CellKey, RootNames
+
+__all__ = ["Memo"]
+
+_MAX = 50_000
+
+
+class Memo:
+    """Two bounded tables by digest. Dicts alone, so that any thread may read and write them.
+
+    Attributes:
+        has_forgotten: whether an entry may have been met here and is not remembered any more.
+    """
+
+    def __init__(self) -> None:
+        self.has_forgotten = False
+        self._cells: dict[bytes, dict[CellKey, RootNames]] = {}
+        self._calls: dict[bytes, tuple[str, Hashable]] = {}
+
+    def cells(self, digest: bytes) -> dict[CellKey, RootNames]:
+        """Cells that its result named when it was last seen: fetched with the value, they save a second trip."""
+        return self._cells.get(digest, {})
+
+    def keep_cells(self, digest: bytes, cells: dict[CellKey, RootNames]) -> None:
+        """Remember them."""
+        if self._cells.get(digest) != cells:
+            _make_room(self._cells)
+            self._cells[digest] = cells
+
+    def call(self, digest: bytes) -> tuple[str, Hashable] | None:
+        """Tool and key of an entry, as this process calls them."""
+        return self._calls.get(digest)
+
+    def keep_call(self, digest: bytes, call: tuple[str, Hashable]) -> None:
+        """Remember them."""
+        if digest not in self._calls:
+            self.has_forgotten |= _make_room(self._calls)
+            self._calls[digest] = call
+
+
+def _make_room(
+    table: dict[bytes, object] | dict[bytes, dict[CellKey, RootNames]] | dict[bytes, tuple[str, Hashable]],
+) -> bool:
+    """Let the oldest go. Whether one had to."""
+    if len(table) < _MAX:
+        return False
+    try:
+        table.pop(next(iter(table)), None)
+    except (RuntimeError, StopIteration):  # another thread was at it
+        pass
+    return True
