@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from benchmarks.fleet.conductor import Fleet, Outcome, run
 from benchmarks.fleet.faults import FAULTS
+from benchmarks.fleet.tools import TTL
 from benchmarks.table import markdown
 from tests.harness.binaries import ServerUnavailableError
 
@@ -52,10 +53,14 @@ def complaint(name: str, outcome: Outcome, fleet: Fleet) -> str | None:
     verdict = outcome.verdict
     if outcome.complaints:
         return "a process failed"
+    if verdict.own:
+        return "a process missed its own write"
     if fleet.consistency == "strong":
         unexcused = [stale for stale in verdict.stale if stale.ending != "died armed" or stale.lag > fleet.lease]
         return "stale reads" if unexcused else None
-    if verdict.later_than(fleet.max_staleness, fleet.lease):
+    # A writer that is cut off alone cannot tell the others: they see it when what they have expires.
+    bound = TTL if FAULTS[name].cut_off == "writers" else fleet.max_staleness
+    if verdict.later_than(bound, fleet.lease):
         return "stale beyond the bound"
     is_calm = name.startswith("none")
     if is_calm and (len(verdict.stale) > CALM_SHARE * verdict.reads or verdict.worst > CALM_LAG):
@@ -90,6 +95,7 @@ def _facts(name: str, consistency: str, outcome: Outcome, wrong: str | None) -> 
         "hit_rate": _hit_rate(outcome),
         "faults": outcome.struck,
         "stale": len(verdict.stale),
+        "own_stale": len(verdict.own),
         "worst_lag": verdict.worst,
         "seconds": outcome.seconds,
         "broken": wrong,

@@ -66,14 +66,15 @@ def run(fault: Fault, fleet: Fleet) -> Outcome:
     """Play a fault while a fleet is at work."""
     with ExitStack() as exits:
         scene = Scene()
-        url = None if fleet.in_memory else _stage(scene, fault, exits)
+        if not fleet.in_memory:
+            _stage(scene, fault, exits)
         folder = Path(tempfile.mkdtemp(prefix="fleet-"))
         exits.callback(shutil.rmtree, folder, ignore_errors=True)
         Truth.create(folder / "truth", fleet.entities)
         job = Job(
             name="",
             folder=str(folder),
-            url=url,
+            url=None,
             cluster=fault.where == "cluster",
             namespace="fleet",
             max_staleness=fleet.max_staleness,
@@ -87,7 +88,10 @@ def run(fault: Fault, fleet: Fleet) -> Outcome:
             dies=None,
             steps=fault.steps,
         )
-        players = [_Player(job, number, fault, fleet.seed) for number in range(fleet.processes)]
+        players = [
+            _Player(_as_side(job, scene, fault, is_writer=number % 2 == 1), number, fault, fleet.seed)
+            for number in range(fleet.processes)
+        ]
         struck: list[int] = []
         director = threading.Thread(target=lambda: struck.append(fault.play(scene)))
         started = time.monotonic()
@@ -107,16 +111,23 @@ def run(fault: Fault, fleet: Fleet) -> Outcome:
         return Outcome(verdict, verdict.dead + sum(struck), seconds, tuple(complaints))
 
 
-def _stage(scene: Scene, fault: Fault, exits: ExitStack) -> str:
+def _stage(scene: Scene, fault: Fault, exits: ExitStack) -> None:
     """Start what the fleet talks to."""
     if fault.where == "cluster":
         scene.cluster = exits.enter_context(Cluster.start(**fault.options))
-        return scene.cluster.url
+        return
     scene.server = exits.enter_context(Server.start(**fault.options))
-    if fault.where == "proxy":
+    if fault.cut_off is not None:
         scene.proxy = exits.enter_context(Proxy.start(scene.server.port))
-        return scene.proxy.url
-    return scene.server.url
+
+
+def _as_side(job: Job, scene: Scene, fault: Fault, *, is_writer: bool) -> Job:
+    """What a process does, and how it gets to the server."""
+    if fault.cut_off is not None:
+        job = replace(job, writes=2 * job.writes if is_writer else 0.0)
+    through_proxy = scene.proxy is not None and is_writer == (fault.cut_off == "writers")
+    target = scene.proxy if through_proxy else scene.cluster or scene.server
+    return replace(job, url=None if target is None else target.url)
 
 
 class _Player(threading.Thread):

@@ -13,7 +13,8 @@ from tests.harness.clusters import Cluster
 from tests.harness.proxies import Proxy
 from tests.harness.servers import Server
 
-Where = Literal["server", "cluster", "proxy"]
+Where = Literal["server", "cluster"]
+Side = Literal["readers", "writers"]
 
 
 @dataclass(slots=True)
@@ -36,6 +37,8 @@ class Fault:
 
     Attributes:
         where: what the processes talk to.
+        cut_off: whose way to the server leads through the proxy; half of the processes then only read, and the others
+            do all the writing. By default there is no proxy, and everybody does both.
         play: plays it until the run is over, and returns how often it struck.
         options: of the server.
         dies: processes die in their last write, and are replaced.
@@ -44,6 +47,7 @@ class Fault:
 
     play: Callable[[Scene], int] = lambda _: 0
     where: Where = "server"
+    cut_off: Side | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     dies: Death | None = None
     steps: bool = False
@@ -161,9 +165,12 @@ FAULTS: dict[str, Fault] = {
     "evicting": Fault(evict, options={"maxmemory": "5mb", "maxmemory_policy": "allkeys-random"}),
     "writer dies before its effect": Fault(dies="before"),
     "writer dies after its effect": Fault(dies="after"),
-    "delayed": Fault(delay, where="proxy"),
-    "cut": Fault(cut, where="proxy"),
-    "half-open": Fault(half_open, where="proxy"),
+    "readers delayed": Fault(delay, cut_off="readers"),
+    "readers cut": Fault(cut, cut_off="readers"),
+    "readers half-open": Fault(half_open, cut_off="readers"),
+    "writers delayed": Fault(delay, cut_off="writers"),
+    "writers cut": Fault(cut, cut_off="writers"),
+    "writers half-open": Fault(half_open, cut_off="writers"),
     "failover": Fault(fail_over, where="cluster"),
     "clock steps": Fault(steps=True),
 }

@@ -22,6 +22,7 @@ Reads = dict[str, Callable[[int], Awaitable[Versions]]]
 Writes = dict[str, Callable[[int], Awaitable[Any]]]
 
 LATENCY = 0.002
+TTL = 30
 WRITE: ContextVar[str] = ContextVar("write")
 """Number of the write that is being called: the side effect notes it."""
 
@@ -65,14 +66,14 @@ def decorated(shop: Shop, consistency: Consistency) -> tuple[Reads, Writes]:
     """The tools, by what they touch."""
     reading, writing = _policies(consistency)
 
-    @AgentCache("order:{order}", name="get", ttl=30, **reading)
+    @AgentCache("order:{order}", name="get", ttl=TTL, **reading)
     async def get(order: int) -> Versions:
         await pause()
         version = shop.load(order)
         await pause()
         return {str(order): version}
 
-    @AgentCache("order", name="overview", ttl=30, **reading)
+    @AgentCache("order", name="overview", ttl=TTL, **reading)
     async def overview() -> Versions:
         versions = {}
         for order in range(len(shop.truth)):
@@ -81,7 +82,7 @@ def decorated(shop: Shop, consistency: Consistency) -> tuple[Reads, Writes]:
         await pause()
         return versions
 
-    @AgentCache("order:{result[id]}", name="find", ttl=30, **reading)
+    @AgentCache("order:{result[id]}", name="find", ttl=TTL, **reading)
     async def find(name: str) -> dict[str, int]:
         await pause()
         order = int(name.removeprefix("name of "))

@@ -19,6 +19,7 @@ class Stale:
     Attributes:
         lag: seconds from the write's end to the read's start.
         ending: how the write had ended. One that died armed may be missed for a lease.
+        is_own: a write of the reading process had returned by then, which no fault excuses.
     """
 
     entity: int
@@ -26,6 +27,7 @@ class Stale:
     kind: str
     lag: float
     ending: Ending
+    is_own: bool
 
 
 @dataclass(slots=True)
@@ -49,6 +51,11 @@ class Verdict:
         """The longest lag in seconds, 0 if nothing was stale."""
         return max((stale.lag for stale in self.stale), default=0.0)
 
+    @property
+    def own(self) -> list[Stale]:
+        """Those by which a process did not see what it had written itself."""
+        return [stale for stale in self.stale if stale.is_own]
+
     def later_than(self, bound: float, lease: float) -> list[Stale]:
         """The stale reads that nothing excuses: later than the bound, or than lease and bound after an armed death."""
         return [one for one in self.stale if one.lag > bound + (lease if one.ending == "died armed" else 0.0)]
@@ -57,21 +64,21 @@ class Verdict:
 def judge(lines: Lines) -> Verdict:
     """Check every read against every write.
 
-    The lines, times in nanoseconds: ``["read", kind, {entity: version}, start]``; ``["effect", entity, version, time,
-    write]``; ``["returned", write, time]``, ``["failed", write, time]`` or ``["died", write, time, is_armed]``;
-    ``["hits", number]``.
+    The lines, times in nanoseconds: ``["read", kind, {entity: version}, start, process]``; ``["effect", entity,
+    version, time, write]``; then ``["returned", write, time]``, ``["failed", write, time]`` or ``["died", write, time,
+    is_armed]``; ``["hits", number]``. A write is called ``process/number``.
 
     A read of version v that starts after the end of any write with a higher version is stale. Writes that failed and
     had their effect count like those that returned: their caller knows of them.
     """
     verdict = Verdict()
-    reads: list[tuple[str, dict[str, int], int]] = []
+    reads: list[tuple[str, dict[str, int], int, str]] = []
     effects: list[tuple[int, int, str]] = []
     ends: dict[str, tuple[int, Ending]] = {}
     for what, *rest in lines:
         match what, rest:
-            case "read", [kind, versions, start]:
-                reads.append((kind, versions, start))
+            case "read", [kind, versions, start, process]:
+                reads.append((kind, versions, start, process))
             case "effect", [entity, version, _, write]:
                 effects.append((entity, version, write))
             case ("returned" | "failed") as how, [write, end]:
@@ -87,23 +94,25 @@ def judge(lines: Lines) -> Verdict:
                 raise ValueError(f"a line that nobody writes: {[what, *rest]!r}")
     verdict.reads = len(reads)
     finished = _finished(effects, ends)
-    for kind, versions, start in reads:
+    for kind, versions, start, process in reads:
         for name, version in versions.items():
-            if (stale := finished[int(name)].replaced(version, start)) is not None:
-                end, ending = stale
-                verdict.stale.append(Stale(int(name), version, kind, (start - end) / 1e9, ending))
+            entity = finished[int(name)]
+            if (replaced := entity.replaced(version, start)) is not None:
+                end, ending = replaced
+                is_own = entity.was_replaced_by(process, version, start)
+                verdict.stale.append(Stale(int(name), version, kind, (start - end) / 1e9, ending, is_own))
     return verdict
 
 
 class _Entity:
     """The writes of one entity that have ended, by version."""
 
-    def __init__(self, writes: Iterable[tuple[int, int, Ending]]) -> None:
-        ordered = sorted(writes)
-        self._versions = [version for version, _, _ in ordered]
+    def __init__(self, writes: Iterable[tuple[int, int, Ending, str]]) -> None:
+        self._writes = ordered = sorted(writes)
+        self._versions = [version for version, *_ in ordered]
         # The earliest end among each write and all later ones: what has been readable since then.
         self._since: list[tuple[int, Ending]] = []
-        for _, end, ending in reversed(ordered):
+        for _, end, ending, _ in reversed(ordered):
             since = (end, ending)
             self._since.append(min(since, self._since[-1]) if self._since else since)
         self._since.reverse()
@@ -115,10 +124,15 @@ class _Entity:
             return None
         return self._since[place]
 
+    def was_replaced_by(self, process: str, version: int, start: int) -> bool:
+        """Whether a write of that process had replaced it."""
+        later = self._writes[bisect_right(self._versions, version) :]
+        return any(end < start and name.rpartition("/")[0] == process for _, end, _, name in later)
+
 
 def _finished(effects: Iterable[tuple[int, int, str]], ends: dict[str, tuple[int, Ending]]) -> dict[int, _Entity]:
-    by_entity: dict[int, list[tuple[int, int, Ending]]] = defaultdict(list)
+    by_entity: dict[int, list[tuple[int, int, Ending, str]]] = defaultdict(list)
     for entity, version, write in effects:
         if write in ends:
-            by_entity[entity].append((version, *ends[write]))
+            by_entity[entity].append((version, *ends[write], write))
     return defaultdict(lambda: _Entity(()), {entity: _Entity(writes) for entity, writes in by_entity.items()})

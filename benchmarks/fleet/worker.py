@@ -101,7 +101,7 @@ class Worker:
         kind = self._kind(READ_KINDS)
         start = time.monotonic_ns()
         versions = await reads[kind](self._entity())
-        self.journal.note_later("read", kind, versions, start)
+        self.journal.note_later("read", kind, versions, start, self.job.name)
 
     async def _write(self, writes: Writes) -> None:
         kind, write = self._kind(WRITE_KINDS), f"{self.job.name}/{next(self._writes)}"

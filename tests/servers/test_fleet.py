@@ -47,6 +47,13 @@ def test_a_process_that_fails_is_a_complaint(monkeypatch: pytest.MonkeyPatch):
     assert command.complaint("none", outcome, fleet) == "a process failed"
 
 
+def test_half_of_the_processes_write_where_one_side_is_cut_off():
+    outcome = run(Fault(cut_off="readers"), Fleet(processes=2, operations=1_000, writes=0.1, in_memory=True))
+    assert outcome.complaints == ()
+    assert 50 < outcome.verdict.writes < 200
+    assert outcome.verdict.own == []
+
+
 def test_every_fault_leaves_the_stage_as_soon_as_the_run_is_over():
     over = Scene()
     over.over.set()

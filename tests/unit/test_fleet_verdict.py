@@ -11,11 +11,11 @@ from benchmarks.fleet.verdict import judge
 MS = 1_000_000
 
 
-def read(version: int, start: int, kind: str = "entity"):
-    return ["read", kind, {"7": version}, start * MS]
+def read(version: int, start: int, process: str = "reader"):
+    return ["read", "entity", {"7": version}, start * MS, process]
 
 
-def write(version: int, end: int, name: str = "w", how: str = "returned"):
+def write(version: int, end: int, name: str = "writer/0", how: str = "returned"):
     return [["effect", 7, version, (end - 1) * MS, name], [how, name, end * MS]]
 
 
@@ -47,7 +47,7 @@ def test_a_later_version_that_returned_earlier_replaces_all_before_it():
 
 
 def test_each_entity_of_a_read_of_all_is_checked():
-    lines = [*write(1, end=10), ["read", "root", {"6": 0, "7": 0, "8": 0}, 15 * MS]]
+    lines = [*write(1, end=10), ["read", "root", {"6": 0, "7": 0, "8": 0}, 15 * MS, "reader"]]
     assert [stale.entity for stale in judge(lines).stale] == [7]
 
 
@@ -65,6 +65,13 @@ def test_an_armed_write_that_died_may_be_missed_for_a_lease():
     assert verdict.later_than(bound=1.0, lease=0.5) == []
     held = judge([died[0], [*died[1][:3], False], read(0, start=1_500)])
     assert held.later_than(bound=1.0, lease=0.5) == held.stale
+
+
+def test_a_process_that_misses_its_own_write_is_told_apart():
+    lines = [*write(1, end=10, name="a/0"), *write(2, end=20, name="b/0")]
+    verdict = judge([*lines, read(0, 15, "a"), read(0, 15, "b"), read(1, 30, "a"), read(1, 30, "b")])
+    assert [stale.is_own for stale in verdict.stale] == [True, False, False, True]
+    assert len(verdict.own) == 2
 
 
 def test_everything_is_counted():
