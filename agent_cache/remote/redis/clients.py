@@ -231,14 +231,14 @@ class _Line:
         def answered(replies: list[Any] | Unreachable) -> None:
             try:
                 if isinstance(replies, Unreachable):
-                    raise replies  # noqa: TRY301 - one place that tells all who wait
+                    raise replies
                 if strong:
                     self._is_still(identity_in(replies[-1]), sent)
                 values: dict[bytes, Any] = {}
                 for wanted, reply in zip(batches, replies, strict=False):
                     if isinstance(reply, ReplyError):
                         self._core.topology.is_stale |= reply.code in _REDIRECTS
-                        raise Unreachable(str(reply))
+                        raise Unreachable(str(reply))  # noqa: TRY301 - one place that tells all who wait
                     values.update(zip(wanted, reply, strict=True))
             except Unreachable as error:
                 self._core.failed(self._node, str(error))
