@@ -5,7 +5,7 @@ An entity appears as a keyed digest alone; roots are in clear text. All that bel
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from redis.crc import key_slot
@@ -136,9 +136,12 @@ class Names:
         """The key by which one process of a fleet claims to refresh a value."""
         return b"r:%b:%b" % (self.namespace.encode(), digest)
 
-    def heartbeat(self, process: bytes) -> bytes:
-        """The key that a process writes to see whether it may."""
-        return b"%b:hb:%b" % (self.namespace.encode(), process)
+    def heartbeats(self, process: bytes) -> Iterator[bytes]:
+        """Keys that a process may write to see whether it may write: each in another slot, the first without a tag."""
+        head = self.namespace.encode() + b":hb:"
+        yield head + process
+        for number in range(1 << 16):
+            yield b"%b{%d}:%b" % (head, number, process)
 
     def home(self, request: Request) -> RootNames:
         """The root whose slot holds the cell of the entry itself. The same for every process: the first by name."""

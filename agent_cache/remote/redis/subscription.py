@@ -12,6 +12,8 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from redis.crc import key_slot
+
 from agent_cache.remote.protocols import Touched
 from agent_cache.remote.redis.identity import INFO, identity_in, introduced
 from agent_cache.remote.redis.leases import NEVER, boottime
@@ -50,6 +52,7 @@ class Subscription:
         self._pings: dict[bytes, tuple[float, asyncio.Future[None]]] = {}
         self._answered = self._beaten = NEVER
         self._was_live = False
+        self._key: bytes | None = None
         self.is_live = False
         self.heard: set[bytes] = set()
 
@@ -99,9 +102,7 @@ class Subscription:
         """Write something, and ask who it is. A master that is cut off from its replicas refuses, if told to."""
         core, sent = self._core, boottime()
         period = b"%d" % max(1000, int(core.max_staleness * 3000))
-        _, info, now = await data.ask(
-            (b"SET", core.names.heartbeat(core.process), b"", b"PX", period), INFO, (b"TIME",)
-        )
+        _, info, now = await data.ask((b"SET", self._own_key(), b"", b"PX", period), INFO, (b"TIME",))
         ident, former = identity_in(info), self.node.ident
         core.met(self.node, ident)
         if former is not None and former != ident:
@@ -111,6 +112,16 @@ class Subscription:
         await self._core.settle_up(self.node, data)
         self._core.recovered(self.node)
         self._on_change()
+
+    def _own_key(self) -> bytes:
+        """A key of this process that this server has the slot of."""
+        topology = self._core.topology
+        if self._key is None or topology.of(key_slot(self._key)) is not self.node:
+            keys = self._core.names.heartbeats(self._core.process)
+            self._key = next((key for key in keys if topology.of(key_slot(key)) is self.node), None)
+            if self._key is None:
+                raise Unreachable("the server has no slots")
+        return self._key
 
     async def _connect(self, on_close: Callable[[], None]) -> None:
         self._connections += 1
