@@ -21,7 +21,7 @@ from agent_cache.errors import ConfigurationError, RemoteTierError
 from agent_cache.remote import Touched, WriteIntent
 from agent_cache.remote.redis import RedisTier
 from agent_cache.testing.contract.workbench import commit, load, read, value_of, write, writing
-from tests.pipeline.valkey import Proxy, Server
+from tests.pipeline.valkey import Proxy, Server, free_port
 
 Make = Callable[..., RedisTier]
 
@@ -70,7 +70,7 @@ def look(server: Server) -> redis.Redis:
 
 def cell(client: redis.Redis, name: str) -> str | None:
     """A cell of the root `order`: S, D, or the one that begins with T or K."""
-    found = [key for key in client.keys("t:{agent_cache:order}:" + name + "*")]
+    found = client.keys("t:{agent_cache:order}:" + name + "*")
     return client.get(found[0]) if found else None
 
 
@@ -240,8 +240,10 @@ async def test_damaged_values_are_counted_misses(make, server):
     with redis.Redis(port=server.port) as client:
         (key,) = client.keys("v:*")
         good = client.get(key)
-        bad = [b"", b"\x01", good[:30], good[:-1], b"\x02" + good[1:], good[:60] + b"\xff" + good[61:], b"x" * 1_000_000,
-               b"\x80\x04\x95\x0e\x00.", good[:1] + b"\xff" * 40 + good[41:]]  # fmt: skip
+        bad = [
+            b"", b"\x01", good[:30], good[:-1], b"\x02" + good[1:], good[:60] + b"\xff" + good[61:],
+            b"x" * 1_000_000, b"\x80\x04\x95\x0e\x00.", good[:1] + b"\xff" * 40 + good[41:],
+        ]  # fmt: skip
         for number, data in enumerate(bad):
             client.set(key, data)
             assert await value_of(tier, read("order:7")) == "nothing", data[:50]
@@ -337,24 +339,14 @@ async def test_a_dead_server_costs_one_read_the_timeout_and_the_others_nothing(m
 
 
 async def test_a_port_that_was_never_open_is_no_error(make):
-    with Server_closed() as port:
-        tier = make(f"redis://127.0.0.1:{port}")
-        await measure(tier)
-        assert not await tier.discard(read("order:7"))
-        intent = write("order:7")
-        await tier.begin(intent)
-        await tier.renew(intent)
-        await commit(tier, intent)
-        assert tier.stats()["pending"] == 2
-
-
-class Server_closed:  # noqa: N801 - reads as a fixture
-    def __enter__(self) -> int:
-        from tests.pipeline.valkey import free_port
-
-        return free_port()
-
-    def __exit__(self, *_: object) -> None: ...
+    tier = make(f"redis://127.0.0.1:{free_port()}")
+    await measure(tier)
+    assert not await tier.discard(read("order:7"))
+    intent = write("order:7")
+    await tier.begin(intent)
+    await tier.renew(intent)
+    await commit(tier, intent)
+    assert tier.stats()["pending"] == 2
 
 
 async def test_what_could_not_be_said_lands_when_the_server_is_back(make, own_server):
