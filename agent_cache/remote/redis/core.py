@@ -10,6 +10,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from redis.crc import key_slot
+
 from agent_cache._clock import CLOCK
 from agent_cache.remote.codecs import Codec
 from agent_cache.remote.protocols import Listener, Touched
@@ -86,6 +88,10 @@ class Core:
         self.was_forked = True
         self.pending.after_fork()
         self._begin_process()
+
+    def slot(self, key: bytes) -> int:
+        """Where a key is. Computed for a cluster alone: elsewhere nobody looks at it."""
+        return key_slot(key) if self.topology.is_cluster else 0
 
     def script(self, script: Script) -> Script:
         """A script as this deployment needs it."""

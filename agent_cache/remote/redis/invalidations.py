@@ -83,7 +83,10 @@ def _announcements(core: Core, write: WriteIntent, script: Script) -> list[Order
 
 async def _give(core: Core, orders: list[Order]) -> Unreachable | None:
     """Have all carried out at once; those that are not known to have been are owed."""
-    outcomes = await asyncio.gather(*(_give_one(core, order) for order in orders))
+    if len(orders) == 1:  # most writes: without a task of its own
+        outcomes = [await _give_one(core, orders[0])]
+    else:
+        outcomes = await asyncio.gather(*(_give_one(core, order) for order in orders))
     failure = None
     for order, outcome in zip(orders, outcomes, strict=True):
         if outcome is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
+from agent_cache.remote.protocols import Request
 from agent_cache.remote.redis.names import CellKey, RootNames
 
 __all__ = ["Memo"]
@@ -37,11 +38,15 @@ class Memo:
         """Tool and key of an entry, as this process calls them."""
         return self._calls.get(digest)
 
-    def keep_call(self, digest: bytes, call: tuple[str, Hashable]) -> None:
+    def keep_call(self, digest: bytes, request: Request) -> None:
         """Remember them."""
         if digest not in self._calls:
             self.has_forgotten |= _make_room(self._calls)
-            self._calls[digest] = call
+            self._calls[digest] = request.tool, request.key
+
+    def find(self, tool: str, key: Hashable) -> bytes | None:
+        """The digest of an entry that was asked for in this process. Slow: a nearer tier's news of single entries."""
+        return next((digest for digest, call in list(self._calls.items()) if call == (tool, key)), None)
 
 
 def _make_room(
