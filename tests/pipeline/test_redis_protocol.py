@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -291,7 +292,6 @@ async def test_a_server_that_forgot_who_it_was_has_no_values_and_is_a_loss(make,
     assert await value_of(tier, read("order:7")) == "old"
     server.ask("DEBUG", "CHANGE-REPL-ID")
     await until(lambda: None in told)
-    await until(lambda: tier.stats()["servers"] == {f"127.0.0.1:{server.port}": "ok"})
     assert await value_of(tier, read("order:7")) == "nothing"
     await load(tier, read("order:7"), "new")
     assert await value_of(tier, read("order:7")) == "new"
@@ -573,3 +573,87 @@ async def test_a_refused_write_is_not_begun(make, own_server):
     own_server.kill()
     with pytest.raises(RemoteTierError):
         await tier.begin(WriteIntent("w", ("order:7",), on_unreachable="refuse"))
+
+
+async def test_a_subscription_that_is_refused_costs_one_read_a_wait_and_trusts_nothing(make, server):
+    with look(server) as client:
+        client.execute_command("ACL", "SETUSER", "deaf", "on", ">secret", "~*", "+@all", "resetchannels")
+    tier = make(f"redis://deaf:secret@127.0.0.1:{server.port}")
+    await load(tier, read("order:7"), "x")
+    started = time.perf_counter()
+    for _ in range(20):
+        found, ticket = await tier.lookup(read("order:7"))
+        assert found is not None
+        assert not ticket.is_clean()
+    assert time.perf_counter() - started < 0.15
+    assert tier.trusted_until() == float("-inf")
+
+
+async def test_a_tier_that_is_no_longer_used_ends_its_thread(server):
+    tier = RedisTier.from_url(server.url)
+    await load(tier, read("order:7"), "x")
+    thread = tier._core.attendant._thread
+    assert thread.is_alive()
+    client = tier._core.client()
+    del tier
+    gc.collect()
+    await asyncio.to_thread(thread.join, 5)
+    assert not thread.is_alive()
+    client.close()
+
+
+async def test_news_of_single_entries_from_another_tier_name_no_request(make, server):
+    """A nearer tier is told of keys alone, and knows its own digests of them."""
+    a, b = make(server.url), make(server.url)
+    seven, eight = read("order", key="7"), read("order", key="8")
+    for request in (seven, eight):
+        await load(a, request, "old")
+    intent = WriteIntent("told", (), keys=((seven.tool, seven.key),))
+    await a.commit(intent, (), failed=False, hold=0.0)
+    assert [await value_of(b, request) for request in (seven, eight)] == ["nothing", "old"]
+
+
+async def test_the_heartbeat_of_a_master_that_may_not_write_stops_everything(make, own_server):
+    """A master that is cut off from its replicas refuses, if it is told to: what it has may be overtaken."""
+    tier = make(own_server.url)
+    await load(tier, read("order:7"), "old")
+    await trusted(tier)
+    own_server.ask("CONFIG", "SET", "min-replicas-to-write", "1")
+    await until(lambda: tier.trusted_until() == float("-inf"))
+    await until(lambda: "NOREPLICAS" in str(tier.stats()["servers"]))
+    assert await value_of(tier, read("order:7")) == "nothing"
+    own_server.ask("CONFIG", "SET", "min-replicas-to-write", "0")
+    await trusted(tier)
+    assert await value_of(tier, read("order:7")) == "old"
+
+
+async def test_a_server_that_was_killed_and_started_empty_is_used_again(make, own_server):
+    a, b = make(own_server.url), make(own_server.url)
+    told: list[Touched | None] = []
+    b.subscribe(told.append)
+    await load(a, read("order:7"), "old")
+    await load(b, read("order:8", key="8"), "old")
+    await trusted(a, b)
+    own_server.kill()
+    await until(lambda: b.trusted_until() == float("-inf"))
+    own_server.launch()
+    await trusted(a, b)
+    assert None in told
+    assert await value_of(b, read("order:7")) == "nothing"
+    await load(a, read("order:7"), "new")
+    assert await value_of(b, read("order:7")) == "new"
+
+
+async def test_what_happened_is_counted_and_said_once(make, own_server, caplog):
+    tier = make(own_server.url)
+    await load(tier, read("order:7"), "x")
+    await value_of(tier, read("order:7"))
+    stats = tier.stats()
+    assert (stats["hits"], stats["misses"], stats["stores"], stats["pending"]) == (1, 1, 1, 0)
+    own_server.kill()
+    for _ in range(50):
+        await tier.lookup(read("order:7"))
+    assert tier.stats()["misses"] == 51
+    said = [record for record in caplog.records if record.name == "agent_cache"]
+    assert len(said) == 1
+    assert "cannot be used" in said[0].getMessage()

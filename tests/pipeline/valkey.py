@@ -101,7 +101,8 @@ class Proxy:
         self._writers: set[asyncio.StreamWriter] = set()
         self._loop = asyncio.new_event_loop()
         self._ready = threading.Event()
-        threading.Thread(target=self._work, daemon=True).start()
+        self._thread = threading.Thread(target=self._work, daemon=True)
+        self._thread.start()
         self._ready.wait(5)
 
     @property
@@ -129,6 +130,8 @@ class Proxy:
         ]
         try:
             await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:  # stopped; asyncio would report a cancelled handler
+            pass
         finally:
             for pump in pumps:
                 pump.cancel()
@@ -175,13 +178,17 @@ class Proxy:
         self._in_loop(lambda: [writer.transport.abort() for writer in list(self._writers)])
 
     def stop(self) -> None:
-        def end() -> None:
+        async def end() -> None:
             self._listener.close()
-            for writer in list(self._writers):
-                writer.transport.abort()
-            self._loop.call_later(0.01, self._loop.stop)
+            tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.sleep(0.01)
 
-        self._in_loop(end)
+        asyncio.run_coroutine_threadsafe(end(), self._loop).result(5)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(5)
 
 
 class Cluster:

@@ -14,7 +14,7 @@ from agent_cache.remote.redis.identity import INFO, identity_in, introduced
 from agent_cache.remote.redis.leases import boottime
 from agent_cache.remote.redis.links import Answered, Link, into
 from agent_cache.remote.redis.topology import Node
-from agent_cache.remote.redis.wire import ReplyError, Unreachable, pack
+from agent_cache.remote.redis.wire import Changed, ReplyError, Unreachable, pack
 
 if TYPE_CHECKING:
     from agent_cache.remote.redis.core import Core
@@ -211,7 +211,8 @@ class _Line:
             self._checked = boottime()
         except (Unreachable, TimeoutError) as error:
             reason = str(error) or "no connection within the timeout"
-            self._core.failed(self._node, reason)
+            if not isinstance(error, Changed):
+                self._core.failed(self._node, reason)
             self._fail(Unreachable(reason))
         finally:
             self._opening = None
@@ -247,7 +248,8 @@ class _Line:
                         raise Unreachable(str(reply))  # noqa: TRY301 - one place that tells all who wait
                     values.update(zip(wanted, reply, strict=True))
             except Unreachable as error:
-                self._core.failed(self._node, str(error))
+                if not isinstance(error, Changed):
+                    self._core.failed(self._node, str(error))
                 for _, _, future in gets:
                     if not future.done():
                         future.set_exception(error)
@@ -264,7 +266,7 @@ class _Line:
         self._checked = sent
         if ident != self.ident:
             self._core.met(self._node, ident)
-            raise Unreachable("the server has another identity than before")
+            raise Changed("the server has another identity than before")
 
     def _fail(self, error: Unreachable) -> None:
         commands, self._commands = self._commands, []

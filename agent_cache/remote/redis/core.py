@@ -84,7 +84,7 @@ class Core:
         """In the child: nothing of the parent's connections, and nothing is trusted that was kept under them."""
         _GRAVES.append((self._clients, self.attendant, self.topology))  # not collected: that would close what is shared
         self.topology = Topology(self.topology.deployment, self.timeout)
-        self.epochs.lose()
+        self.epochs.after_fork()
         self.was_forked = True
         self.pending.after_fork()
         self._begin_process()
@@ -118,6 +118,8 @@ class Core:
         client = self._clients.get(loop)
         if client is None:
             with self.lock:
+                for other in [other for other in self._clients if other.is_closed()]:
+                    del self._clients[other]  # closed without ending its tasks
                 client = self._clients[loop] = LoopClient(self)
         return client
 

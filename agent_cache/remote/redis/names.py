@@ -112,20 +112,21 @@ class Names:
             self._read_by[tag] = cells
         return cells
 
-    def moved_by(self, tags: Iterable[str], entries: Iterable[Request] = ()) -> dict[CellKey, RootNames]:
-        """What a write of these tags and single entries moves: T and D, or S and D."""
+    def moved_by(self, tags: Iterable[str]) -> dict[CellKey, RootNames]:
+        """What a write of these tags moves: T and D, or S and D."""
         cells: dict[CellKey, RootNames] = {}
         for tag in tags:
             head, *segments = tag.split(":", 2)
             root = self.root(head)
             cells[self.entity(root, segments[0]) if segments else root.s] = root
             cells[root.d] = root
-        for request in entries:
-            digest = self.digest(request)
-            if digest is not None:
-                home = self.home(request)
-                cells[home.cell(b"K" + digest)] = home
         return cells
+
+    def own_cell(self, request: Request) -> dict[CellKey, RootNames]:
+        """An entry is an entity of its own, for a write that names it by its call."""
+        digest = self.digest(request)
+        home = self.home(request)
+        return {} if digest is None else {home.cell(b"K" + digest): home}
 
     def armed_by(self, write: WriteIntent) -> dict[CellKey, RootNames]:
         """S and D of each root whose entities the result will name."""

@@ -53,6 +53,7 @@ class Subscription:
         self._answered = self._beaten = NEVER
         self._was_live = False
         self._key: bytes | None = None
+        self._is_refused = False
         self.is_live = False
         self.heard: set[bytes] = set()
 
@@ -69,6 +70,8 @@ class Subscription:
                 await self._live(interval)
             except Unreachable as error:
                 self._core.failed(self.node, str(error))
+            except Exception as error:  # noqa: BLE001 - somebody must go on listening
+                self._core.failed(self.node, f"{type(error).__name__}: {error}")
             finally:
                 self._beaten = NEVER
                 self._down()
@@ -92,7 +95,7 @@ class Subscription:
                 try:
                     async with asyncio.timeout(interval):
                         await closed.wait()
-                    await asyncio.sleep(0.02)  # a subscription that is cut at once each time
+                    await asyncio.sleep(interval if self._is_refused else 0.02)  # one that is cut at once each time
                 except TimeoutError:
                     pass
         finally:
@@ -103,10 +106,7 @@ class Subscription:
         core, sent = self._core, boottime()
         period = b"%d" % max(1000, int(core.max_staleness * 3000))
         _, info, now = await data.ask((b"SET", self._own_key(), b"", b"PX", period), INFO, (b"TIME",))
-        ident, former = identity_in(info), self.node.ident
-        core.met(self.node, ident)
-        if former is not None and former != ident:
-            raise Unreachable("the server has another identity than before")
+        core.met(self.node, identity_in(info))
         self.node.clock_offset = int(now[0]) + int(now[1]) / 1e6 - (sent + boottime()) / 2
         self.node.checked = self._beaten = sent
         await self._core.settle_up(self.node, data)
@@ -187,6 +187,7 @@ class Subscription:
 
     def _become_live(self) -> None:
         self.is_live = True
+        self._is_refused = False
         if self._was_live or self._core.was_forked:
             self._core.lost()
         self._was_live = True
@@ -196,7 +197,8 @@ class Subscription:
 
     def _receive(self, reply: Any) -> None:
         if isinstance(reply, ReplyError):
-            self._core.log.once("a subscription was refused", reply)
+            self._is_refused = True
+            self._core.log.once("a subscription was refused, so nothing is kept locally", reply)
             if self._link is not None:
                 self._link.close()
             return

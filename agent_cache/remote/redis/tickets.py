@@ -42,7 +42,7 @@ class RedisTicket:
         if digest is not None:
             home = names.home(request)
             depends_on[home.prefix + b"K" + digest] = home
-            core.memo.keep_call(digest, request)
+            core.memo.keep_call(digest, request, home)
         for tag in request.tags:
             depends_on |= names.read_by(tag)
         watches: dict[CellKey, RootNames] = {}

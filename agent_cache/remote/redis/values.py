@@ -83,7 +83,9 @@ def read_at_once(data: bytes, cells: bytes) -> tuple[float, float, float, bytes]
     if data[start:end] != cells:
         return None
     schema, loaded, ttl, _, cost, size, late = _FIXED.unpack_from(data)
-    return (loaded, ttl, cost, data[end:]) if schema == SCHEMA and size == len(cells) and not late else None
+    makes_sense = 0 <= loaded < 1e12 and 0 < ttl < 1e18 and 0 <= cost < 1e9
+    is_plain = schema == SCHEMA and size == len(cells) and not late
+    return (loaded, ttl, cost, data[end:]) if is_plain and makes_sense else None
 
 
 def unpacked(data: bytes) -> tuple[Header, bytes]:
