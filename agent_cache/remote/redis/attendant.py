@@ -33,6 +33,7 @@ class Attendant:
         self._lock = threading.Lock()
         self._channels: dict[bytes, RootNames] = {}
         self._waiters: dict[bytes, list[Waiter]] = {}
+        self._given_up: set[bytes] = set()
         self._subscriptions: dict[Node, tuple[Subscription, asyncio.Task[None]]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._wake: asyncio.Event | None = None
@@ -80,7 +81,7 @@ class Attendant:
         waiter: asyncio.Future[None] = loop.create_future()
         with self._lock:
             self._channels[root.channel] = root
-            if root.channel in self.heard:
+            if root.channel in self.heard or root.channel in self._given_up:
                 return
             self._waiters.setdefault(root.channel, []).append((loop, waiter))
         own = self._loop
@@ -93,7 +94,7 @@ class Attendant:
             async with asyncio.timeout(self._core.timeout):
                 await waiter
         except TimeoutError:
-            pass
+            self._given_up.add(root.channel)  # the next one does not wait: it may be refused for good
 
     async def catch_up(self) -> None:
         """Return when everything that was said until now has been heard.
@@ -138,7 +139,7 @@ class Attendant:
                 if topology.is_stale or down or not topology.nodes:
                     try:
                         await topology.look()
-                    except Unreachable as error:
+                    except Exception as error:  # noqa: BLE001 - this thread must go on, or nothing ever recovers
                         self._core.log.once("the servers cannot be found", error)
                 self._follow(topology.nodes)
                 busy = topology.is_stale or not topology.nodes or any(node.breaker.is_open for node in topology.nodes)
@@ -188,6 +189,8 @@ class Attendant:
         subscriptions = [subscription for subscription, _ in self._subscriptions.values()]
         self.heard = frozenset().union(*(one.heard for one in subscriptions if one.is_live))
         self.lease = NEVER if self._is_ended else min((one.lease for one in subscriptions), default=NEVER)
+        if self._given_up:
+            self._given_up -= self.heard
         if self._waiters:
             with self._lock:
                 ready = [self._waiters.pop(channel) for channel in list(self._waiters) if channel in self.heard]

@@ -14,7 +14,7 @@ from agent_cache.remote.redis.identity import INFO, identity_in, introduced
 from agent_cache.remote.redis.leases import boottime
 from agent_cache.remote.redis.links import Answered, Link, into
 from agent_cache.remote.redis.topology import Node
-from agent_cache.remote.redis.wire import ReplyError, Unreachable, pack
+from agent_cache.remote.redis.wire import Changed, ReplyError, Unreachable, pack
 
 if TYPE_CHECKING:
     from agent_cache.remote.redis.core import Core
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Fetched", "LoopClient"]
 
-Fetched = dict[bytes, tuple[Any, bytes]]
-"""What was read: for each key its value and the identity of the server that has it."""
+Fetched = tuple[dict[bytes, Any], "bytes | dict[bytes, bytes]"]
+"""What was read: values by key, and the identity of the server that has them; by key where they are several."""
 
 _REDIRECTS = frozenset({"MOVED", "ASK", "CLUSTERDOWN", "TRYAGAIN", "READONLY"})
 _INFO = pack(*INFO)
@@ -70,26 +70,27 @@ class LoopClient:
             Unreachable: if a server does not answer, or is not asked since it did not.
         """
         topology = self._core.topology
+        if not topology.is_cluster:
+            return await self._line(topology.of(0) or await topology.find(0)).get([key for key, _ in keys], strong)
         by_node: dict[Node, list[tuple[bytes, int]]] = {}
         for key in keys:
-            node = topology.of(key[1]) or await topology.find(key[1])
-            wanted = by_node.get(node)
-            if wanted is None:
-                by_node[node] = [key]
-            else:
-                wanted.append(key)
-        pending = [self._line(node).get(wanted, strong) for node, wanted in by_node.items()]
-        fetched: Fetched = {}
+            by_node.setdefault(topology.of(key[1]) or await topology.find(key[1]), []).append(key)
+        pending = [
+            self._line(node).get([key for key, _ in wanted], strong, [slot for _, slot in wanted])
+            for node, wanted in by_node.items()
+        ]
+        values: dict[bytes, Any] = {}
+        idents: dict[bytes, bytes] = {}
         try:
             for wanted, future in zip(by_node.values(), pending, strict=True):
-                values, ident = await future
+                some, ident = await future
                 for name, _ in wanted:
-                    fetched[name] = values[name], ident
+                    values[name], idents[name] = some[name], ident
         finally:
             for future in pending:
                 if future.done() and not future.cancelled():
                     future.exception()
-        return fetched
+        return values, idents
 
     async def run(self, script: Script, slot: int, keys: list[bytes], arguments: list[bytes]) -> tuple[Any, bytes]:
         """Run a script; the reply, and who has run it. Loads it where it is not known yet.
@@ -143,20 +144,26 @@ class _Line:
         self._opening: asyncio.Task[None] | None = None
         self._is_due = False
         self._commands: list[tuple[bytes, int, Answered, float]] = []
-        self._gets: list[tuple[list[tuple[bytes, int]], asyncio.Future[tuple[dict[bytes, Any], bytes]]]] = []
+        self._gets: list[tuple[list[bytes], list[int] | None, asyncio.Future[tuple[dict[bytes, Any], bytes]]]] = []
         self._since = 0.0
         self._wants_ident = False
         self._checked = float("-inf")
         self.ident = b""
 
-    def get(self, keys: list[tuple[bytes, int]], strong: bool) -> asyncio.Future[tuple[dict[bytes, Any], bytes]]:  # noqa: FBT001 - private
-        """Read keys with the next write."""
+    def get(
+        self,
+        keys: list[bytes],
+        strong: bool,  # noqa: FBT001 - private, and on the path of every hit
+        slots: list[int] | None = None,
+    ) -> asyncio.Future[tuple[dict[bytes, Any], bytes]]:
+        """Read keys with the next write; in a cluster, with their slots."""
         future: asyncio.Future[tuple[dict[bytes, Any], bytes]] = self._loop.create_future()
         if not self._gets:
             self._since = self._loop.time()
-        self._gets.append((keys, future))
-        self._wants_ident |= strong
-        self._schedule()
+            self._schedule()
+        self._gets.append((keys, slots, future))
+        if strong:
+            self._wants_ident = True
         return future
 
     def put(self, packed: bytes, count: int, answered: Answered) -> None:
@@ -204,7 +211,8 @@ class _Line:
             self._checked = boottime()
         except (Unreachable, TimeoutError) as error:
             reason = str(error) or "no connection within the timeout"
-            self._core.failed(self._node, reason)
+            if not isinstance(error, Changed):
+                self._core.failed(self._node, reason)
             self._fail(Unreachable(reason))
         finally:
             self._opening = None
@@ -216,38 +224,38 @@ class _Line:
         strong, self._wants_ident = self._wants_ident, False
         # Who it is was asked when the connection was made, and is asked by each heartbeat. Should those stop, here.
         strong |= boottime() - max(self._checked, self._node.checked) > self._core.max_staleness
-        by_slot: dict[int, dict[bytes, None]] = {}
-        for keys, _ in gets:
-            for key, slot in keys:
-                wanted = by_slot.get(slot if self._core.topology.is_cluster else 0)
-                if wanted is None:
-                    by_slot[slot if self._core.topology.is_cluster else 0] = {key: None}
-                else:
-                    wanted[key] = None
-        packed = b"".join([pack(b"MGET", *wanted) for wanted in by_slot.values()])
-        batches = list(by_slot.values())
+        by_slot: dict[int, dict[bytes, None]] = {0: {}}
+        for keys, slots, _ in gets:
+            if slots is None:
+                by_slot[0].update(dict.fromkeys(keys))
+            else:
+                for key, slot in zip(keys, slots, strict=True):
+                    by_slot.setdefault(slot, {})[key] = None
+        batches = [wanted for wanted in by_slot.values() if wanted]
+        packed = b"".join([pack(b"MGET", *wanted) for wanted in batches])
         sent = boottime()
 
         def answered(replies: list[Any] | Unreachable) -> None:
             try:
                 if isinstance(replies, Unreachable):
-                    raise replies  # noqa: TRY301 - one place that tells all who wait
+                    raise replies
                 if strong:
                     self._is_still(identity_in(replies[-1]), sent)
                 values: dict[bytes, Any] = {}
                 for wanted, reply in zip(batches, replies, strict=False):
                     if isinstance(reply, ReplyError):
                         self._core.topology.is_stale |= reply.code in _REDIRECTS
-                        raise Unreachable(str(reply))
+                        raise Unreachable(str(reply))  # noqa: TRY301 - one place that tells all who wait
                     values.update(zip(wanted, reply, strict=True))
             except Unreachable as error:
-                self._core.failed(self._node, str(error))
-                for _, future in gets:
+                if not isinstance(error, Changed):
+                    self._core.failed(self._node, str(error))
+                for _, _, future in gets:
                     if not future.done():
                         future.set_exception(error)
                 return
             found = values, self.ident
-            for _, future in gets:
+            for _, _, future in gets:
                 if not future.done():
                     future.set_result(found)
 
@@ -258,13 +266,13 @@ class _Line:
         self._checked = sent
         if ident != self.ident:
             self._core.met(self._node, ident)
-            raise Unreachable("the server has another identity than before")
+            raise Changed("the server has another identity than before")
 
     def _fail(self, error: Unreachable) -> None:
         commands, self._commands = self._commands, []
         for _, _, answered, _ in commands:
             answered(error)
         gets, self._gets = self._gets, []
-        for _, future in gets:
+        for _, _, future in gets:
             if not future.done():
                 future.set_exception(error)

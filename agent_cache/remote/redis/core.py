@@ -10,6 +10,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from redis.crc import key_slot
+
 from agent_cache._clock import CLOCK
 from agent_cache.remote.codecs import Codec
 from agent_cache.remote.protocols import Listener, Touched
@@ -82,10 +84,14 @@ class Core:
         """In the child: nothing of the parent's connections, and nothing is trusted that was kept under them."""
         _GRAVES.append((self._clients, self.attendant, self.topology))  # not collected: that would close what is shared
         self.topology = Topology(self.topology.deployment, self.timeout)
-        self.epochs.lose()
+        self.epochs.after_fork()
         self.was_forked = True
         self.pending.after_fork()
         self._begin_process()
+
+    def slot(self, key: bytes) -> int:
+        """Where a key is. Computed for a cluster alone: elsewhere nobody looks at it."""
+        return key_slot(key) if self.topology.is_cluster else 0
 
     def script(self, script: Script) -> Script:
         """A script as this deployment needs it."""
@@ -112,6 +118,8 @@ class Core:
         client = self._clients.get(loop)
         if client is None:
             with self.lock:
+                for other in [other for other in self._clients if other.is_closed()]:
+                    del self._clients[other]  # closed without ending its tasks
                 client = self._clients[loop] = LoopClient(self)
         return client
 

@@ -36,6 +36,11 @@ class Epochs:
                 self._floor = self.now
                 self._last = {}
 
+    def after_fork(self) -> None:
+        """In the child: another thread may have had the lock. What the parent noted does not count here."""
+        self._lock = threading.Lock()
+        self.lose()
+
     def lose(self) -> None:
         """Anything may have been written."""
         with self._lock:

@@ -36,11 +36,11 @@ async def renew(core: Core, write: WriteIntent) -> None:
 
 async def commit(core: Core, write: WriteIntent, tags: tuple[str, ...], *, failed: bool, hold: float) -> None:
     """End it under every root that it has named or touched. What does not land is pending."""
-    moved = core.names.moved_by(tags, write.entries)
+    moved = core.names.moved_by(tags) | _own_cells(core, write)
     if failed:
         moved |= core.names.armed_by(write)
     roots = dict.fromkeys(moved.values())
-    roots |= dict.fromkeys(core.names.moved_by(write.tags, write.entries).values())
+    roots |= dict.fromkeys(core.names.moved_by(write.tags).values())
     roots |= dict.fromkeys(core.names.armed_by(write).values())
     by_root = _grouped(moved)
     orders = [committing(core, root, write.id, by_root.get(root, ()), hold) for root in roots]
@@ -64,7 +64,7 @@ def committing(core: Core, root: RootNames, writer: str, cells: Iterable[CellKey
 
 
 def _announcements(core: Core, write: WriteIntent, script: Script) -> list[Order]:
-    held = _grouped(core.names.moved_by(write.tags, write.entries))
+    held = _grouped(core.names.moved_by(write.tags) | _own_cells(core, write))
     armed = _grouped(core.names.armed_by(write))
     orders = []
     for root in dict.fromkeys([*held, *armed]):
@@ -83,7 +83,10 @@ def _announcements(core: Core, write: WriteIntent, script: Script) -> list[Order
 
 async def _give(core: Core, orders: list[Order]) -> Unreachable | None:
     """Have all carried out at once; those that are not known to have been are owed."""
-    outcomes = await asyncio.gather(*(_give_one(core, order) for order in orders))
+    if len(orders) == 1:  # most writes: without a task of its own
+        outcomes = [await _give_one(core, orders[0])]
+    else:
+        outcomes = await asyncio.gather(*(_give_one(core, order) for order in orders))
     failure = None
     for order, outcome in zip(orders, outcomes, strict=True):
         if outcome is not None:
@@ -103,6 +106,18 @@ async def _give_one(core: Core, order: Order) -> Unreachable | None:
     except Unreachable as error:
         return error
     return None
+
+
+def _own_cells(core: Core, write: WriteIntent) -> dict[CellKey, RootNames]:
+    """The cells of single entries."""
+    cells: dict[CellKey, RootNames] = {}
+    for request in write.entries:
+        cells |= core.names.own_cell(request)
+    told = {(request.tool, request.key) for request in write.entries}
+    for tool, key in write.keys:
+        if (tool, key) not in told:
+            cells |= core.memo.cell(tool, key)
+    return cells
 
 
 def _grouped(cells: dict[CellKey, RootNames]) -> _BY_ROOT:

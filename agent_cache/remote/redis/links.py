@@ -163,7 +163,9 @@ class Link(asyncio.Protocol):
             return
         deadline = self._waiting[0][2]
         if deadline <= self._loop.time():
-            self.close()
+            if self._transport is not None:
+                self._transport.abort()
+            self._end(Unreachable(f"no answer within {self._timeout:g} s"))
         else:
             self._watch = self._loop.call_at(deadline, self._look_for_delays)
 

@@ -5,7 +5,7 @@ An entity appears as a keyed digest alone; roots are in clear text. All that bel
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from redis.crc import key_slot
@@ -24,6 +24,7 @@ CellKey = bytes
 
 _MAX_SEGMENTS = 100_000
 _MAX_ROOTS = 10_000
+_MAX_TAGS = 10_000
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,6 +61,9 @@ class Names:
         self._roots: dict[str, RootNames] = {}
         self._segments: dict[str, bytes] = {}
         self._texts: dict[bytes, str] = {}
+        self._read_by: dict[str, dict[CellKey, RootNames]] = {}
+        self._homes: dict[tuple[str, ...], RootNames] = {}
+        self._values = f"v:{namespace}:".encode()
 
     def root(self, root: str) -> RootNames:
         """Names of a root."""
@@ -71,7 +75,8 @@ class Names:
                 root, key_slot(prefix), prefix, b"w:{%b}" % tag, b"c:{%b}" % tag, prefix + b"S", prefix + b"D"
             )
             if len(self._roots) >= _MAX_ROOTS:
-                self._roots.clear()
+                for table in (self._roots, self._homes, self._read_by):
+                    table.clear()
             self._roots[root] = names
         return names
 
@@ -83,6 +88,7 @@ class Names:
             if len(self._segments) >= _MAX_SEGMENTS:
                 self._segments.clear()
                 self._texts.clear()
+                self._read_by.clear()  # or their segments would not come back
                 self.has_forgotten = True
             self._segments[segment] = name
             self._texts[name] = segment
@@ -96,24 +102,31 @@ class Names:
 
     def read_by(self, tag: str) -> dict[CellKey, RootNames]:
         """What an answer with this tag depends on: S and T of an entity, D of a root."""
-        head, *segments = tag.split(":", 2)
-        root = self.root(head)
-        return {root.s: root, self.entity(root, segments[0]): root} if segments else {root.d: root}
+        cells = self._read_by.get(tag)
+        if cells is None:
+            head, *segments = tag.split(":", 2)
+            root = self.root(head)
+            cells = {root.s: root, self.entity(root, segments[0]): root} if segments else {root.d: root}
+            if len(self._read_by) >= _MAX_TAGS:
+                self._read_by.clear()
+            self._read_by[tag] = cells
+        return cells
 
-    def moved_by(self, tags: Iterable[str], entries: Iterable[Request] = ()) -> dict[CellKey, RootNames]:
-        """What a write of these tags and single entries moves: T and D, or S and D."""
+    def moved_by(self, tags: Iterable[str]) -> dict[CellKey, RootNames]:
+        """What a write of these tags moves: T and D, or S and D."""
         cells: dict[CellKey, RootNames] = {}
         for tag in tags:
             head, *segments = tag.split(":", 2)
             root = self.root(head)
             cells[self.entity(root, segments[0]) if segments else root.s] = root
             cells[root.d] = root
-        for request in entries:
-            digest = self.digest(request)
-            if digest is not None:
-                home = self.home(request)
-                cells[home.cell(b"K" + digest)] = home
         return cells
+
+    def own_cell(self, request: Request) -> dict[CellKey, RootNames]:
+        """An entry is an entity of its own, for a write that names it by its call."""
+        digest = self.digest(request)
+        home = self.home(request)
+        return {} if digest is None else {home.cell(b"K" + digest): home}
 
     def armed_by(self, write: WriteIntent) -> dict[CellKey, RootNames]:
         """S and D of each root whose entities the result will name."""
@@ -130,16 +143,24 @@ class Names:
 
     def value(self, digest: bytes) -> bytes:
         """The key of a value."""
-        return b"v:%b:%b" % (self.namespace.encode(), digest)
+        return self._values + digest
 
     def claim(self, digest: bytes) -> bytes:
         """The key by which one process of a fleet claims to refresh a value."""
         return b"r:%b:%b" % (self.namespace.encode(), digest)
 
-    def heartbeat(self, process: bytes) -> bytes:
-        """The key that a process writes to see whether it may."""
-        return b"%b:hb:%b" % (self.namespace.encode(), process)
+    def heartbeats(self, process: bytes) -> Iterator[bytes]:
+        """Keys that a process may write to see whether it may write: each in another slot, the first without a tag."""
+        head = self.namespace.encode() + b":hb:"
+        yield head + process
+        for number in range(1 << 16):
+            yield b"%b{%d}:%b" % (head, number, process)
 
     def home(self, request: Request) -> RootNames:
         """The root whose slot holds the cell of the entry itself. The same for every process: the first by name."""
-        return self.root(min(request.roots or {*map(root_of, request.tags), *request.late_roots}, default=""))
+        home = self._homes.get(request.roots) if request.roots else None
+        if home is None:
+            home = self.root(min(request.roots or {*map(root_of, request.tags), *request.late_roots}, default=""))
+            if request.roots and len(self._homes) < _MAX_ROOTS:
+                self._homes[request.roots] = home
+        return home

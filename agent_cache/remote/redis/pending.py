@@ -72,7 +72,7 @@ class Pending:
         with self._lock:
             self._orders[order.root.root, order.writer] = order
             if len(self._orders) > _MAX:
-                roots = {one.root.root: one.root for one in self._orders.values()}
+                roots = {one.root.root: one.root for one in self._orders.values()}  # by name: objects are made anew
                 self._orders = {
                     (root.root, made.writer): made
                     for root in roots.values()
@@ -100,7 +100,7 @@ class Pending:
             return list(self._orders.values())
 
     def _owed_under(self, root: RootNames) -> frozenset[CellKey]:
-        return frozenset().union(*(one.cells for one in self._orders.values() if one.root is root))
+        return frozenset().union(*(one.cells for one in self._orders.values() if one.root.root == root.root))
 
     def _count(self) -> None:
         self._cells = {cell: 1 for order in self._orders.values() for cell in order.cells}

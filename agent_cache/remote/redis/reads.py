@@ -6,8 +6,6 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from redis.crc import key_slot
-
 from agent_cache.remote.codecs import Undecodable, Unencodable
 from agent_cache.remote.protocols import Found
 from agent_cache.remote.redis.clients import Fetched, LoopClient
@@ -15,7 +13,17 @@ from agent_cache.remote.redis.leases import boottime
 from agent_cache.remote.redis.names import CellKey, RootNames
 from agent_cache.remote.redis.scripts import MINT
 from agent_cache.remote.redis.tickets import RedisTicket
-from agent_cache.remote.redis.values import BadValue, Header, Seen, packed, unpacked
+from agent_cache.remote.redis.values import (
+    BadValue,
+    Header,
+    Seen,
+    is_held,
+    is_idle,
+    packed,
+    read_at_once,
+    unpacked,
+    version_of,
+)
 from agent_cache.remote.redis.wire import OVERSIZED, Unreachable
 
 if TYPE_CHECKING:
@@ -33,51 +41,66 @@ async def look_up(core: Core, ticket: RedisTicket) -> Found | None:
     Raises:
         Unreachable: if that cannot be told.
     """
-    cells = ticket.cells
+    cells, digest, strong = ticket.cells, ticket.digest, ticket.request.strong
     if core.pending.blocks(cells):
         core.counters.skipped += 1
         raise Unreachable("an invalidation is pending")
-    await _listen(core, ticket)
+    if not _is_heard(core, ticket):
+        await _listen(core, ticket)
+    ticket.epoch = core.epochs.now
     client = core.client()
-    memo = core.memo.cells(ticket.digest) if ticket.digest is not None and ticket.watches else {}
+    memo = core.memo.cells(digest) if digest is not None and ticket.watches else {}
     wanted = [(key, root.slot) for key, root in (cells | memo if memo else cells).items()]
     value_key = b""
-    if ticket.digest is not None:
-        value_key = core.names.value(ticket.digest)
-        wanted.append((value_key, key_slot(value_key)))
-    fetched = await client.fetch(wanted, strong=ticket.request.strong)
-    seen = _seen(cells, fetched)
-    if len(seen) < len(cells):
-        seen = await _minted(core, client, cells, fetched)
-    ticket.seen = seen
-    if ticket.digest is None:
-        return None
-    data = fetched[value_key][0]
+    if digest is not None:
+        value_key = core.names.value(digest)
+        wanted.append((value_key, core.slot(value_key)))
+    fetched = await client.fetch(wanted, strong=strong)
+    ticket.seen = _seen(cells, fetched)
+    if len(ticket.seen) < len(cells):
+        ticket.seen = await _minted(core, client, cells, fetched)
+    data = fetched[0][value_key] if digest is not None else None
     if data is None:
         return None
-    found = await _current(core, client, ticket, data, _seen(memo, fetched))
-    if found is None or core.pending.blocks(ticket.seen):
-        return None
-    return found
+    found = _at_once(core, ticket, data)
+    if found is None:
+        found = await _current(core, client, ticket, data, _seen(memo, fetched))
+    return None if found is None or core.pending.blocks(ticket.seen) else found
+
+
+def _is_heard(core: Core, ticket: RedisTicket) -> bool:
+    attendant = core.attendant
+    if attendant is None or not core.listeners:
+        return True
+    heard = attendant.heard
+    for root in ticket.depends_on.values():
+        if root.channel not in heard:
+            return False
+    for root in ticket.watches.values():
+        if root.channel not in heard:
+            return False
+    ticket.is_live = True
+    return True
 
 
 async def _listen(core: Core, ticket: RedisTicket) -> None:
-    """Before anything is read: messages about it must arrive, or nothing is kept locally. Then the epoch counts."""
+    """Before anything is read: messages about it must arrive, or nothing is kept locally."""
     attendant = core.attendant
-    if attendant is not None and core.listeners:
-        is_live = True
-        for root in ticket.roots:
-            if not attendant.is_heard(root):
-                node = core.topology.of(root.slot)
-                if node is None or not node.breaker.is_open:
-                    await attendant.hear(root)
-                is_live = is_live and attendant.is_heard(root)
-        ticket.is_live = is_live
-    ticket.epoch = core.epochs.now
+    if attendant is None:
+        return
+    for root in ticket.roots:
+        node = core.topology.of(root.slot)
+        if not attendant.is_heard(root) and (node is None or not node.breaker.is_open):
+            await attendant.hear(root)
+    ticket.is_live = all(map(attendant.is_heard, ticket.roots))
 
 
 def _seen(cells: Iterable[CellKey], fetched: Fetched) -> dict[CellKey, Seen]:
-    return {key: Seen.of(*fetched[key]) for key in cells if isinstance(fetched[key][0], bytes)}
+    """Those that are there, and are cells."""
+    values, ident = fetched
+    if isinstance(ident, bytes):
+        return {key: (values[key], ident) for key in cells if type(values[key]) is bytes and values[key]}
+    return {key: (values[key], ident[key]) for key in cells if type(values[key]) is bytes and values[key]}
 
 
 async def _minted(
@@ -87,8 +110,9 @@ async def _minted(
     seen: dict[CellKey, Seen] = {}
     for root in dict.fromkeys(cells.values()):
         keys = [key for key in cells if cells[key] is root]
-        if all(isinstance(fetched[key][0], bytes) for key in keys):
-            seen.update(_seen(keys, fetched))
+        here = _seen(keys, fetched)
+        if len(here) == len(keys):
+            seen.update(here)
         else:
             seen.update(await mint(core, client, root, keys))
     return seen
@@ -101,7 +125,31 @@ async def mint(core: Core, client: LoopClient, root: RootNames, keys: list[CellK
     values, ident = await client.run(
         core.script(MINT), root.slot, [root.registry, *keys], [*head, b"%d" % len(names), *names]
     )
-    return {key: Seen.of(value, ident) for key, value in zip(keys, values, strict=True)}
+    return {key: (value, ident) for key, value in zip(keys, values, strict=True)}
+
+
+def _at_once(core: Core, ticket: RedisTicket, data: Any) -> Found | None:
+    """The commonest hit without the second look: everything that it depends on was known, and is as it was."""
+    if data is OVERSIZED or ticket.watches:
+        return None
+    for cell in ticket.seen.values():
+        if not is_idle(cell):
+            return None
+    read = read_at_once(data, b"\n".join([b"%b %b %b" % (key, cell[1], cell[0]) for key, cell in ticket.seen.items()]))
+    if read is None:
+        return None
+    loaded, ttl, cost, payload = read
+    request = ticket.request
+    age = server_time(core, ticket) - loaded
+    age = 0.0 if age < 0 else age
+    left = (ttl if request.ttl is None or ttl < request.ttl else request.ttl) - age
+    if left <= 0:
+        return None
+    try:
+        value = core.options.codec.decode(payload, request.returns)
+    except (Undecodable, ValueError, TypeError, RecursionError):
+        return None  # counted by the second look
+    return Found(value, request.tags, age, cost, left)
 
 
 async def _current(
@@ -123,7 +171,7 @@ async def _current(
             seen |= await _fetch_more(core, client, unknown, strong=request.strong)
         for key, version in header.cells.items():
             cell = seen.get(key)
-            if cell is None or cell.mark == "!" or cell.version != version:
+            if cell is None or is_held(cell) or version_of(cell) != version:
                 return None
         late = _late_tags(core, header)
         value = core.options.codec.decode(payload, request.returns)
@@ -153,7 +201,7 @@ async def _fetch_more(core: Core, client: LoopClient, keys: list[CellKey], *, st
     prefix = b"t:{%b:" % core.names.namespace.encode()
     if len(keys) > 2 * _MAX_LATE or not all(key.startswith(prefix) for key in keys):
         raise BadValue("depending on what is no cell")
-    return _seen(keys, await client.fetch([(key, key_slot(key)) for key in keys], strong=strong))
+    return _seen(keys, await client.fetch([(key, core.slot(key)) for key in keys], strong=strong))
 
 
 def _root_of(core: Core, ticket: RedisTicket, key: CellKey) -> RootNames:
@@ -176,7 +224,7 @@ async def _aged(core: Core, client: LoopClient, ticket: RedisTicket, header: Hea
     if left <= 0:
         claim = core.names.claim(ticket.digest)
         period = b"%d" % int(core.options.lease * 1000)
-        reply, _ = await client.call(key_slot(claim), b"SET", claim, core.process, b"NX", b"PX", period)
+        reply, _ = await client.call(core.slot(claim), b"SET", claim, core.process, b"NX", b"PX", period)
         is_to_refresh = reply is not None
     return Found(found.value, found.tags, age, found.cost, left, is_to_refresh)
 
@@ -184,7 +232,7 @@ async def _aged(core: Core, client: LoopClient, ticket: RedisTicket, header: Hea
 def server_time(core: Core, ticket: RedisTicket) -> float:
     """What the clock of the server that keeps a value says now: its expiry is measured by that."""
     assert ticket.digest is not None
-    node = core.topology.of(key_slot(core.names.value(ticket.digest)))
+    node = core.topology.of(core.slot(core.names.value(ticket.digest)) if core.topology.is_cluster else 0)
     if node is None or node.clock_offset is None:
         raise Unreachable("the server's clock is not known")
     return boottime() + node.clock_offset
@@ -200,7 +248,7 @@ async def store(core: Core, ticket: RedisTicket, value: Any, tags: tuple[str, ..
     if ticket.digest is None or not ticket.seen or ticket.seen.keys() < ticket.depends_on.keys():
         return
     left = ticket.lasts + request.grace - age
-    if left <= 0 or any(ticket.seen[key].mark == "!" for key in ticket.depends_on):
+    if left <= 0 or any(is_held(ticket.seen[key]) for key in ticket.depends_on):
         return
     late = [tag for tag in dict.fromkeys(tags) if tag not in request.tags]
     try:
@@ -210,7 +258,7 @@ async def store(core: Core, ticket: RedisTicket, value: Any, tags: tuple[str, ..
         core.counters.unencodable += 1
         core.log.once(f"a result of {request.tool} cannot be written down, so it is kept in this process alone", error)
         return
-    cells = {key: ticket.seen[key].version for key in ticket.depends_on}
+    cells = {key: version_of(ticket.seen[key]) for key in ticket.depends_on}
     client = core.client()
     if late:
         more = await _recheck(core, client, ticket, late)
@@ -228,7 +276,7 @@ async def store(core: Core, ticket: RedisTicket, value: Any, tags: tuple[str, ..
         return
     key = core.names.value(ticket.digest)
     period = min(left, options.cell_ttl)
-    await client.call(key_slot(key), b"SET", key, data, b"PX", b"%d" % max(1, int(period * 1000)))
+    await client.call(core.slot(key), b"SET", key, data, b"PX", b"%d" % max(1, int(period * 1000)))
     core.counters.stores += 1
 
 
@@ -245,7 +293,7 @@ async def _recheck(core: Core, client: LoopClient, ticket: RedisTicket, late: li
     roots = list(dict.fromkeys(named.values()))
     watched = [cell for root in roots for cell in (root.s, root.d)]
     before = ticket.seen
-    if any(cell not in before or before[cell].mark == "!" for cell in watched):
+    if any(cell not in before or is_held(before[cell]) for cell in watched):
         return None
     fetched = await client.fetch([(key, root.slot) for key, root in _with_watched(named, roots).items()])
     after = _seen(_with_watched(named, roots), fetched)
@@ -253,10 +301,10 @@ async def _recheck(core: Core, client: LoopClient, ticket: RedisTicket, late: li
         keys = [key for key, own in _with_watched(named, roots).items() if own is root]
         if any(key not in after for key in keys):
             after |= await mint(core, client, root, keys)
-    if any(after[cell].mark == "!" or after[cell].version != before[cell].version for cell in watched):
+    if any(is_held(after[cell]) or version_of(after[cell]) != version_of(before[cell]) for cell in watched):
         return None
     core.memo.keep_cells(ticket.digest or b"", named)
-    return {key: after[key].version for key in named}
+    return {key: version_of(after[key]) for key in named}
 
 
 def _with_watched(named: dict[CellKey, RootNames], roots: list[RootNames]) -> dict[CellKey, RootNames]:

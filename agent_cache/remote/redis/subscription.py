@@ -12,6 +12,8 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from redis.crc import key_slot
+
 from agent_cache.remote.protocols import Touched
 from agent_cache.remote.redis.identity import INFO, identity_in, introduced
 from agent_cache.remote.redis.leases import NEVER, boottime
@@ -50,6 +52,8 @@ class Subscription:
         self._pings: dict[bytes, tuple[float, asyncio.Future[None]]] = {}
         self._answered = self._beaten = NEVER
         self._was_live = False
+        self._key: bytes | None = None
+        self._is_refused = False
         self.is_live = False
         self.heard: set[bytes] = set()
 
@@ -66,6 +70,8 @@ class Subscription:
                 await self._live(interval)
             except Unreachable as error:
                 self._core.failed(self.node, str(error))
+            except Exception as error:  # noqa: BLE001 - somebody must go on listening
+                self._core.failed(self.node, f"{type(error).__name__}: {error}")
             finally:
                 self._beaten = NEVER
                 self._down()
@@ -89,7 +95,7 @@ class Subscription:
                 try:
                     async with asyncio.timeout(interval):
                         await closed.wait()
-                    await asyncio.sleep(0.02)  # a subscription that is cut at once each time
+                    await asyncio.sleep(interval if self._is_refused else 0.02)  # one that is cut at once each time
                 except TimeoutError:
                     pass
         finally:
@@ -99,18 +105,23 @@ class Subscription:
         """Write something, and ask who it is. A master that is cut off from its replicas refuses, if told to."""
         core, sent = self._core, boottime()
         period = b"%d" % max(1000, int(core.max_staleness * 3000))
-        _, info, now = await data.ask(
-            (b"SET", core.names.heartbeat(core.process), b"", b"PX", period), INFO, (b"TIME",)
-        )
-        ident, former = identity_in(info), self.node.ident
-        core.met(self.node, ident)
-        if former is not None and former != ident:
-            raise Unreachable("the server has another identity than before")
+        _, info, now = await data.ask((b"SET", self._own_key(), b"", b"PX", period), INFO, (b"TIME",))
+        core.met(self.node, identity_in(info))
         self.node.clock_offset = int(now[0]) + int(now[1]) / 1e6 - (sent + boottime()) / 2
         self.node.checked = self._beaten = sent
         await self._core.settle_up(self.node, data)
         self._core.recovered(self.node)
         self._on_change()
+
+    def _own_key(self) -> bytes:
+        """A key of this process that this server has the slot of."""
+        topology = self._core.topology
+        if self._key is None or topology.of(key_slot(self._key)) is not self.node:
+            keys = self._core.names.heartbeats(self._core.process)
+            self._key = next((key for key in keys if topology.of(key_slot(key)) is self.node), None)
+            if self._key is None:
+                raise Unreachable("the server has no slots")
+        return self._key
 
     async def _connect(self, on_close: Callable[[], None]) -> None:
         self._connections += 1
@@ -176,6 +187,7 @@ class Subscription:
 
     def _become_live(self) -> None:
         self.is_live = True
+        self._is_refused = False
         if self._was_live or self._core.was_forked:
             self._core.lost()
         self._was_live = True
@@ -185,7 +197,8 @@ class Subscription:
 
     def _receive(self, reply: Any) -> None:
         if isinstance(reply, ReplyError):
-            self._core.log.once("a subscription was refused", reply)
+            self._is_refused = True
+            self._core.log.once("a subscription was refused, so nothing is kept locally", reply)
             if self._link is not None:
                 self._link.close()
             return

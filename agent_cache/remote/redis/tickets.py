@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from agent_cache._clock import CLOCK
 from agent_cache.remote.protocols import Request, Ticket
 from agent_cache.remote.redis.names import CellKey, RootNames
-from agent_cache.remote.redis.values import Seen
+from agent_cache.remote.redis.values import Seen, is_held, is_idle, version_of
 
 if TYPE_CHECKING:
     from agent_cache.remote.redis.core import Core
@@ -37,14 +37,14 @@ class RedisTicket:
         self.core = core
         self.request = request
         names = core.names
-        self.digest = names.digest(request)
+        digest = self.digest = names.digest(request)
         depends_on: dict[CellKey, RootNames] = {}
-        if self.digest is not None:
+        if digest is not None:
             home = names.home(request)
-            depends_on[home.cell(b"K" + self.digest)] = home
-            core.memo.keep_call(self.digest, (request.tool, request.key))
+            depends_on[home.prefix + b"K" + digest] = home
+            core.memo.keep_call(digest, request, home)
         for tag in request.tags:
-            depends_on.update(names.read_by(tag))
+            depends_on |= names.read_by(tag)
         watches: dict[CellKey, RootNames] = {}
         for late in request.late_roots:
             root = names.root(late)
@@ -80,13 +80,13 @@ class RedisTicket:
             self.is_live
             and not self.request.strong
             and bool(self.seen)
-            and all(not cell.mark for cell in self.seen.values())
+            and all(map(is_idle, self.seen.values()))
             and self.is_untouched()
         )
 
     def is_joinable(self) -> bool:
         """See `Ticket`."""
-        if self.request.strong or not self.is_untouched() or any(cell.mark == "!" for cell in self.seen.values()):
+        if self.request.strong or not self.is_untouched() or any(map(is_held, self.seen.values())):
             return False
         now = CLOCK.now()
         return now < self.asked + self.core.max_staleness or now < self.core.trusted_until()
@@ -96,10 +96,10 @@ class RedisTicket:
         return (
             isinstance(other, RedisTicket)
             and bool(self.seen)
-            and not any(cell.mark == "!" for cell in self.seen.values())
+            and not any(map(is_held, self.seen.values()))
             and _versions(self) == _versions(other)
         )
 
 
 def _versions(ticket: RedisTicket) -> Mapping[CellKey, bytes]:
-    return {key: cell.version for key, cell in ticket.seen.items()}
+    return {key: version_of(cell) for key, cell in ticket.seen.items()}

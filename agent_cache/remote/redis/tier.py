@@ -252,6 +252,8 @@ class RedisTier:
     async def aclose(self) -> None:
         """Close all connections, those of other event loops too, and end the thread. Nothing is trusted any more."""
         core = self._core
+        if len(core.pending) and not core.is_closed:
+            core.log.once("closed before all invalidations had landed; others serve those entries up to their ttl")
         core.is_closed = True
         attendant, core.attendant = core.attendant, None
         if attendant is not None:

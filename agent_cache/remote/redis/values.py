@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from agent_cache.remote.redis.names import SCHEMA, CellKey
 
-__all__ = ["BadValue", "Header", "Seen", "packed", "unpacked"]
+__all__ = ["BadValue", "Header", "Seen", "is_held", "is_idle", "packed", "read_at_once", "unpacked", "version_of"]
 
 _FIXED = struct.Struct(">BddddII")
 
@@ -23,25 +23,28 @@ class BadValue(Exception):
     """These bytes are no value of ours."""
 
 
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """A cell as it was read.
+Seen = tuple[bytes, bytes]
+"""A cell as it was read, and the identity of its server. A cell that begins with ``!`` is held and matches nothing; one
+with ``~`` is armed: it matches, but its writer may die.
+"""
 
-    Attributes:
-        mark: ``!`` held: matches nothing; ``~`` armed: matches, but its writer may die; empty: idle.
-        version: identity of its server and its token.
-    """
+_HELD, _ARMED = b"!~"
 
-    mark: str
-    version: bytes
 
-    @classmethod
-    def of(cls, raw: bytes, ident: bytes) -> Seen:
-        """Read a cell."""
-        first = raw[:1]
-        if first == b"!" or first == b"~":
-            return cls(first.decode(), ident + b" " + raw[1:])
-        return cls("", ident + b" " + raw)
+def is_held(cell: Seen) -> bool:
+    """Whether a write is at work on it."""
+    return cell[0][0] == _HELD
+
+
+def is_idle(cell: Seen) -> bool:
+    """Whether none is, and none will name what it has touched under it."""
+    return cell[0][0] != _HELD and cell[0][0] != _ARMED
+
+
+def version_of(cell: Seen) -> bytes:
+    """What a header says of it: identity and token."""
+    raw, ident = cell
+    return ident + b" " + (raw if is_idle(cell) else raw[1:])
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +74,18 @@ def packed(header: Header, payload: bytes) -> bytes:
         SCHEMA, header.loaded, header.ttl, header.grace, header.cost, len(cells), len(header.late)
     )  # fmt: skip
     return b"".join((fixed, cells, header.late, payload))
+
+
+def read_at_once(data: bytes, cells: bytes) -> tuple[float, float, float, bytes] | None:
+    """When it was loaded, its ttl, its cost and its payload, if its header says exactly this and no tag was late."""
+    start = _FIXED.size
+    end = start + len(cells)
+    if data[start:end] != cells:
+        return None
+    schema, loaded, ttl, _, cost, size, late = _FIXED.unpack_from(data)
+    makes_sense = 0 <= loaded < 1e12 and 0 < ttl < 1e18 and 0 <= cost < 1e9
+    is_plain = schema == SCHEMA and size == len(cells) and not late
+    return (loaded, ttl, cost, data[end:]) if is_plain and makes_sense else None
 
 
 def unpacked(data: bytes) -> tuple[Header, bytes]:
