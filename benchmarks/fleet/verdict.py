@@ -18,7 +18,8 @@ class Stale:
 
     Attributes:
         lag: seconds from the write's end to the read's start.
-        ending: how the write had ended. One that died armed may be missed for a lease.
+        write: which one; its name says what kind it was of.
+        ending: how it had ended. One that died armed may be missed for a lease.
         is_own: a write of the reading process had returned by then, which no fault excuses.
     """
 
@@ -26,6 +27,7 @@ class Stale:
     version: int
     kind: str
     lag: float
+    write: str
     ending: Ending
     is_own: bool
 
@@ -98,9 +100,9 @@ def judge(lines: Lines) -> Verdict:
         for name, version in versions.items():
             entity = finished[int(name)]
             if (replaced := entity.replaced(version, start)) is not None:
-                end, ending = replaced
+                end, ending, write = replaced
                 is_own = entity.was_replaced_by(process, version, start)
-                verdict.stale.append(Stale(int(name), version, kind, (start - end) / 1e9, ending, is_own))
+                verdict.stale.append(Stale(int(name), version, kind, (start - end) / 1e9, write, ending, is_own))
     return verdict
 
 
@@ -111,14 +113,14 @@ class _Entity:
         self._writes = ordered = sorted(writes)
         self._versions = [version for version, *_ in ordered]
         # The earliest end among each write and all later ones: what has been readable since then.
-        self._since: list[tuple[int, Ending]] = []
-        for _, end, ending, _ in reversed(ordered):
-            since = (end, ending)
+        self._since: list[tuple[int, Ending, str]] = []
+        for _, end, ending, name in reversed(ordered):
+            since = (end, ending, name)
             self._since.append(min(since, self._since[-1]) if self._since else since)
         self._since.reverse()
 
-    def replaced(self, version: int, start: int) -> tuple[int, Ending] | None:
-        """Since when, and how a version had been replaced when a read of it started; None if it had not been."""
+    def replaced(self, version: int, start: int) -> tuple[int, Ending, str] | None:
+        """Since when, how and by which write a version had been replaced when a read of it started, if it had been."""
         place = bisect_right(self._versions, version)
         if place == len(self._versions) or self._since[place][0] >= start:
             return None

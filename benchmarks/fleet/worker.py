@@ -104,7 +104,8 @@ class Worker:
         self.journal.note_later("read", kind, versions, start, self.job.name)
 
     async def _write(self, writes: Writes) -> None:
-        kind, write = self._kind(WRITE_KINDS), f"{self.job.name}/{next(self._writes)}"
+        kind = self._kind(WRITE_KINDS)
+        write = f"{self.job.name}/{kind}-{next(self._writes)}"
         WRITE.set(write)
         try:
             await writes[kind](self._entity())
