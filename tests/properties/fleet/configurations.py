@@ -37,6 +37,7 @@ CONFIGURATIONS: dict[str, Configuration] = {
     "a write with its tag from the result is cut off": _case([RESULT[0]], [RESULT[0]], unreachable=2, failure=1),
     "lost, late and doubled commands": _case([ENTITY[0]], [ENTITY[0]], unreachable=1, late=1, doubled=1),
     "a doubled commit beside another write": _case([ENTITY[0]], [*ENTITY], crash=1, doubled=1),
+    "a write is cut off, and a write dies": _case([ENTITY[0]], [ENTITY[1]], unreachable=1, late=1, crash=1),
     # Subscriptions
     "a subscription breaks": _case([ENTITY[0]], [ENTITY[1]], loss=1),
     "a subscription breaks twice": _case([ROOT[0]], [RESULT[1]], loss=2, crash=1),
@@ -52,6 +53,14 @@ CONFIGURATIONS: dict[str, Configuration] = {
     "a cell is evicted": _case([ENTITY[0], ENTITY[0]], [ENTITY[1]], warm=False, eviction=1),
     "a cell is evicted while a write dies": _case([RESULT[0]], [RESULT[1]], eviction=1, crash=1),
     "a ttl passes": _case([ENTITY[0]], [ENTITY[1]], expiry=1, crash=1),
+    # Strong reads
+    "strong reads, entity written": _case([ENTITY[0]], [ENTITY[1]], unreachable=1, crash=1)._replace(is_strong=True),
+    "strong reads, a result's tag written": _case([ENTITY[0]], [RESULT[1]], unreachable=1, crash=1)._replace(
+        is_strong=True
+    ),
+    "strong reads with tags from results": _case([RESULT[0]], [RESULT[1]], unreachable=1, crash=1)._replace(
+        is_strong=True
+    ),
     # Loads that processes share
     "a shared load": _case([*ENTITY], [ENTITY[1]], crash=1, doubt=1)._replace(shares_loads=True),
     "a shared load of a root": _case([ROOT[0], ROOT[0]], [RESULT[1]], crash=1, failure=1)._replace(shares_loads=True),
@@ -71,6 +80,10 @@ AMPUTATIONS: dict[str, tuple[Rules, str]] = {
     "no pending rule": (replace(WHOLE, waits_for_pending=False), "a write is cut off"),
     "a missing cell as a value": (replace(WHOLE, mints=False), "a cell is evicted"),
     "grace across a write": (replace(WHOLE, grace_ends_with_a_write=False), "a ttl passes"),
+    "strong reads under an armed cell": (
+        replace(WHOLE, strong_reads_pass_over_armed=False),
+        "strong reads, a result's tag written",
+    ),
     "a shared load under a hold": (replace(WHOLE, shares_under_hold=True), "a shared load"),
 }
 

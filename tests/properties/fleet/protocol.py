@@ -38,7 +38,9 @@ def broken(world: World, state: State) -> str | None:
         return state.broken
     for place, key in enumerate(world.keys):
         value = state.server.values[place]
-        if value is not None and scripts.counts(state.server, value, world.rules):
+        if value is not None and scripts.counts(
+            state.server, value, world.rules, is_strong=world.configuration.is_strong
+        ):
             for process in PROCESSES:
                 asks = not world.waits(state, process)
                 if value.version < state.floor or (asks and value.version < state.own[process]):

@@ -27,7 +27,8 @@ def _read(world: World, state: State, number: int, key: str, process: int) -> It
         case "idle":
             yield from _look_up(world, state, number, key, process)
         case "found" | "stored":
-            if read.may_keep and not read.touched.intersection(DEPENDS_ON[key]):
+            keeps = read.may_keep and not world.configuration.is_strong
+            if keeps and not read.touched.intersection(DEPENDS_ON[key]):
                 copies = replaced(state.local[process], place, read.version)
                 yield "is kept locally", to(Read("ended"), local=replaced(state.local, process, copies))
             else:
@@ -74,7 +75,7 @@ def _look_up(world: World, state: State, number: int, key: str, process: int) ->
         yield "mints", state._replace(server=scripts.mint(server, looks_at))
         return
     marked = scripts.marks(server, {*looks_at, *DEPENDS_ON[key]})
-    if found is not None and scripts.counts(server, found, world.rules):
+    if found is not None and scripts.counts(server, found, world.rules, is_strong=world.configuration.is_strong):
         yield f"finds version {found.version}", to(Read("found", may_keep=not marked, version=found.version))
         return
     held = "held" in scripts.marks(server, looks_at)

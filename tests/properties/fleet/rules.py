@@ -26,6 +26,8 @@ class Rules:
         mints: a cell that is missing gets a fresh token before the load; else "missing" is a token like others.
         grace_ends_with_a_write: a value past its ttl counts only while its cells do.
         shares_under_hold: a load is shared between processes also while a cell is held.
+        strong_reads_pass_over_armed: a strong read does not find what depends on an armed cell: its write may have
+            returned, or died, without a commit.
         trusts_from_sending: local copies are trusted from the sending of the PING that was answered; else from the
             arrival of its PONG.
     """
@@ -42,6 +44,7 @@ class Rules:
     mints: bool = True
     grace_ends_with_a_write: bool = True
     shares_under_hold: bool = False
+    strong_reads_pass_over_armed: bool = True
     trusts_from_sending: bool = True
 
 

@@ -68,7 +68,7 @@ def marks(server: Server, cells: Iterable[int]) -> set[Mark]:
     return {found.mark for cell in cells if (found := server.cells[cell]) is not None and found.mark != "idle"}
 
 
-def counts(server: Server, value: Value | None, rules: Rules) -> bool:
+def counts(server: Server, value: Value | None, rules: Rules, *, is_strong: bool = False) -> bool:
     """Whether a lookup that comes now finds the value: each cell as in its header, and not held."""
     if value is None:
         return False
@@ -76,9 +76,10 @@ def counts(server: Server, value: Value | None, rules: Rules) -> bool:
         return True
     if value.ident != ident(server, rules):
         return False
-    return "held" not in marks(server, [cell for cell, _ in value.header]) and all(
-        token(server, cell) == known and (known != MISSING or not rules.mints) for cell, known in value.header
-    )
+    found = marks(server, [cell for cell, _ in value.header])
+    if "held" in found or ("armed" in found and is_strong and rules.strong_reads_pass_over_armed):
+        return False
+    return all(token(server, cell) == known and (known != MISSING or not rules.mints) for cell, known in value.header)
 
 
 # The scripts

@@ -53,6 +53,7 @@ class Configuration(NamedTuple):
     is_warm: bool = True  # values and local copies are there at the start
     values_apart: bool = False  # a cluster: values are on another node than the cells
     shares_loads: bool = False  # between processes
+    is_strong: bool = False  # reads ask at every hit and keep nothing locally; writes that cannot begin are refused
 
 
 class Read(NamedTuple):
@@ -120,7 +121,7 @@ class World:
             headers = [tuple((cell, scripts.token(server, cell)) for cell in DEPENDS_ON[key]) for key in self.keys]
             values = [Value(0, scripts.ident(server, rules), header) for header in headers]
             server = server._replace(values=tuple(values))
-            local = (0,) * len(self.keys)
+            local = (None if config.is_strong else 0,) * len(self.keys)
         return renamed(
             State(
                 db=0,

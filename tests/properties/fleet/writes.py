@@ -42,7 +42,9 @@ def _write(world: World, state: State, number: int, key: str, process: int) -> I
                 yield "starts", to(state, at="begun")
                 return
             yield "begins", _begun(world, to(state, at="begun"), number)
-            if faults.unreachable:
+            if faults.unreachable and world.configuration.is_strong:
+                yield "is REFUSED", spent(to(state, at="gone"), "unreachable")
+            elif faults.unreachable:
                 owing = state._replace(pending=replaced(state.pending, number, ROOT if key == "result" else moves))
                 owing = spent(to(owing, at="begun", is_announced=False), "unreachable")
                 yield "begins UNREACHABLE", owing
@@ -78,7 +80,8 @@ def _write(world: World, state: State, number: int, key: str, process: int) -> I
             after = world.touched(state, process, (*moves, *ROOT) if key == "result" else moves)
             own = replaced(after.own, process, max(after.own[process], write.version))
             after = to(after._replace(own=own), at="returned")
-            if state.pending[number] is None:
+            has_begun = world.configuration.is_strong and write.is_announced and state.is_settled
+            if state.pending[number] is None or has_begun:
                 after = after._replace(floor=max(after.floor, write.version))
             yield "returns", after
         case "doubted" | "dead early" if _has_lease(state, number):
@@ -89,6 +92,8 @@ def _write(world: World, state: State, number: int, key: str, process: int) -> I
     if (cells := state.pending[number]) is not None:
         server = scripts.commit(state.server, number, cells, rules)
         landed = state._replace(server=server, pending=replaced(state.pending, number, None))
+        if write.at in RUNNING:
+            landed = to(landed, is_announced=False)  # a commit ends its registration; the next renewal begins again
         if write.at == "returned":
             landed = landed._replace(floor=max(landed.floor, write.version))
         yield "is made good", world.published(landed, process, cells)
@@ -169,6 +174,7 @@ def _mourned(world: World, state: State, number: int) -> State:
     write, (key, _) = state.writes[number], world.configuration.writes[number]
     registration = state.server.registry[number]
     held = key != "result" or (registration is not None and registration.mode == "held")
+    held = held or world.configuration.is_strong
     if write.is_covered and held:
         return state._replace(floor=max(state.floor, write.version))
     return state
