@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
     from sybil import Example
 
+pytest_plugins = ["tests.harness.fixtures"]
+
 # A shared two-core machine stalls for longer than any deadline that is worth setting; `timeout` bounds what hangs.
 settings.register_profile("agent-cache", deadline=None)
 # CI searches the same examples each time, so that a red run is red again on the next machine.

@@ -3,6 +3,7 @@
 from agent_cache._async_cache import AsyncCache
 from agent_cache._cache import AgentCache
 from agent_cache._core.loop_policy import LoopHints, LoopPolicy
+from agent_cache._core.policies import RemotePolicy
 from agent_cache._core.tags import tags_from
 from agent_cache._core.trace import TraceRecord
 from agent_cache._invalidator import AgentCacheInvalidator, invalidate, writing
@@ -27,6 +28,7 @@ __all__ = [
     "ConfigurationError",
     "LoopHints",
     "LoopPolicy",
+    "RemotePolicy",
     "RemoteTierError",
     "TraceRecord",
     "UncacheableArgumentsError",

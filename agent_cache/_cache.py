@@ -11,7 +11,7 @@ from agent_cache._core.checks import checked_choice, checked_function, seconds
 from agent_cache._core.entries import protection_named
 from agent_cache._core.loop_policy import NO_HINTS, LoopHints, checked_hints
 from agent_cache._core.parameters import Parameters
-from agent_cache._core.policies import ReadPolicy
+from agent_cache._core.policies import ReadPolicy, RemotePolicy
 from agent_cache._core.tags import ComputedTags, TagSet
 from agent_cache._pipeline.codegen import read_body
 from agent_cache._pipeline.operation import CacheKey, ReadOperation
@@ -21,7 +21,7 @@ from agent_cache.config import checked_tier
 from agent_cache.errors import ConfigurationError
 from agent_cache.remote.protocols import Tier
 
-__all__ = ["AgentCache", "CachedTool", "Resource"]
+__all__ = ["AgentCache", "CachedTool", "Resource", "checked_remote"]
 
 P = ParamSpec("P")
 Q = ParamSpec("Q")
@@ -111,6 +111,7 @@ class AgentCache:
         uncacheable: ``"bypass"`` runs a call uncached whose arguments have no identity, and counts it; ``"raise"``
             raises `UncacheableArgumentsError`.
         name: identity of the tool instead of ``module:qualname``; for functions made in a loop or a factory.
+        remote: how the shared tier is used, beyond what holds for every tool: see `RemotePolicy`.
 
     Raises:
         ConfigurationError: at decoration, naming the tool and the fix, if any of this cannot work.
@@ -134,6 +135,7 @@ class AgentCache:
         uncacheable: Literal["bypass", "raise"] = "bypass",
         loop: LoopHints = NO_HINTS,
         name: str | None = None,
+        remote: RemotePolicy | None = None,
     ) -> None:
         where = f"AgentCache({resource!r})"
         self._resource = resource
@@ -163,10 +165,12 @@ class AgentCache:
             cache_if=cache_if,
             uncacheable=checked_choice(uncacheable, ("bypass", "raise"), f"{where}: uncacheable"),
             loop=checked_hints(loop, where, is_write=False),
+            remote=checked_remote(remote, where).checked(where, scope=scope, is_read=True),
         )
-        if scope == "session" and (backup is not None or remote_cache is not None):
+        if scope == "session" and (backup is not None or remote_cache is not None) and not self._policy.remote.share:
             raise ConfigurationError(
-                f"{where}: answers of a session do not leave the process; leave out backup and remote_cache"
+                f"{where}: answers of a session do not leave the process; leave out backup and remote_cache, or add "
+                "remote=RemotePolicy(share=True)"
             )
 
     def __call__(self, function: Callable[P, Coroutine[Any, Any, R]]) -> CachedTool[P, R]:
@@ -193,6 +197,17 @@ class AgentCache:
         body.clear = operation.clear
         cached: CachedTool[P, R] = body
         return cached
+
+
+def checked_remote(remote: Any, where: str) -> RemotePolicy:
+    """What stands after ``remote=``; None asks for nothing."""
+    if remote is None:
+        return RemotePolicy()
+    if not isinstance(remote, RemotePolicy):
+        raise ConfigurationError(
+            f"{where}: remote must be a RemotePolicy(...), got {remote!r}; a tier goes into remote_cache"
+        )
+    return remote
 
 
 def _takes_arguments(vary: Callable[..., Any]) -> bool:

@@ -7,12 +7,12 @@ from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, overload
 
-from agent_cache._cache import Resource
+from agent_cache._cache import Resource, checked_remote
 from agent_cache._core.checks import checked_choice, checked_function, seconds
 from agent_cache._core.ledger import Region
 from agent_cache._core.loop_policy import NO_HINTS, LoopHints, checked_hints
 from agent_cache._core.parameters import Parameters
-from agent_cache._core.policies import WritePolicy
+from agent_cache._core.policies import RemotePolicy, WritePolicy
 from agent_cache._core.tags import TagSet, parse_tag, root_of
 from agent_cache._metrics import METRICS
 from agent_cache._pipeline.codegen import write_body
@@ -86,6 +86,7 @@ class AgentCacheInvalidator:
         loop: what its repetitions mean to a session's loop guard: see `LoopHints`.
         remote_cache, backup: tiers it acts on, beside the configured ones and those of every tool that shares a root.
         name: identity of the tool instead of ``module:qualname``.
+        remote: what to do when the shared tier cannot be told of the write: see `RemotePolicy`.
 
     Raises:
         ConfigurationError: at decoration, naming the tool and the fix, if any of this cannot work.
@@ -109,6 +110,7 @@ class AgentCacheInvalidator:
         remote_cache: Tier | None = None,
         backup: Tier | None = None,
         name: str | None = None,
+        remote: RemotePolicy | None = None,
     ) -> None:
         where = f"AgentCacheInvalidator({resource!r})"
         if skip_args != 0:
@@ -140,6 +142,7 @@ class AgentCacheInvalidator:
             ok=ok,
             key_fn=key_fn,
             loop=checked_hints(loop, where, is_write=True),
+            remote=checked_remote(remote, where).checked(where, scope=scope, is_read=False),
         )
 
     def __call__(self, function: Callable[P, Coroutine[Any, Any, R]]) -> InvalidatingTool[P, R]:

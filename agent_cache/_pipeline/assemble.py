@@ -1,6 +1,6 @@
 """The order of things. This is the only module that knows it.
 
-read:   gates [local lookup, sessions]  ->  stages [single flight, tiers]  ->  source [the tool, then keep]
+read:   gates [local lookup, sessions]  ->  stages [(tiers,) single flight, tiers]  ->  source [the tool, then keep]
 write:  gates [sessions]                ->  stages [begin ... commit]      ->  source [the tool]
 
 Recording and replaying stand outermost: `under_a_tape` and `beneath_a_tape` are the two halves of such a plan.
@@ -22,7 +22,7 @@ from agent_cache._pipeline.invalidate import invalidate
 from agent_cache._pipeline.scope import TENANT, Observe, Plan, Scope, Watch, observer
 from agent_cache._pipeline.single_flight import single_flight
 from agent_cache._pipeline.sources import load, run_tool
-from agent_cache._pipeline.tiers import consult_tiers, trust_in
+from agent_cache._pipeline.tiers import ask_first, consult_tiers, trust_in
 
 if TYPE_CHECKING:
     from agent_cache._pipeline.operation import Operation, ReadOperation
@@ -39,17 +39,20 @@ def read_plan(operation: ReadOperation, scope: Scope) -> Plan:
         tenant = scope.tenant
     else:
         partition = scope.participants[0].partition_of(operation) if scope.participants else None
-        tenant = None  # a session has one tenant, and its answers never leave it
+        # A session has one tenant, and its answers do not leave it unless they are to be shared.
+        tenant = scope.tenant if operation.policy.remote.share else None
     watches, stats = _contributions(operation, scope)
     observe = observer(watches)
-    tiers = operation.tiers() if operation.policy.scope == "global" else ()
+    tiers = operation.tiers()
     stages: list[Stage] = [single_flight, consult_tiers] if tiers else [single_flight]
+    if tiers and operation.policy.remote.is_strong:
+        stages.insert(0, ask_first)
     return Plan(
         partition=partition,
         admit=_nothing if partition is None else _local_lookup(partition, observe, operation.stats, tenant),
         observe=observe,
         run=run_tool if partition is None else _compose(stages, load),
-        load=_compose(stages[1:], load),
+        load=_compose(stages[stages.index(single_flight) + 1 :], load),
         uncached=run_tool,
         watches=watches,
         stats=stats,

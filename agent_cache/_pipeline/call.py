@@ -12,6 +12,7 @@ from agent_cache._core.tags import Tag
 if TYPE_CHECKING:
     from agent_cache._pipeline.scope import Plan
     from agent_cache._pipeline.single_flight import Flight
+    from agent_cache.remote.protocols import Ticket, Tier
 
 __all__ = ["ENCLOSING", "Call", "Proceed", "Stage"]
 
@@ -24,11 +25,13 @@ class Call:
         key: its identity, None where it has none.
         args, kwargs: its arguments in the one canonical spelling.
         tags: what it depends on beside the static tags, as far as that is known before the load.
+        asked: tiers that were asked before the flight, and their tickets: by a tool whose every hit asks.
         source: how it was answered: ``miss``, ``hit`` (a tier's), ``shared``, ``uncached`` or ``write``.
         is_fresh: the caller wants what is true now: look nothing up and join nobody.
         parent: the call whose tool made this one, or None.
         leading: the innermost flight this call runs under: its own, or its parent's.
-        flight: the flight it leads or has followed. Only a call that takes part in one has it.
+        flight: the flight it leads or has followed, or what stands for one where the tiers answered before it led any.
+            Only a call that takes part in one has it.
         started: clock reading when the tool was started.
         numbers: its number in each session that saw it; None outside of sessions.
         depth: how many calls it stands in, itself included.
@@ -39,6 +42,7 @@ class Call:
     __slots__ = (
         "_arguments",
         "args",
+        "asked",
         "began",
         "depth",
         "flight",
@@ -70,6 +74,7 @@ class Call:
         self.kwargs = kwargs
         self.source = source
         self.is_fresh = False
+        self.asked: tuple[tuple[Tier, Ticket], ...] = ()
         self.parent = parent = ENCLOSING.get()
         if parent is None:
             self.leading: Flight | None = None

@@ -37,10 +37,18 @@ def _write_of(call: Call) -> Write | None:
     if owners is not None and not owners:
         return None
     if policy.key_fn is not None:
-        keys = operation.keys_named_by(call)
-        roots: tuple[str, ...] = tuple(dict.fromkeys(root for tool, _ in keys for root in tool.tags.roots))
-        tiers = tiers_under(roots, operation.own_tiers) if owners is None else ()
-        return Write(operation.name, policy, (), keys=keys, owners=owners, tiers=tiers, stats=call.plan.stats)
+        named = operation.keys_named_by(call)
+        roots: tuple[str, ...] = tuple(dict.fromkeys(root for key in named for root in key.request.roots))
+        return Write(
+            operation.name,
+            policy,
+            (),
+            keys=tuple(key.named for key in named),
+            entries=tuple(key.request for key in named),
+            owners=owners,
+            tiers=tiers_under(roots, operation.own_tiers, in_sessions=owners is not None),
+            stats=call.plan.stats,
+        )
     tags: tuple[Tag, ...] = operation.tags.static
     bare: tuple[str, ...] = ()
     for rule in operation.tags.early:
@@ -59,7 +67,7 @@ def _write_of(call: Call) -> Write | None:
             bare += made
         else:
             tags += made
-    tiers = tiers_under(operation.tags.roots, operation.own_tiers) if owners is None else ()
+    tiers = tiers_under(operation.tags.roots, operation.own_tiers, in_sessions=owners is not None)
     return Write(
         operation.name,
         policy,

@@ -23,7 +23,11 @@ def keep(call: Call, entry: Entry) -> None:
     operation = call.operation
     policy = operation.policy
     tags = call.tags if not operation.late_roots else tags_of_result(call, entry.value)
-    kept = keepsake(call, entry, tags or (), NEVER if policy.ttl is None else call.started + policy.ttl)
+    expires = NEVER if policy.ttl is None else call.started + policy.ttl
+    for ticket in call.flight.tickets:
+        if ticket.lasts is not None:  # a write that a tier never hears of may matter for that long, and no longer
+            expires = min(expires, call.started + ticket.lasts)
+    kept = keepsake(call, entry, tags or (), expires)
     if kept is None or tags is None:
         count_unstored(call)
     elif policy.cache_if is None or _is_wanted(call, entry):

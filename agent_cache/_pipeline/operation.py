@@ -25,7 +25,7 @@ from agent_cache._pipeline.tape import TapedCall
 from agent_cache._pipeline.tiers import request_of
 from agent_cache.config import CURRENT
 from agent_cache.errors import ConfigurationError
-from agent_cache.remote.protocols import Tier
+from agent_cache.remote.protocols import Request, Tier
 
 __all__ = ["UNKEYED", "CacheKey", "Operation", "ReadOperation", "WriteOperation", "count"]
 
@@ -41,13 +41,17 @@ class CacheKey:
     """Identity of one call of one tool: opaque, hashable, equal for every spelling of the call.
 
     It includes what was ambient when it was made: the tenant and what `vary=` returned.
+
+    Attributes:
+        request: the call as tiers are told of it. A key names classes and instances as this process does.
     """
 
-    __slots__ = ("_key", "_tool")
+    __slots__ = ("_key", "_tool", "request")
 
-    def __init__(self, tool: ReadOperation, key: Hashable) -> None:
+    def __init__(self, tool: ReadOperation, key: Hashable, request: Request) -> None:
         self._tool = tool
         self._key = key
+        self.request = request
 
     @property
     def named(self) -> tuple[ReadOperation, Hashable]:
@@ -175,10 +179,12 @@ class ReadOperation(Operation[ReadPolicy]):
 
     def tiers(self) -> tuple[Tier, ...]:
         """Tiers behind the local store, nearest first: its own, else the configured ones."""
-        if self.policy.scope != "global":
+        remote = self.policy.remote
+        if self.policy.scope != "global" and not remote.share:
             return ()
         configured = CURRENT.value
-        return self.own_tiers or tuple(tier for tier in (configured.backup, configured.remote) if tier is not None)
+        tiers = self.own_tiers or tuple(tier for tier in (configured.backup, configured.remote) if tier is not None)
+        return tiers[-1:] if remote.is_strong else tiers
 
     def compile(self, scope: Scope) -> Plan:
         return read_plan(self, scope)
@@ -197,7 +203,7 @@ class ReadOperation(Operation[ReadPolicy]):
         if plan.partition.flights and not plan.watches and not is_fresh and ENCLOSING.get() is None:
             loop = asyncio.get_running_loop()
             flight = plan.partition.flights.get((key, loop))
-            if flight is not None and flight.may_be_joined() and not LEDGER.timed:
+            if flight is not None and flight.may_be_joined() and not LEDGER.timed and not self.policy.remote.is_strong:
                 return self._follow(plan, key, args, kwargs, flight, flight.join(loop))
         call = Call(self, plan, key, args, kwargs, "miss")
         if is_fresh:
@@ -316,10 +322,13 @@ class ReadOperation(Operation[ReadPolicy]):
             UncacheableArgumentsError: if an argument has no identity.
         """
         try:
-            key = self.key_of(self.parameters.bind(args, kwargs))
+            arguments = self.parameters.bind(args, kwargs)
+            key = self.key_of(arguments)
         except Uncacheable as error:
             raise Uncacheable(error.reason, self.name) from error.__cause__
-        return CacheKey(self, SCOPE.get().plan(self).qualify(key))
+        plan = SCOPE.get().plan(self)
+        key = plan.qualify(key)
+        return CacheKey(self, key, request_of(Call(self, plan, key, *self.parameters.split(arguments), "write")))
 
     def is_successful(self, value: Any) -> bool:
         """Whether an answer that was not stored is what was asked for: what `cache_if` turns away is not, unless it is
@@ -394,7 +403,7 @@ class WriteOperation(Operation[WritePolicy]):
     async def invoke(self, /, *args: Any, **kwargs: Any) -> Any:
         return await self.write(SCOPE.get(), *self.parameters.split(self.parameters.bind(args, kwargs)))
 
-    def keys_named_by(self, call: Call) -> tuple[tuple[ReadOperation, Hashable], ...]:
+    def keys_named_by(self, call: Call) -> tuple[CacheKey, ...]:
         """What `key_fn` names.
 
         Raises:
@@ -410,7 +419,7 @@ class WriteOperation(Operation[WritePolicy]):
         for key in listed:
             if not isinstance(key, CacheKey):
                 raise ConfigurationError(_no_key(self.name, key))
-        return tuple(key.named for key in listed)
+        return listed
 
 
 def _no_key(tool: str, found: object) -> str:

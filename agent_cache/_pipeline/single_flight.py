@@ -26,7 +26,7 @@ from agent_cache._core.tags import Tag
 from agent_cache._pipeline.call import Call, Proceed
 from agent_cache._pipeline.reaper import free
 from agent_cache._pipeline.state import LEDGER
-from agent_cache.remote.protocols import Ticket
+from agent_cache.remote.protocols import Ticket, Tier
 
 __all__ = ["PROMOTED", "Failure", "Flight", "single_flight", "take_over"]
 
@@ -98,6 +98,12 @@ class Flight(Load):
     def may_be_joined(self) -> bool:
         """Whether the tiers it has asked vouch for its value towards a reader that starts now."""
         return all(ticket.is_joinable() for ticket in self.tickets)
+
+    def agrees_with(self, asked: tuple[tuple[Tier, Ticket], ...]) -> bool:
+        """Whether a reader that has asked the tiers itself saw what this load began with."""
+        return len(self.tickets) == len(asked) and all(
+            mine.agrees_with(theirs) for (_, mine), theirs in zip(asked, self.tickets, strict=True)
+        )
 
     def restart(self) -> None:
         super().restart()
@@ -201,7 +207,7 @@ def single_flight(call: Call, proceed: Proceed) -> Awaitable[Entry]:
         if call.is_fresh:
             with LEDGER.lock:
                 present.spoil()  # what it loads is older than what is asked for now
-        elif not present.may_be_joined():
+        elif not (present.agrees_with(call.asked) if call.asked else present.may_be_joined()):
             with LEDGER.lock:
                 present.detach()  # who comes now leads, and who comes next joins that
             present = None
@@ -211,6 +217,8 @@ def single_flight(call: Call, proceed: Proceed) -> Awaitable[Entry]:
                 under.blocks_on(present)
             return _follow(call, proceed, present, waiter, under)
     flight = Flight(home, ident, home.static + call.tags, call.operation.late_roots)
+    if call.asked:
+        flight.tickets = tuple(ticket for _, ticket in call.asked)
     for loads in home.loads:
         loads.add(flight)
     if present is None or call.is_fresh:

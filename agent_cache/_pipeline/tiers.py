@@ -9,10 +9,38 @@ from agent_cache._core.entries import NEVER, Entry
 from agent_cache._pipeline.call import Call, Proceed
 from agent_cache._pipeline.keep import count_unstored, keepsake, put
 from agent_cache._pipeline.news import is_trusted, settle, trust_in
+from agent_cache._pipeline.refreshing import refresh
 from agent_cache._pipeline.state import log_once
 from agent_cache.remote.protocols import Found, Request, Ticket, Tier
 
-__all__ = ["consult_tiers", "request_of", "trust_in"]
+__all__ = ["ask_first", "consult_tiers", "request_of", "trust_in"]
+
+
+async def ask_first(call: Call, proceed: Proceed) -> Entry:
+    """For a tool whose every hit asks: one lookup for each call, before it shares anything.
+
+    What others load is shared by who has seen the versions that they began with: see `Ticket.agrees_with`. Only the
+    farthest tier is asked; a nearer one would be as a local copy.
+    """
+    (tier,) = call.operation.tiers()
+    found, ticket = await _ask(tier, (), call)
+    call.asked = ((tier, ticket),)
+    if found is None or call.is_fresh:
+        return await proceed(call)
+    call.source = "hit"
+    call.flight = _NOT_FLOWN
+    if found.is_to_refresh:
+        refresh(call)
+    return Entry(found.value, 0.0, found.cost)
+
+
+class _NotFlown:
+    """Stands for the flight of a call that was answered before it led one: nothing was kept."""
+
+    kept = kept_tags = None
+
+
+_NOT_FLOWN: Any = _NotFlown()
 
 
 async def consult_tiers(call: Call, proceed: Proceed) -> Entry:
@@ -21,8 +49,10 @@ async def consult_tiers(call: Call, proceed: Proceed) -> Entry:
     A tier that fails is a miss: the tool still runs.
     """
     flight = call.flight
-    asked: list[tuple[Tier, Ticket]] = []
-    tiers = call.operation.tiers()
+    asked: list[tuple[Tier, Ticket]] = list(call.asked)
+    if asked:
+        flight.tickets = tuple(ticket for _, ticket in asked)
+    tiers = () if asked else call.operation.tiers()
     for farther, tier in enumerate(tiers, 1):
         found, ticket = await _ask(tier, tiers[farther:], call)
         asked.append((tier, ticket))
@@ -37,17 +67,21 @@ async def consult_tiers(call: Call, proceed: Proceed) -> Entry:
 
 def request_of(call: Call) -> Request:
     """What a tier is told of a call."""
-    operation = call.operation
+    operation, policy = call.operation, call.operation.policy
+    home = call.plan.partition
     return Request(
         tool=operation.name,
         key=call.key,
         arguments=_identity(call),
         tags=call.plan.partition.static + call.tags,
         late_roots=operation.late_roots,
-        ttl=operation.policy.ttl,
-        session=None,
+        ttl=policy.ttl,
+        session=home.owner.session_id if home is not None and home.owner is not None else None,
         tenant=call.plan.tenant,
         returns=operation.returns,
+        roots=operation.tags.roots,
+        grace=policy.remote.grace,
+        strong=policy.remote.is_strong,
     )
 
 
@@ -68,6 +102,11 @@ class _Unasked:
 
     def is_joinable(self) -> bool:
         return CLOCK.now() < self._until
+
+    lasts = None
+
+    def agrees_with(self, other: Ticket) -> bool:  # noqa: ARG002 - it knows nothing, so it agrees with nobody
+        return False
 
 
 async def _ask(tier: Tier, farther: tuple[Tier, ...], call: Call) -> tuple[Found | None, Ticket]:
@@ -90,6 +129,10 @@ async def _fill(call: Call, found: Found, asked: list[tuple[Tier, Ticket]]) -> E
     tags = tuple(tag for tag in found.tags if tag not in local)
     entry = Entry(found.value, NEVER if found.ttl is None else now + found.ttl, found.cost)
     kept = keepsake(call, entry, tags, entry.fast)
+    if found.ttl is not None and found.ttl <= 0:  # within its grace: served, and kept by nobody else
+        if found.is_to_refresh:
+            refresh(call)
+        return entry
     if kept is None:
         count_unstored(call)
     else:

@@ -24,7 +24,7 @@ from agent_cache._pipeline.reaper import free
 from agent_cache._pipeline.state import LEDGER, log_once
 from agent_cache.config import CURRENT
 from agent_cache.errors import RemoteTierError
-from agent_cache.remote.protocols import Tier, WriteIntent
+from agent_cache.remote.protocols import Request, Tier, WriteIntent
 
 __all__ = ["Write", "tiers_under"]
 
@@ -43,12 +43,25 @@ class Write:
         arguments: of the call, for the late rules.
         bare: roots below which nothing is touched, because no id was given: only what depends on all of them changes.
         keys: (tool, key) pairs that it touches instead of tags.
+        entries: the same, as tiers know them.
         owners: sessions it is limited to, None for everything.
         tiers: tiers to announce it to.
         stats: counters of what could not be computed.
     """
 
-    __slots__ = ("_arguments", "_hold", "_intent", "_late", "_renewal", "_stats", "_tiers", "name", "policy", "region")
+    __slots__ = (
+        "_arguments",
+        "_entries",
+        "_hold",
+        "_intent",
+        "_late",
+        "_renewal",
+        "_stats",
+        "_tiers",
+        "name",
+        "policy",
+        "region",
+    )
 
     def __init__(
         self,
@@ -62,11 +75,13 @@ class Write:
         owners: frozenset[object] | None = None,
         tiers: tuple[Tier, ...] = (),
         stats: tuple[Stats, ...] = (),
+        entries: tuple[Request, ...] = (),
     ) -> None:
         self.name = name
         self.policy = policy
         self.region = Region(tags, keys, owners, bare)
         self._late = late
+        self._entries = entries
         self._arguments = arguments or {}
         self._hold: Hold | None = None
         self._tiers = tiers
@@ -152,6 +167,8 @@ class Write:
             tags=self.region.paths + self.region.bare,
             late_roots=self._late_roots,
             keys=tuple((tool.name, key) for tool, key in self.region.keys),
+            entries=self._entries,
+            on_unreachable=self.policy.remote.on_unreachable,
         )
         intent = self._intent
         try:
@@ -201,16 +218,21 @@ async def _outlive(work: Coroutine[Any, Any, None], *, may_wait: bool = True) ->
         await asyncio.shield(task)
 
 
-def tiers_under(roots: tuple[str, ...], own: tuple[Tier, ...]) -> tuple[Tier, ...]:
+def tiers_under(roots: tuple[str, ...], own: tuple[Tier, ...], *, in_sessions: bool = False) -> tuple[Tier, ...]:
     """Every tier that may hold something under these roots: one's own, the configured, and those of any tool that
     reads there.
+
+    Args:
+        in_sessions: only those that have answers of sessions, for a write that is limited to a session.
     """
-    found = dict.fromkeys(own)
-    configured = CURRENT.value
-    found.update(dict.fromkeys(tier for tier in (configured.backup, configured.remote) if tier is not None))
+    found: dict[Tier, None] = {}
+    if not in_sessions:
+        configured = CURRENT.value
+        found.update(dict.fromkeys(own))
+        found.update(dict.fromkeys(tier for tier in (configured.backup, configured.remote) if tier is not None))
     with LEDGER.lock:
         for root in roots:
             for home in LEDGER.partitions_under(root):
-                if home.owner is None:
+                if home.owner is None and (not in_sessions or home.tool.policy.remote.share):
                     found.update(dict.fromkeys(home.tool.tiers()))
     return tuple(found)

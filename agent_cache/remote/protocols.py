@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 __all__ = ["Found", "Listener", "Request", "Ticket", "Tier", "Touched", "WriteIntent"]
 
@@ -50,6 +50,9 @@ class Request:
         session: id of the session that owns the entry, None for the global scope.
         tenant: whose entry it is, None without tenants.
         returns: return annotation of the tool, for codecs.
+        roots: every root that an answer may depend on; empty stands for those of `tags` and `late_roots`.
+        grace: seconds beyond its ttl that an answer may be served while it is loaded anew.
+        strong: an answer counts only if its versions are asked for now: it is never kept locally.
     """
 
     tool: str
@@ -61,6 +64,9 @@ class Request:
     session: str | None
     tenant: Hashable | None
     returns: Any
+    roots: tuple[str, ...] = ()
+    grace: float = 0.0
+    strong: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +78,8 @@ class Found:
         tags: everything it depends on, tags from its result included.
         age: seconds since its load started.
         cost: seconds its load took.
-        ttl: seconds it may still live; None for ever.
+        ttl: seconds it may still live; None for ever. None or less are left only of what is within its grace.
+        is_to_refresh: it is, and this process is the one that is to load it anew.
     """
 
     value: Any
@@ -80,10 +87,19 @@ class Found:
     age: float = 0.0
     cost: float = 0.0
     ttl: float | None = None
+    is_to_refresh: bool = False
 
 
 class Ticket(Protocol):
     """What a lookup leaves behind: the versions it saw, opaque to everybody but its tier."""
+
+    @property
+    def lasts(self) -> float | None:
+        """Seconds that a copy may live which was loaded under this ticket; None for ever.
+
+        A tier that may miss a write for good bounds by it for how long that matters.
+        """
+        ...
 
     def is_clean(self) -> bool:
         """Whether the local store may keep the value.
@@ -101,6 +117,14 @@ class Ticket(Protocol):
         """
         ...
 
+    def agrees_with(self, other: Ticket) -> bool:
+        """Whether a reader that has just taken this ticket may share the load that the other one was taken for.
+
+        Both saw the same versions and none was held, so that no write has ended in between. It is how readers share
+        that ask for the versions each time; `is_joinable` is False to them.
+        """
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class WriteIntent:
@@ -111,12 +135,18 @@ class WriteIntent:
         tags: what the write touches, as far as that is known before it runs: held from `begin` to `commit`.
         late_roots: roots under which its result will say what it has touched: armed from `begin` to `commit`.
         keys: single entries that it touches instead: (identity of the tool, key).
+        entries: the same as requests, for a tier that calls entries by digests of its own. Those that only another tier
+            has told of are not among them.
+        on_unreachable: what `begin` does if the write cannot be announced: ``"run"`` returns and makes up for it,
+            ``"refuse"`` raises `RemoteTierError`.
     """
 
     id: str
     tags: tuple[str, ...]
     late_roots: tuple[str, ...] = ()
     keys: tuple[tuple[str, Hashable], ...] = ()
+    entries: tuple[Request, ...] = ()
+    on_unreachable: Literal["run", "refuse"] = "run"
 
 
 @runtime_checkable

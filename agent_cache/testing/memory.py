@@ -51,7 +51,7 @@ class MemoryTier:
         self.server = MemoryServer() if server is None else server
         self.lease = lease
         self.max_staleness = max_staleness
-        self._max_ttl = max_ttl
+        self.max_ttl = max_ttl
         self._refuses = on_unreachable == "refuse"
         self._lock = threading.Lock()
         self._tickets: weakref.WeakSet[_Ticket] = weakref.WeakSet()
@@ -83,8 +83,8 @@ class MemoryTier:
     async def store(self, ticket: Ticket, value: Any, tags: tuple[str, ...], cost: float, *, age: float) -> None:
         """Store under the tokens that were seen before the load, so that a value overtaken by a write is dead."""
         assert isinstance(ticket, _Ticket)
-        loaded, ttl = CLOCK.now() - age, ticket.request.ttl
-        expires = loaded + (self._max_ttl if ttl is None else min(ttl, self._max_ttl))
+        loaded = CLOCK.now() - age
+        expires = loaded + ticket.lasts
         try:
             copy = structural(value)
             self._settle_up()
@@ -119,7 +119,7 @@ class MemoryTier:
             was_there = self.server.fetch(_address(request), ())[0] is not None
         except ConnectionError:
             was_there = False
-        write = WriteIntent(uuid4().hex, (), keys=((request.tool, request.key),))
+        write = WriteIntent(uuid4().hex, (), keys=((request.tool, request.key),), entries=(request,))
         await self.commit(write, (), failed=False, hold=0.0)
         return was_there
 
@@ -134,7 +134,7 @@ class MemoryTier:
             self.server.begin(self, write.id, "held", held, self.lease, touched)
             self.server.begin(self, write.id, "armed", armed, self.lease, touched)
         except ConnectionError as error:
-            if self._refuses:
+            if self._refuses or write.on_unreachable == "refuse":
                 raise RemoteTierError("the write could not be announced, so it was not begun", self) from error
             self._owe(write, write.tags, failed=True, hold=0.0)
 
@@ -262,13 +262,30 @@ class _Ticket:
     def is_clean(self) -> bool:
         # Under an armed root a value may be stored there, where it dies with its writer's lease. A local copy would
         # not.
-        return bool(self.cells) and not self.is_touched and all(cell.mode == "idle" for cell in self.cells.values())
+        return (
+            bool(self.cells)
+            and not self.request.strong
+            and not self.is_touched
+            and all(cell.mode == "idle" for cell in self.cells.values())
+        )
 
     def is_joinable(self) -> bool:
-        if self.is_touched or any(cell.mode == "held" for cell in self.cells.values()):
+        if self.request.strong or self.is_touched or any(cell.mode == "held" for cell in self.cells.values()):
             return False
         now = CLOCK.now()
         return now < self.asked + self.tier.max_staleness or now < self.tier.trusted_until()
+
+    @property
+    def lasts(self) -> float:
+        ttl = self.request.ttl
+        return self.tier.max_ttl if ttl is None else min(ttl, self.tier.max_ttl)
+
+    def agrees_with(self, other: Ticket) -> bool:
+        if not isinstance(other, _Ticket) or not self.cells or any(one.mode == "held" for one in self.cells.values()):
+            return False
+        return {name: cell.token for name, cell in self.cells.items()} == {
+            name: cell.token for name, cell in other.cells.items()
+        }
 
     def concerns(self, touched: Touched) -> bool:
         """Whether a write changes what the load may see."""

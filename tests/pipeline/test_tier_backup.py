@@ -57,7 +57,7 @@ async def test_a_single_entry_written_elsewhere_is_not_found_in_the_backup(
     truth: Truth, process: Process, backup: WatchedTier, elsewhere: MemoryTier
 ):
     await process.get_order("7")
-    intent = write(keys=((backup.requests[0].tool, backup.requests[0].key),))
+    intent = write(entries=(backup.requests[0],))
     await elsewhere.begin(intent)
     truth.save("7")
     await commit(elsewhere, intent)

@@ -247,7 +247,7 @@ async def test_a_write_of_single_entries_elsewhere_drops_them(truth: Truth, here
     for id in ("7", "8"):
         await process.get_order(id)
     asked = here.requests[0]
-    intent = write(keys=((asked.tool, asked.key),))
+    intent = write(entries=(asked,))
     await elsewhere.begin(intent)
     truth.orders |= {"7": "new", "8": "new"}
     await commit(elsewhere, intent)

@@ -33,6 +33,7 @@ class NewsTests(Workbench):
         async with self.tiers() as (a, b):
             news = News()
             b.subscribe(news)
+            await load(b, read("order:7"), "old")
             await a.begin(write(late=("order",)))
             await self.arrive()
             assert news.concern("order:7")
@@ -59,7 +60,7 @@ class NewsTests(Workbench):
             b.subscribe(news)
             request = read("order:7")
             await load(b, request, "old")
-            intent = write(keys=((request.tool, request.key),))
+            intent = write(entries=(request,))
             await a.begin(intent)
             await commit(a, intent)
             await self.arrive()

@@ -16,6 +16,7 @@ class OutageTests(Workbench):
     async def test_trust_lapses_when_messages_stop_coming_in(self) -> None:
         """At the latest after the bound of staleness."""
         async with self.tiers() as (_, b):
+            await load(b, read("order:7"), "old")
             await self.cut(b)
             await self.advance(self.max_staleness * 1.2)
             assert b.trusted_until() <= CLOCK.now()

@@ -96,9 +96,10 @@ def read(
     return Request(tool, key, (("id", key),), tags, late, ttl, session, tenant, Any)
 
 
-def write(*tags: str, late: tuple[str, ...] = (), keys: tuple[tuple[str, Hashable], ...] = ()) -> WriteIntent:
+def write(*tags: str, late: tuple[str, ...] = (), entries: tuple[Request, ...] = ()) -> WriteIntent:
     """A write, not begun yet."""
-    return WriteIntent(f"write-{next(_numbers)}", tags, late, keys)
+    keys = tuple((request.tool, request.key) for request in entries)
+    return WriteIntent(f"write-{next(_numbers)}", tags, late, keys, entries)
 
 
 async def commit(tier: Tier, write: WriteIntent, *told: str, failed: bool = False, hold: float = 0.0) -> None:

@@ -149,7 +149,7 @@ class WriteTests(Workbench):
             seven, eight = read("order", key="7"), read("order", key="8")
             for request in (seven, eight):
                 await load(a, request, "old")
-            intent = write(keys=((seven.tool, seven.key),))
+            intent = write(entries=(seven,))
             await b.begin(intent)
             await load(a, seven, "half")
             assert await value_of(b, seven) == "nothing"

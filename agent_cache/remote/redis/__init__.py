@@ -1,0 +1,12 @@
+"""The remote tier on Redis and Valkey. Needs ``pip install "agent-cache[redis]"``."""
+
+from __future__ import annotations
+
+try:
+    import redis as _redis  # noqa: F401 - found here, so that what is missing is named
+except ModuleNotFoundError as error:  # pragma: no cover - needs an environment without it
+    raise ModuleNotFoundError('the remote tier needs redis-py: pip install "agent-cache[redis]"') from error
+
+from agent_cache.remote.redis.tier import RedisTier
+
+__all__ = ["RedisTier"]

@@ -1,0 +1,32 @@
+"""Whether a server is asked at all."""
+
+from __future__ import annotations
+
+__all__ = ["Breaker"]
+
+
+class Breaker:
+    """Closed: requests go through. Open: they fail at once, until a probe has succeeded.
+
+    One failure opens it. Nobody's read pays for a probe: the heartbeat is the probe, and it closes the breaker once
+    what this process owes the server has landed.
+    """
+
+    __slots__ = ("failures", "is_open", "reason")
+
+    def __init__(self) -> None:
+        self.is_open = False
+        self.failures = 0
+        self.reason = ""
+
+    def trip(self, reason: str) -> bool:
+        """A request has failed. Whether the breaker was closed until now."""
+        was_closed, self.is_open = not self.is_open, True
+        self.failures += 1
+        self.reason = reason
+        return was_closed
+
+    def reset(self) -> None:
+        """The server answers again, and nothing is owed to it."""
+        self.is_open = False
+        self.reason = ""

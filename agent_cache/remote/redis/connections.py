@@ -1,0 +1,148 @@
+"""Where the servers are and how one connects to them, read from a URL or taken over from a client of the user's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from redis.asyncio.connection import Connection, SSLConnection, UnixDomainSocketConnection, parse_url
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+
+from agent_cache.errors import ConfigurationError
+
+__all__ = ["Address", "Deployment", "of_client", "of_url"]
+
+Address = tuple[str, int]
+"""Host and port; of a unix socket, its path and 0."""
+
+_KEPT = frozenset({
+    "host", "port", "path", "db", "username", "password", "credential_provider", "client_name",
+    "socket_keepalive", "socket_keepalive_options", "socket_type", "redis_connect_func",
+})  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """Servers of one kind, and the settings that every connection to them is made with.
+
+    Attributes:
+        kind: one server, one of a group that Sentinels watch, or a cluster.
+        settings: what redis-py's connections take: credentials, TLS, database. Never a timeout or a retry: those are
+            the tier's own.
+        seeds: where to begin: the server, the Sentinels, or some nodes of the cluster.
+        service: name of the group, for Sentinels.
+        sentinel_settings: as `settings`, for connections to the Sentinels themselves.
+    """
+
+    kind: Literal["single", "sentinel", "cluster"]
+    settings: Mapping[str, Any]
+    seeds: tuple[Address, ...]
+    transport: Literal["tcp", "tls", "unix"] = "tcp"
+    service: str = ""
+    sentinel_settings: Mapping[str, Any] = field(default_factory=dict)
+    sentinel_transport: Literal["tcp", "tls", "unix"] = "tcp"
+
+    def connection(self, address: Address, timeout: float, *, to_sentinel: bool = False) -> Any:
+        """A connection of redis-py's, not opened yet: without retries and health checks, since its user has its own."""
+        settings = dict(self.sentinel_settings if to_sentinel else self.settings)
+        transport = self.sentinel_transport if to_sentinel else self.transport
+        settings |= {"path": address[0]} if transport == "unix" else {"host": address[0], "port": address[1]}
+        kinds: dict[str, Any] = {"tcp": Connection, "tls": SSLConnection, "unix": UnixDomainSocketConnection}
+        return kinds[transport](
+            **settings,
+            protocol=2,
+            socket_timeout=None,
+            socket_connect_timeout=timeout,
+            retry=Retry(NoBackoff(), 0),
+            retry_on_timeout=False,
+            health_check_interval=0,
+        )
+
+
+def of_url(url: str, *, cluster: bool, options: Mapping[str, Any]) -> Deployment:
+    """Read ``redis://``, ``rediss://`` or ``unix://``, as redis-py reads it.
+
+    Raises:
+        ConfigurationError: if it is none of these.
+    """
+    try:
+        read: dict[str, Any] = {**parse_url(url), **options}
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ConfigurationError(f"RedisTier.from_url: {_without_password(url)!r} cannot be read: {error}") from None
+    transport = _transport_of(read.get("connection_class", Connection))
+    if cluster and transport == "unix":
+        raise ConfigurationError("RedisTier.from_url: a cluster is not reached through a unix socket")
+    if cluster and read.get("db"):
+        raise ConfigurationError("RedisTier.from_url: a cluster has no database but 0; leave it out of the URL")
+    return Deployment("cluster" if cluster else "single", _kept(read), (_address(read, transport),), transport)
+
+
+def of_client(client: Any) -> Deployment:
+    """Take over the settings of a client of redis-py's or of valkey-py's: single, Sentinel or Cluster, async or not.
+
+    Raises:
+        ConfigurationError: if it is none.
+    """
+    if hasattr(client, "nodes_manager"):
+        manager = client.nodes_manager
+        settings = dict(getattr(client, "connection_kwargs", None) or getattr(manager, "connection_kwargs", {}))
+        nodes = list(manager.startup_nodes.values())
+        is_tls = (
+            settings.get("ssl")
+            or any("SSL" in _class_name(node) for node in nodes)
+            or ("SSL" in str(settings.get("connection_class", "")))
+        )
+        seeds = tuple((str(node.host), int(node.port)) for node in nodes)
+        return Deployment("cluster", _kept(settings), seeds, "tls" if is_tls else "tcp")
+    pool = getattr(client, "connection_pool", None)
+    if pool is None or not hasattr(pool, "connection_kwargs"):
+        raise ConfigurationError(
+            f"RedisTier needs a client of redis-py or valkey-py, or a URL by RedisTier.from_url; got "
+            f"{type(client).__qualname__}"
+        )
+    settings, transport = dict(pool.connection_kwargs), _transport_of(pool.connection_class)
+    manager = getattr(pool, "sentinel_manager", None)
+    if manager is None:
+        return Deployment("single", _kept(settings), (_address(settings, transport),), transport)
+    sentinels = [sentinel.connection_pool for sentinel in manager.sentinels]
+    return Deployment(
+        "sentinel",
+        _kept(settings),
+        tuple(_address(one.connection_kwargs, "tcp") for one in sentinels),
+        transport,
+        service=pool.service_name,
+        sentinel_settings=_kept(sentinels[0].connection_kwargs),
+        sentinel_transport=_transport_of(sentinels[0].connection_class),
+    )
+
+
+def _kept(settings: Mapping[str, Any]) -> dict[str, Any]:
+    dropped = {"host", "port", "path"}
+    return {
+        name: value
+        for name, value in settings.items()
+        if (name in _KEPT or name.startswith("ssl_")) and name not in dropped and value is not None
+    }
+
+
+def _address(settings: Mapping[str, Any], transport: str) -> Address:
+    if transport == "unix":
+        return str(settings.get("path", "")), 0
+    return str(settings.get("host", "localhost")), int(settings.get("port", 6379))
+
+
+def _transport_of(kind: Any) -> Literal["tcp", "tls", "unix"]:
+    # By name: a synchronous client's classes are others, and so are valkey-py's.
+    name = getattr(kind, "__name__", "")
+    return "tls" if "SSL" in name else "unix" if "Unix" in name else "tcp"
+
+
+def _class_name(node: Any) -> str:
+    return getattr(getattr(node, "connection_class", None), "__name__", "")
+
+
+def _without_password(url: str) -> str:
+    head, at, tail = url.rpartition("@")
+    return f"{head.partition('://')[0]}://...@{tail}" if at else url

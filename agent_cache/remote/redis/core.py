@@ -1,0 +1,198 @@
+"""What the parts of one tier share in one process, whatever loop or thread they run in."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import weakref
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from redis.crc import key_slot
+
+from agent_cache._clock import CLOCK
+from agent_cache.remote.codecs import Codec
+from agent_cache.remote.protocols import Listener, Touched
+from agent_cache.remote.redis.clients import LoopClient
+from agent_cache.remote.redis.connections import Deployment
+from agent_cache.remote.redis.counters import Counters, Log
+from agent_cache.remote.redis.epochs import Epochs
+from agent_cache.remote.redis.leases import NEVER, boottime
+from agent_cache.remote.redis.links import Link
+from agent_cache.remote.redis.memo import Memo
+from agent_cache.remote.redis.names import Names
+from agent_cache.remote.redis.pending import Pending, deliver
+from agent_cache.remote.redis.scripts import Script, sharded
+from agent_cache.remote.redis.topology import Node, Topology
+
+if TYPE_CHECKING:
+    from agent_cache.remote.redis.attendant import Attendant
+
+__all__ = ["Core", "Options"]
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """See `RedisTier`."""
+
+    namespace: str
+    max_staleness: float
+    timeout: float
+    lease: float
+    remote_ttl: float
+    cell_ttl: float
+    max_value_size: int
+    codec: Codec
+
+
+class Core:
+    """State of a tier.
+
+    Attributes:
+        process: who this is, in messages. Another one after a fork.
+        attendant: the thread that listens and beats; None until something is asked for, and when the tier is closed.
+        was_forked: local copies may have come from the parent.
+        is_closed: nothing is asked any more.
+    """
+
+    def __init__(self, deployment: Deployment, options: Options) -> None:
+        self.options = options
+        self.max_staleness = options.max_staleness
+        self.timeout = options.timeout
+        self.max_value_size = options.max_value_size
+        self.names = Names(options.namespace)
+        self.topology = Topology(deployment, options.timeout)
+        self.counters = Counters()
+        self.log = Log(f"RedisTier({', '.join(map(str, _addresses(deployment)))})")
+        self.epochs = Epochs()
+        self.memo = Memo()
+        self.pending = Pending(self.names)
+        self.listeners: tuple[Listener, ...] = ()
+        self.is_closed = False
+        self.was_forked = False
+        self._begin_process()
+
+    def _begin_process(self) -> None:
+        self.process = os.urandom(8).hex().encode()
+        self.lock = threading.Lock()
+        self._clients: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, LoopClient] = weakref.WeakKeyDictionary()
+        self.attendant: Attendant | None = None
+
+    def after_fork(self) -> None:
+        """In the child: nothing of the parent's connections, and nothing is trusted that was kept under them."""
+        _GRAVES.append((self._clients, self.attendant, self.topology))  # not collected: that would close what is shared
+        self.topology = Topology(self.topology.deployment, self.timeout)
+        self.epochs.after_fork()
+        self.was_forked = True
+        self.pending.after_fork()
+        self._begin_process()
+
+    def slot(self, key: bytes) -> int:
+        """Where a key is. Computed for a cluster alone: elsewhere nobody looks at it."""
+        return key_slot(key) if self.topology.is_cluster else 0
+
+    def script(self, script: Script) -> Script:
+        """A script as this deployment needs it."""
+        return sharded(script) if self.topology.is_cluster else script
+
+    @property
+    def deletes(self) -> bool:
+        """Whether a script may delete a value: in a cluster it is elsewhere, and its cell says all that counts."""
+        return not self.topology.is_cluster
+
+    def trusted_until(self) -> float:
+        """Clock reading up to which local copies may be served."""
+        attendant = self.attendant
+        if attendant is None or not self.listeners:
+            return NEVER
+        left = attendant.lease - boottime()
+        return CLOCK.now() + left if left > 0 else NEVER
+
+    # Connections
+
+    def client(self) -> LoopClient:
+        """The connections of the loop that is running."""
+        loop = asyncio.get_running_loop()
+        client = self._clients.get(loop)
+        if client is None:
+            with self.lock:
+                for other in [other for other in self._clients if other.is_closed()]:
+                    del self._clients[other]  # closed without ending its tasks
+                client = self._clients[loop] = LoopClient(self)
+        return client
+
+    def forget_client(self, loop: asyncio.AbstractEventLoop) -> None:
+        """A loop ends."""
+        with self.lock:
+            self._clients.pop(loop, None)
+
+    def clients(self) -> list[tuple[asyncio.AbstractEventLoop, LoopClient]]:
+        """All loops that have connections."""
+        with self.lock:
+            return list(self._clients.items())
+
+    def failed(self, node: Node, reason: str) -> None:
+        """A server has not answered. It is left alone until a heartbeat has got through."""
+        self.counters.failures += 1
+        if node.breaker.trip(reason):
+            self.log.once(f"{node} cannot be used; tools run without it until it answers", reason)
+            if self.attendant is not None:
+                self.attendant.wake()
+
+    def recovered(self, node: Node) -> None:
+        """It answers, and is owed nothing."""
+        if node.breaker.is_open:
+            node.breaker.reset()
+            self.log.again(f"{node} cannot be used; tools run without it until it answers")
+
+    def met(self, node: Node, ident: bytes) -> None:
+        """A server has said who it is. If that is news, it has lost or forgotten something."""
+        with self.lock:
+            former, node.ident = node.ident, ident
+            if former is None or former == ident:
+                return
+            node.generation += 1
+        self.lost()
+
+    async def settle_up(self, node: Node, link: Link) -> None:
+        """Deliver what is owed to a server.
+
+        Raises:
+            Unreachable: if it does not take it.
+        """
+        for order in self.pending.orders():
+            if self.topology.of(order.root.slot) is node:
+                await deliver(order, link)
+                self.epochs.touch(order.cells)
+                self.pending.done(order)
+
+    # News
+
+    def lost(self) -> None:
+        """Any number of messages may have been missed: nothing that was kept counts."""
+        self.counters.losses += 1
+        self.epochs.lose()
+        self.tell(None)
+
+    def tell(self, touched: Touched | None) -> None:
+        """Tell the listeners."""
+        for listener in self.listeners:
+            try:
+                listener(touched)
+            except Exception as error:  # noqa: BLE001 - somebody else's function, in the thread that all depend on
+                self.log.once("a listener raised", error)
+
+    def heard(self, cells: Iterable[bytes], touched: Touched) -> None:
+        """Somebody else has begun or ended a write."""
+        self.counters.invalidations += 1
+        self.epochs.touch(cells)
+        self.tell(touched)
+
+
+_GRAVES: list[object] = []
+
+
+def _addresses(deployment: Deployment) -> list[str]:
+    return [f"{host}:{port}" if port else host for host, port in deployment.seeds]

@@ -1,0 +1,145 @@
+"""Writes: what is said to the server before, during and after a side effect."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from agent_cache.remote.protocols import WriteIntent
+from agent_cache.remote.redis.names import CellKey, RootNames
+from agent_cache.remote.redis.pending import Order
+from agent_cache.remote.redis.scripts import BEGIN, COMMIT, RENEW, Script
+from agent_cache.remote.redis.wire import Unreachable
+
+if TYPE_CHECKING:
+    from agent_cache.remote.redis.core import Core
+
+__all__ = ["begin", "commit", "renew"]
+
+_BY_ROOT = dict[RootNames, list[CellKey]]
+
+
+async def begin(core: Core, write: WriteIntent) -> Unreachable | None:
+    """Announce a write to every root that it names. What could not be announced is pending; why, if anything."""
+    orders = _announcements(core, write, BEGIN)
+    core.epochs.touch(cell for order in orders for cell in order.cells)
+    return await _give(core, orders)
+
+
+async def renew(core: Core, write: WriteIntent) -> None:
+    """Prolong its lease, or announce it again where that is not known any more."""
+    orders = _announcements(core, write, RENEW)
+    await asyncio.gather(*(_give_one(core, order) for order in orders))
+
+
+async def commit(core: Core, write: WriteIntent, tags: tuple[str, ...], *, failed: bool, hold: float) -> None:
+    """End it under every root that it has named or touched. What does not land is pending."""
+    moved = core.names.moved_by(tags) | _own_cells(core, write)
+    if failed:
+        moved |= core.names.armed_by(write)
+    roots = dict.fromkeys(moved.values())
+    roots |= dict.fromkeys(core.names.moved_by(write.tags).values())
+    roots |= dict.fromkeys(core.names.armed_by(write).values())
+    by_root = _grouped(moved)
+    orders = [committing(core, root, write.id, by_root.get(root, ()), hold) for root in roots]
+    core.epochs.touch(moved)
+    await _give(core, orders)
+    core.epochs.touch(moved)
+
+
+def committing(core: Core, root: RootNames, writer: str, cells: Iterable[CellKey], hold: float = 0.0) -> Order:
+    """The command that ends a write under one root."""
+    cells = list(cells)
+    names = [root.name(cell) for cell in cells]
+    doomed = [core.names.value(name[1:]) for name in names if name.startswith(b"K")] if core.deletes else []
+    arguments = [
+        *_head(core, root, writer, hold), *_listed(names), *_listed(doomed), root.channel,
+        _message(core, b"C", root, cells),
+    ]  # fmt: skip
+    return Order(
+        writer, root, core.script(COMMIT), [root.registry, *cells, *doomed], arguments, frozenset(cells)
+    )  # fmt: skip
+
+
+def _announcements(core: Core, write: WriteIntent, script: Script) -> list[Order]:
+    held = _grouped(core.names.moved_by(write.tags) | _own_cells(core, write))
+    armed = _grouped(core.names.armed_by(write))
+    orders = []
+    for root in dict.fromkeys([*held, *armed]):
+        own, late = held.get(root, []), armed.get(root, [])
+        # If the writer of an armed root dies, nobody will say more: local copies go now.
+        message = _message(core, b"B", root, late or own)
+        arguments = [
+            *_head(core, root, write.id, core.options.lease),
+            *_listed([root.name(cell) for cell in own]), *_listed([root.name(cell) for cell in late]),
+            root.channel, message,
+        ]  # fmt: skip
+        keys = [root.registry, *dict.fromkeys([*own, *late])]
+        orders.append(Order(write.id, root, core.script(script), keys, arguments, frozenset([*own, *late])))
+    return orders
+
+
+async def _give(core: Core, orders: list[Order]) -> Unreachable | None:
+    """Have all carried out at once; those that are not known to have been are owed."""
+    if len(orders) == 1:  # most writes: without a task of its own
+        outcomes = [await _give_one(core, orders[0])]
+    else:
+        outcomes = await asyncio.gather(*(_give_one(core, order) for order in orders))
+    failure = None
+    for order, outcome in zip(orders, outcomes, strict=True):
+        if outcome is not None:
+            failure = outcome
+            core.pending.add(order, lambda root, writer, _: committing(core, root, writer, [root.s, root.d]))
+            core.log.once("an invalidation could not be delivered; it is retried until it is", outcome)
+        else:
+            core.pending.settle(order.root, order.writer)
+    if failure is not None and core.attendant is not None:
+        core.attendant.wake()
+    return failure
+
+
+async def _give_one(core: Core, order: Order) -> Unreachable | None:
+    try:
+        await core.client().run(order.script, order.root.slot, order.keys, order.arguments)
+    except Unreachable as error:
+        return error
+    return None
+
+
+def _own_cells(core: Core, write: WriteIntent) -> dict[CellKey, RootNames]:
+    """The cells of single entries."""
+    cells: dict[CellKey, RootNames] = {}
+    for request in write.entries:
+        cells |= core.names.own_cell(request)
+    told = {(request.tool, request.key) for request in write.entries}
+    for tool, key in write.keys:
+        if (tool, key) not in told:
+            cells |= core.memo.cell(tool, key)
+    return cells
+
+
+def _grouped(cells: dict[CellKey, RootNames]) -> _BY_ROOT:
+    grouped: _BY_ROOT = {}
+    for cell, root in cells.items():
+        grouped.setdefault(root, []).append(cell)
+    return grouped
+
+
+def _head(core: Core, root: RootNames, writer: str, period: float) -> list[bytes]:
+    return [
+        root.prefix, b"%d" % int(core.options.cell_ttl * 1000), os.urandom(12).hex().encode(),
+        writer.replace("|", "_").encode(), b"%d" % int(period * 1000),
+    ]  # fmt: skip
+
+
+def _listed(items: list[bytes]) -> list[bytes]:
+    return [b"%d" % len(items), *items]
+
+
+def _message(core: Core, kind: bytes, root: RootNames, cells: Iterable[CellKey]) -> bytes:
+    """Process, begin or commit, paths: ``*`` for the root, else the short names of what moves. Empty: say nothing."""
+    cells = list(cells)
+    paths = [b"*"] if root.s in cells else [root.name(cell) for cell in cells if cell != root.d]
+    return b" ".join([core.process, kind, *paths]) if paths else b""

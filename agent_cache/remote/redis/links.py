@@ -1,0 +1,184 @@
+"""One connection, shared by all that one event loop has to say to one server.
+
+redis-py opens it (TCP, TLS, unix socket, ACL, HELLO) and hands it over. From then on commands are written as they come
+and replies are matched to them in order: nobody waits for another's reply, and a command that is not answered in time
+ends the connection, for nothing that comes after it could be told apart.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from agent_cache.remote.redis.connections import Address, Deployment
+from agent_cache.remote.redis.wire import Replies, ReplyError, Unreachable, pack
+
+__all__ = ["Answered", "Link", "into"]
+
+Answered = Callable[["list[Any] | Unreachable"], None]
+"""Is given the replies, `ReplyError` among them, or why there are none. Called in the loop; must not raise."""
+
+
+class Link(asyncio.Protocol):
+    """A connection that is open, or was.
+
+    Args:
+        limit: bytes of the longest value that is kept.
+        timeout: seconds that a server may take for a reply.
+        receive: is given every reply in the order of arrival, instead of those who asked: a subscription.
+    """
+
+    def __init__(self, limit: int, timeout: float, receive: Callable[[Any], None] | None = None) -> None:
+        self.is_open = False
+        self.on_close: Callable[[], None] | None = None
+        self._timeout = timeout
+        self._receive = receive
+        self._replies = Replies(limit)
+        self._waiting: deque[tuple[int, Answered, float]] = deque()
+        self._got: list[Any] = []
+        self._transport: asyncio.Transport | None = None
+        self._writer: Any = None
+        self._watch: asyncio.TimerHandle | None = None
+        self._loop = asyncio.get_running_loop()
+
+    @classmethod
+    async def open(
+        cls,
+        deployment: Deployment,
+        address: Address,
+        *,
+        limit: int,
+        timeout: float,  # noqa: ASYNC109 - it goes to the connection as well
+        receive: Callable[[Any], None] | None = None,
+        to_sentinel: bool = False,
+    ) -> Link:
+        """Connect and log in.
+
+        Raises:
+            Unreachable: whatever went wrong.
+        """
+        link = cls(limit, timeout, receive)
+        connection = deployment.connection(address, timeout, to_sentinel=to_sentinel)
+        try:
+            async with asyncio.timeout(timeout):
+                await connection.connect()
+        except Exception as error:
+            raise Unreachable(f"{address[0]}:{address[1]}: {error}") from error
+        else:
+            link._take_over(connection)
+            return link
+        finally:
+            if connection._writer is not None:  # interrupted half way
+                connection._writer.transport.abort()
+                connection._writer = connection._reader = None
+
+    def _take_over(self, connection: Any) -> None:
+        # The writer is kept, since it would close the transport when it is collected; redis-py forgets it, since its
+        # connection would complain that it was never closed.
+        self._writer, connection._writer, connection._reader = connection._writer, None, None
+        transport: asyncio.Transport = self._writer.transport
+        transport.set_protocol(self)
+        self._transport = transport
+        self.is_open = not transport.is_closing()
+
+    def send(self, packed: bytes, count: int, answered: Answered, since: float) -> None:
+        """Write commands that have `count` replies.
+
+        Args:
+            since: when its user began to wait, by the loop's clock.
+        """
+        if not self.is_open or self._transport is None:
+            answered(Unreachable("the connection is closed"))
+            return
+        self._waiting.append((count, answered, since + self._timeout))
+        self._transport.write(packed)
+        if self._watch is None:
+            self._watch = self._loop.call_at(since + self._timeout, self._look_for_delays)
+
+    async def ask(self, *commands: tuple[bytes, ...]) -> list[Any]:
+        """Send commands and wait for the replies.
+
+        Raises:
+            Unreachable: if they do not come in time, or one is an error.
+        """
+        future: asyncio.Future[list[Any]] = self._loop.create_future()
+        self.send(b"".join([pack(*command) for command in commands]), len(commands), into(future), self._loop.time())
+        replies = await future
+        for reply in replies:
+            if isinstance(reply, ReplyError):
+                raise Unreachable(str(reply))
+        return replies
+
+    def push(self, *parts: bytes) -> None:
+        """Send a command whose reply goes to `receive`."""
+        if self.is_open and self._transport is not None:
+            self._transport.write(pack(*parts))
+
+    def close(self) -> None:
+        """End it now. Whoever waits is told."""
+        if self._transport is not None:
+            self._transport.abort()
+        self._end(Unreachable("the connection was closed"))
+
+    # asyncio.Protocol
+
+    def data_received(self, data: bytes) -> None:
+        """Replies have arrived."""
+        try:
+            replies = self._replies.feed(data)
+        except ValueError:
+            self.close()
+            return
+        if self._receive is not None:
+            for reply in replies:
+                self._receive(reply)
+            return
+        for reply in replies:
+            self._got.append(reply)
+            if self._waiting and len(self._got) == self._waiting[0][0]:
+                _, answered, _ = self._waiting.popleft()
+                got, self._got = self._got, []
+                answered(got)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The other side, or the network, has ended it."""
+        self._end(Unreachable(f"the connection was lost: {exc}" if exc else "the connection was lost"))
+
+    def _end(self, error: Unreachable) -> None:
+        was_open, self.is_open = self.is_open, False
+        if self._watch is not None:
+            self._watch.cancel()
+            self._watch = None
+        while self._waiting:
+            self._waiting.popleft()[1](error)
+        if was_open and self.on_close is not None:
+            self.on_close()
+
+    def _look_for_delays(self) -> None:
+        """One timer for all: each reply would otherwise cost one."""
+        self._watch = None
+        if not self._waiting:
+            return
+        deadline = self._waiting[0][2]
+        if deadline <= self._loop.time():
+            if self._transport is not None:
+                self._transport.abort()
+            self._end(Unreachable(f"no answer within {self._timeout:g} s"))
+        else:
+            self._watch = self._loop.call_at(deadline, self._look_for_delays)
+
+
+def into(future: asyncio.Future[list[Any]]) -> Answered:
+    """Have the replies put into a future."""
+
+    def answered(replies: list[Any] | Unreachable) -> None:
+        if future.done():
+            return
+        if isinstance(replies, Unreachable):
+            future.set_exception(replies)
+        else:
+            future.set_result(replies)
+
+    return answered

@@ -1,0 +1,331 @@
+"""`RedisTier`: one coherent cache for a fleet, on Redis or Valkey."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import threading
+import weakref
+from collections.abc import Callable
+from datetime import timedelta
+from functools import partial
+from types import TracebackType
+from typing import Any, Self
+
+from agent_cache._clock import CLOCK
+from agent_cache._core.checks import seconds
+from agent_cache.errors import ConfigurationError, RemoteTierError
+from agent_cache.remote.codecs import Codec, default_codec
+from agent_cache.remote.protocols import Found, Listener, Request, Ticket, WriteIntent
+from agent_cache.remote.redis.attendant import Attendant, stop_with
+from agent_cache.remote.redis.connections import Deployment, of_client, of_url
+from agent_cache.remote.redis.core import Core, Options
+from agent_cache.remote.redis.invalidations import begin, commit, renew
+from agent_cache.remote.redis.reads import look_up, store
+from agent_cache.remote.redis.tickets import RedisTicket
+from agent_cache.remote.redis.wire import Unreachable
+
+__all__ = ["RedisTier"]
+
+_DAY = 86_400.0
+
+
+class RedisTier:
+    """A tier on a server that a fleet shares: Redis 6.2 or later (a cluster: 7.0), Valkey 7.2 or later.
+
+    After a write has ended, other processes stop serving what was loaded before it within `max_staleness` seconds,
+    whatever happens to their network, and normally within one message. A server that is down, slow or hung costs
+    one read at most `timeout`; tools run without it until it answers again.
+
+    One tier serves any number of event loops and threads, and may be used after a fork. It makes one connection per
+    event loop and server when something is first asked for, and one daemon thread per process that listens.
+
+    Args:
+        client: a client of redis-py or valkey-py that is there already: single, Sentinel or Cluster, async or not. Its
+            settings are taken over; its connections, timeouts and retries are not used. See also `from_url`.
+        namespace: what all keys and channels begin with. Fleets that share a server and no data have one each.
+        max_staleness: seconds that a process may serve a local copy without hearing from the server.
+        timeout: seconds that the server may take to connect or to answer. Less than `max_staleness`.
+        lease: seconds after which a writer that is not heard of any more counts as dead.
+        remote_ttl: seconds that a value lives whose tool has no ttl.
+        codec: how values are written; the default is MessagePack.
+        max_value_size: bytes of the longest value that is stored or read.
+
+    Raises:
+        ConfigurationError: if any of this cannot work.
+    """
+
+    def __init__(
+        self,
+        client: Any,
+        *,
+        namespace: str = "agent_cache",
+        max_staleness: float | timedelta = 1.0,
+        timeout: float | timedelta = 0.25,
+        lease: float | timedelta = 10.0,
+        remote_ttl: float | timedelta = 3600.0,
+        codec: Codec | None = None,
+        max_value_size: int = 4 * 1024 * 1024,
+    ) -> None:
+        deployment = client if isinstance(client, Deployment) else of_client(client)
+        options = _options(
+            namespace=namespace,
+            max_staleness=max_staleness,
+            timeout=timeout,
+            lease=lease,
+            remote_ttl=remote_ttl,
+            codec=codec,
+            max_value_size=max_value_size,
+        )
+        self._core = Core(deployment, options)
+        self._start_lock = threading.Lock()
+        _TIERS.add(self)
+        stop_with(self, self._core)
+
+    @classmethod
+    def from_url(
+        cls,
+        url: str,
+        *,
+        cluster: bool = False,
+        namespace: str = "agent_cache",
+        max_staleness: float | timedelta = 1.0,
+        timeout: float | timedelta = 0.25,
+        lease: float | timedelta = 10.0,
+        remote_ttl: float | timedelta = 3600.0,
+        codec: Codec | None = None,
+        max_value_size: int = 4 * 1024 * 1024,
+        **connection: Any,
+    ) -> Self:
+        """A tier on the server at ``redis://user:password@host:6379/0``, ``rediss://...`` (TLS) or ``unix://path``.
+
+        Args:
+            url: as redis-py reads it, parameters included (``?ssl_ca_certs=...``).
+            cluster: the server is a node of a cluster.
+            connection: further settings of redis-py's connections: ``username``, ``ssl_ca_certs``,
+                ``credential_provider``...
+
+        The other arguments are described with the class.
+        """
+        return cls(
+            of_url(url, cluster=cluster, options=connection),
+            namespace=namespace,
+            max_staleness=max_staleness,
+            timeout=timeout,
+            lease=lease,
+            remote_ttl=remote_ttl,
+            codec=codec,
+            max_value_size=max_value_size,
+        )
+
+    @property
+    def lease(self) -> float:
+        """Seconds that a `begin` lasts without `renew`."""
+        return self._core.options.lease
+
+    @property
+    def max_staleness(self) -> float:
+        """Seconds that a local copy may be served without hearing from the server."""
+        return self._core.max_staleness
+
+    # Reads
+
+    async def lookup(self, request: Request) -> tuple[Found | None, Ticket]:
+        """One round trip, shared with every other lookup of this iteration of the event loop. See `Tier`."""
+        core = self._started()
+        ticket = RedisTicket(core, request)
+        if core.is_closed:
+            return None, ticket
+        try:
+            found = await look_up(core, ticket)
+        except Unreachable:
+            ticket.seen = {}
+            found = None
+        if found is None:
+            core.counters.misses += 1
+        else:
+            core.counters.hits += 1
+        return found, ticket
+
+    async def store(self, ticket: Ticket, value: Any, tags: tuple[str, ...], cost: float, *, age: float) -> None:
+        """See `Tier`. What cannot be written down is kept in this process alone, counted, and logged once."""
+        core = self._core
+        if isinstance(ticket, RedisTicket) and ticket.core is core and not core.is_closed:
+            try:
+                await store(core, ticket, value, tags, cost, age=age)
+            except Unreachable:
+                pass  # the answer is there, and nobody is promised to find it
+
+    async def discard(self, request: Request) -> bool:
+        """Write the entry itself: whoever is loading it now does not bring it back. See `Tier`."""
+        found, _ = await self.lookup(request)
+        write = WriteIntent(os.urandom(16).hex(), (), entries=(request,))
+        await self.commit(write, (), failed=False, hold=0.0)
+        return found is not None
+
+    # Writes
+
+    async def begin(self, write: WriteIntent) -> None:
+        """See `Tier`. What cannot be announced is made up for as soon as it can.
+
+        Raises:
+            RemoteTierError: if the write is to be refused then.
+        """
+        core = self._started()
+        if core.is_closed:
+            return
+        failure = await begin(core, write)
+        if failure is not None and write.on_unreachable == "refuse":
+            raise RemoteTierError(
+                f"the write was not begun, because other processes could not be told of it: {failure}", self
+            ) from failure
+
+    async def renew(self, write: WriteIntent) -> None:
+        """See `Tier`."""
+        if not self._core.is_closed:
+            await renew(self._started(), write)
+
+    async def commit(self, write: WriteIntent, tags: tuple[str, ...], *, failed: bool, hold: float) -> None:
+        """See `Tier`."""
+        if not self._core.is_closed:
+            await commit(self._started(), write, tags, failed=failed, hold=hold)
+
+    # News
+
+    def trusted_until(self) -> float:
+        """See `Tier`. Two attribute reads and two clock readings; it asks nobody."""
+        return self._core.trusted_until()
+
+    def subscribe(self, listener: Listener) -> Callable[[], None]:
+        """See `Tier`."""
+        core = self._started()
+        own = partial(listener)  # one object for each subscription
+        with core.lock:
+            core.listeners += (own,)
+
+        def end() -> None:
+            with core.lock:
+                core.listeners = tuple(one for one in core.listeners if one is not own)
+
+        return end
+
+    async def caught_up(self) -> bool:
+        """Wait until everything that has been said so far was heard, and local copies are trusted. Whether they are."""
+        attendant = self._started().attendant
+        try:
+            if attendant is not None:
+                await attendant.catch_up()
+        except Unreachable:
+            return False
+        return self.trusted_until() > CLOCK.now()
+
+    def stats(self) -> dict[str, Any]:
+        """Counts of this process, and how it stands: a plain copy, to be logged or exported.
+
+        Returns:
+            The fields of `Counters`, and ``pending`` (invalidations that have not landed), ``servers`` (address to
+            ``"ok"`` or why it is not asked), ``trusted`` (whether local copies are served now).
+        """
+        core = self._core
+        return core.counters.as_dict() | {
+            "pending": len(core.pending),
+            "servers": {
+                str(node): node.breaker.reason or "it failed" if node.breaker.is_open else "ok"
+                for node in core.topology.nodes
+            },
+            "trusted": self.trusted_until() > CLOCK.now(),
+        }
+
+    # Its life
+
+    def _started(self) -> Core:
+        core = self._core
+        if core.attendant is None and not core.is_closed:
+            with self._start_lock:
+                if core.attendant is None and not core.is_closed:
+                    attendant = Attendant(core)
+                    attendant.start()
+                    core.attendant = attendant
+        return core
+
+    async def aclose(self) -> None:
+        """Close all connections, those of other event loops too, and end the thread. Nothing is trusted any more."""
+        core = self._core
+        if len(core.pending) and not core.is_closed:
+            core.log.once("closed before all invalidations had landed; others serve those entries up to their ttl")
+        core.is_closed = True
+        attendant, core.attendant = core.attendant, None
+        if attendant is not None:
+            attendant.stop()
+        for loop, client in core.clients():
+            if loop is asyncio.get_running_loop():
+                client.close()
+            else:
+                try:
+                    loop.call_soon_threadsafe(client.close)
+                except RuntimeError:  # that loop is over
+                    pass
+        if attendant is not None:
+            await asyncio.to_thread(attendant.stop, core.timeout * 2)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    def __repr__(self) -> str:
+        return f"<{self._core.log.tier} namespace={self._core.options.namespace!r}>"
+
+
+_TIERS: weakref.WeakSet[RedisTier] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for tier in list(_TIERS):
+        tier._start_lock = threading.Lock()
+        tier._core.after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def _options(
+    *,
+    namespace: Any,
+    max_staleness: Any,
+    timeout: Any,
+    lease: Any,
+    remote_ttl: Any,
+    codec: Codec | None,
+    max_value_size: Any,
+) -> Options:
+    if not isinstance(namespace, str) or not re.fullmatch(r"[^\s{}:]{1,64}", namespace):
+        raise ConfigurationError(
+            f"RedisTier: namespace must be a short text without spaces, braces and colons, got {namespace!r}"
+        )
+    if isinstance(max_value_size, bool) or not isinstance(max_value_size, int) or max_value_size < 1024:
+        raise ConfigurationError(f"RedisTier: max_value_size must be bytes, 1024 or more, got {max_value_size!r}")
+    for name in ("encode", "decode"):
+        if codec is not None and not callable(getattr(codec, name, None)):
+            raise ConfigurationError(f"RedisTier: codec {codec!r} cannot {name}")
+    staleness, patience = seconds(max_staleness, "RedisTier: max_staleness"), seconds(timeout, "RedisTier: timeout")
+    if patience >= staleness:
+        raise ConfigurationError(
+            f"RedisTier: timeout must be less than max_staleness, for a lookup that is shared gives up within it; got "
+            f"timeout={patience:g}, max_staleness={staleness:g}"
+        )
+    ttl = seconds(remote_ttl, "RedisTier: remote_ttl")
+    return Options(
+        namespace=namespace,
+        max_staleness=staleness,
+        timeout=patience,
+        lease=seconds(lease, "RedisTier: lease"),
+        remote_ttl=ttl,
+        cell_ttl=max(_DAY, 2 * ttl),
+        max_value_size=max_value_size,
+        codec=default_codec() if codec is None else codec,
+    )

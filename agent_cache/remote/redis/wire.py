@@ -1,0 +1,121 @@
+"""What goes over a connection: commands packed, replies parsed as they arrive (RESP, version 2).
+
+A reply is parsed from the bytes at hand without waiting, and a value that is larger than any this library stores is
+skipped as it streams in: a hostile one costs no memory.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+__all__ = ["OVERSIZED", "Changed", "Replies", "ReplyError", "Unreachable", "pack"]
+
+OVERSIZED: Final = object()
+"""Stands for a value that was longer than the limit, and is gone."""
+
+_MAX_LINE = 65_536
+
+
+class Unreachable(Exception):
+    """A server did not answer in time, not at all, or not as the owner of the data. Never leaves the tier."""
+
+
+class Changed(Unreachable):
+    """A server has answered as somebody else than before. It can be asked again at once."""
+
+
+class ReplyError(Exception):
+    """An error that a server has replied. `code` is its first word: ``NOSCRIPT``, ``MOVED``, ``READONLY``..."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.code = text.partition(" ")[0]
+
+
+def pack(*parts: bytes) -> bytes:
+    """One command."""
+    return b"*%d\r\n" % len(parts) + b"".join([b"$%d\r\n%b\r\n" % (len(part), part) for part in parts])
+
+
+class Replies:
+    """A parser that is fed what has arrived and gives the replies that are complete.
+
+    Args:
+        limit: bytes of the longest value that is kept; a longer one becomes `OVERSIZED`.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._buffer = bytearray()
+        self._skip = 0
+        self._open: list[tuple[int, list[Any]]] = []
+
+    def feed(self, data: bytes) -> list[Any]:
+        """Take bytes, give replies: `bytes`, `int`, None, `ReplyError`, lists of these.
+
+        Raises:
+            ValueError: if this is not the protocol.
+        """
+        buffer = self._buffer
+        buffer += data
+        complete: list[Any] = []
+        at = 0
+        while True:
+            if self._skip:
+                at = min(len(buffer), self._skip)
+                self._skip -= at
+                del buffer[:at]
+                at = 0
+                if self._skip:
+                    break
+                value: Any = OVERSIZED
+            else:
+                end = buffer.find(b"\r\n", at)
+                if end < 0:
+                    if len(buffer) - at > _MAX_LINE:
+                        raise ValueError("a line without an end")
+                    break
+                kind, line = buffer[at], bytes(buffer[at + 1 : end])
+                end += 2
+                if kind == 36:  # $
+                    size = int(line)
+                    if size > self._limit:
+                        del buffer[:end]
+                        self._skip, at = size + 2, 0
+                        continue
+                    if size < 0:
+                        value = None
+                    elif len(buffer) < end + size + 2:
+                        break
+                    else:
+                        value = bytes(buffer[end : end + size])
+                        end += size + 2
+                elif kind == 58:  # :
+                    value = int(line)
+                elif kind == 43:  # +
+                    value = line
+                elif kind == 45:  # -
+                    value = ReplyError(line.decode("utf-8", "replace"))
+                elif kind == 42:  # *
+                    size = int(line)
+                    if size > 0:
+                        self._open.append((size, []))
+                        at = end
+                        continue
+                    value = None if size < 0 else []
+                else:
+                    raise ValueError(f"a reply of an unknown kind, {chr(kind)!r}")
+                at = end
+            self._deliver(value, complete)
+        del buffer[:at]
+        return complete
+
+    def _deliver(self, value: Any, complete: list[Any]) -> None:
+        while self._open:
+            size, items = self._open[-1]
+            items.append(value)
+            if len(items) < size:
+                return
+            self._open.pop()
+            value = items
+        complete.append(value)

@@ -1,0 +1,126 @@
+"""`python -m benchmarks.fleet`: play every fault while a fleet is at work, and check each read against the truth."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+
+from benchmarks.fleet.conductor import Fleet, Outcome, run
+from benchmarks.fleet.faults import FAULTS
+from benchmarks.fleet.tools import TTL
+from benchmarks.table import markdown
+from tests.harness.binaries import ServerUnavailableError
+
+HEADINGS = ("fault", "consistency", "operations", "hit rate", "faults", "stale", "worst lag", "")
+CALM_SHARE, CALM_LAG = 1e-4, 0.05
+"""Without a fault: that part of the reads may be stale, none for longer than so many seconds."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """0: every promise was kept; 1: one was not; 2: there is no server here."""
+    options = _parser().parse_args(arguments)
+    fleet = Fleet(
+        processes=options.processes,
+        operations=options.operations,
+        max_staleness=options.max_staleness,
+        seed=options.seed,
+        in_memory=options.in_memory,
+    )
+    lines, facts, broken = [], [], 0
+    for name in options.faults:
+        for consistency in options.consistency:
+            print(f"{name}, {consistency} ...", file=sys.stderr, flush=True)
+            try:
+                outcome = run(FAULTS[name], replace(fleet, consistency=consistency))
+            except ServerUnavailableError as absent:
+                print(absent, file=sys.stderr)
+                return 2
+            wrong = complaint(name, outcome, replace(fleet, consistency=consistency))
+            broken += wrong is not None
+            lines.append(_line(name, consistency, outcome, wrong))
+            facts.append(_facts(name, consistency, outcome, wrong))
+            for line in outcome.complaints:
+                print(line, file=sys.stderr)
+    print(json.dumps(facts, indent=2) if options.json else markdown(HEADINGS, lines))
+    return int(broken > 0)
+
+
+def complaint(name: str, outcome: Outcome, fleet: Fleet) -> str | None:
+    """The promise that a run has broken; None if it kept all."""
+    verdict = outcome.verdict
+    if outcome.complaints:
+        return "a process failed"
+    if verdict.own:
+        return "a process missed its own write"
+    if fleet.consistency == "strong":
+        unexcused = [stale for stale in verdict.stale if stale.ending != "died armed" or stale.lag > fleet.lease]
+        return "stale reads" if unexcused else None
+    # A writer that is cut off alone cannot tell the others: they see it when what they have expires.
+    bound = TTL if FAULTS[name].cut_off == "writers" else fleet.max_staleness
+    if verdict.later_than(bound, fleet.lease):
+        return "stale beyond the bound"
+    is_calm = name.startswith("none")
+    if is_calm and (len(verdict.stale) > CALM_SHARE * verdict.reads or verdict.worst > CALM_LAG):
+        return "stale without a fault"
+    return None
+
+
+def _line(name: str, consistency: str, outcome: Outcome, wrong: str | None) -> tuple[str, ...]:
+    verdict = outcome.verdict
+    return (
+        name,
+        consistency,
+        f"{verdict.operations:,}",
+        f"{_hit_rate(outcome):.0%}",
+        str(outcome.struck),
+        str(len(verdict.stale)),
+        f"{verdict.worst * 1e3:.1f} ms",
+        "ok" if wrong is None else wrong.upper(),
+    )
+
+
+def _facts(name: str, consistency: str, outcome: Outcome, wrong: str | None) -> dict[str, object]:
+    verdict = outcome.verdict
+    return {
+        "fault": name,
+        "consistency": consistency,
+        "operations": verdict.operations,
+        "reads": verdict.reads,
+        "writes": verdict.writes,
+        "refused": verdict.failed,
+        "dead": verdict.dead,
+        "hit_rate": _hit_rate(outcome),
+        "faults": outcome.struck,
+        "stale": len(verdict.stale),
+        "own_stale": len(verdict.own),
+        "worst_lag": verdict.worst,
+        "seconds": outcome.seconds,
+        "broken": wrong,
+    }
+
+
+def _hit_rate(outcome: Outcome) -> float:
+    return outcome.verdict.hits / max(1, outcome.verdict.reads)
+
+
+def _parser() -> argparse.ArgumentParser:
+    usual = Fleet()
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.fleet", description=__doc__)
+    parser.add_argument("--faults", nargs="+", choices=list(FAULTS), default=list(FAULTS), metavar="NAME")
+    parser.add_argument("--consistency", nargs="+", choices=["bounded", "strong"], default=["bounded", "strong"])
+    parser.add_argument("--processes", type=int, default=usual.processes, metavar="N")
+    parser.add_argument(
+        "--operations", type=int, default=usual.operations, metavar="N", help="of all processes, per run"
+    )
+    parser.add_argument("--max-staleness", type=float, default=usual.max_staleness, metavar="SECONDS")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--in-memory", action="store_true", help="a tier in each process: to try the run itself")
+    parser.add_argument("--json", action="store_true", help="facts for machines in place of the table")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

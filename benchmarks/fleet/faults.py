@@ -1,0 +1,186 @@
+"""What goes wrong during a run, by name. Each fault is a script that a thread plays until the processes are done."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from benchmarks.fleet.tools import Death
+from tests.harness.clusters import Cluster
+from tests.harness.proxies import Proxy
+from tests.harness.servers import Server
+
+Where = Literal["server", "cluster"]
+Side = Literal["readers", "writers"]
+
+
+@dataclass(slots=True)
+class Scene:
+    """What a fault may lay hands on."""
+
+    server: Server | None = None
+    cluster: Cluster | None = None
+    proxy: Proxy | None = None
+    over: threading.Event = field(default_factory=threading.Event)
+
+    def wait(self, seconds: float) -> bool:
+        """Let some time pass; whether the run still goes on then."""
+        return not self.over.wait(seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One row of the table.
+
+    Attributes:
+        where: what the processes talk to.
+        cut_off: whose way to the server leads through the proxy; half of the processes then only read, and the others
+            do all the writing. By default there is no proxy, and everybody does both.
+        play: plays it until the run is over, and returns how often it struck.
+        options: of the server.
+        dies: processes die in their last write, and are replaced.
+        steps: wall clocks jump.
+    """
+
+    play: Callable[[Scene], int] = lambda _: 0
+    where: Where = "server"
+    cut_off: Side | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    dies: Death | None = None
+    steps: bool = False
+
+
+def kill_subscriptions(scene: Scene) -> int:
+    """What a server does to a slow reader, each 200 ms."""
+    struck = 0
+    while scene.wait(0.2):
+        struck += int(_server(scene).command("CLIENT", "KILL", "TYPE", "pubsub")) > 0
+    return struck
+
+
+def restart_empty(scene: Scene) -> int:
+    struck = 0
+    while scene.wait(0.7):
+        _server(scene).kill()
+        time.sleep(0.1)
+        _server(scene).restart(empty=True)
+        struck += 1
+    return struck
+
+
+def restart_from_a_snapshot(scene: Scene) -> int:
+    """Each time with what was there some time before, acknowledged writes undone."""
+    struck, server = 0, _server(scene)
+    snapshot = server.snapshot()
+    while scene.wait(0.7):
+        server.restart(snapshot=snapshot)
+        struck += 1
+        if not scene.wait(0.3):
+            break
+        snapshot = server.snapshot()
+    return struck
+
+
+def freeze(scene: Scene) -> int:
+    """For a moment, and for longer than any timeout, in turn."""
+    struck = 0
+    while scene.wait(0.4):
+        _server(scene).pause()
+        time.sleep(0.05 if struck % 2 else 0.6)
+        _server(scene).resume()
+        struck += 1
+    return struck
+
+
+def flush(scene: Scene) -> int:
+    struck = 0
+    while scene.wait(0.15):
+        _server(scene).command("FLUSHALL")
+        struck += 1
+    return struck
+
+
+def evict(scene: Scene) -> int:
+    """Fill the memory, again and again: what goes is tokens, registries and values, as the server likes."""
+    server, before = _server(scene), 0
+    with server.client() as client:
+        while scene.wait(0.02):
+            pipeline = client.pipeline(transaction=False)
+            for number in range(200):
+                pipeline.set(f"filler:{before + number}", "x" * 400, ex=3600)
+            pipeline.execute()
+            before += 200
+    return int(server.info("stats")["evicted_keys"])
+
+
+def delay(scene: Scene) -> int:
+    """Bytes take up to 150 ms, commands and messages alike, never the same time for long."""
+    struck = 0
+    while scene.wait(0.1):
+        struck += 1
+        _proxy(scene).delay(to_server=0.02 * (struck % 4), to_client=0.05 * (struck % 4))
+    return struck
+
+
+def cut(scene: Scene) -> int:
+    struck = 0
+    while scene.wait(0.15):
+        _proxy(scene).cut()
+        struck += 1
+    return struck
+
+
+def half_open(scene: Scene) -> int:
+    """The way to the server, the way back, or both let nothing through, for longer than local copies are trusted."""
+    struck = 0
+    while scene.wait(0.5):
+        _proxy(scene).half_open(*((["to_server"], ["to_client"], [])[struck % 3]))  # type: ignore[arg-type]
+        time.sleep(1.5)
+        _proxy(scene).heal()
+        struck += 1
+    return struck
+
+
+def fail_over(scene: Scene) -> int:
+    """Primaries in turn hand over to their replica, and take over again the time after the next."""
+    assert scene.cluster is not None
+    struck = 0
+    while scene.wait(0.5):
+        scene.cluster.failover(scene.cluster.primary_for("{order}"), force=struck % 2 == 1)
+        struck += 1
+    return struck
+
+
+FAULTS: dict[str, Fault] = {
+    "none": Fault(),
+    "none, cluster": Fault(where="cluster"),
+    "subscriptions killed": Fault(kill_subscriptions),
+    "restarted empty": Fault(restart_empty),
+    "restarted from a snapshot": Fault(restart_from_a_snapshot),
+    "server frozen": Fault(freeze),
+    "flushed": Fault(flush),
+    "evicting": Fault(evict, options={"maxmemory": "5mb", "maxmemory_policy": "allkeys-random"}),
+    "writer dies before its effect": Fault(dies="before"),
+    "writer dies after its effect": Fault(dies="after"),
+    "readers delayed": Fault(delay, cut_off="readers"),
+    "readers cut": Fault(cut, cut_off="readers"),
+    "readers half-open": Fault(half_open, cut_off="readers"),
+    "writers delayed": Fault(delay, cut_off="writers"),
+    "writers cut": Fault(cut, cut_off="writers"),
+    "writers half-open": Fault(half_open, cut_off="writers"),
+    "failover": Fault(fail_over, where="cluster"),
+    "clock steps": Fault(steps=True),
+}
+
+
+def _server(scene: Scene) -> Server:
+    assert scene.server is not None
+    return scene.server
+
+
+def _proxy(scene: Scene) -> Proxy:
+    assert scene.proxy is not None
+    return scene.proxy

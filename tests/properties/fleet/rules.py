@@ -1,0 +1,51 @@
+"""The parts of the fleet protocol that can be taken out, one at a time, to see what they are for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """The whole protocol by default.
+
+    Attributes:
+        begins: a write announces itself before its side effect; else only afterwards.
+        registry: who has a cell held, by the id of the write; or only how many have.
+        renews: a running write keeps its lease.
+        registers_again: a running write whose registration was lost begins once more.
+        identity: a value counts only on the server it was stored under: known by its replication id, new with each
+            promotion; by its run id, which a server keeps when it is demoted and promoted again; by the identity of the
+            node that holds the value, not its cells; or not at all.
+        rechecks: a value whose tags come from its result is stored only if S and D have not moved since before the load
+            and were not held.
+        arms: a write whose tags come from its result leaves S and D to expire if it dies.
+        drops_on_resubscribe: after a subscription was lost, local copies are.
+        waits_for_pending: while an invalidation of its own has not landed, a process does not use the shared tier.
+        mints: a cell that is missing gets a fresh token before the load; else "missing" is a token like others.
+        grace_ends_with_a_write: a value past its ttl counts only while its cells do.
+        shares_under_hold: a load is shared between processes also while a cell is held.
+        strong_reads_pass_over_armed: a strong read does not find what depends on an armed cell: its write may have
+            returned, or died, without a commit.
+        trusts_from_sending: local copies are trusted from the sending of the PING that was answered; else from the
+            arrival of its PONG.
+    """
+
+    begins: bool = True
+    registry: Literal["ids", "counts"] = "ids"
+    renews: bool = True
+    registers_again: bool = True
+    identity: Literal["replication id", "run id", "value's node", "none"] = "replication id"
+    rechecks: bool = True
+    arms: bool = True
+    drops_on_resubscribe: bool = True
+    waits_for_pending: bool = True
+    mints: bool = True
+    grace_ends_with_a_write: bool = True
+    shares_under_hold: bool = False
+    strong_reads_pass_over_armed: bool = True
+    trusts_from_sending: bool = True
+
+
+WHOLE = Rules()

@@ -1,0 +1,149 @@
+"""The protocol of the fleet, every interleaving of small configurations: whole it keeps its promises, and no part of it
+can be left out. `python -m tests.properties.fleet` prints what leads to each loss."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from tests.properties.fleet import protocol
+from tests.properties.fleet.checker import Model, TooManyStatesError, explore
+from tests.properties.fleet.configurations import AMPUTATIONS, AMPUTATIONS_OF_TRUST, CONFIGURATIONS
+from tests.properties.fleet.rules import WHOLE, Rules
+from tests.properties.fleet.state import Configuration, Faults, State
+from tests.properties.fleet.trust import Trust
+
+
+@pytest.mark.parametrize("name", CONFIGURATIONS)
+def test_the_whole_protocol_keeps_its_promises(name: str):
+    verdict = explore(protocol.model(CONFIGURATIONS[name]))
+    sys.stdout.write(f"{name}: {verdict}\n")
+    assert verdict.holds, str(verdict)
+
+
+def test_local_copies_are_never_trusted_for_longer_than_the_bound():
+    verdict = explore(Trust().model())
+    sys.stdout.write(f"{verdict}\n")
+    assert verdict.holds, str(verdict)
+
+
+@pytest.mark.parametrize("part", AMPUTATIONS)
+def test_a_part_that_is_taken_out_is_missed(part: str):
+    rules, name = AMPUTATIONS[part]
+    verdict = explore(protocol.model(CONFIGURATIONS[name], rules))
+    sys.stdout.write(f"{verdict}\n")
+    assert not verdict.holds
+    assert "older than it may be" in str(verdict.broken) or "although" in str(verdict.broken)
+
+
+@pytest.mark.parametrize("part", AMPUTATIONS_OF_TRUST)
+def test_a_part_of_trust_that_is_taken_out_is_missed(part: str):
+    verdict = explore(Trust(AMPUTATIONS_OF_TRUST[part]).model())
+    sys.stdout.write(f"{verdict}\n")
+    assert not verdict.holds
+
+
+def test_every_part_is_taken_out_once():
+    taken_out = [rules for rules, _ in AMPUTATIONS.values()] + [*AMPUTATIONS_OF_TRUST.values()]
+    for field in dataclasses.fields(Rules):
+        values = {getattr(rules, field.name) for rules in taken_out}
+        assert values > {getattr(WHOLE, field.name)}, f"{field.name} stays whole in all of them"
+
+
+# A promise is also kept by a model in which nothing happens, so here is what must happen.
+
+REACHED: dict[str, tuple[str, Callable[[State], bool]]] = {
+    "a value that was loaded after a write is found": (
+        "tags from read results, nothing there yet",
+        lambda state: any(value and value.version == 1 for value in state.server.values) and state.floor == 1,
+    ),
+    "a copy is kept locally after a write": (
+        "the own process reads",
+        lambda state: state.local[0][0] == 1 and state.own[0] == 1,
+    ),
+    "a read overlaps a whole write": (
+        "entity and root read, entity written",
+        lambda state: any(read.at == "loaded" and read.version < state.floor for read in state.reads),
+    ),
+    "a dead write's effect lands late and is seen": (
+        "a write dies",
+        lambda state: state.floor == 1 and state.writes[0].at == "gone" and state.reads[0].version == 1,
+    ),
+    "an armed write that died ends what depends on its root": (
+        "a write with its tag from the result dies",
+        lambda state: state.floor == 1 and state.server.cells[0] is None and state.server.values[0] is not None,
+    ),
+    "an invalidation lands after its write has returned": (
+        "a write is cut off",
+        lambda state: state.faults.unreachable == 0 and state.floor == 1 and state.pending == (None,),
+    ),
+    "a begin arrives after its write has returned": (
+        "lost, late and doubled commands",
+        lambda state: state.writes[0].at == "returned" and state.server.registry[0] is not None,
+    ),
+    "a write registers again after everything was flushed": (
+        "flush",
+        lambda state: state.faults.flush == 0 and state.is_settled and state.writes[0].at == "done",
+    ),
+    "the first server takes over again": (
+        "failover and failback",
+        lambda state: state.server.promotions == 2 and state.server.node == 0 and state.reads[0].at == "stored",
+    ),
+    "a read follows another's load": (
+        "a shared load",
+        lambda state: any(read.at == "follows" for read in state.reads) and state.floor == 1,
+    ),
+    "two armed writes overlap, and both die": (
+        "results' tags written twice, nothing there yet",
+        lambda state: state.faults.crash == 0 and state.floor == 2,
+    ),
+}
+
+
+@pytest.mark.parametrize("what", REACHED)
+def test_the_model_gets_to_where_it_is_interesting(what: str):
+    name, is_there = REACHED[what]
+    whole = protocol.model(CONFIGURATIONS[name])
+    assert not explore(Model(whole.start, whole.steps, lambda state: what if is_there(state) else None)).holds
+
+
+def test_a_process_that_may_die_has_one_write():
+    with pytest.raises(ValueError, match="own process"):
+        protocol.model(Configuration((), (("entity", 1), ("root", 1)), Faults(crash=1)))
+
+
+# The checker itself
+
+
+def up_to(last: int, bad: int | None = None) -> Model[int]:
+    """A counter that takes one or two steps at a time."""
+    return Model(
+        0,
+        lambda n: [(f"+{by}", n + by) for by in (1, 2) if n + by <= last],
+        lambda n: f"{n} is bad" if n == bad else None,
+    )
+
+
+def test_the_checker_looks_at_every_state_once():
+    verdict = explore(up_to(10))
+    assert verdict.holds
+    assert verdict.states == 11
+    assert str(verdict) == "11 states, all promises kept"
+
+
+def test_the_checker_finds_the_shortest_way_to_a_broken_promise():
+    verdict = explore(up_to(10, bad=5))
+    assert verdict.broken == "5 is bad"
+    assert sorted(verdict.trace) == ["+1", "+2", "+2"]
+
+
+def test_the_checker_finds_a_start_that_is_broken_already():
+    assert explore(up_to(10, bad=0)).trace == ()
+
+
+def test_the_checker_says_when_it_cannot_look_at_everything():
+    with pytest.raises(TooManyStatesError):
+        explore(up_to(1000), limit=100)

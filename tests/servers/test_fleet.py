@@ -1,0 +1,69 @@
+"""The coherence runs themselves: they find what is stale, and a fleet whose processes cannot hear each other is."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+pytest.importorskip("redis")
+
+from benchmarks.fleet import __main__ as command
+from benchmarks.fleet.conductor import Fleet, run
+from benchmarks.fleet.faults import FAULTS, Fault, Scene
+
+BRIEF = Fleet(processes=2, operations=2_000, writes=0.05)
+
+
+def test_processes_without_a_server_between_them_are_caught():
+    outcome = run(FAULTS["none"], Fleet(processes=2, operations=2_000, writes=0.05, in_memory=True))
+    assert outcome.complaints == ()
+    assert len(outcome.verdict.stale) > 10
+    assert command.complaint("none", outcome, BRIEF) is not None
+    assert command.complaint("flushed", outcome, Fleet(max_staleness=0.0)) == "stale beyond the bound"
+    assert command.complaint("flushed", outcome, Fleet(consistency="strong")) == "stale reads"
+
+
+def test_one_process_alone_has_nothing_to_be_stale_about():
+    outcome = run(FAULTS["none"], Fleet(processes=1, operations=2_000, in_memory=True))
+    assert outcome.complaints == ()
+    assert outcome.verdict.stale == []
+    assert outcome.verdict.operations == 2_000
+    assert outcome.verdict.hits > 0
+
+
+@pytest.mark.parametrize("dies", ["before", "after"])
+def test_processes_die_in_their_last_write_and_are_replaced(dies):
+    outcome = run(Fault(dies=dies), Fleet(processes=2, operations=1_200, in_memory=True))
+    assert outcome.complaints == ()
+    assert outcome.verdict.dead == outcome.struck == 6
+
+
+def test_a_process_that_fails_is_a_complaint(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("AGENT_CACHE_ENABLED", "perhaps")
+    fleet = Fleet(processes=1, operations=10, in_memory=True, max_staleness=-1.0, pace=0.0)
+    outcome = run(FAULTS["none"], fleet)
+    assert outcome.complaints
+    assert command.complaint("none", outcome, fleet) == "a process failed"
+
+
+def test_half_of_the_processes_write_where_one_side_is_cut_off():
+    outcome = run(Fault(cut_off="readers"), Fleet(processes=2, operations=1_000, writes=0.1, in_memory=True))
+    assert outcome.complaints == ()
+    assert 50 < outcome.verdict.writes < 200
+    assert outcome.verdict.own == []
+
+
+def test_every_fault_leaves_the_stage_as_soon_as_the_run_is_over():
+    over = Scene()
+    over.over.set()
+    assert not over.wait(60)
+
+
+def test_the_command_prints_facts(capsys: pytest.CaptureFixture[str]):
+    sizes = ["--processes", "1", "--operations", "500"]
+    status = command.main(["--faults", "none", "--consistency", "bounded", "--in-memory", "--json", *sizes])
+    (facts,) = json.loads(capsys.readouterr().out)
+    assert status == 0
+    assert facts["operations"] == 500
+    assert facts["stale"] == 0
