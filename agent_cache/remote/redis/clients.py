@@ -14,7 +14,7 @@ from agent_cache.remote.redis.identity import INFO, identity_in, introduced
 from agent_cache.remote.redis.leases import boottime
 from agent_cache.remote.redis.links import Answered, Link, into
 from agent_cache.remote.redis.topology import Node
-from agent_cache.remote.redis.wire import Changed, ReplyError, Unreachable, pack
+from agent_cache.remote.redis.wire import Interrupted, ReplyError, Unreachable, pack
 
 if TYPE_CHECKING:
     from agent_cache.remote.redis.core import Core
@@ -119,7 +119,8 @@ class LoopClient:
             try:
                 (reply,) = await future
             except Unreachable as error:
-                self._core.failed(node, str(error))
+                if not isinstance(error, Interrupted):
+                    self._core.failed(node, str(error))
                 raise
             if not isinstance(reply, ReplyError) or reply.code in errors:
                 return reply, line.ident
@@ -211,7 +212,7 @@ class _Line:
             self._checked = boottime()
         except (Unreachable, TimeoutError) as error:
             reason = str(error) or "no connection within the timeout"
-            if not isinstance(error, Changed):
+            if self._generation == self._node.generation:
                 self._core.failed(self._node, reason)
             self._fail(Unreachable(reason))
         finally:
@@ -248,7 +249,7 @@ class _Line:
                         raise Unreachable(str(reply))  # noqa: TRY301 - one place that tells all who wait
                     values.update(zip(wanted, reply, strict=True))
             except Unreachable as error:
-                if not isinstance(error, Changed):
+                if not isinstance(error, Interrupted):
                     self._core.failed(self._node, str(error))
                 for _, _, future in gets:
                     if not future.done():
@@ -266,7 +267,7 @@ class _Line:
         self._checked = sent
         if ident != self.ident:
             self._core.met(self._node, ident)
-            raise Changed("the server has another identity than before")
+            raise Interrupted("the server has another identity than before")
 
     def _fail(self, error: Unreachable) -> None:
         commands, self._commands = self._commands, []

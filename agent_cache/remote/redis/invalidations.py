@@ -11,7 +11,7 @@ from agent_cache.remote.protocols import WriteIntent
 from agent_cache.remote.redis.names import CellKey, RootNames
 from agent_cache.remote.redis.pending import Order
 from agent_cache.remote.redis.scripts import BEGIN, COMMIT, RENEW, Script
-from agent_cache.remote.redis.wire import Unreachable
+from agent_cache.remote.redis.wire import Interrupted, Unreachable
 
 if TYPE_CHECKING:
     from agent_cache.remote.redis.core import Core
@@ -101,10 +101,16 @@ async def _give(core: Core, orders: list[Order]) -> Unreachable | None:
 
 
 async def _give_one(core: Core, order: Order) -> Unreachable | None:
-    try:
-        await core.client().run(order.script, order.root.slot, order.keys, order.arguments)
-    except Unreachable as error:
-        return error
+    for is_last in (False, True):
+        try:
+            await core.client().run(order.script, order.root.slot, order.keys, order.arguments)
+        except Interrupted as error:  # it may have been carried out: then it is twice, which is harmless
+            if is_last:
+                return error
+        except Unreachable as error:
+            return error
+        else:
+            break
     return None
 
 

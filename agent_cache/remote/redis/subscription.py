@@ -20,7 +20,7 @@ from agent_cache.remote.redis.leases import NEVER, boottime
 from agent_cache.remote.redis.links import Link
 from agent_cache.remote.redis.names import RootNames
 from agent_cache.remote.redis.topology import Node
-from agent_cache.remote.redis.wire import ReplyError, Unreachable
+from agent_cache.remote.redis.wire import Interrupted, ReplyError, Unreachable
 
 if TYPE_CHECKING:
     from agent_cache.remote.redis.core import Core
@@ -66,8 +66,14 @@ class Subscription:
         """Connect, listen and beat, for ever."""
         interval = self._core.max_staleness / 3
         while True:
+            pause = min(interval, 1.0)
             try:
                 await self._live(interval)
+            except Interrupted as error:
+                if self._beaten > NEVER:  # it did answer: no outage until it cannot be reached again
+                    pause = 0.02
+                else:
+                    self._core.failed(self.node, str(error))
             except Unreachable as error:
                 self._core.failed(self.node, str(error))
             except Exception as error:  # noqa: BLE001 - somebody must go on listening
@@ -75,7 +81,7 @@ class Subscription:
             finally:
                 self._beaten = NEVER
                 self._down()
-            await asyncio.sleep(min(interval, 1.0))
+            await asyncio.sleep(pause)
 
     async def _live(self, interval: float) -> None:
         data, _ = await introduced(self._core, self.node)
