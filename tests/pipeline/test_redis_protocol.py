@@ -444,7 +444,7 @@ async def test_trust_counts_from_when_the_ping_was_sent(make, server):
     tier = make(proxy.url, max_staleness=0.5, timeout=0.3)
     await load(tier, read("order:7"), "x")
     await trusted(tier)
-    proxy.delay = 0.2
+    proxy.delays_subscriptions_only, proxy.delay = True, 0.2
     await asyncio.sleep(0.8)
     for _ in range(20):
         left = tier.trusted_until() - CLOCK.now()
