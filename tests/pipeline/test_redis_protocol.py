@@ -7,6 +7,7 @@ import gc
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -295,6 +296,20 @@ async def test_a_server_that_forgot_who_it_was_has_no_values_and_is_a_loss(make,
     assert await value_of(tier, read("order:7")) == "nothing"
     await load(tier, read("order:7"), "new")
     assert await value_of(tier, read("order:7")) == "new"
+
+
+async def test_a_strong_read_asks_who_the_server_is_each_time(make, server):
+    """Known from the last heartbeat, a server that was demoted and promoted in between would serve what is dead."""
+    tier = make(server.url, max_staleness=30.0, timeout=0.2)
+    bounded = read("order:7")
+    strong = replace(bounded, strong=True)
+    await load(tier, strong, "old")
+    assert await value_of(tier, strong) == "old"
+    server.ask("DEBUG", "CHANGE-REPL-ID")
+    assert await value_of(tier, bounded) == "old"
+    assert await value_of(tier, strong) == "nothing"
+    await load(tier, strong, "new")
+    assert await value_of(tier, strong) == "new"
 
 
 async def test_a_replica_is_not_used(make, server, own_server):

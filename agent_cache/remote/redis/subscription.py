@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from redis.crc import key_slot
 
-from agent_cache.remote.protocols import Touched
 from agent_cache.remote.redis.identity import INFO, identity_in, introduced
 from agent_cache.remote.redis.leases import NEVER, boottime
 from agent_cache.remote.redis.links import Link
+from agent_cache.remote.redis.messages import understood
 from agent_cache.remote.redis.names import RootNames
 from agent_cache.remote.redis.topology import Node
 from agent_cache.remote.redis.wire import Interrupted, ReplyError, Unreachable
@@ -242,30 +242,6 @@ class Subscription:
 
     def _hear(self, channel: bytes, message: bytes) -> None:
         root = self._channels.get(channel)
-        process, _, *paths = message.split(b" ")
-        if root is None or process == self._core.process or not paths:
-            return  # a writer has dropped its own copies itself
-        cells: dict[bytes, None] = {}
-        tags: dict[str, None] = {}
-        keys = []
-        for path in paths:
-            if path == b"*":
-                cells |= {root.s: None, root.d: None}
-                tags[root.root] = None
-            elif path.startswith(b"T"):
-                cells |= {root.cell(path): None, root.d: None}
-                segment = self._core.names.segment(path)
-                if segment is not None:
-                    tags[f"{root.root}:{segment}"] = None
-                elif self._core.names.has_forgotten:
-                    tags[root.root] = None
-                else:  # what depends on all of the root changes, and nothing else here can depend on it
-                    tags[f"{root.root}:{path.decode()}"] = None
-            elif path.startswith(b"K"):
-                cells[root.cell(path)] = None
-                call = self._core.memo.call(path[1:])
-                if call is not None:
-                    keys.append(call)
-                elif self._core.memo.has_forgotten:
-                    tags[root.root] = None
-        self._core.heard(cells, Touched(tuple(tags), tuple(keys)))
+        news = None if root is None else understood(self._core, root, message)
+        if news is not None:
+            self._core.heard(*news)
