@@ -345,9 +345,9 @@ async def test_a_dead_server_costs_one_read_the_timeout_and_the_others_nothing(m
         proxy.swallows_all = True
     first = await measure(tier)
     rest = [await measure(tier) for _ in range(200)]
-    assert first < 0.3
+    assert first < 0.5
     assert sorted(rest)[100] < 0.002
-    assert sum(rest) < 0.25
+    assert sum(rest) < 0.5
     if fault == "hung":
         own_server.resume()
     proxy.stop()

@@ -25,8 +25,11 @@ _BY_ROOT = dict[RootNames, list[CellKey]]
 async def begin(core: Core, write: WriteIntent) -> Unreachable | None:
     """Announce a write to every root that it names. What could not be announced is pending; why, if anything."""
     orders = _announcements(core, write, BEGIN)
-    core.epochs.touch(cell for order in orders for cell in order.cells)
-    return await _give(core, orders)
+    cells = [cell for order in orders for cell in order.cells]
+    core.epochs.touch(cells)
+    failure = await _give(core, orders)
+    core.epochs.touch(cells)  # again: its own message is skipped, and a lookup may have come before it landed
+    return failure
 
 
 async def renew(core: Core, write: WriteIntent) -> None:
