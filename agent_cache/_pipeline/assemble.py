@@ -22,6 +22,7 @@ from agent_cache._pipeline.invalidate import invalidate
 from agent_cache._pipeline.scope import TENANT, Observe, Plan, Scope, Watch, observer
 from agent_cache._pipeline.single_flight import single_flight
 from agent_cache._pipeline.sources import load, run_tool
+from agent_cache._pipeline.state import log_once
 from agent_cache._pipeline.tiers import ask_first, consult_tiers, trust_in
 
 if TYPE_CHECKING:
@@ -45,6 +46,8 @@ def read_plan(operation: ReadOperation, scope: Scope) -> Plan:
     observe = observer(watches)
     tiers = operation.tiers()
     stages: list[Stage] = [single_flight, consult_tiers] if tiers else [single_flight]
+    if operation.policy.remote.share and not tiers:
+        log_once("share=True has no effect without a remote tier: see remote_cache= and configure()", operation.name)
     if tiers and operation.policy.remote.is_strong:
         stages.insert(0, ask_first)
     return Plan(

@@ -17,7 +17,7 @@ from tests.pipeline.valkey import Proxy, Server
 
 
 class TestRedisTier(TierContract):
-    max_staleness = 0.3
+    max_staleness = 0.5
     moment = 0.3
 
     @pytest.fixture(autouse=True, scope="class")
@@ -37,7 +37,7 @@ class TestRedisTier(TierContract):
 
     async def make_tiers(self) -> tuple[Tier, Tier]:
         self.server_.ask("FLUSHALL")
-        options = {"max_staleness": self.max_staleness, "timeout": 0.15, "lease": 0.4}
+        options = {"max_staleness": self.max_staleness, "timeout": 0.3, "lease": 0.5}
         for proxy in self.proxies_:
             proxy.stop()
         self.proxies_ = [Proxy(self.server_) for _ in range(2)]

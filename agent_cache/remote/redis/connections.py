@@ -19,7 +19,7 @@ Address = tuple[str, int]
 
 _KEPT = frozenset({
     "host", "port", "path", "db", "username", "password", "credential_provider", "client_name",
-    "socket_keepalive", "socket_keepalive_options", "socket_type", "redis_connect_func",
+    "socket_keepalive", "socket_keepalive_options", "socket_type",
 })  # fmt: skip
 
 

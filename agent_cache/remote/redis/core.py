@@ -7,13 +7,11 @@ import os
 import threading
 import weakref
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from redis.crc import key_slot
 
 from agent_cache._clock import CLOCK
-from agent_cache.remote.codecs import Codec
 from agent_cache.remote.protocols import Listener, Touched
 from agent_cache.remote.redis.clients import LoopClient
 from agent_cache.remote.redis.connections import Deployment
@@ -23,6 +21,7 @@ from agent_cache.remote.redis.leases import NEVER, boottime
 from agent_cache.remote.redis.links import Link
 from agent_cache.remote.redis.memo import Memo
 from agent_cache.remote.redis.names import Names
+from agent_cache.remote.redis.options import Options
 from agent_cache.remote.redis.pending import Pending, deliver
 from agent_cache.remote.redis.scripts import Script, sharded
 from agent_cache.remote.redis.topology import Node, Topology
@@ -30,21 +29,7 @@ from agent_cache.remote.redis.topology import Node, Topology
 if TYPE_CHECKING:
     from agent_cache.remote.redis.attendant import Attendant
 
-__all__ = ["Core", "Options"]
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """See `RedisTier`."""
-
-    namespace: str
-    max_staleness: float
-    timeout: float
-    lease: float
-    remote_ttl: float
-    cell_ttl: float
-    max_value_size: int
-    codec: Codec
+__all__ = ["Core"]
 
 
 class Core:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from agent_cache.remote.redis.leases import boottime
 from agent_cache.remote.redis.links import Link
-from agent_cache.remote.redis.wire import Changed, Unreachable
+from agent_cache.remote.redis.wire import Interrupted, Unreachable
 
 if TYPE_CHECKING:
     from agent_cache.remote.redis.core import Core
@@ -50,5 +50,5 @@ async def introduced(core: Core, node: Node) -> tuple[Link, bytes]:
     core.met(node, ident)
     if generation != node.generation:
         link.close()
-        raise Changed("the server has changed its identity meanwhile")
+        raise Interrupted("the server has changed its identity meanwhile")
     return link, ident

@@ -8,10 +8,11 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from agent_cache.remote.protocols import WriteIntent
+from agent_cache.remote.redis.messages import message
 from agent_cache.remote.redis.names import CellKey, RootNames
 from agent_cache.remote.redis.pending import Order
 from agent_cache.remote.redis.scripts import BEGIN, COMMIT, RENEW, Script
-from agent_cache.remote.redis.wire import Unreachable
+from agent_cache.remote.redis.wire import Interrupted, Unreachable
 
 if TYPE_CHECKING:
     from agent_cache.remote.redis.core import Core
@@ -24,8 +25,11 @@ _BY_ROOT = dict[RootNames, list[CellKey]]
 async def begin(core: Core, write: WriteIntent) -> Unreachable | None:
     """Announce a write to every root that it names. What could not be announced is pending; why, if anything."""
     orders = _announcements(core, write, BEGIN)
-    core.epochs.touch(cell for order in orders for cell in order.cells)
-    return await _give(core, orders)
+    cells = [cell for order in orders for cell in order.cells]
+    core.epochs.touch(cells)
+    failure = await _give(core, orders)
+    core.epochs.touch(cells)  # again: its own message is skipped, and a lookup may have come before it landed
+    return failure
 
 
 async def renew(core: Core, write: WriteIntent) -> None:
@@ -56,7 +60,7 @@ def committing(core: Core, root: RootNames, writer: str, cells: Iterable[CellKey
     doomed = [core.names.value(name[1:]) for name in names if name.startswith(b"K")] if core.deletes else []
     arguments = [
         *_head(core, root, writer, hold), *_listed(names), *_listed(doomed), root.channel,
-        _message(core, b"C", root, cells),
+        message(core, b"C", root, cells),
     ]  # fmt: skip
     return Order(
         writer, root, core.script(COMMIT), [root.registry, *cells, *doomed], arguments, frozenset(cells)
@@ -70,11 +74,11 @@ def _announcements(core: Core, write: WriteIntent, script: Script) -> list[Order
     for root in dict.fromkeys([*held, *armed]):
         own, late = held.get(root, []), armed.get(root, [])
         # If the writer of an armed root dies, nobody will say more: local copies go now.
-        message = _message(core, b"B", root, late or own)
+        said = message(core, b"B", root, late or own)
         arguments = [
             *_head(core, root, write.id, core.options.lease),
             *_listed([root.name(cell) for cell in own]), *_listed([root.name(cell) for cell in late]),
-            root.channel, message,
+            root.channel, said,
         ]  # fmt: skip
         keys = [root.registry, *dict.fromkeys([*own, *late])]
         orders.append(Order(write.id, root, core.script(script), keys, arguments, frozenset([*own, *late])))
@@ -101,10 +105,16 @@ async def _give(core: Core, orders: list[Order]) -> Unreachable | None:
 
 
 async def _give_one(core: Core, order: Order) -> Unreachable | None:
-    try:
-        await core.client().run(order.script, order.root.slot, order.keys, order.arguments)
-    except Unreachable as error:
-        return error
+    for is_last in (False, True):
+        try:
+            await core.client().run(order.script, order.root.slot, order.keys, order.arguments)
+        except Interrupted as error:  # it may have been carried out: then it is twice, which is harmless
+            if is_last:
+                return error
+        except Unreachable as error:
+            return error
+        else:
+            break
     return None
 
 
@@ -136,10 +146,3 @@ def _head(core: Core, root: RootNames, writer: str, period: float) -> list[bytes
 
 def _listed(items: list[bytes]) -> list[bytes]:
     return [b"%d" % len(items), *items]
-
-
-def _message(core: Core, kind: bytes, root: RootNames, cells: Iterable[CellKey]) -> bytes:
-    """Process, begin or commit, paths: ``*`` for the root, else the short names of what moves. Empty: say nothing."""
-    cells = list(cells)
-    paths = [b"*"] if root.s in cells else [root.name(cell) for cell in cells if cell != root.d]
-    return b" ".join([core.process, kind, *paths]) if paths else b""

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from agent_cache.remote.redis.connections import Address, Deployment
-from agent_cache.remote.redis.wire import Replies, ReplyError, Unreachable, pack
+from agent_cache.remote.redis.wire import Interrupted, Replies, ReplyError, Unreachable, pack
 
 __all__ = ["Answered", "Link", "into"]
 
@@ -90,7 +90,7 @@ class Link(asyncio.Protocol):
             since: when its user began to wait, by the loop's clock.
         """
         if not self.is_open or self._transport is None:
-            answered(Unreachable("the connection is closed"))
+            answered(Interrupted("the connection is closed"))
             return
         self._waiting.append((count, answered, since + self._timeout))
         self._transport.write(packed)
@@ -120,7 +120,7 @@ class Link(asyncio.Protocol):
         """End it now. Whoever waits is told."""
         if self._transport is not None:
             self._transport.abort()
-        self._end(Unreachable("the connection was closed"))
+        self._end(Interrupted("the connection was closed"))
 
     # asyncio.Protocol
 
@@ -144,7 +144,7 @@ class Link(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The other side, or the network, has ended it."""
-        self._end(Unreachable(f"the connection was lost: {exc}" if exc else "the connection was lost"))
+        self._end(Interrupted(f"the connection was lost: {exc}" if exc else "the connection was lost"))
 
     def _end(self, error: Unreachable) -> None:
         was_open, self.is_open = self.is_open, False

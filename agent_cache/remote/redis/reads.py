@@ -1,4 +1,4 @@
-"""Looking an answer up, and storing one."""
+"""Looking an answer up."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from agent_cache.remote.codecs import Undecodable, Unencodable
+from agent_cache.remote.codecs import Undecodable
 from agent_cache.remote.protocols import Found
 from agent_cache.remote.redis.clients import Fetched, LoopClient
 from agent_cache.remote.redis.leases import boottime
@@ -19,7 +19,6 @@ from agent_cache.remote.redis.values import (
     Seen,
     is_held,
     is_idle,
-    packed,
     read_at_once,
     unpacked,
     version_of,
@@ -29,9 +28,9 @@ from agent_cache.remote.redis.wire import OVERSIZED, Unreachable
 if TYPE_CHECKING:
     from agent_cache.remote.redis.core import Core
 
-__all__ = ["look_up", "store"]
+__all__ = ["MAX_LATE", "look_up", "mint", "seen_in", "server_time"]
 
-_MAX_LATE = 256
+MAX_LATE = 256
 """Entities that one result may name before it depends on all of their root instead."""
 
 
@@ -56,7 +55,7 @@ async def look_up(core: Core, ticket: RedisTicket) -> Found | None:
         value_key = core.names.value(digest)
         wanted.append((value_key, core.slot(value_key)))
     fetched = await client.fetch(wanted, strong=strong)
-    ticket.seen = _seen(cells, fetched)
+    ticket.seen = seen_in(cells, fetched)
     if len(ticket.seen) < len(cells):
         ticket.seen = await _minted(core, client, cells, fetched)
     data = fetched[0][value_key] if digest is not None else None
@@ -64,7 +63,7 @@ async def look_up(core: Core, ticket: RedisTicket) -> Found | None:
         return None
     found = _at_once(core, ticket, data)
     if found is None:
-        found = await _current(core, client, ticket, data, _seen(memo, fetched))
+        found = await _current(core, client, ticket, data, seen_in(memo, fetched))
     return None if found is None or core.pending.blocks(ticket.seen) else found
 
 
@@ -95,7 +94,7 @@ async def _listen(core: Core, ticket: RedisTicket) -> None:
     ticket.is_live = all(map(attendant.is_heard, ticket.roots))
 
 
-def _seen(cells: Iterable[CellKey], fetched: Fetched) -> dict[CellKey, Seen]:
+def seen_in(cells: Iterable[CellKey], fetched: Fetched) -> dict[CellKey, Seen]:
     """Those that are there, and are cells."""
     values, ident = fetched
     if isinstance(ident, bytes):
@@ -110,7 +109,7 @@ async def _minted(
     seen: dict[CellKey, Seen] = {}
     for root in dict.fromkeys(cells.values()):
         keys = [key for key in cells if cells[key] is root]
-        here = _seen(keys, fetched)
+        here = seen_in(keys, fetched)
         if len(here) == len(keys):
             seen.update(here)
         else:
@@ -199,9 +198,9 @@ def _late_tags(core: Core, header: Header) -> tuple[str, ...]:
 async def _fetch_more(core: Core, client: LoopClient, keys: list[CellKey], *, strong: bool) -> dict[CellKey, Seen]:
     """Cells that only the value has named. What is not a cell of ours is not asked for."""
     prefix = b"t:{%b:" % core.names.namespace.encode()
-    if len(keys) > 2 * _MAX_LATE or not all(key.startswith(prefix) for key in keys):
+    if len(keys) > 2 * MAX_LATE or not all(key.startswith(prefix) for key in keys):
         raise BadValue("depending on what is no cell")
-    return _seen(keys, await client.fetch([(key, core.slot(key)) for key in keys], strong=strong))
+    return seen_in(keys, await client.fetch([(key, core.slot(key)) for key in keys], strong=strong))
 
 
 def _root_of(core: Core, ticket: RedisTicket, key: CellKey) -> RootNames:
@@ -236,76 +235,3 @@ def server_time(core: Core, ticket: RedisTicket) -> float:
     if node is None or node.clock_offset is None:
         raise Unreachable("the server's clock is not known")
     return boottime() + node.clock_offset
-
-
-async def store(core: Core, ticket: RedisTicket, value: Any, tags: tuple[str, ...], cost: float, *, age: float) -> None:
-    """Store under the versions that were seen before the load, so that a value overtaken by a write is dead.
-
-    Raises:
-        Unreachable: if the server does not take it.
-    """
-    request, options = ticket.request, core.options
-    if ticket.digest is None or not ticket.seen or ticket.seen.keys() < ticket.depends_on.keys():
-        return
-    left = ticket.lasts + request.grace - age
-    if left <= 0 or any(is_held(ticket.seen[key]) for key in ticket.depends_on):
-        return
-    late = [tag for tag in dict.fromkeys(tags) if tag not in request.tags]
-    try:
-        payload = options.codec.encode(value, request.returns)
-        written = options.codec.encode(late, list[str]) if late else b""
-    except Unencodable as error:
-        core.counters.unencodable += 1
-        core.log.once(f"a result of {request.tool} cannot be written down, so it is kept in this process alone", error)
-        return
-    cells = {key: version_of(ticket.seen[key]) for key in ticket.depends_on}
-    client = core.client()
-    if late:
-        more = await _recheck(core, client, ticket, late)
-        if more is None:
-            return
-        cells |= more
-    if core.pending.blocks(cells):
-        core.counters.skipped += 1
-        return
-    header = Header(cells, server_time(core, ticket) - age, ticket.lasts, request.grace, cost, written)
-    data = packed(header, payload)
-    if len(data) > core.max_value_size:
-        core.counters.unencodable += 1
-        core.log.once(f"a result of {request.tool} is too large, so it is kept in this process alone", len(data))
-        return
-    key = core.names.value(ticket.digest)
-    period = min(left, options.cell_ttl)
-    await client.call(core.slot(key), b"SET", key, data, b"PX", b"%d" % max(1, int(period * 1000)))
-    core.counters.stores += 1
-
-
-async def _recheck(core: Core, client: LoopClient, ticket: RedisTicket, late: list[str]) -> dict[CellKey, bytes] | None:
-    """The cells of tags that only the result has told, if nothing under their roots was written during the load.
-
-    An entity's own cell, read after the load, would look current whatever came before. What proves that it was not
-    written is D, which every write under the root moves, and S; that none was at work before, that they were not held.
-    """
-    names = core.names
-    named: dict[CellKey, RootNames] = {}
-    for tag in late if len(late) <= _MAX_LATE else [tag.partition(":")[0] for tag in late]:
-        named |= names.read_by(tag)
-    roots = list(dict.fromkeys(named.values()))
-    watched = [cell for root in roots for cell in (root.s, root.d)]
-    before = ticket.seen
-    if any(cell not in before or is_held(before[cell]) for cell in watched):
-        return None
-    fetched = await client.fetch([(key, root.slot) for key, root in _with_watched(named, roots).items()])
-    after = _seen(_with_watched(named, roots), fetched)
-    for root in roots:
-        keys = [key for key, own in _with_watched(named, roots).items() if own is root]
-        if any(key not in after for key in keys):
-            after |= await mint(core, client, root, keys)
-    if any(is_held(after[cell]) or version_of(after[cell]) != version_of(before[cell]) for cell in watched):
-        return None
-    core.memo.keep_cells(ticket.digest or b"", named)
-    return {key: version_of(after[key]) for key in named}
-
-
-def _with_watched(named: dict[CellKey, RootNames], roots: list[RootNames]) -> dict[CellKey, RootNames]:
-    return named | {cell: root for root in roots for cell in (root.s, root.d)}

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 from redis.crc import key_slot
 
-from agent_cache.remote.protocols import Touched
 from agent_cache.remote.redis.identity import INFO, identity_in, introduced
 from agent_cache.remote.redis.leases import NEVER, boottime
 from agent_cache.remote.redis.links import Link
+from agent_cache.remote.redis.messages import understood
 from agent_cache.remote.redis.names import RootNames
 from agent_cache.remote.redis.topology import Node
-from agent_cache.remote.redis.wire import ReplyError, Unreachable
+from agent_cache.remote.redis.wire import Interrupted, ReplyError, Unreachable
 
 if TYPE_CHECKING:
     from agent_cache.remote.redis.core import Core
@@ -66,8 +66,14 @@ class Subscription:
         """Connect, listen and beat, for ever."""
         interval = self._core.max_staleness / 3
         while True:
+            pause = min(interval, 1.0)
             try:
                 await self._live(interval)
+            except Interrupted as error:
+                if self._beaten > NEVER:  # it did answer: no outage until it cannot be reached again
+                    pause = 0.02
+                else:
+                    self._core.failed(self.node, str(error))
             except Unreachable as error:
                 self._core.failed(self.node, str(error))
             except Exception as error:  # noqa: BLE001 - somebody must go on listening
@@ -75,7 +81,7 @@ class Subscription:
             finally:
                 self._beaten = NEVER
                 self._down()
-            await asyncio.sleep(min(interval, 1.0))
+            await asyncio.sleep(pause)
 
     async def _live(self, interval: float) -> None:
         data, _ = await introduced(self._core, self.node)
@@ -236,30 +242,6 @@ class Subscription:
 
     def _hear(self, channel: bytes, message: bytes) -> None:
         root = self._channels.get(channel)
-        process, _, *paths = message.split(b" ")
-        if root is None or process == self._core.process or not paths:
-            return  # a writer has dropped its own copies itself
-        cells: dict[bytes, None] = {}
-        tags: dict[str, None] = {}
-        keys = []
-        for path in paths:
-            if path == b"*":
-                cells |= {root.s: None, root.d: None}
-                tags[root.root] = None
-            elif path.startswith(b"T"):
-                cells |= {root.cell(path): None, root.d: None}
-                segment = self._core.names.segment(path)
-                if segment is not None:
-                    tags[f"{root.root}:{segment}"] = None
-                elif self._core.names.has_forgotten:
-                    tags[root.root] = None
-                else:  # what depends on all of the root changes, and nothing else here can depend on it
-                    tags[f"{root.root}:{path.decode()}"] = None
-            elif path.startswith(b"K"):
-                cells[root.cell(path)] = None
-                call = self._core.memo.call(path[1:])
-                if call is not None:
-                    keys.append(call)
-                elif self._core.memo.has_forgotten:
-                    tags[root.root] = None
-        self._core.heard(cells, Touched(tuple(tags), tuple(keys)))
+        news = None if root is None else understood(self._core, root, message)
+        if news is not None:
+            self._core.heard(*news)

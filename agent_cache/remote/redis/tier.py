@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 import threading
 import weakref
 from collections.abc import Callable
@@ -14,21 +13,20 @@ from types import TracebackType
 from typing import Any, Self
 
 from agent_cache._clock import CLOCK
-from agent_cache._core.checks import seconds
-from agent_cache.errors import ConfigurationError, RemoteTierError
-from agent_cache.remote.codecs import Codec, default_codec
+from agent_cache.errors import RemoteTierError
+from agent_cache.remote.codecs import Codec
 from agent_cache.remote.protocols import Found, Listener, Request, Ticket, WriteIntent
 from agent_cache.remote.redis.attendant import Attendant, stop_with
 from agent_cache.remote.redis.connections import Deployment, of_client, of_url
-from agent_cache.remote.redis.core import Core, Options
+from agent_cache.remote.redis.core import Core
 from agent_cache.remote.redis.invalidations import begin, commit, renew
-from agent_cache.remote.redis.reads import look_up, store
+from agent_cache.remote.redis.options import options_of
+from agent_cache.remote.redis.reads import look_up
+from agent_cache.remote.redis.stores import store
 from agent_cache.remote.redis.tickets import RedisTicket
 from agent_cache.remote.redis.wire import Unreachable
 
 __all__ = ["RedisTier"]
-
-_DAY = 86_400.0
 
 
 class RedisTier:
@@ -69,7 +67,7 @@ class RedisTier:
         max_value_size: int = 4 * 1024 * 1024,
     ) -> None:
         deployment = client if isinstance(client, Deployment) else of_client(client)
-        options = _options(
+        options = options_of(
             namespace=namespace,
             max_staleness=max_staleness,
             timeout=timeout,
@@ -291,41 +289,3 @@ def _after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork)
-
-
-def _options(
-    *,
-    namespace: Any,
-    max_staleness: Any,
-    timeout: Any,
-    lease: Any,
-    remote_ttl: Any,
-    codec: Codec | None,
-    max_value_size: Any,
-) -> Options:
-    if not isinstance(namespace, str) or not re.fullmatch(r"[^\s{}:]{1,64}", namespace):
-        raise ConfigurationError(
-            f"RedisTier: namespace must be a short text without spaces, braces and colons, got {namespace!r}"
-        )
-    if isinstance(max_value_size, bool) or not isinstance(max_value_size, int) or max_value_size < 1024:
-        raise ConfigurationError(f"RedisTier: max_value_size must be bytes, 1024 or more, got {max_value_size!r}")
-    for name in ("encode", "decode"):
-        if codec is not None and not callable(getattr(codec, name, None)):
-            raise ConfigurationError(f"RedisTier: codec {codec!r} cannot {name}")
-    staleness, patience = seconds(max_staleness, "RedisTier: max_staleness"), seconds(timeout, "RedisTier: timeout")
-    if patience >= staleness:
-        raise ConfigurationError(
-            f"RedisTier: timeout must be less than max_staleness, for a lookup that is shared gives up within it; got "
-            f"timeout={patience:g}, max_staleness={staleness:g}"
-        )
-    ttl = seconds(remote_ttl, "RedisTier: remote_ttl")
-    return Options(
-        namespace=namespace,
-        max_staleness=staleness,
-        timeout=patience,
-        lease=seconds(lease, "RedisTier: lease"),
-        remote_ttl=ttl,
-        cell_ttl=max(_DAY, 2 * ttl),
-        max_value_size=max_value_size,
-        codec=default_codec() if codec is None else codec,
-    )

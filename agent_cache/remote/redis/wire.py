@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-__all__ = ["OVERSIZED", "Changed", "Replies", "ReplyError", "Unreachable", "pack"]
+__all__ = ["OVERSIZED", "Interrupted", "Replies", "ReplyError", "Unreachable", "pack"]
 
 OVERSIZED: Final = object()
 """Stands for a value that was longer than the limit, and is gone."""
@@ -20,8 +20,8 @@ class Unreachable(Exception):
     """A server did not answer in time, not at all, or not as the owner of the data. Never leaves the tier."""
 
 
-class Changed(Unreachable):
-    """A server has answered as somebody else than before. It can be asked again at once."""
+class Interrupted(Unreachable):
+    """A connection has ended, or its server has become another. It may be asked again at once: that says nothing."""
 
 
 class ReplyError(Exception):

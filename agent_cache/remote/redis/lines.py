@@ -1,0 +1,169 @@
+"""What one event loop has to say to one server."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, Final
+
+from agent_cache.remote.redis.identity import INFO, identity_in, introduced
+from agent_cache.remote.redis.leases import boottime
+from agent_cache.remote.redis.links import Answered, Link
+from agent_cache.remote.redis.topology import Node
+from agent_cache.remote.redis.wire import Interrupted, ReplyError, Unreachable, pack
+
+if TYPE_CHECKING:
+    from agent_cache.remote.redis.core import Core
+
+__all__ = ["REDIRECTS", "Line"]
+
+REDIRECTS: Final = frozenset({"MOVED", "ASK", "CLUSTERDOWN", "TRYAGAIN", "READONLY"})
+"""Errors that say that a key is elsewhere, or soon will be."""
+
+_INFO = pack(*INFO)
+
+
+class Line:
+    """What this loop has to say to one server."""
+
+    def __init__(self, core: Core, node: Node, loop: asyncio.AbstractEventLoop) -> None:
+        self._core = core
+        self._node = node
+        self._loop = loop
+        self._link: Link | None = None
+        self._generation = -1
+        self._opening: asyncio.Task[None] | None = None
+        self._is_due = False
+        self._commands: list[tuple[bytes, int, Answered, float]] = []
+        self._gets: list[tuple[list[bytes], list[int] | None, asyncio.Future[tuple[dict[bytes, Any], bytes]]]] = []
+        self._since = 0.0
+        self._wants_ident = False
+        self._checked = float("-inf")
+        self.ident = b""
+
+    def get(
+        self,
+        keys: list[bytes],
+        strong: bool,  # noqa: FBT001 - private, and on the path of every hit
+        slots: list[int] | None = None,
+    ) -> asyncio.Future[tuple[dict[bytes, Any], bytes]]:
+        """Read keys with the next write; in a cluster, with their slots."""
+        future: asyncio.Future[tuple[dict[bytes, Any], bytes]] = self._loop.create_future()
+        if not self._gets:
+            self._since = self._loop.time()
+            self._schedule()
+        self._gets.append((keys, slots, future))
+        if strong:
+            self._wants_ident = True
+        return future
+
+    def put(self, packed: bytes, count: int, answered: Answered) -> None:
+        """Send commands with the next write."""
+        self._commands.append((packed, count, answered, self._loop.time()))
+        self._schedule()
+
+    def close(self) -> None:
+        """End the connection. Whoever waits is told."""
+        if self._opening is not None:
+            self._opening.cancel()
+        if self._link is not None:
+            self._link.close()
+            self._link = None
+        self._fail(Unreachable("the connection was closed"))
+
+    def _schedule(self) -> None:
+        if not self._is_due:
+            self._is_due = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._is_due = False
+        if self._node.breaker.is_open:
+            self._fail(Unreachable(f"{self._node} is not asked: {self._node.breaker.reason}"))
+            return
+        link = self._link
+        if link is None or not link.is_open or self._generation != self._node.generation:
+            if link is not None:
+                link.close()
+                self._link = None
+            if self._opening is None:
+                self._opening = self._loop.create_task(self._open(), name="agent_cache connects")
+            return
+        commands, self._commands = self._commands, []
+        for packed, count, answered, since in commands:
+            link.send(packed, count, answered, since)
+        if self._gets:
+            self._send_gets(link)
+
+    async def _open(self) -> None:
+        try:
+            self._generation = self._node.generation
+            async with asyncio.timeout(self._core.timeout):
+                self._link, self.ident = await introduced(self._core, self._node)
+            self._checked = boottime()
+        except (Unreachable, TimeoutError) as error:
+            reason = str(error) or "no connection within the timeout"
+            if self._generation == self._node.generation:
+                self._core.failed(self._node, reason)
+            self._fail(Unreachable(reason))
+        finally:
+            self._opening = None
+        if self._commands or self._gets:
+            self._flush()
+
+    def _send_gets(self, link: Link) -> None:
+        gets, self._gets = self._gets, []
+        strong, self._wants_ident = self._wants_ident, False
+        # Who it is was asked when the connection was made, and is asked by each heartbeat. Should those stop, here.
+        strong |= boottime() - max(self._checked, self._node.checked) > self._core.max_staleness
+        by_slot: dict[int, dict[bytes, None]] = {0: {}}
+        for keys, slots, _ in gets:
+            if slots is None:
+                by_slot[0].update(dict.fromkeys(keys))
+            else:
+                for key, slot in zip(keys, slots, strict=True):
+                    by_slot.setdefault(slot, {})[key] = None
+        batches = [wanted for wanted in by_slot.values() if wanted]
+        packed = b"".join([pack(b"MGET", *wanted) for wanted in batches])
+        sent = boottime()
+
+        def answered(replies: list[Any] | Unreachable) -> None:
+            try:
+                if isinstance(replies, Unreachable):
+                    raise replies
+                if strong:
+                    self._is_still(identity_in(replies[-1]), sent)
+                values: dict[bytes, Any] = {}
+                for wanted, reply in zip(batches, replies, strict=False):
+                    if isinstance(reply, ReplyError):
+                        self._core.topology.is_stale |= reply.code in REDIRECTS
+                        raise Unreachable(str(reply))  # noqa: TRY301 - one place that tells all who wait
+                    values.update(zip(wanted, reply, strict=True))
+            except Unreachable as error:
+                if not isinstance(error, Interrupted):
+                    self._core.failed(self._node, str(error))
+                for _, _, future in gets:
+                    if not future.done():
+                        future.set_exception(error)
+                return
+            found = values, self.ident
+            for _, _, future in gets:
+                if not future.done():
+                    future.set_result(found)
+
+        self._core.counters.batches += 1
+        link.send(packed + _INFO if strong else packed, len(batches) + strong, answered, self._since)
+
+    def _is_still(self, ident: bytes, sent: float) -> None:
+        self._checked = sent
+        if ident != self.ident:
+            self._core.met(self._node, ident)
+            raise Interrupted("the server has another identity than before")
+
+    def _fail(self, error: Unreachable) -> None:
+        commands, self._commands = self._commands, []
+        for _, _, answered, _ in commands:
+            answered(error)
+        gets, self._gets = self._gets, []
+        for _, _, future in gets:
+            if not future.done():
+                future.set_exception(error)

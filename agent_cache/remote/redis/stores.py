@@ -1,0 +1,90 @@
+"""Storing an answer under the versions that were seen before its load."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from agent_cache.remote.codecs import Unencodable
+from agent_cache.remote.redis.clients import LoopClient
+from agent_cache.remote.redis.names import CellKey, RootNames
+from agent_cache.remote.redis.reads import MAX_LATE, mint, seen_in, server_time
+from agent_cache.remote.redis.tickets import RedisTicket
+from agent_cache.remote.redis.values import Header, is_held, packed, version_of
+
+if TYPE_CHECKING:
+    from agent_cache.remote.redis.core import Core
+
+__all__ = ["store"]
+
+
+async def store(core: Core, ticket: RedisTicket, value: Any, tags: tuple[str, ...], cost: float, *, age: float) -> None:
+    """Store under the versions that were seen before the load, so that a value overtaken by a write is dead.
+
+    Raises:
+        Unreachable: if the server does not take it.
+    """
+    request, options = ticket.request, core.options
+    if ticket.digest is None or not ticket.seen or ticket.seen.keys() < ticket.depends_on.keys():
+        return
+    left = ticket.lasts + request.grace - age
+    if left <= 0 or any(is_held(ticket.seen[key]) for key in ticket.depends_on):
+        return
+    late = [tag for tag in dict.fromkeys(tags) if tag not in request.tags]
+    try:
+        payload = options.codec.encode(value, request.returns)
+        written = options.codec.encode(late, list[str]) if late else b""
+    except Unencodable as error:
+        core.counters.unencodable += 1
+        core.log.once(f"a result of {request.tool} cannot be written down, so it is kept in this process alone", error)
+        return
+    cells = {key: version_of(ticket.seen[key]) for key in ticket.depends_on}
+    client = core.client()
+    if late:
+        more = await _recheck(core, client, ticket, late)
+        if more is None:
+            return
+        cells |= more
+    if core.pending.blocks(cells):
+        core.counters.skipped += 1
+        return
+    header = Header(cells, server_time(core, ticket) - age, ticket.lasts, request.grace, cost, written)
+    data = packed(header, payload)
+    if len(data) > core.max_value_size:
+        core.counters.unencodable += 1
+        core.log.once(f"a result of {request.tool} is too large, so it is kept in this process alone", len(data))
+        return
+    key = core.names.value(ticket.digest)
+    period = min(left, options.cell_ttl)
+    await client.call(core.slot(key), b"SET", key, data, b"PX", b"%d" % max(1, int(period * 1000)))
+    core.counters.stores += 1
+
+
+async def _recheck(core: Core, client: LoopClient, ticket: RedisTicket, late: list[str]) -> dict[CellKey, bytes] | None:
+    """The cells of tags that only the result has told, if nothing under their roots was written during the load.
+
+    An entity's own cell, read after the load, would look current whatever came before. What proves that it was not
+    written is D, which every write under the root moves, and S; that none was at work before, that they were not held.
+    """
+    names = core.names
+    named: dict[CellKey, RootNames] = {}
+    for tag in late if len(late) <= MAX_LATE else [tag.partition(":")[0] for tag in late]:
+        named |= names.read_by(tag)
+    roots = list(dict.fromkeys(named.values()))
+    watched = [cell for root in roots for cell in (root.s, root.d)]
+    before = ticket.seen
+    if any(cell not in before or is_held(before[cell]) for cell in watched):
+        return None
+    fetched = await client.fetch([(key, root.slot) for key, root in _with_watched(named, roots).items()])
+    after = seen_in(_with_watched(named, roots), fetched)
+    for root in roots:
+        keys = [key for key, own in _with_watched(named, roots).items() if own is root]
+        if any(key not in after for key in keys):
+            after |= await mint(core, client, root, keys)
+    if any(is_held(after[cell]) or version_of(after[cell]) != version_of(before[cell]) for cell in watched):
+        return None
+    core.memo.keep_cells(ticket.digest or b"", named)
+    return {key: version_of(after[key]) for key in named}
+
+
+def _with_watched(named: dict[CellKey, RootNames], roots: list[RootNames]) -> dict[CellKey, RootNames]:
+    return named | {cell: root for root in roots for cell in (root.s, root.d)}

@@ -1,0 +1,181 @@
+"""The parts of the Redis tier that need no server: replies, values, epochs, settings."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("redis")
+
+import redis
+import redis.asyncio
+import redis.asyncio.sentinel
+import redis.sentinel
+from hypothesis import given, strategies as st
+
+from agent_cache.remote.redis.connections import of_client, of_url
+from agent_cache.remote.redis.epochs import Epochs
+from agent_cache.remote.redis.values import BadValue, Header, packed, read_at_once, unpacked
+from agent_cache.remote.redis.wire import OVERSIZED, Replies, ReplyError, pack
+
+values = st.recursive(
+    st.none() | st.integers(-(2**40), 2**40) | st.binary(max_size=40),
+    lambda inner: st.lists(inner, max_size=4),
+    max_leaves=12,
+)
+
+
+def written(value: object) -> bytes:
+    """A reply as a server writes it."""
+    if value is None:
+        return b"$-1\r\n"
+    if isinstance(value, int):
+        return b":%d\r\n" % value
+    if isinstance(value, bytes):
+        return b"$%d\r\n%b\r\n" % (len(value), value)
+    assert isinstance(value, list)
+    return b"*%d\r\n" % len(value) + b"".join(map(written, value))
+
+
+@given(st.lists(values, max_size=5), st.lists(st.integers(1, 30), min_size=1, max_size=20))
+def test_replies_are_the_same_however_they_are_cut(replies, sizes):
+    data = b"".join(map(written, replies))
+    parser, got, at, turn = Replies(1000), [], 0, 0
+    while at < len(data):
+        size = sizes[turn % len(sizes)]
+        got += parser.feed(data[at : at + size])
+        at, turn = at + size, turn + 1
+    assert got == replies
+
+
+@given(st.integers(1, 500))
+def test_what_is_too_long_is_skipped_without_being_kept(size):
+    parser = Replies(10)
+    data = b"*3\r\n" + written(b"a") + written(b"x" * (10 + size)) + written(b"b")
+    got = []
+    for at in range(0, len(data), 7):
+        got += parser.feed(data[at : at + 7])
+        assert len(parser._buffer) < 40
+    assert got == [[b"a", OVERSIZED, b"b"]]
+
+
+def test_errors_are_replies():
+    (error,) = Replies(10).feed(b"-MOVED 7 127.0.0.1:1\r\n")
+    assert isinstance(error, ReplyError)
+    assert error.code == "MOVED"
+
+
+@pytest.mark.parametrize("data", [b"hello\r\n", b"$x\r\n", b"*x\r\n", b":x\r\n", b"x" * 100_000])
+def test_what_is_not_the_protocol_is_an_error(data):
+    with pytest.raises(ValueError):
+        Replies(10).feed(data)
+
+
+def test_a_command_is_packed_by_lengths():
+    assert pack(b"SET", b"", b"a\r\nb") == b"*3\r\n$3\r\nSET\r\n$0\r\n\r\n$4\r\na\r\nb\r\n"
+
+
+CELLS = {b"t:{ns:a b}:S": b"id 1", b"t:{ns:order}:T0": b"id 2"}
+
+
+@given(
+    st.dictionaries(
+        st.binary(min_size=1, max_size=9).filter(lambda key: b"\n" not in key), st.just(b"id x"), min_size=1
+    ),
+    st.floats(0, 1e11),
+    st.binary(max_size=30),
+    st.binary(max_size=30),
+)
+def test_a_value_comes_back_as_it_was(cells, loaded, late, payload):
+    header = Header(cells, loaded, 60.0, 5.0, 0.5, late)
+    assert unpacked(packed(header, payload)) == (header, payload)
+
+
+@given(st.data())
+def test_a_damaged_value_is_bad_or_says_something_else(data):
+    good = packed(Header(CELLS, 100.0, 60.0, 0.0, 0.5, b""), b"payload")
+    at = data.draw(st.integers(0, len(good) - 1))
+    bad = data.draw(
+        st.sampled_from([good[:at], good[:at] + bytes([good[at] ^ 1 << data.draw(st.integers(0, 7))]) + good[at + 1 :]])
+    )
+    try:
+        unpacked(bad)
+    except BadValue:
+        pass
+
+
+@given(st.binary(max_size=200))
+def test_junk_is_bad_and_nothing_else(junk):
+    try:
+        unpacked(junk)
+    except BadValue:
+        pass
+    assert read_at_once(junk, b"x id 1") is None or b"x id 1" in junk
+
+
+def test_the_short_look_agrees_with_the_long_one():
+    cells = b"\n".join(key + b" " + version for key, version in CELLS.items())
+    value = packed(Header(CELLS, 100.0, 60.0, 0.0, 0.5, b""), b"payload")
+    assert read_at_once(value, cells) == (100.0, 60.0, 0.5, b"payload")
+    assert read_at_once(value, cells[:-1] + b"3") is None
+    assert read_at_once(value, cells[:-1]) is None
+    late = packed(Header(CELLS, 100.0, 60.0, 0.0, 0.5, b"x"), b"payload")
+    assert read_at_once(late, cells) is None
+    for header in (Header(CELLS, float("nan"), 60.0, 0.0, 0.5, b""), Header(CELLS, 1.0, float("inf"), 0.0, 0.5, b"")):
+        assert read_at_once(packed(header, b""), cells) is None
+        with pytest.raises(BadValue):
+            unpacked(packed(header, b""))
+
+
+def test_what_is_pruned_reads_as_touched(monkeypatch):
+    monkeypatch.setattr("agent_cache.remote.redis.epochs._MAX", 3)
+    epochs = Epochs()
+    before = epochs.now
+    epochs.touch([b"a"])
+    since = epochs.now
+    assert not epochs.is_untouched([b"a"], before)
+    assert epochs.is_untouched([b"a"], since)
+    epochs.touch([b"b", b"c", b"d"])
+    assert not epochs.is_untouched([b"z"], since)
+    assert epochs.is_untouched([b"a"], epochs.now)
+
+
+def test_after_a_loss_everything_is_touched():
+    epochs = Epochs()
+    since = epochs.now
+    epochs.lose()
+    assert not epochs.is_untouched([], since)
+    assert epochs.is_untouched([], epochs.now)
+
+
+@pytest.mark.parametrize(
+    ("client", "kind", "transport", "seed"),
+    [
+        (redis.Redis(host="a", port=1), "single", "tcp", ("a", 1)),
+        (redis.asyncio.Redis(host="a", port=1, ssl=True), "single", "tls", ("a", 1)),
+        (redis.Redis.from_url("rediss://me:pw@a:1/2?ssl_check_hostname=false"), "single", "tls", ("a", 1)),
+        (redis.Redis(unix_socket_path="/tmp/x"), "single", "unix", ("/tmp/x", 0)),
+        (redis.asyncio.sentinel.Sentinel([("s", 2)]).master_for("shop", ssl=True), "sentinel", "tls", ("s", 2)),
+        (redis.sentinel.Sentinel([("s", 2)]).master_for("shop"), "sentinel", "tcp", ("s", 2)),
+        (redis.asyncio.RedisCluster(host="127.0.0.1", port=3), "cluster", "tcp", ("127.0.0.1", 3)),
+        (redis.asyncio.RedisCluster(host="127.0.0.1", port=3, ssl=True), "cluster", "tls", ("127.0.0.1", 3)),
+    ],
+)
+def test_a_client_is_read_for_its_settings(client, kind, transport, seed):
+    deployment = of_client(client)
+    assert (deployment.kind, deployment.transport, deployment.seeds[0]) == (kind, transport, seed)
+    connection = deployment.connection(("h", 9), 0.5)
+    assert connection.protocol == 2
+    assert connection.retry.get_retries() == 0
+
+
+def test_credentials_and_tls_settings_are_taken_over_and_timeouts_are_not():
+    client = redis.Redis.from_url(
+        "rediss://me:pw@a:1/2?ssl_check_hostname=false&socket_timeout=99&health_check_interval=5"
+    )
+    connection = of_client(client).connection(("a", 1), 0.5)
+    assert (connection.username, connection.password, connection.db) == ("me", "pw", 2)
+    assert connection.check_hostname is False
+    assert (connection.socket_timeout, connection.socket_connect_timeout) == (None, 0.5)
+    assert connection.health_check_interval == 0
+    options = {"client_name": "x"}
+    assert of_url("redis://a", cluster=False, options=options).connection(("a", 1), 0.5).client_name == "x"
