@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from agent_cache._core.loop_policy import NEVER, LoopPolicy
 from agent_cache._core.recurrence import NO_CALL, Recurrence
@@ -78,6 +78,7 @@ class Detector:
         cycle_acted: whether this streak has met the action level of a cycle.
         ring: the last calls, by position.
         kept: calls that keep an answer alive, in the order they got it.
+        tools: what is known of each tool, for who looks after it.
         unchanged: how many polls brought nothing new, and were not counted.
         blocked: what is refused before it runs, and why.
     """
@@ -85,7 +86,7 @@ class Detector:
     __slots__ = (
         "_error", "_error_at", "_error_counted", "_error_row", "_error_task", "_error_tick", "base", "blocked",
         "cycle_acted", "cycle_at", "cycle_count", "cycle_notice", "epoch", "fresh", "kept", "last", "pending", "policy",
-        "ring", "turned", "unchanged",
+        "ring", "tools", "turned", "unchanged",
     )  # fmt: skip
 
     def __init__(self, policy: LoopPolicy) -> None:
@@ -99,6 +100,7 @@ class Detector:
         self.pending = 1
         self.cycle_at = self.cycle_count = NEVER
         self.cycle_acted = False
+        self.tools: dict[Hashable, Any] = {}
         self.unchanged = 0
         self.ring = [NO_CALL] * _RING
         self.kept: deque[Recurrence] = deque()

@@ -17,13 +17,15 @@ class Progress:
         loop: the event loop whose current iteration has been noticed; None until a call is made in it.
         limit: how many it may make; 0 once it has been stopped, so that one comparison says both.
         tick: number of that iteration.
+        used: calls made so far of each tool that may make only so many.
     """
 
-    __slots__ = ("calls", "limit", "loop", "tick")
+    __slots__ = ("calls", "limit", "loop", "tick", "used")
 
     def __init__(self, limit: int | None) -> None:
         self.calls = 0
         self.tick = 0
+        self.used: dict[str, int] = {}
         self.restart(limit)
 
     def restart(self, limit: int | None) -> None:

@@ -48,7 +48,7 @@ class SessionWatch:
 
     __slots__ = (
         "_add", "_checks", "_deadline", "_detector", "_guard", "_identity", "_kind", "_max_calls",
-        "_max_nesting", "_name", "_operation", "_progress", "_session", "_stats", "_trace", "_used", "hit", "see",
+        "_max_nesting", "_name", "_operation", "_progress", "_session", "_stats", "_trace", "hit", "see",
     )  # fmt: skip
 
     hit: Observe
@@ -79,13 +79,19 @@ class SessionWatch:
         self._identity = Identity(operation, guard)
         self._detector = detector
         self._checks = None
-        if detector is not None:
-            is_write, identify = self._kind == "write", self._identity.outcome
-            self._checks = LoopChecks(detector, self._name, operation.policy.loop, is_write=is_write, identify=identify)
+        if detector is not None:  # the plan may be compiled again: what was counted stays
+            self._checks = detector.tools.get(operation)
+            if self._checks is None:
+                self._checks = detector.tools[operation] = LoopChecks(
+                    detector,
+                    self._name,
+                    operation.policy.loop,
+                    is_write=self._kind == "write",
+                    identify=self._identity.outcome,
+                )
         self._deadline = deadline
         self._max_calls = None if policy is None else policy.calls_of(self._name)
         self._max_nesting = None if policy is None else policy.max_nesting
-        self._used = 0
         self.see = self._make_hit(Progress(None))
         if self._max_calls is not None:
             self.see = self._count_used(self.see)
@@ -132,10 +138,14 @@ class SessionWatch:
 
         def counted(key: Hashable, entry: Entry, value: Any, now: float, arguments: Mapping[str, Any] | None) -> Any:
             answer = see(key, entry, value, now, arguments)
-            self._used += 1
+            self._use()
             return answer
 
         return counted
+
+    def _use(self) -> None:
+        used = self._progress.used
+        used[self._name] = used.get(self._name, 0) + 1
 
     def _ask_first(
         self, key: Hashable, entry: Entry, value: Any, now: float, arguments: Mapping[str, Any] | None
@@ -156,8 +166,8 @@ class SessionWatch:
             instead = self._over("depth", progress.calls, key, now, cached)
         elif now >= self._deadline:
             instead = self._over("time", progress.calls, key, now, cached)
-        elif self._max_calls is not None and self._used >= self._max_calls:
-            instead = self._over("tool_calls", self._used, key, now, cached)
+        elif self._max_calls is not None and progress.used.get(self._name, 0) >= self._max_calls:
+            instead = self._over("tool_calls", progress.used[self._name], key, now, cached)
         elif self._max_nesting is not None and call is not None and call.depth > self._max_nesting:
             instead = self._over("nesting", call.depth, key, now, cached)
         else:
@@ -185,7 +195,8 @@ class SessionWatch:
         return None
 
     def admit(self, call: Call) -> None:
-        self._used += 1
+        if self._max_calls is not None:
+            self._use()
         self._progress.calls += 1
         if call.numbers is None:
             call.numbers = {}

@@ -704,6 +704,29 @@ async def test_the_budgets_of_the_outer_run_hold_in_the_inner_one():
     assert caught.value.kind == "tool_calls"
 
 
+async def test_the_budget_of_a_tool_is_one_for_all_inner_runs():
+    shop = Shop()
+    with pytest.raises(STOPPED) as caught:
+        async with AgentCacheSession(loop_policy=LoopPolicy(max_tool_calls=4)):
+            await shop.get()
+            for number in range(9):
+                async with AgentCacheSession():
+                    await shop.get(number % 2)
+    assert (caught.value.kind, caught.value.count) == ("tool_calls", 4)
+
+
+async def test_what_was_counted_stays_when_the_configuration_changes():
+    shop = Shop()
+    with pytest.raises(STOPPED) as caught:
+        async with AgentCacheSession(max_tool_repeats=6, loop_policy=LoopPolicy(max_tool_calls=50)):
+            given = []
+            for enabled in (True, False, True):
+                with configure(enabled=enabled):
+                    given += await outcomes(shop.get, 2)
+    assert given == ["same"] * 5 + [STOPPED]
+    assert (caught.value.kind, caught.value.count) == ("repeat", 6)
+
+
 # -- The report ----------------------------------------------------------------------------------------------
 
 
