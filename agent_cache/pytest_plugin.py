@@ -54,7 +54,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     parser.addini("agent_record_mode", "default of --agent-record-mode", default="none")
     parser.addini("agent_cassette_dir", "folder of cassettes, from that of the test file", default="cassettes")
-    parser.addini("agent_cassette_strict", "whether recorded calls must all be made", type="bool", default=True)
+    parser.addini(
+        "agent_cassette_strict", "whether calls must come in their recorded order", type="bool", default=False
+    )
+    parser.addini("agent_allow_unplayed", "whether recorded calls may be left over", type="bool", default=False)
     parser.addini("agent_cassette_redact", "names of secrets beside the known ones", type="args", default=[])
     parser.addini("agent_block_live", "as --agent-block-live", type="bool", default=False)
     parser.addini("agent_orphans", "default of --agent-orphans", default="report")
@@ -64,7 +67,7 @@ def pytest_configure(config: pytest.Config) -> None:
     for name, allowed in (("agent_record_mode", MODES), ("agent_orphans", _ON_ORPHANS)):
         if (given := config.getini(name)) not in allowed:
             raise pytest.UsageError(f"{name} must be one of {', '.join(allowed)}, got {given!r}")
-    options = "mode=None, strict=None, redact=None, policy=None, model=None"
+    options = "mode=None, strict=None, allow_unplayed=None, redact=None, policy=None, model=None"
     markers = {
         f"agent_cassette(name=None, *, path=None, {options})": "record what the agent of this test calls, and replay "
         "it ever after: in the cassette of that name, or of the test's",
@@ -207,7 +210,10 @@ def pytest_runtest_makereport(
     report = yield
     own = item.stash.get(_OWN_ERROR, None)
     if own is not None and call.excinfo is not None and call.excinfo.value is own and report.failed:
-        report.longrepr = call.excinfo.getrepr(style="value")  # it says all: the way to it is the plugin's own
+        # The error says all there is to say: the frames that lead to it are the plugin's.
+        shown = call.excinfo.getrepr(style="value")
+        shown.reprtraceback.reprentries[0].lines = call.excinfo.exconly().splitlines()
+        report.longrepr = shown
     return report
 
 

@@ -7,7 +7,7 @@ import traceback
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import pytest
 
@@ -46,8 +46,7 @@ class CassetteRun:
         self._record = record(
             path,
             mode=settings.mode,  # type: ignore[arg-type]  # checked when it was read
-            # What is new is recorded in the other modes, so what is left over is kept.
-            strict=settings.strict and settings.mode in ("none", "once"),
+            strict=settings.strict and self._is_replay,
             redact=settings.redact,
             policy=settings.policy,  # type: ignore[arg-type]  # checked by `record`
             model=settings.model,
@@ -81,14 +80,12 @@ class CassetteRun:
         origin = _origin_of(swallowed)
         try:
             self._record.end()
-        except DivergenceError as error:
-            if swallowed is None and player is not None:
-                raise DivergenceError(
-                    error.step_index, error.expected, None, self._left_over(player), self._path
-                ) from None
-            raise self._explained(error, origin) from None
         except CassetteError as error:
-            raise self._explained(error, origin) from None
+            if swallowed is not None or player is None or not player.remaining:
+                raise self._explained(error, origin) from None
+        may_remain = self._settings.allow_unplayed and not self._settings.strict
+        if player is not None and player.remaining and self._is_replay and not may_remain:
+            raise self._left_over(player)
 
     def failed(self, error: BaseException) -> str:
         """The test has failed, or was skipped; what the cassette has to say to that."""
@@ -121,7 +118,12 @@ class CassetteRun:
     def _player(self) -> Player | None:
         return None if self._handle is None else self._handle.player
 
-    def _left_over(self, player: Player) -> str:
+    @property
+    def _is_replay(self) -> bool:
+        """In the other modes what is new is recorded, and what is left over is kept."""
+        return self._settings.mode in ("none", "once")
+
+    def _left_over(self, player: Player) -> DivergenceError:
         indices = list(player.matcher.left_over())
         is_one = len(indices) == 1
         lines = [
@@ -131,13 +133,13 @@ class CassetteRun:
         if len(indices) > _MOST_SHOWN:
             lines.append(f"    and {len(indices) - _MOST_SHOWN} more")
         if self._sharing:
-            lines.append(f"{self._sharing[0]} has the same cassette: mark both with strict=False.")
+            lines.append(f"{self._sharing[0]} has the same cassette: mark both with allow_unplayed=True.")
         else:
-            lines.append(
-                f"If the agent has changed on purpose, record it again:\n    {self._command('rewrite')}\n"
-                "strict=False lets calls be left out."
-            )
-        return "\n".join(lines)
+            lines.append(f"If the agent has changed on purpose, record it again:\n    {self._command('rewrite')}")
+            lines.append("allow_unplayed=True lets calls be left out.")
+        first = player.cassette.steps[indices[0]]
+        expected = {"name": first.name, "arguments": first.arguments}
+        return DivergenceError(indices[0], expected, None, "\n".join(lines), self._path)
 
     def _explained(self, error: CassetteError, origin: str) -> CassetteError:
         """The error that something had swallowed, with the place where that was."""
@@ -196,8 +198,6 @@ def _origin_of(error: BaseException | None) -> str:
     """Where the code under test was when an error was raised: the last frame that is not ours."""
     if error is None:
         return ""
-    own = str(Path(__file__).parents[1])
-    frames: list[Any] = [
-        frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(own)
-    ]
+    own = (str(Path(__file__).parents[1]), "<agent_cache ")  # the latter are generated functions
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(own)]
     return f" at {frames[-1].filename}:{frames[-1].lineno}, in {frames[-1].name}" if frames else ""

@@ -18,7 +18,7 @@ __all__ = ["MARKERS", "MODES", "Marked", "Settings", "marked", "settings_of"]
 MODES = ("none", "once", "new_episodes", "all", "rewrite")
 MARKERS = ("agent_cassette", "replay")
 
-_OPTIONS = ("mode", "strict", "redact", "policy", "model")
+_OPTIONS = ("mode", "strict", "allow_unplayed", "redact", "policy", "model")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +42,13 @@ class Settings:
 
     Attributes:
         mode: one of `MODES`.
-        strict: whether the test fails if a recorded call is left over, or made out of order.
-        redact, policy, model: as `agent_cache.recording.record` takes them.
+        allow_unplayed: whether recorded calls may be left over.
+        strict, redact, policy, model: as `agent_cache.recording.record` takes them.
     """
 
     mode: str
     strict: bool
+    allow_unplayed: bool
     redact: Any
     policy: Mapping[str, str] | None
     model: str | None
@@ -84,13 +85,14 @@ def settings_of(config: pytest.Config, fixture: Any, mark: Marked | None) -> Set
     options: dict[str, Any] = {
         "mode": config.getini("agent_record_mode"),
         "strict": config.getini("agent_cassette_strict"),
+        "allow_unplayed": config.getini("agent_allow_unplayed"),
         "redact": config.getini("agent_cassette_redact") or None,
         **({} if mark is None else mark.options),
         **fixture,
     }
     if (mode := config.getoption("agent_record_mode")) is not None:
         options["mode"] = mode
-    return Settings(options["mode"], options["strict"], options["redact"], options.get("policy"), options.get("model"))
+    return Settings(**{name: options.get(name) for name in _OPTIONS})  # type: ignore[arg-type]  # checked one by one
 
 
 def _read(mark: pytest.Mark, where: str) -> tuple[str | None, str | None, dict[str, Any]]:
@@ -121,5 +123,5 @@ def _check_options(options: Mapping[Any, Any], who: str) -> None:
             raise pytest.UsageError(f"{who} does not know {name!r}; it knows {', '.join(_OPTIONS)}")
         if name == "mode" and value not in MODES:
             raise pytest.UsageError(f"{who}: mode must be one of {', '.join(MODES)}, got {value!r}")
-        if name == "strict" and not isinstance(value, bool):
-            raise pytest.UsageError(f"{who}: strict must be True or False, got {value!r}")
+        if name in ("strict", "allow_unplayed") and not isinstance(value, bool):
+            raise pytest.UsageError(f"{who}: {name} must be True or False, got {value!r}")
