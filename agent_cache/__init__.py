@@ -5,6 +5,7 @@ import typing
 if typing.TYPE_CHECKING:
     from agent_cache._async_cache import AsyncCache
     from agent_cache._cache import AgentCache
+    from agent_cache._core.loop_policy import LoopHints, LoopPolicy
     from agent_cache._core.tags import tags_from
     from agent_cache._core.trace import TraceRecord
     from agent_cache._invalidator import AgentCacheInvalidator, invalidate, writing
@@ -27,6 +28,8 @@ __all__ = [
     "AgentLoopDetectedError",
     "AsyncCache",
     "ConfigurationError",
+    "LoopHints",
+    "LoopPolicy",
     "RemoteTierError",
     "TraceRecord",
     "UncacheableArgumentsError",
@@ -44,6 +47,8 @@ _HOMES = {
     "AgentCacheInvalidator": "_invalidator",
     "AgentCacheSession": "_session",
     "AsyncCache": "_async_cache",
+    "LoopHints": "_core.loop_policy",
+    "LoopPolicy": "_core.loop_policy",
     "TraceRecord": "_core.trace",
     "configure": "config",
     "get_metrics": "_metrics",

@@ -7,9 +7,11 @@ from collections.abc import Callable, Coroutine, Hashable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, overload
 
+from agent_cache._core.checks import checked_choice, checked_function, seconds
 from agent_cache._core.entries import protection_named
+from agent_cache._core.loop_policy import NO_HINTS, LoopHints, checked_hints
 from agent_cache._core.parameters import Parameters
-from agent_cache._core.policies import ReadPolicy, checked_choice, checked_function, seconds
+from agent_cache._core.policies import ReadPolicy
 from agent_cache._core.tags import ComputedTags, TagSet
 from agent_cache._pipeline.codegen import read_body
 from agent_cache._pipeline.operation import CacheKey, ReadOperation
@@ -104,6 +106,7 @@ class AgentCache:
         cache_if: ``cache_if(result)`` says whether an answer is worth keeping; the way to keep "Error: ..." texts out.
         copy: how a hit is protected from callers that mutate what they were given. ``"auto"`` shares what is immutable
             and copies the rest, ``"never"`` shares everything, a function copies as it likes.
+        loop: what its repetitions mean to a session's loop guard: see `LoopHints`.
         uncacheable: ``"bypass"`` runs a call uncached whose arguments have no identity, and counts it; ``"raise"``
             raises `UncacheableArgumentsError`.
         name: identity of the tool instead of ``module:qualname``; for functions made in a loop or a factory.
@@ -128,6 +131,7 @@ class AgentCache:
         cache_if: Callable[[Any], bool] | None = None,
         copy: Literal["auto", "never"] | Callable[[Any], Any] = "auto",
         uncacheable: Literal["bypass", "raise"] = "bypass",
+        loop: LoopHints = NO_HINTS,
         name: str | None = None,
     ) -> None:
         where = f"AgentCache({resource!r})"
@@ -157,6 +161,7 @@ class AgentCache:
             vary_takes_arguments=vary is not None and _takes_arguments(vary),
             cache_if=cache_if,
             uncacheable=checked_choice(uncacheable, ("bypass", "raise"), f"{where}: uncacheable"),
+            loop=checked_hints(loop, where, is_write=False),
         )
         if scope == "session" and (backup is not None or remote_cache is not None):
             raise ConfigurationError(

@@ -8,9 +8,11 @@ from datetime import timedelta
 from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, overload
 
 from agent_cache._cache import Resource
+from agent_cache._core.checks import checked_choice, checked_function, seconds
 from agent_cache._core.ledger import Region
+from agent_cache._core.loop_policy import NO_HINTS, LoopHints, checked_hints
 from agent_cache._core.parameters import Parameters
-from agent_cache._core.policies import WritePolicy, checked_choice, checked_function, seconds
+from agent_cache._core.policies import WritePolicy
 from agent_cache._core.tags import TagSet, parse_tag, root_of
 from agent_cache._metrics import METRICS
 from agent_cache._pipeline.codegen import write_body
@@ -81,6 +83,7 @@ class AgentCacheInvalidator:
         in_doubt: exceptions that leave the effect unknown, beside `TimeoutError` and `OSError`; httpx's timeouts, say.
         no_effect: exceptions that say that nothing was changed.
         ok: ``ok(result)`` says whether a write that returned was successful; the default says yes.
+        loop: what its repetitions mean to a session's loop guard: see `LoopHints`.
         remote_cache, backup: tiers it acts on, beside the configured ones and those of every tool that shares a root.
         name: identity of the tool instead of ``module:qualname``.
 
@@ -102,6 +105,7 @@ class AgentCacheInvalidator:
         in_doubt: Sequence[type[BaseException]] = (),
         no_effect: Sequence[type[BaseException]] = (),
         ok: Callable[[Any], bool] | None = None,
+        loop: LoopHints = NO_HINTS,
         remote_cache: Tier | None = None,
         backup: Tier | None = None,
         name: str | None = None,
@@ -135,6 +139,7 @@ class AgentCacheInvalidator:
             no_effect=_exceptions(no_effect, f"{where}: no_effect"),
             ok=ok,
             key_fn=key_fn,
+            loop=checked_hints(loop, where, is_write=True),
         )
 
     def __call__(self, function: Callable[P, Coroutine[Any, Any, R]]) -> InvalidatingTool[P, R]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
@@ -24,7 +26,6 @@ class Stats:
         invalidations: writes and explicit invalidations that were carried out.
         evictions: entries that made room for others.
         errors: exceptions that came out of the tool.
-        loop_detections: calls that a session stopped or reported.
         time_saved: seconds of load time that hits and shared calls did not spend.
     """
 
@@ -34,7 +35,6 @@ class Stats:
         "evictions",
         "hits",
         "invalidations",
-        "loop_detections",
         "misses",
         "shared",
         "time_saved",
@@ -47,7 +47,6 @@ class Stats:
     evictions: int
     hits: int
     invalidations: int
-    loop_detections: int
     misses: int
     shared: int
     time_saved: float
@@ -95,6 +94,10 @@ class Metrics:
     def __init__(self) -> None:
         self._tools: dict[tuple[str, tuple[str, ...]], Stats] = {}
         self._explicit: dict[tuple[str, ...], Stats] = {}
+        self._loops: Counter[str] = Counter()
+        self._notices: Counter[str] = Counter()
+        self._callback_errors = 0
+        self._lock = threading.Lock()  # these are rare, and a Counter adds up in several steps
 
     def stats_of(self, tool: str, roots: Iterable[str]) -> Stats:
         """The counters of a tool; two tools of one name that read the same roots share them."""
@@ -104,6 +107,26 @@ class Metrics:
         """Count an invalidation that no tool stands for: `invalidate(...)` or `writing(...)`."""
         self._explicit.setdefault(tuple(roots), Stats()).invalidations += 1
 
+    def acted_on_loop(self, kind: str) -> None:
+        """Count a call that a session refused, replaced or warned of."""
+        with self._lock:
+            self._loops[kind] += 1
+
+    def noticed_loop(self, kind: str) -> None:
+        """Count a loop that was noticed and not acted upon."""
+        with self._lock:
+            self._notices[kind] += 1
+
+    def callback_failed(self) -> None:
+        """Count a function of the user's, asked about loops, that raised."""
+        with self._lock:
+            self._callback_errors += 1
+
+    @property
+    def loop_detections(self) -> int:
+        """Calls that sessions refused, replaced or warned of."""
+        return sum(self._loops.values())
+
     def total(self) -> Stats:
         """All tools added up."""
         total = Stats()
@@ -112,13 +135,13 @@ class Metrics:
         return total
 
     def __getattr__(self, name: str) -> Any:
-        if name in _PUBLIC or name in {"hit_rate", "loop_detections"}:
+        if name in _PUBLIC or name == "hit_rate":
             return getattr(self.total(), name)
         raise AttributeError(name)
 
     def snapshot(self) -> dict[str, Any]:
-        """A plain copy: flat sums, and the same keys per root under ``resources`` and per ``module:qualname`` under
-        ``tools``.
+        """A plain copy: flat sums, loops by kind, and the counts of calls per root under ``resources`` and per
+        ``module:qualname`` under ``tools``.
         """
         total = self.total()
         resources: dict[str, Stats] = {}
@@ -131,7 +154,10 @@ class Metrics:
             for root in roots:
                 resources.setdefault(root, Stats()).add(stats)
         return total.as_dict() | {
-            "loop_detections": total.loop_detections,
+            "loop_detections": self.loop_detections,
+            "loops": dict(self._loops),
+            "loop_notices": dict(self._notices),
+            "callback_errors": self._callback_errors,
             "resources": {root: stats.as_dict() for root, stats in sorted(resources.items())},
             "tools": {
                 tool: stats.as_dict() for tool, stats in sorted(tools.items()) if stats.calls or stats.invalidations
@@ -143,6 +169,10 @@ class Metrics:
         for stats in self._tools.values():
             stats.clear()
         self._explicit.clear()
+        with self._lock:
+            self._loops.clear()
+            self._notices.clear()
+            self._callback_errors = 0
 
 
 METRICS = Metrics()
@@ -155,6 +185,8 @@ def get_metrics() -> dict[str, Any]:
         A plain copy:
             ``calls hits misses shared invalidations uncached evictions errors time_saved hit_rate loop_detections``,
         and the same per root under ``"resources"`` and per tool (``"module:qualname"``) under ``"tools"``.
+        ``"loops"`` and ``"loop_notices"`` break the calls that sessions acted upon, and those they only noticed, down
+        by the kind of loop or budget; ``"callback_errors"`` counts the functions given for loops that raised.
         `time_saved` is in seconds. ``hit_rate = hits / (hits + misses + shared)``, 0.0 when there were none.
     """
     return METRICS.snapshot()

@@ -52,16 +52,19 @@ class UncacheableArgumentsError(AgentCacheError, TypeError):
 
 
 class AgentLoopDetectedError(AgentCacheError):
-    """A run repeats itself without progress, or has used up a budget.
+    """A run repeats itself without progress, or has spent a budget. Its text tells a person and a model what to do.
 
     Attributes:
-        tool: ``module:qualname`` of the call that was stopped.
-        kind: ``"repeat"`` for a loop, ``"depth"`` for the budget of calls in a session.
-        count: how often the call was seen, or how many calls the session had made.
+        tool: ``module:qualname`` (or `name=`) of the call that was stopped.
+        kind: of a loop, ``"repeat"``, ``"error"``, ``"cycle"`` or ``"any_error"``; of a budget, ``"depth"``,
+            ``"nesting"``, ``"time"`` or ``"tool_calls"``.
+        count: how often the call was seen; of a budget, how many calls the session (``"tool_calls"``: the tool) had
+            made, or how deep they were nested.
         period: how many calls the loop goes round, 1 for a plain repeat, 0 for a budget.
         calls: names of the calls of one round, or the most recent ones for a budget.
         first: the first outcome of the loop, as short text.
         last: the last outcome of the loop, as short text.
+        level: ``"action"``, or ``"notice"`` for what is only told to ``on_notice``.
     """
 
     def __init__(
@@ -73,8 +76,9 @@ class AgentLoopDetectedError(AgentCacheError):
         calls: tuple[str, ...] = (),
         first: str = "",
         last: str = "",
+        level: str = "action",
     ) -> None:
-        super().__init__(tool, kind, count, period, calls, first, last)
+        super().__init__(tool, kind, count, period, calls, first, last, level)
         self.tool = tool
         self.kind = kind
         self.count = count
@@ -82,19 +86,45 @@ class AgentLoopDetectedError(AgentCacheError):
         self.calls = calls
         self.first = first
         self.last = last
+        self.level = level
 
     def __str__(self) -> str:
-        if self.kind == "depth":
-            return (
-                f"This run has made {self.count} tool calls, which is its budget (max_execution_depth); {self.tool} "
-                "was not called again. Finish with what is known, or raise max_execution_depth if runs are meant to be "
-                "longer."
-            )
-        return (
-            f"{self.tool} was called {self.count} times with the same arguments and gave the same outcome each time"
-            f"{f' ({self.last})' if self.last else ''}. Calling it again will not help: use the answer already given, "
-            f"change the arguments, or take another step."
+        template = _LOOP_TEXTS.get(self.kind, _LOOP_TEXTS["repeat"])
+        return template.format(
+            tool=self.tool,
+            count=self.count,
+            round=_shortened(self.calls),
+            period=self.period,
+            gave=f" ({self.last})" if self.last else "",
+            failed=f" with {self.last}" if self.last else "",
         )
+
+
+_LOOP_TEXTS = {
+    "repeat": "{tool} was called {count} times with the same arguments and gave the same outcome each time{gave}. "
+    "Calling it again will not help: use the answer already given, change the arguments, or take another step.",
+    "error": "{tool} failed {count} times in a row with the same arguments and the same error{gave}. Trying it again "
+    "will not help: change the arguments, take another step, or report the error.",
+    "cycle": "These {period} calls go round and bring nothing new: {round}. Their arguments and outcomes are the same "
+    "each time; the last one was made {count} times{gave}. Going round again will not help: use the answers already "
+    "given, or take a step that is not among them.",
+    "any_error": "{tool} failed {count} times in a row{failed}, whatever its arguments. Other arguments will not "
+    "help: take another step, or report the error.",
+    "depth": "This run has made {count} tool calls, which is its budget (max_execution_depth); {tool} was not called "
+    "again. Finish with what is known, or raise max_execution_depth if runs are meant to be longer.",
+    "tool_calls": "{tool} was called {count} times in this run, which is its budget (max_tool_calls); it was not "
+    "called again. Finish with what is known, or raise max_tool_calls if that many are meant.",
+    "time": "This run has used up its time (max_duration) after {count} tool calls; {tool} was not called. Finish with "
+    "what is known, or raise max_duration if runs are meant to be longer.",
+    "nesting": "Tools that call tools are {count} deep, which is more than max_nesting allows; {tool} was not called. "
+    "A tool probably calls itself: let it end, or raise max_nesting if that depth is meant.",
+}
+_MAX_NAMED = 20
+
+
+def _shortened(calls: tuple[str, ...]) -> str:
+    more = len(calls) - _MAX_NAMED
+    return " -> ".join(calls[:_MAX_NAMED]) + (f" -> ... ({more} more)" if more > 0 else "")
 
 
 class RemoteTierError(AgentCacheError):

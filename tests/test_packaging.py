@@ -79,6 +79,7 @@ def test_the_extras_bring_what_they_are_named_after(metadata: Message):
     requirements = metadata.get_all("Requires-Dist")
     assert set(metadata.get_all("Provides-Extra")) >= EXTRAS
     assert names_required(requirements, "redis") == {"redis"}
+    assert names_required(requirements, "crypto") == {"cryptography"}
     assert names_required(requirements, "cli") == {"rich"}
 
 

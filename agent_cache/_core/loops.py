@@ -1,122 +1,217 @@
-"""Whether a run repeats itself without progress. Pure: outcomes, ticks and tasks are arguments.
+"""Where a run stands: its epoch, its streak of calls with nothing new, its errors in a row. Pure, O(1), bounded.
 
-A call's *signature* is its tool, its arguments and what came back. A plain repeat is one signature seen `max_repeats`
-times in an *epoch*; a successful write ends the epoch, since the same question may have another answer after it.
-Identical calls from different tasks in one tick of the event loop, and calls that shared one flight, are one round
-and count once.
+Time is a *position*: how many calls were counted so far. A streak is then a difference of positions, so that a hit need
+not touch it. While one call is repeated, only its own count goes up: the position is that count and `base`. A *moment*
+is a position and the polls that went by uncounted: two calls have overlapped if one began at a lower moment than the
+other has ended at.
 """
 
 from __future__ import annotations
 
-import sys
+from collections import deque
 from collections.abc import Hashable
-from hashlib import blake2b
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Final, Literal
 
-from agent_cache._core.entries import MISSING, Entry
-from agent_cache._core.keys import Uncacheable, canonical
+from agent_cache._core.loop_policy import NEVER, LoopPolicy
+from agent_cache._core.recurrence import NO_CALL, Recurrence
 
-__all__ = ["NO_LIMIT", "Progress", "Streak", "Streaks", "fingerprint", "shown"]
+__all__ = ["MASK", "Check", "Detector", "Level", "Verdict"]
 
-_MAX_CALLS = 1_000
-"""How many different calls of one tool are remembered in a session; the oldest are forgotten."""
+Check = Literal["repeat", "error", "cycle", "any_error"]
+Level = Literal["notice", "action"]
 
-_MAX_SHOWN = 80
+_RING: Final = 128
+"""How many calls are remembered in order, to name the cycle they are. A power of two, so that a mask finds the
+place."""
 
-NO_LIMIT: Final = sys.maxsize
+MASK: Final = _RING - 1
 
+_MAX_WITNESSES: Final = 256
+"""How many answers a session keeps alive to compare later ones with. What is older, and was seen once, is new when it
+comes again: a long round is found one round later.
+"""
 
-def fingerprint(value: object) -> bytes | None:
-    """16 bytes that stand for an outcome; None if it has no identity, and is never the same as another."""
-    if value is MISSING:
-        return None
-    try:
-        data = b"s" + value.encode("utf-8", "surrogatepass") if type(value) is str else canonical(value)
-    except Uncacheable:
-        return None
-    return blake2b(data, digest_size=16).digest()
+_MAX_BLOCKED: Final = 1_000
 
 
-def shown(value: object) -> str:
-    """A value as short text for people, whatever its `repr` does."""
-    try:
-        text = repr(value)
-    except Exception:  # noqa: BLE001 - somebody's repr; what it was asked for is only a message
-        return f"<{type(value).__qualname__}>"
-    return text if len(text) <= _MAX_SHOWN else text[: _MAX_SHOWN - 3] + "..."
-
-
-class Streak:
-    """What one call of one tool has returned so far in this epoch.
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What was found.
 
     Attributes:
-        witness: the entry that gave its last outcome, None if that was an error or was not kept. A hit of the same
-            entry needs no
-            fingerprint, and an outcome seen once needs none either: it is taken from the witness when there is another.
-        outcome: fingerprint of its last outcome, once it was needed.
-        count: how often in this epoch.
-        epoch, tick, task: when and where it was last counted.
+        level: ``"notice"``, once a streak, or ``"action"``, on every call that goes on with it.
+        kind: the check that was met.
+        tool: whose call met it.
+        count: how often the signature was seen in the epoch; for errors and polls, how often in a row.
+        period: how many calls the loop goes round, 1 for a plain repeat.
+        calls: the tools of one round, in order.
+        first, last: what the first and the last call of that round gave, as short text.
+        blocked: the calls (tool, arguments key) to refuse before they run: a cycle's until something new is seen, one
+            write's until the epoch ends. A key of None stands for every call of the tool. Empty where only the outcome
+            tells that the loop goes on: a read's repeats and errors.
+        is_first: whether this streak has not met the action level before.
     """
 
-    __slots__ = ("count", "epoch", "outcome", "task", "tick", "witness")
-
-    def __init__(self) -> None:
-        self.witness: Entry | None = None
-        self.outcome: bytes | None = None
-        self.count = 0
-        self.epoch = -1
-        self.tick = -1
-        self.task: object = None
-
-    def see(self, outcome: object, witness: Entry | None, epoch: int, tick: int, task: object) -> int:
-        """Count one outcome; how often it has now been seen in this epoch."""
-        seen = None
-        if self.epoch != epoch:
-            self.epoch, self.count = epoch, 1
-            seen = None if witness is not None else fingerprint(outcome)
-        elif witness is None or witness is not self.witness:
-            before = (
-                self.outcome if self.outcome is not None or self.witness is None else fingerprint(self.witness.share())
-            )
-            seen = fingerprint(outcome)
-            if seen is None or seen != before:
-                self.count = 1
-            elif self.tick != tick or self.task is task:
-                self.count += 1
-        elif self.tick != tick or self.task is task:
-            self.count, seen = self.count + 1, self.outcome
-        self.tick, self.task, self.witness, self.outcome = tick, task, witness, seen
-        return self.count
+    level: Level
+    kind: Check
+    tool: str
+    count: int
+    period: int
+    calls: tuple[str, ...]
+    first: str
+    last: str
+    blocked: frozenset[tuple[str, Hashable]]
+    is_first: bool
 
 
-class Streaks(dict[Hashable, Streak]):
-    """The streaks of one tool in one session, by key. Bounded."""
-
-    __slots__ = ()
-
-    def of(self, key: Hashable) -> Streak:
-        streak = self.get(key)
-        if streak is None:
-            if len(self) >= _MAX_CALLS:
-                del self[next(iter(self))]
-            streak = self[key] = Streak()
-        return streak
-
-
-class Progress:
-    """Where a run stands: how many calls it has made, its epoch, and the tick of the event loop it is in.
+class Detector:
+    """What the tools of a session have in common.
 
     Attributes:
-        calls: calls made so far, refused ones not counted.
-        loop: the event loop whose current iteration has been noticed; None until a call is made in it.
-        limit: how many it may make; 0 once it has been stopped, so that one comparison says both.
+        epoch: how many epochs have ended.
+        last: the last counted call, and `base` the position less its count.
+        turned: the position from which on it was the only one.
+        fresh: position of the last call whose signature was new in the epoch.
+        pending: the position after which a call unlike the one before it makes the streak one of several signatures.
+        cycle_at: the position from which a cycle must be judged; `cycle_count` is the same as a count of the last call.
+        cycle_acted: whether this streak has met the action level of a cycle.
+        ring: the last calls, by position.
+        kept: calls that keep an answer alive, in the order they got it.
+        unchanged: how many polls brought nothing new, and were not counted.
+        blocked: what is refused before it runs, and why.
     """
 
-    __slots__ = ("calls", "epoch", "limit", "loop", "tick")
+    __slots__ = (
+        "_error", "_error_at", "_error_counted", "_error_row", "_error_task", "_error_tick", "base", "blocked",
+        "cycle_acted", "cycle_at", "cycle_count", "cycle_notice", "epoch", "fresh", "kept", "last", "pending", "policy",
+        "ring", "turned", "unchanged",
+    )  # fmt: skip
 
-    def __init__(self, limit: int) -> None:
-        self.calls = 0
-        self.limit = limit
+    def __init__(self, policy: LoopPolicy) -> None:
+        self.policy = policy
+        self.cycle_notice = policy.thresholds["cycle"].notice
         self.epoch = 0
-        self.tick = 0
-        self.loop: Any = None
+        self.base = 0
+        self.last = NO_CALL
+        self.turned = 0
+        self.fresh = 0
+        self.pending = 1
+        self.cycle_at = self.cycle_count = NEVER
+        self.cycle_acted = False
+        self.unchanged = 0
+        self.ring = [NO_CALL] * _RING
+        self.kept: deque[Recurrence] = deque()
+        self.blocked: dict[tuple[str, Hashable], Verdict] = {}
+        self._error: tuple[str, Hashable] | None = None
+        self._error_row = 0
+        self._error_at = self._error_counted = self._error_tick = -1
+        self._error_task: object = None
+
+    @property
+    def position(self) -> int:
+        """How many calls were counted."""
+        return self.base + self.last.count
+
+    @property
+    def moment(self) -> int:
+        """What time it is. Read it when a call begins, and give it to `LoopChecks.seen` as `began`."""
+        return self.base + self.last.count + self.unchanged
+
+    def new_turn(self) -> None:
+        """The user has spoken: what was asked before may be asked again."""
+        self.end_epoch()
+        self._error = None
+
+    def end_epoch(self) -> None:
+        """The world has changed: what was asked before may have another answer."""
+        self.epoch += 1
+        self.pause()
+        self.progress(self.base)
+        self.blocked.clear()
+
+    def pause(self) -> Recurrence:
+        """Take the count of the last call, which is about to change, out of the position. That call, to be given to
+        `resume`.
+        """
+        last, self.base, self.last = self.last, self.position, NO_CALL
+        return last
+
+    def resume(self, last: Recurrence) -> None:
+        """Nothing was counted since `pause`."""
+        if self.last is NO_CALL and last.epoch == self.epoch:
+            self.base, self.last = self.base - last.count, last
+            self.cycle_count = self.cycle_at - self.base
+
+    def progress(self, position: int) -> None:
+        """Something new was seen at this position: no cycle reaches back beyond it, and none stays blocked."""
+        self.fresh = position
+        self.pending = position + 1
+        self.cycle_at = self.cycle_count = NEVER
+        self.cycle_acted = False
+        if self.blocked:
+            for call in [call for call, verdict in self.blocked.items() if verdict.kind in ("cycle", "any_error")]:
+                del self.blocked[call]
+
+    def advance(self, call: Recurrence, *, is_new: bool, is_turn: bool) -> None:
+        """Count a call whose own count has gone up, after `pause`. A turn has not the signature before it."""
+        position = self.base + 1
+        if position - self.turned > 1:
+            self.fill(position)
+        self.turned = position
+        self.ring[position & MASK] = call
+        if is_new:
+            self.progress(position)
+        elif is_turn and position > self.pending:
+            self.pending = NEVER
+            self.cycle_at = self.fresh + self.cycle_notice
+        self.last = call
+        self.base = position - call.count
+        self.cycle_count = self.cycle_at - self.base
+
+    def fill(self, position: int) -> None:
+        """Note in the ring the calls before this position, all alike, which have only been counted. O(1) for each of
+        them.
+        """
+        call = self.ring[self.turned & MASK]
+        for at in range(max(self.turned + 1, position - _RING), position):
+            self.ring[at & MASK] = call
+        self.turned = position - 1
+
+    def round_of(self) -> list[Recurrence]:
+        """The calls of one round of the cycle that the last calls are: the shortest one that explains them all."""
+        position = self.position
+        self.fill(position + 1)
+        length = min(position - self.fresh, _RING)
+        recent = [self.ring[at & MASK] for at in range(position - length + 1, position + 1)]
+        for period in range(2, length):
+            if recent[period:] == recent[:-period]:
+                return recent[-period:]
+        return list(dict.fromkeys(recent))  # in no fixed order, or longer than the ring
+
+    def keep_witness(self, call: Recurrence) -> None:
+        """The answer of this call is kept to compare later ones with; let go of the oldest one kept."""
+        self.kept.append(call)
+        if len(self.kept) > _MAX_WITNESSES:
+            self.kept.popleft().forget()
+
+    def errors_in_a_row(self, tool: str, outcome: Hashable, began: int, tick: int, task: object) -> int:
+        """Count one error of a tool, the last call counted; in how many rounds in a row there was nothing but it."""
+        at, error = self.position, (tool, outcome)
+        if outcome is None or error != self._error or self._error_at != at - 1:
+            self._error_row = 1
+        elif began < self._error_counted or (tick == self._error_tick and task is not self._error_task):
+            self._error_at = at  # one round of a fan-out: the service is down once, however many have asked it
+            return 0
+        else:
+            self._error_row += 1
+        self._error, self._error_at, self._error_counted = error, at, at + self.unchanged
+        self._error_tick, self._error_task = tick, task
+        return self._error_row
+
+    def block(self, verdict: Verdict) -> None:
+        """Refuse the calls of this loop: a cycle's until something new is seen, one write's until the epoch ends."""
+        for call in verdict.blocked:
+            self.blocked[call] = verdict
+        while len(self.blocked) > _MAX_BLOCKED:
+            del self.blocked[next(iter(self.blocked))]

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any, Literal
 
 from agent_cache._core.entries import Protection
-from agent_cache.errors import ConfigurationError
+from agent_cache._core.loop_policy import NO_HINTS, LoopHints
 
-__all__ = ["ReadPolicy", "Scope", "WritePolicy", "checked_choice", "checked_function", "seconds"]
+__all__ = ["ReadPolicy", "Scope", "WritePolicy"]
 
 Scope = Literal["global", "session"]
 
@@ -29,6 +27,7 @@ class ReadPolicy:
     vary_takes_arguments: bool
     cache_if: Callable[[Any], bool] | None
     uncacheable: Literal["bypass", "raise"]
+    loop: LoopHints = NO_HINTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +41,7 @@ class WritePolicy:
     no_effect: tuple[type[BaseException], ...]
     ok: Callable[[Any], bool] | None
     key_fn: Callable[..., Any] | None
+    loop: LoopHints = NO_HINTS
 
     def leaves_in_doubt(self, error: BaseException) -> bool:
         """Whether a write that ended with this may still take effect on the far side.
@@ -64,46 +64,3 @@ class WritePolicy:
             if isinstance(link, BaseExceptionGroup):
                 pending += link.exceptions
         return False
-
-
-_LONGEST = 1e15
-"""30 million years. What is longer was not meant, and may be more than a float holds."""
-
-
-def seconds(value: Any, what: str, *, zero: bool = False) -> float:
-    """Read a duration: seconds or `timedelta`.
-
-    Args:
-        zero: whether 0 is a duration here.
-
-    Raises:
-        ConfigurationError: if it is neither, not finite, negative, or 0 where that means nothing.
-    """
-    number = value.total_seconds() if isinstance(value, timedelta) else value
-    if isinstance(number, bool) or not isinstance(number, int | float):
-        raise ConfigurationError(f"{what} must be seconds or a timedelta, got {value!r}")
-    if not (number > 0 or (zero and number == 0)) or number > _LONGEST:
-        bound = "0 or more" if zero else "more than 0"
-        hint = "" if zero else "; leave it out (None) for what never expires"
-        raise ConfigurationError(f"{what} must be {bound} seconds, got {value!r}{hint}")
-    return float(number)
-
-
-def checked_function(value: Any, what: str) -> None:
-    """A plain function, or None. A coroutine function is refused: its answer is needed at once, and a coroutine is
-    true, and hashable by address.
-    """
-    if value is None:
-        return
-    if not callable(value):
-        raise ConfigurationError(f"{what} must be a function, got {value!r}")
-    if inspect.iscoroutinefunction(value):
-        raise ConfigurationError(f"{what} must be a plain function: its answer is needed at once, got an `async def`")
-
-
-def checked_choice(value: Any, choices: tuple[str, ...], what: str) -> Any:
-    """One of a few words; a misspelt one fails at once."""
-    if value not in choices:
-        allowed = repr(choices[0]) if len(choices) == 1 else f"one of {', '.join(map(repr, choices))}"
-        raise ConfigurationError(f"{what} must be {allowed}, got {value!r}")
-    return value

@@ -8,7 +8,7 @@ Recording and replaying stand outermost: `under_a_tape` and `beneath_a_tape` are
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Hashable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from copy import copy
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -111,19 +111,17 @@ def _compose(stages: Sequence[Stage], source: Run) -> Run:
     return run
 
 
-def _nothing(_key: Hashable) -> Any:
+def _nothing(_key: Hashable, _arguments: Mapping[str, Any] | None = None) -> Any:
     return MISSING
 
 
-def _local_lookup(
-    partition: Partition, observe: Observe, stats: Stats, tenant: Hashable | None
-) -> Callable[[Hashable], Any]:
+def _local_lookup(partition: Partition, observe: Observe, stats: Stats, tenant: Hashable | None) -> Callable[..., Any]:
     """The gate that answers. The generated body of a tool says the same inline for the scopes that it may; see
     `codegen`.
     """
     store, clock = partition.store, CLOCK
 
-    def local_lookup(key: Hashable) -> Any:
+    def local_lookup(key: Hashable, arguments: Mapping[str, Any] | None = None) -> Any:
         entry = store.lookup(key)
         if entry is None:
             return MISSING
@@ -131,11 +129,13 @@ def _local_lookup(
         value = entry.value if now < entry.fast else entry.recall(now)
         if value is MISSING:
             return MISSING
-        value = observe(key, entry, value, now)
+        value = observe(key, entry, value, now, arguments)
         if entry is not store.newest:
             store.use(key, entry)
         stats.hits += 1
         stats.time_saved += entry.cost
         return value
 
-    return local_lookup if tenant is None else lambda key: local_lookup((TENANT, tenant, key))
+    if tenant is None:
+        return local_lookup
+    return lambda key, arguments=None: local_lookup((TENANT, tenant, key), arguments)

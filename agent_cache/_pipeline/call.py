@@ -28,19 +28,25 @@ class Call:
         is_fresh: the caller wants what is true now: look nothing up and join nobody.
         parent: the call whose tool made this one, or None.
         leading: the innermost flight this call runs under: its own, or its parent's.
-        flight: the flight it leads. Only a call that leads one has it.
+        flight: the flight it leads or has followed. Only a call that takes part in one has it.
         started: clock reading when the tool was started.
         numbers: its number in each session that saw it; None outside of sessions.
+        depth: how many calls it stands in, itself included.
+        began: how many calls its session's loop guard had counted when it began.
+        loop_key: what tells it apart there; None if nothing does.
     """
 
     __slots__ = (
         "_arguments",
         "args",
+        "began",
+        "depth",
         "flight",
         "is_fresh",
         "key",
         "kwargs",
         "leading",
+        "loop_key",
         "numbers",
         "operation",
         "parent",
@@ -51,6 +57,8 @@ class Call:
     )
 
     flight: Flight
+    began: int
+    loop_key: Hashable | None
 
     def __init__(
         self, operation: Any, plan: Plan, key: Hashable, args: tuple[Any, ...], kwargs: dict[str, Any], source: str
@@ -63,7 +71,12 @@ class Call:
         self.source = source
         self.is_fresh = False
         self.parent = parent = ENCLOSING.get()
-        self.leading: Flight | None = None if parent is None else parent.leading
+        if parent is None:
+            self.leading: Flight | None = None
+            self.depth = 1
+        else:
+            self.leading = parent.leading
+            self.depth = parent.depth + 1
         self.started = 0.0
         self.tags: tuple[Tag, ...] = ()
         self.numbers: dict[object, int] | None = None
@@ -75,6 +88,13 @@ class Call:
         if self._arguments is None:
             self._arguments = self.operation.parameters.named(self.args, self.kwargs)
         return self._arguments
+
+    @property
+    def witness(self) -> Entry | None:
+        """What the answer was stored as; None if it was not."""
+        if self.source == "uncached" or self.source == "write" or self.flight.kept_tags is None:
+            return None
+        return self.flight.kept
 
     def number_in(self, session: object) -> int | None:
         """Its number among the calls of a session, if that session saw it."""

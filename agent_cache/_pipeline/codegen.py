@@ -28,9 +28,9 @@ this is generated (names shortened; ``root`` is the scope outside of any session
                     [the same]
                     return value
         elif here.answers_inline:
-            [the same, with one more line: value = here.plan(operation).observe(key, entry, value, moment)]
+            [the same, with one more line: value = here.plan(operation).observe(key, entry, value, moment, None)]
         else:
-            value = here.plan(operation).admit(key)
+            value = here.plan(operation).admit(key, None)
             if value is not MISSING:
                 return value
         return await answer(here, key, (order_id,), {"full": full})
@@ -76,6 +76,7 @@ def read_body(operation: ReadOperation) -> Body:
         return _plain_body(operation)
     prefix, parameters, policy = _prefix(operation.parameters), operation.parameters, operation.policy
     key = _key_expression(operation)
+    told = "None" if policy.loop.loop_key is None else _mapping(parameters)
     lines = [
         "$here = $scope()",
         "try:",
@@ -83,7 +84,7 @@ def read_body(operation: ReadOperation) -> Body:
         "except $Uncacheable as $error:",
         "    $key = $unkeyed($error)",
         *(("except ValueError:", f"    $key = $key_or_unkeyed({_mapping(parameters)})") if "$image" in key else ()),
-        *(_THROUGH_THE_PLAN if policy.scope == "session" else _inline(expires=policy.ttl is not None)),
+        *(_through_the_plan(told) if policy.scope == "session" else _inline(told, expires=policy.ttl is not None)),
         f"return await $answer($here, $key, {_canonical_call(parameters)})",
     ]
     names = {
@@ -129,18 +130,21 @@ if $entry is not $store.newest:
 $stats.hits += 1
 $stats.time_saved += $entry.cost
 """.splitlines()
-_THROUGH_THE_PLAN = """\
-$value = $here.plan($operation).admit($key)
-if $value is not $MISSING:
-    return $value
-""".splitlines()
 
 
 def _indented(lines: list[str], levels: int) -> list[str]:
     return ["    " * levels + line for line in lines]
 
 
-def _inline(*, expires: bool) -> list[str]:
+def _through_the_plan(arguments: str) -> list[str]:
+    return [
+        f"$value = $here.plan($operation).admit($key, {arguments})",
+        "if $value is not $MISSING:",
+        "    return $value",
+    ]
+
+
+def _inline(arguments: str, *, expires: bool) -> list[str]:
     """The answer to a local hit. An entry that never expires is told from others without reading the clock (50 ns)."""
     # A slot that holds a function is read first and called then: `store.lookup(key)` would look for a method (7 ns).
     find = ["$lookup = $store.lookup", "$entry = $lookup($key)"]
@@ -164,11 +168,11 @@ def _inline(*, expires: bool) -> list[str]:
         "        $value = $entry.value if $moment < $entry.fast else $entry.recall($moment)",
         "        if $value is not $MISSING:",
         "            $observe = ($here.plans.get($operation) or $here.plan($operation)).observe",
-        "            $value = $observe($key, $entry, $value, $moment)",
+        f"            $value = $observe($key, $entry, $value, $moment, {arguments})",
         *_indented(_USE, 3),
         "            return $value",
         "else:",
-        *_indented(_THROUGH_THE_PLAN, 1),
+        *_indented(_through_the_plan(arguments), 1),
     ]
 
 

@@ -7,7 +7,6 @@ from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping
 from functools import partial
 from typing import Any, Final, Generic, TypeVar
 
-from agent_cache._clock import CLOCK
 from agent_cache._core.entries import MISSING, Entry
 from agent_cache._core.keys import Uncacheable, canonical, key_part
 from agent_cache._core.ledger import Region
@@ -31,6 +30,8 @@ from agent_cache.remote.protocols import Tier
 __all__ = ["UNKEYED", "CacheKey", "Operation", "ReadOperation", "WriteOperation", "count"]
 
 P = TypeVar("P", bound="ReadPolicy | WritePolicy")
+
+_SIZED: Final = (str, bytes, list, tuple, dict, set, frozenset)
 
 UNKEYED: Final = object()
 """Stands for the key of a call that has none. Nothing is ever stored under it."""
@@ -93,19 +94,26 @@ class Operation(Generic[P]):
         """Call the tool in any spelling: what adapters use, and what the generated body does in fewer steps."""
         raise NotImplementedError
 
+    def is_successful(self, value: Any) -> bool:
+        """Whether a call that returned this has done what it was called for."""
+        raise NotImplementedError
+
     async def _run(self, call: Call, run: Callable[[Call], Awaitable[Entry]]) -> Any:
         """Let the sessions admit a call, run it, count it, and let them see how it ended."""
         plan = call.plan
         if plan.watches:
-            admit(call, plan.watches)
+            instead = admit(call, plan.watches)
+            if instead is not None:
+                return instead.answer
         token = ENCLOSING.set(call)
         try:
             entry = await run(call)
         except BaseException as error:
             count(call, 0.0, failed=isinstance(error, Exception))
-            for watch in plan.watches:
-                watch.done(call, None, error, CLOCK.now())
-            raise
+            answer = show(call, None, plan.watches, error) if plan.watches else MISSING
+            if answer is MISSING:
+                raise
+            return answer
         finally:
             try:
                 ENCLOSING.reset(token)
@@ -240,7 +248,7 @@ class ReadOperation(Operation[ReadPolicy]):
         arguments = self.parameters.bind(args, kwargs)
         scope = SCOPE.get()
         key = self.key_or_unkeyed(arguments)
-        value = scope.plan(self).admit(key)
+        value = scope.plan(self).admit(key, arguments)
         if value is not MISSING:
             return value
         return await self.answer(scope, key, *self.parameters.split(arguments))
@@ -312,6 +320,18 @@ class ReadOperation(Operation[ReadPolicy]):
         except Uncacheable as error:
             raise Uncacheable(error.reason, self.name) from error.__cause__
         return CacheKey(self, SCOPE.get().plan(self).qualify(key))
+
+    def is_successful(self, value: Any) -> bool:
+        """Whether an answer that was not stored is what was asked for: what `cache_if` turns away is not, unless it is
+        empty, which is an answer like any other.
+        """
+        cache_if = self.policy.cache_if
+        if cache_if is None or value is None or (type(value) in _SIZED and not value):
+            return True
+        try:
+            return bool(cache_if(value))
+        except Exception:  # noqa: BLE001 - the user's function; that it raises was said when the answer was to be kept
+            return True
 
     # Explicit invalidation
 

@@ -34,8 +34,9 @@ def retell(taped: TapedCall, source: str, value: Any, error: BaseException | Non
     for watch in watches:
         if watch is None:
             continue
-        if loop is not None and source == "blocked":
-            watch.blocked(key, now, loop)
+        if source == "blocked":
+            outcome, kind = ("notice", "repeat") if loop is None else (type(loop).__name__, loop.kind)
+            watch.blocked(key, now, outcome, kind)
         else:
             watch.admit(call)
             watch.done(call, value, error, now)

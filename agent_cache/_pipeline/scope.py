@@ -4,12 +4,12 @@ scope.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Hashable
+from collections.abc import Awaitable, Callable, Hashable, Mapping
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from agent_cache._clock import CLOCK
-from agent_cache._core.entries import Entry
+from agent_cache._core.entries import MISSING, Entry
 from agent_cache._core.partition import Partition
 from agent_cache._metrics import Metrics, Stats
 from agent_cache._pipeline.call import Call
@@ -20,56 +20,83 @@ if TYPE_CHECKING:
     from agent_cache._pipeline.operation import Operation, ReadOperation
     from agent_cache._pipeline.tape import Tape
 
-__all__ = ["ROOT", "SCOPE", "Observe", "Participant", "Plan", "Scope", "Watch", "admit", "observer", "show"]
+__all__ = ["ROOT", "SCOPE", "Instead", "Observe", "Participant", "Plan", "Scope", "Watch", "admit", "observer", "show"]
 
 TENANT: Final = object()
 """Marks the key of a tenant's entry. No argument can produce it."""
 
 
-Observe = Callable[[Hashable, Entry, Any, float], Any]
-"""Key, entry, value and clock reading of a hit; gives the value that the caller is to have, or raises."""
+Observe = Callable[[Hashable, Entry, Any, float, Mapping[str, Any] | None], Any]
+"""Key, entry, value and clock reading of a hit, and its arguments where the tool's loop guard needs them; gives the
+value that the caller is to have, or raises.
+"""
+
+
+class Instead(NamedTuple):
+    """What a caller gets instead of what it has asked for.
+
+    Attributes:
+        answer: the value.
+        outcome: how the trace calls it.
+        kind: the loop or the budget that is behind it.
+    """
+
+    answer: Any
+    outcome: str
+    kind: str
 
 
 class Watch(Protocol):
     """What a session contributes to the calls of one operation: a gate before, an observation after. All synchronous.
 
-    `ask` refuses a call by raising, and counts nothing. `admit` lets a miss or a write in. `hit` sees a local hit,
-    which is over when it is seen, and refuses it likewise or gives another answer. `done` sees how a call that was
-    let in has ended, and may give another answer. `blocked` is told of a call that another session has refused.
+    `ask` refuses a call by raising, or answers it, or lets it go on by None; it counts nothing. `admit` lets a miss or
+    a write in. `hit` sees a local hit, which is over when it is seen, and refuses it likewise or gives another answer;
+    `see` is the same of a hit that was asked about. `done` sees how a call that was let in has ended, and may give
+    another answer, or raise. `blocked` is told of a call that another session has refused, `answered` of a hit that got
+    another answer: it counts as a hit all the same.
     """
 
-    def ask(self, key: Hashable, now: float) -> None: ...
+    hit: Observe
+    see: Observe
+
+    def ask(self, key: Hashable, now: float, call: Call | None = None) -> Instead | None: ...
     def admit(self, call: Call) -> None: ...
-    def hit(self, key: Hashable, entry: Entry, value: Any, now: float) -> Any: ...
-    def done(self, call: Call, value: Any, error: BaseException | None, now: float) -> Any: ...
-    def blocked(self, key: Hashable, now: float, error: AgentLoopDetectedError) -> None: ...
+    def done(self, call: Call, value: Any, error: BaseException | None, now: float) -> Instead | None: ...
+    def blocked(self, key: Hashable, now: float, outcome: str, kind: str) -> None: ...
+    def answered(self) -> None: ...
 
 
-def admit(call: Call, watches: tuple[Watch, ...]) -> None:
+def admit(call: Call, watches: tuple[Watch, ...]) -> Instead | None:
     """Let a call in, if every session does."""
     now = call.started = CLOCK.now()
-    try:
+    instead = watches[0].ask(call.key, now, call) if len(watches) == 1 else _ask(watches, call.key, now, call)
+    if instead is None:
         for watch in watches:
-            watch.ask(call.key, now)
-    except AgentLoopDetectedError as error:
-        _tell(watches, call.key, now, error)
-        raise
-    for watch in watches:
-        watch.admit(call)
+            watch.admit(call)
+    return instead
 
 
-def show(call: Call, value: Any, watches: tuple[Watch, ...]) -> Any:
-    """Let every session see what a call has come to, also if one of them stops the run over it."""
+def show(call: Call, value: Any, watches: tuple[Watch, ...], error: BaseException | None = None) -> Any:
+    """Let every session see what a call has come to, also if one of them stops the run over it.
+
+    Returns:
+        What the caller is to have: the value, or what a session gives instead of it; `MISSING` for an error that
+            stands.
+    """
     now = CLOCK.now()
+    answer = value if error is None else MISSING
     stopped: AgentLoopDetectedError | None = None
     for watch in watches:
         try:
-            value = watch.done(call, value, None, now)
-        except AgentLoopDetectedError as error:
-            stopped = stopped or error
+            instead = watch.done(call, value, error, now)
+        except AgentLoopDetectedError as loop:
+            stopped = stopped or loop
+        else:
+            if instead is not None:
+                answer = instead.answer
     if stopped is not None:
         raise stopped
-    return value
+    return answer
 
 
 def observer(watches: tuple[Watch, ...]) -> Observe:
@@ -77,23 +104,40 @@ def observer(watches: tuple[Watch, ...]) -> Observe:
     if len(watches) == 1:
         return watches[0].hit
 
-    def observe(key: Hashable, entry: Entry, value: Any, now: float) -> Any:
-        try:
+    def observe(key: Hashable, entry: Entry, value: Any, now: float, arguments: Mapping[str, Any] | None = None) -> Any:
+        instead = _ask(watches, key, now)
+        if instead is not None:
             for watch in watches:
-                watch.ask(key, now)
-            for watch in watches:
-                value = watch.hit(key, entry, value, now)
-        except AgentLoopDetectedError as error:
-            _tell(watches, key, now, error)
-            raise
+                watch.answered()
+            return instead.answer
+        for watch in watches:
+            try:
+                value = watch.see(key, entry, value, now, arguments)
+            except AgentLoopDetectedError as loop:
+                _tell(watches, watch, key, now, type(loop).__name__, loop.kind)
+                raise
         return value
 
     return observe
 
 
-def _tell(watches: tuple[Watch, ...], key: Hashable, now: float, error: AgentLoopDetectedError) -> None:
+def _ask(watches: tuple[Watch, ...], key: Hashable, now: float, call: Call | None = None) -> Instead | None:
     for watch in watches:
-        watch.blocked(key, now, error)
+        try:
+            instead = watch.ask(key, now, call)
+        except AgentLoopDetectedError as loop:
+            _tell(watches, watch, key, now, type(loop).__name__, loop.kind)
+            raise
+        if instead is not None:
+            _tell(watches, watch, key, now, instead.outcome, instead.kind)
+            return instead
+    return None
+
+
+def _tell(watches: tuple[Watch, ...], by: Watch, key: Hashable, now: float, outcome: str, kind: str) -> None:
+    for watch in watches:
+        if watch is not by:
+            watch.blocked(key, now, outcome, kind)
 
 
 class Participant(Protocol):
@@ -123,7 +167,8 @@ class Plan:
 
     Attributes:
         partition: where answers are kept; None if they are not.
-        admit: the synchronous half. Takes a key, returns the value of a local hit or `MISSING`.
+        admit: the synchronous half. Takes a key, and arguments as `observe` does; returns the value of a local hit or
+            `MISSING`.
         observe: shows a local hit to the sessions, for who has found one by himself.
         run: the asynchronous half, from single flight to the tool.
         load: what stands behind single flight.
@@ -153,7 +198,7 @@ class Plan:
         self,
         *,
         partition: Partition | None,
-        admit: Callable[[Hashable], Any],
+        admit: Callable[..., Any],
         observe: Observe,
         run: Callable[[Call], Awaitable[Entry]],
         load: Callable[[Call], Awaitable[Entry]],

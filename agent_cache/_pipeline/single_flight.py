@@ -258,6 +258,7 @@ async def _follow(
     call: Call, proceed: Proceed, flight: Flight, waiter: asyncio.Future[Any], under: Flight | None
 ) -> Entry:
     call.source = "shared"
+    call.flight = flight
     try:
         outcome = await waiter
     except BaseException:

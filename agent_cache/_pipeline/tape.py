@@ -11,7 +11,6 @@ from agent_cache._pipeline.assemble import beneath_a_tape, under_a_tape
 from agent_cache._pipeline.call import Call, Proceed
 from agent_cache._pipeline.scope import Participant, Plan, Scope
 from agent_cache.config import CURRENT
-from agent_cache.errors import AgentLoopDetectedError
 
 if TYPE_CHECKING:
     from agent_cache._pipeline.operation import Operation, ReadOperation, WriteOperation
@@ -81,10 +80,6 @@ class TapedCall:
                     )
                 )
             return await self._run(self.scope.beneath)
-        except AgentLoopDetectedError:
-            if self.call is None:
-                self.source = "blocked"
-            raise
         finally:
             if self.call is not None:
                 self.source = self.call.source
@@ -93,6 +88,10 @@ class TapedCall:
 
     async def _run(self, beneath: Scope) -> Any:
         operation: Operation[Any] = self.operation
+        if beneath.plan(operation).watches:
+            self.source = (
+                "blocked"  # unless it is seen on its way: nobody follows another's run by himself in a session
+            )
         token = _TAPED.set(self)
         try:
             if hasattr(operation, "write"):
@@ -100,7 +99,7 @@ class TapedCall:
                 return await write.write(beneath, self.args, self.kwargs)
             read: ReadOperation = operation  # type: ignore[assignment]
             if not self.is_fresh:
-                value = beneath.plan(read).admit(self.key)
+                value = beneath.plan(read).admit(self.key, self.arguments)
                 if value is not MISSING:
                     self.source = "hit"
                     return value

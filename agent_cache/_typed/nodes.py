@@ -165,21 +165,28 @@ class Node:
         self.records = records
 
     def __or__(self, other: Node) -> Node:
-        if self.anything and not other.records:
-            return self
-        lists = self.lists | other.lists
+        both = (self, other)
+        anything = self.anything or other.anything
         fixed = other.fixed if tuple not in self.lists else self.fixed if tuple not in other.lists else None
-        items = [node for each in (self, other) for node in (*((each.item,) if each.item else ()), *(each.fixed or ()))]
+        fields = self.fields | other.fields if self.fields and other.fields else self.fields or other.fields
+        items = [node.item for node in both if node.item] + [place for node in both for place in node.fixed or ()]
+        keys = [node.key for node in both if node.key]
+        values = [node.value for node in both if node.value]
+        if keys and fields:
+            keys.append(_TEXT)
+        if anything:  # beside what is named here, a container may hold anything
+            fixed = None
+            items, keys, values = ([*nodes, ANYTHING] if nodes or fields else nodes for nodes in (items, keys, values))
         return Node(
-            anything=self.anything or other.anything,
+            anything=anything,
             leaves=self.leaves | other.leaves,
             literals=self.literals | other.literals,
-            lists=lists,
+            lists=self.lists | other.lists,
             item=_merged(items),
             fixed=fixed,
-            key=_merged([node for node in (self.key, other.key) if node]),
-            value=_merged([node for node in (self.value, other.value) if node]),
-            fields=self.fields | other.fields if self.fields and other.fields else self.fields or other.fields,
+            key=_merged(keys),
+            value=_merged(values),
+            fields=fields,
             records=self.records + other.records,
         )
 
@@ -199,6 +206,7 @@ class Node:
         return found[0] if len({record.kind for record in found}) == 1 else None
 
 
+_TEXT = Node(leaves=frozenset({str}))
 ANYTHING = Node(anything=True)
 """No annotation, or `Any`: builtin values and those of the standard library, whichever they are."""
 

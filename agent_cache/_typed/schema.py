@@ -19,11 +19,14 @@ from agent_cache._typed.failures import Undecodable, Unencodable
 from agent_cache._typed.fingerprint import fingerprint
 from agent_cache._typed.nodes import node_of
 from agent_cache._typed.tagged import pack, unpack
-from agent_cache._typed.wires import JSON, MAX_LEVELS, Wire, field_values, from_fields
+from agent_cache._typed.wires import JSON, Wire, field_values, from_fields
 
 __all__ = ["Schema", "schema_of"]
 
 MAX_PARTS = 1_000_000
+MAX_LEVELS = 3 * MAX_DEPTH
+"""Containers within containers of plain data. An object of the tagged form is three of them: tag, pair, fields."""
+
 _MARK = "$typed"
 
 
@@ -83,12 +86,10 @@ class Schema:
         """
         try:
             if is_tagged:
-                plain = wire.decode(data)
-                if not wire.is_shallow(data, MAX_LEVELS):
-                    weigh(plain, len(data) + 1, MAX_LEVELS)
-                return unpack(plain, self._node)
-            read = self._reader(wire) or _no_direct_form
-            value = read(data)
+                value = unpack(wire.decode(data), self._node)
+            else:
+                read = self._reader(wire) or _no_direct_form
+                value = read(data)
             if not wire.is_shallow(data, MAX_DEPTH):
                 weigh(value, len(data) + 1)
             return value

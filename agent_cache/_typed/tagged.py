@@ -137,9 +137,11 @@ def _values(node: Node, keys: Collection[Any]) -> Collection[Node]:
     return [nodes.get(key, ANYTHING) for key in keys]
 
 
-def _pack_record(value: Any, kind: type, record: Record) -> Any:
+def _pack_record(value: Any, kind: Any, record: Record) -> Any:
     if isinstance(value, Enum):
-        return {"$enum": [kind.__qualname__, value._name_, None if value._name_ is not None else value._value_]}
+        if value._name_ in kind.__members__:
+            return {"$enum": [kind.__qualname__, value._name_, None]}
+        return {"$enum": [kind.__qualname__, None, value._value_]}  # several flags, or none
     declared = declared_fields(value, kind)
     if declared is None:
         raise Unencodable(

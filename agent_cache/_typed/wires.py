@@ -7,12 +7,7 @@ from typing import Any
 
 import msgspec
 
-from agent_cache._typed.exact import MAX_DEPTH
-
 __all__ = ["JSON", "MESSAGE_PACK", "Wire", "field_values", "from_fields"]
-
-MAX_LEVELS = 4 * MAX_DEPTH
-"""Containers within containers of plain data. An object of the tagged form is three of them: tag, pair, fields."""
 
 
 class Wire:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -197,13 +197,6 @@ class Cassette:
 
     def __repr__(self) -> str:
         return f"<Cassette of {len(self)} calls{f' from {self.path}' if self.path else ''}>"
-
-
-def of_calls(calls: Iterable[RecordedCall], like: Cassette) -> Cassette:
-    """Other calls under the same header."""
-    cassette = Cassette(list(calls), path=like.path)
-    cassette.header, cassette.trailer, cassette.is_partial = like.header, like.trailer, like.is_partial
-    return cassette
 
 
 def _redacted(call: RecordedCall, redaction: Redaction) -> RecordedCall:

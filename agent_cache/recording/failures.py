@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from agent_cache._typed import schema_of
+from agent_cache._typed.schema import schema_of
 from agent_cache.errors import RecordedError
 from agent_cache.recording.classes import exception_named, name_of
 from agent_cache.recording.plain import decode, exact_json
@@ -103,9 +103,12 @@ def _made(kind: type[BaseException], arguments: tuple[Any, ...]) -> BaseExceptio
 def _constructor_arguments(error: BaseException) -> tuple[Any, ...]:
     """What a builtin exception is made from: of an `OSError` that is more than its ``args``."""
     if isinstance(error, OSError):
-        reduced = error.__reduce__()
-        if isinstance(reduced, tuple) and isinstance(reduced[1], tuple):
-            return reduced[1]
+        try:
+            made_from = error.__reduce__()[1]
+        except Exception:  # noqa: BLE001 - somebody's subclass
+            return error.args
+        if isinstance(made_from, tuple):
+            return made_from
     return error.args
 
 

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import inspect
+import logging
+import threading
 from collections.abc import Callable
 from typing import Any, TypeVar, overload
 
-from agent_cache._core.policies import checked_choice
+from agent_cache._core.checks import checked_choice
 from agent_cache._pipeline.scope import SCOPE
 from agent_cache.errors import ConfigurationError
 from agent_cache.recording.performance import perform, perform_now
 from agent_cache.recording.streams import played_stream, recorded_stream, relay
 from agent_cache.recording.subject import KINDS, Subject, module_and_name
-from agent_cache.recording.tape import Tape
+from agent_cache.recording.tape import ACTIVE, Tape
 
 __all__ = ["intercept", "taped"]
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+_LOG = logging.getLogger("agent_cache")
+_escaped: set[str] = set()
 
 
 @overload
@@ -139,12 +145,30 @@ def _plain_body(function: Any, subject: Subject, outside: Callable[[], None] | N
         scope = SCOPE.get()
         tape: Any = scope.tape
         if tape is None:
+            if ACTIVE:
+                _warn_of_escape(subject)
             if outside is not None:
                 outside()
             return function(*args, **kwargs)
         return perform_now_on(tape, scope, function, subject, args, kwargs)
 
     return body
+
+
+def _warn_of_escape(subject: Subject) -> None:
+    """A thread without a context of its own cannot tell to which run it belongs, so its calls are real ones."""
+    if (
+        subject.name not in _escaped
+        and threading.current_thread() is not threading.main_thread()
+        and asyncio._get_running_loop() is None
+    ):
+        _escaped.add(subject.name)
+        _LOG.warning(
+            "%s ran in thread %s, outside of the recording or replay that goes on: run_in_executor and Thread do not "
+            "take the context along; use asyncio.to_thread, or contextvars.copy_context().run",
+            subject.name,
+            threading.current_thread().name,
+        )
 
 
 def perform_now_on(tape: Any, scope: Any, function: Any, subject: Subject, args: Any, kwargs: Any) -> Any:

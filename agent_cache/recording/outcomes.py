@@ -8,7 +8,8 @@ from typing import Any
 
 import msgspec
 
-from agent_cache._typed import Schema, Undecodable, Unencodable, schema_of
+from agent_cache._typed.failures import Undecodable, Unencodable
+from agent_cache._typed.schema import Schema, schema_of
 from agent_cache.errors import CassetteError
 from agent_cache.recording.classes import name_of, registered
 from agent_cache.recording.failures import failure_of, map_failure
@@ -40,7 +41,9 @@ def value_outcome(value: Any, schema: Schema, redaction: Redaction) -> Outcome:
     if form == "unencodable":
         return {form: plain}
     if form == "object":
-        return {form: [plain[0], _redacted(plain[1], redaction)]}
+        return {form: [plain[0], redaction.apply(plain[1])]}
+    if form == "typed" and b"byte" in schema.fingerprint:  # in base64 there, where no secret shows
+        return {form: redaction.apply(plain)}
     return {form: _redacted(plain, redaction)}
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 from collections.abc import Awaitable, Callable
 from contextvars import Token
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 from agent_cache.errors import CassetteError
 from agent_cache.recording.failures import raised_from
 from agent_cache.recording.frame import FRAME, Frame
-from agent_cache.recording.streams import is_async_stream, is_stream, played_stream, recorded_stream
+from agent_cache.recording.streams import is_stream, played_stream, recorded_stream
 
 __all__ = ["perform", "perform_now"]
 
@@ -28,7 +27,7 @@ async def perform(frame: Frame, proceed: Callable[[], Awaitable[Any]]) -> Any:
         raise
     finally:
         _reset(token)
-    if is_stream(value) or is_async_stream(value):
+    if is_stream(value):
         return recorded_stream(frame, value)
     frame.tape.returned(frame, value)
     return value
@@ -46,9 +45,9 @@ def perform_now(frame: Frame, proceed: Callable[[], Any]) -> Any:
         raise
     finally:
         _reset(token)
-    if inspect.isawaitable(value):
+    if hasattr(type(value), "__await__"):
         return _awaiting(frame, value)
-    if is_stream(value) or is_async_stream(value):
+    if is_stream(value):
         return recorded_stream(frame, value)
     frame.tape.returned(frame, value)
     return value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from agent_cache.errors import CassetteError, DivergenceError, ReplayExhausted
@@ -13,6 +14,8 @@ from agent_cache.recording.nearest import described, differences, nearest_to
 from agent_cache.recording.redaction import Redaction
 
 __all__ = ["Player"]
+
+_LOG = logging.getLogger("agent_cache")
 
 
 class Player:
@@ -27,6 +30,8 @@ class Player:
 
     def __init__(self, cassette: Cassette, redaction: Redaction, *, strict: bool) -> None:
         self.cassette = cassette
+        if cassette.is_partial:
+            _LOG.warning("%s was left by a recording that was killed; calls may be missing", cassette.path)
         self.matcher = Matcher(cassette, redaction)
         self.strict = strict
         self.cursor = 0

@@ -23,7 +23,12 @@ __all__ = ["REDACTED", "Redaction", "redaction_of"]
 REDACTED = "[redacted]"
 
 _BASE64 = re.compile(r"[A-Za-z0-9+/]{12,}={0,2}\Z")
-_FILLERS = b"-_ ."
+_ESCAPE = re.compile(rb"\\.")
+_WORDS = bytes(each if bytes([each]).isalnum() else 0x20 for each in range(256)).lower()
+_SPOKEN = ("basic", "private")
+"""What stands before a credential of no particular length: ``Basic ...``, ``BEGIN RSA PRIVATE KEY``."""
+_LONG = 10
+"""Characters that the shortest credential of a known shape has."""
 _OPENING = frozenset("{[")
 _CLOSING = frozenset("}]")
 _ENCODED = b'"$byte'
@@ -63,8 +68,14 @@ class Redaction:
         except re.error as error:
             raise ConfigurationError(f"redact: {error.pattern!r} is no regular expression: {error}") from error
         self._shapes = [(marks, re.compile(shape, re.IGNORECASE)) for marks, shape in SHAPES] if defaults else []
-        self._name_marks = tuple(mark.encode() for mark in _shortest(self._secret))
-        self._shape_marks = tuple(mark.encode() for marks, _ in self._shapes for mark in marks)
+        self._names = frozenset(name.encode() for name in (*self._secret, *(_SPOKEN if defaults else ())))
+        self._marks = tuple(squash(mark).encode() for marks, _ in self._shapes for mark in marks)
+        # A name that is no word of ASCII is looked for at once.
+        self._always = (
+            hook is not None
+            or bool(self._own)
+            or any(not name.isascii() or not name.isalnum() for name in self._secret)
+        )
 
     def describe(self) -> dict[str, Any]:
         """What a cassette remembers of it, so that a replay does the same. A hook must be given again."""
@@ -100,14 +111,20 @@ class Redaction:
         )
 
     def may_touch(self, text: bytes) -> bool:
-        """Whether there may be anything to redact in this JSON. Asked first: it is far faster than looking."""
-        if self.hook is not None or self._own or _ENCODED in text:
+        """Whether there may be anything to redact in this JSON. Asked first: it is far faster than looking.
+
+        A telling name is a word of its own, and a credential is a long word, once dashes and underscores are gone.
+        """
+        if self._always or _ENCODED in text or (b"://" in text and b"@" in text):
             return True
-        low = text.lower()
-        if any(mark in low for mark in self._shape_marks):
+        if b"\\" in text:
+            text = _ESCAPE.sub(b" ", text)
+        words = set(text.translate(_WORDS, b"-_").split())
+        if not self._names.isdisjoint(words):
             return True
-        squashed = low.translate(None, _FILLERS)
-        return any(mark in squashed for mark in self._name_marks)
+        return max(map(len, words), default=0) >= _LONG and any(
+            mark in word for word in words if len(word) >= _LONG for mark in self._marks
+        )
 
     def apply(self, data: Any) -> Any:
         """The same plain data without the secrets."""
@@ -212,12 +229,6 @@ def redaction_of(given: Any) -> Redaction:
     return Redaction(
         [one for one in listed if isinstance(one, str)], [one for one in listed if isinstance(one, re.Pattern)]
     )
-
-
-def _shortest(marks: Iterable[str]) -> list[str]:
-    """Without those that contain another one."""
-    listed = sorted(filter(None, marks), key=len)
-    return [mark for at, mark in enumerate(listed) if not any(other in mark for other in listed[:at])]
 
 
 def _is_pair(data: Any) -> bool:

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic, Literal, TypeVar
 
-from agent_cache._core.policies import checked_choice
+from agent_cache._core.checks import checked_choice
 from agent_cache._pipeline.scope import SCOPE, Scope
 from agent_cache._pipeline.tape import TapedScope
 from agent_cache.errors import CassetteError, CassetteNotFound, ConfigurationError
@@ -20,7 +20,7 @@ from agent_cache.recording.partial import is_being_recorded
 from agent_cache.recording.player import Player
 from agent_cache.recording.recorder import Recorder as Writer
 from agent_cache.recording.redaction import redaction_of
-from agent_cache.recording.tape import Tape
+from agent_cache.recording.tape import ACTIVE, Tape
 
 __all__ = ["MODES", "POLICIES", "Recorder", "record", "replay"]
 
@@ -88,7 +88,7 @@ class _Run(Generic[H]):
         _not_on_a_tape(scope, self._path)
         self._tape, handle = self._open()
         self._has_ended = False
-        _TAPES[id(self._tape)] = os.path.realpath(self._path)
+        ACTIVE[id(self._tape)] = os.path.realpath(self._path)
         self._token = SCOPE.set(TapedScope(beneath_barrier(scope), self._tape))
         return handle
 
@@ -122,7 +122,7 @@ class _Run(Generic[H]):
         self._tape = self._token = None
         if tape is None or token is None:
             raise CassetteError("is not entered", self._path)
-        _TAPES.pop(id(tape), None)
+        ACTIVE.pop(id(tape), None)
         try:
             if not self._has_ended:
                 try:
@@ -251,13 +251,10 @@ class replay(_Run[Player]):  # noqa: N801 - as `record`
         return Tape(redaction, player=player, policy=self._policy), player
 
 
-_TAPES: dict[int, str] = {}
-
-
 def _not_on_a_tape(scope: Scope, path: Path) -> None:
     """A tape on this path around this place already would read what this one writes, or the other way round."""
     name = os.path.realpath(path)
-    if any(_TAPES.get(id(tape)) == name for tape in _tapes(scope)):
+    if any(ACTIVE.get(id(tape)) == name for tape in _tapes(scope)):
         raise CassetteError("is being recorded or replayed already, around this block; use another path", path)
 
 

@@ -39,7 +39,7 @@ SHAPES: tuple[tuple[tuple[str, ...], str], ...] = (
 )
 """Marks that any text with such a shape has in it, in lower case; and the shape. What is `kept` is no secret."""
 
-_FILLERS = str.maketrans("", "", "-_ .")
+_FILLERS = str.maketrans("", "", "-_")
 _HEADERS = frozenset({"authorization", "proxyauthorization", "cookie", "setcookie", "xapikey", "apikey"})
 
 _NAME = re.compile(

@@ -9,28 +9,39 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator
+from types import GeneratorType
 from typing import Any
 
-from agent_cache._typed import schema_of
+from agent_cache._typed.schema import schema_of
 from agent_cache.errors import ReplayExhausted
 from agent_cache.recording.failures import raised_from
 from agent_cache.recording.frame import FRAME, Frame
 from agent_cache.recording.outcomes import value_outcome
 
-__all__ = ["is_async_stream", "is_stream", "played_stream", "recorded_stream", "relay", "relay_async"]
+__all__ = ["is_stream", "played_stream", "recorded_stream", "relay", "relay_async"]
+
+
+_NO_STREAMS = frozenset({dict, list, tuple, set, str, bytes, int, float, bool, type(None)})
+
+
+def is_stream(value: Any) -> bool:
+    """Whether it is a generator, awaited or not, or an iterator that is more than a view of something at hand: the
+    stream of an SDK.
+    """
+    kind = type(value)
+    if kind in _NO_STREAMS:
+        return False
+    return (
+        issubclass(kind, GeneratorType)
+        or is_async_stream(value)
+        or (all(hasattr(kind, name) for name in ("__next__", "__iter__", "close")) and not hasattr(kind, "read"))
+    )
 
 
 def is_async_stream(value: Any) -> bool:
     """Whether chunks are to be awaited from it."""
-    return hasattr(type(value), "__aiter__") and hasattr(type(value), "__anext__")
-
-
-def is_stream(value: Any) -> bool:
-    """Whether it is a generator, or an iterator that is more than a view of something at hand: an SDK's stream."""
-    return inspect.isgenerator(value) or (
-        hasattr(type(value), "__next__") and hasattr(type(value), "__iter__") and hasattr(type(value), "close")
-        and not hasattr(type(value), "read")
-    )  # fmt: skip
+    kind = type(value)
+    return hasattr(kind, "__aiter__") and hasattr(kind, "__anext__")
 
 
 def recorded_stream(frame: Frame, stream: Any) -> Any:

@@ -11,7 +11,8 @@ from functools import cached_property
 from typing import Any
 
 from agent_cache._core.parameters import Parameters
-from agent_cache._typed import Returns, Schema, schema_of
+from agent_cache._typed.annotations import Returns
+from agent_cache._typed.schema import Schema, schema_of
 from agent_cache.recording.llm_shapes import Extract
 
 __all__ = ["KINDS", "Subject", "module_and_name"]
@@ -64,6 +65,9 @@ class Subject:
             for one in (() if self.parameters is None else self.parameters.all)
             if one.in_key and not one.is_receiver
         )
+        self._plain_names = (
+            None if self.parameters is None or not self.parameters.is_positional else self.parameters.names
+        )
         path = getattr(function, "__qualname__", "")
         self.names = frozenset({name, name.rpartition(":")[2], path, path.rpartition(".")[2]}) - {""}
         """The names that a policy may call it by, and a cassette of agentcassette."""
@@ -89,6 +93,8 @@ class Subject:
         """
         if self.parameters is None:
             return {"args": list(args), "kwargs": dict(kwargs)}
+        if self._plain_names is not None and not kwargs and len(args) == len(self._plain_names):
+            return dict(zip(self._plain_names, args, strict=True))  # Signature.bind takes 3 us
         return self.parameters.bind(args, kwargs)
 
     def identity(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:

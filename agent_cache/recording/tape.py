@@ -23,7 +23,10 @@ from agent_cache.recording.recorder import Recorder
 from agent_cache.recording.redaction import Redaction
 from agent_cache.recording.subject import Subject
 
-__all__ = ["Tape"]
+__all__ = ["ACTIVE", "Tape"]
+
+ACTIVE: dict[int, str] = {}
+"""Tapes that are running in this process, by address, and the real path of each."""
 
 
 class Tape:

@@ -19,6 +19,7 @@ from agent_cache import (
     AgentCacheInvalidator,
     AgentCacheSession,
     ConfigurationError,
+    LoopHints,
     configure,
     get_metrics,
     invalidate,
@@ -118,6 +119,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "maxsize negative": {"maxsize": -1},
     "maxsize text": {"maxsize": "128"},
     "maxsize float": {"maxsize": 1.5},
+    "loop of another kind": {"loop": "poll"},
     "maxsize True": {"maxsize": True},
     "copy misspelt": {"copy": "deep"},
     "copy None": {"copy": None},
@@ -156,6 +158,8 @@ WRITE_OPTIONS: dict[str, dict[str, Any]] = {
     "no_effect a number": {"no_effect": 5},
     "no_effect no exception": {"no_effect": [ValueError, "KeyError"]},
     "ok no function": {"ok": True},
+    "loop of another kind": {"loop": None},
+    "a poll without an end": {"loop": LoopHints(poll=True)},
     "clear_all no bool": {"clear_all": "yes"},
     "key_fn no function": {"clear_all": False, "key_fn": "order_id"},
     "backup no tier": {"backup": object()},
@@ -172,6 +176,23 @@ def test_an_option_of_a_write_that_cannot_work(name: str):
         "'order'",
         option,
     )
+
+
+HINTS: dict[str, dict[str, Any]] = {
+    "loop_key no function": {"loop_key": "query"},
+    "loop_key of no use": {"loop_key": look_up},
+    "outcome_key no function": {"outcome_key": "items"},
+    "poll no bool": {"poll": "yes"},
+    "off no bool": {"off": 1},
+    "max_unchanged without poll": {"max_unchanged": 5},
+    "max_unchanged of one": {"poll": True, "max_unchanged": 1},
+    "max_unchanged text": {"poll": True, "max_unchanged": "5"},
+}
+
+
+@pytest.mark.parametrize("name", HINTS)
+def test_loop_hints_that_cannot_work(name: str):
+    refused(lambda: LoopHints(**HINTS[name]), "LoopHints", name.split()[0])
 
 
 def test_options_are_refused_before_anything_is_decorated():
@@ -232,6 +253,10 @@ async def test_a_key_fn_that_raises_stops_the_write_with_its_own_error():
     assert effects == []
 
 
+async def _nothing(loop: object) -> None:
+    """Its answer would be a coroutine that nobody awaits."""
+
+
 SESSIONS: dict[str, dict[str, Any]] = {
     "max_tool_repeats one": {"max_tool_repeats": 1},
     "max_tool_repeats zero": {"max_tool_repeats": 0},
@@ -241,6 +266,14 @@ SESSIONS: dict[str, dict[str, Any]] = {
     "max_execution_depth zero": {"max_execution_depth": 0},
     "max_execution_depth float": {"max_execution_depth": 1.5},
     "max_execution_depth without detection": {"max_execution_depth": 0, "loop_detection": False},
+    "loop_policy of another kind": {"loop_policy": "strict"},
+    "loop_policy with an unknown name": {"loop_policy": {"repeats": 5}},
+    "loop_policy with a threshold below two": {"loop_policy": {"cycle": 1}},
+    "loop_policy with a notice above its action": {"loop_policy": {"error": (5, 4)}},
+    "on_notice of another kind": {"on_notice": "warn"},
+    "on_notice of no use": {"on_notice": _nothing},
+    "on_loop of no use": {"on_loop": _nothing},
+    "on_loop a list": {"on_loop": ["raise"]},
     "on_loop misspelt": {"on_loop": "rise"},
     "on_loop None": {"on_loop": None},
     "trace_size zero": {"trace_size": 0},
@@ -251,7 +284,8 @@ SESSIONS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", SESSIONS)
 def test_a_session_that_cannot_work(name: str):
     option = next(iter(SESSIONS[name]))
-    refused(lambda: AgentCacheSession(**SESSIONS[name]), "AgentCacheSession", option)
+    where = "Loop" if "a threshold" in name or "a notice" in name else "loop_policy" if "unknown" in name else "Session"
+    refused(lambda: AgentCacheSession(**SESSIONS[name]), where, option if where == "Session" else "")
 
 
 async def test_a_session_is_not_entered_twice_at_once():

@@ -509,8 +509,8 @@ async def test_a_loop_is_seen_however_its_answers_come_about(how: str, scope: An
     assert answered == 4
 
 
-async def test_an_error_that_comes_back_this_often_stops_the_next_call():
-    """What the tool raises reaches the caller unchanged, each time; the call after that is refused."""
+async def test_the_error_that_comes_back_this_often_is_the_first_one_refused():
+    """What the tool raises reaches the caller unchanged up to then, and is the context of what is raised instead."""
 
     @AgentCache("r", name="failing")
     async def tool() -> None:
@@ -525,9 +525,9 @@ async def test_an_error_that_comes_back_this_often_stops_the_next_call():
 
     with pytest.raises(AgentLoopDetectedError) as caught:
         async with AgentCacheSession(max_tool_repeats=3):
-            assert [await raised_by_next() for _ in range(3)] == ["LookupError"] * 3
-            assert await raised_by_next() == "AgentLoopDetectedError"
-    assert (caught.value.tool, caught.value.count) == ("failing", 3)
+            assert [await raised_by_next() for _ in range(2)] == ["LookupError"] * 2
+            assert [await raised_by_next() for _ in range(2)] == ["AgentLoopDetectedError"] * 2
+    assert (caught.value.tool, caught.value.kind, caught.value.count) == ("failing", "repeat", 3)
 
 
 async def test_uncached_runs_of_one_outcome_are_a_loop_as_well():
@@ -578,9 +578,24 @@ async def test_a_write_in_between_is_progress():
     tool = same()
     runs = Runs(resource="elsewhere")
     async with AgentCacheSession():
-        for _ in range(20):
+        for number in range(20):
             await tool()
-            await runs.write()
+            await runs.write(number)
+
+
+async def test_a_write_that_changes_nothing_is_no_progress():
+    """It was carried out before with the same answer, and the read beside it answers the same: that goes round."""
+    tool = same()
+    runs = Runs(resource="elsewhere")
+    with pytest.raises(AgentLoopDetectedError) as caught:
+        async with AgentCacheSession():
+
+            async def call() -> None:
+                await tool()
+                await runs.write()
+
+            assert await calls_until_stopped(call) == 4
+    assert (caught.value.kind, caught.value.period, set(caught.value.calls)) == ("cycle", 2, {"same", "write"})
 
 
 async def test_a_write_that_failed_is_no_progress():
@@ -592,16 +607,19 @@ async def test_a_write_that_failed_is_no_progress():
             raise LookupError
         return False
 
-    with pytest.raises(AgentLoopDetectedError):
+    with pytest.raises(AgentLoopDetectedError) as caught:
         async with AgentCacheSession():
 
             async def call() -> None:
                 await tool()
                 await write(False)
-                with pytest.raises(LookupError):
+                try:
                     await write(True)
+                except LookupError:
+                    pass
 
-            assert await calls_until_stopped(call) == 4
+            assert await calls_until_stopped(call) == 2
+    assert (caught.value.kind, caught.value.period) == ("cycle", 3)
 
 
 async def test_identical_reads_gathered_are_one_round():

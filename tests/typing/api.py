@@ -3,20 +3,36 @@
 A line with an ignore must be an error: both checkers complain about an ignore that nothing needs.
 """
 
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
-from datetime import timedelta
-from typing import Any, assert_type
+from datetime import datetime, timedelta
+from typing import Any, Literal, assert_type
+from uuid import UUID
 
 from agent_cache import (
     AgentCache,
     AgentCacheInvalidator,
     AgentCacheSession,
+    AgentLoopDetectedError,
+    LoopHints,
+    LoopPolicy,
     configure,
     get_metrics,
     invalidate,
+    recording,
     tags_from,
     writing,
+)
+from agent_cache.recording import (
+    Cassette,
+    Player,
+    Recorder,
+    cached_llm_call,
+    diff_cassettes,
+    intercept,
+    record,
+    register,
+    replay,
 )
 
 
@@ -155,6 +171,26 @@ async def a_session_is_typed() -> None:
     AgentCacheSession(on_loop="shout")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
+def loops_are_typed() -> None:
+    def judge(loop: AgentLoopDetectedError) -> Literal["raise", "warn"] | None:
+        assert_type(loop.calls, tuple[str, ...])
+        return "warn" if loop.kind == "depth" else None
+
+    def shout(loop: AgentLoopDetectedError) -> str:
+        return "shout"
+
+    policy = LoopPolicy(repeat=(4, 8), error=3, cycle=None, max_duration=timedelta(minutes=5))
+    session = AgentCacheSession(loop_policy=policy, on_loop=judge, on_notice=print)
+    session.new_turn()
+    assert_type(session.loop_error, AgentLoopDetectedError | None)
+    AgentCacheSession(loop_policy={"repeat": 8}, on_loop="notice")
+    AgentCacheSession(on_loop=shout)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    LoopPolicy(repeats=5)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    AgentCache("cart", loop=LoopHints(poll=True, max_unchanged=9, loop_key=lambda arguments: arguments["id"]))
+    AgentCacheInvalidator("cart", loop=LoopHints(outcome_key=len, off=True))
+    AgentCache("cart", loop="poll")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
 async def writes_that_are_no_tools_are_typed() -> None:
     await invalidate("order:7", "cart")
     async with writing("order:7"):
@@ -176,3 +212,43 @@ def modes_are_checked_where_they_are_written() -> None:
 @AgentCache(resource="cart")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 def get_cart(user_id: str) -> str:
     return user_id
+
+
+# Recording
+
+
+@intercept
+def double(number: int) -> int:
+    return number * 2
+
+
+@intercept(name="ask", kind="llm")
+async def ask(prompt: str) -> str:
+    return prompt
+
+
+@cached_llm_call(cache_key=str.lower, extract_tokens=lambda call, answer: (1, 2))
+async def words(prompt: str) -> AsyncIterator[str]:
+    yield prompt
+
+
+@register
+class Refused(Exception):
+    pass
+
+
+async def record_and_replay() -> None:
+    with record("run.jsonl", model="m", redact=["card"], mode="once") as recorder:
+        assert_type(recorder, Recorder)
+        assert_type(double(1), int)
+        assert_type(await ask("hi"), str)
+        assert_type([word async for word in words("hi")], list[str])
+    async with replay("run.jsonl", strict=True, policy={"ask": "live"}) as player:
+        assert_type(player, Player)
+        assert_type((player.cursor, player.remaining), tuple[int, int])
+    assert_type(diff_cassettes("a", Cassette.load("b")).identical, bool)
+    assert_type(recording.now(), datetime)
+    assert_type(recording.uuid4(), UUID)
+    record("run.jsonl", mode="onse")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    replay("run.jsonl", policy={"ask": "maybe"})  # type: ignore[dict-item]  # pyright: ignore[reportArgumentType]
+    double("x")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]

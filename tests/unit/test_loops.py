@@ -1,155 +1,692 @@
-"""When a run repeats itself: what is the same outcome, one round, a new epoch, and how much is remembered."""
+"""Each sentence on loops that holds without an event loop, and a model that the detector must agree with."""
 
 from __future__ import annotations
 
-from typing import Any
+import sys
+from collections import Counter
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass
+from itertools import count
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings, strategies as st
 
-from agent_cache._core.entries import NEVER, Entry, Guarded
-from agent_cache._core.loops import Progress, Streak, Streaks, fingerprint, shown
-from tests.harness.structure import VALUES, near_pairs, same
+from agent_cache._core import loop_checks, loops, recurrence
+from agent_cache._core.entries import NEVER, Entry
+from agent_cache._core.loop_checks import LoopChecks
+from agent_cache._core.loop_policy import LoopHints, LoopPolicy, checked_hints, policy_of
+from agent_cache._core.loops import Detector, Verdict
+from agent_cache.errors import ConfigurationError
 
-
-class Unprintable:
-    def __repr__(self) -> str:
-        raise RuntimeError("no text")
-
-
-class NoText:
-    def __repr__(self) -> str:
-        return None  # type: ignore[return-value]
+_NUMBERS = count()
 
 
-class Clock:
-    """Counts one streak up, call by call."""
+class Answer(Entry):
+    """A witness."""
 
-    def __init__(self) -> None:
-        self.streak = Streak()
-        self.tick = 0
+    __slots__ = ()
 
-    def see(
-        self, outcome: Any, witness: Entry | None = None, *, epoch: int = 0, task: Any = "t", tick: Any = None
-    ) -> int:
-        self.tick += 1
-        return self.streak.see(outcome, witness, epoch, self.tick if tick is None else tick, task)
+    def __init__(self, value: Hashable) -> None:
+        super().__init__(value, NEVER, 0.0)
 
 
-# -- Outcomes ------------------------------------------------------------------------------------------------
+class Run:
+    """A session without an event loop: every call is in a tick of its own, unless it says otherwise."""
+
+    def __init__(self, policy: LoopPolicy | None = None) -> None:
+        self.detector = Detector(policy or LoopPolicy())
+        self.tools: dict[str, LoopChecks] = {}
+        self.identified = 0
+
+    def identify(self, value: Hashable) -> Hashable:
+        self.identified += 1
+        return value
+
+    def tool(self, name: str, *, is_write: bool = False, hints: LoopHints | None = None) -> LoopChecks:
+        if name not in self.tools:
+            self.tools[name] = LoopChecks(
+                self.detector, name, hints or LoopHints(), is_write=is_write, identify=self.identify
+            )
+        return self.tools[name]
+
+    def read(
+        self,
+        name: str,
+        key: Hashable = 0,
+        outcome: Hashable = "same",
+        *,
+        error: bool = False,
+        hints: LoopHints | None = None,
+    ) -> Verdict | None:
+        return self.tool(name, hints=hints).seen(key, outcome, error=error, tick=next(_NUMBERS), task=None)
+
+    def write(
+        self,
+        name: str,
+        key: Hashable = 0,
+        outcome: Hashable = "ok",
+        *,
+        error: bool = False,
+        hints: LoopHints | None = None,
+    ) -> Verdict | None:
+        tool = self.tool(name, is_write=True, hints=hints)
+        return tool.seen(key, outcome, error=error, tick=next(_NUMBERS), task=None)
+
+    def hit(
+        self, name: str, key: Hashable, entry: Answer, tick: int | None = None, task: object = None
+    ) -> Verdict | None:
+        return self.tool(name).hit(key, entry, next(_NUMBERS) if tick is None else tick, task)
 
 
-@given(near_pairs())
-def test_two_outcomes_have_one_fingerprint_if_and_only_if_they_are_the_same(pair: tuple[Any, Any]):
-    one, other = pair
-    first, second = fingerprint(one), fingerprint(other)
-    assert first is not None
-    assert second is not None
-    assert len(first) == 16
-    assert (first == second) is same(one, other)
+def acted(verdicts: Iterable[Verdict | None]) -> list[tuple[int, str]]:
+    """Which calls, from one, met the action level, and by which check."""
+    return [(at, v.kind) for at, v in enumerate(verdicts, 1) if v is not None and v.level == "action"]
+
+
+def noticed(verdicts: Iterable[Verdict | None]) -> list[tuple[int, str]]:
+    return [(at, v.kind) for at, v in enumerate(verdicts, 1) if v is not None and v.level == "notice"]
+
+
+def test_the_fifth_identical_outcome_is_the_first_one_refused() -> None:
+    """`repeat` acts on the r-th and on every later one; its notice is given once, at the third."""
+    run = Run()
+    verdicts = [run.read("get") for _ in range(7)]
+    assert acted(verdicts) == [(5, "repeat"), (6, "repeat"), (7, "repeat")]
+    assert noticed(verdicts) == [(3, "repeat")]
+
+
+def test_hits_of_one_entry_count_as_its_outcome_and_need_no_fingerprint() -> None:
+    """A hit of the same entry is the same outcome by definition."""
+    run, entry = Run(), Answer("a")
+    verdicts = [run.hit("get", 1, entry) for _ in range(6)]
+    assert acted(verdicts) == [(5, "repeat"), (6, "repeat")]
+    assert run.identified == 0
+
+
+def test_an_entry_loaded_again_with_the_same_answer_goes_on_with_the_count() -> None:
+    """Two witnesses are compared by what they hold."""
+    run = Run()
+    entries = [Answer("a") for _ in range(5)]
+    assert acted([run.hit("get", 1, entry) for entry in entries]) == [(5, "repeat")]
+
+
+def test_a_changing_result_is_no_loop() -> None:
+    """The outcome is part of the signature."""
+    run = Run()
+    assert [run.read("status", 1, n) for n in range(50)] == [None] * 50
+
+
+def test_an_outcome_that_comes_back_goes_on_with_its_own_count() -> None:
+    """A counter of signatures, not of the last one."""
+    run = Run()
+    verdicts = [run.read("get", 1, outcome) for outcome in "aabaabaab"]
+    assert acted(verdicts)[0][0] <= 7
+
+
+def test_an_outcome_that_cannot_be_fingerprinted_counts_as_new() -> None:
+    """Never as the same."""
+    run = Run()
+    assert [run.read("get", 1, None) for _ in range(50)] == [None] * 50
+
+
+def test_arguments_that_cannot_be_told_apart_count_as_new() -> None:
+    """A call without a key is never the same call."""
+    run = Run()
+    assert [run.read("get", None) for _ in range(50)] == [None] * 50
+
+
+def test_the_fourth_same_error_of_one_call_is_acted_upon() -> None:
+    """`error` is earlier than `repeat`, and its notice comes with the second."""
+    run = Run()
+    verdicts = [run.read("get", 1, "boom", error=True) for _ in range(4)]
+    assert acted(verdicts) == [(4, "error")]
+    assert noticed(verdicts)[0] == (2, "error")
+
+
+def test_a_success_between_ends_a_row_of_errors() -> None:
+    """`error` counts in a row; the same call's own row, whatever runs between."""
+    run = Run()
+    verdicts = [run.read("get", 1, o, error=o == "boom") for o in ("boom", "boom", "boom", "fine", "boom")]
+    assert not acted(verdicts)
+
+
+def test_the_sixth_same_error_of_one_tool_is_acted_upon_whatever_the_arguments() -> None:
+    """`any_error`, and no other check: every signature is new."""
+    run = Run()
+    verdicts = [run.read("get", n, "boom", error=True) for n in range(6)]
+    assert acted(verdicts) == [(6, "any_error")]
+    assert noticed(verdicts) == [(4, "any_error")]
+
+
+@pytest.mark.parametrize("between", ["another call", "another error", "another tool's error", "a new turn"])
+def test_any_error_is_in_a_row(between: str) -> None:
+    """Anything else between starts it afresh."""
+    run = Run()
+    verdicts = [run.read("get", n, "boom", error=True) for n in range(5)]
+    match between:
+        case "another call":
+            run.read("list")
+        case "another error":
+            run.read("get", "x", "bang", error=True)
+        case "another tool's error":
+            run.read("list", 0, "boom", error=True)
+        case _:
+            run.detector.new_turn()
+    verdicts += [run.read("get", n, "boom", error=True) for n in range(5, 10)]
+    assert not acted(verdicts)
+
+
+def test_one_outage_met_by_a_fan_out_counts_once() -> None:
+    """Twenty reads that began before the first of them had failed are one round."""
+    run = Run()
+    began = run.detector.moment
+    tool = run.tool("get")
+    verdicts = [tool.seen(n, "down", error=True, tick=n, task=n, began=began) for n in range(20)]
+    assert verdicts == [None] * 20
+
+
+def test_an_outage_that_every_round_of_a_fan_out_meets_is_acted_upon() -> None:
+    """Twenty reads at once, six rounds of them."""
+    run = Run()
+    tool = run.tool("get")
+    verdicts = []
+    for tick in range(6):
+        began = run.detector.moment
+        verdicts.append([tool.seen((tick, n), "down", error=True, tick=tick, task=n, began=began) for n in range(20)])
+    assert [[v.level for v in each if v is not None] for each in verdicts] == [[], [], [], ["notice"], [], ["action"]]
+
+
+@pytest.mark.parametrize("period", range(2, 41))
+def test_a_cycle_of_any_period_is_found_and_named(period: int) -> None:
+    """At five calls without news, the last seen three times; the report gives the whole round."""
+    run = Run()
+    verdicts = [run.read(f"t{n % period}", 0, n % period) for n in range(4 * period)]
+    first = next(verdict for verdict in verdicts if verdict and verdict.level == "action")
+    at, kind = acted(verdicts)[0]
+    assert kind == "cycle"
+    assert at == max(period + 5, 2 * period + 1)
+    assert first.period == period
+    assert sorted(first.calls) == sorted(f"t{n}" for n in range(period))
+
+
+def test_the_notice_of_a_cycle_comes_once_and_first() -> None:
+    """Two tools in turn: noticed at the third call without news that was seen three times."""
+    run = Run(LoopPolicy(repeat=None, cycle=(3, 9)))
+    verdicts = [run.read("ab"[n % 2]) for n in range(11)]
+    assert noticed(verdicts) == [(5, "cycle")]
+    assert acted(verdicts) == [(11, "cycle")]
+
+
+def test_repeats_inside_of_a_cycle_belong_to_its_period() -> None:
+    """a, a, b again and again is a round of three."""
+    run = Run(LoopPolicy(repeat=99, error=99, any_error=99))
+    verdicts = [run.read("aab"[n % 3]) for n in range(12)]
+    first = next(verdict for verdict in verdicts if verdict and verdict.level == "action")
+    assert first.period == 3
+    assert sorted(first.calls) == ["a", "a", "b"]
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 50, 500])
+def test_a_set_of_entities_may_be_read_twice(size: int) -> None:
+    """In sequence; the third pass is a cycle."""
+    run = Run()
+    assert not [v for _ in range(2) for n in range(size) if (v := run.read("get", n, n))]
+    assert acted([run.read("get", n, n) for _ in range(3) for n in range(size)])
+
+
+def test_one_signature_again_and_again_is_no_cycle() -> None:
+    """A cycle needs two signatures in the streak, so that `max_tool_repeats` alone rules plain repeats."""
+    run = Run(LoopPolicy(repeat=100))
+    entry = Answer(1)
+    run.read("list")
+    assert not acted([run.hit("get", 1, entry) for _ in range(99)])
+    assert acted([run.hit("get", 1, entry)]) == [(1, "repeat")]
+
+
+def test_one_signature_after_something_new_is_no_cycle() -> None:
+    """The news is not of the streak: one signature is left in it. Of hits, and of calls that ran."""
+    run, entry = Run(LoopPolicy(repeat=100)), Answer(1)
+    run.hit("get", 1, entry)
+    run.read("list")
+    assert not acted([run.hit("get", 1, entry) for _ in range(50)])
+    run.read("list", 2)
+    assert not acted([run.read("list", 0) for _ in range(50)])
+
+
+def test_what_is_not_counted_does_not_make_a_cycle_of_repeats() -> None:
+    """An unchanged poll, a tool that is off, and a call of the same round leave the streak as it was."""
+    run, entry, poll, off = Run(LoopPolicy(repeat=100)), Answer(1), LoopHints(poll=True), LoopHints(off=True)
+    run.read("status", hints=poll)
+    run.read("list")
+    for tick in range(20):
+        assert not acted([run.hit("get", 1, entry, tick, task) for task in range(2)])
+        assert not acted([run.read("status", hints=poll), run.read("wait", hints=off)])
+    assert run.detector.position == 22
+
+
+def test_the_round_of_hits_is_named_with_its_repeats() -> None:
+    """Repeated hits are only counted; the order is filled in when it is asked for."""
+    run, a, b = Run(LoopPolicy(repeat=9999, error=99, any_error=99)), Answer("a"), Answer("b")
+    for _ in range(3):
+        verdicts = [run.hit("get", "a", a) for _ in range(30)] + [run.hit("list", "b", b)]
+    assert verdicts[-1] is not None
+    assert verdicts[-1].period == 31
+    assert Counter(verdicts[-1].calls) == {"get": 30, "list": 1}
+
+
+def test_two_outcomes_of_one_call_in_turn_are_a_cycle() -> None:
+    """Signatures make a cycle, not calls."""
+    run = Run(LoopPolicy(repeat=99, error=99, any_error=99))
+    assert acted([run.read("get", 1, n % 2) for n in range(8)])[0] == (7, "cycle")
+
+
+def test_something_new_ends_a_cycle() -> None:
+    """One call with news, and the streak begins again."""
+    run = Run(LoopPolicy(repeat=99, error=99, any_error=99))
+    verdicts = [run.read(f"t{n % 2}") if n % 5 else run.read("news", n) for n in range(40)]
+    assert not acted(verdicts)
+
+
+def test_a_whole_cycle_is_blocked_not_one_of_its_tools() -> None:
+    """Until something new is seen."""
+    run = Run()
+    verdicts = [run.read("ab"[n % 2]) for n in range(7)]
+    assert verdicts[-1] is not None
+    assert verdicts[-1].blocked == {("a", 0), ("b", 0)}
+    assert run.tool("a").before(0) is verdicts[-1]
+    assert run.tool("b").before(0) is verdicts[-1]
+    assert run.tool("b").before(1) is None
+    run.read("c")
+    assert run.tool("a").before(0) is None
+
+
+def test_a_successful_write_with_a_new_signature_ends_the_epoch() -> None:
+    """What was asked before may have another answer."""
+    run = Run()
+    verdicts = []
+    for n in range(10):
+        verdicts.append(run.write("edit", n))
+        verdicts += [run.read("test", 0, "1 failed", error=True) for _ in range(1)]
+    assert not acted(verdicts)
+    assert not noticed(verdicts)
+
+
+def test_a_failed_write_ends_no_epoch() -> None:
+    """It has changed nothing."""
+    run = Run()
+    verdicts = []
+    for n in range(5):
+        verdicts.append(run.read("get"))
+        run.write("edit", n, ("no", n), error=True)
+    assert acted(verdicts) == [(5, "repeat")]
+
+
+def test_a_write_that_was_seen_ends_no_epoch_however_long_ago() -> None:
+    """On and off again is a loop, though each of the two is a successful write."""
+    run = Run()
+    assert acted([run.write("switch", n % 2) for n in range(20)])[0][1] == "cycle"
+
+
+def test_a_new_turn_ends_the_epoch() -> None:
+    """The same three reads in every turn of the user are work."""
+    run = Run()
+    for _ in range(20):
+        assert [run.read("card", n, n) for n in range(3)] == [None] * 3
+        run.detector.new_turn()
+
+
+def test_a_new_turn_ends_the_epoch_of_hits() -> None:
+    """The fast path knows of it too."""
+    run, entry = Run(), Answer(1)
+    for _ in range(20):
+        assert [run.hit("card", 1, entry) for _ in range(2)] == [None] * 2
+        run.detector.new_turn()
+
+
+def test_a_write_that_succeeds_with_one_signature_has_its_own_level() -> None:
+    """One more of the same item; after the tenth, the next one is refused before it runs."""
+    run = Run()
+    verdicts = [run.write("add", "apple") for _ in range(10)]
+    assert acted(verdicts) == [(10, "repeat")]
+    assert noticed(verdicts) == [(5, "repeat")]
+    assert run.tool("add", is_write=True).before("apple") is verdicts[-1]
+    assert run.tool("add", is_write=True).before("pear") is None
+    run.write("add", "pear")
+    assert run.tool("add", is_write=True).before("apple") is None
+
+
+def test_a_write_that_fails_has_the_levels_of_a_read() -> None:
+    """Four times the same error."""
+    run = Run()
+    verdicts = [run.write("add", "apple", "full", error=True) for _ in range(4)]
+    assert acted(verdicts) == [(4, "error")]
+    assert run.tool("add", is_write=True).before("apple") is verdicts[-1]
+
+
+def test_any_error_of_a_write_blocks_the_tool() -> None:
+    """Its arguments were never the point."""
+    run = Run()
+    verdict = [run.write("add", n, "full", error=True) for n in range(6)][-1]
+    assert run.tool("add", is_write=True).before("anything") is verdict
+    assert run.tool("add", is_write=True).before(None) is verdict
+
+
+def test_a_read_is_not_blocked_by_its_repeats() -> None:
+    """Whether it goes on is known only when it has answered; another answer is no loop."""
+    run = Run()
+    for _ in range(5):
+        run.read("get")
+    assert run.tool("get").before(0) is None
+    assert run.read("get", 0, "something else") is None
+
+
+def test_identical_calls_of_one_tick_and_several_tasks_count_once() -> None:
+    """A gather of fifty; the next one is the second round."""
+    run, entry = Run(), Answer(1)
+    for tick in range(2):
+        assert [run.hit("get", 1, entry, tick, task) for task in range(50)] == [None] * 50
+    assert noticed([run.hit("get", 1, entry, 2, task) for task in range(50)]) == [(1, "repeat")]
+
+
+def test_identical_calls_of_one_tick_and_one_task_each_count() -> None:
+    """Hits do not suspend, so a loop may live in one tick."""
+    run, entry = Run(), Answer(1)
+    assert acted([run.hit("get", 1, entry, 0, "task") for _ in range(5)]) == [(5, "repeat")]
+
+
+def test_identical_calls_that_overlap_count_once() -> None:
+    """Each began before the first had ended."""
+    run = Run()
+    tool = run.tool("get")
+    for tick in range(2):
+        began = run.detector.moment
+        assert [tool.seen(1, "a", tick=100 * tick + n, task=n, began=began) for n in range(20)] == [None] * 20
+    assert run.detector.position == 2
+
+
+def test_a_gathered_set_may_be_read_twice() -> None:
+    """Fifty entities in each of two rounds."""
+    run = Run()
+    entries = [Answer(n) for n in range(50)]
+    assert not [v for tick in range(2) for n in range(50) if (v := run.hit("get", n, entries[n], tick, n))]
+
+
+def test_a_declared_poll_may_go_on_unchanged() -> None:
+    """Up to `max_unchanged` in a row, and it makes no cycle of what runs beside it."""
+    run, hints = Run(), LoopHints(poll=True, max_unchanged=8)
+    verdicts = [run.read("status", hints=hints) for _ in range(8)]
+    assert acted(verdicts) == [(8, "repeat")]
+    assert not noticed(verdicts)
+
+
+def test_polls_that_overlap_count_once_and_others_each() -> None:
+    """A poll is not counted in the position, so that cannot tell which came after which."""
+    run, hints = Run(), LoopHints(poll=True, max_unchanged=4)
+    tool = run.tool("status", hints=hints)
+    verdicts = []
+    for tick in range(6):
+        began = run.detector.moment
+        verdicts.append([tool.seen(1, "a", tick=100 * tick + n, task=n, began=began) for n in range(20)])
+    assert [any(round_) for round_ in verdicts] == [False, False, False, True, True, True]
+    assert [len([v for v in round_ if v]) for round_ in verdicts] == [0, 0, 0, 1, 1, 1]
+
+
+def test_hits_of_a_poll_by_several_tasks_in_one_tick_count_once() -> None:
+    """They take the long way, and nothing has begun before anything has ended."""
+    run, entry = Run(), Answer("a")
+    tool = run.tool("status", hints=LoopHints(poll=True, max_unchanged=3))
+    rounds = [[tool.hit(1, entry, tick, task) for task in range(20)] for tick in range(3)]
+    assert [len([v for v in each if v]) for each in rounds] == [0, 0, 1]
+
+
+def test_a_declared_poll_that_changes_begins_again_and_is_news() -> None:
+    """Even if it changes back."""
+    run, hints = Run(), LoopHints(poll=True, max_unchanged=3)
+    assert not [v for n in range(40) if (v := run.read("status", 1, n // 2 % 2, hints=hints))]
+
+
+def test_a_declared_poll_is_no_part_of_a_cycle() -> None:
+    """A loop of two other calls is found with a poll between them."""
+    run, hints = Run(), LoopHints(poll=True)
+    verdicts = [run.read("apb"[n % 3], hints=hints if n % 3 == 1 else None) for n in range(12)]
+    first = next(verdict for verdict in verdicts if verdict and verdict.level == "action")
+    assert first.kind == "cycle"
+    assert sorted(first.calls) == ["a", "b"]
+
+
+def test_a_tool_that_is_off_is_not_looked_at_but_its_writes_change_the_world() -> None:
+    """They end the epoch as any other does."""
+    run, off = Run(), LoopHints(off=True)
+    assert [run.read("wait", hints=off) for _ in range(50)] == [None] * 50
+    for n in range(20):
+        assert run.read("get") is None
+        assert run.write("touch", n, hints=off) is None
 
 
 @pytest.mark.parametrize(
-    ("one", "other"),
-    [("N", None), ("T", True), ("F", False), (".", ...), ("", None), ("1", 1), (b"x", "x"), ("i1:1", 1), ("s1:x", "x")],
+    ("arguments", "says"),
+    [
+        ({"repeat": 1}, "repeat"),
+        ({"repeat": True}, "repeat"),
+        ({"error": (1, 4)}, "error's notice"),
+        ({"cycle": (6, 5)}, "cycle.*never comes"),
+        ({"any_error": (3, 4, 5)}, "any_error"),
+        ({"any_error": "6"}, "any_error"),
+        ({"write_repeat": (5, 5.0)}, "write_repeat's action"),
+        ({"max_execution_depth": 0}, "max_execution_depth"),
+        ({"max_nesting": 0}, "max_nesting"),
+        ({"max_duration": 0}, "max_duration"),
+        ({"max_duration": "1h"}, "max_duration"),
+        ({"max_tool_calls": 0}, "max_tool_calls"),
+        ({"max_tool_calls": {"search": 0}}, "max_tool_calls.*search"),
+    ],
 )
-def test_a_text_is_not_taken_for_the_code_of_something_else(one: Any, other: Any):
-    assert fingerprint(one) != fingerprint(other)
+def test_a_policy_that_cannot_work_is_refused(arguments: dict[str, object], says: str) -> None:
+    """Levels below two, a notice that would come after the action, budgets of nothing."""
+    with pytest.raises(ConfigurationError, match=says):
+        LoopPolicy(**arguments)  # type: ignore[arg-type] # wrong on purpose
 
 
-def test_what_has_no_identity_has_no_fingerprint():
-    assert fingerprint(object()) is None
-    assert fingerprint([object()]) is None
+def test_a_policy_may_be_given_as_a_mapping_with_names_that_exist() -> None:
+    """From a settings file; its short forms come on top."""
+    assert policy_of({"repeat": 8}, None, None) == LoopPolicy(repeat=8)
+    assert policy_of({"repeat": [4, 8]}, None, None).thresholds["repeat"] == (4, 8)
+    assert policy_of({"repeat": 8}, 3, 50) == LoopPolicy(repeat=3, max_execution_depth=50)
+    for wrong in ({"repeats": 8}, {"thresholds": {}}, "strict", 5):
+        with pytest.raises(ConfigurationError, match="loop_policy"):
+            policy_of(wrong, None, None)
 
 
-def test_a_value_is_shown_briefly_whatever_its_repr_does():
-    assert shown("x") == "'x'"
-    assert shown(Unprintable()) == "<Unprintable>"
-    assert len(shown("x" * 1_000)) == 80
-    assert shown("x" * 1_000).endswith("...")
-    assert shown(NoText()) == "<NoText>"
+@pytest.mark.parametrize("check", ["repeat", "error", "cycle", "any_error", "write_repeat"])
+def test_a_check_may_be_switched_off(check: str) -> None:
+    """It finds nothing then, and the others find what they did."""
+
+    def kinds(policy: LoopPolicy) -> set[str]:
+        found: list[Verdict | None] = []
+        for steps in (
+            lambda run: [run.read("get") for _ in range(20)],
+            lambda run: [run.read("get", 0, "no", error=True) for _ in range(20)],
+            lambda run: [run.read("ab"[n % 2]) for n in range(9)],
+            lambda run: [run.read("get", n, "no", error=True) for n in range(20)],
+            lambda run: [run.write("add") for _ in range(20)],
+        ):
+            found += steps(Run(policy))
+        return {f"{v.kind} of {v.tool}" for v in found if v is not None}
+
+    names = {
+        "repeat": {"repeat of get", "repeat of a", "repeat of b"},
+        "error": {"error of get"},
+        "cycle": {"cycle of a", "cycle of b"},
+        "any_error": {"any_error of get"},
+        "write_repeat": {"repeat of add"},
+    }
+    everything = kinds(LoopPolicy())
+    gone = everything - kinds(LoopPolicy(**{check: None}))
+    assert gone <= names[check]
+    assert gone or check in {"repeat", "any_error"}  # errors meet these two as well, if they go on for long
 
 
-# -- Counting ------------------------------------------------------------------------------------------------
+def test_hints_that_cannot_work_are_refused() -> None:
+    """A bound without a poll, and a write that may be repeated for ever."""
+    with pytest.raises(ConfigurationError, match="poll=True"):
+        LoopHints(max_unchanged=5)
+    with pytest.raises(ConfigurationError, match=r"add: .*max_unchanged"):
+        checked_hints(LoopHints(poll=True), "add", is_write=True)
+    with pytest.raises(ConfigurationError, match=r"add: .*LoopHints"):
+        checked_hints({"poll": True}, "add", is_write=False)
 
 
-def test_one_outcome_again_and_again_is_counted_up_and_another_begins_anew():
-    clock = Clock()
-    assert [clock.see(outcome) for outcome in ["a", "a", "a", "b", "b", "a"]] == [1, 2, 3, 1, 2, 1]
+@pytest.mark.parametrize(("r", "notice"), [(2, 2), (3, 2), (4, 3), (5, 3), (50, 3)])
+def test_max_tool_repeats_sets_the_action_and_lowers_the_notice(r: int, notice: int) -> None:
+    """To min(3, r - 1), and never to the first call."""
+    policy = policy_of(None, r, None)
+    assert policy.thresholds["repeat"] == (notice, r)
+    run = Run(policy)
+    assert acted([run.read("get") for _ in range(r)]) == [(r, "repeat")]
 
 
-@given(VALUES)
-def test_an_outcome_is_recognised_with_and_without_a_witness(value: Any):
-    clock = Clock()
-    entry = Entry(value, NEVER, 0.0)
-    counts = [
-        clock.see(value, entry),
-        clock.see(value, entry),
-        clock.see(value),
-        clock.see(value, Entry(value, NEVER, 0.0)),
+def test_memory_is_bounded_however_long_the_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls, outcomes of one call, answers kept alive, order and blocks."""
+    monkeypatch.setattr(loop_checks, "_MAX_CALLS", 10)
+    monkeypatch.setattr(recurrence, "_MAX_OUTCOMES", 3)
+    monkeypatch.setattr(loops, "_MAX_WITNESSES", 5)
+    monkeypatch.setattr(loops, "_MAX_BLOCKED", 10)
+    run = Run()
+    for n in range(5_000):
+        run.read("get", n)
+        run.read("status", 1, n)
+        for _ in range(5):
+            run.write("add", n, "full", error=True)
+    calls = [call for tool in run.tools.values() for call in tool._calls.values()]
+    assert len(calls) <= 30
+    assert max(len(call.others or ()) for call in calls) <= 3
+    assert len(run.detector.ring) == 128
+    assert len(run.detector.blocked) <= 10
+
+
+@dataclass(frozen=True)
+class Event:
+    tool: str
+    key: int
+    outcome: int
+    error: bool
+
+
+class Model:
+    """The contract, written with scans and no cleverness."""
+
+    def __init__(self, policy: LoopPolicy) -> None:
+        self.policy = policy
+        self.epoch: list[Event] = []
+        self.all: list[Event] = []
+        self.rows: dict[tuple[str, int], tuple[Event, int]] = {}
+
+    def new_turn(self) -> None:
+        self.epoch, self.rows, self.all = [], {}, [*self.all, Event("user", 0, 0, error=False)]
+
+    def see(self, event: Event) -> set[str]:
+        has_written = event.tool.startswith("w") and not event.error
+        if has_written and event not in self.all:
+            self.epoch, self.rows = [], {}
+        self.epoch.append(event)
+        self.all.append(event)
+        before, row = self.rows.get((event.tool, event.key), (event, 0))
+        row = row + 1 if before == event else 1
+        self.rows[event.tool, event.key] = event, row
+        levels, met = {check: level.action for check, level in self.policy.thresholds.items()}, set()
+        if self.epoch.count(event) >= levels["write_repeat" if has_written else "repeat"]:
+            met.add("repeat")
+        if event.error and row >= levels["error"]:
+            met.add("error")
+        streak: list[Event] = []
+        seen: Counter[Event] = Counter()
+        for each in self.epoch:
+            streak = [*streak, each] if seen[each] else []
+            seen[each] += 1
+        if len(streak) >= levels["cycle"] and seen[event] >= 3 and len(set(streak)) >= 2:
+            met.add("cycle")
+        tail = [(e.tool, e.outcome, e.error) for e in self.all[-levels["any_error"] :]]
+        if event.error and len(tail) == levels["any_error"] and len(set(tail)) == 1:
+            met.add("any_error")
+        return met
+
+
+_EVENTS = st.builds(
+    Event, st.sampled_from(["r1", "r2", "w1"]), st.integers(0, 2), st.integers(0, 1), error=st.booleans()
+)
+_HITS = st.lists(
+    st.builds(Event, st.just("r1"), st.integers(0, 2), st.just(0), error=st.just(value=False)), max_size=40
+)
+_STEPS = st.lists(st.one_of(_EVENTS, _EVENTS, _EVENTS, st.none()), max_size=60)
+_LOOPS = st.lists(_EVENTS, min_size=1, max_size=6).flatmap(lambda block: st.integers(1, 8).map(lambda n: block * n))
+_POLICIES = st.sampled_from(
+    [
+        LoopPolicy(),
+        LoopPolicy(repeat=30),
+        LoopPolicy(write_repeat=3),
+        LoopPolicy(repeat=9, error=9, cycle=4, any_error=9),
     ]
-    assert counts == [1, 2, 3, 4]
+)
 
 
-def test_a_mutable_answer_is_compared_as_it_was_kept():
-    clock = Clock()
-    entry = Guarded(None, -NEVER, 0.0, (), 0, NEVER, [1].copy)
-    spoilt = entry.share()
-    assert clock.see(spoilt, entry) == 1
-    spoilt.append(2)
-    assert clock.see([1], None) == 2
-    assert clock.see(spoilt, None) == 1
+@settings(max_examples=600, deadline=None)
+@given(steps=st.lists(st.one_of(_STEPS, _LOOPS, _HITS), max_size=4), policy=_POLICIES, with_witnesses=st.booleans())
+def test_the_detector_agrees_with_the_contract_written_out(
+    steps: list[list[Event | None]], policy: LoopPolicy, with_witnesses: bool
+) -> None:
+    """An action is given exactly where some check of the model is met, and by one of those; with hits and without."""
+    run, model, entries = Run(policy), Model(policy), dict[Event, Answer]()
+    for event in (event for block in steps for event in block):
+        if event is None:
+            run.detector.new_turn()
+            model.new_turn()
+            continue
+        met = model.see(event)
+        if event.tool.startswith("w"):
+            verdict = run.write(event.tool, event.key, (event.outcome, event.error), error=event.error)
+        elif event.error or not with_witnesses:
+            verdict = run.read(event.tool, event.key, (event.outcome, event.error), error=event.error)
+        else:
+            verdict = run.hit(event.tool, event.key, entries.setdefault(event, Answer((event.outcome, event.error))))
+        is_action = verdict is not None and verdict.level == "action"
+        assert is_action == bool(met)
+        assert verdict is None or not is_action or verdict.kind in met
 
 
-def test_outcomes_without_identity_never_repeat():
-    clock = Clock()
-    value = object()
-    assert [clock.see(value) for _ in range(5)] == [1] * 5
+@settings(max_examples=200, deadline=None)
+@given(sizes=st.lists(st.integers(1, 40), min_size=1, max_size=30))
+def test_work_that_always_brings_news_is_never_stopped(sizes: list[int]) -> None:
+    """Whatever is fanned out, paged or asked: no verdict without a signature that came back."""
+    run, numbers = Run(), count()
+    for size in sizes:
+        assert [run.read("get", next(numbers)) for _ in range(size)] == [None] * size
 
 
-def test_a_new_epoch_begins_at_one():
-    clock = Clock()
-    entry = Entry("a", NEVER, 0.0)
-    assert [clock.see("a", entry, epoch=epoch) for epoch in (0, 0, 1, 1, 2)] == [1, 2, 1, 2, 1]
-    assert [clock.see("a", epoch=epoch) for epoch in (2, 3, 3)] == [2, 1, 2]
+def test_a_call_costs_no_more_after_100_000_than_after_50() -> None:
+    """Counted in Python calls and lines, not in time: the hot path runs the same lines at any length of the session."""
 
+    def lines(calls: int) -> int:
+        run, entries = (
+            Run(LoopPolicy(repeat=None, error=None, cycle=None, any_error=None)),
+            [Answer(n) for n in range(7)],
+        )
+        hit = run.tool("get").hit
+        for n in range(calls):
+            hit(n % 7, entries[n % 7], n, None)
+        seen = 0
 
-@pytest.mark.parametrize("witness", [None, Entry("a", NEVER, 0.0)])
-def test_identical_calls_of_different_tasks_in_one_tick_are_one_round(witness: Entry | None):
-    clock = Clock()
-    assert [clock.see("a", witness, task=task, tick=1) for task in range(10)] == [1] * 10
-    assert [clock.see("a", witness, task=task, tick=2) for task in range(10)] == [2] * 10
+        def trace(*_: object) -> object:
+            nonlocal seen
+            seen += 1
+            return trace
 
+        before = sys.gettrace()
+        sys.settrace(trace)  # type: ignore[arg-type] # a local tracer returns itself
+        try:
+            for n in range(70):
+                hit(n % 7, entries[n % 7], calls + n, None)
+        finally:
+            sys.settrace(before)
+        return seen
 
-@pytest.mark.parametrize("witness", [None, Entry("a", NEVER, 0.0)])
-def test_identical_calls_of_one_task_count_even_in_one_tick(witness: Entry | None):
-    clock = Clock()
-    assert [clock.see("a", witness, task="t", tick=1) for _ in range(4)] == [1, 2, 3, 4]
-
-
-def test_an_error_between_two_answers_is_another_outcome():
-    clock = Clock()
-    entry = Entry("a", NEVER, 0.0)
-    assert [clock.see("a", entry), clock.see((ValueError, "no")), clock.see("a", entry)] == [1, 1, 1]
-
-
-# -- What is remembered --------------------------------------------------------------------------------------
-
-
-def test_a_bounded_number_of_calls_is_remembered_the_oldest_are_forgotten():
-    streaks = Streaks()
-    first = streaks.of("first")
-    assert streaks.of("first") is first
-    for number in range(999):
-        streaks.of(number)
-    assert streaks.of("first") is first
-    assert len(streaks) == 1_000
-    streaks.of("one more")
-    assert len(streaks) == 1_000
-    assert "first" not in streaks
-    assert streaks.of("first") is not first
-
-
-def test_a_run_begins_with_nothing_done():
-    progress = Progress(7)
-    assert (progress.calls, progress.limit, progress.epoch, progress.tick, progress.loop) == (0, 7, 0, 0, None)
+    assert lines(100_002) == lines(56)

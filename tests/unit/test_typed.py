@@ -21,8 +21,11 @@ import msgspec
 import pytest
 from hypothesis import given
 
-from agent_cache._typed import JSON, MESSAGE_PACK, Returns, Undecodable, Unencodable, schema_of
+from agent_cache._typed.annotations import Returns
 from agent_cache._typed.exact import MAX_DEPTH
+from agent_cache._typed.failures import Undecodable, Unencodable
+from agent_cache._typed.schema import schema_of
+from agent_cache._typed.wires import JSON, MESSAGE_PACK
 from tests.harness.typed import ANNOTATED, Frozen, Line, Parcel, Rights, Row, Spot, Status, Tree, same
 
 if TYPE_CHECKING:
@@ -106,6 +109,12 @@ def test_builtin_values_come_back_where_no_annotation_says_what_they_are(value, 
     assert same(roundtrip(value, returns, wire), value)
 
 
+@pytest.mark.parametrize("value", [*UNSAID, {"$typed": 1}, [float("nan")], {"a": "\ud800"}])
+def test_builtin_values_come_back_from_what_json_carries(value):
+    plain = schema_of(Any).to_plain(value)
+    assert same(schema_of(Any).from_plain(json.loads(json.dumps(plain, allow_nan=False))), value)
+
+
 @pytest.mark.parametrize(
     ("value", "returns"),
     [
@@ -116,6 +125,7 @@ def test_builtin_values_come_back_where_no_annotation_says_what_they_are(value, 
         ([[1], ["a"], [Line("a", 0.5)]], list[list[int] | list[str] | list[Line]]),
         ((Spot(1), 2), tuple[Spot, int] | tuple[str]),
         ({"id": 1, "more": (1,)}, Row),
+        ([{"id": 0}, {1: 1}], list[Row | dict[int, int]]),
         (UserId("a"), UserId),
         (Status.OPEN, Annotated[Status, []]),
         (Path("/a"), Path),
@@ -123,6 +133,7 @@ def test_builtin_values_come_back_where_no_annotation_says_what_they_are(value, 
         ({Spot(1): Tree([Tree([], "x")])}, dict[Spot, Tree]),
         (Rights.READ | Rights.WRITE, Rights),
         (Parcel(Decimal(1), Spot(2, (1,)), {"a"}), Parcel | Frozen),
+        ([Status.OPEN, {"id": "x"}, (Line("a", 1.0), 1)], list[Any | Status | Row | tuple[Line, int]]),
         (Line("a", 5), Line),  # an int in a field of float stays one
     ],
 )
@@ -219,6 +230,19 @@ def test_what_would_come_back_as_something_else_is_refused(value, returns):
         lambda: schema.to_plain(value),
     ):
         with pytest.raises(Unencodable):
+            write()
+
+
+class Counter(msgspec.Struct):
+    count: int
+
+    def __post_init__(self) -> None:
+        self.count += 1
+
+
+def test_an_object_that_cannot_be_made_as_it_was_is_refused():
+    for write in (lambda: schema_of(Counter).dump(Counter(1), JSON), lambda: schema_of(Counter).to_plain(Counter(1))):
+        with pytest.raises(Unencodable, match="come back"):
             write()
 
 
@@ -457,7 +481,8 @@ def test_a_model_with_a_secret_in_it_is_not_written():
 def test_pydantic_is_not_imported_for_who_does_not_use_it():
     script = """if True:
         import sys
-        from agent_cache._typed import JSON, schema_of
+        from agent_cache._typed.schema import schema_of
+        from agent_cache._typed.wires import JSON
         schema_of(dict).dump({1: (2,)}, JSON)
         print('pydantic' in sys.modules)
     """

@@ -32,9 +32,8 @@ def raiser(error):
 
 async def round_trip(error, path):
     fail, calls = raiser(error)
-    with record(path):
-        with pytest.raises(type(error)):
-            await fail()
+    with record(path), pytest.raises(type(error)):
+        await fail()
     with replay(path, strict=True):
         try:
             await fail()

@@ -293,7 +293,7 @@ def test_a_class_that_is_not_registered_is_refused_with_its_line(path):
 def test_a_file_that_is_replaced_while_it_is_replayed_is_replayed_as_it_was(path):
     a_recording(path, "a")
     with replay(path):
-        os.replace(path, path.with_name("moved"))
+        path.replace(path.with_name("moved"))
         path.write_text("something else")
         assert ask("a") == "a?"
 

@@ -307,12 +307,19 @@ async def test_a_task_outside_of_a_replay_makes_its_real_calls(path):
     assert real_answers == ["stranger"]
 
 
-def test_a_thread_without_the_context_is_outside(path):
+def test_a_thread_without_the_context_is_outside_and_that_is_said_once(path, caplog):
+    alone = intercept(lambda number: number, name="alone")
+    alone(0)
     with record(path) as recorder:
-        thread = threading.Thread(target=double, args=(1,))
-        thread.start()
-        thread.join()
+        for number in range(2):
+            thread = threading.Thread(target=alone, args=(number,))
+            thread.start()
+            thread.join()
     assert len(recorder.steps) == 0
+    assert [
+        message for message in caplog.messages if "copy_context" in message and "alone ran" in message
+    ] == caplog.messages
+    assert len(caplog.messages) == 1
 
 
 @pytest.mark.parametrize(

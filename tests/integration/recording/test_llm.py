@@ -17,7 +17,10 @@ ANSWERS = {
         "modelVersion": "gpt-x",
         "usageMetadata": {"promptTokenCount": 11, "candidatesTokenCount": 4, "thoughtsTokenCount": 3},
     },
-    "gemini python": {"model_version": "gpt-x", "usage_metadata": {"prompt_token_count": 11, "candidates_token_count": 7}},
+    "gemini python": {
+        "model_version": "gpt-x",
+        "usage_metadata": {"prompt_token_count": 11, "candidates_token_count": 7},
+    },
     "langchain": {
         "usage_metadata": {"input_tokens": 11, "output_tokens": 7}, "response_metadata": {"model_name": "gpt-x"}
     },

@@ -23,7 +23,6 @@ def outer(question: str) -> str:
 @pytest.fixture(autouse=True)
 def version():
     Source.version = 1
-    yield
 
 
 def questions(path) -> list[tuple[str, str]]:

@@ -3,6 +3,7 @@
 import base64
 import json
 import re
+from dataclasses import dataclass
 
 import pytest
 from hypothesis import given, strategies as st
@@ -96,8 +97,10 @@ def test_what_looks_like_a_secret_is_found_wherever_it_stands(secret, core, wrap
 
 @pytest.mark.parametrize(
     "value",
-    ["a plain text", "the token: of respect", "basic facts", "task-12345678901234567890", "https://x.test/?q=1", "skill", "2 cookies",
-     {"usage": {"input_tokens": 5, "output_tokens": 7}, "next_page_token": "abc"}, "order #7: pending", "key=value", ["cookie", "recipe"]],
+    ["a plain text", "the token: of respect", "basic facts", "task-12345678901234567890", "https://x.test/?q=1",
+     "skill", "2 cookies",
+     {"usage": {"input_tokens": 5, "output_tokens": 7}, "next_page_token": "abc"}, "order #7: pending", "key=value",
+     ["cookie", "recipe"]],
 )  # fmt: skip
 def test_what_is_no_secret_stays(value, path):
     written(path, value)
@@ -121,6 +124,28 @@ def test_exceptions_are_redacted(path):
     with replay(path), pytest.raises(ValueError, match="401 for") as caught:
         fail()
     assert caught.value.token == "[redacted]"
+
+
+@dataclass
+class Reply:
+    status: int
+    body: bytes
+
+
+@pytest.mark.parametrize("annotation", [bytes, Reply, list[Reply]])
+def test_bytes_are_looked_into(annotation, path):
+    body = f"Set-Cookie: x\napi_key={SECRET}".encode()
+
+    def fetch():
+        return body if annotation is bytes else Reply(200, body) if annotation is Reply else [Reply(200, body)]
+
+    fetch.__annotations__["return"] = annotation
+    fetch = intercept(fetch, name="fetch")
+    with record(path):
+        fetch()
+    assert not any(base64.b64encode(body)[at : at + 12].decode() in path.read_text() for at in range(20, 40))
+    with replay(path):
+        assert b"[redacted]" in repr(fetch()).encode()
 
 
 async def test_streams_are_redacted(path):

@@ -196,6 +196,24 @@ async def test_calls_inside_of_a_stream_are_enclosed_by_it(source, path):
             assert await inner(number) == number
 
 
+def test_calls_inside_of_a_plain_stream_are_enclosed_by_it(path):
+    @intercept(name="inner")
+    def inner(number: int) -> int:
+        return number
+
+    @intercept(name="numbers")
+    def numbers():
+        for number in range(2):
+            yield inner(number)
+
+    with record(path) as recorder:
+        for number in numbers():
+            inner(number)
+    assert [(call.name, call.parent) for call in recorder.steps] == [
+        ("inner", 1), ("inner", None), ("inner", 1), ("inner", None), ("numbers", None)
+    ]  # fmt: skip
+
+
 async def test_interleaved_streams_keep_their_own_chunks(source, path):
     async def run(order: list[int]) -> list[list[str]]:
         streams = [source.words("a b c"), source.words("x y z")]

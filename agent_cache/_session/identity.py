@@ -1,0 +1,67 @@
+"""What tells the calls and the outcomes of a tool apart when a run is looked through for loops: the user's own words
+where there are some.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any
+
+from agent_cache._core.keys import Uncacheable, key_part
+from agent_cache._core.outcomes import fingerprint
+from agent_cache._pipeline.call import Call
+from agent_cache._pipeline.operation import Operation, ReadOperation
+from agent_cache._session.guard import LoopGuard
+
+__all__ = ["Identity"]
+
+
+class Identity:
+    """Of one tool, by its `LoopHints`. A function of the user's that raises is counted, and the default is used.
+
+    Attributes:
+        is_the_key: whether a call is told apart by its key, so that nobody need be asked.
+        outcome: what stands for a result; None if it cannot be told from others.
+    """
+
+    __slots__ = ("_guard", "_hints", "_is_read", "_operation", "is_the_key", "outcome")
+
+    outcome: Callable[[Any], Hashable | None]
+
+    def __init__(self, operation: Operation[Any], guard: LoopGuard) -> None:
+        self._operation = operation
+        self._guard = guard
+        self._hints = operation.policy.loop
+        self._is_read = isinstance(operation, ReadOperation)
+        self.is_the_key = self._is_read and self._hints.loop_key is None
+        self.outcome = fingerprint if self._hints.outcome_key is None else self._outcome
+
+    def of_call(self, call: Call) -> Hashable | None:
+        """What tells a miss or a write apart; None if nothing does."""
+        if self._hints.loop_key is not None:
+            return self.of_hit(call.key, call.arguments)
+        if self._is_read:
+            return call.key
+        try:
+            return self._operation.parameters.key(call.arguments)
+        except Uncacheable:
+            return None
+
+    def of_hit(self, key: Hashable, arguments: Mapping[str, Any] | None) -> Hashable:
+        """What tells a hit apart, by what ``loop_key`` makes of its arguments."""
+        loop_key = self._hints.loop_key
+        assert loop_key is not None
+        try:
+            return key_part(loop_key(arguments or {}))
+        except Exception as error:  # noqa: BLE001 - the user's function; the arguments are the default
+            self._guard.count_failure("loop_key failed", self._operation.name, error)
+            return key
+
+    def _outcome(self, value: Any) -> Hashable | None:
+        outcome_key = self._hints.outcome_key
+        assert outcome_key is not None
+        try:
+            return fingerprint(outcome_key(value))
+        except Exception as error:  # noqa: BLE001 - the user's function; the whole result is the default
+            self._guard.count_failure("outcome_key raised", self._operation.name, error)
+            return fingerprint(value)

@@ -1,0 +1,242 @@
+"""What goes wrong elsewhere: a test for each defect that was found in other recorders, if no other file here has one.
+
+The first half is about decorators that replay by position through a server, the second about cassettes in a file.
+"""
+
+import asyncio
+import contextvars
+import os
+import subprocess
+import sys
+import textwrap
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+import agent_cache
+from agent_cache import AgentCache, AgentCacheInvalidator
+from agent_cache._pipeline.scope import ROOT, SCOPE
+from agent_cache.recording import Cassette, DivergenceError, cached_llm_call, diff_cassettes, intercept, record, replay
+
+
+class World:
+    runs: list[object]
+
+
+@pytest.fixture(autouse=True)
+def world():
+    World.runs = []
+
+
+@AgentCacheInvalidator(resource="refund", name="refund")
+async def refund(order_id: str, amount: int) -> str:
+    World.runs.append(("refund", order_id, amount))
+    return f"refunded {amount}"
+
+
+@intercept(name="fetch")
+async def fetch(name: str) -> str:
+    World.runs.append(name)
+    await asyncio.sleep({"a": 0.003, "b": 0.002, "c": 0.001}.get(name, 0))
+    return f"answer {name}"
+
+
+@pytest.mark.parametrize("strict", [False, True])
+async def test_a_write_with_other_arguments_never_runs_in_a_replay(strict, path):
+    with record(path):
+        await refund("7", 10)
+    World.runs.clear()
+    with pytest.raises(DivergenceError, match="amount: 10 -> 1000"), replay(path, strict=strict):
+        await refund("7", 1000)
+    assert World.runs == []
+
+
+async def test_an_answer_is_never_served_to_other_arguments(path):
+    with record(path):
+        await fetch("a")
+    with pytest.raises(DivergenceError), replay(path):
+        assert await fetch("b") != "answer a"
+
+
+@pytest.mark.parametrize("strict", [False, True])
+async def test_an_unchanged_agent_that_gathers_is_replayed_right(strict, path):
+    with record(path) as recorder:
+        recorded = await asyncio.gather(fetch("a"), fetch("b"), fetch("c"))
+    assert [call.arguments["name"] for call in recorder.steps] == ["c", "b", "a"], "they end in the other order"
+    with replay(path, strict=strict):
+        assert await asyncio.gather(fetch("a"), fetch("b"), fetch("c")) == recorded
+
+
+async def test_one_call_that_passes_two_decorators_is_one_answer(path):
+    @cached_llm_call(name="model")
+    async def model(prompt: str) -> str:
+        World.runs.append(prompt)
+        return prompt.upper()
+
+    @intercept(name="step")
+    async def step(prompt: str) -> str:
+        return await model(prompt)
+
+    with record(path):
+        assert [await step("a"), await step("b")] == ["A", "B"]
+    World.runs.clear()
+    with replay(path, strict=True):
+        assert [await step("a"), await step("b")] == ["A", "B"]
+    assert World.runs == []
+
+
+@pytest.mark.parametrize("block", [record, replay])
+async def test_nothing_stays_bound_after_the_block(block, path):
+    with record(path):
+        await fetch("x")
+    with pytest.raises(KeyError), block(path):
+        raise KeyError
+    assert SCOPE.get() is ROOT
+
+
+async def test_what_cannot_be_recorded_does_not_stop_the_agent(path):
+    class Hostile:
+        def __getattribute__(self, name):
+            raise RuntimeError("no")
+
+    @intercept(name="odd")
+    async def odd(value: object) -> object:
+        return value
+
+    with record(path) as recorder:
+        value = Hostile()
+        assert await odd(value) is value
+    assert len(recorder.steps) == 1
+
+
+async def test_a_divergence_says_where_and_what(path):
+    with record(path):
+        await fetch("x")
+    with pytest.raises(DivergenceError) as caught, replay(path):
+        await fetch("y")
+    assert caught.value.step_index == 0
+    assert (caught.value.expected, caught.value.actual) == (
+        {"name": "fetch", "arguments": {"name": "x"}}, {"name": "fetch", "arguments": {"name": "y"}}
+    )  # fmt: skip
+
+
+async def test_an_executor_belongs_to_the_run_if_it_is_given_the_context(path):
+    work = intercept(lambda number: number * 2, name="work")
+    loop = asyncio.get_running_loop()
+    with record(path) as recorder, ThreadPoolExecutor() as pool:
+        await loop.run_in_executor(pool, contextvars.copy_context().run, work, 4)
+    assert len(recorder.steps) == 1
+
+
+async def test_a_cancelled_run_leaves_a_whole_cassette(path):
+    async def agent() -> None:
+        with record(path):
+            await fetch("x")
+            await asyncio.Event().wait()
+
+    task = asyncio.create_task(agent())
+    while not World.runs:
+        await asyncio.sleep(0)
+    await asyncio.sleep(0.01)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    cassette = Cassette.load(path)
+    assert (cassette.num_steps, cassette.trailer.ended) == (1, "raised CancelledError")
+
+
+async def test_an_inner_recording_does_not_end_the_outer_one(tmp_path):
+    with record(tmp_path / "outer"):
+        with record(tmp_path / "inner"):
+            await fetch("x")
+        await fetch("y")
+    assert Cassette.load(tmp_path / "outer").num_steps == 2
+    assert Cassette.load(tmp_path / "inner").num_steps == 1
+
+
+async def test_ten_concurrent_identical_reads_run_once_while_they_are_recorded(path):
+    @AgentCache(resource="thing", name="thing")
+    async def thing() -> int:
+        World.runs.append("thing")
+        await asyncio.sleep(0)
+        return 1
+
+    with record(path) as recorder:
+        assert await asyncio.gather(*(thing() for _ in range(10))) == [1] * 10
+    assert World.runs == ["thing"]
+    assert len(recorder.steps) == 10
+    with replay(path, strict=True):
+        assert await asyncio.gather(*(thing() for _ in range(10))) == [1] * 10
+
+
+def test_digests_are_the_same_in_every_process(tmp_path):
+    script = """
+        import sys
+        from agent_cache.recording import Cassette, intercept, record
+        f = intercept(lambda value: 1, name="f")
+        with record(sys.argv[1]):
+            f({"b", "a", "c", ("x", frozenset({"p", "q", "r"}))})
+        print(Cassette.load(sys.argv[1])[0].digest)
+    """
+    root = str(Path(agent_cache.__file__).parents[1])
+    digests = {
+        subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(script), str(tmp_path / seed)],
+            env={**os.environ, "PYTHONPATH": root, "PYTHONHASHSEED": seed},
+            capture_output=True, text=True, check=True, timeout=60,
+        ).stdout
+        for seed in "1234"
+    }  # fmt: skip
+    assert len(digests) == 1
+
+
+def test_functions_of_one_name_in_two_modules_are_two(path):
+    made = []
+    for module, answer in (("one", 1), ("two", 2)):
+        namespace = {"__name__": module, "answer": answer}
+        exec("def get(): return answer", namespace)
+        made.append(intercept(namespace["get"]))
+    with record(path):
+        assert [get() for get in made] == [1, 2]
+    with replay(path):
+        assert [get() for get in reversed(made)] == [2, 1]
+
+
+async def test_a_second_run_that_saw_something_else_is_no_longer_the_same(tmp_path):
+    answers = iter(["old", "new"])
+    ask = cached_llm_call(name="ask")(lambda prompt: {"text": next(answers), "usage": {"output_tokens": len(prompt)}})
+    for name in ("a", "b"):
+        with record(tmp_path / name):
+            ask("hi")
+    diff = diff_cassettes(tmp_path / "a", tmp_path / "b")
+    assert not diff.identical
+    assert diff.changed_calls[0]["changed"] == ["outcome"]
+
+
+def test_a_name_that_is_redacted_is_not_that_of_the_call(path):
+    with record(path, redact=["name", "value", "type", "args"]):
+        intercept(lambda name: {"value": name}, name="f")("Ann")
+    [call] = Cassette.load(path)
+    assert (call.name, call.arguments, call.outcome) == (
+        "f",
+        {"name": "[redacted]"},
+        {"value": {"value": "[redacted]"}},
+    )
+
+
+def test_a_save_that_fails_leaves_the_old_file(path, monkeypatch):
+    with record(path):
+        intercept(lambda: 1, name="f")()
+    before = path.read_bytes()
+    from agent_cache.recording import partial
+
+    def fails(*_):
+        raise OSError(28, "No space left on device")
+
+    cassette = Cassette.load(path)
+    monkeypatch.setattr(partial.PartialFile, "append", fails)
+    with pytest.raises(agent_cache.errors.CassetteError, match="No space left"):
+        cassette.save(path)
+    assert path.read_bytes() == before
+    assert [one.name for one in path.parent.iterdir()] == [path.name]

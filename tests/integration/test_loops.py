@@ -1,0 +1,752 @@
+"""What a session does about a run that goes round: whom it stops, what it says, and what it never touches."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import pickle
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from agent_cache import (
+    AgentCache,
+    AgentCacheInvalidator,
+    AgentCacheSession,
+    AgentLoopDetectedError,
+    LoopHints,
+    LoopPolicy,
+    configure,
+    get_metrics,
+)
+from tests.harness import library
+from tests.harness.gates import Gate, cancelled, started
+
+pytestmark = pytest.mark.usefixtures("body")
+
+
+class Shop:
+    """Tools whose answers a test sets, and what was really carried out."""
+
+    def __init__(self, read: LoopHints | None = None, write: LoopHints | None = None, **options: Any) -> None:
+        self.runs: list[Any] = []
+        self.answers: Any = "same"
+        hints = {} if read is None else {"loop": read}
+
+        @AgentCache("shop", name="get", **hints, **options)
+        async def get(x: Any = 0, at: Any = None) -> Any:
+            self.runs.append(("get", x))
+            return self._answer(x)
+
+        @AgentCache("list", name="list", **options)
+        async def list_all(x: Any = 0) -> Any:
+            self.runs.append(("list", x))
+            return self._answer(x)
+
+        @AgentCacheInvalidator("elsewhere", name="add", **({} if write is None else {"loop": write}))
+        async def add(x: Any = 0) -> Any:
+            self.runs.append(("add", x))
+            return self._answer(x)
+
+        self.get, self.list, self.add = get, list_all, add
+
+    def _answer(self, x: Any) -> Any:
+        answer = self.answers(x) if callable(self.answers) else self.answers
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+async def outcomes(call: Callable[[], Any], times: int) -> list[Any]:
+    """What each of so many calls gave: its value, or the class of what it raised."""
+    given = []
+    for _ in range(times):
+        try:
+            given.append(await call())
+        except Exception as error:
+            given.append(type(error))
+    return given
+
+
+def sources(session: AgentCacheSession) -> list[tuple[str, str]]:
+    return [(record.source, record.outcome) for record in session.get_execution_trace()]
+
+
+STOPPED = AgentLoopDetectedError
+
+
+# -- raise ---------------------------------------------------------------------------------------------------
+
+
+async def test_a_write_that_repeats_itself_is_answered_and_the_next_call_is_refused():
+    shop = Shop()
+    with pytest.raises(STOPPED) as caught:
+        async with AgentCacheSession():
+            assert await outcomes(shop.add, 12) == ["same"] * 10 + [STOPPED] * 2
+            assert await outcomes(shop.get, 1) == [STOPPED], "the run is stopped, not the tool"
+    assert shop.runs == [("add", 0)] * 10
+    assert (caught.value.kind, caught.value.tool, caught.value.count) == ("repeat", "add", 10)
+
+
+async def test_a_loop_that_nobody_was_told_of_is_not_raised_at_the_end():
+    """The tenth write was answered, and there was no eleventh: there is nothing to swallow."""
+    shop = Shop()
+    async with AgentCacheSession() as session:
+        assert await outcomes(shop.add, 10) == ["same"] * 10
+        assert session.loop_error is not None
+        with pytest.raises(STOPPED):
+            session.raise_for_loop()
+
+
+async def test_what_a_run_was_stopped_for_is_forgotten_when_it_is_entered_again(caplog: pytest.LogCaptureFixture):
+    shop = Shop()
+    session = AgentCacheSession()
+    with pytest.raises(STOPPED):
+        async with session:
+            assert (await outcomes(shop.get, 5))[-1] == STOPPED
+    async with session:
+        assert session.loop_error is None
+        assert await outcomes(shop.add, 10) == ["same"] * 10, "the next one would be refused, and told so"
+    warned = AgentCacheSession(on_loop="warn", max_execution_depth=1)
+    for _ in range(2):
+        async with warned:
+            await outcomes(shop.get, 3)
+    kinds = [record.agent_cache_kind for record in caplog.records if record.levelname == "WARNING"]
+    assert kinds == ["repeat", "repeat", "depth", "depth"]
+
+
+async def test_the_same_error_again_and_again_is_refused_with_the_error_behind_it():
+    shop = Shop()
+    shop.answers = LookupError("no such order")
+    with pytest.raises(STOPPED):
+        async with AgentCacheSession():
+            assert await outcomes(shop.get, 3) == [LookupError] * 3
+            with pytest.raises(STOPPED) as caught:
+                await shop.get()
+    error = caught.value
+    assert (error.kind, error.count, error.period, error.calls) == ("error", 4, 1, ("get",))
+    assert error.first == error.last == "LookupError('no such order')"
+    assert error.__context__ is shop.answers
+
+
+async def test_the_same_error_whatever_the_arguments_is_refused():
+    shop = Shop()
+    shop.answers = LookupError("no such order")
+    numbers = iter(range(100))
+    with pytest.raises(STOPPED) as caught:
+        async with AgentCacheSession():
+            assert await outcomes(lambda: shop.get(next(numbers)), 6) == [LookupError] * 5 + [STOPPED]
+    assert (caught.value.kind, caught.value.count) == ("any_error", 6)
+
+
+async def test_a_whole_cycle_is_reported_and_stopped():
+    shop = Shop(ttl=60)
+    shop.answers = lambda x: f"about {x}"
+    steps = [lambda: shop.get("a"), lambda: shop.list("b"), lambda: shop.get("c")] * 10
+    given: list[Any] = []
+    with pytest.raises(STOPPED) as caught:
+        async with AgentCacheSession():
+            for step in steps:
+                given += await outcomes(step, 1)
+    assert given.index(STOPPED) == 7
+    error = caught.value
+    assert (error.kind, error.period, error.level) == ("cycle", 3, "action")
+    assert sorted(error.calls) == ["get", "get", "list"]
+    assert {error.first, error.last} <= {"'about a'", "'about b'", "'about c'"}
+    assert " -> ".join(error.calls) in str(error)
+
+
+async def test_an_interruption_is_no_outcome():
+    gate = Gate()
+
+    @AgentCache("r", name="slow")
+    async def slow() -> Any:
+        return await gate()
+
+    async with AgentCacheSession() as session:
+        for _ in range(10):
+            await cancelled(await started(slow()))
+    assert session.loop_error is None
+
+
+async def test_a_stopped_call_inside_of_a_tool_is_no_error_of_the_tool():
+    """One loop, reported for the tool that goes round, and not once more for each tool that has called it."""
+    shop = Shop()
+    reported: list[AgentLoopDetectedError] = []
+
+    @AgentCache("r", name="outer")
+    async def outer(x: int) -> Any:
+        return await shop.get()
+
+    with configure(enabled=False):
+        async with AgentCacheSession(on_loop="short_circuit", on_notice=reported.append) as session:
+            given = [*await outcomes(shop.get, 4)]
+            for number in range(8):
+                given += await outcomes(lambda number=number: outer(number), 1)
+    assert given == ["same"] * 4 + [STOPPED] * 8
+    assert {report.tool for report in reported} == {"get"}
+    assert session.get_metrics()["loops"] == {"repeat": 8}
+
+
+# -- warn ----------------------------------------------------------------------------------------------------
+
+
+async def test_a_warning_is_given_once_a_streak_and_nothing_is_changed(caplog: pytest.LogCaptureFixture):
+    shop = Shop()
+    with caplog.at_level(logging.WARNING):
+        async with AgentCacheSession(on_loop="warn") as session:
+            assert await outcomes(shop.get, 20) == ["same"] * 20
+            assert await outcomes(shop.add, 20) == ["same"] * 20
+    kinds = [(record.agent_cache_event, record.agent_cache_kind, record.agent_cache_tool) for record in caplog.records]
+    assert kinds == [("loop", "repeat", "get"), ("loop", "repeat", "add")]
+    assert {source for source, _ in sources(session)} == {"miss", "hit", "write"}
+    assert session.get_metrics()["loops"] == {"repeat": 16 + 11}
+    assert session.loop_error is None
+
+
+async def test_a_warning_is_given_again_for_another_streak(caplog: pytest.LogCaptureFixture):
+    shop = Shop()
+    async with AgentCacheSession(on_loop="warn") as session:
+        for _ in range(3):
+            await outcomes(shop.get, 6)
+            session.new_turn()
+    assert [record.agent_cache_kind for record in caplog.records if record.levelname == "WARNING"] == ["repeat"] * 3
+
+
+async def test_a_cycle_is_warned_of_once_a_streak(caplog: pytest.LogCaptureFixture):
+    shop = Shop()
+    async with AgentCacheSession(on_loop="warn", loop_policy=LoopPolicy(repeat=None)) as session:
+        for number in range(2):
+            for _ in range(10):
+                await shop.get()
+                await shop.list()
+            await shop.get(f"news {number}")
+    assert [record.agent_cache_kind for record in caplog.records if record.levelname == "WARNING"] == ["cycle"] * 2
+    assert session.get_metrics()["loops"]["cycle"] > 10
+
+
+# -- short_circuit -------------------------------------------------------------------------------------------
+
+
+async def test_a_hit_that_goes_round_is_answered_from_the_cache():
+    shop = Shop()
+    async with AgentCacheSession(on_loop="short_circuit") as session:
+        assert await outcomes(shop.get, 20) == ["same"] * 20
+    assert shop.runs == [("get", 0)]
+    assert sources(session)[4:] == [("blocked", "short_circuit")] * 16
+    assert session.get_metrics()["loop_detections"] == 16
+    assert session.get_metrics()["hits"] == get_metrics()["hits"] == 19
+
+
+async def test_a_write_is_never_skipped_in_silence():
+    shop = Shop()
+    async with AgentCacheSession(on_loop="short_circuit"):
+        given = await outcomes(shop.add, 30)
+    assert given == ["same"] * 10 + [STOPPED] * 20
+    assert len(shop.runs) == 10
+
+
+async def test_an_answer_that_is_not_cached_is_never_invented():
+    """A read that nothing is kept of has been run; what it gave is withheld rather than made up the next time."""
+    shop = Shop()
+    with configure(enabled=False):
+        async with AgentCacheSession(on_loop="short_circuit") as session:
+            assert await outcomes(shop.get, 7) == ["same"] * 4 + [STOPPED] * 3
+    assert session.loop_error is None, "it is not latched"
+
+
+async def test_a_read_that_ran_and_is_cached_is_answered_with_what_it_gave():
+    shop = Shop()
+    async with AgentCacheSession(on_loop="short_circuit"):
+        assert await outcomes(shop.get.fresh, 8) == ["same"] * 8
+    assert len(shop.runs) == 8
+
+
+async def test_a_blocked_read_of_a_cycle_is_answered_only_if_it_is_cached():
+    shop = Shop()
+    async with AgentCacheSession(on_loop="short_circuit") as session:
+        given = []
+        for _ in range(5):
+            given += await outcomes(shop.get, 1)
+            given += await outcomes(lambda: shop.add("x"), 1)
+        assert given[-2:] == ["same", STOPPED]
+        ran = len(shop.runs)
+        assert await outcomes(shop.get, 1) == ["same"]
+        shop.get.clear()
+        assert await outcomes(shop.get, 1) == [STOPPED], "nothing is cached for it now, and it is still in the cycle"
+        assert len(shop.runs) == ran
+        await shop.list("something new")
+        assert await outcomes(shop.get, 1) == ["same"]
+    assert session.loop_error is None
+
+
+# -- notice --------------------------------------------------------------------------------------------------
+
+
+async def test_the_model_reads_what_happened():
+    shop = Shop()
+    async with AgentCacheSession(on_loop="notice") as session:
+        given = await outcomes(shop.get, 6)
+        assert given[:4] == ["same"] * 4
+        for fact in ("get", "5 times", "'same'", "another step"):
+            assert fact in given[4]
+        assert "6 times" in given[5]
+        assert await shop.get(1) == "same", "other calls are as they were"
+    assert sources(session)[4:6] == [("blocked", "notice")] * 2
+
+
+async def test_the_model_reads_of_an_error_instead_of_getting_it():
+    shop = Shop()
+    shop.answers = LookupError("no such order")
+    async with AgentCacheSession(on_loop="notice"):
+        given = await outcomes(shop.get, 5)
+    assert given[:3] == [LookupError] * 3
+    for fact in ("get", "4 times in a row", "no such order"):
+        assert fact in given[3]
+
+
+async def test_a_read_that_has_something_else_to_say_is_heard():
+    shop = Shop()
+    async with AgentCacheSession(on_loop="notice"):
+        assert [text[:3] for text in await outcomes(shop.get.fresh, 6)] == ["sam"] * 4 + ["get"] * 2
+        shop.answers = "changed"
+        assert await shop.get.fresh() == "changed"
+
+
+async def test_a_refused_write_is_not_carried_out_until_something_has_changed():
+    shop = Shop()
+    async with AgentCacheSession(on_loop="notice") as session:
+        given = await outcomes(shop.add, 12)
+        assert given[:10] == ["same"] * 10
+        assert all("was called 10 times" in text for text in given[10:])
+        assert len(shop.runs) == 10
+        assert await shop.add("another") == "same"
+        assert await shop.add() == "same", "a write with a new signature has ended the epoch"
+        session.new_turn()
+        assert await shop.add() == "same"
+
+
+# -- a function that decides ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("decision", "fifth"), [("raise", STOPPED), ("warn", "same"), ("short_circuit", "same"), (None, "same")]
+)
+async def test_a_function_gets_the_report_and_decides(decision: Any, fifth: Any):
+    shop = Shop()
+    reports: list[AgentLoopDetectedError] = []
+
+    def judge(report: AgentLoopDetectedError) -> Any:
+        reports.append(report)
+        return decision
+
+    with pytest.raises(STOPPED) if decision == "raise" else contextlib.nullcontext():
+        async with AgentCacheSession(on_loop=judge):
+            assert (await outcomes(shop.get, 5))[4] == fifth
+    report = reports[0]
+    assert len(reports) == 1
+    assert (report.kind, report.tool, report.count, report.level) == ("repeat", "get", 5, "action")
+
+
+async def test_a_write_that_a_function_lets_go_on_is_counted_once_each_time():
+    shop = Shop()
+    async with AgentCacheSession(on_loop=lambda report: None) as session:
+        assert await outcomes(shop.add, 20) == ["same"] * 20
+    assert session.get_metrics()["loops"] == {"repeat": 11}
+
+
+@pytest.mark.parametrize("wrong", ["shout", 1 / 3, "an error"])
+async def test_a_function_that_cannot_decide_stops_the_loop_and_breaks_nothing(
+    wrong: Any, caplog: pytest.LogCaptureFixture
+):
+    shop = Shop()
+
+    def judge(report: AgentLoopDetectedError) -> Any:
+        if wrong == "an error":
+            raise RuntimeError("broken")
+        return wrong
+
+    with pytest.raises(STOPPED):
+        async with AgentCacheSession(on_loop=judge) as session:
+            assert (await outcomes(shop.get, 6))[3:] == ["same", STOPPED, STOPPED]
+    assert session.get_metrics()["callback_errors"] == get_metrics()["callback_errors"] == 1
+    assert len([record for record in caplog.records if "on_loop" in record.getMessage()]) == 1
+
+
+# -- notices -------------------------------------------------------------------------------------------------
+
+
+async def test_a_notice_comes_first_once_and_changes_nothing(caplog: pytest.LogCaptureFixture):
+    shop = Shop()
+    told: list[AgentLoopDetectedError] = []
+    with caplog.at_level(logging.INFO):
+        async with AgentCacheSession(on_notice=told.append) as session:
+            assert await outcomes(shop.get, 4) == ["same"] * 4
+    assert [(report.kind, report.count, report.level) for report in told] == [("repeat", 3, "notice")]
+    assert [(record.agent_cache_event, record.levelname) for record in caplog.records] == [("loop_notice", "INFO")]
+    assert session.get_metrics()["loop_notices"] == get_metrics()["loop_notices"] == {"repeat": 1}
+    assert session.get_metrics()["loop_detections"] == 0
+
+
+async def test_a_notice_of_each_kind():
+    shop = Shop()
+    told: list[str] = []
+    async with AgentCacheSession(on_loop="warn", on_notice=lambda report: told.append(report.kind)) as session:
+        await outcomes(shop.get, 3)
+        for _ in range(3):
+            await shop.get("a")
+            await shop.list("b")
+        shop.answers = LookupError("no")
+        await outcomes(lambda: shop.get("c"), 2)
+        session.new_turn()
+        for number in range(4):
+            await outcomes(lambda number=number: shop.get(("d", number)), 1)
+        shop.answers = "same"
+        await outcomes(lambda: shop.add("e"), 5)
+    assert told == ["repeat", "cycle", "repeat", "error", "any_error", "repeat"]
+
+
+async def test_a_notice_that_nobody_can_take_breaks_nothing(caplog: pytest.LogCaptureFixture):
+    shop = Shop()
+
+    def broken(report: AgentLoopDetectedError) -> None:
+        raise RuntimeError("broken")
+
+    async with AgentCacheSession(on_notice=broken) as session:
+        assert await outcomes(shop.get, 4) == ["same"] * 4
+        session.new_turn()
+        assert await outcomes(shop.get, 4) == ["same"] * 4
+    assert session.get_metrics()["callback_errors"] == 2
+    assert len([record for record in caplog.records if "on_notice" in record.getMessage()]) == 1
+
+
+# -- Epochs and rounds ---------------------------------------------------------------------------------------
+
+
+async def test_a_new_turn_of_the_user_begins_anew():
+    shop = Shop()
+    async with AgentCacheSession() as session:
+        for _ in range(10):
+            assert await outcomes(shop.get, 4) == ["same"] * 4
+            session.new_turn()
+
+
+async def test_a_write_with_a_new_signature_begins_anew_and_an_old_one_does_not():
+    shop = Shop()
+    with pytest.raises(STOPPED):
+        async with AgentCacheSession():
+            for number in range(10):
+                assert await outcomes(shop.get, 3) == ["same"] * 3
+                assert await shop.add(number) == "same"
+            assert await outcomes(shop.get, 3) == ["same"] * 3
+            assert await shop.add(9) == "same"
+            assert (await outcomes(shop.get, 3))[-1] == STOPPED
+
+
+async def test_an_outage_that_a_fan_out_meets_is_one_round():
+    gate = Gate()
+
+    @AgentCache("r", name="get")
+    async def get(x: int) -> Any:
+        return await gate()
+
+    async with AgentCacheSession() as session:
+        for _ in range(3):
+            tasks = [await started(get(x)) for x in range(20)]
+            for call in gate.calls[-20:]:
+                call.raises(LookupError("down"))
+            await asyncio.gather(*tasks, return_exceptions=True)
+            session.new_turn()
+    assert session.loop_error is None
+
+
+async def test_a_set_of_entities_may_be_read_twice_in_sequence_and_gathered():
+    shop = Shop(maxsize=None)
+    shop.answers = lambda x: x
+    async with AgentCacheSession(max_execution_depth=1_000) as session:
+        for _ in range(2):
+            for x in range(50):
+                await shop.get(x)
+        for _ in range(2):
+            await asyncio.gather(*(shop.list(x) for x in range(50)))
+    assert session.get_metrics()["loop_detections"] == 0
+
+
+async def test_a_follower_whose_leader_is_of_another_run_counts_in_its_own():
+    gate = Gate()
+
+    @AgentCache("r", name="get")
+    async def get() -> Any:
+        return await gate()
+
+    async def run(results: list[int]) -> None:
+        async with AgentCacheSession(on_loop="warn") as session:
+            for _ in range(6):
+                await get()
+                await asyncio.sleep(0)
+            results.append(session.get_metrics()["loop_detections"])
+
+    counts: list[int] = []
+    tasks = [asyncio.create_task(run(counts)) for _ in range(2)]
+    for _ in range(50):
+        await asyncio.sleep(0)
+        for held in gate.running:
+            held.returns("same")
+            get.clear()
+    await asyncio.gather(*tasks)
+    assert counts == [2, 2]
+
+
+# -- What a tool says of itself ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scope", ["global", "session"])
+@pytest.mark.parametrize("how", ["hits", "runs"])
+async def test_arguments_that_do_not_matter_are_left_out(how: str, scope: Any):
+    """Each call is made twice, so that every second one is a hit with a key of its own."""
+    shop = Shop(LoopHints(loop_key=lambda arguments: arguments["x"]), scope=scope)
+    given = []
+    with pytest.raises(STOPPED) as caught:
+        async with AgentCacheSession(tenant="t" if scope == "global" else None):
+            for number in range(6):
+                given += await outcomes(lambda number=number: shop.get(7, at=number), 2 if how == "hits" else 1)
+    assert given.index(STOPPED) == 4
+    assert caught.value.kind == "repeat"
+
+
+async def test_results_are_compared_by_what_matters_in_them():
+    shop = Shop(LoopHints(outcome_key=lambda result: result["items"]))
+    numbers = iter(range(100))
+    shop.answers = lambda x: {"items": [1, 2], "at": next(numbers)}
+    with pytest.raises(STOPPED):
+        async with AgentCacheSession():
+            assert [type(given) for given in await outcomes(shop.get.fresh, 5)] == [dict] * 4 + [type]
+
+
+@pytest.mark.parametrize("which", ["loop_key raises", "loop_key has no identity", "outcome_key raises"])
+async def test_a_function_that_raises_costs_nothing_but_a_line_in_the_log(which: str, caplog: pytest.LogCaptureFixture):
+    """The default is used: the arguments, and the whole result."""
+
+    def broken(given: Any) -> Any:
+        if "raises" in which:
+            raise RuntimeError("broken")
+        return object()
+
+    hints = LoopHints(outcome_key=broken) if "outcome" in which else LoopHints(loop_key=broken)
+    shop = Shop(hints)
+    with pytest.raises(STOPPED):
+        async with AgentCacheSession() as session:
+            assert await outcomes(shop.get.fresh, 6) == ["same"] * 4 + [STOPPED] * 2
+    name = which.split()[0]
+    assert session.get_metrics()["callback_errors"] >= 5
+    assert len([record for record in caplog.records if name in record.getMessage()]) == 1
+
+
+async def test_a_declared_poll_is_judged_by_its_own_bound():
+    shop = Shop(LoopHints(poll=True, max_unchanged=12))
+    with pytest.raises(STOPPED) as caught:
+        async with AgentCacheSession():
+            assert await outcomes(shop.get.fresh, 13) == ["same"] * 11 + [STOPPED] * 2
+    assert (caught.value.kind, caught.value.count) == ("repeat", 12)
+
+
+async def test_a_tool_that_is_off_may_do_what_it_likes():
+    shop = Shop(LoopHints(off=True), LoopHints(off=True))
+    async with AgentCacheSession() as session:
+        for call in (shop.get, shop.get.fresh, shop.add):
+            assert await outcomes(call, 20) == ["same"] * 20
+    assert session.get_metrics()["loop_notices"] == {}
+
+
+async def test_an_answer_that_cache_if_turns_away_is_a_failed_call_and_an_empty_one_is_not():
+    failing = Shop(cache_if=lambda answer: not answer.startswith("Error"))
+    failing.answers = "Error: no such order"
+    empty = Shop(cache_if=bool)
+    empty.answers = []
+    numbers = iter(range(100))
+    with pytest.raises(STOPPED) as caught:
+        async with AgentCacheSession():
+            assert await outcomes(lambda: empty.get(next(numbers)), 20) == [[]] * 20
+            assert (await outcomes(lambda: failing.get(next(numbers)), 6))[-1] == STOPPED
+    assert caught.value.kind == "any_error"
+
+
+async def test_an_answer_without_identity_is_never_the_same():
+    shop = Shop(copy="never")
+    shop.answers = lambda x: object()
+    async with AgentCacheSession() as session:
+        assert len(await outcomes(shop.get.fresh, 20)) == 20
+    assert session.get_metrics()["loop_notices"] == {}
+
+
+# -- Budgets -------------------------------------------------------------------------------------------------
+
+
+async def test_tools_that_call_tools_end_somewhere():
+    depth = 0
+
+    @AgentCache("r", name="down")
+    async def down(x: int) -> Any:
+        nonlocal depth
+        depth = max(depth, x)
+        return await down(x + 1)
+
+    with pytest.raises(STOPPED) as caught:
+        async with AgentCacheSession(loop_policy=LoopPolicy(max_nesting=7)):
+            await down(1)
+    assert (caught.value.kind, caught.value.count, depth) == ("nesting", 8, 7)
+    assert "max_nesting" in str(caught.value)
+
+
+@pytest.mark.parametrize("how", ["hit", "miss", "write"])
+async def test_a_run_has_so_much_time(how: str, clock: library.Clock):
+    shop = Shop()
+    call = {"hit": shop.get, "miss": lambda: shop.get("new"), "write": shop.add}[how]
+    with pytest.raises(STOPPED) as caught:
+        async with AgentCacheSession(loop_policy={"max_duration": 10}) as session:
+            await shop.get()
+            clock.advance(9.9)
+            await shop.get()
+            clock.advance(0.2)
+            assert await outcomes(call, 2) == [STOPPED] * 2
+    assert (caught.value.kind, caught.value.count) == ("time", 2)
+    assert "max_duration" in str(caught.value)
+    assert session.get_metrics()["loops"] == {"time": 2}
+    assert sources(session)[2:] == [("blocked", "AgentLoopDetectedError")] * 2
+
+
+@pytest.mark.parametrize("limit", [3, {"get": 3}])
+async def test_a_tool_has_so_many_calls(limit: Any):
+    shop = Shop()
+    with pytest.raises(STOPPED) as caught:
+        async with AgentCacheSession(loop_policy=LoopPolicy(max_tool_calls=limit)):
+            await shop.list()
+            await shop.get()
+            await shop.get()
+            await shop.get(1)
+            assert await outcomes(shop.get, 1) == [STOPPED]
+    assert (caught.value.kind, caught.value.tool, caught.value.count) == ("tool_calls", "get", 3)
+    assert "max_tool_calls" in str(caught.value)
+
+
+async def test_a_spent_budget_is_warned_of_once(caplog: pytest.LogCaptureFixture):
+    shop = Shop()
+    shop.answers = lambda x: x
+    policy = LoopPolicy(max_execution_depth=3, max_tool_calls={"list": 1}, max_nesting=None)
+    async with AgentCacheSession(on_loop="warn", loop_policy=policy) as session:
+        for number in range(10):
+            await shop.get(number)
+        for _ in range(2):
+            assert await outcomes(lambda: shop.list(1), 2) == [1, 1]
+    kinds = [record.agent_cache_kind for record in caplog.records if record.levelname == "WARNING"]
+    assert kinds == ["depth"]
+    assert len(session.get_execution_trace()) == 14
+
+
+async def test_what_a_budget_refuses_may_be_answered_from_the_cache():
+    shop = Shop()
+    async with AgentCacheSession(on_loop="short_circuit", max_execution_depth=2) as session:
+        assert await outcomes(shop.get, 4) == ["same"] * 4
+        assert await outcomes(lambda: shop.get(1), 1) == [STOPPED]
+        assert await outcomes(shop.add, 1) == [STOPPED]
+    assert shop.runs == [("get", 0)]
+    assert sources(session)[2:4] == [("blocked", "short_circuit")] * 2
+    assert session.get_metrics()["hits"] == get_metrics()["hits"] == 3
+
+
+async def test_a_budget_tells_the_model():
+    shop = Shop()
+    async with AgentCacheSession(on_loop="notice", max_execution_depth=1):
+        await shop.get()
+        assert "max_execution_depth" in await shop.add()
+        assert "max_execution_depth" in await shop.get()
+    assert shop.runs == [("get", 0)]
+
+
+# -- Nested runs ---------------------------------------------------------------------------------------------
+
+
+async def test_an_inner_run_that_is_told_something_instead_shows_in_both_traces():
+    shop = Shop()
+    async with AgentCacheSession() as outer, AgentCacheSession(on_loop="notice", max_execution_depth=2) as inner:
+        assert await outcomes(shop.get, 2) == ["same"] * 2
+        for call in (shop.get, shop.add):
+            assert "max_execution_depth" in await call()
+    for session in (outer, inner):
+        assert sources(session)[2:] == [("blocked", "notice")] * 2
+        metrics = session.get_metrics()
+        assert (metrics["loops"], metrics["hits"], metrics["misses"]) == ({"depth": 2}, 2, 1)
+    assert get_metrics()["hits"] == 2
+
+
+async def test_a_hit_that_the_inner_run_refuses_is_blocked_in_both():
+    shop = Shop()
+    async with AgentCacheSession() as outer:
+        with pytest.raises(STOPPED):
+            async with AgentCacheSession() as inner:
+                assert await outcomes(shop.get, 5) == ["same"] * 4 + [STOPPED]
+        assert outer.loop_error is None
+    for session in (outer, inner):
+        assert sources(session)[4:] == [("blocked", "AgentLoopDetectedError")]
+        assert session.get_metrics()["loops"] == {"repeat": 1}
+
+
+async def test_the_budgets_of_the_outer_run_hold_in_the_inner_one():
+    shop = Shop()
+    policy = LoopPolicy(max_tool_calls={"get": 3})
+    with pytest.raises(STOPPED) as caught:
+        async with AgentCacheSession(loop_policy=policy), AgentCacheSession():
+            assert await outcomes(shop.get, 4) == ["same"] * 3 + [STOPPED]
+    assert caught.value.kind == "tool_calls"
+
+
+# -- The report ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "kind", ["repeat", "error", "cycle", "any_error", "depth", "nesting", "time", "tool_calls", "of another version"]
+)
+def test_the_report_says_what_happened_and_what_to_do_and_pickles(kind: str):
+    error = STOPPED("shop:get", kind, 5, 2, ("shop:get", "shop:list"), "'{a}'", "'{b}'", "notice")
+    again = pickle.loads(pickle.dumps(error))
+    fields = ("tool", "kind", "count", "period", "calls", "first", "last", "level")
+    assert [getattr(again, field) for field in fields] == [getattr(error, field) for field in fields]
+    text = str(again)
+    assert text == str(error)
+    assert "shop:get" in text
+    assert "5" in text
+    assert any(word in text for word in ("help", "Finish", "let it end"))
+
+
+def test_a_long_cycle_is_named_in_part():
+    names = tuple(f"tool_{number}" for number in range(100))
+    text = str(STOPPED("tool_0", "cycle", 3, 100, names))
+    assert "tool_19" in text
+    assert "tool_20" not in text
+    assert "80 more" in text
+
+
+# -- Memory --------------------------------------------------------------------------------------------------
+
+
+async def test_a_run_keeps_a_bounded_number_of_answers_alive():
+    class Answer(str):
+        pass
+
+    alive: weakref.WeakSet[Answer] = weakref.WeakSet()
+
+    @AgentCache("r", maxsize=1, copy="never")
+    async def get(x: int) -> Answer:
+        answer = Answer(x)
+        alive.add(answer)
+        return answer
+
+    async with AgentCacheSession(loop_policy=LoopPolicy(max_execution_depth=None)):
+        for number in range(2_000):
+            await get(number)
+        gc.collect()
+        assert len(alive) <= 300

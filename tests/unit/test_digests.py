@@ -1,0 +1,230 @@
+"""Two calls share a digest if and only if they are the same call, whichever process, machine or Python asks."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import functools
+import os
+import subprocess
+import sys
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+
+from agent_cache._core.keys import canonical
+from agent_cache.remote import digests
+from agent_cache.remote.digests import segment_digest
+from tests.harness.digests import CORPUS, Colour, Outer, Point, digest, lines
+from tests.harness.structure import VALUES, same
+
+ROOT = Path(__file__).parents[2]
+OTHER_PYTHON = Path.home() / ".pyenv/versions/3.13.0/bin/python"
+
+
+class Settings(msgspec.Struct):
+    depth: int = 1
+
+
+class Word(str):
+    __slots__ = ()
+
+
+class Bare:
+    def method(self) -> None: ...
+
+
+def digests_of(python: str | Path, seed: str) -> list[str]:
+    found = subprocess.run(
+        [python, "-m", "tests.harness.digests"],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONIOENCODING": "utf-8"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert found.returncode == 0, found.stderr
+    return found.stdout.splitlines()
+
+
+@pytest.mark.parametrize("seed", ["0", "1", "4242"])
+def test_digests_are_the_same_in_a_process_of_another_hash_seed(seed):
+    assert digests_of(sys.executable, seed) == lines()
+
+
+def test_digests_are_the_same_in_another_python():
+    if not OTHER_PYTHON.exists():
+        pytest.skip(f"no {OTHER_PYTHON} here")
+    assert digests_of(OTHER_PYTHON, "7") == lines()
+
+
+def test_calls_that_differ_have_digests_that_differ():
+    found = [digest(value) for value in CORPUS]
+    assert None not in found
+    assert len(set(found)) == len(CORPUS)
+
+
+@given(VALUES, VALUES)
+def test_digests_are_equal_exactly_where_values_are_the_same(one, other):
+    first, second = digest(one), digest(other)
+    if first is not None and second is not None:
+        assert (first == second) == same(one, other)
+    assert digest(one) == first
+
+
+def test_everything_that_makes_a_call_another_call_is_in_its_digest():
+    variants = [
+        digest(1),
+        digest(1, 1),
+        digest(),
+        digest(1, tool="shop:put"),
+        digest(1, tenant="a"),
+        digest(1, tenant=("a",)),
+        digest(1, session="a"),
+        digest(1, namespace="other"),
+        digest(1, version=2),
+        digest(1, tool="shop:get", tenant="None"),
+    ]
+    assert len(set(variants)) == len(variants)
+
+
+def test_a_digest_shows_nothing_of_the_arguments():
+    found = digest("hunter2", tenant="acme")
+    assert found is not None
+    assert len(found) == 48
+    assert set(found) <= set("0123456789abcdef")
+
+
+def test_the_order_of_members_does_not_count_and_that_of_items_does():
+    assert digest({"a": 1, "b": 2}) == digest({"b": 2, "a": 1})
+    assert digest({3, 1, 2}) == digest({1, 2, 3})
+    assert digest([1, 2]) != digest([2, 1])
+
+
+# -- What has no identity outside --------------------------------------------------------------------------------
+
+
+def local_point() -> Any:
+    @dataclasses.dataclass
+    class Point:
+        x: int = 1
+
+    return Point()
+
+
+def impostor() -> Any:
+    """A class that says that it is another."""
+    kind = dataclasses.make_dataclass("Point", [("x", int, 1), ("y", int, 2)])
+    kind.__module__ = Point.__module__
+    return kind()
+
+
+def orphan() -> Any:
+    kind = enum.Enum("Orphan", "ONE")
+    kind.__module__ = "no_such_module"
+    return kind.ONE
+
+
+NAMELESS = [
+    *(lambda: 1, local_point, len, functools.partial(len), Bare().method, Bare(), object(), Word("a"), sys, open),
+    *(local_point(), impostor(), orphan(), [local_point()], {"a": {1: lambda: 2}}, type(local_point()), list[int]),
+]
+
+
+@pytest.mark.parametrize("value", NAMELESS, ids=lambda value: type(value).__name__)
+def test_what_cannot_be_written_down_stably_has_no_digest(value):
+    assert digest(value) is None
+    assert digest(1, [value]) is None
+    assert digest(1, tenant=value) is None
+
+
+def test_a_value_that_contains_itself_has_no_digest():
+    value: list[Any] = []
+    value.append(value)
+    assert digest(value) is None
+
+
+def test_a_value_whose_reading_raises_has_no_digest():
+    @dataclasses.dataclass
+    class Moody:
+        x: int = 1
+
+        def __getattribute__(self, name: str) -> Any:
+            raise RuntimeError(name)
+
+    assert digest(Moody()) is None
+
+
+def test_classes_are_known_by_name_and_not_by_serial():
+    assert digest(Outer.Inner()) is not None
+    canonical(Point())  # numbers the class, in some order
+    before = digest(Point(), Colour.RED, Settings(), Outer)
+    canonical([Outer.Inner(), Settings()])
+    assert digest(Point(), Colour.RED, Settings(), Outer) == before
+
+
+def test_pydantic_models_have_digests():
+    pydantic = pytest.importorskip("pydantic")
+    global Model  # a class that is local to this test has no name outside
+
+    class Model(pydantic.BaseModel):
+        x: Any = 1
+
+    assert digest(Model()) is not None
+    assert digest(Model(x=1.0)) != digest(Model(x=1))
+
+
+# -- Scripts ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def main(monkeypatch: pytest.MonkeyPatch) -> Iterator[types.ModuleType]:
+    module = types.ModuleType("__main__")
+    monkeypatch.setitem(sys.modules, "__main__", module)
+    digests._script.cache_clear()
+    yield module
+    digests._script.cache_clear()
+
+
+def test_two_scripts_do_not_meet_and_one_meets_itself(main, tmp_path):
+    first, copy, second = (tmp_path / name for name in ("a.py", "copy.py", "b.py"))
+    first.write_text("print(1)")
+    copy.write_text("print(1)")
+    second.write_text("print(2)")
+    found = []
+    for script in (first, copy, second):
+        main.__file__ = str(script)
+        found.append(digest(1, tool="__main__:get"))
+    assert found[0] == found[1] != found[2]
+    assert None not in found
+
+
+def test_a_module_that_is_run_has_the_name_that_others_import(main):
+    main.__spec__ = types.SimpleNamespace(name="shop")
+    assert digest(1, tool="__main__:get") == digest(1, tool="shop:get")
+
+
+def test_what_is_typed_in_has_no_name_outside(main):
+    class Local:
+        pass
+
+    main.Point = dataclasses.make_dataclass("Point", ["x"])
+    main.Point.__module__ = "__main__"
+    assert digest(1, tool="__main__:get") is None
+    assert digest(main.Point(1)) is None
+    assert digest(1, tool="named") is not None
+
+
+# -- Segments -----------------------------------------------------------------------------------------------------
+
+
+def test_a_segment_digest_depends_on_segment_and_namespace_alone():
+    assert segment_digest("7", namespace="a") == segment_digest("7", namespace="a")
+    found = {segment_digest(segment, namespace=space) for segment in ("7", "8", "") for space in ("a", "b", "a" * 200)}
+    assert len(found) == 9
+    assert all(each != "7" and len(each) == 48 for each in found)
