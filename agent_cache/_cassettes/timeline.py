@@ -159,7 +159,7 @@ def _total(sums: _Sums, whole: float) -> str:
     count = sums.kinds.total()
     parts = [f"{count} call{'' if count == 1 else 's'} in {duration(whole)}"]
     parts += [f"{number} {name}" for name, number in sorted(sums.sources.items())]
-    parts += [f"{number} {name}" for name, number in sorted(sums.kinds.items()) if name != "tool"]
+    parts += [f"{number} {name}" for name, number in sorted(sums.kinds.items()) if name not in ("tool", "call")]
     if sums.input_tokens or sums.output_tokens:
         parts.append(f"{sums.input_tokens}+{sums.output_tokens} tokens")
     parts.append(f"{sums.errors} error{'' if sums.errors == 1 else 's'}")

@@ -46,7 +46,7 @@ def test_show_is_a_timeline(cassette, command):
     assert calls[4].endswith("-> 3 chunks")
     assert all("=" in line for line in calls)
     assert "5 calls in " in lines[-1]
-    assert lines[-1].endswith("4 call, 1 llm, 120+30 tokens, 1 error")
+    assert lines[-1].endswith("1 llm, 120+30 tokens, 1 error")
 
 
 def test_show_as_json_has_everything(cassette, document):
