@@ -230,6 +230,14 @@ def test_the_modes_with_a_cassette_that_lacks_a_call(suite, mode, outcome, live,
     assert len(Cassette.load(suite.path / CASSETTE)) == steps
 
 
+def test_new_episodes_keeps_what_is_not_called_any_more(suite):
+    suite.write("test_order.py", ORDER)
+    suite.run("--agent-record-mode=once", passed=1)
+    suite.write("test_order.py", ORDER.partition("        await cancel")[0])
+    suite.run("--agent-record-mode=new_episodes", passed=1)
+    assert (suite.live, len(Cassette.load(suite.path / CASSETTE))) == ([], 3)
+
+
 def test_a_skipped_test_leaves_its_recording_alone(suite):
     suite.write("test_order.py", ORDER)
     suite.run("--agent-record-mode=once", passed=1)
