@@ -1,21 +1,24 @@
 """Coherent caching of LLM agents' tool calls: read tools answer from a cache that is never stale after a write."""
 
-from agent_cache._async_cache import AsyncCache
-from agent_cache._cache import AgentCache
-from agent_cache._core.loop_policy import LoopHints, LoopPolicy
-from agent_cache._core.tags import tags_from
-from agent_cache._core.trace import TraceRecord
-from agent_cache._invalidator import AgentCacheInvalidator, invalidate, writing
-from agent_cache._metrics import get_metrics
-from agent_cache._session import AgentCacheSession
-from agent_cache.config import configure
-from agent_cache.errors import (
-    AgentCacheError,
-    AgentLoopDetectedError,
-    ConfigurationError,
-    RemoteTierError,
-    UncacheableArgumentsError,
-)
+import typing
+
+if typing.TYPE_CHECKING:
+    from agent_cache._async_cache import AsyncCache
+    from agent_cache._cache import AgentCache
+    from agent_cache._core.loop_policy import LoopHints, LoopPolicy
+    from agent_cache._core.tags import tags_from
+    from agent_cache._core.trace import TraceRecord
+    from agent_cache._invalidator import AgentCacheInvalidator, invalidate, writing
+    from agent_cache._metrics import get_metrics
+    from agent_cache._session import AgentCacheSession
+    from agent_cache.config import configure
+    from agent_cache.errors import (
+        AgentCacheError,
+        AgentLoopDetectedError,
+        ConfigurationError,
+        RemoteTierError,
+        UncacheableArgumentsError,
+    )
 
 __all__ = [
     "AgentCache",
@@ -36,3 +39,37 @@ __all__ = [
     "tags_from",
     "writing",
 ]
+
+# Each name is loaded when it is asked for: the pytest plugin is imported by every test run of every project that has
+# this package installed, and the commands by every `--help`.
+_HOMES = {
+    "AgentCache": "_cache",
+    "AgentCacheInvalidator": "_invalidator",
+    "AgentCacheSession": "_session",
+    "AsyncCache": "_async_cache",
+    "LoopHints": "_core.loop_policy",
+    "LoopPolicy": "_core.loop_policy",
+    "TraceRecord": "_core.trace",
+    "configure": "config",
+    "get_metrics": "_metrics",
+    "invalidate": "_invalidator",
+    "tags_from": "_core.tags",
+    "writing": "_invalidator",
+}
+_MODULES = frozenset({"config", "errors", "recording", "remote", "testing"})
+
+if not typing.TYPE_CHECKING:
+
+    def __getattr__(name: str) -> object:
+        """Load a public name, or a public module."""
+        from importlib import import_module
+
+        if name in _MODULES:
+            return import_module(f"{__name__}.{name}")
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        found = globals()[name] = getattr(import_module(f"{__name__}.{_HOMES.get(name, 'errors')}"), name)
+        return found
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__, *_MODULES})

@@ -121,7 +121,7 @@ def modules_loaded_by(statement: str, package: Path, cwd: Path) -> set[str]:
 def strangers_loaded_by_import(package: Path, tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     cwd = tmp_path_factory.mktemp("elsewhere")
     before = modules_loaded_by("", package, cwd)  # start-up files of the environment load modules too
-    after = modules_loaded_by(f"import {PACKAGE}", package, cwd)
+    after = modules_loaded_by(f"from {PACKAGE} import *", package, cwd)
     assert PACKAGE in after
     return {name for name in after - before if name not in sys.stdlib_module_names} - {PACKAGE}
 

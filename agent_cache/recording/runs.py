@@ -13,6 +13,7 @@ from agent_cache._core.checks import checked_choice
 from agent_cache._pipeline.scope import SCOPE, Scope
 from agent_cache._pipeline.tape import TapedScope
 from agent_cache.errors import CassetteError, CassetteNotFound, ConfigurationError
+from agent_cache.recording.barrier import beneath_barrier
 from agent_cache.recording.cassette import Cassette
 from agent_cache.recording.format import RecordedCall
 from agent_cache.recording.partial import is_being_recorded
@@ -73,6 +74,7 @@ class _Run(Generic[H]):
     _path: Path
     _tape: Tape | None = None
     _token: Token[Scope] | None = None
+    _has_ended = False
 
     def _open(self) -> tuple[Tape, H]:
         raise NotImplementedError
@@ -85,9 +87,33 @@ class _Run(Generic[H]):
         scope = SCOPE.get()
         _not_on_a_tape(scope, self._path)
         self._tape, handle = self._open()
+        self._has_ended = False
         ACTIVE[id(self._tape)] = os.path.realpath(self._path)
-        self._token = SCOPE.set(TapedScope(scope, self._tape))
+        self._token = SCOPE.set(TapedScope(beneath_barrier(scope), self._tape))
         return handle
+
+    def end(self, error: BaseException | None = None) -> None:
+        """Write the file and check what was played now, as the end of the block would, which then only leaves.
+
+        What is called until then is answered if it is recorded; else a replay raises, and a recording lets it run.
+
+        Raises:
+            CassetteError: as the end of the block.
+        """
+        if self._tape is None or self._has_ended:
+            raise CassetteError("is not entered, or has ended", self._path)
+        self._has_ended = True
+        try:
+            self._tape.finish(error)
+        finally:
+            self._close()
+
+    def drop(self) -> None:
+        """Forget what was recorded, and check nothing: there was no run. Does nothing if it has ended."""
+        if self._tape is not None and not self._has_ended:
+            self._has_ended = True
+            self._tape.drop()
+            self._close()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -98,9 +124,12 @@ class _Run(Generic[H]):
             raise CassetteError("is not entered", self._path)
         ACTIVE.pop(id(tape), None)
         try:
-            tape.finish(error)
+            if not self._has_ended:
+                try:
+                    tape.finish(error)
+                finally:
+                    self._close()
         finally:
-            self._close()
             _leave(token, self._path)
 
     async def __aenter__(self) -> H:

@@ -226,6 +226,12 @@ class Tape:
 
     # The end
 
+    def drop(self) -> None:
+        """Leave the file as it was."""
+        with self._lock:
+            if self.recorder is not None:
+                self.recorder.discard()
+
     def finish(self, error: BaseException | None) -> None:
         """Close the file, and raise what the run must not hide. An exception that leaves the run goes first.
 

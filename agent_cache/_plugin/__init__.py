@@ -1,0 +1,1 @@
+"""What `agent_cache.pytest_plugin` does once a test asks for it."""

@@ -1,0 +1,282 @@
+"""The pytest plugin: a test's agent is recorded once, and replayed ever after.
+
+It is loaded by every test run where agent_cache is installed, so what records and replays is imported by the first
+test that asks for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from agent_cache._plugin.orphans import orphans
+from agent_cache._plugin.places import cassette_path
+from agent_cache._plugin.settings import MODES, Marked, marked, settings_of
+
+if TYPE_CHECKING:
+    from agent_cache._plugin.runs import CassetteRun, LiveGuard
+    from agent_cache.recording import Recorder
+
+__all__: list[str] = []
+
+_ON_ORPHANS = ("ignore", "report", "fail")
+
+_RUN: pytest.StashKey[CassetteRun] = pytest.StashKey()
+_GUARD: pytest.StashKey[LiveGuard] = pytest.StashKey()
+_CLAIMS: pytest.StashKey[dict[Path, list[str]]] = pytest.StashKey()
+_ORPHANS: pytest.StashKey[list[str]] = pytest.StashKey()
+_OWN_ERROR: pytest.StashKey[BaseException] = pytest.StashKey()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("agent-cache", "agent-cache: recording and replay of agents")
+    group.addoption(
+        "--agent-record-mode",
+        choices=MODES,
+        default=None,
+        help="none: replay only (default). once: record where there is no cassette. new_episodes: also record calls "
+        "that are not in it. all: run and record every call. rewrite: record anew.",
+    )
+    group.addoption(
+        "--agent-block-live",
+        action="store_true",
+        default=False,
+        help="fail tests that call a recordable tool or function outside of a recording",
+    )
+    group.addoption(
+        "--agent-orphans",
+        choices=_ON_ORPHANS,
+        default=None,
+        help="what to do about cassettes that no test uses (default: report)",
+    )
+    parser.addini("agent_record_mode", "default of --agent-record-mode", default="none")
+    parser.addini("agent_cassette_dir", "folder of cassettes, from that of the test file", default="cassettes")
+    parser.addini(
+        "agent_cassette_strict", "whether calls must come in their recorded order", type="bool", default=False
+    )
+    parser.addini("agent_allow_unplayed", "whether recorded calls may be left over", type="bool", default=False)
+    parser.addini("agent_cassette_redact", "names of secrets beside the known ones", type="args", default=[])
+    parser.addini("agent_block_live", "as --agent-block-live", type="bool", default=False)
+    parser.addini("agent_orphans", "default of --agent-orphans", default="report")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    for name, allowed in (("agent_record_mode", MODES), ("agent_orphans", _ON_ORPHANS)):
+        if (given := config.getini(name)) not in allowed:
+            raise pytest.UsageError(f"{name} must be one of {', '.join(allowed)}, got {given!r}")
+    options = "mode=None, strict=None, allow_unplayed=None, redact=None, policy=None, model=None"
+    markers = {
+        f"agent_cassette(name=None, *, path=None, {options})": "record what the agent of this test calls, and replay "
+        "it ever after: in the cassette of that name, or of the test's",
+        f"replay(path, *, {options})": "the same with the cassette at this path, from the folder of the test file",
+        "agent_live(reason)": "let this test call tools under --agent-block-live",
+    }
+    for marker, promise in markers.items():
+        config.addinivalue_line("markers", f"{marker}: {promise}")
+    config.stash[_CLAIMS] = {}
+
+
+def pytest_report_header(config: pytest.Config) -> str | None:
+    mode = config.getoption("agent_record_mode") or config.getini("agent_record_mode")
+    return None if mode == "none" else f"agent-cache: record mode {mode}"
+
+
+# Which cassette belongs to which test
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(
+    session: pytest.Session, config: pytest.Config, items: list[pytest.Item]
+) -> Generator[None]:
+    claims = config.stash[_CLAIMS]
+    for item in items:
+        mark = marked(item)
+        if mark is not None or "agent_cassette" in getattr(item, "fixturenames", ()):
+            claims.setdefault(cassette_path(item, mark), []).append(item.nodeid)
+        for live in item.iter_markers("agent_live"):
+            if len(live.args) != 1 or live.kwargs or not isinstance(live.args[0], str) or not live.args[0]:
+                raise pytest.UsageError(f"{item.nodeid}: @pytest.mark.agent_live needs a reason, as a text")
+    config.stash[_ORPHANS] = []
+    if _on_orphans(config) != "ignore" and not session.testsfailed:
+        files = {item.path for item in items}
+        config.stash[_ORPHANS] = [str(path) for path in orphans(config, claims, files)]
+    return (yield)
+
+
+# The run of one test
+
+
+@pytest.fixture
+def agent_cache_config() -> dict[str, Any]:
+    """Override it to say how cassettes are used, as the marker does: ``return {"redact": ["order_pin"]}``."""
+    return {}
+
+
+@pytest.fixture
+def agent_cassette(request: pytest.FixtureRequest, agent_cache_config: dict[str, Any]) -> Iterator[Recorder]:
+    """Record or replay what the agent of this test calls: the `Recorder`, with its `path`, `mode`, `player` and
+    `cassette`. It ends with the test, before fixtures are torn down.
+    """
+    from agent_cache._plugin.runs import CassetteRun
+
+    item = request.node
+    mark: Marked | None = marked(item)
+    path = cassette_path(item, mark)
+    sharing = [one for one in request.config.stash[_CLAIMS].get(path, ()) if one != item.nodeid]
+    with _reported(item):
+        run = CassetteRun(path, settings_of(request.config, agent_cache_config, mark), item.nodeid, sharing)
+        handle = run.begin()
+    item.stash[_RUN] = run
+    try:
+        yield handle
+    finally:
+        del item.stash[_RUN]
+        run.leave()
+
+
+@pytest.fixture(autouse=True)
+def _agent_cassette_of_marked(request: pytest.FixtureRequest) -> None:
+    if marked(request.node) is not None:
+        request.getfixturevalue("agent_cassette")
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
+    config = item.config
+    if not (config.getoption("agent_block_live") or config.getini("agent_block_live")):
+        return (yield)
+    from agent_cache._plugin.runs import LiveGuard
+
+    with LiveGuard(is_lifted=item.get_closest_marker("agent_live") is not None) as guard:
+        item.stash[_GUARD] = guard
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_fixture_setup(
+    fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest
+) -> Generator[None, Any, Any]:
+    node = request.node
+    if fixturedef.scope != "function" or (_RUN not in node.stash and _GUARD not in node.stash):
+        return (yield)
+    from agent_cache._plugin.contexts import fixture_in_same_context
+
+    with fixture_in_same_context(fixturedef):
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item: pytest.Item) -> Generator[None, Any, Any]:
+    return (yield from _watched(item))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
+    run, guard = item.stash.get(_RUN, None), item.stash.get(_GUARD, None)
+    if run is None and guard is None:
+        return (yield)
+    from agent_cache._plugin.contexts import same_context
+
+    try:
+        with same_context(item):
+            result = yield from _watched(item)
+    except BaseException as error:
+        if run is not None:
+            item.add_report_section("call", "agent cassette", run.failed(error))
+        raise
+    if run is None:
+        return result
+    caught = getattr(item, "_excinfo", None)  # unittest keeps what it has caught to itself
+    if caught:
+        item.add_report_section("call", "agent cassette", run.failed(caught[0].value))
+        return result
+    with _reported(item):
+        run.passed()
+    return result
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, Any, Any]:
+    return (yield from _watched(item))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    own = item.stash.get(_OWN_ERROR, None)
+    if own is not None and call.excinfo is not None and call.excinfo.value is own and report.failed:
+        # The error says all there is to say: the frames that lead to it are the plugin's.
+        shown = call.excinfo.getrepr(style="value")
+        shown.reprtraceback.reprentries[0].lines = call.excinfo.exconly().splitlines()
+        report.longrepr = shown
+    return report
+
+
+def _watched(item: pytest.Item) -> Generator[None, Any, Any]:
+    """One phase of a test. A call that was refused in it fails it, even if something has swallowed the error."""
+    guard = item.stash.get(_GUARD, None)
+    try:
+        result = yield
+    except BaseException:
+        if guard is not None:
+            guard.forget()
+        raise
+    if guard is not None:
+        with _reported(item):
+            guard.check()
+    return result
+
+
+class _reported:  # noqa: N801 - used as a function
+    """What is raised in here is shown without the plugin's own frames."""
+
+    def __init__(self, item: pytest.Item) -> None:
+        self._item = item
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _trace: object) -> None:
+        if error is not None:
+            self._item.stash[_OWN_ERROR] = error
+
+
+# Cassettes without a test
+
+
+def _on_orphans(config: pytest.Config) -> str:
+    return str(config.getoption("agent_orphans") or config.getini("agent_orphans"))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    found = session.config.stash.get(_ORPHANS, [])
+    output = getattr(session.config, "workeroutput", None)
+    if output is not None:
+        output["agent_cache_orphans"] = found
+    elif found and _on_orphans(session.config) == "fail" and session.exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """A worker of pytest-xdist has ended: each of them has collected every test."""
+    found = getattr(node, "workeroutput", {}).get("agent_cache_orphans")
+    if found:
+        node.config.stash[_ORPHANS] = found
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    found = config.stash.get(_ORPHANS, [])
+    if not found:
+        return
+    terminalreporter.section("cassettes without a test", yellow=True)
+    for path in found:
+        here = Path(path)
+        is_below = here.is_relative_to(config.rootpath)
+        terminalreporter.line(str(here.relative_to(config.rootpath)) if is_below else path)
+    terminalreporter.line("No test that was collected uses them: delete them, or record them again.")

@@ -1,0 +1,113 @@
+"""A test suite of somebody's who has agent_cache installed."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import textwrap
+from pathlib import Path
+
+import pytest
+
+import agent_cache
+
+pytest_plugins = ["pytester"]
+
+SHOP = """
+    import os
+    from agent_cache import AgentCache, AgentCacheInvalidator
+    from agent_cache.recording import cached_llm_call, intercept, now
+
+    def live(what):
+        with open(os.environ["LIVE_LOG"], "a") as log:
+            log.write(f"{what}\\n")
+        return os.environ.get("ANSWER", "pending")
+
+    @AgentCache("order:{order_id}")
+    async def get_order(order_id: str) -> str:
+        return live("get_order")
+
+    @AgentCacheInvalidator("order:{order_id}")
+    async def cancel_order(order_id: str) -> None:
+        live("cancel_order")
+
+    @intercept
+    def ask(question: str) -> str:
+        return live("ask") + question
+
+    @cached_llm_call()
+    def think(prompt: str) -> str:
+        return live("think")
+
+    @intercept
+    async def chunks(count: int):
+        for one in range(count):
+            yield live("chunks") + str(one)
+"""
+
+
+class Suite:
+    """Files of a suite, and runs of it."""
+
+    def __init__(self, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.pytester = pytester
+        self.path = pytester.path
+        self.environment = monkeypatch
+        self.log = self.path / "live.log"
+
+    def write(self, name: str, text: str) -> Path:
+        path = self.path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(textwrap.dedent(text), "utf-8")
+        return path
+
+    def run(self, *arguments: str, apart: bool = False, **outcomes: int) -> pytest.RunResult:
+        """Run it, maybe in a process of its own; what was called live is in `live` afterwards."""
+        self.log.unlink(missing_ok=True)
+        run = self.pytester.runpytest_subprocess if apart else self.pytester.runpytest_inprocess
+        result = run(*arguments)
+        if outcomes:
+            result.assert_outcomes(**outcomes)
+        return result
+
+    @property
+    def live(self) -> list[str]:
+        return self.log.read_text().split() if self.log.exists() else []
+
+    @property
+    def cassettes(self) -> list[str]:
+        return sorted(path.relative_to(self.path).as_posix() for path in self.path.rglob("*.jsonl"))
+
+
+@pytest.fixture
+def suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Suite:
+    """Strict as can be: warnings are errors, unknown markers too."""
+    root = str(Path(agent_cache.__file__).parent.parent)
+    search = [root]
+    if not any(one.name == "agent_cache" for one in importlib.metadata.entry_points(group="pytest11")):
+        site = pytester.mkdir("site")  # as an installation would have it
+        info = site / "agent_cache-0.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: agent-cache\nVersion: 0.0\n")
+        (info / "entry_points.txt").write_text("[pytest11]\nagent_cache = agent_cache.pytest_plugin\n")
+        search.append(str(site))
+    for folder in search[1:]:
+        monkeypatch.syspath_prepend(folder)
+    monkeypatch.syspath_prepend(pytester.path)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([*search, str(pytester.path)]))
+    monkeypatch.setenv("LIVE_LOG", str(pytester.path / "live.log"))
+    monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
+    made = Suite(pytester, monkeypatch)
+    made.write(
+        "pytest.ini",
+        """
+        [pytest]
+        addopts = --strict-markers --strict-config -p no:randomly
+        asyncio_mode = auto
+        asyncio_default_fixture_loop_scope = function
+        filterwarnings = error
+        norecursedirs = site
+        """,
+    )
+    made.write("shop.py", SHOP)
+    return made

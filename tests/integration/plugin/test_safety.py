@@ -1,0 +1,175 @@
+"""Nothing runs live by accident, and no cassette is forgotten."""
+
+from __future__ import annotations
+
+import pytest
+
+CALLS = {
+    "a tool that reads": 'await get_order("W1")',
+    "a tool that writes": 'await cancel_order("W1")',
+    "a function": 'ask("?")',
+    "a model": 'think("?")',
+    "a stream": "[one async for one in chunks(1)]",
+    "a thread": 'await asyncio.to_thread(ask, "?")',
+}
+TEST = """
+    import asyncio
+    import pytest
+    from shop import ask, cancel_order, chunks, get_order, now, think
+
+    {mark}
+    async def test_it():
+        {call}
+"""
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_what_would_run_live_outside_of_a_recording_fails(suite, call):
+    suite.write("test_live.py", TEST.format(mark="", call=call))
+    suite.run(passed=1)
+    assert len(suite.live) == 1
+    result = suite.run("--agent-block-live", failed=1)
+    result.stdout.fnmatch_lines(
+        ["*CassetteError: shop:* was called outside of a recording. --agent-block-live forbids*"]
+    )
+    assert suite.live == []
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_inside_of_a_recording_the_recording_decides(suite, call):
+    suite.write("test_live.py", TEST.format(mark="@pytest.mark.agent_cassette", call=call))
+    suite.run("--agent-block-live", "--agent-record-mode=once", passed=1)
+    assert len(suite.live) == 1
+    suite.run("--agent-block-live", passed=1)
+    assert suite.live == []
+
+
+def test_a_block_of_record_in_a_test_may_run_live_and_what_follows_may_not(suite):
+    call = (
+        "from agent_cache import AgentCacheSession\n"
+        "        from agent_cache.recording import record\n"
+        "        async with AgentCacheSession():\n"
+        '            with record("own.jsonl"):\n'
+        '                await get_order("W1")\n'
+        "                ask('?')\n"
+        '            await cancel_order("W1")'
+    )
+    suite.write("test_live.py", TEST.format(mark="", call=call))
+    suite.run("--agent-block-live", failed=1).stdout.fnmatch_lines(["*cancel_order was called outside*"])
+    assert suite.live == ["get_order", "ask"]
+
+
+def test_a_swallowed_refusal_fails_the_test(suite):
+    call = 'try:\n            await get_order("W1")\n        except Exception:\n            pass'
+    suite.write("test_live.py", TEST.format(mark="", call=call))
+    result = suite.run("--agent-block-live", failed=1)
+    result.stdout.fnmatch_lines(["This was raised at *test_live.py:*, in test_it, and something has caught it."])
+
+
+def test_a_refusal_in_a_fixture_is_one_error(suite):
+    suite.write(
+        "test_live.py",
+        """
+        import pytest
+        from shop import ask
+
+        @pytest.fixture
+        def asked():
+            ask("?")
+
+        def test_it(asked):
+            pass
+
+        def test_other():
+            pass
+        """,
+    )
+    suite.run("--agent-block-live", errors=1, passed=1)
+
+
+def test_the_clock_is_not_blocked_and_the_ini_file_blocks_too(suite):
+    suite.write("test_live.py", TEST.format(mark="", call="now()"))
+    suite.run("--agent-block-live", passed=1)
+    suite.write("test_live.py", TEST.format(mark="", call='ask("?")'))
+    suite.run("-o", "agent_block_live=true", failed=1)
+
+
+def test_a_test_may_say_that_it_runs_live(suite):
+    suite.write("test_live.py", TEST.format(mark='@pytest.mark.agent_live("smoke test")', call='await get_order("W1")'))
+    suite.run("--agent-block-live", passed=1)
+    assert suite.live == ["get_order"]
+
+
+# Orphans
+
+TWO = """
+    import pytest
+    from shop import ask
+
+    pytestmark = pytest.mark.agent_cassette
+
+    def test_one():
+        ask("1")
+
+    def test_two():
+        ask("2")
+"""
+
+
+@pytest.fixture
+def orphaned(suite):
+    """A suite with one cassette too many."""
+    suite.write("test_ask.py", TWO)
+    suite.run("--agent-record-mode=once", passed=2)
+    suite.write("test_ask.py", TWO.replace("test_two", "test_three"))
+    suite.run("--agent-record-mode=once", passed=2)
+    return suite
+
+
+def orphans_of(result: pytest.RunResult) -> list[str]:
+    lines = result.outlines
+    starts = [at for at, line in enumerate(lines) if "cassettes without a test" in line]
+    return [line for line in lines[starts[0] + 1 :] if line.endswith(".jsonl")] if starts else []
+
+
+ORPHAN = "cassettes/test_ask/test_two.jsonl"
+
+
+def test_a_cassette_without_a_test_is_reported(orphaned):
+    result = orphaned.run(passed=2)
+    assert (orphans_of(result), result.ret) == ([ORPHAN], 0)
+
+
+def test_it_can_fail_the_run_or_be_ignored(orphaned):
+    assert orphaned.run("--agent-orphans=fail", passed=2).ret == 1
+    assert orphans_of(orphaned.run("--agent-orphans=ignore", passed=2)) == []
+    assert orphaned.run("-o", "agent_orphans=fail", "--agent-orphans=ignore", passed=2).ret == 0
+
+
+def test_deselected_tests_keep_their_cassettes(orphaned):
+    assert orphans_of(orphaned.run("-k", "test_one", passed=1, deselected=1)) == [ORPHAN]
+
+
+def test_where_only_a_part_was_collected_nothing_is_said(orphaned):
+    assert orphans_of(orphaned.run("test_ask.py::test_one", passed=1)) == []
+    orphaned.write("test_broken.py", "import nothing_like_that")
+    assert orphans_of(orphaned.run("--continue-on-collection-errors", passed=2, errors=1)) == []
+
+
+def test_of_files_that_were_not_asked_for_nothing_is_said(orphaned):
+    orphaned.write("test_other.py", TWO)
+    result = orphaned.run("test_other.py", "--agent-record-mode=once", passed=2)
+    assert orphans_of(result) == []
+
+
+def test_cassettes_of_a_module_that_is_gone_are_orphans(orphaned):
+    (orphaned.path / "test_ask.py").rename(orphaned.path / "test_asked.py")
+    result = orphaned.run("--agent-record-mode=once", passed=2)
+    assert orphans_of(result) == [f"cassettes/test_ask/test_{one}.jsonl" for one in ("one", "three", "two")]
+
+
+def test_a_cassette_somewhere_else_is_its_owners_business(suite):
+    suite.write("test_ask.py", TWO.replace("agent_cassette", "replay('fixtures/x.jsonl', allow_unplayed=True)"))
+    suite.write("fixtures/y.jsonl", "")
+    suite.write("cassettes/z.jsonl", "")
+    assert orphans_of(suite.run("--agent-record-mode=new_episodes", passed=2)) == []

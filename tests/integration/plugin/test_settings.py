@@ -1,0 +1,219 @@
+"""Which cassette a test has, and how it is used."""
+
+from __future__ import annotations
+
+import pytest
+
+from agent_cache.recording import Cassette
+
+ASK = """
+    import pytest
+    from shop import ask
+
+    {mark}
+    def test_it():
+        ask("a")
+"""
+
+
+@pytest.mark.parametrize(
+    ("mark", "path"),
+    [
+        ("@pytest.mark.agent_cassette", "cassettes/test_ask/test_it.jsonl"),
+        ("@pytest.mark.agent_cassette()", "cassettes/test_ask/test_it.jsonl"),
+        ('@pytest.mark.agent_cassette("named")', "cassettes/test_ask/named.jsonl"),
+        ('@pytest.mark.agent_cassette(name="named")', "cassettes/test_ask/named.jsonl"),
+        ('@pytest.mark.agent_cassette("deep/named.jsonl")', "cassettes/test_ask/deep/named.jsonl"),
+        ('@pytest.mark.agent_cassette(path="fixtures/x.jsonl")', "fixtures/x.jsonl"),
+        ('@pytest.mark.replay("fixtures/x.jsonl")', "fixtures/x.jsonl"),
+        ('@pytest.mark.replay(path="fixtures/x.jsonl")', "fixtures/x.jsonl"),
+    ],
+)
+def test_the_path_of_a_cassette(suite, mark, path):
+    suite.write("test_ask.py", ASK.format(mark=mark))
+    suite.run("--agent-record-mode=once", passed=1)
+    assert suite.cassettes == [path]
+    suite.run(passed=1)
+    assert suite.live == []
+
+
+def test_classes_and_parameters_are_in_the_name_and_no_two_names_become_one(suite):
+    suite.write(
+        "test_ask.py",
+        """
+        import pytest
+        from shop import ask
+
+        @pytest.mark.agent_cassette
+        class TestOuter:
+            class TestInner:
+                @pytest.mark.parametrize("what", ["plain", "a/b", "a:b", "../../x", "ä", "x" * 300])
+                def test_it(self, what):
+                    assert ask(what) == "pending" + what
+        """,
+    )
+    suite.run("--agent-record-mode=once", passed=6)
+    names = [name.removeprefix("cassettes/test_ask/") for name in suite.cassettes]
+    assert "TestOuter.TestInner.test_it[plain].jsonl" in names
+    assert len(names) == 6
+    assert all(name.startswith("TestOuter.TestInner.test_it[") and len(name) < 160 for name in names)
+    assert not any(set(name) & set('/\\:*?"<>| ') or not name.isascii() for name in names)
+    suite.run(passed=6)
+    assert suite.live == []
+
+
+def test_a_folder_of_tests_has_cassettes_of_its_own(suite):
+    suite.write("unit/test_one.py", ASK.format(mark="@pytest.mark.agent_cassette"))
+    suite.write("other/test_two.py", ASK.format(mark="@pytest.mark.agent_cassette"))
+    suite.run("--agent-record-mode=once", "-o", "agent_cassette_dir=tapes", passed=2)
+    assert suite.cassettes == ["other/tapes/test_two/test_it.jsonl", "unit/tapes/test_one/test_it.jsonl"]
+
+
+def test_the_closest_marker_wins_option_by_option(suite):
+    suite.write(
+        "test_ask.py",
+        """
+        import pytest
+        from shop import ask
+
+        pytestmark = pytest.mark.agent_cassette(mode="once", model="far", allow_unplayed=True)
+
+        @pytest.mark.agent_cassette("near", model="near")
+        def test_it():
+            ask("a")
+        """,
+    )
+    suite.run(passed=1)  # mode="once" from far away
+    assert suite.cassettes == ["cassettes/test_ask/near.jsonl"]
+    assert Cassette.load(suite.path / suite.cassettes[0]).model == "near"
+
+
+FIXTURE = """
+    @pytest.fixture
+    def agent_cache_config():
+        return {options}
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fixture", "mark", "ini", "records"),
+    [
+        ((), None, "", "", False),
+        ((), None, "", "agent_record_mode = once", True),
+        ((), None, "mode='once'", "agent_record_mode = none", True),
+        ((), None, "mode='none'", "agent_record_mode = once", False),
+        ((), {"mode": "once"}, "mode='none'", "", True),
+        ((), {"mode": "none"}, "mode='once'", "", False),
+        (("--agent-record-mode=once",), {"mode": "none"}, "mode='none'", "agent_record_mode = none", True),
+        (("--agent-record-mode=none",), {"mode": "once"}, "mode='once'", "agent_record_mode = once", False),
+    ],
+)
+def test_the_command_line_goes_before_the_fixture_before_the_marker_before_the_ini_file(
+    suite, arguments, fixture, mark, ini, records
+):
+    text = ASK.format(mark=f"@pytest.mark.agent_cassette({mark})")
+    if fixture is not None:
+        text += FIXTURE.format(options=fixture)
+    suite.write("test_ask.py", text)
+    with (suite.path / "pytest.ini").open("a") as file:
+        file.write(ini + "\n")
+    suite.run(*arguments, **({"passed": 1} if records else {"errors": 1}))
+    assert bool(suite.cassettes) == records
+
+
+def test_secrets_are_named_in_the_ini_file_in_the_fixture_and_in_the_marker(suite):
+    text = ASK.format(mark="@pytest.mark.agent_cassette(mode='rewrite'{more})")
+    for ini, more, fixture in (
+        ("agent_cassette_redact = question pin", "", None),
+        ("", ", redact=['question']", None),
+        ("", "", {"redact": ["question"]}),
+    ):
+        own = text.format(more=more) + (FIXTURE.format(options=fixture) if fixture else "")
+        suite.write("test_ask.py", own)
+        suite.run(*(("-o", ini.replace(" = ", "=")) if ini else ()), passed=1)
+        (call,) = Cassette.load(suite.path / "cassettes/test_ask/test_it.jsonl")
+        assert call.arguments == {"question": "[redacted]"}
+
+
+def test_the_policy_of_a_marker_runs_a_tool_live(suite):
+    suite.write("test_ask.py", ASK.format(mark="@pytest.mark.agent_cassette(policy={'shop:ask': 'live'})"))
+    suite.run("--agent-record-mode=once", passed=1)
+    suite.run(passed=1)
+    assert suite.live == ["ask"]
+
+
+@pytest.mark.parametrize(
+    ("mark", "message"),
+    [
+        ("agent_cassette(mode='onec')", "mode must be one of none, once, new_episodes, all, rewrite, got 'onec'"),
+        ("agent_cassette(record_mode='once')", "does not know 'record_mode'; it knows mode, strict"),
+        ("agent_cassette(strict='yes')", "strict must be True or False"),
+        ("agent_cassette('a', 'b')", "takes one name"),
+        ("agent_cassette('a', path='b')", "a name or a path"),
+        ("agent_cassette(7)", "name of a cassette must be a text"),
+        ("agent_cassette('')", "name of a cassette must be a text"),
+        ("replay", "needs the path of a cassette"),
+        ("replay(7)", "path must be the path"),
+        ("agent_live", "needs a reason"),
+    ],
+)
+def test_a_marker_that_cannot_work_stops_the_collection_and_names_the_test(suite, mark, message):
+    suite.write("test_ask.py", ASK.format(mark=f"@pytest.mark.{mark}"))
+    result = suite.run()
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines([f"ERROR: test_ask.py::test_it: @pytest.mark.{mark.partition('(')[0]}*{message}*"])
+    assert suite.live == []
+
+
+@pytest.mark.parametrize(
+    ("options", "message"), [({"mod": "once"}, "does not know 'mod'"), ([], "must return a dict, got []")]
+)
+def test_a_fixture_that_cannot_work_is_named(suite, options, message):
+    text = ASK.format(mark="@pytest.mark.agent_cassette") + FIXTURE.format(options=options)
+    suite.write("test_ask.py", text)
+    suite.run(errors=1).stdout.fnmatch_lines([f"*fixture agent_cache_config*{message.replace('[', '[[]')}*"])
+
+
+@pytest.mark.parametrize("line", ["agent_record_mode=onec", "agent_orphans=maybe"])
+def test_an_ini_value_that_cannot_work_stops_the_run(suite, line):
+    suite.write("test_ask.py", ASK.format(mark="@pytest.mark.agent_cassette"))
+    result = suite.run("-o", line)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines([f"ERROR: {line.partition('=')[0]} must be one of *"])
+
+
+def test_the_option_knows_its_modes(suite):
+    assert suite.run("--agent-record-mode=onec").ret == pytest.ExitCode.USAGE_ERROR
+
+
+def test_a_rewrite_of_a_shared_cassette_is_refused_before_anything_is_lost(suite):
+    two = "def test_{}():\n        ask('{}')\n\n    "
+    suite.write(
+        "test_ask.py",
+        "\n    import pytest\n    from shop import ask\n"
+        "    pytestmark = pytest.mark.replay('x.jsonl', allow_unplayed=True)\n\n    "
+        + two.format(1, "a")
+        + two.format(2, "b"),
+    )
+    suite.run("--agent-record-mode=new_episodes", passed=2)
+    assert len(Cassette.load(suite.path / "x.jsonl")) == 2
+    suite.run(passed=2)
+    result = suite.run("--agent-record-mode=rewrite", errors=2)
+    result.stdout.fnmatch_lines(["*CassetteError: *x.jsonl: is the cassette of test_ask.py::test_2, too*"])
+    assert len(Cassette.load(suite.path / "x.jsonl")) == 2
+    suite.run("-o", "addopts=", "-p", "no:randomly", passed=2)
+
+
+def test_without_the_plugin_its_markers_are_unknown(suite):
+    suite.write("test_ask.py", ASK.format(mark="@pytest.mark.agent_cassette"))
+    result = suite.run("-p", "no:agent_cache", apart=True, errors=1)
+    result.stdout.fnmatch_lines(["*'agent_cassette' not found in `markers` configuration option*"])
+
+
+def test_markers_and_fixtures_describe_themselves(suite):
+    suite.run("--markers").stdout.fnmatch_lines(
+        ["@pytest.mark.agent_cassette(name=None, *", "@pytest.mark.replay(path, *", "@pytest.mark.agent_live(reason)*"]
+    )
+    text = suite.run("--fixtures").stdout.str()
+    assert "agent_cassette --" in text
+    assert "agent_cache_config --" in text
