@@ -1,4 +1,7 @@
-"""Coherent caching of LLM agents' tool calls: read tools answer from a cache that is never stale after a write."""
+"""Coherent caching of LLM agents' tool calls: read tools answer from a cache that is never stale after a write.
+
+PYTEST_DONT_REWRITE: there is a pytest plugin in here, so pytest would warn of an import that came before its own.
+"""
 
 import typing
 

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from agent_cache._cassettes import command as cassette
 from agent_cache._demo import command as demo
 
 __all__ = ["main"]
@@ -30,7 +31,10 @@ class Command:
     run: Callable[[argparse.Namespace], int]
 
 
-COMMANDS = (Command("demo", demo.SUMMARY, demo.add_options, demo.run),)
+COMMANDS = (
+    Command("demo", demo.SUMMARY, demo.add_options, demo.run),
+    Command("cassette", cassette.SUMMARY, cassette.add_options, cassette.run),
+)
 """In the order of `--help`."""
 
 

@@ -6,6 +6,8 @@ test that asks for it.
 
 from __future__ import annotations
 
+import argparse
+import json
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -52,6 +54,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=None,
         help="what to do about cassettes that no test uses (default: report)",
     )
+    group.addoption("--agent-orphans-file", default=None, help=argparse.SUPPRESS)  # for `agent-cache cassette prune`
     parser.addini("agent_record_mode", "default of --agent-record-mode", default="none")
     parser.addini("agent_cassette_dir", "folder of cassettes, from that of the test file", default="cassettes")
     parser.addini(
@@ -103,6 +106,8 @@ def pytest_collection_modifyitems(
     if _on_orphans(config) != "ignore" and not session.testsfailed:
         files = {item.path for item in items}
         config.stash[_ORPHANS] = [str(path) for path in orphans(config, claims, files)]
+        if (answer := config.getoption("agent_orphans_file")) is not None:
+            Path(answer).write_text(json.dumps(config.stash[_ORPHANS]), "utf-8")
     return (yield)
 
 

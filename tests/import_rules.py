@@ -34,7 +34,7 @@ LEAVES: dict[str, tuple[str, ...]] = {
     "cache": ("_async_cache",),  # async-cache's top-level module
     "hypothesis": ("testing",),
     "cryptography": ("remote.guards",),
-    "msgspec": ("_typed", "remote.codecs", "recording"),
+    "msgspec": ("_typed", "remote.codecs", "recording", "_cassettes"),
     "pytest": ("pytest_plugin", "_plugin", "testing"),
     "redis": ("remote.redis",),
     "rich": ("cli", "_cassettes", "_demo"),

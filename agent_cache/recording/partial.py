@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+from collections.abc import Iterable
 from pathlib import Path
 
 from agent_cache.errors import CassetteError
@@ -14,7 +15,7 @@ try:
 except ImportError:  # Windows: recorders of one process are told apart, those of several are not
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["PartialFile", "is_being_recorded", "replace_file"]
+__all__ = ["PartialFile", "is_being_recorded", "is_idle", "replace_file"]
 
 _LOG = logging.getLogger("agent_cache")
 
@@ -133,7 +134,21 @@ def is_being_recorded(path: Path) -> bool:
     return os.path.realpath(path) in _open_paths
 
 
-def replace_file(path: Path, lines: list[bytes]) -> None:
+def is_idle(partial: Path) -> bool:
+    """Whether nobody, of any process, is writing this file."""
+    if fcntl is None:
+        return True
+    descriptor = os.open(partial, os.O_RDWR)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+    return True
+
+
+def replace_file(path: Path, lines: Iterable[bytes]) -> None:
     """Write a whole file at once: it is there as it was, or as it is to be.
 
     Raises:

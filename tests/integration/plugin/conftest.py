@@ -89,6 +89,7 @@ def suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Suite:
         info = site / "agent_cache-0.0.dist-info"
         info.mkdir()
         (info / "METADATA").write_text("Metadata-Version: 2.1\nName: agent-cache\nVersion: 0.0\n")
+        (info / "RECORD").write_text("agent_cache/__init__.py,,\nagent_cache/pytest_plugin.py,,\n")
         (info / "entry_points.txt").write_text("[pytest11]\nagent_cache = agent_cache.pytest_plugin\n")
         search.append(str(site))
     for folder in search[1:]:

@@ -59,7 +59,7 @@ ANYIO = """
         yield await get_order("W2")
 
     async def test_first(runner_of_the_module):
-        assert await get_order("W1") == "pending"
+        assert await get_order("W0") == "pending"
 
     async def test_second(runner_of_the_module, order, other_order):
         assert [order, other_order, await get_order("W3")] == ["pending"] * 3

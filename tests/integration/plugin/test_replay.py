@@ -55,6 +55,14 @@ def test_a_suite_that_does_not_use_it_does_not_load_the_library(suite):
     suite.run("-p", "no:asyncio", "-o", "addopts=", "-W", "ignore", apart=True, passed=1)
 
 
+def test_that_the_library_was_imported_before_pytest_is_no_warning(suite):
+    suite.write("test_order.py", ORDER)
+    script = "import sys, agent_cache.recording, pytest; sys.exit(pytest.main(['--agent-record-mode=once']))"
+    run = subprocess.run([sys.executable, "-c", script], cwd=suite.path, capture_output=True, text=True, timeout=60)
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert suite.cassettes == [CASSETTE]
+
+
 def test_the_modes_are_those_of_record():
     assert MODES == MODES_OF_RECORD
 
@@ -228,6 +236,14 @@ def test_the_modes_with_a_cassette_that_lacks_a_call(suite, mode, outcome, live,
     suite.run(f"--agent-record-mode={mode}", **{outcome: 1})
     assert len(suite.live) == live
     assert len(Cassette.load(suite.path / CASSETTE)) == steps
+
+
+def test_new_episodes_keeps_what_is_not_called_any_more(suite):
+    suite.write("test_order.py", ORDER)
+    suite.run("--agent-record-mode=once", passed=1)
+    suite.write("test_order.py", ORDER.partition("        await cancel")[0])
+    suite.run("--agent-record-mode=new_episodes", passed=1)
+    assert (suite.live, len(Cassette.load(suite.path / CASSETTE))) == ([], 3)
 
 
 def test_a_skipped_test_leaves_its_recording_alone(suite):

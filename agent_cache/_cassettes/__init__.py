@@ -1,0 +1,1 @@
+"""What `agent-cache cassette ...` does with recordings."""

@@ -1,0 +1,292 @@
+"""`agent-cache cassette show`, `diff` and `verify`."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+import tracemalloc
+from pathlib import Path
+
+import msgspec
+import pytest
+
+import agent_cache
+from agent_cache.cli import main
+from agent_cache.recording import Cassette
+
+SECRET = "sk-" + "a1b2c3d4" * 4
+
+
+def edited(path: Path, *changes: tuple[str, str]) -> Path:
+    text = path.read_text()
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new, 1)
+    path.write_text(text)
+    return path
+
+
+# show
+
+
+def test_show_is_a_timeline(cassette, command):
+    code, out, err = command("show", cassette("a.jsonl", "outer:x", "broken", "model:hi", "stream:3", model="label"))
+    lines = out.splitlines()
+    assert (code, err) == (0, "")
+    assert "label" in lines[0]
+    calls = lines[2:-1]
+    assert [line.split()[0] for line in calls] == ["1", "0", "2", "3", "4"]  # in the order they were started
+    assert "shop:outer(question='x') -> {'answer': 'X'}" in calls[0]
+    assert calls[1].index("shop:ask") == calls[0].index("shop:outer") + 2  # nested
+    assert "raised TimeoutError: no answer" in calls[2]
+    assert calls[3].endswith("(m-1, 120+30 tokens)")
+    assert calls[4].endswith("-> 3 chunks")
+    assert all("=" in line for line in calls)
+    assert "5 calls in " in lines[-1]
+    assert lines[-1].endswith("1 llm, 120+30 tokens, 1 error")
+
+
+def test_show_as_json_has_everything(cassette, document):
+    path = cassette("a.jsonl", "outer:x", "broken", "model:hi")
+    code, shown = document("show", path)
+    assert code == 0
+    assert shown["totals"] == {
+        "calls": 4,
+        "kinds": {"call": 3, "llm": 1},
+        "sources": {},
+        "errors": 1,
+        "input_tokens": 120,
+        "output_tokens": 30,
+    }
+    assert [(call["index"], call["depth"], call["name"]) for call in shown["calls"]] == [
+        (1, 0, "shop:outer"),
+        (0, 1, "shop:ask"),
+        (2, 0, "shop:ask"),
+        (3, 0, "model"),
+    ]
+    assert shown["calls"][2]["outcome"]["error"]["type"] == "builtins:TimeoutError"
+    assert shown["trailer"]["calls"] == 4
+
+
+def test_show_picks_calls(cassette, document, command):
+    path = cassette("a.jsonl", "x", "broken", "model:hi", "y")
+    pick = lambda *options: [call["index"] for call in document("show", path, *options)[1]["calls"]]
+    assert pick("--name", "shop:*") == [0, 1, 3]
+    assert pick("--errors") == [1]
+    assert pick("--limit", "2") == [0, 1]
+    assert document("show", path, "--errors")[1]["totals"]["calls"] == 4
+    assert "2 more calls are not shown" in command("show", path, "--limit", 2)[1]
+
+
+def test_show_says_that_a_run_was_killed_or_raised(cassette, command):
+    path = cassette("a.jsonl", "x")
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(lines[:-1]))
+    assert "The recording was killed" in command("show", path)[1]
+    path.write_text("".join(lines).replace('"ended":"returned"', '"ended":"raised ValueError"'))
+    assert "The run raised ValueError." in command("show", path)[1]
+
+
+def long_cassette(path: Path, count: int) -> Path:
+    call = {"kind": "call", "name": "f", "digest": "00" * 12, "outcome": {"value": "x" * 100}, "duration_ms": 1.0}
+    with path.open("wb") as file:
+        file.write(b'{"agent_cache_cassette":1}\n')
+        for number in range(1, count + 1):
+            file.write(msgspec.json.encode({"id": number, "arguments": {"n": number}, **call}) + b"\n")
+        file.write(msgspec.json.encode({"trailer": {"calls": count, "duration_ms": float(count)}}) + b"\n")
+    return path
+
+
+def test_a_long_cassette_is_shown_in_bounded_memory(tmp_path, monkeypatch):
+    path = long_cassette(tmp_path / "long.jsonl", 20_000)
+
+    class Sink(io.TextIOBase):
+        size = 0
+
+        def write(self, text: str) -> int:
+            self.size += len(text)
+            return len(text)
+
+    for options in ([], ["--json"]):
+        sink = Sink()
+        monkeypatch.setattr(sys, "stdout", sink)
+        tracemalloc.start()
+        assert main(["cassette", "show", str(path), *options]) == 0
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert sink.size > 2_000_000
+        assert peak < 20_000 * 250 + 1_000_000  # a few words a call; the calls themselves are over 200 bytes each
+
+
+@pytest.mark.parametrize("has_rich", [True, False])
+def test_a_progress_bar_is_drawn_where_somebody_looks_on(tmp_path, monkeypatch, capsys, has_rich):
+    if has_rich:
+        pytest.importorskip("rich")
+    else:
+        monkeypatch.setitem(sys.modules, "rich.console", None)
+        monkeypatch.setitem(sys.modules, "rich.progress", None)
+    path = long_cassette(tmp_path / "long.jsonl", 10_000)
+
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    assert main(["cassette", "show", str(path), "--limit", "1"]) == 0
+    assert "reading long.jsonl" in terminal.getvalue()
+    assert "reading" not in capsys.readouterr().out
+
+
+def test_on_a_terminal_there_are_colours_unless_they_are_not_wanted(cassette, monkeypatch):
+    pytest.importorskip("rich")
+    path = cassette("a.jsonl", "broken")
+
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setenv("TERM", "xterm-256color")
+    for no_color, is_coloured in (("", True), ("1", False)):
+        terminal = Terminal()
+        monkeypatch.setattr(sys, "stdout", terminal)
+        monkeypatch.setenv("NO_COLOR", no_color)
+        assert main(["cassette", "show", str(path)]) == 0
+        assert ("\033[" in terminal.getvalue()) is is_coloured
+        assert "raised TimeoutError" in terminal.getvalue()
+
+
+# diff
+
+
+def test_diff_of_the_same_is_0(cassette, command, document):
+    a, b = cassette("a.jsonl", "x", "y"), cassette("b.jsonl", "x", "y")
+    code, out, _ = command("diff", a, b)
+    assert (code, out.splitlines()[-1]) == (0, "The same calls in the same order, with the same outcomes.")
+    assert document("diff", a, b)[1]["identical"] is True
+
+
+def test_diff_says_what_is_new_dropped_changed_and_moved(cassette, command, document):
+    a = cassette("a.jsonl", "first", "gone", "x", "last", "model:hi")
+    b = cassette("b.jsonl", "new", "last", "first", "x", "model:ho")
+    code, out, _ = command("diff", a, b)
+    assert code == 1
+    assert "prompt: 'hi' -> 'ho'" in out
+    assert "outcome.value.text: 'hi' -> 'ho'" in out
+    assert any(line.startswith(">") and "is now step" in line for line in out.splitlines())
+    assert "-     1  shop:ask(question='gone') -> {'answer': 'GONE'}" in out
+    assert "+     0  shop:ask(question='new') -> {'answer': 'NEW'}" in out
+    code, data = document("diff", a, b)
+    assert (code, data["identical"], data["step_delta"], data["token_delta"]) == (1, False, 0, 0)
+    assert data["changed_calls"][-1]["a"]["arguments"] == {"prompt": "hi"}
+
+
+def test_one_inserted_call_is_one_difference(cassette, document):
+    questions = [f"q{at}" for at in range(10)]
+    a, b = cassette("a.jsonl", *questions), cassette("b.jsonl", "extra", *questions)
+    code, data = document("diff", a, b)
+    assert (code, data["new_steps"]) == (1, [0])
+    assert (data["dropped_steps"], data["changed_calls"], data["moved_calls"]) == ([], [], [])
+
+
+# verify
+
+
+def test_verify_of_good_cassettes_is_0(cassette, command, tmp_path):
+    cassette("a.jsonl", "outer:x", "broken", "model:hi", "stream:2")
+    cassette("deep/b.jsonl", "y")
+    code, out, _ = command("verify", tmp_path)
+    assert (code, [line[:2] for line in out.splitlines()]) == (0, ["ok", "ok"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind", "line", "message"),
+    [
+        ([('"question":"x"', '"question":"z"')], "digest", 2, "its digest is not that of its name and arguments"),
+        ([('"kind":"call"', '"kind":"cal"')], "structure", 2, "its kind 'cal' is none"),
+        ([('"id":1,', '"id":1,"parent":7,')], "structure", 2, "enclosed by call 7"),
+        ([('"outcome":{"value"', '"outcome":{"valeu"')], "structure", 2, "outcome is of no known kind: valeu"),
+        ([('{"calls":2', '{"calls":3')], "structure", 0, "the trailer says 3 calls, and there are 2"),
+        ([('{"id":2', '<<<<<<< HEAD\n{"id":2')], "structure", 3, "has a merge conflict"),
+        ([('"agent_cache_cassette":1', '"agent_cache_cassette":99')], "structure", 1, "has format version 99"),
+        ([('"answer":"X"', f'"answer":"{SECRET}"')], "secret", 2, "outcome.value.answer has a secret in it"),
+    ],
+)
+def test_verify_finds(cassette, document, command, changes, kind, line, message):
+    path = edited(cassette("a.jsonl", "x", "y"), *changes)
+    code, data = document("verify", path)
+    (finding,) = data["cassettes"][0]["findings"]
+    assert (code, data["findings"], finding["kind"], finding["line"]) == (1, 1, kind, line)
+    assert message in finding["message"]
+    out = command("verify", path)[1]
+    assert SECRET not in out
+    assert str(path) in out
+
+
+def test_verify_finds_a_recording_that_was_killed_and_an_empty_file(cassette, document, tmp_path):
+    path = cassette("a.jsonl", "x")
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
+    (tmp_path / "b.jsonl").touch()
+    code, data = document("verify", tmp_path)
+    messages = [one["findings"][0]["message"] for one in data["cassettes"]]
+    assert (code, "killed" in messages[0], "is empty" in messages[1]) == (1, True, True)
+
+
+def test_secrets_that_the_recording_was_told_of_count_as_secrets(cassette, document):
+    path = cassette("a.jsonl", "x", redact=["question"])
+    assert Cassette.load(path)[0].arguments == {"question": "[redacted]"}
+    assert document("verify", path)[0] == 0
+    edited(path, ('"[redacted]"', '"in the clear"'))
+    code, data = document("verify", path)
+    assert code == 1
+    assert {one["kind"] for one in data["cassettes"][0]["findings"]} == {"digest", "secret"}
+
+
+# Exit codes
+
+
+@pytest.mark.parametrize("name", ["show", "verify", "redact", "convert"])
+def test_a_missing_file_is_2(command, tmp_path, name):
+    code, out, err = command(name, tmp_path / "nothing.jsonl")
+    assert (code, out) == (2, "")
+    assert "there is no cassette" in err
+
+
+def test_a_broken_file_is_2_for_what_needs_its_calls(cassette, command):
+    good, bad = cassette("a.jsonl", "x"), cassette("b.jsonl", "x")
+    edited(bad, ('"kind"', "kind"))
+    for arguments in (("show", bad), ("diff", good, bad), ("redact", bad), ("prune", "--calls", "x", bad)):
+        code, out, err = command(*arguments)
+        assert (code, out) == (2, "")
+        assert f"{bad}:2: this line is broken" in err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [[], ["nonsense"], ["show"], ["diff", "a"], ["show", "a", "--limit", "0"], ["show", "a", "--limit", "x"]],
+)
+def test_a_wrong_usage_is_2(arguments, capsys):
+    with pytest.raises(SystemExit) as exited:
+        main(["cassette", *arguments])
+    assert exited.value.code == 2
+    assert "usage: " in capsys.readouterr().err
+
+
+def test_a_process_of_its_own_that_has_no_rich_and_a_reader_that_stops(cassette, tmp_path):
+    path = cassette("a.jsonl", *[f"q{at}" for at in range(3000)])
+    (tmp_path / "rich.py").write_text("raise ImportError")
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(tmp_path), str(Path(agent_cache.__file__).parents[1])])
+    }
+    command = [sys.executable, "-m", "agent_cache", "cassette", "show", str(path)]
+    whole = subprocess.run([*command, "--json"], env=environment, capture_output=True, text=True, timeout=60)
+    assert (whole.returncode, whole.stderr) == (0, "")
+    assert len(json.loads(whole.stdout)["calls"]) == 3000
+    with subprocess.Popen(command, env=environment, stdout=-1, stderr=-1, text=True) as process:
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.stderr.read() == ""
+        assert process.wait(60) == 141

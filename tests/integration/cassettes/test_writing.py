@@ -1,0 +1,250 @@
+"""`agent-cache cassette redact`, `convert` and `prune`."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+import agent_cache
+from agent_cache.recording import Cassette, cached_llm_call, intercept, record, replay
+
+SECRET = "sk-" + "a1b2c3d4" * 4
+
+
+@intercept(name="shop:pay")
+def pay(order: str, code: str) -> str:
+    return f"paid with {code}"
+
+
+def paid(path: Path, code: str, **options) -> Path:
+    with record(path, **options):
+        pay("W1", code)
+    return path
+
+
+def with_secret(path: Path) -> Path:
+    """A cassette that was recorded by something that did not redact."""
+    paid(path, "PLACEHOLDER")
+    path.write_text(path.read_text().replace("PLACEHOLDER", SECRET))
+    return path
+
+
+# redact
+
+
+def test_redact_takes_secrets_out_and_the_replay_still_matches(tmp_path, document, command):
+    path = with_secret(tmp_path / "a.jsonl")
+    code, data = document("redact", path)
+    assert code == 0
+    assert data["cassettes"] == [
+        {
+            "path": str(path),
+            "redacted": {"shop:pay arguments.code": 1, "shop:pay outcome.value": 1},
+            "is_written": True,
+        }
+    ]
+    assert SECRET not in path.read_text()
+    assert command("verify", path)[0] == 0
+    with replay(path, strict=True):
+        assert pay("W1", "sk-" + "another0" * 4) == "paid with [redacted]"
+
+
+def test_redact_by_name_and_by_pattern_is_remembered(tmp_path, command, document):
+    path = paid(tmp_path / "a.jsonl", "code-77")
+    assert command("redact", path, "--name", "order", "--pattern", r"code-\d+")[0] == 0
+    cassette = Cassette.load(path)
+    assert cassette[0].arguments == {"order": "[redacted]", "code": "[redacted]"}
+    assert cassette.header.redact == {"names": ["order"], "patterns": [r"code-\d+"]}
+    with replay(path, strict=True):
+        assert pay("W2", "code-99") == "paid with [redacted]"
+    before = path.read_bytes()
+    assert document("redact", path)[1]["findings"] == 0
+    assert path.read_bytes() == before
+
+
+def test_check_writes_nothing_and_says_1(tmp_path, command, document):
+    path = with_secret(tmp_path / "a.jsonl")
+    before = path.read_bytes()
+    code, out, _ = command("redact", "--check", path)
+    assert (code, path.read_bytes()) == (1, before)
+    assert "2 to redact" in out
+    assert SECRET not in out
+    assert document("redact", "--check", paid(tmp_path / "b.jsonl", "1"))[0] == 0
+
+
+def test_redact_goes_through_a_folder_and_keys_of_models(tmp_path, command):
+    @cached_llm_call(cache_key=lambda prompt: prompt, name="model")
+    def think(prompt: str) -> str:
+        return "ok"
+
+    with record(tmp_path / "deep" / "a.jsonl"):
+        think("PLACEHOLDER")
+    path = tmp_path / "deep" / "a.jsonl"
+    path.write_text(path.read_text().replace("PLACEHOLDER", SECRET))
+    with_secret(tmp_path / "b.jsonl")
+    assert command("redact", tmp_path)[0] == 0
+    assert not any(SECRET in one.read_text() for one in tmp_path.rglob("*.jsonl"))
+    with replay(path, strict=True):
+        assert think(SECRET) == "ok"
+
+
+def test_redact_while_somebody_records_changes_nothing(tmp_path, command):
+    path = with_secret(tmp_path / "a.jsonl")
+    with record(path):
+        code, _, err = command("redact", path)
+    assert code == 2
+    assert "being recorded" in err
+
+
+def test_a_pattern_that_is_none_is_2(tmp_path, command):
+    code, _, err = command("redact", paid(tmp_path / "a.jsonl", "1"), "--pattern", "(")
+    assert (code, "no regular expression" in err) == (2, True)
+
+
+# convert
+
+THEIRS = {
+    "version": 1,
+    "recorded_at": "2026-01-01T00:00:00Z",
+    "model": "m",
+    "duration_ms": 12.5,
+    "steps": [
+        {
+            "index": 0,
+            "type": "tool",
+            "name": "pay",
+            "arguments": {"args": ["W1"], "kwargs": {"code": SECRET}},
+            "result": f"paid with {SECRET}",
+            "input_tokens": 3,
+            "output_tokens": 4,
+            "duration_ms": 5.0,
+        }
+    ],
+}
+
+
+@pytest.fixture
+def theirs(tmp_path: Path) -> Path:
+    path = tmp_path / "old.json"
+    path.write_text(json.dumps(THEIRS, indent=2))
+    return path
+
+
+def test_convert_writes_ours_redacted_and_it_replays(theirs, command):
+    code, out, _ = command("convert", theirs)
+    target = theirs.with_suffix(".jsonl")
+    assert (code, out.splitlines()[0]) == (0, f"{theirs} -> {target}  1 calls")
+    assert SECRET not in target.read_text()
+    cassette = Cassette.load(target)
+    assert (cassette.model, cassette.duration_ms, cassette.total_tokens) == ("m", 12.5, 7)
+    assert command("verify", target)[0] == 0
+    with replay(target, strict=True):
+        assert pay("W1", SECRET) == "paid with [redacted]"
+
+
+def test_convert_overwrites_nothing_by_accident(theirs, command, tmp_path):
+    target = paid(tmp_path / "old.jsonl", "1")
+    before = target.read_bytes()
+    code, _, err = command("convert", theirs)
+    assert (code, target.read_bytes(), "--force" in err) == (2, before, True)
+    assert command("convert", theirs, "--output", tmp_path / "new" / "x.jsonl")[0] == 0
+    assert command("convert", theirs, "--force")[0] == 0
+    assert len(Cassette.load(target)) == 1
+    assert command("convert", target)[0] == 2  # ours already
+    assert command("convert", theirs, theirs, "-o", target)[0] == 2
+
+
+def test_theirs_is_shown_verified_and_not_rewritten(theirs, command):
+    assert "pay(args=['W1']" in command("show", theirs)[1]
+    assert command("verify", theirs)[0] == 1  # it has a secret
+    code, _, err = command("redact", theirs)
+    assert (code, "convert" in err) == (2, True)
+
+
+# prune
+
+TESTS = """
+import pytest
+
+@pytest.mark.agent_cassette
+def test_it():
+    pass
+"""
+
+
+@pytest.fixture
+def suite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of tests with a cassette that is used, one that is not, and what a killed recording has left."""
+    search = [str(Path(agent_cache.__file__).parents[1])]
+    if not any(one.name == "agent_cache" for one in importlib.metadata.entry_points(group="pytest11")):
+        info = tmp_path / "site" / "agent_cache-0.0.dist-info"
+        info.mkdir(parents=True)
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: agent-cache\nVersion: 0.0\n")
+        (info / "RECORD").write_text("agent_cache/__init__.py,,\nagent_cache/pytest_plugin.py,,\n")
+        (info / "entry_points.txt").write_text("[pytest11]\nagent_cache = agent_cache.pytest_plugin\n")
+        search.append(str(info.parent))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(search))
+    folder = tmp_path / "tests"
+    folder.mkdir()
+    (folder / "pytest.ini").write_text("[pytest]\n")
+    (folder / "test_pay.py").write_text(TESTS)
+    for name in ("test_it", "test_gone"):
+        paid(folder / "cassettes" / "test_pay" / f"{name}.jsonl", "1")
+    (folder / "cassettes" / "test_pay" / "test_it.jsonl.partial").write_text("{")
+    return folder
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(path.name for path in (folder / "cassettes").rglob("*.*"))
+
+
+def test_prune_asks_before_it_deletes(suite, command, document):
+    before = files(suite)
+    code, out, _ = command("prune", suite)
+    assert (code, files(suite)) == (1, before)
+    assert out.splitlines()[-1] == "Nothing was deleted; --yes does it."
+    code, data = document("prune", suite, "--yes")
+    assert code == 0
+    assert [(Path(one["path"]).name, one["reason"]) for one in data["cassettes"]] == [
+        ("test_gone.jsonl", "no test uses it"),
+        ("test_it.jsonl.partial", "left by a killed recording"),
+    ]
+    assert files(suite) == ["test_it.jsonl"]
+    assert command("prune", suite)[:2] == (0, "There is nothing to prune.\n")
+
+
+def test_prune_spares_what_is_being_recorded(suite, document):
+    with record(suite / "cassettes" / "test_pay" / "test_it.jsonl"):
+        names = [Path(one["path"]).name for one in document("prune", suite, "--yes")[1]["cassettes"]]
+    assert "test_it.jsonl.partial" not in names
+
+
+def test_where_tests_cannot_be_collected_nothing_is_deleted(suite, command):
+    (suite / "test_broken.py").write_text("import nothing_like_that")
+    before = files(suite)
+    code, out, err = command("prune", suite, "--yes")
+    assert (code, out, files(suite)) == (2, "", before)
+    assert "nothing was deleted" in err
+    assert "nothing_like_that" in err
+
+
+def test_prune_removes_calls_and_what_they_enclose(cassette, command, document):
+    path = cassette("a.jsonl", "x", "outer:y", "model:hi", "z")
+    before = path.read_bytes()
+    code, data = document("prune", "--calls", "shop:outer", path)
+    assert (code, path.read_bytes()) == (1, before)
+    assert data["cassettes"] == [{"path": str(path), "calls": 2, "of": 5}]
+    assert command("prune", "--calls", "shop:outer", "--yes", path)[0] == 0
+    assert [call.name for call in Cassette.load(path)] == ["shop:ask", "model", "shop:ask"]
+    assert command("verify", path)[0] == 0
+    assert command("prune", "--calls", "shop:outer", path)[0] == 0
+
+
+def test_prune_wants_folders_or_cassettes(cassette, command):
+    path = cassette("a.jsonl", "x")
+    assert command("prune", path)[0] == 2
+    assert command("prune", "--calls", "x")[0] == 2
