@@ -1,8 +1,8 @@
 """What a page shows of a terminal is what happens there.
 
-On the pages below a block under ``<!-- file: NAME -->`` is a file of the reader's project, and a ```console block holds
-commands, each after ``$ ``, with what they print; ``...`` stands for anything. Here the project is made and they are run,
-from the top of the page to its end.
+A block under ``<!-- file: NAME -->`` is a file of the reader's project. A ```console block holds commands, each after
+``$ ``, with what they print; ``...`` stands for anything. Here the project is made and they are run, from the top of a
+page to its end.
 """
 
 from __future__ import annotations
@@ -23,11 +23,15 @@ import agent_cache
 pytest.importorskip("pytest_asyncio")
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted(
-    path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md") if "```console\n" in path.read_text("utf-8")
-)
+PAGES = [
+    page.relative_to(ROOT).as_posix()
+    for page in sorted((ROOT / "docs").rglob("*.md"))
+    if "```console\n" in page.read_text("utf-8")
+]
 
-_BLOCK = re.compile(r"(?:^<!-- file: (?P<file>\S+) -->\n)?^```(?P<opening>[^\n]*)\n(?P<body>.*?)^```$", re.M | re.S)
+_BLOCK = re.compile(
+    r"(?:^<!-- file: (?P<file>\S+) -->\n)?^```(?P<opening>[^\n]*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL
+)
 _SETTINGS = """\
 [pytest]
 asyncio_mode = auto
@@ -44,9 +48,14 @@ PROGRAMS = {
 
 def commands(body: str) -> Iterator[tuple[str, str]]:
     """Each command of a block, and what is shown below it."""
-    for part in re.split(r"^\$ ", body, flags=re.M)[1:]:
+    for part in re.split(r"^\$ ", body, flags=re.MULTILINE)[1:]:
         command, _, shown = part.partition("\n")
         yield command, shown
+
+
+def trimmed(text: str) -> str:
+    """A text without what nobody sees in a terminal: blanks at the end of lines, empty lines before the first."""
+    return "".join(f"{line.rstrip()}\n" for line in text.lstrip("\n").splitlines())
 
 
 @pytest.fixture
@@ -80,7 +89,6 @@ def test_a_terminal_shows_what_the_page_shows(page: str, tmp_path: Path, environ
     project.mkdir()
     (project / "pytest.ini").write_text(_SETTINGS, "utf-8")
     checker = doctest.OutputChecker()
-    flags = doctest.ELLIPSIS | doctest.REPORT_NDIFF
     ran = 0
     for block in _BLOCK.finditer((ROOT / page).read_text("utf-8")):
         if block["file"]:
@@ -90,10 +98,13 @@ def test_a_terminal_shows_what_the_page_shows(page: str, tmp_path: Path, environ
         if block["opening"] != "console":
             continue
         for command, shown in commands(block["body"]):
-            printed = run(command, project, environment).lstrip("\n")
-            shown_as = "\n".join(line.rstrip() for line in shown.splitlines()) + "\n" if shown else ""
-            printed = "\n".join(line.rstrip() for line in printed.splitlines()) + "\n" if printed else ""
-            if not checker.check_output(shown_as, printed, flags):
-                pytest.fail(f"{page}: $ {command}\n--- shown\n{shown_as}--- printed\n{printed}", pytrace=False)
+            expected, printed = trimmed(shown), trimmed(run(command, project, environment))
+            if not checker.check_output(expected, printed, doctest.ELLIPSIS):
+                pytest.fail(f"{page}: $ {command}\n--- shown\n{expected}--- printed\n{printed}", pytrace=False)
             ran += 1
     assert ran, f"{page} has no command in its console blocks"
+
+
+def test_the_tutorial_is_among_these_pages() -> None:
+    """Were none found, none would fail."""
+    assert "docs/tutorial-recording.md" in PAGES
