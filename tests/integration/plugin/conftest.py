@@ -11,8 +11,6 @@ import pytest
 
 import agent_cache
 
-pytest_plugins = ["pytester"]
-
 SHOP = """
     import os
     from agent_cache import AgentCache, AgentCacheInvalidator

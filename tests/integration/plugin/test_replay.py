@@ -15,6 +15,8 @@ from agent_cache._plugin.settings import MODES
 from agent_cache.recording import Cassette
 from agent_cache.recording.runs import MODES as MODES_OF_RECORD
 
+pytest_plugins = ["pytester"]
+
 ORDER = """
     import pytest
     from shop import cancel_order, get_order

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+pytest_plugins = ["pytester"]
+
 CALLS = {
     "a tool that reads": 'await get_order("W1")',
     "a tool that writes": 'await cancel_order("W1")',

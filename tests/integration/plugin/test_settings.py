@@ -6,6 +6,8 @@ import pytest
 
 from agent_cache.recording import Cassette
 
+pytest_plugins = ["pytester"]
+
 ASK = """
     import pytest
     from shop import ask
