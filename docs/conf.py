@@ -13,6 +13,8 @@ source_suffix = {".md": "markdown"}
 
 html_theme = "furo"
 html_title = f"agent-cache {release}"
+html_static_path = ["_static"]
+html_css_files = ["wide.css"]
 
 myst_enable_extensions = ["colon_fence", "deflist", "fieldlist"]
 myst_heading_anchors = 3

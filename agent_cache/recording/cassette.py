@@ -30,7 +30,7 @@ __all__ = ["Cassette"]
 
 
 class Cassette:
-    """A recording: `RecordedCall`s in the order in which they ended.
+    """A recording: each `RecordedCall`, in the order in which they ended.
 
     A cassette that was loaded reads each call from its file when it is asked for, so its size in memory does not depend
     on what was recorded.

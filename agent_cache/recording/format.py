@@ -64,7 +64,8 @@ class RecordedCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         arguments: arguments by name, as plain data, redacted.
         key: the identity that ``cache_key=`` gave it instead of its arguments.
         digest: hexadecimal digest of name and arguments, or of name and key.
-        after: how many lines had been written when it started: these calls had ended.
+        after: id of the call whose line was the last when it started, 0 if there was none: that call, and those on the
+            lines above it, had ended.
         outcome: what it came to; see the top of this module.
         source: how a tool's cache answered: ``hit``, ``miss``, ``shared``, ``uncached``, ``write`` or ``blocked``.
         started_ms: when it started, from the beginning of the recording.

@@ -1,0 +1,110 @@
+"""What a page shows of a terminal is what happens there.
+
+A block under ``<!-- file: NAME -->`` is a file of the reader's project. A ```console block holds commands, each after
+``$ ``, with what they print; ``...`` stands for anything. Here the project is made and they are run, from the top of a
+page to its end.
+"""
+
+from __future__ import annotations
+
+import doctest
+import importlib.metadata
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import agent_cache
+
+pytest.importorskip("pytest_asyncio")
+
+ROOT = Path(__file__).parents[2]
+PAGES = [
+    page.relative_to(ROOT).as_posix()
+    for page in sorted((ROOT / "docs").rglob("*.md"))
+    if "```console\n" in page.read_text("utf-8")
+]
+
+_BLOCK = re.compile(
+    r"(?:^<!-- file: (?P<file>\S+) -->\n)?^```(?P<opening>[^\n]*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL
+)
+_SETTINGS = """\
+[pytest]
+asyncio_mode = auto
+asyncio_default_fixture_loop_scope = function
+filterwarnings = error
+addopts = --strict-markers -p no:randomly -p no:cacheprovider
+"""
+PROGRAMS = {
+    "pytest": f"{sys.executable} -m pytest",
+    "agent-cache": f"{sys.executable} -m agent_cache",
+    "python": sys.executable,
+}
+
+
+def commands(body: str) -> Iterator[tuple[str, str]]:
+    """Each command of a block, and what is shown below it."""
+    for part in re.split(r"^\$ ", body, flags=re.MULTILINE)[1:]:
+        command, _, shown = part.partition("\n")
+        yield command, shown
+
+
+def trimmed(text: str) -> str:
+    """A text without what nobody sees in a terminal: blanks at the end of lines, empty lines before the first."""
+    return "".join(f"{line.rstrip()}\n" for line in text.lstrip("\n").splitlines())
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    """That of somebody who has installed the package: its plugin is found by its entry point, its program by name."""
+    search = [str(Path(agent_cache.__file__).parents[1])]
+    if not any(one.name == "agent_cache" for one in importlib.metadata.entry_points(group="pytest11")):
+        info = tmp_path / "site" / "agent_cache-0.0.dist-info"
+        info.mkdir(parents=True)
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: agent-cache\nVersion: 0.0\n")
+        (info / "entry_points.txt").write_text("[pytest11]\nagent_cache = agent_cache.pytest_plugin\n")
+        search.append(str(tmp_path / "site"))
+    bare = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "AGENT_CACHE_"))}
+    return {**bare, "PYTHONPATH": os.pathsep.join(search), "COLUMNS": "80", "NO_COLOR": "1", "TERM": "dumb"}
+
+
+def run(command: str, project: Path, environment: dict[str, str]) -> str:
+    """What a command prints."""
+    program, _, rest = command.partition(" ")
+    line = f"{PROGRAMS.get(program, program)} {rest}"
+    return subprocess.run(
+        line, shell=True, cwd=project, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        timeout=120, check=False,
+    ).stdout  # fmt: skip
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_terminal_shows_what_the_page_shows(page: str, tmp_path: Path, environment: dict[str, str]) -> None:
+    """Every command prints what stands below it."""
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "pytest.ini").write_text(_SETTINGS, "utf-8")
+    checker = doctest.OutputChecker()
+    ran = 0
+    for block in _BLOCK.finditer((ROOT / page).read_text("utf-8")):
+        if block["file"]:
+            target = project / block["file"]
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text(block["body"], "utf-8")
+        if block["opening"] != "console":
+            continue
+        for command, shown in commands(block["body"]):
+            expected, printed = trimmed(shown), trimmed(run(command, project, environment))
+            if not checker.check_output(expected, printed, doctest.ELLIPSIS):
+                pytest.fail(f"{page}: $ {command}\n--- shown\n{expected}--- printed\n{printed}", pytrace=False)
+            ran += 1
+    assert ran, f"{page} has no command in its console blocks"
+
+
+def test_the_tutorial_is_among_these_pages() -> None:
+    """Were none found, none would fail."""
+    assert "docs/tutorial-recording.md" in PAGES
