@@ -23,6 +23,7 @@ from agent_cache.recording.identity import digest_of
 from agent_cache.recording.legacy import calls_of_agentcassette
 from agent_cache.recording.lines import Lines, read_file
 from agent_cache.recording.outcomes import map_payload
+from agent_cache.recording.outline import Outline
 from agent_cache.recording.partial import replace_file
 from agent_cache.recording.redaction import Redaction
 
@@ -136,6 +137,20 @@ class Cassette:
         data["calls"] = [msgspec.to_builtins(call) for call in self.steps]
         data["trailer"] = None if self.trailer is None else msgspec.to_builtins(self.trailer)
         return data
+
+    @property
+    def outline(self) -> Outline:
+        """What is known of all calls without reading them.
+
+        Raises:
+            CassetteError: if a call has a digest that is none.
+        """
+        if isinstance(self.steps, Lines):
+            return self.steps.outline
+        try:
+            return Outline.of(self.steps)
+        except ValueError as error:
+            raise CassetteError(str(error), self.path) from error
 
     @property
     def model(self) -> str | None:

@@ -51,7 +51,10 @@ class Player:
     def take(self, frame: Frame, index: int) -> None:
         """Answer a call with that recorded one."""
         frame.index = index
-        frame.recorded = self.cassette.steps[index]
+        try:
+            frame.recorded = self.cassette.steps[index]
+        except CassetteError as error:  # a load does not read answers
+            raise self.latch(error) from error.__cause__
         if self.strict:
             self._check_order(frame, index)
         self.matcher.cover(index)
