@@ -25,7 +25,7 @@ REDACTED = "[redacted]"
 _BASE64 = re.compile(r"[A-Za-z0-9+/]{12,}={0,2}\Z")
 _ESCAPE = re.compile(rb"\\(?:u....|.)")
 _WORDS = bytes(each if bytes([each]).isalnum() else 0x20 for each in range(256)).lower()
-_SPOKEN = ("bearer", "basic", "private")
+_SPOKEN = (b"bearer", b"basic", b"private")
 """What ends the word before a credential of no particular length: ``Basic ...``, ``BEGIN RSA PRIVATE KEY``."""
 _DOTTED = (b"sg",)
 """What ends the word before the dot that a credential goes on after: ``SG.``."""
@@ -73,7 +73,7 @@ class Redaction:
             raise ConfigurationError(f"redact: {error.pattern!r} is no regular expression: {error}") from error
         self._shapes = [(marks, re.compile(shape, re.IGNORECASE)) for marks, shape in SHAPES] if defaults else []
         self._names = frozenset(name.encode() for name in self._secret)
-        self._spoken = tuple(word.encode() for word in _SPOKEN) if defaults else ()
+        self._before = _SPOKEN + _DOTTED if defaults else ()
         self._marks = _shortest(
             squash(mark).encode() for marks, _ in self._shapes for mark in marks if squash(mark).isalnum()
         )
@@ -137,24 +137,20 @@ class Redaction:
         """Whether one of these words is a name of a secret, stands before one, or may have one in it."""
         if not self._names.isdisjoint(words):
             return True
-        long = b" ".join([word for word in words if len(word) >= _LONG])
-        for mark in self._marks:
-            if mark in long:
-                return True
-        dotted = []
-        for word in words:
-            if word.endswith(self._spoken):
-                return True
-            if word.endswith(_DOTTED):
-                dotted.append(word)
-        if dotted:  # "msg" is one, too
-            low = text.lower()
-            if self._spoken and any(end + b"." in low for end in _DOTTED):
-                return True
-            words.difference_update(dotted)
+        long = [word for word in words if len(word) >= _LONG]
+        if long:
+            joined = b" ".join(long)
+            for mark in self._marks:
+                if mark in joined:
+                    return True
         if len(self._innocent) > _MOST_INNOCENT:
             self._innocent.clear()
-        self._innocent.update([word for word in words if len(word) <= _LONGEST_INNOCENT])
+        for word in words:
+            if word.endswith(self._before):
+                if not word.endswith(_DOTTED) or any(end + b"." in text.lower() for end in _DOTTED):
+                    return True  # "msg" is one that is not
+            elif len(word) <= _LONGEST_INNOCENT:
+                self._innocent.add(word)
         return False
 
     def apply(self, data: Any) -> Any:
