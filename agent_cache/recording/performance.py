@@ -8,6 +8,7 @@ from contextvars import Token
 from typing import Any
 
 from agent_cache.errors import CassetteError
+from agent_cache.recording.deadlines import until_cancelled
 from agent_cache.recording.failures import raised_from
 from agent_cache.recording.frame import FRAME, Frame
 from agent_cache.recording.streams import is_stream, played_stream, recorded_stream
@@ -63,7 +64,7 @@ async def _answer(frame: Frame) -> Any:
         if "stream" in outcome:
             return played_stream(frame)
         if "cancelled" in outcome or "unfinished" in outcome:
-            await _until_cancelled(frame)
+            await _cancelled_again(frame)
         error = _error_of(frame)
         if error is not None:
             tape.retold(frame, None, error)
@@ -114,10 +115,9 @@ async def _awaiting(frame: Frame, value: Awaitable[Any]) -> Any:
     return await perform(frame, wait)
 
 
-async def _until_cancelled(frame: Frame) -> None:
-    """A call that was cancelled when it was recorded waits for that again."""
+async def _cancelled_again(frame: Frame) -> None:
     try:
-        await asyncio.get_running_loop().create_future()
+        await until_cancelled(frame)
     except asyncio.CancelledError as error:
         frame.tape.retold(frame, None, error)
         raise
