@@ -95,14 +95,7 @@ class Cassette:
         Raises:
             CassetteError: if that is not possible, or the path is being recorded.
         """
-        lines = [header_line(self.header)]
-        lines += (
-            self.steps.raw(at) if isinstance(self.steps, Lines) else call_line(self.steps[at])
-            for at in range(len(self))
-        )
-        if self.trailer is not None:
-            lines.append(trailer_line(msgspec.structs.replace(self.trailer, calls=len(self))))
-        replace_file(Path(path), lines)
+        replace_file(Path(path), self._lines())
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Self:
@@ -200,6 +193,15 @@ class Cassette:
             self.header, redact={**self.header.redact, "names": list(redaction.names), "replacement": replacement}
         )
         return self
+
+    def _lines(self) -> Iterator[bytes]:
+        """Line by line, so that a large cassette is never in memory as a whole."""
+        yield header_line(self.header)
+        steps = self.steps
+        for index in range(len(steps)):
+            yield steps.raw(index) if isinstance(steps, Lines) else call_line(steps[index])
+        if self.trailer is not None:
+            yield trailer_line(msgspec.structs.replace(self.trailer, calls=len(self)))
 
     def __len__(self) -> int:
         return len(self.steps)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+from collections.abc import Iterable
 from pathlib import Path
 
 from agent_cache.errors import CassetteError
@@ -133,7 +134,7 @@ def is_being_recorded(path: Path) -> bool:
     return os.path.realpath(path) in _open_paths
 
 
-def replace_file(path: Path, lines: list[bytes]) -> None:
+def replace_file(path: Path, lines: Iterable[bytes]) -> None:
     """Write a whole file at once: it is there as it was, or as it is to be.
 
     Raises:
