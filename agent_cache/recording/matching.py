@@ -35,6 +35,7 @@ class Matcher:
         self._is_over = bytearray(len(cassette))
         self._first_running: dict[int, int] = {}
         self.remaining = len(cassette)
+        self.has_foreign = bool(self._outline.foreign)
         self._read()
 
     def find(self, place: bytes) -> int | None:
@@ -110,7 +111,7 @@ class Matcher:
 
     def adopt(self, subject: Subject) -> None:
         """Calls of another package's cassette know no parameter names: bind them to the signature of who is called."""
-        if not self._outline.foreign or subject.name in self._adopted:
+        if subject.name in self._adopted:
             return
         self._adopted.add(subject.name)
         counts: dict[bytes, int] = {}

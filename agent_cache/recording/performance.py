@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import types
+from collections.abc import Awaitable, Callable, Generator
 from contextvars import Token
 from typing import Any
 
@@ -60,7 +61,7 @@ async def _answer(frame: Frame) -> Any:
     outcome = recorded.outcome
     try:
         if recorded.source != "hit":
-            await asyncio.sleep(0)  # as the run did: it lets others run, and notices that it was cancelled
+            await _turn()  # as the run did: it lets others run, and notices that it was cancelled
         if "stream" in outcome:
             return played_stream(frame)
         if "cancelled" in outcome or "unfinished" in outcome:
@@ -127,6 +128,12 @@ def _error_of(frame: Frame) -> BaseException | None:
     assert frame.recorded is not None
     data = frame.recorded.outcome.get("error")
     return None if data is None else raised_from(data, frame.subject.module)
+
+
+@types.coroutine
+def _turn() -> Generator[None, None, None]:
+    """`asyncio.sleep(0)` without its own frame."""
+    yield
 
 
 def _reset(token: Token[Frame | None]) -> None:

@@ -48,7 +48,8 @@ class Player:
 
     def find(self, frame: Frame) -> int | None:
         """Index of the recorded call in the same place."""
-        self.matcher.adopt(frame.subject)
+        if self.matcher.has_foreign:
+            self.matcher.adopt(frame.subject)
         return self.matcher.find(frame.place)
 
     def take(self, frame: Frame, index: int) -> None:
