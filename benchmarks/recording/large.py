@@ -1,7 +1,7 @@
 """One large cassette in a process of its own: `python -m benchmarks.recording.large PACKAGE CALLS`.
 
-Prints one line of JSON: seconds to record, to load, and to replay; size of the file; the most memory that loading and
-replaying took on top of what the process had before. `PACKAGE` is agent_cache or agentcassette.
+Prints one line of JSON: seconds of processor time to record, to load, and to replay; size of the file; the most memory
+that loading and replaying took on top of what the process had before. `PACKAGE` is agent_cache or agentcassette.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from time import perf_counter
+from time import process_time
 from typing import Any
 
 from benchmarks.rows.recording import ORDER
@@ -35,22 +35,22 @@ def measured(package: str, calls: int) -> dict[str, float]:
 
 async def _record(module: Any, calls: int, path: str) -> dict[str, float]:
     get_order = _tool(module)
-    start = perf_counter()
+    start = process_time()
     with module.record(path):
         for number in range(calls):
             await get_order(f"order_{number}")
-    return {"record": perf_counter() - start}
+    return {"record": process_time() - start}
 
 
 async def _replay(module: Any, calls: int, path: str) -> dict[str, float]:
     get_order = _tool(module)
-    before, start = _peak(), perf_counter()
+    before, start = _peak(), process_time()
     block = module.replay(path)
     player = block.__enter__()
-    loaded = perf_counter()
+    loaded = process_time()
     for number in range(calls):
         await get_order(f"order_{number}")
-    done = perf_counter()
+    done = process_time()
     assert player.remaining == 0
     block.__exit__(None, None, None)
     return {"load": loaded - start, "replay": done - loaded, "peak": _peak() - before}

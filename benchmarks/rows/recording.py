@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from time import thread_time
@@ -18,7 +18,7 @@ from benchmarks.workload import new_ids
 CALLS = 1_000
 """In one recording: what a recording costs as a whole is not to be seen in a call."""
 
-AsyncTool = Callable[[Any], Awaitable[Any]]
+AsyncTool = Callable[[str], Coroutine[Any, Any, dict[str, Any]]]
 
 ORDER: dict[str, Any] = {
     "order_id": "#W2378156",
