@@ -15,7 +15,7 @@ from pathlib import Path
 from agent_cache import testing
 from benchmarks import page
 from benchmarks.machine import described
-from benchmarks.rows import footprint, hits, imports, invalidation, misses, sessions, stampede
+from benchmarks.rows import footprint, hits, imports, invalidation, misses, recording, sessions, stampede
 from benchmarks.table import HEADINGS, SHOWN, Row, markdown
 from benchmarks.timing import QUICK, Effort
 
@@ -27,6 +27,7 @@ GROUPS: dict[str, Callable[[Effort], Awaitable[list[Row]]]] = {
     "memory": footprint.rows,
     "import": imports.rows,
     "invalidation": invalidation.rows,
+    "recording": recording.rows,
 }
 
 

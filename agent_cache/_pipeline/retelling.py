@@ -12,12 +12,25 @@ from agent_cache.errors import AgentLoopDetectedError
 
 __all__ = ["retell"]
 
+_BUDGETS = frozenset({"depth", "tool_calls", "time", "nesting"})
+"""Over these any session refuses a call, and all note it. Over what a run does again, its innermost session answers."""
 
-def retell(taped: TapedCall, source: str, value: Any, error: BaseException | None, seconds: float) -> None:
+
+def retell(
+    taped: TapedCall,
+    source: str,
+    value: Any,
+    error: BaseException | None,
+    seconds: float,
+    instead: tuple[str, str] | None = None,
+) -> None:
     """Let the sessions around a replayed call trace it, and count it as what it was when it was recorded.
 
     No session judges it: whether the run was a loop is part of the recording, and a loop that was raised then stops
     its session now.
+
+    Args:
+        instead: how a session came to answer it, and over what kind of loop, if one did.
     """
     scope = taped.scope
     while isinstance(scope, TapedScope):
@@ -31,12 +44,13 @@ def retell(taped: TapedCall, source: str, value: Any, error: BaseException | Non
     loop = error if isinstance(error, AgentLoopDetectedError) else None
     # Told that they are not the innermost, sessions trace and do not look for repeats.
     watches = [participant.watch(operation, is_innermost=False) for participant in scope.participants]
-    for watch in watches:
+    for depth, watch in enumerate(watches):
         if watch is None:
             continue
-        if source == "blocked":
-            outcome, kind = ("notice", "repeat") if loop is None else (type(loop).__name__, loop.kind)
-            watch.blocked(key, now, outcome, kind)
+        if loop is not None and source == "blocked":
+            watch.blocked(key, now, type(loop).__name__, loop.kind)
+        elif source == "blocked" or (instead is not None and (not depth or instead[1] in _BUDGETS)):
+            watch.blocked(key, now, *(instead or ("notice", "repeat")))
         else:
             watch.admit(call)
             watch.done(call, value, error, now)

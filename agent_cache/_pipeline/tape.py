@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 from agent_cache._core.entries import MISSING, Entry
 from agent_cache._pipeline.assemble import beneath_a_tape, under_a_tape
 from agent_cache._pipeline.call import Call, Proceed
-from agent_cache._pipeline.scope import Participant, Plan, Scope
+from agent_cache._pipeline.scope import Instead, Participant, Plan, Scope
 from agent_cache.config import CURRENT
 
 if TYPE_CHECKING:
     from agent_cache._pipeline.operation import Operation, ReadOperation, WriteOperation
 
-__all__ = ["Tape", "TapedCall", "TapedScope"]
+__all__ = ["Tape", "TapedCall", "TapedScope", "tell_tape"]
 
 
 class Tape(Protocol):
@@ -37,9 +37,10 @@ class TapedCall:
         above: the same call as an inner tape has it, where one recording is made inside of another.
         call: what it became beneath the tape; None for a local hit, and for who waited for another's run.
         source: how it was answered, once it was: as `Call.source` says it, or ``"blocked"`` by a session.
+        instead: how a session came to answer it, and over what kind of loop; None if none did.
     """
 
-    __slots__ = ("above", "args", "call", "is_fresh", "key", "kwargs", "operation", "scope", "source")
+    __slots__ = ("above", "args", "call", "instead", "is_fresh", "key", "kwargs", "operation", "scope", "source")
 
     def __init__(
         self,
@@ -61,6 +62,7 @@ class TapedCall:
         self.above = above
         self.call: Call | None = None
         self.source = "shared"
+        self.instead: tuple[str, str] | None = None
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -84,7 +86,7 @@ class TapedCall:
             if self.call is not None:
                 self.source = self.call.source
             if self.above is not None:
-                self.above.source, self.above.call = self.source, self.call
+                self.above.source, self.above.call, self.above.instead = self.source, self.call, self.instead
 
     async def _run(self, beneath: Scope) -> Any:
         operation: Operation[Any] = self.operation
@@ -120,6 +122,13 @@ def _sight(call: Call, proceed: Proceed) -> Awaitable[Entry]:
     if taped is not None and taped.operation is call.operation:
         taped.call = call
     return proceed(call)
+
+
+def tell_tape(operation: Operation[Any], instead: Instead) -> None:
+    """Tell the tape, if there is one, that a session has answered its call."""
+    taped = _TAPED.get()
+    if taped is not None and taped.operation is operation:
+        taped.instead = (instead.outcome, instead.kind)
 
 
 class TapedScope(Scope):

@@ -18,6 +18,7 @@ from agent_cache._metrics import Stats
 from agent_cache._pipeline.call import ENCLOSING, Call
 from agent_cache._pipeline.operation import Operation, ReadOperation
 from agent_cache._pipeline.scope import Instead, Observe
+from agent_cache._pipeline.tape import tell_tape
 from agent_cache._session.guard import LoopGuard, report_of
 from agent_cache._session.identity import Identity
 from agent_cache.errors import AgentLoopDetectedError
@@ -268,6 +269,7 @@ class SessionWatch:
             raise
         if instead is not None:
             self._record_blocked(key, now, instead.outcome)
+            tell_tape(self._operation, instead)
         return instead
 
     def _record_blocked(self, key: Hashable, now: float, outcome: str) -> None:

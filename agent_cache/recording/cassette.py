@@ -23,6 +23,7 @@ from agent_cache.recording.identity import digest_of
 from agent_cache.recording.legacy import calls_of_agentcassette
 from agent_cache.recording.lines import Lines, read_file
 from agent_cache.recording.outcomes import map_payload
+from agent_cache.recording.outline import Outline
 from agent_cache.recording.partial import replace_file
 from agent_cache.recording.redaction import Redaction
 
@@ -94,14 +95,7 @@ class Cassette:
         Raises:
             CassetteError: if that is not possible, or the path is being recorded.
         """
-        lines = [header_line(self.header)]
-        lines += (
-            self.steps.raw(at) if isinstance(self.steps, Lines) else call_line(self.steps[at])
-            for at in range(len(self))
-        )
-        if self.trailer is not None:
-            lines.append(trailer_line(msgspec.structs.replace(self.trailer, calls=len(self))))
-        replace_file(Path(path), lines)
+        replace_file(Path(path), self._lines())
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Self:
@@ -136,6 +130,20 @@ class Cassette:
         data["calls"] = [msgspec.to_builtins(call) for call in self.steps]
         data["trailer"] = None if self.trailer is None else msgspec.to_builtins(self.trailer)
         return data
+
+    @property
+    def outline(self) -> Outline:
+        """What is known of all calls without reading them.
+
+        Raises:
+            CassetteError: if a call has a digest that is none.
+        """
+        if isinstance(self.steps, Lines):
+            return self.steps.outline
+        try:
+            return Outline.of(self.steps)
+        except ValueError as error:
+            raise CassetteError(str(error), self.path) from error
 
     @property
     def model(self) -> str | None:
@@ -185,6 +193,15 @@ class Cassette:
             self.header, redact={**self.header.redact, "names": list(redaction.names), "replacement": replacement}
         )
         return self
+
+    def _lines(self) -> Iterator[bytes]:
+        """Line by line, so that a large cassette is never in memory as a whole."""
+        yield header_line(self.header)
+        steps = self.steps
+        for index in range(len(steps)):
+            yield steps.raw(index) if isinstance(steps, Lines) else call_line(steps[index])
+        if self.trailer is not None:
+            yield trailer_line(msgspec.structs.replace(self.trailer, calls=len(self)))
 
     def __len__(self) -> int:
         return len(self.steps)

@@ -8,7 +8,7 @@ from typing import Any
 from agent_cache._typed.schema import schema_of
 from agent_cache.errors import RecordedError
 from agent_cache.recording.classes import exception_named, name_of
-from agent_cache.recording.plain import decode, exact_json
+from agent_cache.recording.plain import exact_json
 
 __all__ = ["failure_of", "raised_from"]
 
@@ -121,9 +121,9 @@ def _message(error: BaseException) -> str:
 
 def _written(value: Any) -> Any:
     """Plain data that says what it is; None if there is none."""
-    raw = exact_json(value)
-    if raw is not None and b'"$' not in raw and value is not None:
-        return decode(raw)
+    exact = exact_json(value)
+    if exact is not None and b'"$' not in exact[0] and value is not None:
+        return exact[1]
     try:
         return {"$any": _ANY.to_plain(value)}
     except Exception:  # noqa: BLE001 - not to be written down, for whatever reason

@@ -13,6 +13,7 @@ import msgspec
 
 from agent_cache.errors import CassetteError, CassetteNotFound
 from agent_cache.recording.format import VERSION, Header, RecordedCall, Trailer
+from agent_cache.recording.outline import CallHead, Outline
 
 __all__ = ["CassetteFile", "Lines", "read_file"]
 
@@ -20,6 +21,8 @@ _CONFLICT = (b"<<<<<<< ", b"=======", b">>>>>>> ", b"||||||| ")
 _TRAILER = b'{"trailer":'
 _header = msgspec.json.Decoder(Header)
 _call = msgspec.json.Decoder(RecordedCall)
+_head = msgspec.json.Decoder(CallHead)
+_AHEAD = 16 * 1024
 
 
 class _TrailerLine(msgspec.Struct, frozen=True):
@@ -32,21 +35,33 @@ _trailer = msgspec.json.Decoder(_TrailerLine)
 class Lines(Sequence[RecordedCall]):
     """The calls of a file, each read when it is asked for.
 
-    The file stays open, so what is read is what was checked, also after another recording has taken its place. Sixteen
-    bytes a call are kept.
+    The file stays open, so what is read is what was checked, also after another recording has taken its place. Some
+    150 bytes a call are kept.
+
+    Attributes:
+        outline: what is known of all calls without reading them.
     """
 
     def __init__(self, path: str, descriptor: int) -> None:
         self.path = path
+        self.outline = Outline()
         self._descriptor = descriptor
         self._starts = array("Q")
-        self._sizes = array("Q")
+        self._sizes = array("L")
+        self._numbers = array("L")
+        self._ahead: tuple[int, bytes] = (0, b"")
         weakref.finalize(self, os.close, descriptor)
 
-    def add(self, start: int, size: int) -> None:
-        """Note where the next call stands."""
+    def add(self, call: CallHead, start: int, size: int, number: int) -> None:
+        """Note the next call, where it stands, and the number of its line.
+
+        Raises:
+            ValueError: if its digest is none.
+        """
+        self.outline.add(call)
         self._starts.append(start)
         self._sizes.append(size)
+        self._numbers.append(number)
 
     def __len__(self) -> int:
         return len(self._starts)
@@ -58,12 +73,23 @@ class Lines(Sequence[RecordedCall]):
     def __getitem__(self, index: int | slice) -> RecordedCall | list[RecordedCall]:
         if isinstance(index, slice):
             return [self[at] for at in range(len(self))[index]]
-        found: RecordedCall = _call.decode(self.raw(range(len(self))[index]))
+        if index < 0:
+            index += len(self)
+        try:
+            found: RecordedCall = _call.decode(self.raw(index))
+        except msgspec.DecodeError as error:
+            raise CassetteError(f"this line is broken: {error}", self.path, self._numbers[index]) from error
         return found
 
     def raw(self, index: int) -> bytes:
         """The line of a call."""
-        return os.pread(self._descriptor, self._sizes[index], self._starts[index])
+        start, size = self._starts[index], self._sizes[index]
+        first, block = self._ahead
+        if not first <= start <= start + size <= first + len(block):
+            # Calls are asked for in about the order in which they stand.
+            first, block = start, os.pread(self._descriptor, max(size, _AHEAD), start)
+            self._ahead = (first, block)
+        return block[start - first : start - first + size]
 
 
 class CassetteFile:
@@ -125,11 +151,14 @@ def _read(path: Path, file: Any, lines: Lines, progress: Callable[[int], None] |
         elif content and not line.endswith(b"\n"):
             break  # the process was killed while it wrote this
         elif content:
-            call = _decoded(path, number, content, _call)
+            call = _decoded(path, number, content, _head)
             if call.id in seen:
                 raise CassetteError(f"the id {call.id} stands on an earlier line, too", path, number)
             seen.add(call.id)
-            lines.add(position, len(line))
+            try:
+                lines.add(call, position, len(line), number)
+            except ValueError as error:
+                raise CassetteError(str(error), path, number) from error
         position += len(line)
         if progress is not None:
             progress(position)
@@ -140,6 +169,8 @@ def _decoded(path: Path, number: int, content: bytes, decoder: msgspec.json.Deco
     if content.startswith(_CONFLICT):
         raise CassetteError("has a merge conflict; resolve it, or record it again", path, number)
     try:
+        if not content.isascii():
+            content.decode()  # what is not read now is not looked at, either
         return decoder.decode(content)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise CassetteError(f"this line is broken: {error}", path, number) from error

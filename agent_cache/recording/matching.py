@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from agent_cache.errors import CassetteError
 from agent_cache.recording.cassette import Cassette
 from agent_cache.recording.format import RecordedCall
 from agent_cache.recording.identity import ROOT_PLACE, digest_of, place_of
@@ -25,18 +24,18 @@ class Matcher:
 
     def __init__(self, cassette: Cassette, redaction: Redaction) -> None:
         self.cassette = cassette
+        self._outline = cassette.outline
         self._redaction = redaction
         self._index_of: dict[bytes, int] = {}
         self._parents = array("q")
         self._after = array("q")
-        self._children: dict[int, list[int]] = {}
-        self._names: dict[str, list[int]] = {}
-        self._foreign: dict[str, list[int]] = {}
+        self._children: dict[int, array[int]] = {}
         self._adopted: set[str] = set()
         self._is_covered = bytearray(len(cassette))
         self._is_over = bytearray(len(cassette))
         self._first_running: dict[int, int] = {}
         self.remaining = len(cassette)
+        self.has_foreign = bool(self._outline.foreign)
         self._read()
 
     def find(self, place: bytes) -> int | None:
@@ -80,7 +79,7 @@ class Matcher:
         """A call beside this one that had ended before this one was started, and has not ended now; None if there is
         none.
         """
-        siblings = self._children.get(self._parents[index], [])
+        siblings = self._children.get(self._parents[index], ())
         parent = self._parents[index]
         first = self._first_running.get(parent, 0)
         while first < len(siblings) and self._is_over[siblings[first]]:
@@ -94,30 +93,30 @@ class Matcher:
         """Calls that were not played."""
         return (index for index, covered in enumerate(self._is_covered) if not covered)
 
-    def children(self, index: int) -> list[int]:
+    def children(self, index: int) -> Sequence[int]:
         """Calls that a call encloses, in the order they ended."""
-        return self._children.get(index, [])
+        return self._children.get(index, ())
 
     def parent(self, index: int) -> int:
         """The call that encloses it, -1 if there is none."""
         return self._parents[index]
 
-    def named(self, name: str) -> list[int]:
+    def named(self, name: str) -> Sequence[int]:
         """Every call of that name."""
-        return self._names.get(name, [])
+        return self._outline.names.get(name, ())
 
     def names(self) -> list[str]:
         """Names of all calls."""
-        return list(self._names)
+        return list(self._outline.names)
 
     def adopt(self, subject: Subject) -> None:
         """Calls of another package's cassette know no parameter names: bind them to the signature of who is called."""
-        if not self._foreign or subject.name in self._adopted:
+        if subject.name in self._adopted:
             return
         self._adopted.add(subject.name)
         counts: dict[bytes, int] = {}
         for name in subject.names:
-            for index in self._foreign.get(name, ()):
+            for index in self._outline.foreign.get(name, ()):
                 digest = self._digest_for(subject, self.cassette.steps[index])
                 if digest is not None:
                     occurrence = counts.get(digest, 0)
@@ -140,40 +139,27 @@ class Matcher:
         return digest_of(subject.name, self._redaction.apply(data))
 
     def _read(self) -> None:
-        ids: dict[int, int] = {}
-        digests: list[bytes] = []
-        parents = array("q")
-        after = array("q")
-        for index, call in enumerate(self.cassette.steps):
-            ids[call.id] = index
-            parents.append(-1 if call.parent is None else call.parent)
-            after.append(call.after)
-            try:
-                digests.append(bytes.fromhex(call.digest))
-            except ValueError:
-                raise CassetteError("its digest is no hexadecimal number", self.cassette.path, index + 2) from None
-            self._names.setdefault(call.name, []).append(index)
-            if call.form:
-                self._foreign.setdefault(call.name, []).append(index)
-        for index, parent in enumerate(parents):
+        outline = self._outline
+        ids = {number: index for index, number in enumerate(outline.ids)}
+        for index, parent in enumerate(outline.parents):
             # What was enclosed by a call that never ended is not to be reached: -2 is nobody's index.
             place = -1 if parent == -1 else ids.get(parent, -2)
             self._parents.append(place)
-            self._after.append(ids.get(after[index], -1) + 1)
-            self._children.setdefault(place, []).append(index)
+            self._after.append(ids.get(outline.after[index], -1) + 1)
+            self._children.setdefault(place, array("q")).append(index)
         places: dict[int, bytes] = {}
         counts: dict[bytes, int] = {}
-        for _, index in sorted(
-            (number, index) for number, index in ids.items()
-        ):  # a call starts after what encloses it
+        for number in sorted(ids):  # a call starts after what encloses it
+            index = ids[number]
             parent = self._parents[index]
             enclosing = ROOT_PLACE if parent == -1 else places.get(parent)
             if enclosing is None:
                 continue
-            first = place_of(enclosing, digests[index], 0)
-            occurrence = counts.get(first, 0)
-            counts[first] = occurrence + 1
-            own = first if not occurrence else place_of(enclosing, digests[index], occurrence)
-            if self._children.get(index):
+            own = place_of(enclosing, outline.digests[index], 0)
+            if own in self._index_of:
+                occurrence = counts.get(own, 1)
+                counts[own] = occurrence + 1
+                own = place_of(enclosing, outline.digests[index], occurrence)
+            if index in self._children:
                 places[index] = own
             self._index_of[own] = index

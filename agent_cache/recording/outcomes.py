@@ -13,7 +13,7 @@ from agent_cache._typed.schema import Schema, schema_of
 from agent_cache.errors import CassetteError
 from agent_cache.recording.classes import name_of, registered
 from agent_cache.recording.failures import failure_of, map_failure
-from agent_cache.recording.plain import decode, encode, exact_json
+from agent_cache.recording.plain import encode, exact_json
 from agent_cache.recording.redaction import Redaction
 
 __all__ = ["error_outcome", "map_payload", "read_value", "value_outcome"]
@@ -32,11 +32,10 @@ def value_outcome(value: Any, schema: Schema, redaction: Redaction) -> Outcome:
     else a registered class. An object that none of these knows becomes the plain data of its fields, and what has no
     fields either is noted as not to be had.
     """
-    raw = exact_json(value)
-    if raw is not None:
-        if redaction.may_touch(raw):
-            return {"value": redaction.apply(decode(raw))}
-        return {"value": msgspec.Raw(raw)}
+    exact = exact_json(value)
+    if exact is not None:
+        raw, read = exact
+        return {"value": redaction.apply(read) if redaction.may_touch(raw) else msgspec.Raw(raw)}
     form, plain = _written(value, schema)
     if form == "unencodable":
         return {form: plain}

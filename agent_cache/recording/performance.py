@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import types
+from collections.abc import Awaitable, Callable, Generator
 from contextvars import Token
 from typing import Any
 
 from agent_cache.errors import CassetteError
+from agent_cache.recording.deadlines import until_cancelled
 from agent_cache.recording.failures import raised_from
 from agent_cache.recording.frame import FRAME, Frame
 from agent_cache.recording.streams import is_stream, played_stream, recorded_stream
@@ -59,11 +61,11 @@ async def _answer(frame: Frame) -> Any:
     outcome = recorded.outcome
     try:
         if recorded.source != "hit":
-            await asyncio.sleep(0)  # as the run did: it lets others run, and notices that it was cancelled
+            await _turn()  # as the run did: it lets others run, and notices that it was cancelled
         if "stream" in outcome:
             return played_stream(frame)
         if "cancelled" in outcome or "unfinished" in outcome:
-            await _until_cancelled(frame)
+            await _cancelled_again(frame)
         error = _error_of(frame)
         if error is not None:
             tape.retold(frame, None, error)
@@ -114,10 +116,9 @@ async def _awaiting(frame: Frame, value: Awaitable[Any]) -> Any:
     return await perform(frame, wait)
 
 
-async def _until_cancelled(frame: Frame) -> None:
-    """A call that was cancelled when it was recorded waits for that again."""
+async def _cancelled_again(frame: Frame) -> None:
     try:
-        await asyncio.get_running_loop().create_future()
+        await until_cancelled(frame)
     except asyncio.CancelledError as error:
         frame.tape.retold(frame, None, error)
         raise
@@ -127,6 +128,12 @@ def _error_of(frame: Frame) -> BaseException | None:
     assert frame.recorded is not None
     data = frame.recorded.outcome.get("error")
     return None if data is None else raised_from(data, frame.subject.module)
+
+
+@types.coroutine
+def _turn() -> Generator[None, None, None]:
+    """`asyncio.sleep(0)` without its own frame."""
+    yield
 
 
 def _reset(token: Token[Frame | None]) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import time
 from typing import Any
 
 from agent_cache.errors import CassetteError, DivergenceError, ReplayExhausted
 from agent_cache.recording.cassette import Cassette
+from agent_cache.recording.format import RecordedCall
 from agent_cache.recording.frame import Frame
 from agent_cache.recording.identity import ROOT_PLACE
 from agent_cache.recording.matching import Matcher
@@ -37,6 +39,7 @@ class Player:
         self.cursor = 0
         self.divergences: list[dict[str, Any]] = []
         self.error: CassetteError | None = None
+        self._began = time.perf_counter()
 
     @property
     def remaining(self) -> int:
@@ -45,13 +48,17 @@ class Player:
 
     def find(self, frame: Frame) -> int | None:
         """Index of the recorded call in the same place."""
-        self.matcher.adopt(frame.subject)
+        if self.matcher.has_foreign:
+            self.matcher.adopt(frame.subject)
         return self.matcher.find(frame.place)
 
     def take(self, frame: Frame, index: int) -> None:
         """Answer a call with that recorded one."""
         frame.index = index
-        frame.recorded = self.cassette.steps[index]
+        try:
+            frame.recorded = self.cassette.steps[index]
+        except CassetteError as error:  # a load does not read answers
+            raise self.latch(error) from error.__cause__
         if self.strict:
             self._check_order(frame, index)
         self.matcher.cover(index)
@@ -83,6 +90,18 @@ class Player:
             state = "played already" if self.matcher.is_covered(nearest) else "not played yet"
             text += f". Nearest is step {nearest}, {state}:\n{differences(self.cassette.steps[nearest], frame)}"
         return self._noted(DivergenceError(index, expected, actual, f"{text}\n{_ADVICE}", self.cassette.path))
+
+    def time_left(self, call: RecordedCall) -> float:
+        """Seconds until the recorded run was at the end of this call, and some more: a replay is not slower by much."""
+        return max(0.0, (call.started_ms + call.duration_ms) / 1000 - (time.perf_counter() - self._began)) + _PATIENCE
+
+    def not_cancelled(self, frame: Frame) -> DivergenceError | ReplayExhausted:
+        """The error for a call that was cancelled when it was recorded, and is still awaited."""
+        index = -1 if frame.index is None else frame.index
+        call = described(frame.subject.name, frame.arguments)
+        text = f"{call} was cancelled when it was recorded, so there is no answer, and now nobody has cancelled it"
+        error = DivergenceError(index, self._expected(index), _shown(frame), f"{text}\n{_ADVICE}", self.cassette.path)
+        return self._noted(error)
 
     def check_finished(self) -> None:
         """Raise what was swallowed; in a strict replay also if anything recorded was not called.
@@ -131,6 +150,8 @@ class Player:
 
 
 _MOST = 1000
+_PATIENCE = 5.0
+"""Seconds that a replay may be slower than what was recorded, before a call that should be cancelled gives up."""
 _ADVICE = 'If the run has changed on purpose, record it again, or record what is new with mode="new_episodes".'
 
 

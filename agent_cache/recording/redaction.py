@@ -23,12 +23,16 @@ __all__ = ["REDACTED", "Redaction", "redaction_of"]
 REDACTED = "[redacted]"
 
 _BASE64 = re.compile(r"[A-Za-z0-9+/]{12,}={0,2}\Z")
-_ESCAPE = re.compile(rb"\\.")
+_ESCAPE = re.compile(rb"\\(?:u....|.)")
 _WORDS = bytes(each if bytes([each]).isalnum() else 0x20 for each in range(256)).lower()
-_SPOKEN = ("basic", "private")
-"""What stands before a credential of no particular length: ``Basic ...``, ``BEGIN RSA PRIVATE KEY``."""
+_SPOKEN = (b"bearer", b"basic", b"private")
+"""What ends the word before a credential of no particular length: ``Basic ...``, ``BEGIN RSA PRIVATE KEY``."""
+_DOTTED = (b"sg",)
+"""What ends the word before the dot that a credential goes on after: ``SG.``."""
 _LONG = 10
-"""Characters that the shortest credential of a known shape has."""
+"""Characters that the shortest credential of a known shape has, where it is one word."""
+_MOST_INNOCENT = 20_000
+_LONGEST_INNOCENT = 40
 _OPENING = frozenset("{[")
 _CLOSING = frozenset("}]")
 _ENCODED = b'"$byte'
@@ -68,8 +72,12 @@ class Redaction:
         except re.error as error:
             raise ConfigurationError(f"redact: {error.pattern!r} is no regular expression: {error}") from error
         self._shapes = [(marks, re.compile(shape, re.IGNORECASE)) for marks, shape in SHAPES] if defaults else []
-        self._names = frozenset(name.encode() for name in (*self._secret, *(_SPOKEN if defaults else ())))
-        self._marks = tuple(squash(mark).encode() for marks, _ in self._shapes for mark in marks)
+        self._names = frozenset(name.encode() for name in self._secret)
+        self._before = _SPOKEN + _DOTTED if defaults else ()
+        self._marks = _shortest(
+            squash(mark).encode() for marks, _ in self._shapes for mark in marks if squash(mark).isalnum()
+        )
+        self._innocent: set[bytes] = set()
         # A name that is no word of ASCII is looked for at once.
         self._always = (
             hook is not None
@@ -113,18 +121,37 @@ class Redaction:
     def may_touch(self, text: bytes) -> bool:
         """Whether there may be anything to redact in this JSON. Asked first: it is far faster than looking.
 
-        A telling name is a word of its own, and a credential is a long word, once dashes and underscores are gone.
+        A telling name is a word of its own, and a credential is a long word, once dashes and underscores are gone, or
+        follows a telling one. Words that were looked at before are remembered: most of them come again with each call.
         """
-        if self._always or _ENCODED in text or (b"://" in text and b"@" in text):
+        if self._always or (b"$" in text and _ENCODED in text) or (b"@" in text and b"://" in text):
             return True
         if b"\\" in text:
             text = _ESCAPE.sub(b" ", text)
-        words = set(text.translate(_WORDS, b"-_").split())
+        words = text.translate(_WORDS, b"-_").split()
+        if self._innocent.issuperset(words):
+            return False
+        return self._may_tell({*words} - self._innocent, text)
+
+    def _may_tell(self, words: set[bytes], text: bytes) -> bool:
+        """Whether one of these words is a name of a secret, stands before one, or may have one in it."""
         if not self._names.isdisjoint(words):
             return True
-        return max(map(len, words), default=0) >= _LONG and any(
-            mark in word for word in words if len(word) >= _LONG for mark in self._marks
-        )
+        long = [word for word in words if len(word) >= _LONG]
+        if long:
+            joined = b" ".join(long)
+            for mark in self._marks:
+                if mark in joined:
+                    return True
+        if len(self._innocent) > _MOST_INNOCENT:
+            self._innocent.clear()
+        for word in words:
+            if word.endswith(self._before):
+                if not word.endswith(_DOTTED) or any(end + b"." in text.lower() for end in _DOTTED):
+                    return True  # "msg" is one that is not
+            elif len(word) <= _LONGEST_INNOCENT:
+                self._innocent.add(word)
+        return False
 
     def apply(self, data: Any) -> Any:
         """The same plain data without the secrets."""
@@ -229,6 +256,15 @@ def redaction_of(given: Any) -> Redaction:
     return Redaction(
         [one for one in listed if isinstance(one, str)], [one for one in listed if isinstance(one, re.Pattern)]
     )
+
+
+def _shortest(marks: Iterable[bytes]) -> tuple[bytes, ...]:
+    """Those that say as much as all of them: none has another one in it."""
+    found: list[bytes] = []
+    for mark in sorted(set(marks), key=lambda one: (len(one), one)):
+        if not any(shorter in mark for shorter in found):
+            found.append(mark)
+    return tuple(found)
 
 
 def _is_pair(data: Any) -> bool:

@@ -14,6 +14,7 @@ from typing import Any
 
 from agent_cache._typed.schema import schema_of
 from agent_cache.errors import ReplayExhausted
+from agent_cache.recording.deadlines import until_cancelled
 from agent_cache.recording.failures import raised_from
 from agent_cache.recording.frame import FRAME, Frame
 from agent_cache.recording.outcomes import value_outcome
@@ -290,7 +291,7 @@ class _AsyncPlaying(AsyncGenerator[Any, Any]):
             if is_chunk:
                 return chunk
             if "cancelled" in script.end:
-                await asyncio.get_running_loop().create_future()
+                await until_cancelled(script.frame)
             script.last()
         except BaseException:
             script.finish()

@@ -181,7 +181,11 @@ class Tape:
     def _end(self, frame: Frame, outcome: dict[str, Any]) -> None:
         if frame.is_awaited:
             outcome["awaited"] = True
-        source = frame.source if frame.taped is None else frame.taped.source
+        source = frame.source
+        if frame.taped is not None:
+            source = frame.taped.source
+            if frame.taped.instead is not None:
+                outcome["instead"] = list(frame.taped.instead)
         with self._lock:
             if self.recorder is not None and not self.recorder.is_closed:
                 self.recorder.end(frame, outcome, source)
@@ -211,7 +215,11 @@ class Tape:
             frame.taped.source = source
             if frame.taped.above is not None:
                 frame.taped.above.source = source
-            retell(frame.taped, source, value, error, call.duration_ms / 1000)
+            instead = call.outcome.get("instead")
+            frame.taped.instead = instead = None if instead is None else (str(instead[0]), str(instead[1]))
+            if frame.taped.above is not None:
+                frame.taped.above.instead = instead
+            retell(frame.taped, source, value, error, call.duration_ms / 1000, instead)
 
     # Tools come here from the pipeline
 

@@ -19,8 +19,14 @@ class Backend(Protocol):
         """Run one tool at once, and answer in text."""
 
 
-def make_tools(backend: Backend, *, policy: Policy, latency: Latency = no_latency) -> dict[str, Tool]:
-    """Every tool of the store by its name, decorated as the policy says.
+def make_tools(
+    backend: Backend,
+    *,
+    policy: Policy,
+    latency: Latency = no_latency,
+    change: Callable[[Tool], Tool] = lambda tool: tool,
+) -> dict[str, Tool]:
+    """Every tool of the store by its name, decorated as the policy says, after `change` has had its way with it.
 
     The latency is paid twice, before and after the store is asked: a write has its effect somewhere in the middle of
     the call, and a read has its answer some time before it returns. Both are where a cache goes wrong.
@@ -153,7 +159,7 @@ def make_tools(backend: Backend, *, policy: Policy, latency: Latency = no_latenc
         return_delivered_order_items,
         exchange_delivered_order_items,
     ]
-    return {tool.__name__: _decorated(tool, policy) for tool in tools}
+    return {tool.__name__: _decorated(change(tool), policy) for tool in tools}
 
 
 def _decorated(tool: Callable[..., Any], policy: Policy) -> Tool:

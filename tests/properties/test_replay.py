@@ -255,5 +255,7 @@ def test_the_same_schedule_is_no_divergence_for_a_strict_replay(run, choices):
         path = Path(folder) / "run.jsonl"
         recorded = Stage(plan, choices, is_live=True).run(in_turn, record(path))
         assert Stage(plan, [], is_live=False).run(in_turn, replay(path, strict=True)) == recorded
-        nodes_live = replay(path, strict=True, policy={"node": "live"})
-        assert Stage(plan, choices, is_live=False).run(in_turn, nodes_live) == recorded
+        if not any(isinstance(spec, Node) and spec.at_once and len(spec.calls) > 1 for spec in plan):
+            # Leaves that are played take no turns, so what a live node makes at once may overlap otherwise than it did.
+            nodes_live = replay(path, strict=True, policy={"node": "live"})
+            assert Stage(plan, choices, is_live=False).run(in_turn, nodes_live) == recorded

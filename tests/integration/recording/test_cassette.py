@@ -1,11 +1,24 @@
 """`Cassette`: to look at, to change and to save; ours and agentcassette's."""
 
+import copy
 import json
+import pickle
 import tracemalloc
 
 import pytest
 
-from agent_cache.recording import Cassette, CassetteError, DivergenceError, ReplayExhausted, intercept, record, replay
+from agent_cache.recording import (
+    Cassette,
+    CassetteError,
+    CassetteNotFound,
+    DivergenceError,
+    MissingFixture,
+    RecordedError,
+    ReplayExhausted,
+    intercept,
+    record,
+    replay,
+)
 from agent_cache.recording.format import RecordedCall
 
 LEGACY = {
@@ -133,6 +146,40 @@ def test_a_large_cassette_is_loaded_and_replayed_in_little_memory(path):
     tracemalloc.stop()
     assert size > 10_000_000
     assert peak < size / 3
+
+
+def test_a_large_cassette_is_saved_in_little_memory(path):
+    echo = intercept(lambda number: {"text": "x" * 2_000, "number": number}, name="echo")
+    with record(path):
+        for number in range(3_000):
+            echo(number)
+    cassette, other = Cassette.load(path), path.with_name("copy.jsonl")
+    tracemalloc.start()
+    cassette.save(other)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert other.read_bytes() == path.read_bytes()
+    assert peak < path.stat().st_size / 20
+    cassette.save(path)
+    assert other.read_bytes() == path.read_bytes(), "over itself, too"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        CassetteError("is broken", "run.jsonl", 3),
+        CassetteNotFound("there is no cassette", "run.jsonl"),
+        MissingFixture("was never recorded", "run.jsonl"),
+        DivergenceError(3, {"name": "a"}, None, "was not made", "run.jsonl"),
+        ReplayExhausted(-1, None, {"name": "a"}),
+        RecordedError("shop:Closed", "until Monday"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_errors_survive_being_pickled_and_copied(error):
+    for again in (pickle.loads(pickle.dumps(error)), copy.copy(error), copy.deepcopy(error)):
+        assert type(again) is type(error)
+        assert (again.args, str(again), vars(again)) == (error.args, str(error), vars(error))
 
 
 def test_progress_is_told_to_the_end(path):

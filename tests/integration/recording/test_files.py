@@ -303,3 +303,25 @@ def test_a_cassette_may_be_edited_by_hand(path):
     path.write_bytes(lines[0] + lines[1] + lines[3].replace(b"c?", b"new") + b"\n" + lines[4])
     with replay(path, strict=True):
         assert [ask("a"), ask("c")] == ["a?", "new"]
+
+
+@pytest.mark.parametrize(
+    ("was", "edited"),
+    [(b'"value":"a?"', b'"value":1e999'), (b'"question":"a"', b'"question":1e999'), (b'"source":""', b'"source":[1]')],
+    ids=["an answer", "an argument", "a description"],
+)
+def test_what_a_load_does_not_read_is_refused_with_its_line_when_it_is_read(was, edited, path):
+    """A load reads who was called, in what, and that the rest is JSON; answers are read when they are wanted."""
+    first, _, call, *rest = a_recording(path, "b", "a")
+    edited_call = call.replace(was, edited) if was in call else call.replace(b'{"id"', b'{"source":[1],"id"')
+    assert edited_call != call
+    path.write_bytes(b"".join([first, b"\n", edited_call, *rest]))
+    with pytest.raises(CassetteError, match="broken") as caught:
+        list(Cassette.load(path))
+    assert (caught.value.path, caught.value.line) == (str(path), 3)
+    block = replay(path)
+    with pytest.raises(CassetteError, match="broken"), block:
+        try:
+            ask("a")
+        except CassetteError:
+            pass

@@ -12,6 +12,7 @@ from agent_cache import ConfigurationError
 from agent_cache.recording import Cassette, DivergenceError, Redaction, intercept, record, replay
 
 SECRET = "sk-ant-api03-Zm9vYmFyYmF6cXV4"
+SENDGRID = "SG.abcdefghij0123456789ab.abcdefghij0123456789"
 
 
 @intercept(name="call")
@@ -65,6 +66,8 @@ def test_a_name_that_only_contains_one_is_left_alone(name, path):
         ("hf_abcdefghijklmnopqrstuvwx", "abcdefghijklmnopqrstuvwx"),
         ("glpat-abcdefghij1234567890", "abcdefghij1234567890"),
         ("sk_live_abcdefghij0123", "abcdefghij0123"),
+        ("SG.abcdefghij0123456789ab.abcdefghij0123456789abcdefghij0123456789ABC", "0123456789abcdefghij"),
+        ("x-bearer abcdef-123456", "abcdef-123456"),
         ("eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.dozjgNryP4J3jVmNHl0w5N_XgL0n3I9PlFUP0", "dozjgNryP4J3jVmNHl0w5N"),
         ("-----BEGIN RSA PRIVATE KEY-----\nMIIEow\nIBAAKC\n-----END RSA PRIVATE KEY-----", "IBAAKC"),
         ("postgres://admin:hunter2@db/x", "hunter2"),
@@ -81,13 +84,23 @@ def test_a_name_that_only_contains_one_is_left_alone(name, path):
     [
         lambda secret: secret,
         lambda secret: f"before {secret} after",
+        lambda secret: f"before\x01{secret}",
         lambda secret: {"a": [{"b": f"x\n{secret}"}]},
         lambda secret: {secret: 1},
         lambda secret: json.dumps({"arguments": json.dumps({"text": secret})}),
         lambda secret: (1, [secret]),
         lambda secret: secret.encode(),
     ],
-    ids=["itself", "in text", "deep", "as a key", "in JSON in JSON", "in a tuple", "as bytes"],
+    ids=[
+        "itself",
+        "in text",
+        "after a control character",
+        "deep",
+        "as a key",
+        "in JSON in JSON",
+        "in a tuple",
+        "as bytes",
+    ],
 )
 def test_what_looks_like_a_secret_is_found_wherever_it_stands(secret, core, wrap, path):
     text = written(path, wrap(secret))
@@ -226,6 +239,20 @@ def test_defaults_can_be_switched_off(path):
         call("x", token="another", only_this="other")
 
 
+def test_a_secret_is_found_among_words_that_were_seen_before(path):
+    innocent = {"msg": "the sg is a basis", "words": ["alpha", "sg", "sk", "private-ly"]}
+    with record(path):
+        for _ in range(3):
+            call(innocent, note="msg")
+        call({**innocent, "msg": "the SG.abcdefghij0123456789ab.abcdefghij0123456789 is one"})
+        call({"words": ["alpha", "sk", "sk-alpha0123456789abcdef"]})
+        call({"words": ["alpha"], "msg": "token=alpha"})
+    text = path.read_text()
+    assert "abcdefghij0123456789" not in text
+    assert "sk-alpha" not in text
+    assert "token=alpha" not in text
+
+
 TEXT = st.text(
     st.sampled_from("abk=:&\"'\\ {}[]-_/?.@\n") | st.sampled_from(["token", "sk-"]).map(lambda word: word[0]),
     max_size=60,
@@ -251,7 +278,8 @@ def test_redacting_twice_is_redacting_once(data):
 def test_nothing_is_missed_because_it_was_not_looked_for(before, after):
     """The quick question, whether there may be anything, never says no where there is something."""
     redaction = Redaction()
-    for secret in (SECRET, "token=abc", '"api-key": "x"', "Bearer abcdefgh12"):
+    for secret in (SECRET, "token=abc", '"api-key": "x"', "Bearer abcdefgh12", SENDGRID):
+        redaction.may_touch(f"{before} {after}".encode())
         data = {"text": f"{before} {secret} {after}"}
         if redaction.apply(data) != data:
             assert redaction.may_touch(json.dumps(data, ensure_ascii=False).encode())

@@ -1,6 +1,7 @@
 """Cached tools are recorded without more ado, and what the agent saw is what a replay gives it."""
 
 import asyncio
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
 import pytest
@@ -159,6 +160,38 @@ async def test_a_recorded_loop_is_raised_again_and_ends_its_session(shop, path):
     shop.is_open = False
     with replay(path, strict=True):
         assert await circle() == recorded
+
+
+@pytest.mark.parametrize("on_loop", ["notice", "short_circuit", "raise"])
+@pytest.mark.parametrize("limits", [{"max_tool_repeats": 3}, {"max_execution_depth": 3}], ids=["repeat", "depth"])
+@pytest.mark.parametrize("sessions", [1, 2])
+async def test_what_a_session_did_over_a_loop_is_told_again_as_what_it_was(on_loop, limits, sessions, shop, path):
+    async def circle() -> tuple[list[object], object, object]:
+        seen: list[object] = []
+        async with AsyncExitStack() as stack:
+            stack.push(lambda kind, *_: kind is AgentLoopDetectedError)
+            opened = [
+                await stack.enter_async_context(AgentCacheSession(on_loop=on_loop, **limits)) for _ in range(sessions)
+            ]
+            for call in [shop.get_order] * 6 + [shop.buy_more]:
+                try:
+                    seen.append(await call("7"))
+                except AgentLoopDetectedError as error:
+                    seen.append(error.kind)
+        traced = [[(one.tool, one.source, one.outcome) for one in each.get_execution_trace()] for each in opened]
+        metrics = [each.get_metrics() for each in opened]
+        return seen, traced, [{name: one[name] for name in ("hits", "misses", "loop_detections")} for one in metrics]
+
+    with record(path):
+        recorded = await circle()
+    shop.is_open = False
+    copy = path.with_name("copy.jsonl")
+    with replay(path), record(copy):
+        replayed = await circle()
+    assert replayed == recorded
+    assert [call.outcome.get("instead") for call in Cassette.load(copy)] == [
+        call.outcome.get("instead") for call in Cassette.load(path)
+    ]
 
 
 async def test_no_loop_is_found_in_a_replay_that_the_recording_did_not_have(shop, path):

@@ -1,0 +1,172 @@
+"""A recorded cancellation in a replay: nobody waits for the clock, and nobody waits for ever."""
+
+import asyncio
+import time
+
+import pytest
+
+from agent_cache.recording import Cassette, DivergenceError, intercept, record, replay
+from agent_cache.recording.format import RecordedCall
+
+
+@pytest.fixture
+def is_live():
+    return [True]
+
+
+@pytest.fixture
+def slow(is_live):
+    @intercept(name="slow")
+    async def slow(seconds: float = 60.0) -> str:
+        assert is_live[0], "ran in a replay"
+        await asyncio.sleep(seconds)
+        return "done"
+
+    return slow
+
+
+async def by_wait_for(slow, seconds):
+    return await asyncio.wait_for(slow(), seconds)
+
+
+async def by_timeout(slow, seconds):
+    async with asyncio.timeout(seconds):
+        return await slow()
+
+
+async def by_timeout_of_a_gather(slow, seconds):
+    async with asyncio.timeout(seconds):
+        return await asyncio.gather(slow(1.0), slow(2.0))
+
+
+async def by_timeout_of_a_group(slow, seconds):
+    async with asyncio.timeout(seconds), asyncio.TaskGroup() as group:
+        group.create_task(slow(1.0))
+        group.create_task(slow(2.0))
+
+
+async def by_timeout_of_tasks_in_tasks(slow, seconds):
+    async def inner():
+        return await asyncio.create_task(slow())
+
+    return await asyncio.wait_for(asyncio.create_task(inner()), seconds)
+
+
+async def by_wait(slow, seconds):
+    task = asyncio.ensure_future(slow())
+    _, pending = await asyncio.wait({task}, timeout=seconds)
+    for each in pending:
+        each.cancel()
+    await asyncio.gather(*pending, return_exceptions=True)
+    raise TimeoutError
+
+
+WAYS = [by_wait_for, by_timeout, by_timeout_of_a_gather, by_timeout_of_a_group, by_timeout_of_tasks_in_tasks, by_wait]
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
+async def test_a_deadline_comes_at_once(way, slow, is_live, path):
+    """Recorded with a deadline of an instant, replayed with one of half a minute."""
+    with record(path) as recorder, pytest.raises(TimeoutError):
+        await way(slow, 0.01)
+    assert all(call.outcome == {"cancelled": True} for call in recorder.steps)
+    is_live[0] = False
+    began = time.monotonic()
+    with replay(path, strict=True), pytest.raises(TimeoutError):
+        await way(slow, 30.0)
+    assert time.monotonic() - began < 5.0
+
+
+async def test_a_deadline_of_a_stream_comes_at_once(is_live, path):
+    @intercept(name="stream")
+    async def stream():
+        assert is_live[0]
+        yield 1
+        await asyncio.sleep(60)
+
+    async def read(seconds):
+        seen = []
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(seconds):
+                async for each in stream():
+                    seen.append(each)
+        return seen
+
+    with record(path):
+        assert await read(0.01) == [1]
+    is_live[0] = False
+    began = time.monotonic()
+    with replay(path):
+        assert await read(30.0) == [1]
+    assert time.monotonic() - began < 5.0
+
+
+async def test_other_timers_are_left_alone_and_come_first(slow, is_live, path):
+    """A sleep of the agent's own beside the call ends before the deadline does, as it did."""
+    order = []
+
+    async def run(seconds):
+        async def pause():
+            await asyncio.sleep(seconds / 2)
+            order.append("slept")
+
+        async def call():
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(slow(), seconds)
+            order.append("timed out")
+
+        later = asyncio.get_running_loop().call_later(60, order.append, "later")
+        await asyncio.gather(call(), pause())
+        later.cancel()
+
+    with record(path):
+        await run(0.01)
+    is_live[0] = False
+    with replay(path):
+        await run(0.2)
+    assert order == ["slept", "timed out"] * 2
+
+
+async def test_a_deadline_of_somebody_else_is_not_touched(slow, is_live, path):
+    with record(path):
+        task = asyncio.create_task(slow())
+        await asyncio.sleep(0.01)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    is_live[0] = False
+    with replay(path):
+        task = asyncio.create_task(slow())
+        async with asyncio.timeout(30.0) as mine:
+            await asyncio.sleep(0.2)
+        assert not mine.expired()
+        assert not task.done()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_a_call_that_nobody_cancels_this_time_is_a_divergence(slow, is_live, path, monkeypatch):
+    monkeypatch.setattr("agent_cache.recording.player._PATIENCE", 0.05)
+    with record(path), pytest.raises(TimeoutError):
+        await asyncio.wait_for(slow(), 0.01)
+    is_live[0] = False
+    block = replay(path)
+    with pytest.raises(DivergenceError, match="nobody has cancelled it") as caught, block:
+        try:
+            await slow()
+        except DivergenceError:
+            pass  # told again at the end
+    assert caught.value.step_index == 0
+    assert caught.value.expected == {"name": "slow", "arguments": {"seconds": 60.0}}
+
+
+async def test_it_waits_as_long_as_the_recorded_run_took(slow, is_live, path, monkeypatch):
+    """Where deadlines cannot be seen, such as in another event loop, they come in their own time."""
+    monkeypatch.setattr("agent_cache.recording.player._PATIENCE", 0.0)
+    with record(path), pytest.raises(TimeoutError):
+        await asyncio.wait_for(slow(), 0.01)
+    [call] = Cassette.load(path)
+    assert isinstance(call, RecordedCall)
+    with replay(path) as player:
+        assert player.time_left(call) <= (call.started_ms + call.duration_ms) / 1000
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(slow(), 0.001)

@@ -1,0 +1,88 @@
+"""Runs of real agents, made again through the real retail tools: recorded, and replayed with nobody behind them."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from agent_cache.recording import Redaction
+from benchmarks.loops.runs import Run, load_runs
+from benchmarks.recording.credentials import FORMS, fresh
+from benchmarks.recording.measure import at_once, in_turn, with_credentials
+from benchmarks.retail.data import RUN_SETS, DataAbsentError, data_directory, load_store
+from benchmarks.retail.store import RetailStore
+
+
+@pytest.fixture(scope="module")
+def data() -> Path:
+    try:
+        return data_directory()
+    except DataAbsentError as absent:
+        pytest.skip(str(absent))
+
+
+@pytest.fixture(scope="module")
+def store(data: Path) -> RetailStore:
+    return load_store(data)
+
+
+@pytest.fixture(scope="module")
+def runs(data: Path) -> list[Run]:
+    """Every eighth run of each set."""
+    return [run for name in RUN_SETS for run in load_runs(data, name)[::8]]
+
+
+def nothing() -> None:
+    """Nobody waits for progress."""
+
+
+async def test_every_call_of_a_replay_gets_what_it_got_and_nothing_runs(store: RetailStore, runs: list[Run]) -> None:
+    outcome = await in_turn("all", runs, store, nothing)
+    assert outcome.is_perfect, outcome
+    assert outcome.faithful == outcome.calls > 400
+
+
+async def test_rounds_that_are_made_at_once_are_replayed_in_any_order(store: RetailStore, runs: list[Run]) -> None:
+    outcome = await at_once("all", runs[::3], store, nothing, seeds=range(3))
+    assert outcome.is_perfect, outcome
+    assert outcome.calls > 400
+
+
+async def test_no_credential_that_was_passed_to_a_tool_is_in_any_file(store: RetailStore, runs: list[Run]) -> None:
+    outcome = await with_credentials("all", runs, store, nothing)
+    assert outcome.is_perfect, outcome
+    assert outcome.credentials == outcome.calls > 10 * len(FORMS)
+
+
+async def test_each_credential_would_be_found_if_nothing_were_redacted(store: RetailStore, runs: list[Run]) -> None:
+    """So the search finds what it looks for; and a credential that is part of a call's identity does not match anew."""
+    outcome = await with_credentials("all", runs[::8], store, nothing, Redaction(defaults=False))
+    assert outcome.found == outcome.credentials > 2 * len(FORMS)
+    assert outcome.equal == 0
+
+
+async def test_a_tool_that_gives_another_answer_in_the_replay_is_a_difference(
+    store: RetailStore, runs: list[Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So the comparison can fail."""
+    monkeypatch.setattr("agent_cache.recording.tape.read_value", lambda *_: "something else")
+    outcome = await in_turn("all", runs[:5], store, nothing)
+    assert len(outcome.differences) == 5
+    assert outcome.equal == 0
+
+
+@pytest.mark.parametrize("number", range(len(FORMS)), ids=[name for name, _ in FORMS])
+def test_no_form_of_a_credential_survives_redaction(number: int) -> None:
+    """Without any data, too."""
+    from agent_cache.recording.plain import encode, plain_arguments
+
+    redaction = Redaction()
+    for seed in range(20):
+        credential = fresh(random.Random(seed), number)
+        data, raw = plain_arguments({"context": credential.argument})
+        assert any(trace in raw for trace in credential.traces())
+        assert redaction.may_touch(raw)
+        written = encode(redaction.apply(data))
+        assert not any(trace in written for trace in credential.traces()), written
