@@ -19,7 +19,7 @@ from agent_cache.recording.format import (
     header_line,
     trailer_line,
 )
-from agent_cache.recording.identity import digest_of
+from agent_cache.recording.identity import digest_of, digest_of_key
 from agent_cache.recording.legacy import calls_of_agentcassette
 from agent_cache.recording.lines import Lines, read_file
 from agent_cache.recording.outcomes import map_payload
@@ -218,7 +218,8 @@ class Cassette:
 
 def _redacted(call: RecordedCall, redaction: Redaction) -> RecordedCall:
     arguments = redaction.apply(call.arguments)
-    digest = call.digest if call.key is not None else digest_of(call.name, arguments).hex()
+    key = None if call.key is None else redaction.text(call.key)
+    digest = digest_of(call.name, arguments) if key is None else digest_of_key(call.name, key)
     return msgspec.structs.replace(
-        call, arguments=arguments, digest=digest, outcome=map_payload(call.outcome, redaction.apply)
+        call, arguments=arguments, key=key, digest=digest.hex(), outcome=map_payload(call.outcome, redaction.apply)
     )

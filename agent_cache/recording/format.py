@@ -66,6 +66,8 @@ class RecordedCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         digest: hexadecimal digest of name and arguments, or of name and key.
         after: id of the call whose line was the last when it started, 0 if there was none: that call, and those on the
             lines above it, had ended.
+        lane: number of the task that made it, in the order in which tasks made their first call; a strict replay
+            demands the order of what one task made.
         outcome: what it came to; see the top of this module.
         source: how a tool's cache answered: ``hit``, ``miss``, ``shared``, ``uncached``, ``write`` or ``blocked``.
         started_ms: when it started, from the beginning of the recording.
@@ -83,6 +85,7 @@ class RecordedCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     key: str | None = None
     digest: str = ""
     after: int = 0
+    lane: int = 0
     outcome: dict[str, Any]
     source: str = ""
     started_ms: float = 0.0

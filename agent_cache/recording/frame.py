@@ -31,7 +31,7 @@ class Frame:
         key: the identity that ``cache_key=`` gave it.
         recorded: what it is answered with; None if it runs.
         index: where that stands in the cassette.
-        id, after, started: as a `RecordedCall` has them; 0 where nothing is recorded.
+        id, after, lane, started: as a `RecordedCall` has them; 0 where nothing is recorded.
         source: how a tool's cache answered.
         taped: the tool's call, if it is one.
         passed: positional and keyword arguments as they were passed, for extractors.
@@ -52,6 +52,7 @@ class Frame:
         "is_awaited",
         "is_plain",
         "key",
+        "lane",
         "outer",
         "parent",
         "passed",
@@ -81,6 +82,7 @@ class Frame:
         self.index: int | None = None
         self.id = 0
         self.after = 0
+        self.lane = 0
         self.started = 0.0
         self.source = ""
         self.taped: TapedCall | None = None

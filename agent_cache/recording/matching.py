@@ -33,7 +33,8 @@ class Matcher:
         self._adopted: set[str] = set()
         self._is_covered = bytearray(len(cassette))
         self._is_over = bytearray(len(cassette))
-        self._first_running: dict[int, int] = {}
+        self._lanes: dict[tuple[int, int], array[int]] = {}
+        self._first_running: dict[tuple[int, int], int] = {}
         self.remaining = len(cassette)
         self.has_foreign = bool(self._outline.foreign)
         self._read()
@@ -76,15 +77,15 @@ class Matcher:
         self._is_over[index] = 1
 
     def late(self, index: int) -> int | None:
-        """A call beside this one that had ended before this one was started, and has not ended now; None if there is
-        none.
+        """A call of the same task beside this one that had ended before this one was started, and has not ended now;
+        None if there is none. What other tasks do at the same time is up to the event loop.
         """
-        siblings = self._children.get(self._parents[index], ())
-        parent = self._parents[index]
-        first = self._first_running.get(parent, 0)
+        lane = self._parents[index], self._outline.lanes[index]
+        siblings = self._lanes[lane]
+        first = self._first_running.get(lane, 0)
         while first < len(siblings) and self._is_over[siblings[first]]:
             first += 1
-        self._first_running[parent] = first
+        self._first_running[lane] = first
         if first < len(siblings) and siblings[first] < self._after[index]:
             return siblings[first]
         return None
@@ -147,6 +148,7 @@ class Matcher:
             self._parents.append(place)
             self._after.append(ids.get(outline.after[index], -1) + 1)
             self._children.setdefault(place, array("q")).append(index)
+            self._lanes.setdefault((place, outline.lanes[index]), array("q")).append(index)
         places: dict[int, bytes] = {}
         counts: dict[bytes, int] = {}
         for number in sorted(ids):  # a call starts after what encloses it

@@ -25,6 +25,7 @@ class CallHead(msgspec.Struct, frozen=True, kw_only=True):
     arguments: Unread = {}
     digest: str = ""
     after: int = 0
+    lane: int = 0
     outcome: Unread
     form: str = ""
 
@@ -33,7 +34,7 @@ class Outline:
     """The calls of a cassette, in its order.
 
     Attributes:
-        ids, parents, after: as `RecordedCall` has them; -1 for no parent.
+        ids, parents, after, lanes: as `RecordedCall` has them; -1 for no parent.
         digests: the same, as bytes.
         names: indices by name.
         foreign: indices of those from a cassette of another package, by name.
@@ -43,6 +44,7 @@ class Outline:
         self.ids = array("q")
         self.parents = array("q")
         self.after = array("q")
+        self.lanes = array("q")
         self.digests: list[bytes] = []
         self.names: dict[str, array[int]] = {}
         self.foreign: dict[str, array[int]] = {}
@@ -74,6 +76,7 @@ class Outline:
             self.ids.append(call.id)
             self.parents.append(-1 if call.parent is None else call.parent)
             self.after.append(call.after)
+            self.lanes.append(call.lane)
         except OverflowError:
             raise ValueError("a number of it is out of all bounds") from None
         self.digests.append(digest)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import threading
 import time
+import weakref
+from collections.abc import MutableMapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -43,6 +47,9 @@ class Recorder:
         self._last = 0
         self._open: dict[int, Frame] = {}
         self._ids: dict[int, int] = {}
+        self._tasks: MutableMapping[Any, int] = weakref.WeakKeyDictionary()
+        self._threads: dict[int, int] = {}
+        self._next_lane = 0
         try:
             self._file.append(header_line(header_of(model, redaction)))
         except OSError as error:
@@ -52,6 +59,7 @@ class Recorder:
     def start(self, frame: Frame) -> None:
         """Number a call that starts."""
         frame.id, frame.after = self._next_id, self._last
+        frame.lane = self._lane()
         frame.started = time.perf_counter()
         self._next_id += 1
         self._open[frame.id] = frame
@@ -72,6 +80,7 @@ class Recorder:
                 key=frame.key,
                 digest=frame.digest.hex(),
                 after=frame.after,
+                lane=frame.lane,
                 outcome=outcome,
                 source=source,
                 started_ms=round((frame.started - self._began) * 1000, 3),
@@ -93,8 +102,8 @@ class Recorder:
         parent = None if frame.parent is None else frame.parent.id
         self._write(
             msgspec.structs.replace(
-                frame.recorded, id=frame.id, parent=parent, after=frame.after, digest=frame.digest.hex(),
-                name=frame.subject.name, arguments=frame.arguments, form="",
+                frame.recorded, id=frame.id, parent=parent, after=frame.after, lane=frame.lane, form="",
+                digest=frame.digest.hex(), name=frame.subject.name, arguments=frame.arguments,
             )
         )  # fmt: skip
         self._ids[frame.index] = frame.id
@@ -128,6 +137,18 @@ class Recorder:
         """Nothing new was recorded: the file stays as it is."""
         self.is_closed = True
         self._file.discard()
+
+    def _lane(self) -> int:
+        """The number of the task, or of the thread, that makes a call."""
+        try:
+            task = asyncio.current_task()
+        except RuntimeError:
+            task = None
+        lanes: MutableMapping[Any, int] = self._threads if task is None else self._tasks
+        lane = lanes.setdefault(threading.get_ident() if task is None else task, self._next_lane)
+        if lane == self._next_lane:
+            self._next_lane += 1
+        return lane
 
     def _copy(self, index: int, parent: int | None, after: int, matcher: Matcher) -> None:
         number = self._next_id

@@ -254,6 +254,45 @@ def test_strict_refuses_another_order_of_calls_that_did_not_overlap(path):
         double(2)
 
 
+async def test_strict_has_nothing_against_an_agent_that_gathers(path):
+    """Who ends before whom is up to the tools while it is recorded, and up to the event loop when it is replayed."""
+    waits = {("a", 0): 0.02, ("a", 1): 0.02, ("b", 0): 0.002, ("b", 1): 0.002, ("b", 2): 0.002}
+
+    @intercept(name="step")
+    async def step(chain: str, number: int) -> int:
+        real()
+        await asyncio.sleep(waits[chain, number])
+        return number
+
+    @intercept(name="at_once")
+    async def at_once(number: int) -> int:
+        real()
+        return number
+
+    async def chain(name: str, length: int) -> list[int]:
+        return [await step(name, number) for number in range(length)]
+
+    async def agent() -> object:
+        return await asyncio.gather(chain("a", 2), chain("b", 3), at_once(1), at_once(2))
+
+    async with record(path):
+        expected = await agent()
+    async with off_and(path, strict=True):
+        assert await agent() == expected
+
+
+async def test_strict_knows_the_order_within_a_task(path):
+    async def agent(*numbers: int) -> None:
+        for number in numbers:
+            double(number)
+
+    async with record(path):
+        await asyncio.gather(agent(1, 2), agent(3, 4))
+    with pytest.raises(DivergenceError, match=r"double\(.*4.*too early"):
+        async with off_and(path, strict=True):
+            await asyncio.gather(agent(1, 2), agent(4, 3))
+
+
 async def test_strict_lets_overlapping_calls_come_in_any_order(path):
     gate = asyncio.Event()
 
