@@ -35,7 +35,7 @@ class Proxy:
         self.port = 0
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name=f"proxy of {target}", daemon=True)
-        self._listener: asyncio.Server | None = None
+        self._listener: socket.socket | None = None
         self._links: set[_Link] = set()
         self._road = _Road()
 
@@ -125,17 +125,24 @@ class Proxy:
 
     async def _listen(self) -> None:
         if self._listener is None:
-            self._listener = await asyncio.start_server(self._accept, HOST, self.port)
-            self.port = self._listener.sockets[0].getsockname()[1]
+            self._listener = socket.create_server((HOST, self.port))
+            self._listener.setblocking(False)
+            self.port = self._listener.getsockname()[1]
+            self._loop.add_reader(self._listener, self._accept, self._listener)
 
     async def _stop_listening(self) -> None:
         if self._listener is not None:
+            self._loop.remove_reader(self._listener)
             self._listener.close()
             self._listener = None
 
-    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        # Known from this moment on, and reset even if it is cut before its task has begun.
-        link = _Link(self._road, writer, reader, self.target)
+    def _accept(self, listener: socket.socket) -> None:
+        # asyncio's own server forgets a connection that comes while it is closed. This one is known at once.
+        try:
+            client, _ = listener.accept()
+        except OSError:  # it has gone again
+            return
+        link = _Link(self._road, client, self.target)
         self._links.add(link)
         link.task.add_done_callback(lambda _: self._links.discard(link))
 
@@ -176,17 +183,20 @@ class _Road:
 class _Link:
     """One connection: from a client to the proxy, and on to the server."""
 
-    def __init__(self, road: _Road, to_client: asyncio.StreamWriter, client: asyncio.StreamReader, target: int) -> None:
+    def __init__(self, road: _Road, peer: socket.socket, target: int) -> None:
         self._road = road
-        self._writers = [to_client]
+        self._peer = peer
+        self._writers: list[asyncio.StreamWriter] = []
         self.subscribes = False
         self.ended = asyncio.Event()
-        self.task = asyncio.get_running_loop().create_task(self._carry(client, target))
+        self.task = asyncio.get_running_loop().create_task(self._carry(target))
         self.task.add_done_callback(self._reset)
 
-    async def _carry(self, client: asyncio.StreamReader, target: int) -> None:
+    async def _carry(self, target: int) -> None:
         """Move bytes both ways until both sides have ended, one breaks, or it is cut."""
         try:
+            client, to_client = await asyncio.open_connection(sock=self._peer)
+            self._writers.append(to_client)
             server, to_server = await asyncio.open_connection(HOST, target)
             self._writers.append(to_server)
             async with asyncio.TaskGroup() as group:
@@ -236,6 +246,8 @@ class _Link:
 
     def _reset(self, _task: asyncio.Task[None]) -> None:
         """Close both sides by a reset, which is no news to one that has ended in good order."""
+        if not self._writers:
+            self._peer.close()
         for writer in self._writers:
             peer = writer.get_extra_info("socket")
             if peer is not None and peer.fileno() >= 0:
