@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 from agent_cache._core.keys import Encoder, Uncacheable
 from agent_cache.remote.protocols import Request
 
-__all__ = ["entry_digest", "segment_digest"]
+__all__ = ["entry_digest", "lasting_digest", "segment_digest"]
 
 _SIZE = 24
 """Bytes of a digest. Nobody finds two calls that share one: that would take 2**96 attempts."""
@@ -32,13 +32,21 @@ def entry_digest(request: Request, *, namespace: str, version: int) -> str | Non
         namespace: what keeps the fleets on one server apart.
         version: of everything that the fleet shares.
     """
+    return lasting_digest(request, namespace=namespace, version=version)[0]
+
+
+def lasting_digest(request: Request, *, namespace: str, version: int) -> tuple[str | None, bool]:
+    """The same, and whether equal calls have it for as long as this process lives: there is no class in it, whose name
+    may come to lead elsewhere.
+    """
     encoder = _StableEncoder()
     try:
         tool = _outside(request.tool)
         parts = [encoder.encode(part) for part in (version, tool, request.arguments, request.tenant, request.session)]
     except Uncacheable:
-        return None
-    return blake2b(b"".join(parts), digest_size=_SIZE, key=_key(namespace)).hexdigest()
+        return None, False
+    digest = blake2b(b"".join(parts), digest_size=_SIZE, key=_key(namespace)).hexdigest()
+    return digest, not encoder.names_classes
 
 
 def segment_digest(segment: str, *, namespace: str) -> str:
@@ -55,11 +63,16 @@ def _key(namespace: str) -> bytes:
 class _StableEncoder(Encoder):
     """Canonical bytes in which a class stands by its name."""
 
-    __slots__ = ()
+    __slots__ = ("names_classes",)
 
     leaves: ClassVar = {kind: code for kind, code in Encoder.leaves.items() if kind not in {FunctionType, type}}
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.names_classes = False
+
     def class_code(self, kind: type) -> bytes:
+        self.names_classes = True
         name = _name_of(kind)
         return b"%d:%b" % (len(name), name)
 

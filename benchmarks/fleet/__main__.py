@@ -56,8 +56,7 @@ def complaint(name: str, outcome: Outcome, fleet: Fleet) -> str | None:
     if verdict.own:
         return "a process missed its own write"
     if fleet.consistency == "strong":
-        unexcused = [stale for stale in verdict.stale if stale.ending != "died armed" or stale.lag > fleet.lease]
-        return "stale reads" if unexcused else None
+        return "stale reads" if verdict.stale else None
     # A writer that is cut off alone cannot tell the others: they see it when what they have expires.
     bound = TTL if FAULTS[name].cut_off == "writers" else fleet.max_staleness
     if verdict.later_than(bound, fleet.lease):

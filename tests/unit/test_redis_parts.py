@@ -14,7 +14,7 @@ from hypothesis import given, strategies as st
 
 from agent_cache.remote.redis.connections import of_client, of_url
 from agent_cache.remote.redis.epochs import Epochs
-from agent_cache.remote.redis.values import BadValue, Header, packed, read_at_once, unpacked
+from agent_cache.remote.redis.values import BadValue, Header, head_of, read_at_once, unpacked
 from agent_cache.remote.redis.wire import OVERSIZED, Replies, ReplyError, pack
 
 values = st.recursive(
@@ -87,12 +87,13 @@ CELLS = {b"t:{ns:a b}:S": b"id 1", b"t:{ns:order}:T0": b"id 2"}
 )
 def test_a_value_comes_back_as_it_was(cells, loaded, late, payload):
     header = Header(cells, loaded, 60.0, 5.0, 0.5, late)
-    assert unpacked(packed(header, payload)) == (header, payload)
+    head = head_of(header)
+    assert unpacked(head + payload) == (header, head, payload)
 
 
 @given(st.data())
 def test_a_damaged_value_is_bad_or_says_something_else(data):
-    good = packed(Header(CELLS, 100.0, 60.0, 0.0, 0.5, b""), b"payload")
+    good = head_of(Header(CELLS, 100.0, 60.0, 0.0, 0.5, b"")) + b"payload"
     at = data.draw(st.integers(0, len(good) - 1))
     bad = data.draw(
         st.sampled_from([good[:at], good[:at] + bytes([good[at] ^ 1 << data.draw(st.integers(0, 7))]) + good[at + 1 :]])
@@ -114,16 +115,17 @@ def test_junk_is_bad_and_nothing_else(junk):
 
 def test_the_short_look_agrees_with_the_long_one():
     cells = b"\n".join(key + b" " + version for key, version in CELLS.items())
-    value = packed(Header(CELLS, 100.0, 60.0, 0.0, 0.5, b""), b"payload")
-    assert read_at_once(value, cells) == (100.0, 60.0, 0.5, b"payload")
+    value = head_of(Header(CELLS, 100.0, 60.0, 0.0, 0.5, b"")) + b"payload"
+    loaded, ttl, cost, start = read_at_once(value, cells)
+    assert (loaded, ttl, cost, value[start:]) == (100.0, 60.0, 0.5, b"payload")
     assert read_at_once(value, cells[:-1] + b"3") is None
     assert read_at_once(value, cells[:-1]) is None
-    late = packed(Header(CELLS, 100.0, 60.0, 0.0, 0.5, b"x"), b"payload")
+    late = head_of(Header(CELLS, 100.0, 60.0, 0.0, 0.5, b"x")) + b"payload"
     assert read_at_once(late, cells) is None
     for header in (Header(CELLS, float("nan"), 60.0, 0.0, 0.5, b""), Header(CELLS, 1.0, float("inf"), 0.0, 0.5, b"")):
-        assert read_at_once(packed(header, b""), cells) is None
+        assert read_at_once(head_of(header), cells) is None
         with pytest.raises(BadValue):
-            unpacked(packed(header, b""))
+            unpacked(head_of(header))
 
 
 def test_what_is_pruned_reads_as_touched(monkeypatch):

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 from agent_cache.remote.redis.lines import REDIRECTS, Line
 from agent_cache.remote.redis.links import into
 from agent_cache.remote.redis.topology import Node
-from agent_cache.remote.redis.wire import Interrupted, ReplyError, Unreachable, pack
+from agent_cache.remote.redis.wire import Interrupted, ReplyError, Unreachable, bulk, pack
 
 if TYPE_CHECKING:
     from agent_cache.remote.redis.core import Core
+    from agent_cache.remote.redis.places import Place
     from agent_cache.remote.redis.scripts import Script
 
 __all__ = ["Fetched", "LoopClient"]
@@ -30,7 +31,7 @@ class LoopClient:
 
     def __init__(self, core: Core) -> None:
         self._core = core
-        self._loop = asyncio.get_running_loop()
+        self.loop = self._loop = asyncio.get_running_loop()
         self._lines: dict[Node, Line] = {}
         # A loop that ends cancels its tasks: that is how its connections learn of it.
         self._keeper = self._loop.create_task(self._keep(), name="agent_cache keeps connections")
@@ -67,12 +68,15 @@ class LoopClient:
         """
         topology = self._core.topology
         if not topology.is_cluster:
-            return await self._line(topology.of(0) or await topology.find(0)).get([key for key, _ in keys], strong)
+            names = tuple(dict.fromkeys(key for key, _ in keys))
+            line = self._line(topology.of(0) or await topology.find(0))
+            found, ident = await line.get(names, b"".join(map(bulk, names)), strong)
+            return dict(zip(names, found, strict=True)), ident
         by_node: dict[Node, list[tuple[bytes, int]]] = {}
         for key in keys:
             by_node.setdefault(topology.of(key[1]) or await topology.find(key[1]), []).append(key)
         pending = [
-            self._line(node).get([key for key, _ in wanted], strong, [slot for _, slot in wanted])
+            self._line(node).get_by_slot([key for key, _ in wanted], [slot for _, slot in wanted], strong)
             for node, wanted in by_node.items()
         ]
         values: dict[bytes, Any] = {}
@@ -87,6 +91,16 @@ class LoopClient:
                 if future.done() and not future.cancelled():
                     future.exception()
         return values, idents
+
+    async def read(self, place: Place, *, strong: bool) -> tuple[list[Any], bytes]:
+        """Read an entry where there are no slots: its cells and its value, in the order of its keys.
+
+        Raises:
+            Unreachable: as `fetch`.
+        """
+        topology = self._core.topology
+        line = self._line(topology.of(0) or await topology.find(0))
+        return await line.get(place.keys, place.packed, strong)
 
     async def run(self, script: Script, slot: int, keys: list[bytes], arguments: list[bytes]) -> tuple[Any, bytes]:
         """Run a script; the reply, and who has run it. Loads it where it is not known yet.

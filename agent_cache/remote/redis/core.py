@@ -23,6 +23,7 @@ from agent_cache.remote.redis.memo import Memo
 from agent_cache.remote.redis.names import Names
 from agent_cache.remote.redis.options import Options
 from agent_cache.remote.redis.pending import Pending, deliver
+from agent_cache.remote.redis.places import Places
 from agent_cache.remote.redis.scripts import Script, sharded
 from agent_cache.remote.redis.topology import Node, Topology
 
@@ -53,6 +54,7 @@ class Core:
         self.log = Log(f"RedisTier({', '.join(map(str, _addresses(deployment)))})")
         self.epochs = Epochs()
         self.memo = Memo()
+        self.places = Places(self.names, self.memo, self.slot)
         self.pending = Pending(self.names)
         self.listeners: tuple[Listener, ...] = ()
         self.is_closed = False
@@ -63,6 +65,7 @@ class Core:
         self.process = os.urandom(8).hex().encode()
         self.lock = threading.Lock()
         self._clients: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, LoopClient] = weakref.WeakKeyDictionary()
+        self._latest: LoopClient | None = None
         self.attendant: Attendant | None = None
 
     def after_fork(self) -> None:
@@ -100,18 +103,24 @@ class Core:
     def client(self) -> LoopClient:
         """The connections of the loop that is running."""
         loop = asyncio.get_running_loop()
+        latest = self._latest
+        if latest is not None and latest.loop is loop:
+            return latest
         client = self._clients.get(loop)
         if client is None:
             with self.lock:
                 for other in [other for other in self._clients if other.is_closed()]:
                     del self._clients[other]  # closed without ending its tasks
                 client = self._clients[loop] = LoopClient(self)
+        self._latest = client
         return client
 
     def forget_client(self, loop: asyncio.AbstractEventLoop) -> None:
         """A loop ends."""
         with self.lock:
-            self._clients.pop(loop, None)
+            client = self._clients.pop(loop, None)
+            if self._latest is client:
+                self._latest = None
 
     def clients(self) -> list[tuple[asyncio.AbstractEventLoop, LoopClient]]:
         """All loops that have connections."""
@@ -148,7 +157,7 @@ class Core:
             Unreachable: if it does not take it.
         """
         for order in self.pending.orders():
-            if self.topology.of(order.root.slot) is node:
+            if self.topology.of(order.root.slot) is node and self.pending.owes(order):
                 await deliver(order, link)
                 self.epochs.touch(order.cells)
                 self.pending.done(order)

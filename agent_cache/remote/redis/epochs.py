@@ -50,6 +50,8 @@ class Epochs:
 
     def is_untouched(self, cells: Iterable[CellKey], since: int) -> bool:
         """Whether none of these was touched after the number `since`. Takes no lock."""
+        if self.now == since:
+            return True
         last = self._last  # before the floor: what is pruned in between is still in here
         if self._floor > since:
             return False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from agent_cache.remote.redis.identity import INFO, identity_in, introduced
 from agent_cache.remote.redis.leases import boottime
@@ -21,6 +21,9 @@ REDIRECTS: Final = frozenset({"MOVED", "ASK", "CLUSTERDOWN", "TRYAGAIN", "READON
 
 _INFO = pack(*INFO)
 
+_Listed: TypeAlias = "asyncio.Future[tuple[list[Any], bytes]]"
+_Mapped: TypeAlias = "asyncio.Future[tuple[dict[bytes, Any], bytes]]"
+
 
 class Line:
     """What this loop has to say to one server."""
@@ -34,7 +37,8 @@ class Line:
         self._opening: asyncio.Task[None] | None = None
         self._is_due = False
         self._commands: list[tuple[bytes, int, Answered, float]] = []
-        self._gets: list[tuple[list[bytes], list[int] | None, asyncio.Future[tuple[dict[bytes, Any], bytes]]]] = []
+        self._gets: dict[tuple[bytes, ...], tuple[bytes, list[_Listed]]] = {}
+        self._gets_by_slot: list[tuple[list[bytes], list[int], _Mapped]] = []
         self._since = 0.0
         self._wants_ident = False
         self._checked = float("-inf")
@@ -42,19 +46,44 @@ class Line:
 
     def get(
         self,
-        keys: list[bytes],
+        keys: tuple[bytes, ...],
+        packed: bytes,
         strong: bool,  # noqa: FBT001 - private, and on the path of every hit
-        slots: list[int] | None = None,
-    ) -> asyncio.Future[tuple[dict[bytes, Any], bytes]]:
-        """Read keys with the next write; in a cluster, with their slots."""
-        future: asyncio.Future[tuple[dict[bytes, Any], bytes]] = self._loop.create_future()
-        if not self._gets:
-            self._since = self._loop.time()
-            self._schedule()
-        self._gets.append((keys, slots, future))
+    ) -> _Listed:
+        """Read keys with the next write: their values in the same order, and who has them.
+
+        Who reads the same keys shares the answer; keys that only some share are asked for again, which costs less
+        than to find out.
+        """
+        future: _Listed = self._loop.create_future()
+        known = self._gets.get(keys)
+        if known is None:
+            self._begin_batch()
+            self._gets[keys] = packed, [future]
+        else:
+            known[1].append(future)
         if strong:
             self._wants_ident = True
         return future
+
+    def get_by_slot(
+        self,
+        keys: list[bytes],
+        slots: list[int],
+        strong: bool,  # noqa: FBT001 - as above
+    ) -> _Mapped:
+        """The same in a cluster, by key: there is one command for each slot."""
+        future: _Mapped = self._loop.create_future()
+        self._begin_batch()
+        self._gets_by_slot.append((keys, slots, future))
+        if strong:
+            self._wants_ident = True
+        return future
+
+    def _begin_batch(self) -> None:
+        if not self._gets and not self._gets_by_slot:
+            self._since = self._loop.time()
+            self._schedule()
 
     def put(self, packed: bytes, count: int, answered: Answered) -> None:
         """Send commands with the next write."""
@@ -91,7 +120,7 @@ class Line:
         commands, self._commands = self._commands, []
         for packed, count, answered, since in commands:
             link.send(packed, count, answered, since)
-        if self._gets:
+        if self._gets or self._gets_by_slot:
             self._send_gets(link)
 
     async def _open(self) -> None:
@@ -107,23 +136,24 @@ class Line:
             self._fail(Unreachable(reason))
         finally:
             self._opening = None
-        if self._commands or self._gets:
+        if self._commands or self._gets or self._gets_by_slot:
             self._flush()
 
     def _send_gets(self, link: Link) -> None:
-        gets, self._gets = self._gets, []
+        gets, self._gets = self._gets, {}
+        by_slot, self._gets_by_slot = self._gets_by_slot, []
         strong, self._wants_ident = self._wants_ident, False
         # Who it is was asked when the connection was made, and is asked by each heartbeat. Should those stop, here.
         strong |= boottime() - max(self._checked, self._node.checked) > self._core.max_staleness
-        by_slot: dict[int, dict[bytes, None]] = {0: {}}
-        for keys, slots, _ in gets:
-            if slots is None:
-                by_slot[0].update(dict.fromkeys(keys))
-            else:
-                for key, slot in zip(keys, slots, strict=True):
-                    by_slot.setdefault(slot, {})[key] = None
-        batches = [wanted for wanted in by_slot.values() if wanted]
-        packed = b"".join([pack(b"MGET", *wanted) for wanted in batches])
+        commands = []
+        if gets:
+            count = 1 + sum(map(len, gets))
+            commands.append(b"".join([b"*%d\r\n$4\r\nMGET\r\n" % count, *[packed for packed, _ in gets.values()]]))
+        batches = _by_slot(by_slot)
+        commands += [pack(b"MGET", *wanted) for wanted in batches]
+        expected = len(commands) + strong
+        if strong:
+            commands.append(_INFO)
         sent = boottime()
 
         def answered(replies: list[Any] | Unreachable) -> None:
@@ -131,27 +161,33 @@ class Line:
                 if isinstance(replies, Unreachable):
                     raise replies
                 if strong:
-                    self._is_still(identity_in(replies[-1]), sent)
-                values: dict[bytes, Any] = {}
-                for wanted, reply in zip(batches, replies, strict=False):
-                    if isinstance(reply, ReplyError):
-                        self._core.topology.is_stale |= reply.code in REDIRECTS
+                    self._is_still(identity_in(replies.pop()), sent)
+                for reply in replies:
+                    if type(reply) is not list:
+                        self._core.topology.is_stale |= type(reply) is ReplyError and reply.code in REDIRECTS
                         raise Unreachable(str(reply))  # noqa: TRY301 - one place that tells all who wait
-                    values.update(zip(wanted, reply, strict=True))
             except Unreachable as error:
                 if not isinstance(error, Interrupted):
                     self._core.failed(self._node, str(error))
-                for _, _, future in gets:
-                    if not future.done():
-                        future.set_exception(error)
+                _tell_all(gets, by_slot, error)
                 return
-            found = values, self.ident
-            for _, _, future in gets:
-                if not future.done():
-                    future.set_result(found)
+            at, ident = 0, self.ident
+            for keys, (_, futures) in gets.items():
+                found = replies[0][at : at + len(keys)], ident
+                at += len(keys)
+                for future in futures:
+                    if not future.done():
+                        future.set_result(found)
+            if by_slot:
+                values: dict[bytes, Any] = {}
+                for wanted, reply in zip(batches, replies[len(gets) > 0 :], strict=True):
+                    values.update(zip(wanted, reply, strict=True))
+                for _, _, mapped in by_slot:
+                    if not mapped.done():
+                        mapped.set_result((values, ident))
 
         self._core.counters.batches += 1
-        link.send(packed + _INFO if strong else packed, len(batches) + strong, answered, self._since)
+        link.send(b"".join(commands), expected, answered, self._since)
 
     def _is_still(self, ident: bytes, sent: float) -> None:
         self._checked = sent
@@ -163,7 +199,27 @@ class Line:
         commands, self._commands = self._commands, []
         for _, _, answered, _ in commands:
             answered(error)
-        gets, self._gets = self._gets, []
-        for _, _, future in gets:
-            if not future.done():
-                future.set_exception(error)
+        gets, self._gets = self._gets, {}
+        by_slot, self._gets_by_slot = self._gets_by_slot, []
+        _tell_all(gets, by_slot, error)
+
+
+def _by_slot(gets: list[tuple[list[bytes], list[int], _Mapped]]) -> list[dict[bytes, None]]:
+    """What is wanted of each slot, once."""
+    batches: dict[int, dict[bytes, None]] = {}
+    for keys, slots, _ in gets:
+        for key, slot in zip(keys, slots, strict=True):
+            batches.setdefault(slot, {})[key] = None
+    return list(batches.values())
+
+
+def _tell_all(
+    gets: dict[tuple[bytes, ...], tuple[bytes, list[_Listed]]],
+    by_slot: list[tuple[list[bytes], list[int], _Mapped]],
+    error: Unreachable,
+) -> None:
+    waiting: list[asyncio.Future[Any]] = [future for _, futures in gets.values() for future in futures]
+    waiting += [future for _, _, future in by_slot]
+    for future in waiting:
+        if not future.done():
+            future.set_exception(error)

@@ -8,7 +8,7 @@ from typing import Any
 from agent_cache.remote.protocols import Request
 from agent_cache.remote.redis.names import CellKey, RootNames
 
-__all__ = ["Memo"]
+__all__ = ["Memo", "make_room"]
 
 _MAX = 50_000
 
@@ -32,7 +32,7 @@ class Memo:
     def keep_cells(self, digest: bytes, cells: dict[CellKey, RootNames]) -> None:
         """Remember them."""
         if self._cells.get(digest) != cells:
-            _make_room(self._cells)
+            make_room(self._cells)
             self._cells[digest] = cells
 
     def call(self, digest: bytes) -> tuple[str, Hashable] | None:
@@ -43,7 +43,7 @@ class Memo:
     def keep_call(self, digest: bytes, request: Request, home: RootNames) -> None:
         """Remember them."""
         if digest not in self._calls:
-            self.has_forgotten |= _make_room(self._calls)
+            self.has_forgotten |= make_room(self._calls)
             self._calls[digest] = request.tool, request.key, home
 
     def cell(self, tool: str, key: Hashable) -> dict[CellKey, RootNames]:
@@ -54,9 +54,9 @@ class Memo:
         return {}
 
 
-def _make_room(table: dict[bytes, Any]) -> bool:
+def make_room(table: dict[Any, Any], limit: int = _MAX) -> bool:
     """Let the oldest go. Whether one had to."""
-    if len(table) < _MAX:
+    if len(table) < limit:
         return False
     try:
         table.pop(next(iter(table)), None)

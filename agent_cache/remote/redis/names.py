@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from redis.crc import key_slot
 
 from agent_cache._core.tags import root_of
-from agent_cache.remote.digests import entry_digest, segment_digest
+from agent_cache.remote.digests import lasting_digest, segment_digest
 from agent_cache.remote.protocols import Request, WriteIntent
 
 __all__ = ["SCHEMA", "CellKey", "Names", "RootNames"]
@@ -124,7 +124,7 @@ class Names:
 
     def own_cell(self, request: Request) -> dict[CellKey, RootNames]:
         """An entry is an entity of its own, for a write that names it by its call."""
-        digest = self.digest(request)
+        digest, _ = self.digest(request)
         home = self.home(request)
         return {} if digest is None else {home.cell(b"K" + digest): home}
 
@@ -134,10 +134,10 @@ class Names:
 
     # Entries
 
-    def digest(self, request: Request) -> bytes | None:
-        """The digest of an entry; None if it has no identity outside of this process."""
-        digest = entry_digest(request, namespace=self.namespace, version=SCHEMA)
-        return None if digest is None else digest.encode()
+    def digest(self, request: Request) -> tuple[bytes | None, bool]:
+        """The digest of an entry, None if it has no identity outside of this process; and whether that stays so."""
+        digest, lasts = lasting_digest(request, namespace=self.namespace, version=SCHEMA)
+        return None if digest is None else digest.encode(), lasts
 
     def value(self, digest: bytes) -> bytes:
         """The key of a value."""

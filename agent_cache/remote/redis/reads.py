@@ -17,13 +17,16 @@ from agent_cache.remote.redis.values import (
     BadValue,
     Header,
     Seen,
+    context_of,
     is_held,
     is_idle,
+    late_context_of,
+    lines_of,
     read_at_once,
     unpacked,
     version_of,
 )
-from agent_cache.remote.redis.wire import OVERSIZED, Unreachable
+from agent_cache.remote.redis.wire import Unreachable
 
 if TYPE_CHECKING:
     from agent_cache.remote.redis.core import Core
@@ -40,7 +43,8 @@ async def look_up(core: Core, ticket: RedisTicket) -> Found | None:
     Raises:
         Unreachable: if that cannot be told.
     """
-    cells, digest, strong = ticket.cells, ticket.digest, ticket.request.strong
+    place, strong = ticket.place, ticket.request.strong
+    cells, digest = place.cells, place.digest
     if core.pending.blocks(cells):
         core.counters.skipped += 1
         raise Unreachable("an invalidation is pending")
@@ -48,22 +52,26 @@ async def look_up(core: Core, ticket: RedisTicket) -> Found | None:
         await _listen(core, ticket)
     ticket.epoch = core.epochs.now
     client = core.client()
-    memo = core.memo.cells(digest) if digest is not None and ticket.watches else {}
-    wanted = [(key, root.slot) for key, root in (cells | memo if memo else cells).items()]
-    value_key = b""
-    if digest is not None:
-        value_key = core.names.value(digest)
-        wanted.append((value_key, core.slot(value_key)))
-    fetched = await client.fetch(wanted, strong=strong)
+    memo = core.memo.cells(digest) if digest is not None and place.watches else {}
+    fetched: Fetched
+    if memo or core.topology.is_cluster:
+        wanted = [(key, root.slot) for key, root in (cells | memo).items()]
+        if digest is not None:
+            wanted.append((place.value_key, place.slot))
+        fetched = await client.fetch(wanted, strong=strong)
+    else:
+        values, ident = await client.read(place, strong=strong)
+        found = _at_once(core, ticket, values, ident)
+        if found is not None:
+            return None if core.pending.blocks(cells) else found
+        fetched = dict(zip(place.keys, values, strict=True)), ident
     ticket.seen = seen_in(cells, fetched)
     if len(ticket.seen) < len(cells):
         ticket.seen = await _minted(core, client, cells, fetched)
-    data = fetched[0][value_key] if digest is not None else None
+    data = fetched[0][place.value_key] if digest is not None else None
     if data is None:
         return None
-    found = _at_once(core, ticket, data)
-    if found is None:
-        found = await _current(core, client, ticket, data, seen_in(memo, fetched))
+    found = await _current(core, client, ticket, data, seen_in(memo, fetched))
     return None if found is None or core.pending.blocks(ticket.seen) else found
 
 
@@ -71,15 +79,8 @@ def _is_heard(core: Core, ticket: RedisTicket) -> bool:
     attendant = core.attendant
     if attendant is None or not core.listeners:
         return True
-    heard = attendant.heard
-    for root in ticket.depends_on.values():
-        if root.channel not in heard:
-            return False
-    for root in ticket.watches.values():
-        if root.channel not in heard:
-            return False
-    ticket.is_live = True
-    return True
+    ticket.is_live = ticket.place.channels <= attendant.heard
+    return ticket.is_live
 
 
 async def _listen(core: Core, ticket: RedisTicket) -> None:
@@ -87,11 +88,11 @@ async def _listen(core: Core, ticket: RedisTicket) -> None:
     attendant = core.attendant
     if attendant is None:
         return
-    for root in ticket.roots:
+    for root in ticket.place.roots:
         node = core.topology.of(root.slot)
         if not attendant.is_heard(root) and (node is None or not node.breaker.is_open):
             await attendant.hear(root)
-    ticket.is_live = all(map(attendant.is_heard, ticket.roots))
+    ticket.is_live = all(map(attendant.is_heard, ticket.place.roots))
 
 
 def seen_in(cells: Iterable[CellKey], fetched: Fetched) -> dict[CellKey, Seen]:
@@ -127,17 +128,22 @@ async def mint(core: Core, client: LoopClient, root: RootNames, keys: list[CellK
     return {key: (value, ident) for key, value in zip(keys, values, strict=True)}
 
 
-def _at_once(core: Core, ticket: RedisTicket, data: Any) -> Found | None:
+def _at_once(core: Core, ticket: RedisTicket, values: list[Any], ident: bytes) -> Found | None:
     """The commonest hit without the second look: everything that it depends on was known, and is as it was."""
-    if data is OVERSIZED or ticket.watches:
+    place, data = ticket.place, values[-1]
+    if type(data) is not bytes or place.watches or place.digest is None:
         return None
-    for cell in ticket.seen.values():
-        if not is_idle(cell):
+    cells, known = values[:-1], place.known
+    if known is None or known[0] != cells or known[1] != ident:
+        seen = [(cell, ident) for cell in cells if type(cell) is bytes and cell]
+        if len(seen) < len(cells) or not all(map(is_idle, seen)):
             return None
-    read = read_at_once(data, b"\n".join([b"%b %b %b" % (key, cell[1], cell[0]) for key, cell in ticket.seen.items()]))
+        header = lines_of({key: version_of(cell) for key, cell in zip(place.cells, seen, strict=True)})
+        place.known = known = cells, ident, header
+    read = read_at_once(data, known[2])
     if read is None:
         return None
-    loaded, ttl, cost, payload = read
+    loaded, ttl, cost, start = read
     request = ticket.request
     age = server_time(core, ticket) - loaded
     age = 0.0 if age < 0 else age
@@ -145,9 +151,12 @@ def _at_once(core: Core, ticket: RedisTicket, data: Any) -> Found | None:
     if left <= 0:
         return None
     try:
-        value = core.options.codec.decode(payload, request.returns)
-    except (Undecodable, ValueError, TypeError, RecursionError):
-        return None  # counted by the second look
+        value = core.options.codec.decode(
+            data[start:], request.returns, context=context_of(place.value_key, data[:start])
+        )
+    except Exception:  # noqa: BLE001 - hostile data, or somebody's codec: the second look counts it
+        return None
+    ticket.saw_idle(*known[:2])
     return Found(value, request.tags, age, cost, left)
 
 
@@ -155,16 +164,16 @@ async def _current(
     core: Core, client: LoopClient, ticket: RedisTicket, data: Any, known: dict[CellKey, Seen]
 ) -> Found | None:
     """What the value says, if every cell that it names is as it was."""
-    request = ticket.request
-    assert ticket.digest is not None
+    request, place = ticket.request, ticket.place
+    assert place.digest is not None
     try:
-        if data is OVERSIZED:
-            raise BadValue("too large")  # noqa: TRY301 - counted with the others
-        header, payload = unpacked(data)
-        if not ticket.depends_on.keys() <= header.cells.keys():
+        if type(data) is not bytes:
+            raise BadValue("too large, or of another type")  # noqa: TRY301 - counted with the others
+        header, head, payload = unpacked(data)
+        if not place.depends_on.keys() <= header.cells.keys():
             return None  # of a tool that was declared otherwise
         seen = ticket.seen | known
-        others = [key for key in header.cells if key not in ticket.depends_on]
+        others = [key for key in header.cells if key not in place.depends_on]
         unknown = [key for key in others if key not in seen]
         if unknown:
             seen |= await _fetch_more(core, client, unknown, strong=request.strong)
@@ -172,22 +181,32 @@ async def _current(
             cell = seen.get(key)
             if cell is None or is_held(cell) or version_of(cell) != version:
                 return None
-        late = _late_tags(core, header)
-        value = core.options.codec.decode(payload, request.returns)
-    except (BadValue, Undecodable, ValueError, TypeError, RecursionError) as error:
+            if request.strong and not is_idle(cell):
+                return None  # its writer may have died after its effect: others find it until the lease is over
+        value = _decoded(core, payload, request.returns, context_of(place.value_key, head))
+        late = _late_tags(core, header, place.value_key)
+    except BadValue as error:
         core.counters.bad_values += 1
         core.log.once("a value on the server cannot be read", f"{request.tool}: {error}")
         return None
     ticket.seen = ticket.seen | {key: seen[key] for key in others}
     if others:
-        core.memo.keep_cells(ticket.digest, {key: _root_of(core, ticket, key) for key in others})
+        core.memo.keep_cells(place.digest, {key: _root_of(core, ticket, key) for key in others})
     return await _aged(core, client, ticket, header, Found(value, request.tags + late, cost=header.cost))
 
 
-def _late_tags(core: Core, header: Header) -> tuple[str, ...]:
+def _decoded(core: Core, data: bytes, returns: Any, context: bytes) -> Any:
+    try:
+        return core.options.codec.decode(data, returns, context=context)
+    except Exception as error:
+        # Whatever it is: data that is hostile, or a codec that was not made for that, is a miss and no more.
+        raise BadValue(str(error) if isinstance(error, Undecodable) else type(error).__name__) from error
+
+
+def _late_tags(core: Core, header: Header, value_key: bytes) -> tuple[str, ...]:
     if not header.late:
         return ()
-    late = core.options.codec.decode(header.late, list[str])
+    late = _decoded(core, header.late, list[str], late_context_of(value_key, lines_of(header.cells)))
     if not isinstance(late, list) or not all(isinstance(tag, str) for tag in late):
         raise BadValue("with tags that are none")
     for tag in late:  # so that messages about them can be read
@@ -204,7 +223,7 @@ async def _fetch_more(core: Core, client: LoopClient, keys: list[CellKey], *, st
 
 
 def _root_of(core: Core, ticket: RedisTicket, key: CellKey) -> RootNames:
-    for root in ticket.roots:
+    for root in ticket.place.roots:
         if key.startswith(root.prefix):
             return root
     return core.names.root(key.partition(b"{")[2].rpartition(b"}")[0].partition(b":")[2].decode())
@@ -212,7 +231,8 @@ def _root_of(core: Core, ticket: RedisTicket, key: CellKey) -> RootNames:
 
 async def _aged(core: Core, client: LoopClient, ticket: RedisTicket, header: Header, found: Found) -> Found | None:
     """How old it is and how long it may live. Past its ttl it is served while one process refreshes it."""
-    assert ticket.digest is not None
+    place = ticket.place
+    assert place.digest is not None
     age = max(0.0, server_time(core, ticket) - header.loaded)
     ttl = header.ttl if ticket.request.ttl is None else min(header.ttl, ticket.request.ttl)
     left = ttl - age
@@ -221,7 +241,7 @@ async def _aged(core: Core, client: LoopClient, ticket: RedisTicket, header: Hea
         return None
     is_to_refresh = False
     if left <= 0:
-        claim = core.names.claim(ticket.digest)
+        claim = core.names.claim(place.digest)
         period = b"%d" % int(core.options.lease * 1000)
         reply, _ = await client.call(core.slot(claim), b"SET", claim, core.process, b"NX", b"PX", period)
         is_to_refresh = reply is not None
@@ -230,8 +250,7 @@ async def _aged(core: Core, client: LoopClient, ticket: RedisTicket, header: Hea
 
 def server_time(core: Core, ticket: RedisTicket) -> float:
     """What the clock of the server that keeps a value says now: its expiry is measured by that."""
-    assert ticket.digest is not None
-    node = core.topology.of(core.slot(core.names.value(ticket.digest)) if core.topology.is_cluster else 0)
+    node = core.topology.of(ticket.place.slot)
     if node is None or node.clock_offset is None:
         raise Unreachable("the server's clock is not known")
     return boottime() + node.clock_offset

@@ -60,8 +60,14 @@ local function shape(name, token)
   return value
 end
 
+-- What is no text was put there by somebody else, and is overwritten.
+local function cell_of(name)
+  local value = redis.pcall('GET', prefix .. name)
+  return type(value) == 'string' and value ~= '' and value or nil
+end
+
 local function token_of(name)
-  local value = redis.call('GET', prefix .. name)
+  local value = cell_of(name)
   if not value then return nil end
   return (string.gsub(value, '^[!~]', ''))
 end
@@ -77,7 +83,11 @@ local function announce(channel, message)
   if message ~= '' then redis.call('PUBLISH', channel, message) end
 end
 
-local known = redis.call('ZRANGE', registry, 0, -1, 'WITHSCORES')
+local known = redis.pcall('ZRANGE', registry, 0, -1, 'WITHSCORES')
+if known.err then
+  redis.call('DEL', registry)
+  known = {}
+end
 local dead = {}
 for i = 1, #known, 2 do
   if tonumber(known[i + 1]) <= now then
@@ -189,7 +199,7 @@ MINT = Script.of(
     """
 local found = {}
 for i, name in ipairs(list()) do
-  found[i] = redis.call('GET', prefix .. name) or shape(name, fresh())
+  found[i] = cell_of(name) or shape(name, fresh())
 end
 return found
 """,

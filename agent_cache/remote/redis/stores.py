@@ -9,7 +9,15 @@ from agent_cache.remote.redis.clients import LoopClient
 from agent_cache.remote.redis.names import CellKey, RootNames
 from agent_cache.remote.redis.reads import MAX_LATE, mint, seen_in, server_time
 from agent_cache.remote.redis.tickets import RedisTicket
-from agent_cache.remote.redis.values import Header, is_held, packed, version_of
+from agent_cache.remote.redis.values import (
+    Header,
+    context_of,
+    head_of,
+    is_held,
+    late_context_of,
+    lines_of,
+    version_of,
+)
 
 if TYPE_CHECKING:
     from agent_cache.remote.redis.core import Core
@@ -23,22 +31,16 @@ async def store(core: Core, ticket: RedisTicket, value: Any, tags: tuple[str, ..
     Raises:
         Unreachable: if the server does not take it.
     """
-    request, options = ticket.request, core.options
-    if ticket.digest is None or not ticket.seen or ticket.seen.keys() < ticket.depends_on.keys():
+    request, options, place = ticket.request, core.options, ticket.place
+    seen = ticket.seen
+    if place.digest is None or not place.depends_on.keys() <= seen.keys():
         return
     left = ticket.lasts + request.grace - age
-    if left <= 0 or any(is_held(ticket.seen[key]) for key in ticket.depends_on):
+    if left <= 0 or any(is_held(seen[key]) for key in place.depends_on):
         return
-    late = [tag for tag in dict.fromkeys(tags) if tag not in request.tags]
-    try:
-        payload = options.codec.encode(value, request.returns)
-        written = options.codec.encode(late, list[str]) if late else b""
-    except Unencodable as error:
-        core.counters.unencodable += 1
-        core.log.once(f"a result of {request.tool} cannot be written down, so it is kept in this process alone", error)
-        return
-    cells = {key: version_of(ticket.seen[key]) for key in ticket.depends_on}
+    cells = {key: version_of(seen[key]) for key in place.depends_on}
     client = core.client()
+    late = [tag for tag in dict.fromkeys(tags) if tag not in request.tags]
     if late:
         more = await _recheck(core, client, ticket, late)
         if more is None:
@@ -47,16 +49,40 @@ async def store(core: Core, ticket: RedisTicket, value: Any, tags: tuple[str, ..
     if core.pending.blocks(cells):
         core.counters.skipped += 1
         return
-    header = Header(cells, server_time(core, ticket) - age, ticket.lasts, request.grace, cost, written)
-    data = packed(header, payload)
+    data = _written(core, ticket, value, late, cells, cost, server_time(core, ticket) - age)
+    if data is None:
+        return
+    period = min(left, options.cell_ttl)
+    await client.call(place.slot, b"SET", place.value_key, data, b"PX", b"%d" % max(1, int(period * 1000)))
+    core.counters.stores += 1
+
+
+def _written(
+    core: Core,
+    ticket: RedisTicket,
+    value: Any,
+    late: list[str],
+    cells: dict[CellKey, bytes],
+    cost: float,
+    loaded: float,
+) -> bytes | None:
+    """The value as it goes to the server; None if it cannot be written down, or is too large."""
+    request, codec, key = ticket.request, core.options.codec, ticket.place.value_key
+    try:
+        context = late_context_of(key, lines_of(cells))
+        said = codec.encode(late, list[str], context=context) if late else b""
+        head = head_of(Header(cells, loaded, ticket.lasts, request.grace, cost, said))
+        data = head + codec.encode(value, request.returns, context=context_of(key, head))
+    except Exception as error:  # noqa: BLE001 - what somebody's codec raises is no reason to fail a call
+        core.counters.unencodable += 1
+        reason = error if isinstance(error, Unencodable) else type(error).__name__
+        core.log.once(f"a result of {request.tool} cannot be written down, so it is kept in this process alone", reason)
+        return None
     if len(data) > core.max_value_size:
         core.counters.unencodable += 1
         core.log.once(f"a result of {request.tool} is too large, so it is kept in this process alone", len(data))
-        return
-    key = core.names.value(ticket.digest)
-    period = min(left, options.cell_ttl)
-    await client.call(core.slot(key), b"SET", key, data, b"PX", b"%d" % max(1, int(period * 1000)))
-    core.counters.stores += 1
+        return None
+    return data
 
 
 async def _recheck(core: Core, client: LoopClient, ticket: RedisTicket, late: list[str]) -> dict[CellKey, bytes] | None:
@@ -82,7 +108,7 @@ async def _recheck(core: Core, client: LoopClient, ticket: RedisTicket, late: li
             after |= await mint(core, client, root, keys)
     if any(is_held(after[cell]) or version_of(after[cell]) != version_of(before[cell]) for cell in watched):
         return None
-    core.memo.keep_cells(ticket.digest or b"", named)
+    core.memo.keep_cells(ticket.place.digest or b"", named)
     return {key: version_of(after[key]) for key in named}
 
 

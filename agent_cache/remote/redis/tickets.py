@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from agent_cache._clock import CLOCK
 from agent_cache.remote.protocols import Request, Ticket
-from agent_cache.remote.redis.names import CellKey, RootNames
+from agent_cache.remote.redis.names import CellKey
 from agent_cache.remote.redis.values import Seen, is_held, is_idle, version_of
 
 if TYPE_CHECKING:
@@ -20,57 +20,47 @@ class RedisTicket:
     """The cells of one read before its load.
 
     Attributes:
-        digest: of the entry; None if it has no identity outside of this process: nothing is found, nothing is stored.
-        depends_on: cells that an answer will depend on whatever it is, the entry's own among them.
-        watches: S and D of the roots under which the result will name entities.
-        seen: all of them as they were; empty if the server could not be asked.
+        place: where the entry is, and what it depends on.
         asked: when the lookup began.
         epoch: sequence number of this process at that time.
         is_live: whether messages about all of it arrived then.
     """
 
     __slots__ = (
-        "asked", "core", "depends_on", "digest", "epoch", "is_live", "lasts", "request", "seen", "watches",
+        "_idle", "_seen", "asked", "core", "epoch", "is_live", "lasts", "place", "request",
     )  # fmt: skip
 
     def __init__(self, core: Core, request: Request) -> None:
         self.core = core
         self.request = request
-        names = core.names
-        digest = self.digest = names.digest(request)
-        depends_on: dict[CellKey, RootNames] = {}
-        if digest is not None:
-            home = names.home(request)
-            depends_on[home.prefix + b"K" + digest] = home
-            core.memo.keep_call(digest, request, home)
-        for tag in request.tags:
-            depends_on |= names.read_by(tag)
-        watches: dict[CellKey, RootNames] = {}
-        for late in request.late_roots:
-            root = names.root(late)
-            watches[root.s] = watches[root.d] = root
-        self.depends_on = depends_on
-        self.watches = watches
-        self.seen: dict[CellKey, Seen] = {}
+        self.place = core.places.of(request)
+        self._seen: dict[CellKey, Seen] = {}
+        self._idle: tuple[list[bytes], bytes] | None = None
         self.asked = CLOCK.now()
         self.epoch = core.epochs.now
         self.is_live = False
         self.lasts = core.options.remote_ttl if request.ttl is None else request.ttl
 
     @property
-    def cells(self) -> dict[CellKey, RootNames]:
-        """All cells that concern it."""
-        return self.depends_on | self.watches if self.watches else self.depends_on
+    def seen(self) -> dict[CellKey, Seen]:
+        """The cells as they were; empty if the server could not be asked."""
+        if self._idle is not None:
+            cells, ident = self._idle
+            return {key: (cell, ident) for key, cell in zip(self.place.cells, cells, strict=True)}
+        return self._seen
 
-    @property
-    def roots(self) -> list[RootNames]:
-        """Their roots."""
-        return list(dict.fromkeys([*self.depends_on.values(), *self.watches.values()]))
+    @seen.setter
+    def seen(self, seen: dict[CellKey, Seen]) -> None:
+        self._seen, self._idle = seen, None
+
+    def saw_idle(self, cells: list[bytes], ident: bytes) -> None:
+        """All cells of its place, in their order, and no write at work on any: few hits need more than to know that."""
+        self._idle = cells, ident
 
     def is_untouched(self) -> bool:
         """Whether nothing that it saw has been written since, as far as this process knows."""
         epochs = self.core.epochs
-        return epochs.is_untouched(self.seen or self.cells, self.epoch)
+        return epochs.is_untouched(self._seen or self.place.cells, self.epoch)
 
     def is_clean(self) -> bool:
         """See `Ticket`. Under an armed root a value may be stored on the server, where it dies with its writer's lease;
@@ -79,8 +69,7 @@ class RedisTicket:
         return (
             self.is_live
             and not self.request.strong
-            and bool(self.seen)
-            and all(map(is_idle, self.seen.values()))
+            and (self._idle is not None or (bool(self._seen) and all(map(is_idle, self._seen.values()))))
             and self.is_untouched()
         )
 
@@ -92,11 +81,13 @@ class RedisTicket:
         return now < self.asked + self.core.max_staleness or now < self.core.trusted_until()
 
     def agrees_with(self, other: Ticket) -> bool:
-        """Whether another lookup saw the same versions, none of them held: then no write has ended in between."""
+        """Whether another lookup saw the same versions with no write at work on them: then none has ended in between.
+        One that had armed a cell may have died after its effect, and left it as it was.
+        """
         return (
             isinstance(other, RedisTicket)
             and bool(self.seen)
-            and not any(map(is_held, self.seen.values()))
+            and all(map(is_idle, self.seen.values()))
             and _versions(self) == _versions(other)
         )
 

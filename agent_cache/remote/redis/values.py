@@ -14,7 +14,20 @@ from dataclasses import dataclass
 
 from agent_cache.remote.redis.names import SCHEMA, CellKey
 
-__all__ = ["BadValue", "Header", "Seen", "is_held", "is_idle", "packed", "read_at_once", "unpacked", "version_of"]
+__all__ = [
+    "BadValue",
+    "Header",
+    "Seen",
+    "context_of",
+    "head_of",
+    "is_held",
+    "is_idle",
+    "late_context_of",
+    "lines_of",
+    "read_at_once",
+    "unpacked",
+    "version_of",
+]
 
 _FIXED = struct.Struct(">BddddII")
 
@@ -67,17 +80,34 @@ class Header:
     late: bytes
 
 
-def packed(header: Header, payload: bytes) -> bytes:
-    """Header and payload as one value."""
-    cells = b"\n".join([key + b" " + version for key, version in header.cells.items()])
+def head_of(header: Header) -> bytes:
+    """What stands before the payload. The payload is bound to it: see `context_of`."""
+    cells = lines_of(header.cells)
     fixed = _FIXED.pack(
         SCHEMA, header.loaded, header.ttl, header.grace, header.cost, len(cells), len(header.late)
     )  # fmt: skip
-    return b"".join((fixed, cells, header.late, payload))
+    return b"".join((fixed, cells, header.late))
 
 
-def read_at_once(data: bytes, cells: bytes) -> tuple[float, float, float, bytes] | None:
-    """When it was loaded, its ttl, its cost and its payload, if its header says exactly this and no tag was late."""
+def lines_of(cells: Mapping[CellKey, bytes]) -> bytes:
+    """How a header says under which cells a value was loaded."""
+    return b"\n".join([key + b" " + version for key, version in cells.items()])
+
+
+def context_of(value_key: bytes, head: bytes) -> bytes:
+    """What a codec binds a payload to: its entry, and all that is said of it. A signature covers that too then."""
+    return b"value %b %b" % (value_key, head)
+
+
+def late_context_of(value_key: bytes, cells: bytes) -> bytes:
+    """The same for the late tags, which are a part of what the payload is bound to."""
+    return b"late %b %b" % (value_key, cells)
+
+
+def read_at_once(data: bytes, cells: bytes) -> tuple[float, float, float, int] | None:
+    """When it was loaded, its ttl, its cost and where its payload begins, if its header says exactly this and no tag
+    was late.
+    """
     start = _FIXED.size
     end = start + len(cells)
     if data[start:end] != cells:
@@ -85,11 +115,11 @@ def read_at_once(data: bytes, cells: bytes) -> tuple[float, float, float, bytes]
     schema, loaded, ttl, _, cost, size, late = _FIXED.unpack_from(data)
     makes_sense = 0 <= loaded < 1e12 and 0 < ttl < 1e18 and 0 <= cost < 1e9
     is_plain = schema == SCHEMA and size == len(cells) and not late
-    return (loaded, ttl, cost, data[end:]) if is_plain and makes_sense else None
+    return (loaded, ttl, cost, end) if is_plain and makes_sense else None
 
 
-def unpacked(data: bytes) -> tuple[Header, bytes]:
-    """Header and payload again.
+def unpacked(data: bytes) -> tuple[Header, bytes, bytes]:
+    """The header, what stands before the payload, and the payload.
 
     Raises:
         BadValue: if this is none.
@@ -111,4 +141,5 @@ def unpacked(data: bytes) -> tuple[Header, bytes]:
         if not (key and ident and version):
             raise BadValue("with a damaged header")
         cells[key] = ident + b" " + version
-    return Header(cells, loaded, ttl, grace, cost, data[end : end + late]), data[end + late :]
+    behind = end + late
+    return Header(cells, loaded, ttl, grace, cost, data[end:behind]), data[:behind], data[behind:]

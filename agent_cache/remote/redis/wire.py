@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-__all__ = ["OVERSIZED", "Interrupted", "Replies", "ReplyError", "Unreachable", "pack"]
+__all__ = ["OVERSIZED", "Interrupted", "Replies", "ReplyError", "Unreachable", "bulk", "pack"]
 
 OVERSIZED: Final = object()
 """Stands for a value that was longer than the limit, and is gone."""
@@ -32,9 +32,14 @@ class ReplyError(Exception):
         self.code = text.partition(" ")[0]
 
 
+def bulk(part: bytes) -> bytes:
+    """One part of a command."""
+    return b"$%d\r\n%b\r\n" % (len(part), part)
+
+
 def pack(*parts: bytes) -> bytes:
     """One command."""
-    return b"*%d\r\n" % len(parts) + b"".join([b"$%d\r\n%b\r\n" % (len(part), part) for part in parts])
+    return b"*%d\r\n" % len(parts) + b"".join(map(bulk, parts))
 
 
 class Replies:
