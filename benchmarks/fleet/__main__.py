@@ -10,13 +10,11 @@ from dataclasses import replace
 
 from benchmarks.fleet.conductor import Fleet, Outcome, run
 from benchmarks.fleet.faults import FAULTS
-from benchmarks.fleet.tools import TTL
+from benchmarks.fleet.promises import complaint
 from benchmarks.table import markdown
 from tests.harness.binaries import ServerUnavailableError
 
 HEADINGS = ("fault", "consistency", "operations", "hit rate", "faults", "stale", "worst lag", "")
-CALM_SHARE, CALM_LAG = 1e-4, 0.05
-"""Without a fault: that part of the reads may be stale, none for longer than so many seconds."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -46,26 +44,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 print(line, file=sys.stderr)
     print(json.dumps(facts, indent=2) if options.json else markdown(HEADINGS, lines))
     return int(broken > 0)
-
-
-def complaint(name: str, outcome: Outcome, fleet: Fleet) -> str | None:
-    """The promise that a run has broken; None if it kept all."""
-    verdict = outcome.verdict
-    if outcome.complaints:
-        return "a process failed"
-    if verdict.own:
-        return "a process missed its own write"
-    if fleet.consistency == "strong":
-        unexcused = [stale for stale in verdict.stale if stale.ending != "died armed" or stale.lag > fleet.lease]
-        return "stale reads" if unexcused else None
-    # A writer that is cut off alone cannot tell the others: they see it when what they have expires.
-    bound = TTL if FAULTS[name].cut_off == "writers" else fleet.max_staleness
-    if verdict.later_than(bound, fleet.lease):
-        return "stale beyond the bound"
-    is_calm = name.startswith("none")
-    if is_calm and (len(verdict.stale) > CALM_SHARE * verdict.reads or verdict.worst > CALM_LAG):
-        return "stale without a fault"
-    return None
 
 
 def _line(name: str, consistency: str, outcome: Outcome, wrong: str | None) -> tuple[str, ...]:

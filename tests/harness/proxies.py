@@ -62,6 +62,14 @@ class Proxy:
         """Have all bytes take so many seconds longer from now on, in order."""
         self._road.delays = {"to_server": to_server, "to_client": to_client}
 
+    def delay_news(self, seconds: float) -> None:
+        """As `delay`, to clients that have subscribed to something, and to nobody else."""
+        self._road.news_delay = seconds
+
+    def cut_at(self, *words: bytes) -> None:
+        """Reset a connection, from now on, when a client says one of these on it: the server does not hear of it."""
+        self._road.taboos = words
+
     def half_open(self, *directions: Direction) -> None:
         """Let nothing through, in one direction or both, while connections stay open and new ones are accepted.
 
@@ -72,8 +80,10 @@ class Proxy:
             self._call(self._road.close, each)
 
     def heal(self) -> None:
-        """Undo `delay`, `half_open` and `refuse`. What was cut stays cut."""
+        """Undo `delay`, `delay_news`, `cut_at`, `half_open` and `refuse`. What was cut stays cut."""
         self.delay()
+        self.cut_at()
+        self.delay_news(0.0)
         self._call(self._road.open)
         self._call(self._listen)
 
@@ -147,6 +157,8 @@ class _Road:
 
     def __init__(self) -> None:
         self.delays: dict[Direction, float] = dict.fromkeys(BOTH, 0.0)
+        self.news_delay = 0.0
+        self.taboos: tuple[bytes, ...] = ()
         self.passable: dict[Direction, asyncio.Event] = {each: asyncio.Event() for each in BOTH}
         for event in self.passable.values():
             event.set()
@@ -166,6 +178,7 @@ class _Link:
         self._road = road
         self._writers = [client]
         self._task = asyncio.current_task()
+        self._is_told_news = False
         self.ended = asyncio.Event()
 
     async def carry(self, client: asyncio.StreamReader, target: int) -> None:
@@ -198,7 +211,12 @@ class _Link:
     ) -> None:
         while True:
             came, chunk = await queue.get()
-            while (left := came + self._road.delays[direction] - _now()) > 0:
+            if direction == "to_server":
+                said = chunk.upper()
+                self._is_told_news |= b"SUBSCRIBE" in said
+                if any(word in said for word in self._road.taboos):
+                    raise ConnectionResetError
+            while (left := came + self._delay(direction) - _now()) > 0:
                 await asyncio.sleep(min(left, 0.05))  # in short naps: the delay may be changed meanwhile
             await self._road.passable[direction].wait()
             if not chunk:
@@ -206,6 +224,10 @@ class _Link:
                 return
             sink.write(chunk)
             await sink.drain()
+
+    def _delay(self, direction: Direction) -> float:
+        is_news = self._is_told_news and direction == "to_client"
+        return self._road.delays[direction] + (self._road.news_delay if is_news else 0.0)
 
     def cut(self) -> None:
         """End it at once."""
