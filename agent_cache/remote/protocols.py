@@ -120,7 +120,7 @@ class Ticket(Protocol):
     def agrees_with(self, other: Ticket) -> bool:
         """Whether a reader that has just taken this ticket may share the load that the other one was taken for.
 
-        Both saw the same versions and none was held, so that no write has ended in between. It is how readers share
+        Both saw the same versions and no write at work, so that none has ended in between. It is how readers share
         that ask for the versions each time; `is_joinable` is False to them.
         """
         ...

@@ -74,7 +74,7 @@ class MemoryTier:
             stored, ticket.cells = self.server.fetch(_address(request), ticket.depends_on | ticket.watches)
         except ConnectionError:
             return None, ticket
-        if stored is None:
+        if stored is None or (request.strong and not self.server.is_idle(stored.header)):
             return None, ticket
         now = CLOCK.now()
         value = stored.value if stored.copy is None else stored.copy()
@@ -281,7 +281,7 @@ class _Ticket:
         return self.tier.max_ttl if ttl is None else min(ttl, self.tier.max_ttl)
 
     def agrees_with(self, other: Ticket) -> bool:
-        if not isinstance(other, _Ticket) or not self.cells or any(one.mode == "held" for one in self.cells.values()):
+        if not isinstance(other, _Ticket) or not self.cells or any(one.mode != "idle" for one in self.cells.values()):
             return False
         return {name: cell.token for name, cell in self.cells.items()} == {
             name: cell.token for name, cell in other.cells.items()

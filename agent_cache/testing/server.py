@@ -101,6 +101,11 @@ class MemoryServer:
                 stored = None
             return stored, self._look_at(cells)
 
+    def is_idle(self, cells: Iterable[CellName]) -> bool:
+        """Whether no write is at work on any of these."""
+        with self._lock:
+            return all(cell.mode == "idle" for cell in self._look_at(cells).values())
+
     def store(self, address: Hashable, stored: Stored) -> None:
         """Keep a value. If its tokens are not current it is dead already, so nothing need be compared here."""
         with self._lock:

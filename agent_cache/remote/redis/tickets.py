@@ -92,11 +92,13 @@ class RedisTicket:
         return now < self.asked + self.core.max_staleness or now < self.core.trusted_until()
 
     def agrees_with(self, other: Ticket) -> bool:
-        """Whether another lookup saw the same versions, none of them held: then no write has ended in between."""
+        """Whether another lookup saw the same versions with no write at work on them: then none has ended in between.
+        One that had armed a cell may have died after its effect, and left it as it was.
+        """
         return (
             isinstance(other, RedisTicket)
             and bool(self.seen)
-            and not any(map(is_held, self.seen.values()))
+            and all(map(is_idle, self.seen.values()))
             and _versions(self) == _versions(other)
         )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from agent_cache.testing.contract.workbench import Workbench, commit, load, read, value_of, write
 
 __all__ = ["LeaseTests"]
@@ -56,6 +58,25 @@ class LeaseTests(Workbench):
             assert await value_of(a, read("order:7")) == "old"
             await self.advance(b.lease * 1.1)
             assert await value_of(a, read("order:7")) == "nothing"
+
+    async def test_strong_reads_pass_over_what_depends_on_an_armed_root(self) -> None:
+        """Its writer may have died after its effect. They share no load that began so, either."""
+        async with self.tiers() as (a, b):
+            requests = [replace(request, strong=True) for request in (read("order:7"), read("order", key="all"))]
+            for request in requests:
+                await load(a, request, "old")
+                assert await value_of(a, request) == "old"
+            intent = write(late=("order",))
+            await b.begin(intent)
+            for request in requests:
+                assert await value_of(a, request) == "nothing"
+                assert await value_of(a, replace(request, strong=False)) == "old"
+                _, first = await a.lookup(request)
+                _, second = await a.lookup(request)
+                assert not second.agrees_with(first)
+            await commit(b, intent, "order:8")
+            assert await value_of(a, requests[0]) == "old"
+            assert await value_of(a, requests[1]) == "nothing"
 
     async def test_a_renewal_that_finds_its_write_forgotten_begins_it_again(self) -> None:
         """A server may have lost it: restarted, failed over, or out of memory."""
