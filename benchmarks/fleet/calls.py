@@ -1,7 +1,7 @@
 """Hits, misses and writes through a server that is well, over one raw GET in the same round.
 
 The local store is kept so small that it never has the answer, so that each read goes to the server: what it finds
-there it decodes, and keeps a local copy that pushes another one out. That is part of the price. The clock is the wall's.
+there it decodes, and keeps a local copy that pushes another one out. That is part of the price.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Any
 
 from agent_cache import AgentCache, AgentCacheInvalidator, RemotePolicy, configure
 from agent_cache.remote.redis import RedisTier
-from benchmarks.fleet.peers import PEERS, Tool, raw_client
 from benchmarks.fleet.paired import Pair, at_once, one_by_one, paired
+from benchmarks.fleet.peers import PEERS, Tool, raw_client
 from benchmarks.table import Row
 from benchmarks.timing import Effort
-from benchmarks.workload import TTL, USERS, flat_tool, new_ids, scalar_tool, users_in_turn
+from benchmarks.workload import TTL, USERS, ScalarTool, flat_tool, new_ids, scalar_tool, users_in_turn
 from tests.harness.servers import Server
 
 CALLERS = 50
@@ -32,14 +32,13 @@ RAW, OURS = "raw redis.asyncio GET", "agent_cache"
 class Counted:
     """A tool that says how often it ran."""
 
-    tool: Tool
+    tool: ScalarTool
     executions: int = 0
 
-    def wrapped(self) -> Tool:
+    def wrapped(self) -> ScalarTool:
         async def get_card(user_id: str) -> str:
             self.executions += 1
-            result: str = await self.tool(user_id)
-            return result
+            return await self.tool(user_id)
 
         return get_card
 
@@ -79,13 +78,12 @@ async def _measured(
     remarks[RAW] = "no decoding; cold: SET alone"
     for peer in PEERS:
         if peer.version is not None:
-            tool = Counted(scalar_tool())
-            hits[peer.name] = misses[peer.name] = await peer.decorate(tool.wrapped(), server.port)
+            card = counted[peer.name] = Counted(scalar_tool())
+            hits[peer.name] = misses[peer.name] = await peer.decorate(card.wrapped(), server.port)
             remarks[peer.name] = peer.remark
-            counted[peer.name] = tool
     for tool in hits.values():
         await asyncio.gather(*(tool(user) for user in users_in_turn(USERS)))
-    ran = {name: tool.executions for name, tool in counted.items()}
+    ran = {name: card.executions for name, card in counted.items()}
 
     base = one_by_one(get, users_onwards())
     blocks = {f"hit, {name}": one_by_one(tool, users_onwards()) for name, tool in hits.items()}
@@ -94,7 +92,7 @@ async def _measured(
     figures = await paired(
         {name: (block, base) for name, block in blocks.items()}, effort, title="hits and writes through the server"
     )
-    again = [name for name, tool in counted.items() if tool.executions != ran[name]]
+    again = [name for name, card in counted.items() if card.executions != ran[name]]
     if again:
         raise AssertionError(f"these were to be hits, and the tool ran: {again}; {tier.stats()}")
     cold = {f"cold, {name}": (one_by_one(tool, new_ids(f"new{name}")), base) for name, tool in misses.items()}
@@ -120,6 +118,7 @@ def _ours() -> tuple[dict[str, Tool], dict[str, Tool], dict[str, Counted], dict[
 
 def _writes() -> dict[str, Tool]:
     """Under roots of their own, so that what is to be hit stays."""
+
     async def put(user_id: str) -> None:
         """A write tool that does nothing itself."""
 

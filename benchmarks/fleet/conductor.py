@@ -26,8 +26,6 @@ from tests.harness.servers import Server
 ROOT = Path(__file__).parent.parent.parent
 PATIENCE = 180.0
 SHARE_DONE = 0.9
-LIVES = 6
-"""How many times a process that dies is replaced: its operations are shared among its lives."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +34,13 @@ class Fleet:
 
     Attributes:
         heat: how much more often the first entities are used than the others.
+        lives: how often a process starts that dies in the fault: its operations are shared among its lives.
         write_kinds: how many of each kind there are among the writes.
         without: a part of the protocol that all processes do without, by its name in `parts`.
     """
 
     processes: int = 4
+    lives: int = 6
     tasks: int = 4
     entities: int = 8
     heat: float = 0.5
@@ -102,7 +102,7 @@ def run(fault: Fault, fleet: Fleet) -> Outcome:
             without=fleet.without,
         )
         players = [
-            _Player(_as_side(job, scene, fault, is_writer=number % 2 == 1), number, fault, fleet.seed)
+            _Player(_as_side(job, scene, fault, is_writer=number % 2 == 1), number, fault, fleet)
             for number in range(fleet.processes)
         ]
         struck: list[int] = []
@@ -149,15 +149,17 @@ def _as_side(job: Job, scene: Scene, fault: Fault, *, is_writer: bool) -> Job:
 class _Player(threading.Thread):
     """Runs one process after another until its share of the operations is done."""
 
-    def __init__(self, job: Job, number: int, fault: Fault, seed: int) -> None:
+    def __init__(self, job: Job, number: int, fault: Fault, fleet: Fleet) -> None:
         super().__init__(name=f"process {number}")
         self.complaints: list[str] = []
-        lives = LIVES if fault.dies is not None and number % 2 else 1  # the others must see what the dead have left
+        lives = (
+            fleet.lives if fault.dies is not None and number % 2 else 1
+        )  # the others must see what the dead have left
         self._jobs = [
             replace(
                 job,
                 name=f"{number}.{life}",
-                seed=1000 * seed + 10 * number + life,
+                seed=1000 * fleet.seed + 10 * number + life,
                 operations=job.operations // lives,
                 dies=fault.dies if lives > 1 else None,
             )

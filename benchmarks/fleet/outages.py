@@ -69,12 +69,13 @@ async def rows(server: Server, effort: Effort) -> list[Row]:
 
 def _rows(what: str, found: list[Cost], gets: list[float]) -> list[Row]:
     longest = max(cost.longest for cost in found) * 1e3
+    written = statistics.median(cost.write for cost in found)
     over = [cost.following / get for cost, get in zip(found, gets, strict=True)]
     return [
         Row(
             "dead server", f"{what}: first read", Spread.of([cost.first * 1e3 for cost in found]), "ms",
             (TIMEOUT + LATE) * 1e3,
-            f"timeout {TIMEOUT * 1e3:.0f} ms; write thereafter {statistics.median(cost.write for cost in found) * 1e3:.2f} ms",
+            f"timeout {TIMEOUT * 1e3:.0f} ms; a write thereafter {written * 1e3:.2f} ms",
         ),
         Row(
             "dead server", f"{what}: each of the next {FOLLOWING}", Spread.of(over), "x", 1.0,

@@ -94,7 +94,7 @@ def _identify(by: Callable[[dict[bytes, bytes]], bytes]) -> None:
 
 
 def no_recheck() -> None:
-    """A result that names its tags is stored under their cells as they are after the load, whatever happened during it."""
+    """A result that names its tags is stored under their cells as they are after the load, whatever came during it."""
     from agent_cache.remote.redis import stores
     from agent_cache.remote.redis.reads import mint, seen_in
     from agent_cache.remote.redis.values import version_of

@@ -29,7 +29,7 @@ def complaint(name: str, outcome: Outcome, fleet: Fleet) -> str | None:
 
 
 def beyond(name: str, verdict: Verdict, fleet: Fleet) -> list[Stale]:
-    """The stale reads that no promise allows for: strong ones, a process' own, and those that are later than the bound."""
+    """The stale reads that no promise allows for: all strong ones, a process' own, and those later than the bound."""
     if fleet.consistency == "strong":
         return list(verdict.stale)
     # A writer that is cut off alone cannot tell the others: they see it when what they have expires.

@@ -50,8 +50,8 @@ async def rows(server: Server, effort: Effort) -> list[Row]:
         ),
         Row("remote", "first read of a process", Spread.of([one["first"] * 1e3 for one in ours]), "ms", None, "a hit"),
         Row(
-            "remote", f"its next {USERS - 1} reads, together", Spread.of([one["next"] * 1e3 for one in ours]), "ms", None,
-            "other entries, one after the other; all hits, the tool never ran",
+            "remote", f"its next {USERS - 1} reads together", Spread.of([one["next"] * 1e3 for one in ours]), "ms",
+            None, "one after the other; all hits, the tool never ran",
         ),
     ]  # fmt: skip
 

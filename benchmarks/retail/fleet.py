@@ -37,7 +37,17 @@ from tests.harness.servers import Server
 
 ROOT = Path(__file__).parent.parent.parent
 Sharing = Literal["bounded", "strong", "nothing"]
-HEADINGS = ("shared", "arrival", "processes", "reads", "hit rate", "in the process", "on the server", "overlapped", "stale")
+HEADINGS = (
+    "shared",
+    "arrival",
+    "processes",
+    "reads",
+    "hit rate",
+    "in the process",
+    "on the server",
+    "overlapped",
+    "stale",
+)
 
 
 @dataclass(frozen=True, slots=True)
