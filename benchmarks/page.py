@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-BENCHMARKS = Path(__file__).parent.parent / "docs" / "benchmarks.md"
+DOCS = Path(__file__).parent.parent / "docs"
+BENCHMARKS = DOCS / "benchmarks.md"
+FLEET = DOCS / "explanation" / "fleet.md"
 
 
 def put(name: str, text: str, page: Path = BENCHMARKS) -> None:

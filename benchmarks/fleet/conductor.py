@@ -8,8 +8,9 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from benchmarks.fleet.faults import Fault, Scene
@@ -25,25 +26,34 @@ from tests.harness.servers import Server
 ROOT = Path(__file__).parent.parent.parent
 PATIENCE = 180.0
 SHARE_DONE = 0.9
-LIVES = 6
-"""How many times a process that dies is replaced: its operations are shared among its lives."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """How many, and under which promise."""
+    """How many, and under which promise.
+
+    Attributes:
+        heat: how much more often the first entities are used than the others.
+        lives: how often a process starts that dies in the fault: its operations are shared among its lives.
+        write_kinds: how many of each kind there are among the writes.
+        without: a part of the protocol that all processes do without, by its name in `parts`.
+    """
 
     processes: int = 4
+    lives: int = 6
     tasks: int = 4
     entities: int = 8
+    heat: float = 0.5
     operations: int = 40_000
     writes: float = 0.02
+    write_kinds: Mapping[str, int] = field(default_factory=lambda: {"entity": 6, "result": 3, "root": 1})
     pace: float = 0.001
     max_staleness: float = 1.0
     lease: float = 2.0
     consistency: Consistency = "bounded"
     in_memory: bool = False
     seed: int = 1
+    without: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,16 +90,19 @@ def run(fault: Fault, fleet: Fleet) -> Outcome:
             max_staleness=fleet.max_staleness,
             lease=fleet.lease,
             consistency=fleet.consistency,
+            heat=fleet.heat,
             tasks=fleet.tasks,
             operations=fleet.operations // fleet.processes,
             writes=fleet.writes,
+            write_kinds=dict(fleet.write_kinds),
             pace=fleet.pace,
             seed=0,
             dies=None,
             steps=fault.steps,
+            without=fleet.without,
         )
         players = [
-            _Player(_as_side(job, scene, fault, is_writer=number % 2 == 1), number, fault, fleet.seed)
+            _Player(_as_side(job, scene, fault, is_writer=number % 2 == 1), number, fault, fleet)
             for number in range(fleet.processes)
         ]
         struck: list[int] = []
@@ -117,7 +130,10 @@ def _stage(scene: Scene, fault: Fault, exits: ExitStack) -> None:
         scene.cluster = exits.enter_context(Cluster.start(**fault.options))
         return
     scene.server = exits.enter_context(Server.start(**fault.options))
-    if fault.cut_off is not None:
+    if fault.where == "pair":
+        scene.standby = exits.enter_context(Server.start(**fault.options))
+        scene.line = exits.enter_context(Proxy.start(scene.server.port))
+    if fault.where == "pair" or fault.cut_off is not None:
         scene.proxy = exits.enter_context(Proxy.start(scene.server.port))
 
 
@@ -125,7 +141,7 @@ def _as_side(job: Job, scene: Scene, fault: Fault, *, is_writer: bool) -> Job:
     """What a process does, and how it gets to the server."""
     if fault.cut_off is not None:
         job = replace(job, writes=2 * job.writes if is_writer else 0.0)
-    through_proxy = scene.proxy is not None and is_writer == (fault.cut_off == "writers")
+    through_proxy = fault.where == "pair" or (fault.cut_off is not None and is_writer == (fault.cut_off == "writers"))
     target = scene.proxy if through_proxy else scene.cluster or scene.server
     return replace(job, url=None if target is None else target.url)
 
@@ -133,15 +149,17 @@ def _as_side(job: Job, scene: Scene, fault: Fault, *, is_writer: bool) -> Job:
 class _Player(threading.Thread):
     """Runs one process after another until its share of the operations is done."""
 
-    def __init__(self, job: Job, number: int, fault: Fault, seed: int) -> None:
+    def __init__(self, job: Job, number: int, fault: Fault, fleet: Fleet) -> None:
         super().__init__(name=f"process {number}")
         self.complaints: list[str] = []
-        lives = LIVES if fault.dies is not None and number % 2 else 1  # the others must see what the dead have left
+        lives = (
+            fleet.lives if fault.dies is not None and number % 2 else 1
+        )  # the others must see what the dead have left
         self._jobs = [
             replace(
                 job,
                 name=f"{number}.{life}",
-                seed=1000 * seed + 10 * number + life,
+                seed=1000 * fleet.seed + 10 * number + life,
                 operations=job.operations // lives,
                 dies=fault.dies if lives > 1 else None,
             )

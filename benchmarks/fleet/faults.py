@@ -11,19 +11,29 @@ from typing import Any, Literal
 from benchmarks.fleet.tools import Death
 from tests.harness.clusters import Cluster
 from tests.harness.proxies import Proxy
-from tests.harness.servers import Server
+from tests.harness.servers import HOST, Server, wait_until
 
-Where = Literal["server", "cluster"]
+Where = Literal["server", "pair", "cluster"]
 Side = Literal["readers", "writers"]
+NEWS_DELAY = 0.6
+"""Seconds. Longer than `max_staleness` and the timeout together, and nobody would listen at all."""
 
 
 @dataclass(slots=True)
 class Scene:
-    """What a fault may lay hands on."""
+    """What a fault may lay hands on.
+
+    Attributes:
+        proxy: before the server.
+        standby: a second server, for a fault that needs a pair; the proxy may lead there as well.
+        line: the way from the standby to the server.
+    """
 
     server: Server | None = None
     cluster: Cluster | None = None
     proxy: Proxy | None = None
+    standby: Server | None = None
+    line: Proxy | None = None
     over: threading.Event = field(default_factory=threading.Event)
 
     def wait(self, seconds: float) -> bool:
@@ -36,7 +46,7 @@ class Fault:
     """One row of the table.
 
     Attributes:
-        where: what the processes talk to.
+        where: what the processes talk to; of a pair to the one that is in office, through the proxy.
         cut_off: whose way to the server leads through the proxy; half of the processes then only read, and the others
             do all the writing. By default there is no proxy, and everybody does both.
         play: plays it until the run is over, and returns how often it struck.
@@ -133,6 +143,24 @@ def cut(scene: Scene) -> int:
     return struck
 
 
+def cut_at_scripts(scene: Scene) -> int:
+    """Whoever wants a script run loses the connection, again and again, while reads go through."""
+    struck = 0
+    while scene.wait(0.2):
+        _proxy(scene).cut_at(b"EVAL")
+        time.sleep(0.3)
+        _proxy(scene).heal()
+        struck += 1
+    return struck
+
+
+def delay_news(scene: Scene) -> int:
+    """What a server says to its subscribers comes late, for good; everything else does not."""
+    _proxy(scene).delay_news(NEWS_DELAY)
+    scene.over.wait()
+    return 1
+
+
 def half_open(scene: Scene) -> int:
     """The way to the server, the way back, or both let nothing through, for longer than local copies are trusted."""
     struck = 0
@@ -142,6 +170,29 @@ def half_open(scene: Scene) -> int:
         _proxy(scene).heal()
         struck += 1
     return struck
+
+
+def fail_over_and_back(scene: Scene) -> int:
+    """A standby that lags takes over, and hands over again: the first server is back with what it had some time ago."""
+    server, standby, line, struck = _server(scene), scene.standby, scene.line, 0
+    assert standby is not None
+    assert line is not None
+    while True:
+        standby.command("REPLICAOF", HOST, line.port)
+        wait_until("the standby has everything", lambda: standby.info("replication")["master_link_status"] == "up")
+        if not scene.wait(0.4):
+            return struck
+        line.refuse()
+        if not scene.wait(0.3):
+            return struck
+        _proxy(scene).refuse()
+        standby.command("REPLICAOF", "NO", "ONE")
+        server.command("REPLICAOF", HOST, standby.port)
+        wait_until("the first has everything", lambda: server.info("replication")["master_link_status"] == "up")
+        server.command("REPLICAOF", "NO", "ONE")
+        for proxy in (line, _proxy(scene)):
+            proxy.heal()
+        struck += 1
 
 
 def fail_over(scene: Scene) -> int:
@@ -165,12 +216,16 @@ FAULTS: dict[str, Fault] = {
     "evicting": Fault(evict, options={"maxmemory": "5mb", "maxmemory_policy": "allkeys-random"}),
     "writer dies before its effect": Fault(dies="before"),
     "writer dies after its effect": Fault(dies="after"),
+    "writer dies after a late effect": Fault(dies="late"),
     "readers delayed": Fault(delay, cut_off="readers"),
     "readers cut": Fault(cut, cut_off="readers"),
+    "news delayed": Fault(delay_news, cut_off="readers"),
     "readers half-open": Fault(half_open, cut_off="readers"),
     "writers delayed": Fault(delay, cut_off="writers"),
     "writers cut": Fault(cut, cut_off="writers"),
+    "writers' scripts cut": Fault(cut_at_scripts, cut_off="writers"),
     "writers half-open": Fault(half_open, cut_off="writers"),
+    "failover and failback": Fault(fail_over_and_back, where="pair", options={"repl_diskless_sync_delay": 0}),
     "failover": Fault(fail_over, where="cluster"),
     "clock steps": Fault(steps=True),
 }

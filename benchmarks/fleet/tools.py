@@ -16,12 +16,14 @@ from agent_cache import AgentCache, AgentCacheInvalidator
 from benchmarks.fleet.truth import Journal, Truth
 
 Consistency = Literal["bounded", "strong"]
-Death = Literal["before", "after"]
+Death = Literal["before", "after", "late"]
+"""When a process dies: before the side effect, after it, or after one that came some leases after the write began."""
 Versions = dict[str, int]
 Reads = dict[str, Callable[[int], Awaitable[Versions]]]
 Writes = dict[str, Callable[[int], Awaitable[Any]]]
 
 LATENCY = 0.002
+LEASES = 3.0
 TTL = 30
 WRITE: ContextVar[str] = ContextVar("write")
 """Number of the write that is being called: the side effect notes it."""
@@ -33,6 +35,7 @@ class Shop:
 
     truth: Truth
     journal: Journal
+    lease: float
     dies: Death | None = None
 
     def load(self, entity: int) -> int:
@@ -43,9 +46,11 @@ class Shop:
         await pause()
         if self.dies == "before":
             self._die(is_armed)
+        if self.dies == "late":
+            await asyncio.sleep(LEASES * self.lease)
         for entity in entities:
             self.truth.effect(entity, lambda version, now, e=entity: self._noted(e, version, now))  # type: ignore[misc]
-        if self.dies == "after":
+        if self.dies is not None:
             self._die(is_armed)
         await pause()
 

@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Any
 
 from agent_cache import configure, get_metrics
 from agent_cache.errors import RemoteTierError
+from benchmarks.fleet.parts import PARTS
 from benchmarks.fleet.tools import WRITE, Consistency, Death, Reads, Shop, Writes, decorated
 from benchmarks.fleet.truth import Journal, Truth
 
 if TYPE_CHECKING:
     from agent_cache.remote import Tier
 
-WRITE_KINDS = (("entity", 6), ("result", 3), ("root", 1))
-READ_KINDS = (("entity", 5), ("result", 3), ("root", 2))
+READ_KINDS = {"entity": 5, "result": 3, "root": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +37,14 @@ class Job:
         folder: where the truth is, and the journals.
         url: of the server; None for a tier in this process.
         cluster: the server is a node of a cluster.
+        heat: how much more often the first entities are used than the others; 0 would be: all alike.
         tasks: that many at a time.
         operations: altogether.
         writes: share of them.
-        dies: in its last write, before or after the side effect.
+        write_kinds: how many of each kind among them.
+        dies: in its last write.
         steps: its wall clock jumps back and forth.
+        without: a part of the protocol that it does without.
     """
 
     name: str
@@ -52,13 +55,16 @@ class Job:
     max_staleness: float
     lease: float
     consistency: Consistency
+    heat: float
     tasks: int
     operations: int
     writes: float
+    write_kinds: dict[str, int]
     pace: float
     seed: int
     dies: Death | None = None
     steps: bool = False
+    without: str | None = None
 
     def as_argument(self) -> str:
         return json.dumps(asdict(self))
@@ -70,7 +76,7 @@ class Worker:
     def __init__(self, job: Job) -> None:
         self.job = job
         self.journal = Journal(Path(job.folder) / f"{job.name}.journal")
-        self.shop = Shop(Truth(Path(job.folder) / "truth"), self.journal)
+        self.shop = Shop(Truth(Path(job.folder) / "truth"), self.journal, job.lease)
         self.random = random.Random(job.seed)
         self.left = job.operations
         self._writes = itertools.count()
@@ -104,7 +110,7 @@ class Worker:
         self.journal.note_later("read", kind, versions, start, self.job.name)
 
     async def _write(self, writes: Writes) -> None:
-        kind = self._kind(WRITE_KINDS)
+        kind = self._kind(self.job.write_kinds)
         write = f"{self.job.name}/{kind}-{next(self._writes)}"
         WRITE.set(write)
         try:
@@ -116,11 +122,10 @@ class Worker:
 
     def _entity(self) -> int:
         # Some are hot: of these every interleaving of reads and writes comes up.
-        return min(int(self.random.expovariate(0.5)), len(self.shop.truth) - 1)
+        return min(int(self.random.expovariate(self.job.heat)), len(self.shop.truth) - 1)
 
-    def _kind(self, kinds: tuple[tuple[str, int], ...]) -> str:
-        names, weights = zip(*kinds, strict=True)
-        return str(self.random.choices(names, weights)[0])
+    def _kind(self, kinds: dict[str, int]) -> str:
+        return self.random.choices([*kinds], [*kinds.values()])[0]
 
 
 def made_tier(job: Job) -> Tier:
@@ -147,6 +152,8 @@ def main(argument: str) -> None:
     job = Job(**json.loads(argument))
     if job.steps:
         step_the_wall_clock()
+    if job.without is not None:
+        PARTS[job.without]()
     asyncio.run(Worker(job).run())
     # Threads that wait for a server that is gone must not hold up the end of the run.
     sys.stdout.flush()

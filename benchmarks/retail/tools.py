@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol, TypeAlias
 
-from agent_cache import AgentCache, AgentCacheInvalidator
+from agent_cache import AgentCache, AgentCacheInvalidator, RemotePolicy
 from benchmarks.retail.latency import Latency, no_latency
 from benchmarks.retail.policies import Policy, is_refusal
 
@@ -25,8 +25,11 @@ def make_tools(
     policy: Policy,
     latency: Latency = no_latency,
     change: Callable[[Tool], Tool] = lambda tool: tool,
+    remote: RemotePolicy | None = None,
 ) -> dict[str, Tool]:
     """Every tool of the store by its name, decorated as the policy says, after `change` has had its way with it.
+
+    `remote` is what is said of a remote tier to the tools that read.
 
     The latency is paid twice, before and after the store is asked: a write has its effect somewhere in the middle of
     the call, and a read has its answer some time before it returns. Both are where a cache goes wrong.
@@ -159,10 +162,10 @@ def make_tools(
         return_delivered_order_items,
         exchange_delivered_order_items,
     ]
-    return {tool.__name__: _decorated(change(tool), policy) for tool in tools}
+    return {tool.__name__: _decorated(change(tool), policy, remote or RemotePolicy()) for tool in tools}
 
 
-def _decorated(tool: Callable[..., Any], policy: Policy) -> Tool:
+def _decorated(tool: Callable[..., Any], policy: Policy, remote: RemotePolicy) -> Tool:
     """The tool under its policy.
 
     Unbounded, so that the hit rate speaks of coherence and not of the bound. The answers that say "not found" are
@@ -170,7 +173,7 @@ def _decorated(tool: Callable[..., Any], policy: Policy) -> Tool:
     """
     name = f"retail:{tool.__name__}"
     if tool.__name__ in policy.reads:
-        return AgentCache(policy.reads[tool.__name__], maxsize=None, name=name)(tool)
+        return AgentCache(policy.reads[tool.__name__], maxsize=None, name=name, remote=remote)(tool)
     if tool.__name__ in policy.writes:
         return AgentCacheInvalidator(policy.writes[tool.__name__], ok=_is_success, name=name)(tool)
     return tool

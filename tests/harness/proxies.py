@@ -80,9 +80,14 @@ class Proxy:
         """Swallow what subscribers are sent from now on, answers to their PINGs included. Neither side is told."""
         self._road.loses_news = True
 
+    def cut_at(self, *words: bytes) -> None:
+        """Reset a connection, from now on, when a client says one of these on it: the server does not hear of it."""
+        self._road.taboos = words
+
     def heal(self) -> None:
-        """Undo `delay`, `half_open`, `refuse` and what was done to news. What was cut or lost stays so."""
+        """Undo `delay`, `half_open`, `refuse`, `cut_at` and what was done to news. What was cut or lost stays so."""
         self.delay()
+        self.cut_at()
         self._road.news_delay, self._road.loses_news = 0.0, False
         self._call(self._road.open)
         self._call(self._listen)
@@ -168,6 +173,7 @@ class _Road:
         self.delays: dict[Direction, float] = dict.fromkeys(BOTH, 0.0)
         self.news_delay = 0.0
         self.loses_news = False
+        self.taboos: tuple[bytes, ...] = ()
         self.passable: dict[Direction, asyncio.Event] = {each: asyncio.Event() for each in BOTH}
         for event in self.passable.values():
             event.set()
@@ -216,8 +222,10 @@ class _Link:
         chunk = b"more"
         while chunk:
             chunk = await source.read(CHUNK)
-            if direction == "to_server" and b"SUBSCRIBE" in chunk:
-                self.subscribes = True
+            if direction == "to_server":
+                self.subscribes |= b"SUBSCRIBE" in chunk
+                if any(word in chunk for word in self._road.taboos):
+                    raise ConnectionResetError
             queue.put_nowait((_now(), chunk))
 
     async def _give(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from tests.properties.fleet import server as scripts
 from tests.properties.fleet.checker import Step
@@ -20,7 +21,7 @@ def steps(world: World, state: State) -> Iterator[Step[State]]:
 def _read(world: World, state: State, number: int, key: str, process: int) -> Iterator[Step[State]]:
     read, place = state.reads[number], world.keys.index(key)
 
-    def to(read: Read, **changes: object) -> State:
+    def to(read: Read, **changes: Any) -> State:
         return state._replace(reads=replaced(state.reads, number, read), **changes)
 
     match read.at:

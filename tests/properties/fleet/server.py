@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from tests.properties.fleet.rules import Rules
 
@@ -166,6 +166,6 @@ def fresh() -> int:
     return next(_numbers)
 
 
-def replaced(row: tuple, place: int, by: object) -> tuple:
+def replaced(row: tuple[Any, ...], place: int, by: object) -> tuple[Any, ...]:
     """The row with another thing in one place."""
     return (*row[:place], by, *row[place + 1 :])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from tests.properties.fleet import server as scripts
 from tests.properties.fleet.checker import Step
@@ -33,7 +34,7 @@ def _write(world: World, state: State, number: int, key: str, process: int) -> I
     write, rules, faults = state.writes[number], world.rules, state.faults
     moves = MOVES[key]
 
-    def to(state: State, **changes: object) -> State:
+    def to(state: State, **changes: Any) -> State:
         return state._replace(writes=replaced(state.writes, number, write._replace(**changes)))
 
     match write.at:
@@ -89,14 +90,14 @@ def _write(world: World, state: State, number: int, key: str, process: int) -> I
             landed = to(state, at="dead", version=version)._replace(db=version)
             yield "takes effect LATE", _mourned(world, landed, number)
     yield from _keep_alive(world, state, number, key)
-    if (cells := state.pending[number]) is not None:
-        server = scripts.commit(state.server, number, cells, rules)
+    if (owed := state.pending[number]) is not None:
+        server = scripts.commit(state.server, number, owed, rules)
         landed = state._replace(server=server, pending=replaced(state.pending, number, None))
         if write.at in RUNNING:
             landed = to(landed, is_announced=False)  # a commit ends its registration; the next renewal begins again
         if write.at == "returned":
             landed = landed._replace(floor=max(landed.floor, write.version))
-        yield "is made good", world.published(landed, process, cells)
+        yield "is made good", world.published(landed, process, owed)
 
 
 def _begun(world: World, state: State, number: int) -> State:

@@ -1,0 +1,95 @@
+"""Time short blocks of calls against short blocks of a base, in turn.
+
+A call over a socket is at the mercy of two processes and of whoever else wants their cores, and the mercy changes
+within milliseconds. So each block of calls is timed between two blocks of the base, a round compares the fastest block
+of each, since what others take of the machine only ever adds, and what is reported is the median over many rounds, with
+its quartiles. The clock is the wall's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import random
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+from benchmarks.timing import Effort, Spread, gc_off, progress
+
+Block = Callable[[], Awaitable[float]]
+"""Make a few calls, and return the seconds that one of them took."""
+BLOCKS = 12
+COLLECT_EVERY = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """What one subject took: how many times the base, and seconds a call of both, one number a round."""
+
+    ratio: Spread
+    seconds: Spread
+    base: Spread
+
+
+def one_by_one(
+    function: Callable[[Any], Awaitable[object]], arguments: Callable[[int], Sequence[object]], calls: int = 5
+) -> Block:
+    """A block of `await function(argument)`, one after the other."""
+
+    async def block() -> float:
+        batch = arguments(calls)
+        start = perf_counter()
+        for argument in batch:
+            await function(argument)
+        return (perf_counter() - start) / calls
+
+    return block
+
+
+def at_once(
+    function: Callable[[Any], Awaitable[object]], arguments: Callable[[int], Sequence[object]], callers: int
+) -> Block:
+    """A block of so many callers at a time, each of whom waits for its own."""
+
+    async def block() -> float:
+        batch = arguments(callers)
+        start = perf_counter()
+        await asyncio.gather(*(function(argument) for argument in batch))
+        return (perf_counter() - start) / callers
+
+    return block
+
+
+async def paired(subjects: Mapping[str, tuple[Block, Block]], effort: Effort, *, title: str) -> dict[str, Pair]:
+    """Time every subject against its base once a round, in an order that changes with the round.
+
+    Args:
+        subjects: by name, each with its base.
+    """
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in subjects}
+    order = list(subjects)
+    shuffle = random.Random(7).shuffle
+    with gc_off():
+        for round_ in range(effort.rounds):
+            progress(title, round_, effort.rounds)
+            shuffle(order)
+            if round_ % COLLECT_EVERY == 0:
+                gc.collect()
+            for name in order:
+                subject, base = subjects[name]
+                mine, theirs = [], []
+                for _ in range(BLOCKS):
+                    theirs.append(await base())
+                    mine.append(await subject())
+                found[name].append((min(mine), min(theirs)))
+    progress(title, effort.rounds, effort.rounds)
+    return {
+        name: Pair(
+            Spread.of([mine / theirs for mine, theirs in pairs]),
+            Spread.of([mine for mine, _ in pairs]),
+            Spread.of([theirs for _, theirs in pairs]),
+        )
+        for name, pairs in found.items()
+    }

@@ -1,0 +1,37 @@
+"""What a run must keep, by its fault and its consistency."""
+
+from __future__ import annotations
+
+from benchmarks.fleet.conductor import Fleet, Outcome
+from benchmarks.fleet.faults import FAULTS
+from benchmarks.fleet.tools import TTL
+from benchmarks.fleet.verdict import Stale, Verdict
+
+CALM_SHARE, CALM_LAG = 1e-4, 0.05
+"""Without a fault: that part of the reads may be stale, none for longer than so many seconds."""
+
+OVERLAPPING = 2
+"""Leases that a write may be missed for that died armed: its root ends with the last lease that overlaps its own."""
+
+
+def complaint(name: str, outcome: Outcome, fleet: Fleet) -> str | None:
+    """The promise that a run has broken; None if it kept all."""
+    verdict = outcome.verdict
+    if outcome.complaints:
+        return "a process failed"
+    if verdict.own:
+        return "a process missed its own write"
+    if beyond(name, verdict, fleet):
+        return "stale reads" if fleet.consistency == "strong" else "stale beyond the bound"
+    if name.startswith("none") and (len(verdict.stale) > CALM_SHARE * verdict.reads or verdict.worst > CALM_LAG):
+        return "stale without a fault"
+    return None
+
+
+def beyond(name: str, verdict: Verdict, fleet: Fleet) -> list[Stale]:
+    """The stale reads that no promise allows for: all strong ones, a process' own, and those later than the bound."""
+    if fleet.consistency == "strong":
+        return list(verdict.stale)
+    # A writer that is cut off alone cannot tell the others: they see it when what they have expires.
+    bound = TTL if FAULTS[name].cut_off == "writers" else fleet.max_staleness
+    return list(dict.fromkeys([*verdict.own, *verdict.later_than(bound, OVERLAPPING * fleet.lease)]))

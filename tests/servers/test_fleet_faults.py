@@ -1,0 +1,62 @@
+"""A fleet on a real server while something goes wrong, every read checked: a cut of `python -m benchmarks.fleet`."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+pytest.importorskip("redis")
+
+from benchmarks.fleet import parts, promises
+from benchmarks.fleet.amputations import CASES
+from benchmarks.fleet.conductor import Fleet, Outcome, run
+from benchmarks.fleet.faults import FAULTS
+from tests.harness.binaries import ServerUnavailableError
+from tests.properties.fleet.configurations import AMPUTATIONS, AMPUTATIONS_OF_TRUST
+
+BRIEF = Fleet(processes=2, operations=1_000, writes=0.05, lease=0.5, lives=2)
+
+
+def played(name: str, fleet: Fleet) -> Outcome:
+    try:
+        return run(FAULTS[name], fleet)
+    except ServerUnavailableError as absent:
+        pytest.skip(str(absent))
+
+
+@pytest.mark.parametrize("consistency", ["bounded", "strong"])
+@pytest.mark.parametrize(
+    "name", ["none", "subscriptions killed", "flushed", "restarted empty", "writer dies after its effect"]
+)
+def test_every_promise_is_kept(name: str, consistency):
+    fleet = replace(BRIEF, consistency=consistency)
+    outcome = played(name, fleet)
+    assert outcome.complaints == ()
+    assert promises.complaint(name, outcome, fleet) is None, promises.beyond(name, outcome.verdict, fleet)
+    assert outcome.verdict.own == []
+    assert outcome.verdict.hits > 0
+    assert outcome.struck > 0 or name == "none"
+
+
+def test_without_a_begin_a_writer_that_dies_leaves_what_is_stale():
+    fleet = replace(BRIEF, consistency="strong", lives=4, without="begin")
+    outcome = played("writer dies after its effect", fleet)
+    assert promises.beyond("writer dies after its effect", outcome.verdict, fleet)
+    assert promises.complaint("writer dies after its effect", outcome, fleet) == "stale reads"
+
+
+def test_every_part_can_still_be_taken_out():
+    """In a process of its own, which is never whole again."""
+    code = "from benchmarks.fleet.parts import PARTS\nfor take_out in PARTS.values(): take_out()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_part_has_its_fault_and_its_model():
+    assert CASES.keys() == parts.PARTS.keys()
+    for case in CASES.values():
+        assert case.fault in FAULTS
+        assert case.model in AMPUTATIONS.keys() | AMPUTATIONS_OF_TRUST.keys()
