@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from agent_cache._demo import command as demo
+from agent_cache._fleet import command as fleet
 
 __all__ = ["main"]
 
@@ -30,7 +31,10 @@ class Command:
     run: Callable[[argparse.Namespace], int]
 
 
-COMMANDS = (Command("demo", demo.SUMMARY, demo.add_options, demo.run),)
+COMMANDS = (
+    Command("demo", demo.SUMMARY, demo.add_options, demo.run),
+    *(Command(*each) for each in fleet.COMMANDS),
+)
 """In the order of `--help`."""
 
 
