@@ -36,7 +36,7 @@ async def clear(options: argparse.Namespace) -> int:
             servers.deployment,
             namespace=options.namespace,
             timeout=options.timeout,
-            max_staleness=4 * options.timeout,
+            max_staleness=1.2 * options.timeout,
         )
         async with tier:
             for at in range(0, len(tags), _ROOTS_AT_ONCE):

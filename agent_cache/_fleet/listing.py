@@ -71,7 +71,10 @@ async def keys(options: argparse.Namespace) -> int:
         ]  # fmt: skip
         print_table(("digest", "depends on", "bytes", "age", "expires in", "current"), rows, left=2)
         print()
-    print(f"{len(listed)} entries" + (f", and more: --limit {options.limit}" if is_cut else ""))
+    print(
+        f"{len(listed)} {'entry' if len(listed) == 1 else 'entries'}"
+        + (f", and more: --limit {options.limit}" if is_cut else "")
+    )
     return 0
 
 

@@ -129,9 +129,9 @@ async def opened(
         core = Core(deployment, options)
         first = await connect(core.topology.nodes[0])
         found = fields_of(await first.ask(b"INFO"))
-        if found.get("redis_mode") == "sentinel":
+        if "sentinel" in {found.get("redis_mode"), found.get("server_mode")}:
             raise Unreachable("this is a Sentinel; give the URL of the primary that it watches")
-        if found.get("redis_mode") == "cluster":
+        if found.get("cluster_enabled") == "1":
             deployment = replace(deployment, kind="cluster")
             core = Core(deployment, options)
             await core.topology.look()

@@ -71,8 +71,8 @@ async def stats(options: argparse.Namespace) -> int:
 
 
 async def _count_values(tally: Tally, servers: Servers, server: Server, keys: list[bytes]) -> None:
+    tally.inspected += len(keys)  # what is gone meanwhile counts too: it would be missing elsewhere as well
     for entry in await entries_of(servers, server, keys):
-        tally.inspected += 1
         tally.bytes += entry.bytes
         tally.unreadable += entry.header is None
         for root in entry.roots:
