@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from agent_cache._cassettes import command as cassette
 from agent_cache._demo import command as demo
+from agent_cache._fleet import command as fleet
 
 __all__ = ["main"]
 
@@ -34,6 +35,7 @@ class Command:
 COMMANDS = (
     Command("demo", demo.SUMMARY, demo.add_options, demo.run),
     Command("cassette", cassette.SUMMARY, cassette.add_options, cassette.run),
+    *(Command(*each) for each in fleet.COMMANDS),
 )
 """In the order of `--help`."""
 

@@ -19,6 +19,7 @@ from agent_cache.remote.redis.leases import NEVER, boottime
 from agent_cache.remote.redis.links import Link
 from agent_cache.remote.redis.messages import understood
 from agent_cache.remote.redis.names import RootNames
+from agent_cache.remote.redis.reports import Report
 from agent_cache.remote.redis.topology import Node
 from agent_cache.remote.redis.wire import Interrupted, ReplyError, Unreachable
 
@@ -54,6 +55,7 @@ class Subscription:
         self._was_live = False
         self._key: bytes | None = None
         self._is_refused = False
+        self._report = Report()
         self.is_live = False
         self.heard: set[bytes] = set()
 
@@ -111,7 +113,7 @@ class Subscription:
         """Write something, and ask who it is. A master that is cut off from its replicas refuses, if told to."""
         core, sent = self._core, boottime()
         period = b"%d" % max(1000, int(core.max_staleness * 3000))
-        _, info, now = await data.ask((b"SET", self._own_key(), b"", b"PX", period), INFO, (b"TIME",))
+        _, info, now = await data.ask((b"SET", self._own_key(), self._report.text(), b"PX", period), INFO, (b"TIME",))
         core.met(self.node, identity_in(info))
         self.node.clock_offset = int(now[0]) + int(now[1]) / 1e6 - (sent + boottime()) / 2
         self.node.checked = self._beaten = sent

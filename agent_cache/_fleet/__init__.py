@@ -1,0 +1,1 @@
+"""The commands `stats`, `keys`, `clear` and `doctor`: a tier as its operator sees it, from outside of any process."""

@@ -1,0 +1,483 @@
+"""`agent-cache stats`, `keys`, `clear` and `doctor` on real servers."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import os
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("redis")
+
+from agent_cache import AgentCache, AgentCacheInvalidator, configure, testing
+from agent_cache._fleet import health
+from agent_cache._fleet.screen import progress
+from agent_cache.cli import main
+from agent_cache.remote import RedisTier
+from tests.harness.servers import Server, free_port
+
+GOOD = {"maxmemory": "200mb", "maxmemory_policy": "volatile-ttl"}
+SECRET = "K9-very-secret-argument"
+
+
+@AgentCache("order:{order_id}", ttl=60)
+async def get_order(order_id: str) -> dict[str, str]:
+    return {"id": order_id, "at": str(time.monotonic_ns())}
+
+
+@AgentCache("order", ttl=60)
+async def list_orders() -> list[str]:
+    return [str(time.monotonic_ns())]
+
+
+@AgentCache(("user:{result[user]}", "cart"), ttl=600)
+async def get_cart(user: str) -> dict[str, str]:
+    return {"user": user}
+
+
+@AgentCacheInvalidator("order:{order_id}")
+async def cancel_order(order_id: str) -> None: ...
+
+
+@pytest.fixture(autouse=True)
+def empty() -> Iterator[None]:
+    """The library, and its counts, as at the start of a process."""
+    testing.reset()
+    yield
+    testing.reset()
+
+
+@pytest.fixture
+def fit(start_server: Callable[..., Server]) -> Server:
+    """A server that the doctor has nothing to say about."""
+    return start_server(**GOOD)
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    def run(*arguments: str) -> tuple[int, str, str]:
+        capsys.readouterr()
+        code = main(arguments)
+        said = capsys.readouterr()
+        return code, said.out, said.err
+
+    return run
+
+
+@asynccontextmanager
+async def fleet(url: str, **options: object) -> AsyncIterator[RedisTier]:
+    async with RedisTier.from_url(url, **{"timeout": 0.5, "max_staleness": 2.0, **options}) as tier:
+        with configure(remote=tier):
+            yield tier
+
+
+def with_entries(url: str, *, orders: int = 3, carts: int = 2, **options: object) -> None:
+    async def fill() -> None:
+        async with fleet(url, **options):
+            for number in range(orders):
+                await get_order(f"{SECRET}-{number}")
+            for number in range(carts):
+                await get_cart(f"{SECRET}-{number}")
+            if orders:
+                await list_orders()
+
+    asyncio.run(fill())
+
+
+def facts(run, *arguments: str) -> dict:
+    code, out, _ = run(*arguments, "--json")
+    assert code == 0
+    return json.loads(out)
+
+
+# stats
+
+
+def test_stats_counts_entries_and_bytes_of_each_root(valkey, run):
+    with_entries(valkey.url)
+    found = facts(run, "stats", "--url", valkey.url)
+    roots = found["roots"]
+    assert {root: roots[root]["entries"] for root in roots} == {"order": 4, "user": 2, "cart": 2}
+    assert {root: roots[root]["entities"] for root in roots} == {"order": 3, "user": 2, "cart": 0}
+    assert found["entries"] == found["inspected"] == 6
+    lengths = [valkey.command("STRLEN", key) for key in valkey.command("KEYS", "v:*")]
+    assert found["bytes"] == sum(lengths) == roots["order"]["bytes"] + roots["user"]["bytes"]
+
+
+def test_stats_tells_entries_that_only_wait_to_expire(valkey, run):
+    with_entries(valkey.url, carts=0)
+    assert facts(run, "stats", "--url", valkey.url)["roots"]["order"]["current"] == 4
+    assert run("clear", "--url", valkey.url, f"order:{SECRET}-1")[0] == 0
+    counted = facts(run, "stats", "--url", valkey.url)["roots"]["order"]
+    assert (counted["entries"], counted["current"]) == (4, 2)  # the entity, and the list of all
+
+
+async def test_stats_adds_up_the_hit_rates_of_the_processes_that_live(valkey, run):
+    async with fleet(valkey.url):
+        for order_id in "aab":
+            await get_order(order_id)
+        await asyncio.sleep(0)
+        deadline = time.monotonic() + 20
+        while True:
+            found = await asyncio.to_thread(facts, run, "stats", "--url", valkey.url)
+            order = found["roots"]["order"]
+            if order["hits"] == 1:
+                break
+            assert time.monotonic() < deadline, order
+        assert (order["misses"], order["shared"]) == (2, 0)
+        assert order["hit_rate"] == pytest.approx(1 / 3)
+        assert found["processes"] == 1
+        _, out, _ = await asyncio.to_thread(run, "stats", "--url", valkey.url)
+        assert "33.3%" in out
+
+
+def test_stats_looks_into_a_sample_and_counts_the_rest(valkey, run):
+    with_entries(valkey.url, orders=150, carts=150)
+    found = facts(run, "stats", "--url", valkey.url, "--sample", "60")
+    assert (found["entries"], found["inspected"]) == (301, 60)
+    assert found["roots"]["order"]["entities"] == 150
+    assert 300 <= found["roots"]["order"]["entries"] + found["roots"]["cart"]["entries"] <= 302
+    _, out, _ = run("stats", "--url", valkey.url, "--sample", "60")
+    assert "301 entries" in out
+    assert "60 of them looked into, ~" in out
+
+
+def test_what_is_damaged_or_of_others_does_not_stop_it(valkey, run):
+    with_entries(valkey.url, carts=0)
+    valkey.command("SET", "v:agent_cache:00ff", "damaged")
+    valkey.command("SET", "v:agent_cache:00fe", "")
+    valkey.command("SET", "cache:agent_cache:not-ours", "x")
+    valkey.command("SET", "agent_cache:hb:old", "not json")
+    valkey.command("SET", "agent_cache:hb:odd", '{"order": {"a": 1}, "user": ["x", null]}')
+    found = facts(run, "stats", "--url", valkey.url)
+    assert (found["entries"], found["unreadable"]) == (6, 1)
+    assert found["roots"]["order"]["entries"] == 4
+    assert {entry["digest"] for entry in facts(run, "keys", "--url", valkey.url)["entries"]} >= {"00ff"}
+
+
+# keys
+
+
+def test_keys_shows_no_argument_and_no_value(valkey, run):
+    with_entries(valkey.url)
+    for arguments in ((), ("--json",)):
+        code, out, _ = run("keys", "--url", valkey.url, *arguments)
+        assert code == 0
+        assert SECRET not in out
+        assert "order:#" in out
+    digests = {entry["digest"] for entry in facts(run, "keys", "--url", valkey.url)["entries"]}
+    assert digests == {key.rpartition(":")[2] for key in valkey.command("KEYS", "v:*")}
+
+
+def test_keys_with_a_tag_are_those_that_clear_would_drop(valkey, run):
+    with_entries(valkey.url)
+    url = ("--url", valkey.url)
+    assert len(facts(run, "keys", *url, "--tag", "order")["entries"]) == 4
+    named = facts(run, "keys", *url, "--tag", f"order:{SECRET}-1")["entries"]
+    assert sorted(entry["tags"] for entry in named) == [["order"], [f"order:{SECRET}-1"]]
+    run("clear", *url, f"order:{SECRET}-1")
+    dropped = {entry["digest"] for entry in facts(run, "keys", *url)["entries"] if not entry["is_current"]}
+    assert dropped == {entry["digest"] for entry in named}
+    assert facts(run, "keys", *url, "--tag", "nothing")["entries"] == []
+
+
+def test_keys_stops_at_its_limit_and_says_so(valkey, run):
+    with_entries(valkey.url)
+    found = facts(run, "keys", "--url", valkey.url, "--limit", "2")
+    assert (len(found["entries"]), found["is_cut"]) == (2, True)
+    assert "and more" in run("keys", "--url", valkey.url, "--limit", "2")[1]
+    assert facts(run, "keys", "--url", valkey.url, "--limit", "6")["is_cut"] is False
+
+
+# clear
+
+
+async def test_clear_reaches_the_local_copies_of_other_processes_at_once(valkey, run):
+    async with fleet(valkey.url, max_staleness=30.0) as tier:
+        first, other = await get_order("7"), await get_order("8")
+        await tier.caught_up()
+        assert await get_order("7") == first
+        code, out, _ = await asyncio.to_thread(run, "clear", "--url", valkey.url, "order:7")
+        assert (code, out) == (0, "cleared order:7\n")
+        await tier.caught_up()  # long before max_staleness
+        assert await get_order("7") != first
+        assert await get_order("8") == other
+
+
+async def test_clear_everything_needs_a_yes_and_leaves_other_namespaces_alone(valkey, run):
+    url = ("--url", valkey.url)
+    async with fleet(valkey.url, namespace="mine", max_staleness=30.0) as tier:
+        first = await get_order("7")
+        await asyncio.to_thread(with_entries, valkey.url, carts=0)
+        code, _, err = await asyncio.to_thread(run, "clear", *url, "--namespace", "mine", "--all")
+        assert code == 2
+        assert "--yes" in err
+        assert await get_order("7") == first
+        theirs = set(valkey.command("KEYS", "v:agent_cache:*"))
+        code, out, _ = await asyncio.to_thread(run, "clear", *url, "--namespace", "mine", "--all", "--yes", "--json")
+        assert code == 0
+        assert json.loads(out) == {"namespace": "mine", "tags": ["order"], "deleted": 1}
+        assert valkey.command("KEYS", "v:mine:*") == []
+        assert set(valkey.command("KEYS", "v:agent_cache:*")) == theirs
+        assert len(theirs) == 4
+        await tier.caught_up()
+        assert await get_order("7") != first
+
+
+async def test_everything_includes_roots_that_only_a_process_remembers(valkey, run):
+    async with fleet(valkey.url, max_staleness=30.0) as tier:
+        first = await get_order("7")
+        await tier.caught_up()
+        for key in valkey.command("KEYS", "*"):
+            valkey.command("DEL", key)
+        assert await get_order("7") == first  # a copy, and no key of it anywhere
+        assert (await asyncio.to_thread(run, "clear", "--url", valkey.url, "--all", "--yes"))[0] == 0
+        await tier.caught_up()
+        assert await get_order("7") != first
+
+
+async def test_clear_takes_an_id_with_a_colon_in_it(valkey, run):
+    async with fleet(valkey.url, max_staleness=30.0) as tier:
+        first = await get_order("a:b")
+        for arguments, is_dropped in ((("order:a:b",), False), (("--entity", "order", "a:b"), True)):
+            assert (await asyncio.to_thread(run, "clear", "--url", valkey.url, *arguments))[0] == 0
+            await tier.caught_up()
+            assert (await get_order("a:b") != first) is is_dropped
+
+
+@pytest.mark.parametrize("arguments", [(), ("order:7", "--all", "--yes"), ("order:",)])
+def test_clear_says_what_is_wrong_with_its_arguments(valkey, run, arguments):
+    code, out, err = run("clear", "--url", valkey.url, *arguments)
+    assert (code, out) == (2, "")
+    assert "order:7" in err or "tag" in err
+
+
+# doctor
+
+
+def verdicts(run, *arguments: str) -> tuple[int, dict[str, tuple[str, str]]]:
+    code, out, _ = run("doctor", *arguments, "--json")
+    (checks,) = json.loads(out)["servers"].values()
+    return code, {check["name"]: (check["verdict"], f"{check['says']} {check['do'] or ''}") for check in checks}
+
+
+def test_the_doctor_finds_nothing_wrong_with_a_fit_server_and_leaves_nothing_behind(fit, run):
+    code, checks = verdicts(run, "--url", fit.url)
+    assert code == 0
+    assert {verdict for verdict, _ in checks.values()} == {"fine"}
+    assert set(checks) == {
+        "version", "memory", "persistence", "replication", "clients", "rights", "messages", "latency", "clock",
+    }  # fmt: skip
+    assert fit.command("KEYS", "*") == []
+    code, out, _ = run("doctor", "--url", fit.url)
+    assert code == 0
+    assert "nothing is wrong" in out
+
+
+@pytest.mark.parametrize(
+    ("options", "name", "says"),
+    [
+        ({"maxmemory": 0}, "memory", "set maxmemory"),
+        ({"maxmemory_policy": "allkeys-lru"}, "memory", "volatile-ttl"),
+        ({"maxmemory_policy": "volatile-lru"}, "memory", "volatile-ttl"),
+        ({"appendonly": "yes", "appendfsync": "always"}, "persistence", "appendfsync"),
+        ({"min_replicas_to_write": 1}, "replication", "refused"),
+        ({"min_replicas_to_write": 1}, "writes", "NOREPLICAS"),
+    ],
+)
+def test_the_doctor_finds_what_is_set_wrong(start_server, run, options, name, says):
+    code, checks = verdicts(run, "--url", start_server(**{**GOOD, **options}).url)
+    assert code == 1
+    assert checks[name][0] == "finding"
+    assert says in checks[name][1]
+
+
+def test_the_doctor_finds_a_full_server_that_evicts_nothing(start_server, run):
+    server = start_server(maxmemory="3mb", maxmemory_policy="noeviction")
+    assert verdicts(run, "--url", server.url)[1]["memory"][0] == "fine"
+    server.config_set(maxmemory="1mb")  # less than it has
+    code, checks = verdicts(run, "--url", server.url)
+    assert code == 1
+    assert "raise maxmemory" in checks["memory"][1]
+    assert "OOM" in checks["writes"][1]
+
+
+@pytest.mark.parametrize(
+    ("lacking", "says"),
+    [
+        ("-evalsha", "EVALSHA ~t:{agent_cache:*"),
+        ("-zrange", "ZRANGE ~w:{agent_cache:*"),
+        ("-time", "TIME"),
+        ("-subscribe", "SUBSCRIBE &c:{agent_cache:*"),
+    ],
+)
+def test_the_doctor_names_the_rights_that_are_missing(fit, run, lacking, says):
+    fit.command("ACL", "SETUSER", "agent", "on", ">secret", "~*", "&*", "+@all", lacking)
+    code, checks = verdicts(run, "--url", f"redis://agent:secret@127.0.0.1:{fit.port}")
+    assert code == 1
+    assert checks["rights"][0] == "finding"
+    assert says in checks["rights"][1]
+
+
+def test_the_least_rights_of_the_reference_are_enough_for_the_doctor(fit, run):
+    fit.command(
+        "ACL", "SETUSER", "agent", "on", ">secret", "resetchannels", "&c:{agent_cache:*",
+        "~t:{agent_cache:*", "~w:{agent_cache:*", "~v:agent_cache:*", "~r:agent_cache:*", "~agent_cache:hb:*",
+        "+ping", "+info", "+time", "+mget", "+get", "+set", "+del", "+evalsha", "+eval", "+zadd", "+zrem", "+zrange",
+        "+pexpire", "+publish", "+subscribe", "+select", "+client|setinfo",
+    )  # fmt: skip
+    code, checks = verdicts(run, "--url", f"redis://agent:secret@127.0.0.1:{fit.port}")
+    assert code == 0
+    assert checks["rights"][0] == "fine"
+
+
+def test_the_rights_of_an_operator_in_the_reference_are_enough_for_the_other_commands(fit, run):
+    fit.command(
+        "ACL", "SETUSER", "operator", "on", ">secret", "resetchannels", "&c:{agent_cache:*",
+        "~t:{agent_cache:*", "~w:{agent_cache:*", "~v:agent_cache:*", "~r:agent_cache:*", "~agent_cache:hb:*",
+        "+ping", "+info", "+time", "+mget", "+get", "+set", "+del", "+evalsha", "+eval", "+zadd", "+zrem", "+zrange",
+        "+pexpire", "+publish", "+subscribe", "+select", "+client|setinfo",
+        "+scan", "+dbsize", "+strlen", "+pttl", "+getrange", "+zcard", "+unlink", "+pubsub|channels",
+    )  # fmt: skip
+    url = f"redis://operator:secret@127.0.0.1:{fit.port}"
+    with_entries(url)
+    assert facts(run, "stats", "--url", url)["entries"] == 6
+    assert len(facts(run, "keys", "--url", url)["entries"]) == 6
+    assert facts(run, "clear", "--url", url, "--all", "--yes")["deleted"] == 6
+
+
+def test_the_doctor_finds_replicas_without_a_fence_and_that_a_replica_is_none(fit, start_server, run):
+    replica = start_server(**GOOD, replicaof=f"127.0.0.1 {fit.port}", repl_diskless_sync_delay=0)
+    deadline = time.monotonic() + 20
+    while replica.info("replication")["master_link_status"] != "up":
+        assert time.monotonic() < deadline
+    code, checks = verdicts(run, "--url", fit.url)
+    assert code == 1
+    assert "min-replicas-to-write 1" in checks["replication"][1]
+    fit.config_set(min_replicas_to_write=1)
+    code, checks = verdicts(run, "--url", fit.url)
+    assert (code, checks["replication"][0]) == (0, "fine")
+    code, checks = verdicts(run, "--url", replica.url)
+    assert code == 1
+    assert f"replica of 127.0.0.1:{fit.port}" in checks["role"][1]
+    assert "rights" not in checks
+
+
+@pytest.mark.parametrize(
+    ("info", "is_cluster", "verdict"),
+    [
+        ({"redis_version": "6.2.0"}, False, "fine"),
+        ({"redis_version": "6.0.16"}, False, "finding"),
+        ({"redis_version": "6.2.14"}, True, "finding"),
+        ({"redis_version": "10.1.0"}, True, "fine"),
+        ({"redis_version": "7.2.4", "server_name": "valkey", "valkey_version": "8.0.1"}, True, "fine"),
+        ({"redis_version": "7.2.4", "server_name": "valkey", "valkey_version": "7.1.9"}, False, "finding"),
+        ({}, False, "finding"),
+    ],
+)
+async def test_the_doctor_knows_which_versions_will_do(info, is_cluster, verdict):
+    patient = SimpleNamespace(info=info, servers=SimpleNamespace(is_cluster=is_cluster))
+    (check,) = [check async for check in health.version(patient)]
+    assert check.verdict == verdict
+
+
+def test_the_doctor_finds_a_server_that_is_too_far_away(fit, run):
+    code, checks = verdicts(run, "--url", fit.url, "--tier-timeout", "0.0000001")
+    assert code == 1
+    assert "gives up after" in checks["latency"][1]
+
+
+# All of them
+
+
+@pytest.mark.parametrize("command", ["stats", "keys", "clear", "doctor"])
+def test_what_cannot_be_reached_is_said_and_no_password_with_it(command, run, monkeypatch):
+    arguments = ("order:7",) if command == "clear" else ()
+    code, out, err = run(command, *arguments, "--url", f"redis://someone:hunter2@127.0.0.1:{free_port()}")
+    assert (code, out) == (2, "")
+    assert "cannot be used" in err
+    assert "hunter2" not in err
+    monkeypatch.delenv("AGENT_CACHE_URL", raising=False)
+    code, out, err = run(command, *arguments)
+    assert (code, out) == (2, "")
+    assert "AGENT_CACHE_URL" in err
+
+
+@pytest.mark.parametrize("command", ["stats", "keys", "clear", "doctor"])
+def test_a_server_that_hangs_costs_the_timeout(command, own_valkey, run):
+    own_valkey.pause()
+    before = time.monotonic()
+    arguments = ("order:7",) if command == "clear" else ()
+    code, _, err = run(command, *arguments, "--url", own_valkey.url, "--timeout", "0.3")
+    assert code == 2
+    assert "cannot be used" in err
+    assert time.monotonic() - before < 10
+
+
+@pytest.mark.parametrize("wrong", [("--url", "http://x"), ("--namespace", "a b")])
+def test_usage_is_checked_first(wrong, valkey, run):
+    code, _, err = run("stats", "--url", valkey.url, *wrong)
+    assert code == 2
+    assert "RedisTier" in err
+
+
+def test_a_wrong_password_is_not_repeated(fit, run):
+    code, _, err = run("stats", "--url", f"redis://nobody:hunter2@127.0.0.1:{fit.port}")
+    assert code == 2
+    assert "hunter2" not in err
+
+
+def test_the_commands_work_on_all_of_a_cluster(cluster, run):
+    url = cluster.primaries[0].url
+    with_entries(url, orders=20, carts=20, cluster=True)
+    found = facts(run, "stats", "--url", url)
+    assert len(found["servers"]) == 3
+    assert found["entries"] == 41
+    assert {root: found["roots"][root]["current"] for root in ("order", "cart")} == {"order": 21, "cart": 20}
+    assert len(facts(run, "keys", "--url", url, "--tag", "cart")["entries"]) == 20
+    code, out, _ = run("doctor", "--url", url, "--json")
+    said = json.loads(out)["servers"]
+    assert len(said) == 3
+    for checks in said.values():
+        by_name = {check["name"]: check["verdict"] for check in checks}
+        assert by_name["rights"] == by_name["messages"] == by_name["cluster"] == by_name["version"] == "fine"
+        assert by_name["replication"] == "note"
+    assert code == 1  # memory has no limit
+    assert facts(run, "clear", "--url", url, "--all", "--yes")["deleted"] == 41
+    assert facts(run, "stats", "--url", url)["entries"] == 0
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_long_scan_shows_how_far_it_is_to_somebody_who_looks_on(monkeypatch):
+    for stream, total, is_shown in (
+        (Terminal(), 100_000, True),
+        (Terminal(), 100, False),
+        (io.StringIO(), 100_000, False),
+    ):
+        monkeypatch.setattr(sys, "stderr", stream)
+        with progress("scanning", total) as tick:
+            tick(total // 2)
+        assert ("50%" in stream.getvalue()) is is_shown
+        assert not is_shown or stream.getvalue().endswith("\033[K")
+
+
+def test_the_url_may_come_from_the_environment(valkey):
+    import subprocess
+
+    environment = os.environ | {"AGENT_CACHE_URL": valkey.url}
+    made = subprocess.run(
+        [sys.executable, "-m", "agent_cache", "stats", "--json"], env=environment, capture_output=True
+    )
+    assert made.returncode == 0
+    assert json.loads(made.stdout)["entries"] == 0
