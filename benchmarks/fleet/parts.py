@@ -106,7 +106,7 @@ def no_recheck() -> None:
             keys = [key for key, own in named.items() if own is root]
             if any(key not in seen for key in keys):
                 seen |= await mint(core, client, root, keys)
-        core.memo.keep_cells(ticket.digest or b"", named)
+        core.memo.keep_cells(ticket.place.digest or b"", named)
         return {key: version_of(seen[key]) for key in named}
 
     _put(stores, "_recheck", _recheck)
