@@ -73,7 +73,7 @@ def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str
 
 @asynccontextmanager
 async def fleet(url: str, **options: object) -> AsyncIterator[RedisTier]:
-    async with RedisTier.from_url(url, **{"timeout": 0.5, "max_staleness": 2.0, **options}) as tier:
+    async with RedisTier.from_url(url, **{"timeout": 2.0, "max_staleness": 3.0, **options}) as tier:
         with configure(remote=tier):
             yield tier
 
