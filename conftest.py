@@ -25,9 +25,10 @@ if TYPE_CHECKING:
 
 pytest_plugins = ["tests.harness.fixtures"]
 
-# Searches through states and servers that are broken on purpose take ten minutes: `AGENT_CACHE_TESTS=all` runs them too,
-# as CI does.
-collect_ignore = [] if os.environ.get("AGENT_CACHE_TESTS") == "all" else ["tests/properties", "tests/servers"]
+# Searches through states and schedules, and servers that are broken on purpose, take ten minutes: `AGENT_CACHE_TESTS=all`
+# runs them too, as CI does, in a process of their own.
+_LONG = ["tests/properties", "tests/servers", "tests/pipeline/test_preemption.py"]
+collect_ignore = [] if os.environ.get("AGENT_CACHE_TESTS") == "all" else _LONG
 
 # A shared two-core machine stalls for longer than any deadline that is worth setting; `timeout` bounds what hangs.
 settings.register_profile("agent-cache", deadline=None)
