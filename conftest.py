@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 pytest_plugins = ["tests.harness.fixtures"]
 
-# Searches through states and schedules, and servers that are broken on purpose, take ten minutes: `AGENT_CACHE_TESTS=all`
-# runs them too, as CI does, in a process of their own.
+# Searches through states and schedules, and servers that are broken on purpose, take ten minutes. CI runs them in a
+# process of their own; `AGENT_CACHE_TESTS=all` runs them with the rest.
 _LONG = ["tests/properties", "tests/servers", "tests/pipeline/test_preemption.py"]
 collect_ignore = [] if os.environ.get("AGENT_CACHE_TESTS") == "all" else _LONG
 
