@@ -6,6 +6,7 @@ from pathlib import Path
 
 DOCS = Path(__file__).parent.parent / "docs"
 BENCHMARKS = DOCS / "benchmarks.md"
+LOOPS = DOCS / "explanation" / "loops.md"
 FLEET = DOCS / "explanation" / "fleet.md"
 
 

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 
 from agent_cache import testing
+from benchmarks import page
 from benchmarks.loops import report, targets
 from benchmarks.loops.families import HONEST, LOOPS
 from benchmarks.loops.measure import (
@@ -20,6 +21,7 @@ from benchmarks.loops.measure import (
     over_recordings,
 )
 from benchmarks.loops.runs import data_directory
+from benchmarks.options import parser_of
 from benchmarks.retail.data import DataAbsentError
 
 
@@ -65,26 +67,17 @@ async def _measured(recordings: Recordings, options: argparse.Namespace) -> int:
         tables += [report.frontier_table(frontier)] if frontier else []
         print(*tables, report.target_table(held), sep="\n\n")
     if options.page:
-        report.put("recorded", recorded)
-        report.put("frontier", report.frontier_table(frontier))
-        report.put("injected", injected)
+        page.put("loops: recorded", recorded, page.LOOPS)
+        page.put("loops: frontier", report.frontier_table(frontier), page.LOOPS)
+        page.put("loops: injected", injected, page.LOOPS)
     return 0 if all(one.is_met for one in held) else 1
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.loops", description=__doc__)
-    parser.add_argument("--limit", type=_positive, metavar="N", help="only the first N runs of each set")
+    parser = parser_of("benchmarks.loops", __doc__)
     parser.add_argument("--frontier", action="store_true", help="also at other thresholds")
-    parser.add_argument("--json", action="store_true", help="facts for machines in place of the tables")
     parser.add_argument("--page", action="store_true", help="put all tables into docs/explanation/loops.md")
     return parser
-
-
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not 1 or more")
-    return number
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
-from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.loops.audit import Audit
@@ -14,8 +13,6 @@ from benchmarks.loops.recorded import Reading
 from benchmarks.loops.tally import Share, Tally
 from benchmarks.loops.targets import Target, median_of
 from benchmarks.table import markdown
-
-PAGE: Final = Path(__file__).parents[2] / "docs" / "explanation" / "loops.md"
 
 _RECORDED: Final = (
     "data set",
@@ -106,16 +103,6 @@ def facts(measured: Iterable[Measured]) -> list[dict[str, Any]]:
         for one in measured
         for name, tally in (*one.sets.items(), ("all", one.all))
     ]
-
-
-def put(name: str, text: str, page: Path = PAGE) -> None:
-    """Replace what stands between the two comments of this name, the only ones of it in the page."""
-    begin, end = f"<!-- loops: {name} -->", f"<!-- /loops: {name} -->"
-    before, begun, rest = page.read_text(encoding="utf-8").partition(begin)
-    _, ended, after = rest.partition(end)
-    if not (begun and ended):
-        raise SystemExit(f"{page.name} has no place for {name!r}: it needs the lines {begin!r} and {end!r}")
-    page.write_text(f"{before}{begin}\n\n{text}\n\n{end}{after}", encoding="utf-8")
 
 
 def _recorded_rows(measured: Measured) -> Iterator[tuple[str, ...]]:

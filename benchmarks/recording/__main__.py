@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from benchmarks import page
 from benchmarks.loops.runs import Run, load_runs
+from benchmarks.options import parser_of, positive
 from benchmarks.recording import report
 from benchmarks.recording.measure import SEEDS, Outcome, at_once, in_turn, with_credentials
 from benchmarks.retail.data import RUN_SETS, DataAbsentError, data_directory, load_store
@@ -49,19 +50,10 @@ async def _measured(run_sets: dict[str, list[Run]], store: RetailStore, seeds: i
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.recording", description=__doc__)
-    parser.add_argument("--limit", type=_positive, metavar="N", help="only the first N runs of each set")
-    parser.add_argument("--seeds", type=_positive, default=SEEDS, metavar="N", help=f"of the latencies; {SEEDS}")
-    parser.add_argument("--json", action="store_true", help="facts for machines in place of the table")
+    parser = parser_of("benchmarks.recording", __doc__)
+    parser.add_argument("--seeds", type=positive, default=SEEDS, metavar="N", help=f"of the latencies; {SEEDS}")
     parser.add_argument("--page", action="store_true", help="also put the table into docs/benchmarks.md")
     return parser
-
-
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not 1 or more")
-    return number
 
 
 if __name__ == "__main__":

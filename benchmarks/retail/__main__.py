@@ -8,6 +8,7 @@ import json
 import sys
 from collections.abc import Sequence
 
+from benchmarks.options import parser_of, positive
 from benchmarks.retail.data import RUN_SETS, DataAbsentError, Run, data_directory, load_runs, load_store
 from benchmarks.retail.policies import policies
 from benchmarks.retail.replay import ReplayOutcome, replay
@@ -78,19 +79,10 @@ def _is_coherent(replays: Sequence[ReplayOutcome], shared: Sequence[SharedStoreO
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.retail", description=__doc__)
-    parser.add_argument("--limit", type=_positive, help="only the first N runs of each set")
-    parser.add_argument("--sessions", type=_positive, nargs="+", default=[1, 16, 64], metavar="K", help="runs at once")
+    parser = parser_of("benchmarks.retail", __doc__)
+    parser.add_argument("--sessions", type=positive, nargs="+", default=[1, 16, 64], metavar="K", help="runs at once")
     parser.add_argument("--seed", type=int, default=0, help="of the order of the runs and of the latencies")
-    parser.add_argument("--json", action="store_true", help="facts for machines in place of the tables")
     return parser
-
-
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not 1 or more")
-    return number
 
 
 if __name__ == "__main__":

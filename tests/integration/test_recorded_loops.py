@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.loops import injected, recorded, report
+from benchmarks import page
+from benchmarks.loops import injected, recorded
 from benchmarks.loops.__main__ import main
 from benchmarks.loops.agent import Agent
 from benchmarks.loops.audit import Audit, Ledger
@@ -198,12 +199,19 @@ def test_the_label_in_hindsight(calls: str, start: int | None) -> None:
 
 
 def test_a_table_goes_between_its_markers_and_nowhere_else(tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    page.write_text("before\n<!-- loops: recorded -->\nold\n<!-- /loops: recorded -->\nafter\n", encoding="utf-8")
-    report.put("recorded", "new", page)
-    report.put("recorded", "newer", page)
-    assert page.read_text(encoding="utf-8") == (
-        "before\n<!-- loops: recorded -->\n\nnewer\n\n<!-- /loops: recorded -->\nafter\n"
+    file = tmp_path / "page.md"
+    file.write_text("before\n<!-- loops: a: begin -->\nold\n<!-- loops: a: end -->\nafter\n", encoding="utf-8")
+    page.put("loops: a", "new", file)
+    page.put("loops: a", "newer", file)
+    assert file.read_text(encoding="utf-8") == (
+        "before\n<!-- loops: a: begin -->\n\nnewer\n\n<!-- loops: a: end -->\nafter\n"
     )
-    with pytest.raises(SystemExit, match="no place for 'frontier'"):
-        report.put("frontier", "new", page)
+    with pytest.raises(SystemExit, match="no place for 'loops: b'"):
+        page.put("loops: b", "new", file)
+
+
+@pytest.mark.parametrize("name", ["recorded", "frontier", "injected"])
+def test_the_page_on_loops_has_a_place_for_each_table(name: str) -> None:
+    """A benchmark of minutes is not to find that out at its end."""
+    text = page.LOOPS.read_text(encoding="utf-8")
+    assert text.count(f"<!-- loops: {name}: begin -->") == text.count(f"<!-- loops: {name}: end -->") == 1

@@ -94,7 +94,7 @@ class Shop:
         async def get(id: str) -> tuple[str, int]:
             return id, self.version
 
-        @AgentCacheInvalidator("order:{id}")
+        @AgentCacheInvalidator("preempted:{id}")
         async def change(id: str) -> None:
             self.version += 1
 
@@ -107,7 +107,7 @@ class Shop:
         await self.change("7")
 
 
-@pytest.mark.parametrize("resource", ["order", "order:{id}", "order:{result[0]}"])
+@pytest.mark.parametrize("resource", ["preempted", "preempted:{id}", "preempted:{result[0]}"])
 def test_a_read_may_be_stopped_anywhere_by_a_whole_write(resource):
     """Whatever it had looked at by then: once the write has ended, nobody is given the old version."""
     shop = Shop(resource)
@@ -118,6 +118,6 @@ def test_a_read_may_be_stopped_anywhere_by_a_whole_write(resource):
 @pytest.mark.parametrize("body", ["generated"], indirect=True)  # A write takes the same path without it.
 def test_a_write_may_be_stopped_anywhere_by_a_whole_read():
     """Whatever the read met: once the write has ended, nobody is given the old version."""
-    shop = Shop("order:{id}")
+    shop = Shop("preempted:{id}")
     for where in stopped_everywhere(shop.write, shop.read, before=lambda: asyncio.run(shop.read())):
         assert asyncio.run(shop.read()) == shop.version, where
