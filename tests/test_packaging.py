@@ -1,5 +1,6 @@
 """What a user gets from `pip install agent-cache`: the whole package, typed, with two dependencies, and no tests."""
 
+import configparser
 import importlib.metadata
 import importlib.util
 import re
@@ -83,13 +84,13 @@ def test_the_extras_bring_what_they_are_named_after(metadata: Message):
     assert names_required(requirements, "cli") == {"rich"}
 
 
-def test_the_wheel_puts_one_command_on_the_path(wheel: zipfile.ZipFile):
-    assert document(wheel, "entry_points.txt").split() == [
-        "[console_scripts]",
-        "agent-cache",
-        "=",
-        "agent_cache.cli:main",
-    ]
+def test_the_wheel_puts_one_command_on_the_path_and_one_plugin_into_pytest(wheel: zipfile.ZipFile):
+    named = configparser.ConfigParser()
+    named.read_string(document(wheel, "entry_points.txt"))
+    assert {group: dict(named[group]) for group in named.sections()} == {
+        "console_scripts": {"agent-cache": "agent_cache.cli:main"},
+        "pytest11": {"agent_cache": "agent_cache.pytest_plugin"},
+    }
 
 
 def test_the_installed_package_says_the_same():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 pytest.importorskip("redis")
@@ -12,8 +14,10 @@ import redis.asyncio.sentinel
 import redis.sentinel
 from hypothesis import given, strategies as st
 
+from agent_cache import AgentCache, AgentCacheInvalidator
 from agent_cache.remote.redis.connections import of_client, of_url
 from agent_cache.remote.redis.epochs import Epochs
+from agent_cache.remote.redis.reports import Report
 from agent_cache.remote.redis.values import BadValue, Header, head_of, read_at_once, unpacked
 from agent_cache.remote.redis.wire import OVERSIZED, Replies, ReplyError, pack
 
@@ -181,3 +185,23 @@ def test_credentials_and_tls_settings_are_taken_over_and_timeouts_are_not():
     assert connection.health_check_interval == 0
     options = {"client_name": "x"}
     assert of_url("redis://a", cluster=False, options=options).connection(("a", 1), 0.5).client_name == "x"
+
+
+async def test_a_heartbeat_reports_the_roots_that_were_read_and_no_others(clock):
+    """Every process decorates all tools; an operator sees those that it uses."""
+
+    @AgentCache("order:{id}")
+    async def get_order(id: str) -> str:
+        return id
+
+    @AgentCacheInvalidator("written:{id}")
+    async def change(id: str) -> None: ...
+
+    @AgentCache("idle:{id}")
+    async def idle(id: str) -> str:
+        return id
+
+    for _ in range(3):
+        await get_order("7")
+        await change("7")
+    assert json.loads(Report().text()) == {"order": [2, 1, 0]}
