@@ -1,7 +1,8 @@
 """Ends the servers of a test run that can no longer do it, however it ended.
 
-A child of the run, in a session of its own. It reads `+pid folder` and `-pid` from its standard input. When that ends,
-or the run is gone although a forked child still holds the other end, it kills what is left and removes the folders.
+A child of the run, in a session of its own. It reads `+pid folder`, `-pid` and `=folder` from its standard input. When
+that ends, or the run is gone although a forked child still holds the other end, it kills what is left and removes the
+folders: also those of processes that were killed before and never came back.
 Run as a file: it must start fast and imports nothing of ours.
 """
 
@@ -15,6 +16,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -34,8 +36,12 @@ class Lifeline:
         self._tell(f"+{pid} {folder}\n")
 
     def release(self, pid: int) -> None:
-        """Forget a process that has ended, before its number belongs to another."""
+        """Forget a process that has ended, before its number belongs to another. Its folder waits for `leave`."""
         self._tell(f"-{pid}\n")
+
+    def leave(self, folder: Path) -> None:
+        """Have a folder left alone: it is gone, or is to be kept."""
+        self._tell(f"={folder}\n")
 
     def _tell(self, line: str) -> None:
         with self._lock:
@@ -77,20 +83,33 @@ def lines(run: int) -> Iterator[str]:
 
 
 def watch(run: int) -> None:
-    held: dict[int, str] = {}
+    held: set[int] = set()
+    folders: set[str] = set()
     for line in lines(run):
         number, _, folder = line[1:].partition(" ")
         if line[0] == "+":
-            held[int(number)] = folder
+            held.add(int(number))
+            folders.add(folder)
+        elif line[0] == "-":
+            held.discard(int(number))
         else:
-            held.pop(int(number), None)
+            folders.discard(line[1:])
     for pid in held:
         try:
             os.kill(pid, signal.SIGKILL)
         except ProcessLookupError:
             pass
-    for folder in held.values():
+    for folder in folders:
+        remove(folder)
+
+
+def remove(folder: str) -> None:
+    """Remove a folder, again if one that is just being killed has put another file there meanwhile."""
+    for _ in range(50):
         shutil.rmtree(folder, ignore_errors=True)
+        if not os.path.lexists(folder):
+            return
+        time.sleep(0.1)
 
 
 if __name__ == "__main__":

@@ -140,6 +140,7 @@ class Server:
         self._reap()
         if self._owns_folder:
             shutil.rmtree(self.folder, ignore_errors=True)
+        LIFELINE.leave(self.folder)
 
     def kill(self) -> None:
         """SIGKILL: connections break and memory is gone. `restart` brings it back."""

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -50,6 +51,14 @@ def output_of(*arguments: str) -> tuple[int, str, str]:
     with start(*arguments) as process:
         out, err = process.communicate(timeout=60)
     return process.returncode, out, err
+
+
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Processes that are started here can be interrupted, also where this one runs in the background and cannot."""
+    former = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, former)
 
 
 def test_there_is_at_least_one_of_everything(facts):
@@ -226,7 +235,7 @@ def test_without_rich_a_terminal_gets_plain_text_and_a_hint(monkeypatch, capsys)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals are POSIX's")
-def test_an_interrupt_ends_the_demo_without_a_traceback():
+def test_an_interrupt_ends_the_demo_without_a_traceback(interruptible):
     with start("demo") as process:
         assert process.stdout.readline() != ""
         process.send_signal(signal.SIGINT)

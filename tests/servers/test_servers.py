@@ -116,12 +116,13 @@ async def test_an_asyncio_client_works_as_well(valkey: Server):
 ORPHANS = """
     import os, sys
     from tests.harness.servers import Server
-    frozen, running = Server.start(), Server.start()
+    frozen, running, dead = Server.start(), Server.start(), Server.start()
     frozen.pause()
+    dead.kill()
     if {forks} and os.fork() == 0:  # a child that lives on, and with it the other end of every pipe
         sys.stdin.read()
         os._exit(0)
-    print(frozen.pid, running.pid, frozen.folder, running.folder, flush=True)
+    print(frozen.pid, running.pid, frozen.folder, running.folder, dead.folder, flush=True)
     sys.stdin.readline()
     {end}
 """
@@ -143,15 +144,17 @@ def test_no_server_outlives_the_process_that_started_it(end: str, valkey: Server
     ) as run:
         assert run.stdin is not None
         assert run.stdout is not None
-        *pids, one, other = run.stdout.readline().split()
-        assert all(map(is_alive, map(int, pids)))
+        words = run.stdout.readline().split()
+        pids, folders = [int(word) for word in words[:2]], [Path(word) for word in words[2:]]
+        assert all(map(is_alive, pids))
+        assert all(folder.is_dir() for folder in folders)
         if "killed" in end:
             run.send_signal(signal.SIGKILL)
         else:
             run.stdin.close()
         run.wait(PATIENCE)
-        wait_until("both are gone", lambda: not any(map(is_alive, map(int, pids))))
-        wait_until("so are their folders", lambda: not Path(one).exists() and not Path(other).exists())
+        wait_until("both are gone", lambda: not any(map(is_alive, pids)))
+        wait_until("so are all folders", lambda: not any(folder.exists() for folder in folders))
 
 
 def test_a_machine_without_the_programs_says_what_to_install(monkeypatch: pytest.MonkeyPatch):
