@@ -27,6 +27,7 @@ PROMISED = {
     "writing",
 }
 TREE = Path(agent_cache.__file__).parent
+MODULES = modules(TREE)  # parsed once: it takes a second
 
 
 def unlisted(module: ModuleType) -> set[str]:
@@ -76,9 +77,9 @@ def test_every_public_name_is_described(name: str):
     assert undescribed(name, getattr(agent_cache, name)) == []
 
 
-@pytest.mark.parametrize("name", sorted(modules(TREE)))
+@pytest.mark.parametrize("name", sorted(MODULES))
 def test_every_module_says_which_question_it_answers(name: str):
-    tree = modules(TREE)[name]
+    tree = MODULES[name]
     # An empty `__init__.py` is a folder's mark and answers nothing.
     assert ast.get_docstring(tree) or not tree.body
 
