@@ -25,11 +25,6 @@ if TYPE_CHECKING:
 
 pytest_plugins = ["tests.harness.fixtures"]
 
-# Searches through states and schedules, and servers that are broken on purpose, take ten minutes. CI runs them in a
-# process of their own; `AGENT_CACHE_TESTS=all` runs them with the rest.
-_LONG = ["tests/properties", "tests/servers", "tests/pipeline/test_preemption.py"]
-collect_ignore = [] if os.environ.get("AGENT_CACHE_TESTS") == "all" else _LONG
-
 # A shared two-core machine stalls for longer than any deadline that is worth setting; `timeout` bounds what hangs.
 settings.register_profile("agent-cache", deadline=None)
 # CI searches the same examples each time, so that a red run is red again on the next machine.

@@ -208,7 +208,7 @@ class _Link:
             async with asyncio.TaskGroup() as group:
                 for source, sink, direction in zip((client, server), self._writers[::-1], BOTH, strict=True):
                     # With a queue between them: a delay must not slow down what comes behind it.
-                    queue: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
+                    queue: asyncio.Queue[tuple[float, bytes | None]] = asyncio.Queue()
                     group.create_task(self._take(source, queue, direction))
                     group.create_task(self._give(queue, sink, direction))
         except* OSError:
@@ -217,25 +217,30 @@ class _Link:
             pass  # cut
 
     async def _take(
-        self, source: asyncio.StreamReader, queue: asyncio.Queue[tuple[float, bytes]], direction: Direction
+        self, source: asyncio.StreamReader, queue: asyncio.Queue[tuple[float, bytes | None]], direction: Direction
     ) -> None:
-        chunk = b"more"
+        chunk: bytes | None = b"more"
         while chunk:
-            chunk = await source.read(CHUNK)
-            if direction == "to_server":
+            try:
+                chunk = await source.read(CHUNK)
+            except OSError:
+                chunk = None  # a reset waits behind what was sent before it
+            if chunk and direction == "to_server":
                 self.subscribes |= b"SUBSCRIBE" in chunk
                 if any(word in chunk for word in self._road.taboos):
                     raise ConnectionResetError
             queue.put_nowait((_now(), chunk))
 
     async def _give(
-        self, queue: asyncio.Queue[tuple[float, bytes]], sink: asyncio.StreamWriter, direction: Direction
+        self, queue: asyncio.Queue[tuple[float, bytes | None]], sink: asyncio.StreamWriter, direction: Direction
     ) -> None:
         while True:
             came, chunk = await queue.get()
             while (left := came + self._delay(direction) - _now()) > 0:
                 await asyncio.sleep(min(left, 0.05))  # in short naps: the delay may be changed meanwhile
             await self._road.passable[direction].wait()
+            if chunk is None:
+                raise ConnectionResetError
             if not chunk:
                 sink.write_eof()
                 return
