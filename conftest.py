@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import doctest
+import gc
 import io
 import os
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,15 @@ settings.register_profile("agent-cache", deadline=None)
 # CI searches the same examples each time, so that a red run is red again on the next machine.
 settings.register_profile("agent-cache-ci", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("agent-cache-ci" if os.environ.get("CI") else "agent-cache")
+
+
+def pytest_collection_finish() -> None:
+    """Take what has been imported and collected out of the collector's sight: hundreds of tests collect garbage to see
+    what is left, and would look at all of it each time.
+    """
+    gc.collect()
+    gc.freeze()
+
 
 try:
     from sybil import Sybil

@@ -98,20 +98,23 @@ def test_a_half_open_connection_is_not_told_that_the_server_died(own_valkey: Ser
 
 
 def test_a_reset_waits_behind_what_was_sent_before_it():
-    with socket.create_server((HOST, 0)) as listener, Proxy.start(listener.getsockname()[1]) as proxy:
-        with socket.create_connection((HOST, proxy.port), SHORT) as client:
-            server, _ = listener.accept()
-            proxy.half_open()
-            server.sendall(b"held up")
-            server.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            server.close()
-            with pytest.raises(TimeoutError):
-                client.recv(100)
-            client.settimeout(PATIENCE)
-            proxy.heal()
-            assert client.recv(100) == b"held up"
-            with pytest.raises(ConnectionResetError):
-                client.recv(100)
+    with (
+        socket.create_server((HOST, 0)) as listener,
+        Proxy.start(listener.getsockname()[1]) as proxy,
+        socket.create_connection((HOST, proxy.port), SHORT) as client,
+    ):
+        server, _ = listener.accept()
+        proxy.half_open()
+        server.sendall(b"held up")
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        server.close()
+        with pytest.raises(TimeoutError):
+            client.recv(100)
+        client.settimeout(PATIENCE)
+        proxy.heal()
+        assert client.recv(100) == b"held up"
+        with pytest.raises(ConnectionResetError):
+            client.recv(100)
 
 
 def test_a_new_connection_through_a_half_open_proxy_is_accepted_and_never_answered(proxy: Proxy):
