@@ -13,6 +13,7 @@ import doctest
 import gc
 import io
 import os
+import tempfile
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -82,15 +83,23 @@ else:
         return checker.output_difference(expected, printed, flags)
 
     def begin_document(namespace: dict[str, Any]) -> None:
-        """Give each document the process that its reader starts from."""
+        """Give each document the process that its reader starts from, and a place for the files that it leaves."""
         from agent_cache import testing
 
         testing.reset()
         namespace["__name__"] = "__main__"
+        namespace["__folder__"] = folder = tempfile.TemporaryDirectory(prefix="document-")
+        tempfile.tempdir = folder.name
+
+    def end_document(namespace: dict[str, Any]) -> None:
+        """Remove its files."""
+        tempfile.tempdir = None
+        namespace.pop("__folder__").cleanup()
 
     pytest_collect_file = Sybil(
         parsers=[CodeBlockParser("python", evaluate), CodeBlockParser("output", compare)],
         patterns=["*.md"],
         excludes=["docs/_build/**"],
         setup=begin_document,
+        teardown=end_document,
     ).pytest()
