@@ -33,13 +33,19 @@ settings.register_profile("agent-cache", deadline=None)
 settings.register_profile("agent-cache-ci", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("agent-cache-ci" if os.environ.get("CI") else "agent-cache")
 
+MODULE = pytest.StashKey["Path"]()
 
-def pytest_collection_finish() -> None:
-    """Take what has been imported and collected out of the collector's sight: hundreds of tests collect garbage to see
-    what is left, and would look at all of it each time.
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> None:
+    """Take what is there when a module begins out of the collector's sight: hundreds of tests collect garbage to see
+    what is left of them, and would look each time at all that was imported, collected and reported before.
     """
-    gc.collect()
-    gc.freeze()
+    stash = item.session.stash
+    if stash.get(MODULE, None) != item.path:
+        stash[MODULE] = item.path
+        gc.collect()
+        gc.freeze()
 
 
 try:
