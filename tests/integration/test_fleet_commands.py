@@ -354,7 +354,8 @@ def test_the_rights_of_an_operator_in_the_reference_are_enough_for_the_other_com
 
 
 def test_the_doctor_finds_replicas_without_a_fence_and_that_a_replica_is_none(fit, start_server, run):
-    replica = start_server(**GOOD, replicaof=f"127.0.0.1 {fit.port}", repl_diskless_sync_delay=0)
+    fit.config_set(repl_diskless_sync_delay=0)  # five seconds, for more replicas to come
+    replica = start_server(**GOOD, replicaof=f"127.0.0.1 {fit.port}")
     deadline = time.monotonic() + 20
     while replica.info("replication")["master_link_status"] != "up":
         assert time.monotonic() < deadline
