@@ -17,6 +17,7 @@ import msgspec
 import pytest
 from hypothesis import given
 
+import agent_cache
 from agent_cache._core.keys import canonical
 from agent_cache.remote import digests
 from agent_cache.remote.digests import segment_digest
@@ -39,11 +40,11 @@ class Bare:
     def method(self) -> None: ...
 
 
-def digests_of(python: str | Path, seed: str) -> list[str]:
+def digests_of(python: str | Path, seed: str, **environment: str) -> list[str]:
     found = subprocess.run(
         [python, "-m", "tests.harness.digests"],
         cwd=ROOT,
-        env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONIOENCODING": "utf-8"},
+        env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONIOENCODING": "utf-8", **environment},
         capture_output=True,
         text=True,
         timeout=60,
@@ -57,10 +58,12 @@ def test_digests_are_the_same_in_a_process_of_another_hash_seed(seed):
     assert digests_of(sys.executable, seed) == lines()
 
 
-def test_digests_are_the_same_in_another_python():
+def test_digests_are_the_same_in_another_python(tmp_path):
     if not OTHER_PYTHON.exists():
         pytest.skip(f"no {OTHER_PYTHON} here")
-    assert digests_of(OTHER_PYTHON, "7") == lines()
+    # The package alone, also where it is installed: what stands beside it was built for this Python.
+    (tmp_path / "agent_cache").symlink_to(Path(agent_cache.__file__).parent)
+    assert digests_of(OTHER_PYTHON, "7", PYTHONPATH=str(tmp_path)) == lines()
 
 
 def test_calls_that_differ_have_digests_that_differ():
