@@ -43,7 +43,7 @@ class OnServers(TierContract):
         self.exits.close()
         for server in self.empty():
             server.command("FLUSHALL")
-        options = {"max_staleness": self.max_staleness, "timeout": 0.3, "lease": 0.5}
+        options = {"max_staleness": self.max_staleness, "timeout": 0.45, "lease": 0.5}
         self.made = {}
         for _ in range(2):
             proxies = {
