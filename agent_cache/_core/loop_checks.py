@@ -14,7 +14,7 @@ from typing import Final
 
 from agent_cache._core.entries import Entry
 from agent_cache._core.loop_policy import NEVER, NO_HINTS, LoopHints
-from agent_cache._core.loops import MASK, Check, Detector, Level, Verdict
+from agent_cache._core.loops import MASK, MAX_WITNESSES, Check, Detector, Level, Verdict
 from agent_cache._core.outcomes import fingerprint, shown
 from agent_cache._core.recurrence import Identify, Recurrence
 
@@ -26,7 +26,7 @@ _TIMES_AROUND: Final = 3
 _MAX_CALLS: Final = 1_000
 """How many different calls of one tool are remembered; the oldest are forgotten, and are new again."""
 
-Hit = Callable[[Hashable, Entry, int, object], Verdict | None]
+Hit = Callable[[Hashable, Entry], Verdict | None]
 
 
 class LoopChecks:
@@ -36,7 +36,7 @@ class LoopChecks:
         identify: 16 bytes or the like that stand for a result; None if it cannot be told from others.
 
     Attributes:
-        hit: ``(key, entry, tick, task) -> Verdict | None``: `seen` for an answer from an entry; a closure over all it
+        hit: ``(key, entry) -> Verdict | None``: `seen` for an answer from an entry; a closure over all it
             needs, since it is on the path of every hit.
     """
 
@@ -58,34 +58,33 @@ class LoopChecks:
         self._is_write = is_write
         self._hints = hints
         self._identify = identify
-        self._levels = detector.policy.thresholds
+        self._levels = detector.levels
         self._calls: dict[Hashable, Recurrence] = {}
         self._is_plain = not (is_write or hints.off or hints.poll)
         self.hit = self._make_hit() if self._is_plain else self._slow_hit
 
     def _make_hit(self) -> Hit:
-        state, known, ring, slow = self._detector, self._calls.get, self._detector.ring, self._slow_hit
+        state, known, slow = self._detector, self._calls.get, self._slow_hit
+        run, ring = state.run, state.ring
         judge, notice, mask, never, times_around = self._judge, state.cycle_notice, MASK, NEVER, _TIMES_AROUND
 
-        def hit(key: Hashable, entry: Entry, tick: int, task: object) -> Verdict | None:
+        def hit(key: Hashable, entry: Entry) -> Verdict | None:
             call = known(key)
             if call is state.last:  # never of an ended epoch, and never no call
                 if call.witness is entry:
-                    if call.task is not task:
-                        call.task = task
-                        if call.tick == tick:  # another task of the same round
+                    if call.shift != run.shift:
+                        before, call.shift = call.shift, run.shift
+                        if before >= run.since:  # another task of the same round
                             return None
-                    call.tick = tick
                     call.count = count = call.count + 1
                     if count >= call.alert or (count >= state.cycle_count and count >= times_around):
                         return judge(call)
                     return None
             elif call is not None and call.witness is entry and call.epoch == state.epoch:
-                if call.task is not task:
-                    call.task = task
-                    if call.tick == tick:
+                if call.shift != run.shift:
+                    before, call.shift = call.shift, run.shift
+                    if before >= run.since:
                         return None
-                call.tick = tick
                 position = state.base + state.last.count + 1
                 if position - state.turned > 1:
                     state.fill(position)
@@ -100,12 +99,12 @@ class LoopChecks:
                 if count >= call.alert or (count >= ahead and count >= times_around):
                     return judge(call)
                 return None
-            return slow(key, entry, tick, task)
+            return slow(key, entry)
 
         return hit
 
-    def _slow_hit(self, key: Hashable, entry: Entry, tick: int, task: object) -> Verdict | None:
-        return self.seen(key, witness=entry, tick=tick, task=task)
+    def _slow_hit(self, key: Hashable, entry: Entry) -> Verdict | None:
+        return self.seen(key, witness=entry)
 
     def before(self, key: Hashable | None) -> Verdict | None:
         """Why this call is refused without running, if it is. Needs asking only while `Detector.blocked` is not
@@ -122,8 +121,6 @@ class LoopChecks:
         value: object = None,
         witness: Entry | None = None,
         error: bool = False,
-        tick: int,
-        task: object,
         began: int = NEVER,
     ) -> Verdict | None:
         """Count what a call has come to.
@@ -135,20 +132,21 @@ class LoopChecks:
             value: the result or the error itself, to be shown.
             witness: the entry that holds its result.
             error: whether it has failed: it raised, or what it returned says so.
-            tick, task: the iteration of the event loop and the task in which it has ended.
             began: `Detector.moment` when it began; left out if nothing can have run beside it.
         """
         if witness is not None and self._is_plain and key is not None and key not in self._calls:
-            self._meet(key, witness, tick, task)
+            self._meet(key, witness)
             return None
         state, call = self._detector, self._of(key)
         last = state.pause()
         before = call.witness
         is_same, is_known = call.turn_to(outcome, witness, self._identify)
-        if witness is not None and witness is not before:
-            state.keep_witness(call)
-        if is_known and witness is None:
-            call.text = shown(value)
+        if witness is None:
+            state.kept.pop(call, None)
+            if is_known or error:
+                call.text = shown(value)
+        elif witness is not before:
+            state.keep_witness(call, self._identify)
         has_written = self._is_write and not error
         if has_written and not is_known:
             state.end_epoch()
@@ -157,11 +155,10 @@ class LoopChecks:
         if self._hints.off:
             state.resume(last)
             return None
-        if is_same and call.count and (began < call.ended or (call.tick == tick and call.task is not task)):
-            call.tick, call.task = tick, task
+        shift, call.shift = call.shift, state.run.shift
+        if is_same and call.count and (began < call.ended or state.run.since <= shift != call.shift):
             state.resume(last)
             return None
-        call.tick, call.task = tick, task
         call.row = call.row + 1 if is_same else 1
         if self._hints.poll and call.row > 1:
             state.unchanged += 1
@@ -175,16 +172,16 @@ class LoopChecks:
             return None
         if not error:
             return self._judge(call, has_written=has_written)
-        errors = state.errors_in_a_row(self._tool, call.outcome, began, tick, task)
+        errors = state.errors_in_a_row(self._tool, call.outcome, began)
         return self._judge(call, row=call.row, errors=errors)
 
-    def _meet(self, key: Hashable, witness: Entry, tick: int, task: object) -> None:
+    def _meet(self, key: Hashable, witness: Entry) -> None:
         """Count an answer to a call that was never seen: as `seen`, in fewer steps, since every miss takes them."""
         state, calls = self._detector, self._calls
         if len(calls) >= _MAX_CALLS:
             del calls[next(iter(calls))]
         calls[key] = call = Recurrence(self._tool, key, witness, state.epoch)
-        call.tick, call.task, call.alert = tick, task, self._levels["repeat"].notice
+        call.shift, call.alert = state.run.shift, self._levels["repeat"].notice
         base = state.base + state.last.count
         position = base + 1
         if position - state.turned > 1:
@@ -199,7 +196,9 @@ class LoopChecks:
         else:
             state.fresh, state.pending = position, position + 1
             state.cycle_count = NEVER - base
-        state.keep_witness(call)
+        state.kept[call] = self._identify
+        if len(state.kept) > MAX_WITNESSES:
+            state.let_go()
 
     def _of(self, key: Hashable | None) -> Recurrence:
         call = None if key is None else self._calls.get(key)

@@ -11,12 +11,10 @@ from typing import Any, Final, NamedTuple
 from agent_cache._core.checks import checked_function, count, seconds
 from agent_cache.errors import ConfigurationError
 
-__all__ = ["NEVER", "NO_HINTS", "NO_LIMIT", "LoopHints", "LoopPolicy", "Threshold", "checked_hints", "policy_of"]
+__all__ = ["NEVER", "NO_HINTS", "LoopHints", "LoopPolicy", "Threshold", "checked_hints", "policy_of"]
 
 NEVER: Final = 1_000_000_000
 """More calls than a run makes. Below 2 ** 30, so that differences to it stay within one digit of CPython's integers."""
-
-NO_LIMIT: Final = NEVER
 
 
 class Threshold(NamedTuple):

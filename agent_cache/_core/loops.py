@@ -8,15 +8,16 @@ other has ended at.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from agent_cache._core.loop_policy import NEVER, LoopPolicy
-from agent_cache._core.recurrence import NO_CALL, Recurrence
+from agent_cache._core.progress import Progress
+from agent_cache._core.recurrence import NO_CALL, Identify, Recurrence
 
-__all__ = ["MASK", "Check", "Detector", "Level", "Verdict"]
+__all__ = ["MASK", "MAX_WITNESSES", "Check", "Detector", "Level", "Verdict"]
 
 Check = Literal["repeat", "error", "cycle", "any_error"]
 Level = Literal["notice", "action"]
@@ -27,9 +28,10 @@ place."""
 
 MASK: Final = _RING - 1
 
-_MAX_WITNESSES: Final = 256
-"""How many answers a session keeps alive to compare later ones with. What is older, and was seen once, is new when it
-comes again: a long round is found one round later.
+MAX_WITNESSES: Final = 256
+"""How many calls of a session keep alive the answer that they have got last. Of the others, an answer that came again
+is known by its fingerprint, and one that was seen once is new when it comes again: a long round is found one round
+later.
 """
 
 _MAX_BLOCKED: Final = 1_000
@@ -77,21 +79,24 @@ class Detector:
         cycle_at: the position from which a cycle must be judged; `cycle_count` is the same as a count of the last call.
         cycle_acted: whether this streak has met the action level of a cycle.
         ring: the last calls, by position.
-        kept: calls that keep an answer alive, in the order they got it.
+        run: how far it has come, and which task is running.
+        levels: of the checks.
+        kept: calls that keep an answer alive, in the order they got it, and what identifies it.
         tools: what is known of each tool, for who looks after it.
         unchanged: how many polls brought nothing new, and were not counted.
         blocked: what is refused before it runs, and why.
     """
 
     __slots__ = (
-        "_error", "_error_at", "_error_counted", "_error_row", "_error_task", "_error_tick", "base", "blocked",
-        "cycle_acted", "cycle_at", "cycle_count", "cycle_notice", "epoch", "fresh", "kept", "last", "pending", "policy",
-        "ring", "tools", "turned", "unchanged",
+        "_error", "_error_at", "_error_counted", "_error_row", "_error_shift", "base", "blocked",
+        "cycle_acted", "cycle_at", "cycle_count", "cycle_notice", "epoch", "fresh", "kept", "last", "levels", "pending",
+        "ring", "run", "tools", "turned", "unchanged",
     )  # fmt: skip
 
-    def __init__(self, policy: LoopPolicy) -> None:
-        self.policy = policy
-        self.cycle_notice = policy.thresholds["cycle"].notice
+    def __init__(self, policy: LoopPolicy, progress: Progress) -> None:
+        self.run = progress
+        self.levels = policy.thresholds
+        self.cycle_notice = self.levels["cycle"].notice
         self.epoch = 0
         self.base = 0
         self.last = NO_CALL
@@ -103,12 +108,11 @@ class Detector:
         self.tools: dict[Hashable, Any] = {}
         self.unchanged = 0
         self.ring = [NO_CALL] * _RING
-        self.kept: deque[Recurrence] = deque()
+        self.kept: OrderedDict[Recurrence, Identify] = OrderedDict()
         self.blocked: dict[tuple[str, Hashable], Verdict] = {}
         self._error: tuple[str, Hashable] | None = None
         self._error_row = 0
-        self._error_at = self._error_counted = self._error_tick = -1
-        self._error_task: object = None
+        self._error_at = self._error_counted = self._error_shift = -1
 
     @property
     def position(self) -> int:
@@ -191,24 +195,30 @@ class Detector:
                 return recent[-period:]
         return list(dict.fromkeys(recent))  # in no fixed order, or longer than the ring
 
-    def keep_witness(self, call: Recurrence) -> None:
-        """The answer of this call is kept to compare later ones with; let go of the oldest one kept."""
-        self.kept.append(call)
-        if len(self.kept) > _MAX_WITNESSES:
-            self.kept.popleft().forget()
+    def keep_witness(self, call: Recurrence, identify: Identify) -> None:
+        """The answer that this call has got is kept to compare later ones with."""
+        self.kept[call] = identify
+        self.kept.move_to_end(call)
+        if len(self.kept) > MAX_WITNESSES:
+            self.let_go()
 
-    def errors_in_a_row(self, tool: str, outcome: Hashable, began: int, tick: int, task: object) -> int:
+    def let_go(self) -> None:
+        """Keep one answer less, the oldest."""
+        call, identify = self.kept.popitem(last=False)
+        call.forget(identify)
+
+    def errors_in_a_row(self, tool: str, outcome: Hashable, began: int) -> int:
         """Count one error of a tool, the last call counted; in how many rounds in a row there was nothing but it."""
-        at, error = self.position, (tool, outcome)
+        at, error, shift = self.position, (tool, outcome), self.run.shift
         if outcome is None or error != self._error or self._error_at != at - 1:
             self._error_row = 1
-        elif began < self._error_counted or (tick == self._error_tick and task is not self._error_task):
+        elif began < self._error_counted or self.run.since <= self._error_shift != shift:
             self._error_at = at  # one round of a fan-out: the service is down once, however many have asked it
             return 0
         else:
             self._error_row += 1
         self._error, self._error_at, self._error_counted = error, at, at + self.unchanged
-        self._error_tick, self._error_task = tick, task
+        self._error_shift = shift
         return self._error_row
 
     def block(self, verdict: Verdict) -> None:

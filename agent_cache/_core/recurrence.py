@@ -25,17 +25,16 @@ class Recurrence:
         witness: the entry that gave the last outcome, None if none is kept. While it stays the same, nothing is
             fingerprinted, and an outcome that was seen only once never is.
         outcome: what stands for the last outcome, once that was needed; None if it cannot be told from others.
-        text: the last outcome as short text, once it came again without a witness.
+        text: the last outcome as short text, once that was needed or cannot be made later.
         count: how often it was seen in `epoch`.
         row: how often in a row, hits of one witness left out.
         alert: the count at which a hit must be judged.
-        tick, task, ended: when and where it was last counted; `ended` is a moment.
+        shift, ended: where and when it was last counted: a `Progress.shift`, and a moment.
         others: its other outcomes, each with the epoch and the count in it.
     """
 
     __slots__ = (
-        "alert", "count", "ended", "epoch", "key", "others", "outcome", "row", "task", "text", "tick", "tool",
-        "witness",
+        "alert", "count", "ended", "epoch", "key", "others", "outcome", "row", "shift", "text", "tool", "witness",
     )  # fmt: skip
 
     def __init__(self, tool: str, key: Hashable, witness: Entry | None = None, epoch: int = -1) -> None:
@@ -48,17 +47,25 @@ class Recurrence:
         self.count = 0
         self.row = 0
         self.alert = NEVER
-        self.tick = -1
-        self.task: object = None
+        self.shift = -1
         self.ended = -1
         self.others: dict[Hashable, tuple[int, int]] | None = None
 
     def told(self) -> str:
         """The last outcome, for people."""
-        return self.text if self.witness is None else shown(self.witness.share())
+        if not self.text and self.witness is not None:
+            self.text = shown(self.witness.share())
+        return self.text
 
-    def forget(self) -> None:
-        """Keep an answer alive no longer. If nothing stands for it yet, it will be new when it comes again."""
+    def forget(self, identify: Identify) -> None:
+        """Keep an answer alive no longer. One that has come again is still known by what stands for it; one that was
+        seen once will be new.
+        """
+        if self.count > 1 and self.witness is not None:
+            value = self.witness.share()
+            if self.outcome is None:
+                self.outcome = identify(value)
+            self.text = self.text or shown(value)
         self.witness = None
 
     def turn_to(self, outcome: Hashable | None, witness: Entry | None, identify: Identify) -> tuple[bool, bool]:
@@ -70,10 +77,9 @@ class Recurrence:
             return True, True
         before = self.outcome if self.outcome is not None else _outcome_of(self.witness, identify)
         now = outcome if outcome is not None else _outcome_of(witness, identify)
-        self.outcome, self.witness = now, witness
+        self.outcome, self.witness, self.text = now, witness, ""
         if now is not None and now == before:
             return True, True
-        self.text = ""
         if self.others is None:
             self.others = {}
         if before is not None:

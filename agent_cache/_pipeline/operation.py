@@ -10,6 +10,7 @@ from typing import Any, Final, Generic, TypeVar
 from agent_cache._core.entries import MISSING, Entry
 from agent_cache._core.keys import Uncacheable, canonical, key_part
 from agent_cache._core.ledger import Region
+from agent_cache._core.outcomes import is_empty
 from agent_cache._core.parameters import Parameters
 from agent_cache._core.partition import Partition
 from agent_cache._core.policies import ReadPolicy, WritePolicy
@@ -30,8 +31,6 @@ from agent_cache.remote.protocols import Request, Tier
 __all__ = ["UNKEYED", "CacheKey", "Operation", "ReadOperation", "WriteOperation", "count"]
 
 P = TypeVar("P", bound="ReadPolicy | WritePolicy")
-
-_SIZED: Final = (str, bytes, list, tuple, dict, set, frozenset)
 
 UNKEYED: Final = object()
 """Stands for the key of a call that has none. Nothing is ever stored under it."""
@@ -331,11 +330,11 @@ class ReadOperation(Operation[ReadPolicy]):
         return CacheKey(self, key, request_of(Call(self, plan, key, *self.parameters.split(arguments), "write")))
 
     def is_successful(self, value: Any) -> bool:
-        """Whether an answer that was not stored is what was asked for: what `cache_if` turns away is not, unless it is
-        empty, which is an answer like any other.
+        """Whether an answer that was not stored is what was asked for: what `cache_if` turns away is not, unless there
+        is nothing in it, which is an answer like any other.
         """
         cache_if = self.policy.cache_if
-        if cache_if is None or value is None or (type(value) in _SIZED and not value):
+        if cache_if is None or is_empty(value):
             return True
         try:
             return bool(cache_if(value))

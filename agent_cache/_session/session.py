@@ -125,6 +125,7 @@ class AgentCacheSession:
             raise ConfigurationError(f"session {self.session_id!r} is not entered")
         self._close_partitions()
         self._detector = None
+        self._progress.task = None
         try:
             SCOPE.reset(token)
         except ValueError:
@@ -133,7 +134,7 @@ class AgentCacheSession:
                 "may have been outside of it; enter and leave it in the same task, as one `async with` does"
             ) from error
         if error is None and self._guard.swallowed is not None:
-            raise self._guard.swallowed
+            raise self._guard.swallowed.with_traceback(None)
 
     def new_turn(self) -> None:
         """The user has spoken: what the run has asked before it may ask again. Call it before each turn."""
@@ -160,7 +161,7 @@ class AgentCacheSession:
             AgentLoopDetectedError: `loop_error`, also if no call has been refused for it yet.
         """
         if self._guard.error is not None:
-            raise self._guard.error
+            raise self._guard.error.with_traceback(None)
 
     # Taking part in the calls of a scope
 
@@ -169,7 +170,7 @@ class AgentCacheSession:
         those of all.
         """
         if self._detector is None and self._detects_loops:
-            self._detector = Detector(self._policy)
+            self._detector = Detector(self._policy, self._progress)
         return SessionWatch(
             operation,
             session=self,
@@ -221,8 +222,7 @@ class AgentCacheSession:
         return loop
 
     def _end_tick(self) -> None:
-        self._progress.tick += 1
-        self._progress.loop = None
+        self._progress.end_tick()
 
 
 def _tenant_part(tenant: Hashable) -> Hashable:

@@ -117,8 +117,12 @@ class SessionWatch:
             if is_new is not None:
                 loop = progress.loop or begin_tick()
                 # The task is found by the loop: finding that takes a system call on 3.11.
+                task = current_task(loop)
+                if task is not progress.task:
+                    progress.task = task
+                    progress.shift += 1
                 identity = key if told_apart is None else told_apart(key, arguments)
-                verdict = is_new(identity, entry, progress.tick, current_task(loop))
+                verdict = is_new(identity, entry)
                 if verdict is not None:
                     instead = judge(verdict, key, now, value)
                     if instead is not None:
@@ -221,14 +225,13 @@ class SessionWatch:
             return None  # of a call that the tool has made, or an interruption
         else:
             witness, value, signature, has_failed = None, error, signature_of(error), True
+        self._progress.notice(_CURRENT_TASK(self._progress.loop or self._session.begin_tick()))
         verdict = checks.seen(
             call.loop_key,
             signature,
             value=value,
             witness=witness,
             error=has_failed,
-            tick=self._progress.tick,
-            task=_CURRENT_TASK(self._progress.loop or self._session.begin_tick()),
             began=call.began,
         )
         return None if verdict is None else self._judge_run(verdict, value, witness)

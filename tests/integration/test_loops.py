@@ -575,6 +575,28 @@ async def test_an_answer_that_cache_if_turns_away_is_a_failed_call_and_an_empty_
     assert caught.value.kind == "any_error"
 
 
+@pytest.mark.parametrize("nothing", [None, False, 0, "", [], {"items": [], "total": 0}], ids=repr)
+async def test_empty_look_ups_that_are_not_to_be_kept_are_no_failed_calls(nothing: Any):
+    shop = Shop(cache_if=lambda answer: bool(answer["items"]) if isinstance(answer, dict) else bool(answer))
+    shop.answers = nothing
+    async with AgentCacheSession() as session:
+        for number in range(20):
+            assert await shop.get(number) == nothing
+    assert session.get_metrics()["loop_notices"] == {}
+    assert len(shop.runs) == 20
+
+
+async def test_groups_of_errors_are_told_apart_by_the_errors_in_them():
+    shop = Shop()
+    shop.answers = lambda x: ExceptionGroup("tasks failed", [LookupError(f"no order {x}")])
+    numbers = iter(range(100))
+    with pytest.raises(STOPPED) as caught:
+        async with AgentCacheSession():
+            assert await outcomes(lambda: shop.get(next(numbers)), 20) == [ExceptionGroup] * 20
+            assert (await outcomes(lambda: shop.get("same"), 4))[-1] == STOPPED
+    assert caught.value.kind == "error"
+
+
 async def test_an_answer_without_identity_is_never_the_same():
     shop = Shop(copy="never")
     shop.answers = lambda x: object()
@@ -773,3 +795,30 @@ async def test_a_run_keeps_a_bounded_number_of_answers_alive():
             await get(number)
         gc.collect()
         assert len(alive) <= 300
+
+
+@pytest.mark.parametrize("how", ["hits", "runs", "errors"])
+async def test_a_run_keeps_no_task_that_has_ended_nor_what_it_gave(how: str):
+    class Given:
+        pass
+
+    shop = Shop()
+    shop.answers = LookupError("no") if how == "errors" else "same"
+    kept: list[weakref.ref[Any]] = []
+
+    async def work() -> Given:
+        await outcomes(shop.get if how == "hits" else shop.get.fresh, 2)
+        given = Given()
+        kept.append(weakref.ref(given))
+        return given
+
+    async with AgentCacheSession(on_loop="warn") as session:
+        for _ in range(3):
+            task = asyncio.create_task(work())
+            await task
+            kept.append(weakref.ref(task))
+            del task
+            await asyncio.sleep(0)
+        gc.collect()
+        assert [reference() for reference in kept] == [None] * 6
+    assert session.metrics.calls == 6

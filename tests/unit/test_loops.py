@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Iterator, Sized
 from dataclasses import dataclass
 from itertools import count
 
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from agent_cache._core import loop_checks, loops, recurrence
 from agent_cache._core.entries import NEVER, Entry
 from agent_cache._core.loop_checks import LoopChecks
 from agent_cache._core.loop_policy import LoopHints, LoopPolicy, checked_hints, policy_of
 from agent_cache._core.loops import Detector, Verdict
+from agent_cache._core.progress import Progress
+from agent_cache._core.recurrence import NO_CALL, Recurrence
 from agent_cache.errors import ConfigurationError
 
-_NUMBERS = count()
+_NUMBERS = count(1_000_000)
 
 
 class Answer(Entry):
@@ -34,9 +35,23 @@ class Run:
     """A session without an event loop: every call is in a tick of its own, unless it says otherwise."""
 
     def __init__(self, policy: LoopPolicy | None = None) -> None:
-        self.detector = Detector(policy or LoopPolicy())
+        self.progress = Progress(None)
+        self.detector = Detector(policy or LoopPolicy(), self.progress)
+        self.tick = 0
+        self.answers: dict[Hashable, Answer] = {}
         self.tools: dict[str, LoopChecks] = {}
         self.identified = 0
+
+    def at(self, tick: int | None = None, task: object = None) -> None:
+        """What is seen next is seen in this iteration of the event loop, another one if none is said, by this task."""
+        if tick is None or tick != self.tick:
+            self.tick = next(_NUMBERS) if tick is None else tick
+            self.progress.end_tick()
+        self.progress.notice(task)
+
+    def an_answer(self, value: Hashable) -> Answer:
+        """The same one each time."""
+        return self.answers.setdefault(value, Answer(value))
 
     def identify(self, value: Hashable) -> Hashable:
         self.identified += 1
@@ -57,8 +72,10 @@ class Run:
         *,
         error: bool = False,
         hints: LoopHints | None = None,
+        value: object = None,
     ) -> Verdict | None:
-        return self.tool(name, hints=hints).seen(key, outcome, error=error, tick=next(_NUMBERS), task=None)
+        self.at()
+        return self.tool(name, hints=hints).seen(key, outcome, error=error, value=value)
 
     def write(
         self,
@@ -68,14 +85,38 @@ class Run:
         *,
         error: bool = False,
         hints: LoopHints | None = None,
+        value: object = None,
     ) -> Verdict | None:
-        tool = self.tool(name, is_write=True, hints=hints)
-        return tool.seen(key, outcome, error=error, tick=next(_NUMBERS), task=None)
+        self.at()
+        return self.tool(name, is_write=True, hints=hints).seen(key, outcome, error=error, value=value)
 
     def hit(
-        self, name: str, key: Hashable, entry: Answer, tick: int | None = None, task: object = None
+        self,
+        name: str,
+        key: Hashable,
+        entry: Answer,
+        tick: int | None = None,
+        task: object = None,
+        hints: LoopHints | None = None,
     ) -> Verdict | None:
-        return self.tool(name).hit(key, entry, next(_NUMBERS) if tick is None else tick, task)
+        self.at(tick, task)
+        return self.tool(name, hints=hints).hit(key, entry)
+
+    def ran(
+        self,
+        name: str,
+        key: Hashable,
+        outcome: Hashable,
+        *,
+        tick: int,
+        task: object,
+        began: int,
+        error: bool = False,
+        hints: LoopHints | None = None,
+    ) -> Verdict | None:
+        """A read that has ended here and began at a moment."""
+        self.at(tick, task)
+        return self.tool(name, hints=hints).seen(key, outcome, error=error, began=began)
 
 
 def acted(verdicts: Iterable[Verdict | None]) -> list[tuple[int, str]]:
@@ -180,19 +221,19 @@ def test_one_outage_met_by_a_fan_out_counts_once() -> None:
     """Twenty reads that began before the first of them had failed are one round."""
     run = Run()
     began = run.detector.moment
-    tool = run.tool("get")
-    verdicts = [tool.seen(n, "down", error=True, tick=n, task=n, began=began) for n in range(20)]
+    verdicts = [run.ran("get", n, "down", error=True, tick=n + 1, task=n, began=began) for n in range(20)]
     assert verdicts == [None] * 20
 
 
 def test_an_outage_that_every_round_of_a_fan_out_meets_is_acted_upon() -> None:
     """Twenty reads at once, six rounds of them."""
     run = Run()
-    tool = run.tool("get")
     verdicts = []
-    for tick in range(6):
+    for tick in range(1, 7):
         began = run.detector.moment
-        verdicts.append([tool.seen((tick, n), "down", error=True, tick=tick, task=n, began=began) for n in range(20)])
+        verdicts.append(
+            [run.ran("get", (tick, n), "down", error=True, tick=tick, task=n, began=began) for n in range(20)]
+        )
     assert [[v.level for v in each if v is not None] for each in verdicts] == [[], [], [], ["notice"], [], ["action"]]
 
 
@@ -397,10 +438,9 @@ def test_identical_calls_of_one_tick_and_one_task_each_count() -> None:
 def test_identical_calls_that_overlap_count_once() -> None:
     """Each began before the first had ended."""
     run = Run()
-    tool = run.tool("get")
     for tick in range(2):
         began = run.detector.moment
-        assert [tool.seen(1, "a", tick=100 * tick + n, task=n, began=began) for n in range(20)] == [None] * 20
+        assert [run.ran("get", 1, "a", tick=100 * tick + n, task=n, began=began) for n in range(20)] == [None] * 20
     assert run.detector.position == 2
 
 
@@ -422,11 +462,12 @@ def test_a_declared_poll_may_go_on_unchanged() -> None:
 def test_polls_that_overlap_count_once_and_others_each() -> None:
     """A poll is not counted in the position, so that cannot tell which came after which."""
     run, hints = Run(), LoopHints(poll=True, max_unchanged=4)
-    tool = run.tool("status", hints=hints)
     verdicts = []
     for tick in range(6):
         began = run.detector.moment
-        verdicts.append([tool.seen(1, "a", tick=100 * tick + n, task=n, began=began) for n in range(20)])
+        verdicts.append(
+            [run.ran("status", 1, "a", tick=100 * tick + n, task=n, began=began, hints=hints) for n in range(20)]
+        )
     assert [any(round_) for round_ in verdicts] == [False, False, False, True, True, True]
     assert [len([v for v in round_ if v]) for round_ in verdicts] == [0, 0, 0, 1, 1, 1]
 
@@ -434,8 +475,8 @@ def test_polls_that_overlap_count_once_and_others_each() -> None:
 def test_hits_of_a_poll_by_several_tasks_in_one_tick_count_once() -> None:
     """They take the long way, and nothing has begun before anything has ended."""
     run, entry = Run(), Answer("a")
-    tool = run.tool("status", hints=LoopHints(poll=True, max_unchanged=3))
-    rounds = [[tool.hit(1, entry, tick, task) for task in range(20)] for tick in range(3)]
+    hints = LoopHints(poll=True, max_unchanged=3)
+    rounds = [[run.hit("status", 1, entry, tick, task, hints) for task in range(20)] for tick in range(3)]
     assert [len([v for v in each if v]) for each in rounds] == [0, 0, 1]
 
 
@@ -545,23 +586,125 @@ def test_max_tool_repeats_sets_the_action_and_lowers_the_notice(r: int, notice: 
     assert acted([run.read("get") for _ in range(r)]) == [(r, "repeat")]
 
 
-def test_memory_is_bounded_however_long_the_session(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Calls, outcomes of one call, answers kept alive, order and blocks."""
-    monkeypatch.setattr(loop_checks, "_MAX_CALLS", 10)
-    monkeypatch.setattr(recurrence, "_MAX_OUTCOMES", 3)
-    monkeypatch.setattr(loops, "_MAX_WITNESSES", 5)
-    monkeypatch.setattr(loops, "_MAX_BLOCKED", 10)
-    run = Run()
-    for n in range(5_000):
-        run.read("get", n)
+def containers(held: object, path: str = "") -> Iterator[tuple[str, int]]:
+    """Every container that is reached from here, by the attributes that lead to it, and how much is in it."""
+    for name in type(held).__slots__:
+        value = getattr(held, name)
+        if isinstance(value, Sized) and not isinstance(value, str | bytes | tuple):
+            yield f"{path}{name}", len(value)
+        members = value.values() if isinstance(value, dict) else value if isinstance(value, list) else (value,)
+        for member in members:
+            if isinstance(member, LoopChecks | Recurrence | Progress) and member is not NO_CALL:
+                yield from containers(member, f"{path}{name}.")
+
+
+def test_memory_is_bounded_however_long_the_session() -> None:
+    """Calls, outcomes of one call, answers kept alive, order, blocks: all of it is full long before the end, and what
+    there is then is all there will be.
+    """
+    run = Run(LoopPolicy(any_error=None))
+    most: dict[int, dict[str, int]] = {}
+    for n in range(20_000):
+        run.hit("get", n, Answer(n))
+        run.hit("get", -1, Answer(n // 3))
+        run.read("list", n)
         run.read("status", 1, n)
-        for _ in range(5):
+        if n == 1_000:
+            run.write("put", n)
+        for _ in range(4):
             run.write("add", n, "full", error=True)
-    calls = [call for tool in run.tools.values() for call in tool._calls.values()]
-    assert len(calls) <= 30
-    assert max(len(call.others or ()) for call in calls) <= 3
-    assert len(run.detector.ring) == 128
-    assert len(run.detector.blocked) <= 10
+        if n in (5_000, 19_999):
+            run.detector.tools = dict(run.tools)
+            sizes = most[n] = {}
+            for name, size in containers(run.detector):
+                sizes[name] = max(size, sizes.get(name, 0))
+    assert most[5_000] == most[19_999]
+    assert most[19_999] == {
+        "blocked": 1_000,
+        "kept": 256,
+        "levels": 5,
+        "ring": 128,
+        "ring.others": 16,
+        "run.used": 0,
+        "tools": 5,
+        "tools._calls": 1_000,
+        "tools._levels": 5,
+        "tools._calls.others": 16,
+    }
+    alive = [call for tool in run.tools.values() for call in tool._calls.values() if call.witness is not None]
+    assert len(alive) <= 256
+
+
+def test_a_call_keeps_one_answer_alive_however_often_it_is_loaded_again() -> None:
+    """So that none is let go while there is room, and its hits need no fingerprint after a thousand of its loads."""
+    run, other = Run(LoopPolicy(repeat=None)), Answer("other")
+    run.hit("get", "other", other)
+    for _ in range(1_000):
+        entry = Answer("a")
+        run.hit("get", 1, entry)
+    assert run.identified == 1_000, "one for each load"
+    for _ in range(10):
+        run.hit("get", 1, entry)
+        run.hit("get", "other", other)
+    assert run.identified == 1_000
+    assert len(run.detector.kept) == 2
+
+
+def test_an_answer_that_came_again_is_known_when_it_is_no_longer_kept() -> None:
+    """Its fingerprint stays; what was seen once is new."""
+    run, twice, once = Run(), Answer("twice"), Answer("once")
+    run.hit("get", "twice", twice)
+    run.hit("get", "twice", twice)
+    run.hit("get", "once", once)
+    for n in range(300):
+        run.hit("list", n, Answer(n))
+    assert run.identified == 1, "of 300 answers that went, the one that had come again"
+    assert noticed([run.hit("get", "twice", twice)]) == [(1, "repeat")]
+    assert not noticed([run.hit("get", "once", once), run.hit("get", "once", once)])
+
+
+def test_an_answer_that_is_followed_by_an_error_takes_up_no_room() -> None:
+    """It is known by its fingerprint from then on."""
+    run, entry = Run(), Answer("a")
+    run.hit("get", 1, entry)
+    run.read("get", 1, "boom", error=True)
+    assert not run.detector.kept
+    assert not noticed([run.hit("get", 1, entry)])
+    assert noticed([run.hit("get", 1, entry)]) == [(1, "repeat")]
+
+
+@pytest.mark.parametrize("how", ["hit", "loaded again", "let go", "uncached", "turned back", "write"])
+def test_the_report_says_what_the_call_gave(how: str) -> None:
+    """However the answer was kept, or whether it was."""
+    run = Run(LoopPolicy(repeat=3, write_repeat=3, cycle=None))
+    verdicts: list[Verdict | None] = []
+    for n in range(4):
+        match how:
+            case "hit":
+                verdicts.append(run.hit("get", 1, run.an_answer("a")))
+            case "loaded again":
+                verdicts.append(run.hit("get", 1, Answer("a")))
+            case "let go":
+                verdicts.append(run.hit("get", 1, run.an_answer("a")))
+                if n == 1:
+                    [run.hit("list", m, Answer(m)) for m in range(300)]
+            case "uncached":
+                verdicts.append(run.read("get", 1, "a", value="a"))
+            case "turned back":
+                verdicts.append(run.read("get", 1, "a", value="a"))
+                run.read("get", 1, "b", value="b")
+            case "write":
+                verdicts.append(run.write("get", 1, "a", value="a"))
+    told = [verdict for verdict in verdicts if verdict is not None]
+    assert told
+    assert {(verdict.first, verdict.last) for verdict in told} == {("'a'", "'a'")}
+
+
+def test_the_report_on_errors_whatever_the_arguments_says_which() -> None:
+    """Each call was made once."""
+    run = Run()
+    verdicts = [run.read("get", n, "down", error=True, value=LookupError("down")) for n in range(6)]
+    assert {verdict.last for verdict in verdicts if verdict is not None} == {"LookupError('down')"}
 
 
 @dataclass(frozen=True)
@@ -672,7 +815,7 @@ def test_a_call_costs_no_more_after_100_000_than_after_50() -> None:
         )
         hit = run.tool("get").hit
         for n in range(calls):
-            hit(n % 7, entries[n % 7], n, None)
+            hit(n % 7, entries[n % 7])
         seen = 0
 
         def trace(*_: object) -> object:
@@ -684,7 +827,7 @@ def test_a_call_costs_no_more_after_100_000_than_after_50() -> None:
         sys.settrace(trace)  # type: ignore[arg-type] # a local tracer returns itself
         try:
             for n in range(70):
-                hit(n % 7, entries[n % 7], calls + n, None)
+                hit(n % 7, entries[n % 7])
         finally:
             sys.settrace(before)
         return seen

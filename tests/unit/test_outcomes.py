@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, strategies as st
 
-from agent_cache._core.outcomes import fingerprint, shown, signature_of
+from agent_cache._core.outcomes import fingerprint, is_empty, shown, signature_of
 from tests.harness.structure import near_pairs, same
 
 
@@ -52,6 +52,76 @@ def test_a_value_is_shown_briefly_whatever_its_repr_does():
     assert shown(NoText()) == "<NoText>"
 
 
+_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20) | st.binary(max_size=20),
+    lambda inner: (
+        st.lists(inner, max_size=6)
+        | st.tuples(inner)
+        | st.tuples(inner, inner)
+        | st.frozensets(st.integers() | st.text(max_size=3))
+        | st.sets(st.integers(), max_size=4)
+        | st.dictionaries(st.text(max_size=9) | st.integers(), inner, max_size=6)
+        | st.lists(inner, max_size=3).map(lambda args: ValueError(*args))
+    ),
+)
+
+
+@given(_VALUES)
+def test_a_value_is_shown_as_its_repr_as_far_as_there_is_room(value: Any):
+    text = repr(value)
+    assert shown(value) == (text if len(text) <= 80 else text[:77] + "...")
+
+
+@pytest.mark.parametrize("kind", [list, tuple, dict, set, ValueError])
+def test_of_a_large_value_no_more_is_looked_at_than_is_shown(kind: Any):
+    asked = []
+
+    class Told:
+        def __repr__(self) -> str:
+            asked.append(1)
+            return "told"
+
+    members = [Told() for _ in range(10_000)]
+    value = dict.fromkeys(members, members) if kind is dict else kind(members)
+    text = shown(value)
+    assert text == repr(value)[:77] + "..."
+    asked.clear()
+    shown([value, value])
+    assert 0 < len(asked) < 40
+
+
+def test_what_contains_itself_is_shown():
+    endless: list[Any] = [1]
+    endless.append(endless)
+    assert shown(endless).startswith("[1, [1, ")
+    assert len(shown(endless)) == 80
+
+
+@pytest.mark.parametrize(
+    "value",
+    [None, False, 0, 0.0, "", b"", [], (), {}, set(), {"items": [], "total": 0}, [[], None], {"page": {"rows": ()}}],
+)
+def test_an_answer_with_nothing_in_it_is_empty(value: Any):
+    assert is_empty(value)
+
+
+def test_an_answer_with_something_in_it_is_not_empty():
+    endless: list[Any] = []
+    endless.append(endless)
+    for value in (
+        True,
+        1,
+        "Error",
+        [0, 1],
+        {"error": "down"},
+        {"items": [], "page": 1},
+        object(),
+        endless,
+        [None] * 9999,
+    ):
+        assert not is_empty(value)
+
+
 class Silent(Exception):
     def __str__(self) -> str:
         raise RuntimeError("no text")
@@ -64,3 +134,25 @@ def test_two_errors_are_the_same_by_type_and_whole_message():
     assert signature_of(Silent()) is None
     same_name = type("LookupError", (Exception,), {})
     assert signature_of(same_name("x")) != signature_of(LookupError("x"))
+
+
+def test_two_groups_of_errors_are_the_same_by_what_is_in_them():
+    def group(*errors: Exception) -> ExceptionGroup[Exception]:
+        return ExceptionGroup("tasks failed", list(errors))
+
+    one = signature_of(group(ValueError("a"), LookupError("b")))
+    assert one is not None
+    assert one == signature_of(group(LookupError("b"), ValueError("a"))), "whichever task was first"
+    others = [
+        group(ValueError("a"), LookupError("c")),
+        group(ValueError("a"), KeyError("b")),
+        group(ValueError("a"), LookupError("b"), LookupError("b")),
+        group(group(ValueError("a"), LookupError("b"))),
+        ExceptionGroup("other tasks failed", [ValueError("a"), LookupError("b")]),
+    ]
+    assert len({one, *map(signature_of, others)}) == 6
+    assert signature_of(group(ValueError("a"), Silent())) is None
+    deep = ValueError("a")
+    for _ in range(200):
+        deep = group(deep)  # type: ignore[assignment]
+    assert signature_of(deep) is not None
