@@ -8,7 +8,7 @@ from typing import Any
 
 from agent_cache.errors import ConfigurationError
 
-__all__ = ["checked_choice", "checked_function", "count", "seconds"]
+__all__ = ["checked_choice", "checked_flag", "checked_function", "checked_text", "count", "seconds"]
 
 _LONGEST = 1e15
 """30 million years. What is longer was not meant, and may be more than a float holds."""
@@ -51,6 +51,18 @@ def checked_choice(value: Any, choices: tuple[str, ...], what: str, or_else: str
         allowed = f"one of {', '.join(map(repr, choices))}{f', or {or_else}' if or_else else ''}"
         raise ConfigurationError(f"{what} must be {allowed}, got {value!r}")
     return value
+
+
+def checked_flag(value: Any, what: str) -> None:
+    """True or False, and nothing that only counts as one: ``"off"`` is true."""
+    if not isinstance(value, bool):
+        raise ConfigurationError(f"{what} must be True or False, got {value!r}")
+
+
+def checked_text(value: Any, what: str) -> None:
+    """A text with something in it."""
+    if not isinstance(value, str) or not value:
+        raise ConfigurationError(f"{what} must be a text that is not empty, got {value!r}")
 
 
 def count(bound: int, value: Any, what: str) -> int:

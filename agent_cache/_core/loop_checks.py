@@ -175,6 +175,19 @@ class LoopChecks:
         errors = state.errors_in_a_row(self._tool, call.outcome, began)
         return self._judge(call, row=call.row, errors=errors)
 
+    def change(self, key: Hashable | None, outcome: Hashable | None) -> None:
+        """A write has succeeded that is not of this run, such as one of a session inside of it: it is not counted, and
+        ends the epoch if it is new here.
+        """
+        state, call = self._detector, self._of(key)
+        last = state.pause()
+        _, is_known = call.turn_to(outcome, None, self._identify)
+        if not is_known:
+            state.end_epoch()
+        if call.epoch != state.epoch:
+            call.epoch, call.count, call.row = state.epoch, 0, 0
+        state.resume(last)
+
     def _meet(self, key: Hashable, witness: Entry) -> None:
         """Count an answer to a call that was never seen: as `seen`, in fewer steps, since every miss takes them."""
         state, calls = self._detector, self._calls

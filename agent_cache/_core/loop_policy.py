@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from datetime import timedelta
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
-from agent_cache._core.checks import checked_function, count, seconds
+from agent_cache._core.checks import checked_flag, checked_function, checked_text, count, seconds
 from agent_cache.errors import ConfigurationError
 
 __all__ = ["NEVER", "NO_HINTS", "LoopHints", "LoopPolicy", "Threshold", "checked_hints", "policy_of"]
@@ -75,11 +76,13 @@ class LoopPolicy:
     max_nesting: int | None = 25
     max_duration: _Seconds = None
     max_tool_calls: int | Mapping[str, int] | None = None
-    thresholds: Mapping[str, Threshold] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        thresholds = {check: _threshold(check, getattr(self, check)) for check in _DEFAULTS}
-        object.__setattr__(self, "thresholds", MappingProxyType(thresholds))
+        for check in _DEFAULTS:
+            level = getattr(self, check)
+            _threshold(check, level)
+            if isinstance(level, list):
+                object.__setattr__(self, check, tuple(level))
         for name in ("max_execution_depth", "max_nesting"):
             if getattr(self, name) is not None:
                 count(1, getattr(self, name), f"LoopPolicy: {name}")
@@ -87,10 +90,28 @@ class LoopPolicy:
             seconds(self.max_duration, "LoopPolicy: max_duration")
         if isinstance(self.max_tool_calls, Mapping):
             for tool, limit in self.max_tool_calls.items():
+                checked_text(tool, "LoopPolicy: max_tool_calls: a tool's name")
                 count(1, limit, f"LoopPolicy: max_tool_calls[{tool!r}]")
             object.__setattr__(self, "max_tool_calls", MappingProxyType(dict(self.max_tool_calls)))
         elif self.max_tool_calls is not None:
             count(1, self.max_tool_calls, "LoopPolicy: max_tool_calls")
+
+    def __hash__(self) -> int:
+        limits = self.max_tool_calls
+        named = frozenset(limits.items()) if isinstance(limits, Mapping) else limits
+        others = (getattr(self, one.name) for one in fields(self) if one.name != "max_tool_calls")
+        return hash((named, *others))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        given = {one.name: getattr(self, one.name) for one in fields(self)}
+        if isinstance(self.max_tool_calls, Mapping):
+            given["max_tool_calls"] = dict(self.max_tool_calls)
+        return partial(type(self), **given), ()
+
+    @property
+    def thresholds(self) -> dict[str, Threshold]:
+        """The two levels of each check."""
+        return {check: _threshold(check, getattr(self, check)) for check in _DEFAULTS}
 
     @property
     def seconds(self) -> float | None:
@@ -110,7 +131,7 @@ def policy_of(given: object, max_tool_repeats: int | None, max_execution_depth: 
         ConfigurationError: if any of it cannot work, unknown names in a mapping included.
     """
     if isinstance(given, Mapping):
-        known = [one.name for one in fields(LoopPolicy) if one.init]
+        known = [one.name for one in fields(LoopPolicy)]
         if unknown := [name for name in given if name not in known]:
             raise ConfigurationError(f"loop_policy has no {unknown[0]!r}; it has {', '.join(known)}")
         given = LoopPolicy(**given)
@@ -155,11 +176,12 @@ class LoopHints:
         poll: it is asked again and again on purpose. It is judged by `max_unchanged` alone, and is no part of a cycle.
         max_unchanged: how often in a row a poll may give one outcome; the call that does so this often is acted upon.
             None: any number.
-        off: its calls are not looked at. A new successful write still ends the epoch.
+        off: its calls are not looked at. A new successful write still ends the epoch; of a write, the two functions
+            say what is new.
 
     Raises:
-        ConfigurationError: for `max_unchanged` without `poll`, or below 2; at decoration, for a write with `poll` and
-            without `max_unchanged`.
+        ConfigurationError: for `max_unchanged` without `poll`, or below 2, and for `off` with `poll`; at decoration,
+            for a write with `poll` and without `max_unchanged`, and for a read that is `off` and says what to compare.
     """
 
     loop_key: Callable[[Mapping[str, Any]], Hashable] | None = None
@@ -172,12 +194,15 @@ class LoopHints:
         checked_function(self.loop_key, "LoopHints: loop_key")
         checked_function(self.outcome_key, "LoopHints: outcome_key")
         for name in ("poll", "off"):
-            if not isinstance(getattr(self, name), bool):
-                raise ConfigurationError(f"LoopHints: {name} must be True or False, got {getattr(self, name)!r}")
+            checked_flag(getattr(self, name), f"LoopHints: {name}")
         if self.max_unchanged is not None:
             count(2, self.max_unchanged, "LoopHints: max_unchanged")
             if not self.poll:
                 raise ConfigurationError("LoopHints: max_unchanged says how long a poll may go on; it needs poll=True")
+        if self.off and self.poll:
+            raise ConfigurationError(
+                "LoopHints: what is off is not looked at, so poll=True says nothing; leave one out"
+            )
 
 
 NO_HINTS: Final = LoopHints()
@@ -190,5 +215,9 @@ def checked_hints(given: Any, where: str, *, is_write: bool) -> LoopHints:
     if is_write and given.poll and given.max_unchanged is None:
         raise ConfigurationError(
             f"{where}: loop=LoopHints(poll=True) on a write needs max_unchanged=..., or it could be repeated for ever"
+        )
+    if not is_write and given.off and (given.loop_key is not None or given.outcome_key is not None):
+        raise ConfigurationError(
+            f"{where}: a read with loop=LoopHints(off=True) is not looked at, so loop_key and outcome_key say nothing"
         )
     return given

@@ -49,7 +49,8 @@ class Instead(NamedTuple):
 class Watch(Protocol):
     """What a session contributes to the calls of one operation: a gate before, an observation after. All synchronous.
 
-    `ask` refuses a call by raising, or answers it, or lets it go on by None; it counts nothing. `admit` lets a miss or
+    `ask` refuses a call by raising, or answers it, or lets it go on by None; it counts nothing, and is given the answer
+    of a hit. `admit` lets a miss or
     a write in. `hit` sees a local hit, which is over when it is seen, and refuses it likewise or gives another answer;
     `see` is the same of a hit that was asked about. `done` sees how a call that was let in has ended, and may give
     another answer, or raise. `blocked` is told of a call that another session has refused, `answered` of a hit that got
@@ -59,7 +60,7 @@ class Watch(Protocol):
     hit: Observe
     see: Observe
 
-    def ask(self, key: Hashable, now: float, call: Call | None = None) -> Instead | None: ...
+    def ask(self, key: Hashable, now: float, call: Call | None = None, cached: Any = MISSING) -> Instead | None: ...
     def admit(self, call: Call) -> None: ...
     def done(self, call: Call, value: Any, error: BaseException | None, now: float) -> Instead | None: ...
     def blocked(self, key: Hashable, now: float, outcome: str, kind: str) -> None: ...
@@ -105,7 +106,7 @@ def observer(watches: tuple[Watch, ...]) -> Observe:
         return watches[0].hit
 
     def observe(key: Hashable, entry: Entry, value: Any, now: float, arguments: Mapping[str, Any] | None = None) -> Any:
-        instead = _ask(watches, key, now)
+        instead = _ask(watches, key, now, cached=value)
         if instead is not None:
             for watch in watches:
                 watch.answered()
@@ -121,10 +122,12 @@ def observer(watches: tuple[Watch, ...]) -> Observe:
     return observe
 
 
-def _ask(watches: tuple[Watch, ...], key: Hashable, now: float, call: Call | None = None) -> Instead | None:
+def _ask(
+    watches: tuple[Watch, ...], key: Hashable, now: float, call: Call | None = None, cached: Any = MISSING
+) -> Instead | None:
     for watch in watches:
         try:
-            instead = watch.ask(key, now, call)
+            instead = watch.ask(key, now, call, cached)
         except AgentLoopDetectedError as loop:
             _tell(watches, watch, key, now, type(loop).__name__, loop.kind)
             raise

@@ -38,8 +38,9 @@ class Identity:
 
     def of_call(self, call: Call) -> Hashable | None:
         """What tells a miss or a write apart; None if nothing does."""
-        if self._hints.loop_key is not None:
-            return self.of_hit(call.key, call.arguments)
+        said = None if self._hints.loop_key is None else self._by_loop_key(call.arguments)
+        if said is not None:
+            return said
         if self._is_read:
             return call.key
         try:
@@ -48,14 +49,19 @@ class Identity:
             return None
 
     def of_hit(self, key: Hashable, arguments: Mapping[str, Any] | None) -> Hashable:
-        """What tells a hit apart, by what ``loop_key`` makes of its arguments."""
+        """What tells a hit apart, where there is a ``loop_key``."""
+        said = self._by_loop_key(arguments or {})
+        return key if said is None else said
+
+    def _by_loop_key(self, arguments: Mapping[str, Any]) -> Hashable | None:
+        """What ``loop_key`` makes of the arguments; None if it fails."""
         loop_key = self._hints.loop_key
         assert loop_key is not None
         try:
-            return key_part(loop_key(arguments or {}))
+            return key_part(loop_key(dict(arguments)))
         except Exception as error:  # noqa: BLE001 - the user's function; the arguments are the default
             self._guard.count_failure("loop_key failed", self._operation.name, error)
-            return key
+            return None
 
     def _outcome(self, value: Any) -> Hashable | None:
         outcome_key = self._hints.outcome_key

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from agent_cache._clock import CLOCK
-from agent_cache._core.checks import count
+from agent_cache._core.checks import checked_flag, checked_text, count
 from agent_cache._core.entries import NEVER
 from agent_cache._core.keys import Uncacheable, key_part
 from agent_cache._core.loop_policy import LoopPolicy, policy_of
@@ -85,7 +85,10 @@ class AgentCacheSession:
         loop_policy: LoopPolicy | Mapping[str, Any] | None = None,
         on_notice: OnNotice | None = None,
     ) -> None:
-        self.session_id = session_id if session_id is not None else os.urandom(16).hex()
+        if session_id is not None:
+            checked_text(session_id, "AgentCacheSession: session_id")
+        checked_flag(loop_detection, "AgentCacheSession: loop_detection")
+        self.session_id = session_id or os.urandom(16).hex()
         self.metrics = Metrics()
         self._policy = policy_of(loop_policy, max_tool_repeats, max_execution_depth)
         self._detects_loops = loop_detection
@@ -166,8 +169,8 @@ class AgentCacheSession:
     # Taking part in the calls of a scope
 
     def watch(self, operation: Operation[Any], *, is_innermost: bool) -> SessionWatch:
-        """See every call of an operation. Loops are looked for in the innermost session only; budgets and trace are
-        those of all.
+        """See every call of an operation. Loops are looked for in the innermost session only; budgets, trace and what a
+        write has changed are those of all.
         """
         if self._detector is None and self._detects_loops:
             self._detector = Detector(self._policy, self._progress)
@@ -175,7 +178,8 @@ class AgentCacheSession:
             operation,
             session=self,
             policy=self._policy if self._detects_loops else None,
-            detector=self._detector if is_innermost else None,
+            detector=self._detector,
+            is_innermost=is_innermost,
             guard=self._guard,
             progress=self._progress,
             trace=self._trace,

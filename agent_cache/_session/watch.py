@@ -43,13 +43,15 @@ class SessionWatch:
 
     Args:
         policy: budgets; None if the session does not look at them.
-        detector: of the session, if this is the innermost one and it looks for loops.
+        detector: of the session, if it looks for loops.
+        is_innermost: whether it looks for them among these calls. If not, they only change its world: a new successful
+            write ends the epoch.
         deadline: clock reading after which no call is let in.
     """
 
     __slots__ = (
         "_add", "_checks", "_deadline", "_detector", "_guard", "_identity", "_kind", "_max_calls",
-        "_max_nesting", "_name", "_operation", "_progress", "_session", "_stats", "_trace", "hit", "see",
+        "_max_nesting", "_name", "_operation", "_progress", "_session", "_stats", "_trace", "_world", "hit", "see",
     )  # fmt: skip
 
     hit: Observe
@@ -62,6 +64,7 @@ class SessionWatch:
         session: AgentCacheSession,
         policy: LoopPolicy | None,
         detector: Detector | None,
+        is_innermost: bool,
         guard: LoopGuard,
         progress: Progress,
         trace: Trace,
@@ -78,18 +81,12 @@ class SessionWatch:
         self._stats = stats
         self._kind = "read" if isinstance(operation, ReadOperation) else "write"
         self._identity = Identity(operation, guard)
-        self._detector = detector
-        self._checks = None
-        if detector is not None:  # the plan may be compiled again: what was counted stays
-            self._checks = detector.tools.get(operation)
-            if self._checks is None:
-                self._checks = detector.tools[operation] = LoopChecks(
-                    detector,
-                    self._name,
-                    operation.policy.loop,
-                    is_write=self._kind == "write",
-                    identify=self._identity.outcome,
-                )
+        if self._kind == "read" and (operation.policy.loop.off or not is_innermost):
+            detector = None
+        checks = None if detector is None else self._checks_of(detector)
+        self._detector = detector if is_innermost else None
+        self._checks = checks if is_innermost else None
+        self._world = None if is_innermost else checks
         self._deadline = deadline
         self._max_calls = None if policy is None else policy.calls_of(self._name)
         self._max_nesting = None if policy is None else policy.max_nesting
@@ -97,6 +94,19 @@ class SessionWatch:
         if self._max_calls is not None:
             self.see = self._count_used(self.see)
         self.hit = self._ask_first if self._has_own_limit else self._make_hit(progress)
+
+    def _checks_of(self, detector: Detector) -> LoopChecks:
+        """What the session knows of the tool. The plan may be compiled again: what was counted stays."""
+        checks: LoopChecks | None = detector.tools.get(self._operation)
+        if checks is None:
+            checks = detector.tools[self._operation] = LoopChecks(
+                detector,
+                self._name,
+                self._operation.policy.loop,
+                is_write=self._kind == "write",
+                identify=self._identity.outcome,
+            )
+        return checks
 
     @property
     def _has_own_limit(self) -> bool:
@@ -139,11 +149,14 @@ class SessionWatch:
         return hit
 
     def _count_used(self, see: Observe) -> Observe:
-        """The same for a tool that may make so many calls."""
+        """The same for a tool that may make so many calls. What gets another answer than the tool's is none of them."""
+        progress = self._progress
 
         def counted(key: Hashable, entry: Entry, value: Any, now: float, arguments: Mapping[str, Any] | None) -> Any:
+            calls = progress.calls
             answer = see(key, entry, value, now, arguments)
-            self._use()
+            if progress.calls != calls:
+                self._use()
             return answer
 
         return counted
@@ -167,16 +180,16 @@ class SessionWatch:
 
     def ask(self, key: Hashable, now: float, call: Call | None = None, cached: Any = MISSING) -> Instead | None:
         progress = self._progress
+        spent: tuple[str, int] | None = None
         if progress.calls >= progress.limit:
-            instead = self._over("depth", progress.calls, key, now, cached)
+            spent = "depth", progress.calls
         elif now >= self._deadline:
-            instead = self._over("time", progress.calls, key, now, cached)
+            spent = "time", progress.calls
         elif self._max_calls is not None and progress.used.get(self._name, 0) >= self._max_calls:
-            instead = self._over("tool_calls", progress.used[self._name], key, now, cached)
+            spent = "tool_calls", progress.used[self._name]
         elif self._max_nesting is not None and call is not None and call.depth > self._max_nesting:
-            instead = self._over("nesting", call.depth, key, now, cached)
-        else:
-            instead = None
+            spent = "nesting", call.depth
+        instead = None if spent is None else self._over(spent, key, now, cached if call is None else _cached(call, now))
         detector = self._detector
         if instead is None and call is not None and detector is not None:
             call.began = detector.base + detector.last.count + detector.unchanged  # its moment
@@ -185,18 +198,18 @@ class SessionWatch:
                 return self._ask_loops(call, now)
         return instead
 
-    def _over(self, kind: str, spent: int, key: Hashable, now: float, cached: Any) -> Instead | None:
+    def _over(self, spent: tuple[str, int], key: Hashable, now: float, cached: Any) -> Instead | None:
         """A budget is spent."""
-        report = AgentLoopDetectedError(self._name, kind, spent, 0, self._trace.recent_tools(_RECENT))
+        report = AgentLoopDetectedError(self._name, *spent, 0, self._trace.recent_tools(_RECENT))
         return self._act(report, key, now, cached, is_first=self._guard.is_news(report))
 
     def _ask_loops(self, call: Call, now: float) -> Instead | None:
-        """Whether the call is part of a loop that was found."""
+        """Whether the call is part of a loop that was found, and told of then."""
         assert self._checks is not None
         if self._guard.refuses:
             verdict = self._checks.before(call.loop_key)
             if verdict is not None:
-                return self._act(report_of(verdict), call.key, now)
+                return self._act(report_of(verdict), call.key, now, _cached(call, now), is_first=False)
         return None
 
     def admit(self, call: Call) -> None:
@@ -212,6 +225,8 @@ class SessionWatch:
         outcome = "ok" if error is None else _name_of(error)
         number, duration = call.numbers[self._session], now - call.started  # type: ignore[index]  # admit() has set it
         self._add((self._name, call.key, self._kind, call.source, outcome, call.started, duration, parent, number))
+        if self._world is not None and error is None and self._operation.is_successful(value):
+            self._world.change(self._identity.of_call(call), self._identity.outcome(value))
         checks = self._checks
         if checks is None:
             return None
@@ -279,6 +294,14 @@ class SessionWatch:
         parent = ENCLOSING.get()
         number = None if parent is None else parent.number_in(self._session)
         self._add((self._name, key, self._kind, "blocked", outcome, now, 0.0, number, self._progress.calls))
+
+
+def _cached(call: Call, now: float) -> Any:
+    """What the cache has for a call that has not looked there: one that wanted to know what is true now."""
+    if not call.is_fresh or call.plan.partition is None:
+        return MISSING
+    entry = call.plan.partition.store.lookup(call.key)
+    return MISSING if entry is None else entry.recall(now)
 
 
 def _name_of(error: BaseException) -> str:

@@ -277,6 +277,10 @@ SESSIONS: dict[str, dict[str, Any]] = {
     "on_loop misspelt": {"on_loop": "rise"},
     "on_loop None": {"on_loop": None},
     "trace_size zero": {"trace_size": 0},
+    "loop_detection a word": {"loop_detection": "off"},
+    "loop_detection a number": {"loop_detection": 0},
+    "session_id a number": {"session_id": 7},
+    "session_id empty": {"session_id": ""},
     "tenant without identity": {"tenant": object()},
 }
 

@@ -7,6 +7,7 @@ import contextlib
 import gc
 import logging
 import pickle
+import traceback
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -22,6 +23,7 @@ from agent_cache import (
     LoopPolicy,
     configure,
     get_metrics,
+    tags_from,
 )
 from tests.harness import library
 from tests.harness.gates import Gate, cancelled, started
@@ -90,6 +92,26 @@ async def test_a_write_that_repeats_itself_is_answered_and_the_next_call_is_refu
             assert await outcomes(shop.get, 1) == [STOPPED], "the run is stopped, not the tool"
     assert shop.runs == [("add", 0)] * 10
     assert (caught.value.kind, caught.value.tool, caught.value.count) == ("repeat", "add", 10)
+
+
+async def test_an_error_that_is_raised_again_and_again_does_not_grow():
+    shop = Shop()
+    session = AgentCacheSession()
+
+    def depth(error: BaseException) -> int:
+        return len(traceback.extract_tb(error.__traceback__))
+
+    depths = []
+    with pytest.raises(STOPPED) as caught:
+        async with session:
+            assert (await outcomes(shop.get, 5))[-1] == STOPPED
+            for _ in range(5):
+                try:
+                    session.raise_for_loop()
+                except STOPPED as error:
+                    depths.append(depth(error))
+    assert depths == depths[:1] * 5
+    assert depth(caught.value) == 2, "where the session ended, and nothing of the calls that were refused"
 
 
 async def test_a_loop_that_nobody_was_told_of_is_not_raised_at_the_end():
@@ -317,6 +339,19 @@ async def test_a_read_that_has_something_else_to_say_is_heard():
         assert await shop.get.fresh() == "changed"
 
 
+@pytest.mark.parametrize("on_loop", ["notice", "short_circuit"])
+async def test_a_loop_is_warned_of_once_however_often_it_is_refused(on_loop: Any, caplog: pytest.LogCaptureFixture):
+    shop = Shop()
+    async with AgentCacheSession(on_loop=on_loop) as session:
+        await outcomes(shop.add, 30)
+        for _ in range(10):
+            await outcomes(shop.get, 1)
+            await outcomes(lambda: shop.add("x"), 1)
+    warned = [(r.agent_cache_kind, r.agent_cache_tool) for r in caplog.records if r.levelname == "WARNING"]
+    assert warned == [("repeat", "add"), ("cycle", "add"), ("repeat", "get")]
+    assert sum(session.get_metrics()["loops"].values()) > 30
+
+
 async def test_a_refused_write_is_not_carried_out_until_something_has_changed():
     shop = Shop()
     async with AgentCacheSession(on_loop="notice") as session:
@@ -527,8 +562,11 @@ async def test_results_are_compared_by_what_matters_in_them():
             assert [type(given) for given in await outcomes(shop.get.fresh, 5)] == [dict] * 4 + [type]
 
 
+@pytest.mark.parametrize("kind", ["read", "write"])
 @pytest.mark.parametrize("which", ["loop_key raises", "loop_key has no identity", "outcome_key raises"])
-async def test_a_function_that_raises_costs_nothing_but_a_line_in_the_log(which: str, caplog: pytest.LogCaptureFixture):
+async def test_a_function_that_raises_costs_nothing_but_a_line_in_the_log(
+    which: str, kind: str, caplog: pytest.LogCaptureFixture
+):
     """The default is used: the arguments, and the whole result."""
 
     def broken(given: Any) -> Any:
@@ -537,13 +575,48 @@ async def test_a_function_that_raises_costs_nothing_but_a_line_in_the_log(which:
         return object()
 
     hints = LoopHints(outcome_key=broken) if "outcome" in which else LoopHints(loop_key=broken)
-    shop = Shop(hints)
+    shop = Shop(hints, hints)
+    call = shop.get.fresh if kind == "read" else shop.add
+    answered = 4 if kind == "read" else 10
     with pytest.raises(STOPPED):
         async with AgentCacheSession() as session:
-            assert await outcomes(shop.get.fresh, 6) == ["same"] * 4 + [STOPPED] * 2
+            assert await outcomes(lambda: call("other"), 3) == ["same"] * 3, "it is told apart from these"
+            assert await outcomes(call, answered + 2) == ["same"] * answered + [STOPPED] * 2
     name = which.split()[0]
-    assert session.get_metrics()["callback_errors"] >= 5
+    assert session.get_metrics()["callback_errors"] >= answered
     assert len([record for record in caplog.records if name in record.getMessage()]) == 1
+
+
+async def test_a_function_that_changes_the_arguments_it_is_shown_changes_nothing(caplog: pytest.LogCaptureFixture):
+    """Neither what the tool gets, nor the tags that are made of them."""
+
+    def greedy(arguments: Any) -> Any:
+        arguments.pop("at", None)
+        return arguments.pop("x")
+
+    seen: list[Any] = []
+
+    @AgentCache("page:{x}", name="read", loop=LoopHints(loop_key=greedy))
+    async def read(x: int, at: int) -> int:
+        seen.append((x, at))
+        return x
+
+    @AgentCacheInvalidator(
+        tags_from("page", lambda arguments, result: [arguments["x"]]), loop=LoopHints(loop_key=greedy)
+    )
+    async def write(x: int, at: int) -> int:
+        seen.append((x, at))
+        return x
+
+    async with AgentCacheSession() as session:
+        for _ in range(2):
+            await read(1, 2)
+            await read.fresh(1, 2)
+        assert await write(1, 2) == 1
+        await read(1, 2)
+    assert seen == [(1, 2)] * 5
+    assert caplog.messages == []
+    assert session.get_metrics()["callback_errors"] == 0
 
 
 async def test_a_declared_poll_is_judged_by_its_own_bound():
@@ -560,6 +633,26 @@ async def test_a_tool_that_is_off_may_do_what_it_likes():
         for call in (shop.get, shop.get.fresh, shop.add):
             assert await outcomes(call, 20) == ["same"] * 20
     assert session.get_metrics()["loop_notices"] == {}
+
+
+async def test_the_answers_of_a_read_that_is_off_are_not_kept_to_compare():
+    class Answer(str):
+        pass
+
+    alive: weakref.WeakSet[Answer] = weakref.WeakSet()
+
+    @AgentCache("r", maxsize=1, copy="never", loop=LoopHints(off=True))
+    async def clock(x: int) -> Answer:
+        answer = Answer(x)
+        alive.add(answer)
+        return answer
+
+    async with AgentCacheSession():
+        for number in range(20):
+            for _ in range(3):
+                await clock(number)
+        gc.collect()
+        assert len(alive) == 1
 
 
 async def test_an_answer_that_cache_if_turns_away_is_a_failed_call_and_an_empty_one_is_not():
@@ -655,6 +748,18 @@ async def test_a_tool_has_so_many_calls(limit: Any):
     assert "max_tool_calls" in str(caught.value)
 
 
+async def test_what_gets_another_answer_than_the_tools_uses_up_no_budget():
+    """Likewise what is refused: neither has called the tool."""
+    shop = Shop()
+    policy = LoopPolicy(max_tool_calls={"get": 5})
+    async with AgentCacheSession(on_loop="short_circuit", loop_policy=policy) as session:
+        assert await outcomes(shop.get, 12) == ["same"] * 12
+        assert await outcomes(lambda: shop.get("another"), 2) == ["same"] * 2, (
+            "the fifth one, which is a miss, and a hit"
+        )
+    assert session.get_metrics()["loops"] == {"repeat": 8, "tool_calls": 1}
+
+
 async def test_a_spent_budget_is_warned_of_once(caplog: pytest.LogCaptureFixture):
     shop = Shop()
     shop.answers = lambda x: x
@@ -680,6 +785,21 @@ async def test_what_a_budget_refuses_may_be_answered_from_the_cache():
     assert session.get_metrics()["hits"] == get_metrics()["hits"] == 3
 
 
+@pytest.mark.parametrize("ends", ["budget", "cycle"])
+async def test_who_wants_to_know_what_is_true_now_may_be_answered_from_the_cache(ends: str):
+    shop = Shop()
+    async with AgentCacheSession(on_loop="short_circuit", max_execution_depth=8 if ends == "budget" else 99) as session:
+        for _ in range(4):
+            await shop.get.fresh()
+            await shop.add()
+        ran = len(shop.runs)
+        assert await outcomes(shop.get.fresh, 2) == ["same"] * 2
+        shop.get.clear()
+        assert await outcomes(shop.get.fresh, 2) == [STOPPED] * 2, "nothing is made up"
+    assert len(shop.runs) == ran
+    assert session.get_metrics()["loops"]["depth" if ends == "budget" else "cycle"] >= 4
+
+
 async def test_a_budget_tells_the_model():
     shop = Shop()
     async with AgentCacheSession(on_loop="notice", max_execution_depth=1):
@@ -690,6 +810,58 @@ async def test_a_budget_tells_the_model():
 
 
 # -- Nested runs ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("which", ["outer", "inner"])
+@pytest.mark.parametrize("ends", ["budget", "loop"])
+async def test_a_hit_of_an_inner_run_is_answered_from_the_cache(which: str, ends: str):
+    """Whichever of the two has something against it."""
+    shop = Shop()
+    reacts: dict[str, Any] = {"on_loop": "short_circuit"} | ({"max_execution_depth": 3} if ends == "budget" else {})
+    calls = 9 if ends == "budget" or which == "inner" else 4
+    both = (
+        AgentCacheSession(**(reacts if which == "outer" else {})),
+        AgentCacheSession(**(reacts if which == "inner" else {})),
+    )
+    async with both[0], both[1]:
+        assert await outcomes(shop.get, calls) == ["same"] * calls
+        if ends == "budget":
+            assert await outcomes(lambda: shop.get("another"), 1) == [STOPPED], "nothing is cached for it"
+    for session in both:
+        assert session.get_metrics()["hits"] == calls - 1
+    assert shop.runs == [("get", 0)]
+
+
+@pytest.mark.parametrize("writes", ["new", "the same", "failing", "rejected"])
+async def test_a_write_of_an_inner_run_changes_the_world_of_the_outer_one(writes: str):
+    """Who reads, lets another one write, and reads again, is at work; if nothing new is written, it is not."""
+    shop = Shop()
+    numbers = iter(range(100))
+
+    @AgentCacheInvalidator("elsewhere", name="put", ok=lambda answer: answer != "rejected")
+    async def put(x: int) -> str:
+        if writes == "failing":
+            raise LookupError(f"no {x}")
+        return writes
+
+    async with AgentCacheSession(on_loop="warn") as outer:
+        for _ in range(12):
+            async with AgentCacheSession(), AgentCacheSession():
+                await outcomes(lambda: put(0 if writes == "the same" else next(numbers)), 1)
+            assert await shop.get() == "same"
+    assert outer.get_metrics()["loops"] == ({} if writes == "new" else {"repeat": 8})
+
+
+async def test_the_writes_of_an_inner_run_are_not_counted_in_the_outer_one():
+    shop = Shop()
+    async with AgentCacheSession(max_tool_repeats=3) as outer:
+        await shop.add()
+        for _ in range(12):
+            async with AgentCacheSession():
+                await shop.add()
+        assert await outcomes(shop.add, 8) == ["same"] * 8
+    assert outer.loop_error is None
+    assert outer.get_metrics()["loops"] == {}
 
 
 async def test_an_inner_run_that_is_told_something_instead_shows_in_both_traces():

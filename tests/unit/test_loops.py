@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import pickle
 import sys
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Sized
-from dataclasses import dataclass
+from copy import copy, deepcopy
+from dataclasses import dataclass, replace
+from datetime import timedelta
 from itertools import count
+from typing import Any
 
 import pytest
 from hypothesis import given, settings, strategies as st
@@ -520,6 +524,9 @@ def test_a_tool_that_is_off_is_not_looked_at_but_its_writes_change_the_world() -
         ({"max_duration": "1h"}, "max_duration"),
         ({"max_tool_calls": 0}, "max_tool_calls"),
         ({"max_tool_calls": {"search": 0}}, "max_tool_calls.*search"),
+        ({"max_tool_calls": {"": 1}}, "max_tool_calls.*text"),
+        ({"max_tool_calls": {7: 1}}, "max_tool_calls.*text"),
+        ({"max_tool_calls": True}, "max_tool_calls"),
     ],
 )
 def test_a_policy_that_cannot_work_is_refused(arguments: dict[str, object], says: str) -> None:
@@ -567,14 +574,77 @@ def test_a_check_may_be_switched_off(check: str) -> None:
     assert gone or check in {"repeat", "any_error"}  # errors meet these two as well, if they go on for long
 
 
-def test_hints_that_cannot_work_are_refused() -> None:
-    """A bound without a poll, and a write that may be repeated for ever."""
-    with pytest.raises(ConfigurationError, match="poll=True"):
-        LoopHints(max_unchanged=5)
-    with pytest.raises(ConfigurationError, match=r"add: .*max_unchanged"):
-        checked_hints(LoopHints(poll=True), "add", is_write=True)
-    with pytest.raises(ConfigurationError, match=r"add: .*LoopHints"):
-        checked_hints({"poll": True}, "add", is_write=False)
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"max_unchanged": 5}, "poll=True"),
+        ({"poll": True, "max_unchanged": 1}, "max_unchanged"),
+        ({"poll": True, "max_unchanged": True}, "max_unchanged"),
+        ({"poll": "yes"}, "poll must be True or False"),
+        ({"off": 1}, "off must be True or False"),
+        ({"off": True, "poll": True}, "leave one out"),
+        ({"off": True, "poll": True, "max_unchanged": 5}, "leave one out"),
+        ({"loop_key": "x"}, "loop_key"),
+    ],
+)
+def test_hints_that_cannot_work_are_refused(given: dict[str, Any], says: str) -> None:
+    """A bound without a poll, what is off and judged all the same, and what is none of the kind."""
+    with pytest.raises(ConfigurationError, match=says):
+        LoopHints(**given)
+
+
+@pytest.mark.parametrize(
+    ("hints", "is_write", "says"),
+    [
+        (LoopHints(poll=True), True, "max_unchanged"),
+        ({"poll": True}, False, "LoopHints"),
+        (LoopHints(off=True, loop_key=len), False, "loop_key"),
+        (LoopHints(off=True, outcome_key=len), False, "outcome_key"),
+    ],
+)
+def test_hints_that_mean_nothing_for_a_tool_are_refused(hints: Any, is_write: bool, says: str) -> None:
+    """A write that may be repeated for ever, and a read that says what to compare and is not looked at."""
+    with pytest.raises(ConfigurationError, match=f"add: .*{says}"):
+        checked_hints(hints, "add", is_write=is_write)
+    if isinstance(hints, LoopHints):
+        assert checked_hints(hints, "add", is_write=not is_write) is hints
+
+
+class Strict(LoopPolicy):
+    """A policy of somebody's own."""
+
+
+@pytest.mark.parametrize(
+    "one",
+    [
+        LoopPolicy(),
+        LoopPolicy(repeat=(4, 8), any_error=None, max_duration=timedelta(minutes=5), max_tool_calls=7),
+        LoopPolicy(repeat=[4, 8], max_tool_calls={"search": 20, "get": 5}),  # type: ignore[arg-type] # as settings files have it
+        Strict(error=3),
+        LoopHints(),
+        LoopHints(poll=True, max_unchanged=5, outcome_key=len),
+    ],
+    ids=repr,
+)
+@pytest.mark.parametrize("how", ["pickled", "copied", "copied deeply", "replaced"])
+def test_policies_and_hints_are_values(one: Any, how: str) -> None:
+    """They can be sent to another process, copied, and be the key of a dict."""
+    if how == "replaced":
+        again = replace(one)
+    else:
+        again = {"pickled": lambda v: pickle.loads(pickle.dumps(v)), "copied": copy, "copied deeply": deepcopy}[how](
+            one
+        )
+    assert again == one
+    assert type(again) is type(one)
+    assert {one: "found"}[again] == "found"
+    assert len({one, again, replace(one)}) == 1
+    if isinstance(one, LoopPolicy):
+        assert again.thresholds == one.thresholds
+        assert [again.calls_of(tool) for tool in ("search", "get", "list")] == [
+            one.calls_of(tool) for tool in ("search", "get", "list")
+        ]
+        assert replace(one, repeat=99) != one
 
 
 @pytest.mark.parametrize(("r", "notice"), [(2, 2), (3, 2), (4, 3), (5, 3), (50, 3)])
