@@ -40,7 +40,18 @@ class LoopChecks:
             needs, since it is on the path of every hit.
     """
 
-    __slots__ = ("_calls", "_detector", "_hints", "_identify", "_is_plain", "_is_write", "_levels", "_tool", "hit")
+    __slots__ = (
+        "_calls",
+        "_detector",
+        "_hints",
+        "_identify",
+        "_is_plain",
+        "_is_write",
+        "_levels",
+        "_notice",
+        "_tool",
+        "hit",
+    )
 
     hit: Hit
 
@@ -59,6 +70,7 @@ class LoopChecks:
         self._hints = hints
         self._identify = identify
         self._levels = detector.levels
+        self._notice = detector.levels["repeat"].notice
         self._calls: dict[Hashable, Recurrence] = {}
         self._is_plain = not (is_write or hints.off or hints.poll)
         self.hit = self._make_hit() if self._is_plain else self._slow_hit
@@ -134,8 +146,7 @@ class LoopChecks:
             error: whether it has failed: it raised, or what it returned says so.
             began: `Detector.moment` when it began; left out if nothing can have run beside it.
         """
-        if witness is not None and self._is_plain and key is not None and key not in self._calls:
-            self._meet(key, witness)
+        if witness is not None and self.met_first(key, witness):
             return None
         state, call = self._detector, self._of(key)
         last = state.pause()
@@ -188,19 +199,24 @@ class LoopChecks:
             call.epoch, call.count, call.row = state.epoch, 0, 0
         state.resume(last)
 
-    def _meet(self, key: Hashable, witness: Entry) -> None:
-        """Count an answer to a call that was never seen: as `seen`, in fewer steps, since every miss takes them."""
-        state, calls = self._detector, self._calls
+    def met_first(self, key: Hashable | None, witness: Entry) -> bool:
+        """Count an answer to a call that was never seen; False if this is none. As `seen`, in fewer steps, since every
+        miss takes them.
+        """
+        calls = self._calls
+        if key is None or key in calls or not self._is_plain:
+            return False
         if len(calls) >= _MAX_CALLS:
             del calls[next(iter(calls))]
-        calls[key] = call = Recurrence(self._tool, key, witness, state.epoch)
-        call.shift, call.alert = state.run.shift, self._levels["repeat"].notice
+        state = self._detector
         base = state.base + state.last.count
         position = base + 1
-        if position - state.turned > 1:
-            state.fill(position)
+        calls[key] = call = Recurrence(self._tool, key, witness, state.epoch)
+        call.shift, call.alert = state.run.shift, self._notice
         call.count = call.row = 1
         call.ended = position + state.unchanged
+        if position - state.turned > 1:
+            state.fill(position)
         state.turned = position
         state.base = base
         state.ring[position & MASK] = state.last = call
@@ -212,6 +228,7 @@ class LoopChecks:
         state.kept[call] = self._identify
         if len(state.kept) > MAX_WITNESSES:
             state.let_go()
+        return True
 
     def _of(self, key: Hashable | None) -> Recurrence:
         call = None if key is None else self._calls.get(key)

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping
 from functools import partial
 from typing import Any, Final, Generic, TypeVar
 
+from agent_cache._clock import CLOCK
 from agent_cache._core.entries import MISSING, Entry
 from agent_cache._core.keys import Uncacheable, canonical, key_part
 from agent_cache._core.ledger import Region
@@ -19,7 +20,7 @@ from agent_cache._metrics import METRICS
 from agent_cache._pipeline.assemble import read_plan, write_plan
 from agent_cache._pipeline.call import ENCLOSING, Call
 from agent_cache._pipeline.reaper import free
-from agent_cache._pipeline.scope import SCOPE, Plan, Scope, admit, show
+from agent_cache._pipeline.scope import SCOPE, Plan, Scope
 from agent_cache._pipeline.single_flight import PROMOTED, Failure, Flight, take_over
 from agent_cache._pipeline.state import LEDGER, drop, log_once
 from agent_cache._pipeline.tape import TapedCall
@@ -104,8 +105,9 @@ class Operation(Generic[P]):
     async def _run(self, call: Call, run: Callable[[Call], Awaitable[Entry]]) -> Any:
         """Let the sessions admit a call, run it, count it, and let them see how it ended."""
         plan = call.plan
-        if plan.watches:
-            instead = admit(call, plan.watches)
+        if plan.enter is not None:
+            call.started = now = CLOCK.now()
+            instead = plan.enter(call, now)
             if instead is not None:
                 return instead.answer
         token = ENCLOSING.set(call)
@@ -113,10 +115,10 @@ class Operation(Generic[P]):
             entry = await run(call)
         except BaseException as error:
             count(call, 0.0, failed=isinstance(error, Exception))
-            answer = show(call, None, plan.watches, error) if plan.watches else MISSING
-            if answer is MISSING:
+            instead = None if plan.leave is None else plan.leave(call, None, error, CLOCK.now())
+            if instead is None:
                 raise
-            return answer
+            return instead.answer
         finally:
             try:
                 ENCLOSING.reset(token)
@@ -127,7 +129,10 @@ class Operation(Generic[P]):
                 stats.misses += 1
         else:
             count(call, entry.cost)
-        return show(call, entry.value, plan.watches) if plan.watches else entry.value
+        if plan.leave is None:
+            return entry.value
+        instead = plan.leave(call, entry.value, None, CLOCK.now())
+        return entry.value if instead is None else instead.answer
 
 
 def count(call: Call, cost: float, *, failed: bool = False) -> None:

@@ -8,7 +8,6 @@ from collections.abc import Awaitable, Callable, Hashable, Mapping
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
-from agent_cache._clock import CLOCK
 from agent_cache._core.entries import MISSING, Entry
 from agent_cache._core.partition import Partition
 from agent_cache._metrics import Metrics, Stats
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     from agent_cache._pipeline.operation import Operation, ReadOperation
     from agent_cache._pipeline.tape import Tape
 
-__all__ = ["ROOT", "SCOPE", "Instead", "Observe", "Participant", "Plan", "Scope", "Watch", "admit", "observer", "show"]
+__all__ = ["ROOT", "SCOPE", "Instead", "Observe", "Participant", "Plan", "Scope", "Watch", "observer"]
 
 TENANT: Final = object()
 """Marks the key of a tenant's entry. No argument can produce it."""
@@ -29,6 +28,15 @@ TENANT: Final = object()
 Observe = Callable[[Hashable, Entry, Any, float, Mapping[str, Any] | None], Any]
 """Key, entry, value and clock reading of a hit, and its arguments where the tool's loop guard needs them; gives the
 value that the caller is to have, or raises.
+"""
+
+
+Enter = Callable[[Call, float], "Instead | None"]
+"""Lets a call in by None, at this clock reading, or says what its caller gets instead, or raises."""
+
+Leave = Callable[[Call, Any, BaseException | None, float], "Instead | None"]
+"""What a call has come to: its value or its error, and the clock reading. Says what the caller gets instead; None if
+that stands.
 """
 
 
@@ -50,54 +58,58 @@ class Watch(Protocol):
     """What a session contributes to the calls of one operation: a gate before, an observation after. All synchronous.
 
     `ask` refuses a call by raising, or answers it, or lets it go on by None; it counts nothing, and is given the answer
-    of a hit. `admit` lets a miss or
-    a write in. `hit` sees a local hit, which is over when it is seen, and refuses it likewise or gives another answer;
-    `see` is the same of a hit that was asked about. `done` sees how a call that was let in has ended, and may give
-    another answer, or raise. `blocked` is told of a call that another session has refused, `answered` of a hit that got
-    another answer: it counts as a hit all the same.
+    of a hit. `admit` lets a miss or a write in; given the clock reading, it asks first. `hit` sees a local hit, which is
+    over when it is seen, and refuses it likewise or gives another answer; `see` is the same of a hit that was asked
+    about. `done` sees how a call that was let in has ended, and may give another answer, or raise. `blocked` is told of
+    a call that another session has refused, `answered` of a hit that got another answer: it counts as a hit all the
+    same.
     """
 
     hit: Observe
     see: Observe
 
     def ask(self, key: Hashable, now: float, call: Call | None = None, cached: Any = MISSING) -> Instead | None: ...
-    def admit(self, call: Call) -> None: ...
+    def admit(self, call: Call, now: float | None = None) -> Instead | None: ...
     def done(self, call: Call, value: Any, error: BaseException | None, now: float) -> Instead | None: ...
     def blocked(self, key: Hashable, now: float, outcome: str, kind: str) -> None: ...
     def answered(self) -> None: ...
 
 
-def admit(call: Call, watches: tuple[Watch, ...]) -> Instead | None:
-    """Let a call in, if every session does."""
-    now = call.started = CLOCK.now()
-    instead = watches[0].ask(call.key, now, call) if len(watches) == 1 else _ask(watches, call.key, now, call)
-    if instead is None:
-        for watch in watches:
-            watch.admit(call)
-    return instead
-
-
-def show(call: Call, value: Any, watches: tuple[Watch, ...], error: BaseException | None = None) -> Any:
-    """Let every session see what a call has come to, also if one of them stops the run over it.
-
-    Returns:
-        What the caller is to have: the value, or what a session gives instead of it; `MISSING` for an error that
-            stands.
+def entrance(watches: tuple[Watch, ...]) -> Enter | None:
+    """What lets a call in: the session itself where there is just one; else all, once all have been asked. None where
+    nobody watches.
     """
-    now = CLOCK.now()
-    answer = value if error is None else MISSING
-    stopped: AgentLoopDetectedError | None = None
-    for watch in watches:
-        try:
-            instead = watch.done(call, value, error, now)
-        except AgentLoopDetectedError as loop:
-            stopped = stopped or loop
-        else:
-            if instead is not None:
-                answer = instead.answer
-    if stopped is not None:
-        raise stopped
-    return answer
+    if len(watches) < 2:
+        return watches[0].admit if watches else None
+
+    def enter(call: Call, now: float) -> Instead | None:
+        instead = _ask(watches, call.key, now, call)
+        if instead is None:
+            for watch in watches:
+                watch.admit(call)
+        return instead
+
+    return enter
+
+
+def exit_past(watches: tuple[Watch, ...]) -> Leave | None:
+    """What sees how a call that was let in has ended: every session, also if one of them stops the run over it."""
+    if len(watches) < 2:
+        return watches[0].done if watches else None
+
+    def leave(call: Call, value: Any, error: BaseException | None, now: float) -> Instead | None:
+        last: Instead | None = None
+        stopped: AgentLoopDetectedError | None = None
+        for watch in watches:
+            try:
+                last = watch.done(call, value, error, now) or last
+            except AgentLoopDetectedError as loop:
+                stopped = stopped or loop
+        if stopped is not None:
+            raise stopped
+        return last
+
+    return leave
 
 
 def observer(watches: tuple[Watch, ...]) -> Observe:
@@ -173,6 +185,8 @@ class Plan:
         admit: the synchronous half. Takes a key, and arguments as `observe` does; returns the value of a local hit or
             `MISSING`.
         observe: shows a local hit to the sessions, for who has found one by himself.
+        enter: asks the sessions whether they let a call in; None outside of sessions.
+        leave: shows them how it has ended; likewise.
         run: the asynchronous half, from single flight to the tool.
         load: what stands behind single flight.
         uncached: the tool and nothing else.
@@ -186,6 +200,8 @@ class Plan:
     __slots__ = (
         "admit",
         "configuration",
+        "enter",
+        "leave",
         "load",
         "observe",
         "partition",
@@ -219,6 +235,8 @@ class Plan:
         self.load = load
         self.uncached = uncached
         self.watches = watches
+        self.enter = entrance(watches)
+        self.leave = exit_past(watches)
         self.stats = stats
         self.tenant = tenant
         self.trust = trust

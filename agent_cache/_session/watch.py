@@ -50,7 +50,7 @@ class SessionWatch:
     """
 
     __slots__ = (
-        "_add", "_checks", "_deadline", "_detector", "_guard", "_identity", "_kind", "_max_calls",
+        "_add", "_checks", "_deadline", "_detector", "_guard", "_has_own_limit", "_identity", "_kind", "_max_calls",
         "_max_nesting", "_name", "_operation", "_progress", "_session", "_stats", "_trace", "_world", "hit", "see",
     )  # fmt: skip
 
@@ -89,7 +89,9 @@ class SessionWatch:
         self._world = None if is_innermost else checks
         self._deadline = deadline
         self._max_calls = None if policy is None else policy.calls_of(self._name)
-        self._max_nesting = None if policy is None else policy.max_nesting
+        self._max_nesting = NEVER if policy is None or policy.max_nesting is None else policy.max_nesting
+        # Whether each call must be asked about: a budget of time, or of calls of one tool.
+        self._has_own_limit = self._max_calls is not None or deadline != NEVER
         self.see = self._make_hit(Progress(None))
         if self._max_calls is not None:
             self.see = self._count_used(self.see)
@@ -107,11 +109,6 @@ class SessionWatch:
                 identify=self._identity.outcome,
             )
         return checks
-
-    @property
-    def _has_own_limit(self) -> bool:
-        """Whether each hit must be asked about: a budget of time, or of calls of one tool."""
-        return self._max_calls is not None or self._deadline != NEVER
 
     def _make_hit(self, limits: Progress) -> Observe:
         """What sees a hit that is allowed by these limits."""
@@ -131,8 +128,7 @@ class SessionWatch:
                 if task is not progress.task:
                     progress.task = task
                     progress.shift += 1
-                identity = key if told_apart is None else told_apart(key, arguments)
-                verdict = is_new(identity, entry)
+                verdict = is_new(key if told_apart is None else told_apart(key, arguments), entry)
                 if verdict is not None:
                     instead = judge(verdict, key, now, value)
                     if instead is not None:
@@ -142,8 +138,7 @@ class SessionWatch:
             stats.hits += 1
             stats.time_saved += entry.cost
             parent = enclosing()
-            number_of_parent = None if parent is None else parent.number_in(session)
-            add((name, key, "read", "hit", "ok", now, 0.0, number_of_parent, number))
+            add((name, key, now, parent if parent is None else parent.number_in(session), number))
             return value
 
         return hit
@@ -187,15 +182,11 @@ class SessionWatch:
             spent = "time", progress.calls
         elif self._max_calls is not None and progress.used.get(self._name, 0) >= self._max_calls:
             spent = "tool_calls", progress.used[self._name]
-        elif self._max_nesting is not None and call is not None and call.depth > self._max_nesting:
+        elif call is not None and call.depth > self._max_nesting:
             spent = "nesting", call.depth
         instead = None if spent is None else self._over(spent, key, now, cached if call is None else _cached(call, now))
-        detector = self._detector
-        if instead is None and call is not None and detector is not None:
-            call.began = detector.base + detector.last.count + detector.unchanged  # its moment
-            call.loop_key = call.key if self._identity.is_the_key else self._identity.of_call(call)
-            if detector.blocked:
-                return self._ask_loops(call, now)
+        if instead is None and call is not None and self._detector is not None and self._detector.blocked:
+            return self._ask_loops(call, now)
         return instead
 
     def _over(self, spent: tuple[str, int], key: Hashable, now: float, cached: Any) -> Instead | None:
@@ -206,19 +197,34 @@ class SessionWatch:
     def _ask_loops(self, call: Call, now: float) -> Instead | None:
         """Whether the call is part of a loop that was found, and told of then."""
         assert self._checks is not None
+        call.loop_key = self._identity.of_call(call)
         if self._guard.refuses:
             verdict = self._checks.before(call.loop_key)
             if verdict is not None:
                 return self._act(report_of(verdict), call.key, now, _cached(call, now), is_first=False)
         return None
 
-    def admit(self, call: Call) -> None:
+    def admit(self, call: Call, now: float | None = None) -> Instead | None:
+        progress, detector = self._progress, self._detector
+        is_blocked = detector is not None and detector.blocked
+        if now is not None and (
+            is_blocked or progress.calls >= progress.limit or call.depth > self._max_nesting or self._has_own_limit
+        ):
+            instead = self.ask(call.key, now, call)
+            if instead is not None:
+                return instead
         if self._max_calls is not None:
             self._use()
-        self._progress.calls += 1
+        progress.calls = number = progress.calls + 1
         if call.numbers is None:
-            call.numbers = {}
-        call.numbers[self._session] = self._progress.calls
+            call.numbers = {self._session: number}
+        else:
+            call.numbers[self._session] = number
+        if detector is not None:
+            call.began = detector.base + detector.last.count + detector.unchanged  # its moment
+            if not is_blocked:
+                call.loop_key = call.key if self._identity.is_the_key else self._identity.of_call(call)
+        return None
 
     def done(self, call: Call, value: Any, error: BaseException | None, now: float) -> Instead | None:
         parent = None if call.parent is None else call.parent.number_in(self._session)
@@ -230,8 +236,14 @@ class SessionWatch:
         checks = self._checks
         if checks is None:
             return None
+        progress = self._progress
+        task = _CURRENT_TASK(progress.loop or self._session.begin_tick())
+        if task is not progress.task:
+            progress.notice(task)
         if error is None:
             witness = call.witness
+            if witness is not None and checks.met_first(call.loop_key, witness):
+                return None
             if witness is None:
                 signature, has_failed = self._identity.outcome(value), not self._operation.is_successful(value)
             else:
@@ -240,7 +252,6 @@ class SessionWatch:
             return None  # of a call that the tool has made, or an interruption
         else:
             witness, value, signature, has_failed = None, error, signature_of(error), True
-        self._progress.notice(_CURRENT_TASK(self._progress.loop or self._session.begin_tick()))
         verdict = checks.seen(
             call.loop_key,
             signature,

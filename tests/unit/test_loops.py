@@ -785,47 +785,71 @@ class Event:
     error: bool
 
 
+_POLL = LoopHints(poll=True, max_unchanged=3)
+
+
 class Model:
-    """The contract, written with scans and no cleverness."""
+    """The contract, written with scans and no cleverness. Tools are reads, writes and polls by their first letter."""
 
     def __init__(self, policy: LoopPolicy) -> None:
         self.policy = policy
         self.epoch: list[Event] = []
         self.all: list[Event] = []
         self.rows: dict[tuple[str, int], tuple[Event, int]] = {}
+        self.cycle_noticed = False
 
     def new_turn(self) -> None:
-        self.epoch, self.rows, self.all = [], {}, [*self.all, Event("user", 0, 0, error=False)]
+        self.epoch, self.rows, self.cycle_noticed = [], {}, False
+        self.all.append(Event("user", 0, 0, error=False))
 
-    def see(self, event: Event) -> set[str]:
+    def see(self, event: Event) -> tuple[str | None, set[str]]:
+        """The level that is met, and by which checks."""
         has_written = event.tool.startswith("w") and not event.error
         if has_written and event not in self.all:
-            self.epoch, self.rows = [], {}
-        self.epoch.append(event)
-        self.all.append(event)
+            self.epoch, self.rows, self.cycle_noticed = [], {}, False
         before, row = self.rows.get((event.tool, event.key), (event, 0))
         row = row + 1 if before == event else 1
         self.rows[event.tool, event.key] = event, row
-        levels, met = {check: level.action for check, level in self.policy.thresholds.items()}, set()
-        if self.epoch.count(event) >= levels["write_repeat" if has_written else "repeat"]:
-            met.add("repeat")
-        if event.error and row >= levels["error"]:
-            met.add("error")
+        if event.tool.startswith("p"):
+            if row > 1:
+                return ("action", {"repeat"}) if row >= 3 else (None, set())
+            event = replace(event, outcome=1_000 + len(self.all))  # each change is news
+        self.epoch.append(event)
+        self.all.append(event)
+        if event.tool.startswith("p"):
+            self.cycle_noticed = False
+            return None, set()
+        return self._level_of(event, row, "write_repeat" if has_written else "repeat")
+
+    def _level_of(self, event: Event, row: int, repeat: str) -> tuple[str | None, set[str]]:
         streak: list[Event] = []
         seen: Counter[Event] = Counter()
         for each in self.epoch:
             streak = [*streak, each] if seen[each] else []
             seen[each] += 1
-        if len(streak) >= levels["cycle"] and seen[event] >= 3 and len(set(streak)) >= 2:
-            met.add("cycle")
-        tail = [(e.tool, e.outcome, e.error) for e in self.all[-levels["any_error"] :]]
-        if event.error and len(tail) == levels["any_error"] and len(set(tail)) == 1:
-            met.add("any_error")
-        return met
+        if not streak:
+            self.cycle_noticed = False
+        tail = [(e.tool, e.outcome, e.error) for e in reversed(self.all)]
+        errors = next((n for n, one in enumerate(tail) if one != tail[0]), len(tail))
+        goes_round = len(streak) if seen[event] >= 3 and len(set(streak)) >= 2 else 0
+        levels = self.policy.thresholds
+        is_met = {
+            "repeat": (seen[event], levels[repeat]),
+            "error": (row if event.error else 0, levels["error"]),
+            "cycle": (goes_round, levels["cycle"]),
+            "any_error": (errors if event.error else 0, levels["any_error"]),
+        }
+        if met := {check for check, (count, level) in is_met.items() if count >= level.action}:
+            return "action", met
+        if goes_round >= levels["cycle"].notice and not self.cycle_noticed:
+            self.cycle_noticed = True
+            return "notice", {"cycle"}
+        met = {check for check, (count, level) in is_met.items() if count == level.notice and check != "cycle"}
+        return ("notice", met) if met else (None, set())
 
 
 _EVENTS = st.builds(
-    Event, st.sampled_from(["r1", "r2", "w1"]), st.integers(0, 2), st.integers(0, 1), error=st.booleans()
+    Event, st.sampled_from(["r1", "r2", "w1", "p1"]), st.integers(0, 2), st.integers(0, 1), error=st.booleans()
 )
 _HITS = st.lists(
     st.builds(Event, st.just("r1"), st.integers(0, 2), st.just(0), error=st.just(value=False)), max_size=40
@@ -847,23 +871,25 @@ _POLICIES = st.sampled_from(
 def test_the_detector_agrees_with_the_contract_written_out(
     steps: list[list[Event | None]], policy: LoopPolicy, with_witnesses: bool
 ) -> None:
-    """An action is given exactly where some check of the model is met, and by one of those; with hits and without."""
+    """An action or a notice is given exactly where some check of the model is met at that level, and by one of those;
+    with hits and without.
+    """
     run, model, entries = Run(policy), Model(policy), dict[Event, Answer]()
     for event in (event for block in steps for event in block):
         if event is None:
             run.detector.new_turn()
             model.new_turn()
             continue
-        met = model.see(event)
+        level, met = model.see(event)
+        outcome, hints = (event.outcome, event.error), _POLL if event.tool.startswith("p") else None
         if event.tool.startswith("w"):
-            verdict = run.write(event.tool, event.key, (event.outcome, event.error), error=event.error)
+            verdict = run.write(event.tool, event.key, outcome, error=event.error)
         elif event.error or not with_witnesses:
-            verdict = run.read(event.tool, event.key, (event.outcome, event.error), error=event.error)
+            verdict = run.read(event.tool, event.key, outcome, error=event.error, hints=hints)
         else:
-            verdict = run.hit(event.tool, event.key, entries.setdefault(event, Answer((event.outcome, event.error))))
-        is_action = verdict is not None and verdict.level == "action"
-        assert is_action == bool(met)
-        assert verdict is None or not is_action or verdict.kind in met
+            verdict = run.hit(event.tool, event.key, entries.setdefault(event, Answer(outcome)), hints=hints)
+        assert (None if verdict is None else verdict.level) == level
+        assert verdict is None or verdict.kind in met
 
 
 @settings(max_examples=200, deadline=None)

@@ -34,6 +34,14 @@ def test_records_come_back_in_order_under_their_names():
     )
 
 
+def test_a_hit_is_told_by_what_differs_between_hits():
+    trace = Trace(10)
+    trace.add(fields(1))
+    trace.add(("shop:get", "k1", 1.0, None, 1))
+    assert trace.records()[0] == trace.records()[1]
+    assert trace.recent_tools(5) == ("shop:get", "shop:get")
+
+
 def test_the_oldest_records_make_room():
     trace = Trace(3)
     for number in range(10):
