@@ -105,6 +105,7 @@ class AgentCache:
         vary: ``vary(arguments)`` or ``vary()`` is added to the identity: tenant, working directory, version. The
             mapping has every parameter in it, also contexts that the framework injects.
         cache_if: ``cache_if(result)`` says whether an answer is worth keeping; the way to keep "Error: ..." texts out.
+            To a session's loop guard, what it turns away is a failed call, unless there is nothing in it.
         copy: how a hit is protected from callers that mutate what they were given. ``"auto"`` shares what is immutable
             and copies the rest, ``"never"`` shares everything, a function copies as it likes.
         loop: what its repetitions mean to a session's loop guard: see `LoopHints`.

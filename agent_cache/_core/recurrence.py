@@ -15,7 +15,7 @@ Identify = Callable[[Any], Hashable | None]
 """What stands for a result; None if it cannot be told from others."""
 
 _MAX_OUTCOMES: Final = 16
-"""How many different outcomes of one call are remembered; the oldest are forgotten, and are new again."""
+"""How many outcomes of one call are remembered beside its last one; the oldest are forgotten, and are new again."""
 
 
 class Recurrence:
@@ -82,11 +82,12 @@ class Recurrence:
             return True, True
         if self.others is None:
             self.others = {}
+        found = (-1, 0) if now is None else self.others.pop(now, (-1, 0))
         if before is not None:
             if len(self.others) >= _MAX_OUTCOMES:
                 del self.others[next(iter(self.others))]
             self.others[before] = self.epoch, self.count
-        self.epoch, self.count = (-1, 0) if now is None else self.others.pop(now, (-1, 0))
+        self.epoch, self.count = found
         return False, self.epoch >= 0
 
 

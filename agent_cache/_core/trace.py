@@ -42,8 +42,8 @@ class TraceRecord:
 
 
 class Trace:
-    """The last `size` calls. `add` takes the fields of a `TraceRecord` as one tuple: 60 ns instead of 900. Of a hit of a
-    read it takes what differs: tool, key, started, parent and number.
+    """The last `size` calls. `add` takes the fields of a `TraceRecord` as one tuple: 60 ns instead of 900. Of a hit it
+    takes what differs: tool, key, started, parent and number.
     """
 
     __slots__ = ("_ring", "add")

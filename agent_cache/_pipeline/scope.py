@@ -58,8 +58,8 @@ class Watch(Protocol):
     """What a session contributes to the calls of one operation: a gate before, an observation after. All synchronous.
 
     `ask` refuses a call by raising, or answers it, or lets it go on by None; it counts nothing, and is given the answer
-    of a hit. `admit` lets a miss or a write in; given the clock reading, it asks first. `hit` sees a local hit, which is
-    over when it is seen, and refuses it likewise or gives another answer; `see` is the same of a hit that was asked
+    of a hit. `admit` lets a miss or a write in; given the clock reading, it asks first. `hit` sees a local hit, which
+    is over when it is seen, and refuses it likewise or gives another answer; `see` is the same of a hit that was asked
     about. `done` sees how a call that was let in has ended, and may give another answer, or raise. `blocked` is told of
     a call that another session has refused, `answered` of a hit that got another answer: it counts as a hit all the
     same.

@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any
 from agent_cache._core.entries import MISSING, NEVER, Entry
 from agent_cache._core.loop_checks import LoopChecks
 from agent_cache._core.loop_policy import LoopPolicy
-from agent_cache._core.loops import Detector, Verdict
+from agent_cache._core.loops import Detector
 from agent_cache._core.outcomes import signature_of
 from agent_cache._core.progress import Progress
 from agent_cache._core.trace import Trace
 from agent_cache._metrics import Stats
 from agent_cache._pipeline.call import ENCLOSING, Call
-from agent_cache._pipeline.operation import Operation, ReadOperation
+from agent_cache._pipeline.operation import Operation
 from agent_cache._pipeline.scope import Instead, Observe
-from agent_cache._pipeline.tape import tell_tape
-from agent_cache._session.guard import LoopGuard, report_of
+from agent_cache._session.guard import LoopGuard
 from agent_cache._session.identity import Identity
+from agent_cache._session.reactions import Reactions, cached_for
 from agent_cache.errors import AgentLoopDetectedError
 
 if TYPE_CHECKING:
@@ -33,9 +33,6 @@ __all__ = ["SessionWatch"]
 _CURRENT_TASK: Callable[[Any], Any] = (
     asyncio.current_task if sys.version_info >= (3, 12) else asyncio.tasks._current_tasks.get  # type: ignore[attr-defined]
 )
-
-_RECENT = 10
-"""How many calls the report on a spent budget names."""
 
 
 class SessionWatch:
@@ -51,7 +48,7 @@ class SessionWatch:
 
     __slots__ = (
         "_add", "_checks", "_deadline", "_detector", "_guard", "_has_own_limit", "_identity", "_kind", "_max_calls",
-        "_max_nesting", "_name", "_operation", "_progress", "_session", "_stats", "_trace", "_world", "hit", "see",
+        "_max_nesting", "_name", "_operation", "_progress", "_reactions", "_session", "_stats", "_world", "hit", "see",
     )  # fmt: skip
 
     hit: Observe
@@ -76,10 +73,10 @@ class SessionWatch:
         self._session = session
         self._guard = guard
         self._progress = progress
-        self._trace = trace
         self._add = trace.add
         self._stats = stats
-        self._kind = "read" if isinstance(operation, ReadOperation) else "write"
+        self._reactions = Reactions(operation, session, guard, progress, trace)
+        self._kind = self._reactions.kind
         self._identity = Identity(operation, guard)
         if self._kind == "read" and (operation.policy.loop.off or not is_innermost):
             detector = None
@@ -114,7 +111,7 @@ class SessionWatch:
         """What sees a hit that is allowed by these limits."""
         session, progress, name, stats, add = self._session, self._progress, self._name, self._stats, self._add
         checks, told_apart = self._checks, None if self._identity.is_the_key else self._identity.of_hit
-        is_new, judge, ask = None if checks is None else checks.hit, self._judge, self._ask_first
+        is_new, judge, ask = None if checks is None else checks.hit, self._reactions.to_hit, self._ask_first
         enclosing, current_task, begin_tick = ENCLOSING.get, _CURRENT_TASK, session.begin_tick
 
         def hit(key: Hashable, entry: Entry, value: Any, now: float, arguments: Mapping[str, Any] | None) -> Any:
@@ -184,15 +181,14 @@ class SessionWatch:
             spent = "tool_calls", progress.used[self._name]
         elif call is not None and call.depth > self._max_nesting:
             spent = "nesting", call.depth
-        instead = None if spent is None else self._over(spent, key, now, cached if call is None else _cached(call, now))
+        instead = (
+            None
+            if spent is None
+            else self._reactions.to_spent(spent, key, now, cached if call is None else cached_for(call, now))
+        )
         if instead is None and call is not None and self._detector is not None and self._detector.blocked:
             return self._ask_loops(call, now)
         return instead
-
-    def _over(self, spent: tuple[str, int], key: Hashable, now: float, cached: Any) -> Instead | None:
-        """A budget is spent."""
-        report = AgentLoopDetectedError(self._name, *spent, 0, self._trace.recent_tools(_RECENT))
-        return self._act(report, key, now, cached, is_first=self._guard.is_news(report))
 
     def _ask_loops(self, call: Call, now: float) -> Instead | None:
         """Whether the call is part of a loop that was found, and told of then."""
@@ -201,7 +197,7 @@ class SessionWatch:
         if self._guard.refuses:
             verdict = self._checks.before(call.loop_key)
             if verdict is not None:
-                return self._act(report_of(verdict), call.key, now, _cached(call, now), is_first=False)
+                return self._reactions.to_blocked(verdict, call, now)
         return None
 
     def admit(self, call: Call, now: float | None = None) -> Instead | None:
@@ -260,59 +256,11 @@ class SessionWatch:
             error=has_failed,
             began=call.began,
         )
-        return None if verdict is None else self._judge_run(verdict, value, witness)
-
-    def _judge_run(self, verdict: Verdict, value: Any, witness: Entry | None) -> Instead | None:
-        """A call that ran has met a level. A tool that ran has run: it is in the trace already."""
-        report = report_of(verdict)
-        if verdict.level == "notice":
-            self._guard.notice(report)
-            return None
-        if self._kind == "write":
-            self._guard.act_later(report, is_first=verdict.is_first)
-            return None
-        return self._guard.act(report, MISSING if witness is None else value, is_first=verdict.is_first)
+        return None if verdict is None else self._reactions.to_run(verdict, value, witness)
 
     def blocked(self, key: Hashable, now: float, outcome: str, kind: str) -> None:
-        self._record_blocked(key, now, outcome)
+        self._reactions.record(key, now, outcome)
         self._session.metrics.acted_on_loop(kind)
-
-    # Reactions
-
-    def _judge(self, verdict: Verdict, key: Hashable, now: float, value: Any) -> Instead | None:
-        """A hit has met a level."""
-        report = report_of(verdict)
-        if verdict.level == "notice":
-            self._guard.notice(report)
-            return None
-        return self._act(report, key, now, value, is_first=verdict.is_first)
-
-    def _act(
-        self, report: AgentLoopDetectedError, key: Hashable, now: float, cached: Any = MISSING, *, is_first: bool = True
-    ) -> Instead | None:
-        """Act upon a call that has not been answered yet, and record it if it is refused or replaced."""
-        try:
-            instead = self._guard.act(report, cached, is_first=is_first)
-        except AgentLoopDetectedError as error:
-            self._record_blocked(key, now, type(error).__name__)
-            raise
-        if instead is not None:
-            self._record_blocked(key, now, instead.outcome)
-            tell_tape(self._operation, instead)
-        return instead
-
-    def _record_blocked(self, key: Hashable, now: float, outcome: str) -> None:
-        parent = ENCLOSING.get()
-        number = None if parent is None else parent.number_in(self._session)
-        self._add((self._name, key, self._kind, "blocked", outcome, now, 0.0, number, self._progress.calls))
-
-
-def _cached(call: Call, now: float) -> Any:
-    """What the cache has for a call that has not looked there: one that wanted to know what is true now."""
-    if not call.is_fresh or call.plan.partition is None:
-        return MISSING
-    entry = call.plan.partition.store.lookup(call.key)
-    return MISSING if entry is None else entry.recall(now)
 
 
 def _name_of(error: BaseException) -> str:

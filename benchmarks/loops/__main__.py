@@ -68,6 +68,7 @@ async def _measured(recordings: Recordings, options: argparse.Namespace) -> int:
         print(*tables, report.target_table(held), sep="\n\n")
     if options.page:
         page.put("loops: recorded", recorded, page.LOOPS)
+        page.put("loops: targets", report.target_table(held), page.LOOPS)
         page.put("loops: frontier", report.frontier_table(frontier), page.LOOPS)
         page.put("loops: injected", injected, page.LOOPS)
     return 0 if all(one.is_met for one in held) else 1

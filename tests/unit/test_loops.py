@@ -733,6 +733,37 @@ def test_an_answer_that_came_again_is_known_when_it_is_no_longer_kept() -> None:
     assert not noticed([run.hit("get", "once", once), run.hit("get", "once", once)])
 
 
+@pytest.mark.parametrize(("between", "is_known"), [(999, True), (1_000, False)])
+def test_so_many_calls_of_one_tool_are_remembered(between: int, is_known: bool) -> None:
+    """The bounds that the documentation names; others beside it do not count."""
+    run = Run()
+    run.read("get", 1)
+    run.read("get", 1)
+    for n in range(between):
+        run.read("get", ("another", n), n)
+        run.read("list", n, n)
+    assert bool(noticed([run.read("get", 1)])) is is_known
+
+
+@pytest.mark.parametrize(("between", "is_known"), [(255, True), (256, False)])
+def test_so_many_answers_are_kept_to_compare(between: int, is_known: bool) -> None:
+    """In sum, whichever tools they are of."""
+    run, entry = Run(LoopPolicy(repeat=(2, 9))), Answer("a")
+    run.hit("get", 1, entry)
+    for n in range(between):
+        run.hit("get" if n % 2 else "list", ("another", n), Answer(n))
+    assert bool(noticed([run.hit("get", 1, entry)])) is is_known
+
+
+@pytest.mark.parametrize(("between", "is_known"), [(16, True), (17, False)])
+def test_so_many_outcomes_of_one_call_are_remembered(between: int, is_known: bool) -> None:
+    """Beside the last one."""
+    run = Run(LoopPolicy(repeat=(2, 9)))
+    for outcome in ("a", *range(between)):
+        run.read("get", 1, outcome)
+    assert bool(noticed([run.read("get", 1, "a")])) is is_known
+
+
 def test_an_answer_that_is_followed_by_an_error_takes_up_no_room() -> None:
     """It is known by its fingerprint from then on."""
     run, entry = Run(), Answer("a")
