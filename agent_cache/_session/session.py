@@ -36,8 +36,8 @@ class AgentCacheSession:
     Inside, session-scoped tools have a cache of their own, every call is traced and counted, and a run that repeats
     itself without progress, or makes too many calls, is stopped. Child tasks belong to the session they were started
     in. An inner session's calls also count in the trace, the metrics and the budgets of the outer one, not in its
-    loops. Metrics and trace stay readable after the end; a session may be entered again then: same id, empty cache,
-    counters go on.
+    loops; what it newly writes lets the outer one, too, ask again. Metrics and trace stay readable after the end; a
+    session may be entered again then: same id, empty cache, counters go on.
 
     Args:
         session_id: name of the run; a random one if left out.

@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 async def _measured(recordings: Recordings, options: argparse.Namespace) -> int:
     measured = await over_recordings(recordings)
-    frontier = await over_frontier(recordings) if options.frontier or options.page else []
+    frontier = await over_frontier(recordings) if options.frontier else []
     loops = await over_families(recordings, LOOPS)
     honest = await over_families(recordings, HONEST)
     audited = await audits(recordings)
@@ -69,15 +69,20 @@ async def _measured(recordings: Recordings, options: argparse.Namespace) -> int:
     if options.page:
         page.put("loops: recorded", recorded, page.LOOPS)
         page.put("loops: targets", report.target_table(held), page.LOOPS)
-        page.put("loops: frontier", report.frontier_table(frontier), page.LOOPS)
         page.put("loops: injected", injected, page.LOOPS)
+        if frontier:
+            page.put("loops: frontier", report.frontier_table(frontier), page.LOOPS)
     return 0 if all(one.is_met for one in held) else 1
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = parser_of("benchmarks.loops", __doc__)
     parser.add_argument("--frontier", action="store_true", help="also at other thresholds")
-    parser.add_argument("--page", action="store_true", help="put all tables into docs/explanation/loops.md")
+    parser.add_argument(
+        "--page",
+        action="store_true",
+        help="put the tables into docs/explanation/loops.md, that of other thresholds with --frontier",
+    )
     return parser
 
 

@@ -394,9 +394,10 @@ async def test_a_write_that_a_function_lets_go_on_is_counted_once_each_time():
     assert session.get_metrics()["loops"] == {"repeat": 11}
 
 
+@pytest.mark.parametrize("kind", ["read", "write"])
 @pytest.mark.parametrize("wrong", ["shout", 1 / 3, "an error"])
 async def test_a_function_that_cannot_decide_stops_the_loop_and_breaks_nothing(
-    wrong: Any, caplog: pytest.LogCaptureFixture
+    wrong: Any, kind: str, caplog: pytest.LogCaptureFixture
 ):
     shop = Shop()
 
@@ -407,7 +408,8 @@ async def test_a_function_that_cannot_decide_stops_the_loop_and_breaks_nothing(
 
     with pytest.raises(STOPPED):
         async with AgentCacheSession(on_loop=judge) as session:
-            assert (await outcomes(shop.get, 6))[3:] == ["same", STOPPED, STOPPED]
+            call, answered = (shop.get, 4) if kind == "read" else (shop.add, 10)
+            assert await outcomes(call, answered + 2) == ["same"] * answered + [STOPPED] * 2
     assert session.get_metrics()["callback_errors"] == get_metrics()["callback_errors"] == 1
     assert len([record for record in caplog.records if "on_loop" in record.getMessage()]) == 1
 
@@ -445,16 +447,18 @@ async def test_a_notice_of_each_kind():
     assert told == ["repeat", "cycle", "repeat", "error", "any_error", "repeat"]
 
 
-async def test_a_notice_that_nobody_can_take_breaks_nothing(caplog: pytest.LogCaptureFixture):
+@pytest.mark.parametrize("kind", ["read", "write"])
+async def test_a_notice_that_nobody_can_take_breaks_nothing(kind: str, caplog: pytest.LogCaptureFixture):
     shop = Shop()
 
     def broken(report: AgentLoopDetectedError) -> None:
         raise RuntimeError("broken")
 
+    call, times = (shop.get, 4) if kind == "read" else (shop.add, 9)
     async with AgentCacheSession(on_notice=broken) as session:
-        assert await outcomes(shop.get, 4) == ["same"] * 4
+        assert await outcomes(call, times) == ["same"] * times
         session.new_turn()
-        assert await outcomes(shop.get, 4) == ["same"] * 4
+        assert await outcomes(call, times) == ["same"] * times
     assert session.get_metrics()["callback_errors"] == 2
     assert len([record for record in caplog.records if "on_notice" in record.getMessage()]) == 1
 
