@@ -171,7 +171,9 @@ class SessionWatch:
         self._stats.hits += 1
 
     def ask(self, key: Hashable, now: float, call: Call | None = None, cached: Any = MISSING) -> Instead | None:
-        progress = self._progress
+        progress, detector = self._progress, self._detector
+        if call is not None and detector is not None:
+            call.loop_key = self._identity.of_call(call)
         spent: tuple[str, int] | None = None
         if progress.calls >= progress.limit:
             spent = "depth", progress.calls
@@ -186,14 +188,13 @@ class SessionWatch:
             if spent is None
             else self._reactions.to_spent(spent, key, now, cached if call is None else cached_for(call, now))
         )
-        if instead is None and call is not None and self._detector is not None and self._detector.blocked:
+        if instead is None and call is not None and detector is not None and detector.blocked:
             return self._ask_loops(call, now)
         return instead
 
     def _ask_loops(self, call: Call, now: float) -> Instead | None:
         """Whether the call is part of a loop that was found, and told of then."""
         assert self._checks is not None
-        call.loop_key = self._identity.of_call(call)
         if self._guard.refuses:
             verdict = self._checks.before(call.loop_key)
             if verdict is not None:
@@ -202,10 +203,14 @@ class SessionWatch:
 
     def admit(self, call: Call, now: float | None = None) -> Instead | None:
         progress, detector = self._progress, self._detector
-        is_blocked = detector is not None and detector.blocked
+        is_asked = now is None
         if now is not None and (
-            is_blocked or progress.calls >= progress.limit or call.depth > self._max_nesting or self._has_own_limit
+            progress.calls >= progress.limit
+            or call.depth > self._max_nesting
+            or self._has_own_limit
+            or (detector is not None and detector.blocked)
         ):
+            is_asked = True
             instead = self.ask(call.key, now, call)
             if instead is not None:
                 return instead
@@ -218,7 +223,7 @@ class SessionWatch:
             call.numbers[self._session] = number
         if detector is not None:
             call.began = detector.base + detector.last.count + detector.unchanged  # its moment
-            if not is_blocked:
+            if not is_asked:
                 call.loop_key = call.key if self._identity.is_the_key else self._identity.of_call(call)
         return None
 

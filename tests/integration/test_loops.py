@@ -387,6 +387,27 @@ async def test_a_function_gets_the_report_and_decides(decision: Any, fifth: Any)
     assert (report.kind, report.tool, report.count, report.level) == ("repeat", "get", 5, "action")
 
 
+@pytest.mark.parametrize("is_nested", [False, True])
+async def test_a_function_may_begin_a_new_turn(is_nested: bool):
+    """For a user who was asked whether the run shall go on, for example."""
+    shop = Shop()
+    sessions: list[AgentCacheSession] = []
+
+    def ask(report: AgentLoopDetectedError) -> None:
+        for session in sessions:
+            session.new_turn()
+
+    async with AgentCacheSession(on_loop=ask, max_execution_depth=30) as outer:
+        sessions.append(outer)
+        async with AgentCacheSession(on_loop=ask) if is_nested else contextlib.nullcontext() as inner:
+            sessions += [inner] if inner else []
+            for _ in range(30):
+                assert await shop.get.fresh() == "same"
+                assert await shop.add() == "same"
+    assert outer.loop_error is None
+    assert outer.get_metrics()["loops"]["depth"] == 30
+
+
 async def test_a_write_that_a_function_lets_go_on_is_counted_once_each_time():
     shop = Shop()
     async with AgentCacheSession(on_loop=lambda report: None) as session:
