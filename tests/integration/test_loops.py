@@ -389,13 +389,14 @@ async def test_a_function_gets_the_report_and_decides(decision: Any, fifth: Any)
 
 @pytest.mark.parametrize("is_nested", [False, True])
 async def test_a_function_may_begin_a_new_turn(is_nested: bool):
-    """For a user who was asked whether the run shall go on, for example."""
+    """While calls are blocked: a user who was asked whether the run shall go on has said yes."""
     shop = Shop()
     sessions: list[AgentCacheSession] = []
 
     def ask(report: AgentLoopDetectedError) -> None:
-        for session in sessions:
-            session.new_turn()
+        if report.kind == "depth":
+            for session in sessions:
+                session.new_turn()
 
     async with AgentCacheSession(on_loop=ask, max_execution_depth=30) as outer:
         sessions.append(outer)
