@@ -7,7 +7,7 @@ import functools
 import inspect
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar, overload
 
 from agent_cache._core.checks import checked_choice
@@ -16,7 +16,7 @@ from agent_cache.errors import ConfigurationError
 from agent_cache.recording.performance import perform, perform_now
 from agent_cache.recording.streams import played_stream, recorded_stream, relay
 from agent_cache.recording.subject import KINDS, Subject, module_and_name
-from agent_cache.recording.tape import ACTIVE, Tape
+from agent_cache.recording.tape import ACTIVE
 
 __all__ = ["intercept", "taped"]
 
@@ -101,7 +101,7 @@ def taped(function: Any, subject: Subject, outside: Callable[[], None] | None = 
     return dressed
 
 
-def _frame(tape: Tape, subject: Subject, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _frame(tape: Any, subject: Subject, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The frame of a call; None for one that the function itself is to refuse."""
     try:
         arguments = subject.bind(args, kwargs)
@@ -115,42 +115,31 @@ def _frame(tape: Tape, subject: Subject, args: tuple[Any, ...], kwargs: dict[str
 def _async_body(function: Any, subject: Subject, outside: Callable[[], None] | None) -> Any:
     async def body(*args: Any, **kwargs: Any) -> Any:
         scope = SCOPE.get()
-        tape: Any = scope.tape
-        if tape is None:
-            if outside is not None:
-                outside()
-            return await function(*args, **kwargs)
-        return await perform_on(tape, scope, function, subject, args, kwargs)
+        if scope.tape is None and outside is not None:
+            outside()
+        return await perform_on(scope, function, subject, args, kwargs)
 
     return body
 
 
-async def perform_on(tape: Any, scope: Any, function: Any, subject: Subject, args: Any, kwargs: Any) -> Any:
+def perform_on(scope: Any, function: Any, subject: Subject, args: Any, kwargs: Any) -> Awaitable[Any]:
     """Run an awaited call on every tape around it, innermost first."""
-    frame = _frame(tape, subject, args, kwargs)
+    frame = None if scope.tape is None else _frame(scope.tape, subject, args, kwargs)
     if frame is None:
-        return await function(*args, **kwargs)
-    outer = scope.outside
-
-    async def proceed() -> Any:
-        if outer.tape is None:
-            return await function(*args, **kwargs)
-        return await perform_on(outer.tape, outer, function, subject, args, kwargs)
-
-    return await perform(frame, proceed)
+        awaited: Awaitable[Any] = function(*args, **kwargs)
+        return awaited
+    return perform(frame, functools.partial(perform_on, scope.outside, function, subject, args, kwargs))
 
 
 def _plain_body(function: Any, subject: Subject, outside: Callable[[], None] | None) -> Any:
     def body(*args: Any, **kwargs: Any) -> Any:
         scope = SCOPE.get()
-        tape: Any = scope.tape
-        if tape is None:
+        if scope.tape is None:
             if ACTIVE:
                 _warn_of_escape(subject)
             if outside is not None:
                 outside()
-            return function(*args, **kwargs)
-        return perform_now_on(tape, scope, function, subject, args, kwargs)
+        return perform_now_on(scope, function, subject, args, kwargs)
 
     return body
 
@@ -171,19 +160,12 @@ def _warn_of_escape(subject: Subject) -> None:
         )
 
 
-def perform_now_on(tape: Any, scope: Any, function: Any, subject: Subject, args: Any, kwargs: Any) -> Any:
+def perform_now_on(scope: Any, function: Any, subject: Subject, args: Any, kwargs: Any) -> Any:
     """Run a plain call on every tape around it, innermost first."""
-    frame = _frame(tape, subject, args, kwargs)
+    frame = None if scope.tape is None else _frame(scope.tape, subject, args, kwargs)
     if frame is None:
         return function(*args, **kwargs)
-    outer = scope.outside
-
-    def proceed() -> Any:
-        if outer.tape is None:
-            return function(*args, **kwargs)
-        return perform_now_on(outer.tape, outer, function, subject, args, kwargs)
-
-    return perform_now(frame, proceed)
+    return perform_now(frame, functools.partial(perform_now_on, scope.outside, function, subject, args, kwargs))
 
 
 def _stream_body(function: Any, subject: Subject, outside: Callable[[], None] | None) -> Any:

@@ -55,14 +55,12 @@ def error_outcome(error: BaseException, redaction: Redaction) -> Outcome:
 
 
 def read_value(outcome: Outcome, schema: Schema, path: str, line: int) -> Any:
-    """The value that `value_outcome` wrote for the same annotation.
+    """The value that `value_outcome` wrote for the same annotation, where JSON does not carry it.
 
     Raises:
         CassetteError: if it cannot be had.
     """
     try:
-        if "value" in outcome:
-            return outcome["value"]
         if "typed" in outcome:
             return schema.from_plain(outcome["typed"])
         if "any" in outcome:

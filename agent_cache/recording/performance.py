@@ -66,12 +66,13 @@ async def _answer(frame: Frame) -> Any:
             return played_stream(frame)
         if "cancelled" in outcome or "unfinished" in outcome:
             await _cancelled_again(frame)
-        error = _error_of(frame)
-        if error is not None:
+        if "error" in outcome:
+            error = raised_from(outcome["error"], frame.subject.module)
             tape.retold(frame, None, error)
             raise error
         value = tape.read(frame, outcome)
-        tape.retold(frame, value, None)
+        if frame.taped is not None:
+            tape.retold(frame, value, None)
         return value
     finally:
         if "stream" not in outcome:
@@ -94,9 +95,8 @@ def _answer_now(frame: Frame) -> Any:
                     (frame.index or 0) + 2,
                 )
             )
-        error = _error_of(frame)
-        if error is not None:
-            raise error
+        if "error" in outcome:
+            raise raised_from(outcome["error"], frame.subject.module)
         return tape.read(frame, outcome)
     finally:
         tape.played(frame)
@@ -122,12 +122,6 @@ async def _cancelled_again(frame: Frame) -> None:
     except asyncio.CancelledError as error:
         frame.tape.retold(frame, None, error)
         raise
-
-
-def _error_of(frame: Frame) -> BaseException | None:
-    assert frame.recorded is not None
-    data = frame.recorded.outcome.get("error")
-    return None if data is None else raised_from(data, frame.subject.module)
 
 
 @types.coroutine

@@ -37,7 +37,7 @@ def exact_json(value: Any) -> tuple[bytes, Any] | None:
     """
     try:
         raw = encode(value)
-        marshal.dumps(value, 2)
+        marshal.dumps(value, 4)
         read = decode(raw)
         return (raw, read) if value == read else None
     except Exception:  # noqa: BLE001 - whatever a value does when it is looked at, it is no plain JSON

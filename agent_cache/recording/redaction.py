@@ -24,7 +24,8 @@ REDACTED = "[redacted]"
 
 _BASE64 = re.compile(r"[A-Za-z0-9+/]{12,}={0,2}\Z")
 _ESCAPE = re.compile(rb"\\(?:u....|.)")
-_WORDS = bytes(each if bytes([each]).isalnum() else 0x20 for each in range(256)).lower()
+_DIGITS = bytes.maketrans(b"123456789", b"0" * 9)
+_WORDS = bytes(each if bytes([each]).isalnum() else 0x20 for each in range(256)).lower().translate(_DIGITS)
 _SPOKEN = (b"bearer", b"basic", b"private")
 """What ends the word before a credential of no particular length: ``Basic ...``, ``BEGIN RSA PRIVATE KEY``."""
 _DOTTED = (b"sg",)
@@ -72,11 +73,10 @@ class Redaction:
         except re.error as error:
             raise ConfigurationError(f"redact: {error.pattern!r} is no regular expression: {error}") from error
         self._shapes = [(marks, re.compile(shape, re.IGNORECASE)) for marks, shape in SHAPES] if defaults else []
-        self._names = frozenset(name.encode() for name in self._secret)
+        self._names = frozenset(name.encode().translate(_DIGITS) for name in self._secret)
         self._before = _SPOKEN + _DOTTED if defaults else ()
-        self._marks = _shortest(
-            squash(mark).encode() for marks, _ in self._shapes for mark in marks if squash(mark).isalnum()
-        )
+        marks = [squash(mark) for marks, _ in self._shapes for mark in marks]
+        self._mark = re.compile("|".join(_shortest(filter(str.isalnum, marks))).encode().translate(_DIGITS) or b"(?!)")
         self._innocent: set[bytes] = set()
         # A name that is no word of ASCII is looked for at once.
         self._always = (
@@ -122,27 +122,23 @@ class Redaction:
         """Whether there may be anything to redact in this JSON. Asked first: it is far faster than looking.
 
         A telling name is a word of its own, and a credential is a long word, once dashes and underscores are gone, or
-        follows a telling one. Words that were looked at before are remembered: most of them come again with each call.
+        follows a telling one. Words that were looked at before are remembered, whatever digits are in them: most of
+        them come again with each call.
         """
         if self._always or (b"$" in text and _ENCODED in text) or (b"@" in text and b"://" in text):
             return True
         if b"\\" in text:
             text = _ESCAPE.sub(b" ", text)
         words = text.translate(_WORDS, b"-_").split()
-        if self._innocent.issuperset(words):
-            return False
-        return self._may_tell({*words} - self._innocent, text)
+        return not self._innocent.issuperset(words) and self._may_tell({*words} - self._innocent, text)
 
     def _may_tell(self, words: set[bytes], text: bytes) -> bool:
         """Whether one of these words is a name of a secret, stands before one, or may have one in it."""
         if not self._names.isdisjoint(words):
             return True
         long = [word for word in words if len(word) >= _LONG]
-        if long:
-            joined = b" ".join(long)
-            for mark in self._marks:
-                if mark in joined:
-                    return True
+        if long and self._mark.search(b" ".join(long)):
+            return True
         if len(self._innocent) > _MOST_INNOCENT:
             self._innocent.clear()
         for word in words:
@@ -258,13 +254,13 @@ def redaction_of(given: Any) -> Redaction:
     )
 
 
-def _shortest(marks: Iterable[bytes]) -> tuple[bytes, ...]:
+def _shortest(marks: Iterable[str]) -> list[str]:
     """Those that say as much as all of them: none has another one in it."""
-    found: list[bytes] = []
+    found: list[str] = []
     for mark in sorted(set(marks), key=lambda one: (len(one), one)):
         if not any(shorter in mark for shorter in found):
             found.append(mark)
-    return tuple(found)
+    return found
 
 
 def _is_pair(data: Any) -> bool:

@@ -65,9 +65,9 @@ class Subject:
             for one in (() if self.parameters is None else self.parameters.all)
             if one.in_key and not one.is_receiver
         )
-        self._plain_names = (
-            None if self.parameters is None or not self.parameters.is_positional else self.parameters.names
-        )
+        self._plain_names = None
+        if self.parameters is not None and self.parameters.is_positional and not self.parameters.positional_only:
+            self._plain_names = self.parameters.names
         path = getattr(function, "__qualname__", "")
         self.names = frozenset({name, name.rpartition(":")[2], path, path.rpartition(".")[2]}) - {""}
         """The names that a policy may call it by, and a cassette of agentcassette."""
@@ -93,8 +93,13 @@ class Subject:
         """
         if self.parameters is None:
             return {"args": list(args), "kwargs": dict(kwargs)}
-        if self._plain_names is not None and not kwargs and len(args) == len(self._plain_names):
-            return dict(zip(self._plain_names, args, strict=True))  # Signature.bind takes 3 us
+        names = self._plain_names
+        if names is not None and len(args) + len(kwargs) == len(names):  # Signature.bind takes 3 us
+            try:
+                values = (*args, *[kwargs[name] for name in names[len(args) :]]) if kwargs else args
+                return dict(zip(names, values, strict=True))
+            except KeyError:
+                pass
         return self.parameters.bind(args, kwargs)
 
     def identity(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:

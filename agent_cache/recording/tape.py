@@ -66,7 +66,8 @@ class Tape:
     # A call begins
 
     def begin(self, subject: Subject, arguments: Mapping[str, Any], key: str | None = None) -> Frame:
-        """Find out what is to be done with a call, and number it among those of its place.
+        """Find out what is to be done with a call. Where there is something to replay, number it among those of its
+        place.
 
         Raises:
             CassetteError: if it is not recorded, and may not run.
@@ -81,12 +82,12 @@ class Tape:
         if subject.kind == "llm":
             frame.usage = Usage()
         with self._lock:
-            parent = frame.parent
-            counts = self.counts if parent is None else parent.counts
-            occurrence = counts.get(digest, 0)
-            counts[digest] = occurrence + 1
-            frame.place = place_of(ROOT_PLACE if parent is None else parent.place, digest, occurrence)
             if self.player is not None:
+                parent = frame.parent
+                counts = self.counts if parent is None else parent.counts
+                occurrence = counts.get(digest, 0)
+                counts[digest] = occurrence + 1
+                frame.place = place_of(ROOT_PLACE if parent is None else parent.place, digest, occurrence)
                 self._look_up(frame, self.player)
             if self.recorder is not None and not self.recorder.is_closed:
                 self.recorder.start(frame)
@@ -199,6 +200,8 @@ class Tape:
         Raises:
             CassetteError: if it cannot be had.
         """
+        if "value" in outcome:
+            return outcome["value"]
         assert self.player is not None
         schema = frame.subject.chunk_schema if chunk else frame.subject.schema
         line = 0 if frame.index is None else frame.index + 2

@@ -95,6 +95,24 @@ async def test_every_spelling_of_a_call_is_the_same_call(path):
         assert await greet(name="ann", loud=False) == "ann"
 
 
+def test_a_call_that_the_function_would_refuse_is_refused_in_a_replay_too(path):
+    @intercept
+    def area(width: int, height: int = 2) -> int:
+        return width * height
+
+    @intercept
+    def half(number: int, /) -> int:
+        return number // 2
+
+    with record(path):
+        assert (area(3, height=4), area(height=4, width=3), half(8)) == (12, 12, 4)
+    with replay(path):
+        for wrong in (lambda: area(3, width=3), lambda: area(3, depth=4), lambda: half(number=8)):
+            with pytest.raises(TypeError):
+                wrong()
+        assert (area(height=4, width=3), area(3, 4), half(8)) == (12, 12, 4)
+
+
 async def test_what_is_called_may_be_an_object_a_bound_method_or_a_partial(path):
     ask = intercept(Ask(), name="ask")
     bound = intercept(Client("k").ask)

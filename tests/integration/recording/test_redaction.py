@@ -240,17 +240,20 @@ def test_defaults_can_be_switched_off(path):
 
 
 def test_a_secret_is_found_among_words_that_were_seen_before(path):
-    innocent = {"msg": "the sg is a basis", "words": ["alpha", "sg", "sk", "private-ly"]}
-    with record(path):
+    innocent = {"pin_1": "1234", "msg": "the sg is a basis", "words": ["alpha", "sg", "sk", "private-ly"]}
+    with record(path, redact=["pin_2"]):
         for _ in range(3):
             call(innocent, note="msg")
         call({**innocent, "msg": "the SG.abcdefghij0123456789ab.abcdefghij0123456789 is one"})
         call({"words": ["alpha", "sk", "sk-alpha0123456789abcdef"]})
-        call({"words": ["alpha"], "msg": "token=alpha"})
+        call({"words": ["alpha"], "msg": "token=alpha"}, pin_2="0000", pin_3="5555")
+        call({"words": ["alpha"]}, pin_2="7777")
     text = path.read_text()
     assert "abcdefghij0123456789" not in text
     assert "sk-alpha" not in text
     assert "token=alpha" not in text
+    assert "7777" not in text
+    assert "5555" in text
 
 
 TEXT = st.text(
