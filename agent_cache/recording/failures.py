@@ -27,7 +27,7 @@ def failure_of(error: BaseException, depth: int = 0) -> dict[str, Any]:
         )
         data["message"] = error.message
     else:
-        arguments = _written(list(_constructor_arguments(error)))
+        arguments = _written(_constructor_arguments(error))
         if arguments is not None:
             data["args"] = arguments
     state = {name: value for name, value in vars(error).items() if name != "__notes__"}
@@ -36,7 +36,7 @@ def failure_of(error: BaseException, depth: int = 0) -> dict[str, Any]:
         data["state"] = written
     notes = getattr(error, "__notes__", None)
     if notes and isinstance(notes, list):
-        data["notes"] = [str(note) for note in notes]
+        data["notes"] = [note for note in notes if isinstance(note, str)]
     if error.__cause__ is not None and depth < MAX_CAUSES:
         data["cause"] = failure_of(error.__cause__, depth + 1)
     return data
@@ -54,9 +54,9 @@ def raised_from(data: dict[str, Any], module: str) -> BaseException:
     if error is None:
         error = RecordedError(str(data.get("type", "")), str(data.get("message", "")))
     for note in data.get("notes", ()):
-        error.add_note(str(note))
+        BaseException.__setattr__(error, "__notes__", [*getattr(error, "__notes__", ()), str(note)])
     if "cause" in data:
-        error.__cause__ = raised_from(data["cause"], module)
+        BaseException.__setattr__(error, "__cause__", raised_from(data["cause"], module))
     return error
 
 
@@ -92,24 +92,24 @@ def _rebuilt(kind: type[BaseException], data: dict[str, Any], module: str) -> Ba
 
 def _made(kind: type[BaseException], arguments: tuple[Any, ...]) -> BaseException:
     """Without the constructor of a class of the user's: it takes what it likes, and its work stands in the state."""
-    base = next(one for one in kind.__mro__ if one.__module__ == "builtins")
-    error = kind.__new__(kind, *arguments)
-    base.__init__(error, *arguments)  # type: ignore[misc]
+    base: type[BaseException] = next(one for one in kind.__mro__ if one.__module__ == "builtins")
+    error: BaseException = base.__new__(kind, *arguments)
+    base.__init__(error, *arguments)
     if not isinstance(error, OSError):  # its constructor keeps two of its arguments
-        error.args = arguments
+        BaseException.args.__set__(error, arguments)  # type: ignore[attr-defined]  # a frozen one refuses `error.args =`
     return error
 
 
-def _constructor_arguments(error: BaseException) -> tuple[Any, ...]:
+def _constructor_arguments(error: BaseException) -> list[Any]:
     """What a builtin exception is made from: of an `OSError` that is more than its ``args``."""
     if isinstance(error, OSError):
         try:
             made_from = error.__reduce__()[1]
         except Exception:  # noqa: BLE001 - somebody's subclass
-            return error.args
+            made_from = None
         if isinstance(made_from, tuple):
-            return made_from
-    return error.args
+            return list(made_from)
+    return list(BaseException.args.__get__(error))  # type: ignore[attr-defined]  # a class may have another `args`
 
 
 def _message(error: BaseException) -> str:

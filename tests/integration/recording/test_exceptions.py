@@ -111,6 +111,52 @@ async def test_an_exception_that_cannot_be_written_down_keeps_its_message(path):
     assert "bad" in str(caught)
 
 
+class MadeByName(Exception):
+    """Its class is made by other arguments than its base is."""
+
+    def __new__(cls, *, code: int) -> "MadeByName":
+        return super().__new__(cls, code)
+
+    def __init__(self, *, code: int) -> None:
+        self.code = code
+
+
+class Frozen(Exception):
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(name)
+
+
+class Shy(Exception):
+    @property
+    def args(self):
+        raise RuntimeError("nobody is to look at it")
+
+    def __str__(self) -> str:
+        raise RuntimeError("nor to print it")
+
+
+async def test_an_exception_that_was_made_in_its_own_way_comes_back(path):
+    caught = await round_trip(MadeByName(code=7), path)
+    assert type(caught) is MadeByName
+    assert (caught.args, caught.code) == ((7,), 7)
+
+
+async def test_an_exception_that_does_not_want_to_be_changed_comes_back(path):
+    error = Frozen("no", 3)
+    BaseException.__setattr__(error, "__cause__", Refused(2))
+    BaseException.__setattr__(error, "__notes__", ["to whom it may concern"])
+    caught = await round_trip(error, path)
+    assert type(caught) is Frozen
+    assert caught.args == ("no", 3)
+    assert type(caught.__cause__) is Refused
+    assert caught.__notes__ == ["to whom it may concern"]
+
+
+async def test_an_exception_that_must_not_be_looked_at_is_raised_as_it_is(path):
+    """`round_trip` sees it raised while it is recorded, too: what the run sees is never the recorder's own trouble."""
+    assert type(await round_trip(Shy("x"), path)) is Shy
+
+
 async def test_no_class_that_a_cassette_names_is_ever_imported(path):
     fail, _ = raiser(ValueError("x"))
     with record(path), pytest.raises(ValueError):
