@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import weakref
 from array import array
 from collections.abc import Callable, Sequence
@@ -11,9 +12,11 @@ from typing import Any, overload
 
 import msgspec
 
-from agent_cache.errors import CassetteError, CassetteNotFound
+from agent_cache.errors import CassetteError, CassetteNotFound, ConfigurationError
 from agent_cache.recording.format import VERSION, Header, RecordedCall, Trailer
 from agent_cache.recording.outline import CallHead, Outline
+from agent_cache.recording.partial import partial_of
+from agent_cache.recording.redaction import Redaction
 
 __all__ = ["CassetteFile", "Lines", "read_file"]
 
@@ -117,11 +120,15 @@ def read_file(path: Path, progress: Callable[[int], None] | None = None) -> Cass
         CassetteError: if it cannot be read, or is no cassette of a version known here, with the line.
     """
     try:
-        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+        # Of a pipe, opening would wait for somebody who writes.
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0))
     except FileNotFoundError:
         raise _not_found(path) from None
-    except OSError as error:
-        raise CassetteError(f"cannot be read: {error.strerror}", path) from error
+    except (OSError, ValueError) as error:
+        raise CassetteError(f"cannot be read: {getattr(error, 'strerror', None) or error}", path) from error
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise CassetteError("cannot be read: it is no regular file", path)
     lines = Lines(str(path), descriptor)
     try:
         with os.fdopen(os.dup(descriptor), "rb") as file:
@@ -199,6 +206,10 @@ def _header_of(path: Path, line: bytes) -> Header | None:
             f"has format version {version}, and this agent-cache reads up to {VERSION}; update agent-cache", path, 1
         )
     header: Header = _decoded(path, 1, content, _header)
+    try:
+        Redaction().joined({**header.redact, "hook": False})
+    except (ConfigurationError, TypeError, AttributeError) as error:
+        raise CassetteError(f"its header redacts what cannot be: {error}", path, 1) from error
     return header
 
 
@@ -214,7 +225,7 @@ def _foreign(path: Path, content: bytes) -> Any:
 
 def _not_found(path: Path) -> CassetteNotFound:
     reason = "there is no cassette"
-    partial = path.with_name(path.name + ".partial")
+    partial = partial_of(path)
     if partial.exists():
         reason += f", but {partial.name}, what a recording wrote that was killed; rename it to replay that far"
     return CassetteNotFound(f"{reason}; record it first", path)

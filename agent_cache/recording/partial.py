@@ -15,7 +15,7 @@ try:
 except ImportError:  # Windows: recorders of one process are told apart, those of several are not
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["PartialFile", "is_being_recorded", "is_idle", "replace_file"]
+__all__ = ["PartialFile", "is_being_recorded", "is_idle", "partial_of", "replace_file"]
 
 _LOG = logging.getLogger("agent_cache")
 
@@ -26,7 +26,9 @@ _lock = threading.Lock()
 class PartialFile:
     """A file that is written line by line and takes the place of another one when it is finished.
 
-    Each line is handed to the operating system at once: what a killed process had recorded is there.
+    Each line is handed to the operating system at once: what a killed process had recorded is there. A child that was
+    forked has the file, too, and writes nothing to it. Where the path is a symbolic link, the file that it leads to is
+    written.
 
     Raises:
         CassetteError: if somebody is recording to this path, or it cannot be written.
@@ -34,10 +36,16 @@ class PartialFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.partial = path.with_name(path.name + ".partial")
-        self._name = os.path.realpath(path)
-        if path.is_dir():
-            raise CassetteError("cannot be written: it is a directory", path)
+        try:
+            self._name = os.path.realpath(path)
+            self._target = Path(self._name)
+            self.partial = partial_of(path)
+            if self._target.exists() and not self._target.is_file():
+                what = "a directory" if self._target.is_dir() else "no regular file"
+                raise CassetteError(f"cannot be written: it is {what}", path)
+        except (OSError, ValueError) as error:  # a name that is too long, or has a null in it
+            raise CassetteError(f"cannot be written: {getattr(error, 'strerror', None) or error}", path) from error
+        self._process = os.getpid()
         with _lock:
             if self._name in _open_paths:
                 raise _taken(path)
@@ -54,6 +62,8 @@ class PartialFile:
         Raises:
             OSError: if the disk does not take it.
         """
+        if not self._is_ours():
+            return
         done = os.write(self._descriptor, line)
         while done < len(line):
             done += os.write(self._descriptor, line[done:])
@@ -61,8 +71,9 @@ class PartialFile:
     def finish(self) -> None:
         """Put it in the place of the old file."""
         try:
-            os.fsync(self._descriptor)
-            self.partial.replace(self.path)
+            if self._is_ours():
+                os.fsync(self._descriptor)
+                self.partial.replace(self._target)
         except OSError as error:
             raise CassetteError(
                 f"cannot be written: {error.strerror}; the recording is in {self.partial.name}", self.path
@@ -73,13 +84,17 @@ class PartialFile:
     def discard(self) -> None:
         """Leave the old file as it is, and nothing beside it."""
         try:
-            self.partial.unlink(missing_ok=True)
+            if self._is_ours():
+                self.partial.unlink(missing_ok=True)
         finally:
             self._close()
 
     def leave(self) -> None:
         """Leave what was written beside the old file, as a killed process does."""
         self._close()
+
+    def _is_ours(self) -> bool:
+        return os.getpid() == self._process
 
     def _close(self) -> None:
         try:
@@ -89,8 +104,8 @@ class PartialFile:
 
     def _open(self) -> int:
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            if self.path.exists() and not os.access(self.path, os.W_OK):
+            self.partial.parent.mkdir(parents=True, exist_ok=True)
+            if self._target.exists() and not os.access(self._target, os.W_OK):
                 raise CassetteError("cannot be written: it is read-only", self.path)
             while True:
                 descriptor = os.open(self.partial, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o644)
@@ -127,6 +142,11 @@ class PartialFile:
         remains.write_bytes(os.pread(descriptor, size, 0))
         os.ftruncate(descriptor, 0)
         _LOG.warning("%s was left by a recording that was killed; it is kept as %s", self.partial, remains.name)
+
+
+def partial_of(path: Path) -> Path:
+    """What a recording to this path grows in."""
+    return Path(os.path.realpath(path) + ".partial")
 
 
 def is_being_recorded(path: Path) -> bool:

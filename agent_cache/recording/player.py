@@ -6,6 +6,8 @@ import logging
 import time
 from typing import Any
 
+import msgspec
+
 from agent_cache.errors import CassetteError, DivergenceError, ReplayExhausted
 from agent_cache.recording.cassette import Cassette
 from agent_cache.recording.format import RecordedCall
@@ -14,6 +16,7 @@ from agent_cache.recording.identity import ROOT_PLACE
 from agent_cache.recording.matching import Matcher
 from agent_cache.recording.nearest import described, differences, nearest_to
 from agent_cache.recording.redaction import Redaction
+from agent_cache.recording.shapes import check_outcome
 
 __all__ = ["Player"]
 
@@ -57,8 +60,14 @@ class Player:
         frame.index = index
         try:
             frame.recorded = self.cassette.steps[index]
+            outcome = frame.recorded.outcome
+            if len(outcome) > 1 or "value" not in outcome:
+                check_outcome(outcome)
         except CassetteError as error:  # a load does not read answers
             raise self.latch(error) from error.__cause__
+        except msgspec.ValidationError as error:
+            reason = f"has an outcome that is none: {error}"
+            raise self.latch(CassetteError(reason, self.cassette.path, index + 2)) from error
         if self.strict:
             self._check_order(frame, index)
         self.matcher.cover(index)

@@ -16,7 +16,7 @@ from agent_cache.errors import CassetteError, CassetteNotFound, ConfigurationErr
 from agent_cache.recording.barrier import beneath_barrier
 from agent_cache.recording.cassette import Cassette
 from agent_cache.recording.format import RecordedCall
-from agent_cache.recording.partial import is_being_recorded
+from agent_cache.recording.partial import is_being_recorded, partial_of
 from agent_cache.recording.player import Player
 from agent_cache.recording.recorder import Recorder as Writer
 from agent_cache.recording.redaction import redaction_of
@@ -56,7 +56,7 @@ class Recorder:
             CassetteError: if it cannot be read.
         """
         if self._writes and not self._is_over:
-            return Cassette.load(self.path.with_name(self.path.name + ".partial"))
+            return Cassette.load(partial_of(self.path))
         return Cassette.load(self.path)
 
     @property
@@ -275,7 +275,7 @@ def _leave(token: Token[Scope], path: Path) -> None:
 
 
 def _checked_path(path: Any, who: str) -> Path:
-    if not isinstance(path, str | os.PathLike) or not os.fspath(path):
+    if not isinstance(path, str | os.PathLike) or not os.fspath(path) or "\0" in str(path):
         raise ConfigurationError(f"{who}: path must be the path of a cassette, got {path!r}")
     return Path(path)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import agent_cache
+from agent_cache._pipeline.scope import SCOPE
 from agent_cache.recording import Cassette, CassetteError, CassetteNotFound, intercept, record, register, replay
 
 
@@ -191,6 +192,55 @@ def test_a_path_below_a_file_cannot_be_written(tmp_path):
     assert (tmp_path / "file").read_text() == "x"
 
 
+@pytest.mark.parametrize("name", ["x" * 300, "pipe", "pipe/run.jsonl"])
+def test_what_can_be_no_file_is_neither_written_nor_read(name, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for kind in (record, replay):
+        with pytest.raises(CassetteError), kind(tmp_path / name):
+            pass
+    assert (tmp_path / "pipe").is_fifo(), "it would be lost"
+    assert list(tmp_path.iterdir()) == [tmp_path / "pipe"]
+
+
+def test_where_a_link_leads_to_is_recorded_and_the_link_stays(tmp_path):
+    link, file = tmp_path / "link.jsonl", tmp_path / "there" / "run.jsonl"
+    link.symlink_to(file)
+    with record(link) as recorder:
+        ask("a")
+        assert len(recorder.steps) == 1
+        with pytest.raises(CassetteError, match="is being recorded"):
+            Cassette().save(file)
+    assert link.is_symlink()
+    assert len(Cassette.load(file)) == 1
+
+
+def test_a_child_that_was_forked_adds_nothing_to_the_recording(path):
+    with record(path):
+        ask("a")
+        child = os.fork()
+        if not child:
+            ask("of the child")
+            os._exit(0)
+        os.waitpid(child, 0)
+        ask("b")
+    assert [call.arguments["question"] for call in Cassette.load(path)] == ["a", "b"]
+
+
+def test_a_child_that_leaves_the_recording_leaves_it_to_the_parent(path):
+    with record(path):
+        ask("a")
+        child = os.fork()
+        if not child:
+            try:
+                SCOPE.get().tape.finish(None)
+            finally:
+                os._exit(0)
+        os.waitpid(child, 0)
+        assert not path.exists()
+        ask("b")
+    assert len(Cassette.load(path)) == 2
+
+
 def test_a_full_disk_stops_the_recording_and_not_the_agent(path, monkeypatch):
     from agent_cache.recording.partial import PartialFile
 
@@ -229,6 +279,8 @@ BROKEN = {
     "a conflict": (HEADER + CALL + b"<<<<<<< HEAD\n" + CALL + b"=======\n>>>>>>> theirs\n", "merge conflict", 3),
     "a broken line": (HEADER + b'{"id":1,\n' + CALL, "broken", 2),
     "a call without a name": (HEADER + CALL + b'{"id":2,"kind":"call","outcome":{}}\n', "broken", 3),
+    "names that are none": (HEADER[:-2] + b',"redact":{"names":5}}\n', "header redacts what cannot be", 1),
+    "a pattern that is none": (HEADER[:-2] + b',"redact":{"patterns":["("]}}\n', "header redacts what cannot be", 1),
     "one id twice": (HEADER + CALL + CALL, "id 1", 3),
     "more after the end": (HEADER + b'{"trailer":{"calls":0}}\n' + CALL, "after the trailer", 3),
     "agentcassette, of the future": (b'{"version": 999, "steps": []}', "version 999", 1),
@@ -325,3 +377,34 @@ def test_what_a_load_does_not_read_is_refused_with_its_line_when_it_is_read(was,
             ask("a")
         except CassetteError:
             pass
+
+
+@pytest.mark.parametrize(
+    "outcome",
+    [
+        {},
+        {"novel": 1},
+        {"error": 5},
+        {"error": {"type": "builtins:KeyError", "args": 7}},
+        {"error": {"type": "builtins:KeyError", "notes": [3]}},
+        {"error": {"type": "builtins:KeyError", "cause": {"state": []}}},
+        {"object": 5},
+        {"object": [["a"], 5]},
+        {"stream": 5},
+        {"stream": {"chunks": []}},
+        {"stream": {"chunks": [5], "end": {}}},
+        {"stream": {"chunks": [], "end": {"error": []}}},
+        {"value": 1, "instead": 3},
+    ],
+    ids=json.dumps,
+)
+def test_an_outcome_that_is_none_is_refused_with_its_line(outcome, path):
+    lines = a_recording(path, "a")
+    path.write_bytes(b"".join([lines[0], json.dumps(json.loads(lines[1]) | {"outcome": outcome}).encode() + b"\n"]))
+    block = replay(path)
+    with pytest.raises(CassetteError) as caught, block:
+        try:
+            ask("a")
+        except CassetteError:
+            pass
+    assert (caught.value.path, caught.value.line) == (str(path), 2)

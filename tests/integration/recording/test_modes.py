@@ -143,7 +143,7 @@ def test_misspelt_options_are_refused_at_once(function, options, path):
 
 
 @pytest.mark.parametrize("function", [record, replay])
-@pytest.mark.parametrize("given", ["", None, 3])
+@pytest.mark.parametrize("given", ["", None, 3, "nul\0l.jsonl"])
 def test_a_path_must_be_one(function, given):
     with pytest.raises(ConfigurationError):
         function(given)
