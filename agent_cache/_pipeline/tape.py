@@ -13,9 +13,10 @@ from agent_cache._pipeline.scope import Instead, Participant, Plan, Scope
 from agent_cache.config import CURRENT
 
 if TYPE_CHECKING:
+    from agent_cache._metrics import Metrics
     from agent_cache._pipeline.operation import Operation, ReadOperation, WriteOperation
 
-__all__ = ["Tape", "TapedCall", "TapedScope", "tell_tape"]
+__all__ = ["Tape", "TapedCall", "TapedScope", "tell_tape", "tell_tape_of_loop"]
 
 
 class Tape(Protocol):
@@ -38,9 +39,13 @@ class TapedCall:
         call: what it became beneath the tape; None for a local hit, and for who waited for another's run.
         source: how it was answered, once it was: as `Call.source` says it, or ``"blocked"`` by a session.
         instead: how a session came to answer it, and over what kind of loop; None if none did.
+        loops: what sessions noticed at it and let pass: ``"notice"`` or ``"loop"``, the kind of loop, and which
+            session, counted from the innermost.
     """
 
-    __slots__ = ("above", "args", "call", "instead", "is_fresh", "key", "kwargs", "operation", "scope", "source")
+    __slots__ = (
+        "above", "args", "call", "instead", "is_fresh", "key", "kwargs", "loops", "operation", "scope", "source",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -63,6 +68,7 @@ class TapedCall:
         self.call: Call | None = None
         self.source = "shared"
         self.instead: tuple[str, str] | None = None
+        self.loops: list[tuple[str, str, int]] = []
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -87,6 +93,7 @@ class TapedCall:
                 self.source = self.call.source
             if self.above is not None:
                 self.above.source, self.above.call, self.above.instead = self.source, self.call, self.instead
+                self.above.loops = self.loops
 
     async def _run(self, beneath: Scope) -> Any:
         operation: Operation[Any] = self.operation
@@ -129,6 +136,15 @@ def tell_tape(operation: Operation[Any], instead: Instead) -> None:
     taped = _TAPED.get()
     if taped is not None and taped.operation is operation:
         taped.instead = (instead.outcome, instead.kind)
+
+
+def tell_tape_of_loop(level: str, kind: str, metrics: Metrics) -> None:
+    """Tell the tape, if there is one, that a session with these metrics has noticed a loop and changed nothing."""
+    taped = _TAPED.get()
+    if taped is not None:
+        for depth, participant in enumerate(taped.scope.participants):
+            if participant.metrics is metrics:
+                taped.loops.append((level, kind, depth))
 
 
 class TapedScope(Scope):

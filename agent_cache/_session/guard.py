@@ -15,6 +15,7 @@ from agent_cache._core.progress import Progress
 from agent_cache._metrics import METRICS, Metrics
 from agent_cache._pipeline.scope import Instead
 from agent_cache._pipeline.state import log_once
+from agent_cache._pipeline.tape import tell_tape_of_loop
 from agent_cache.errors import AgentLoopDetectedError
 
 __all__ = ["Decision", "LoopGuard", "OnLoop", "OnNotice", "report_of"]
@@ -75,6 +76,7 @@ class LoopGuard:
         self._log(logging.INFO, "may be a loop", loop)
         for metrics in (METRICS, self._metrics):
             metrics.noticed_loop(loop.kind)
+        tell_tape_of_loop("notice", loop.kind, self._metrics)
         if self._on_notice is not None:
             try:
                 self._on_notice(loop)
@@ -109,6 +111,7 @@ class LoopGuard:
             if cached is MISSING:
                 raise loop.with_traceback(None)
             return Instead(cached, "short_circuit", loop.kind)
+        tell_tape_of_loop("loop", loop.kind, self._metrics)
         return None
 
     @property
@@ -120,6 +123,7 @@ class LoopGuard:
         """The action level, of a write that has run: its answer is given, and the next call is refused."""
         if is_first or not self.refuses:  # else it was counted before it ran
             self.count(loop)
+            tell_tape_of_loop("loop", loop.kind, self._metrics)
         if self.error is None and self._on_loop == "raise":
             self.latch(loop)
         elif is_first:

@@ -143,8 +143,11 @@ class Matcher:
         outline = self._outline
         ids = {number: index for index, number in enumerate(outline.ids)}
         for index, parent in enumerate(outline.parents):
-            # What was enclosed by a call that never ended is not to be reached: -2 is nobody's index.
-            place = -1 if parent == -1 else ids.get(parent, -2)
+            # What was enclosed by a call that never ended, or by one that began later, is not to be reached: -2 is
+            # nobody's index.
+            place = -1
+            if parent != -1:
+                place = ids.get(parent, -2) if parent < outline.ids[index] else -2
             self._parents.append(place)
             self._after.append(ids.get(outline.after[index], -1) + 1)
             self._children.setdefault(place, array("q")).append(index)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -49,6 +49,7 @@ class _Rest(msgspec.Struct):
     error: Failure | None = None
     stream: Stream | None = None
     instead: tuple[str, str] | None = None
+    loops: list[tuple[str, str, Annotated[int, msgspec.Meta(ge=0)]]] = []
     awaited: bool = False
 
 

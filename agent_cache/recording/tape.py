@@ -187,6 +187,8 @@ class Tape:
             source = frame.taped.source
             if frame.taped.instead is not None:
                 outcome["instead"] = list(frame.taped.instead)
+            if frame.taped.loops:
+                outcome["loops"] = frame.taped.loops
         with self._lock:
             if self.recorder is not None and not self.recorder.is_closed:
                 self.recorder.end(frame, outcome, source)
@@ -215,14 +217,13 @@ class Tape:
         call = frame.recorded
         if frame.taped is not None and call is not None:
             source = call.source or ("write" if hasattr(frame.taped.operation, "write") else "miss")
-            frame.taped.source = source
-            if frame.taped.above is not None:
-                frame.taped.above.source = source
             instead = call.outcome.get("instead")
-            frame.taped.instead = instead = None if instead is None else (str(instead[0]), str(instead[1]))
-            if frame.taped.above is not None:
-                frame.taped.above.instead = instead
-            retell(frame.taped, source, value, error, call.duration_ms / 1000, instead)
+            taped = frame.taped
+            taped.source, taped.loops = source, call.outcome.get("loops", [])
+            taped.instead = None if instead is None else (instead[0], instead[1])
+            if taped.above is not None:
+                taped.above.source, taped.above.instead, taped.above.loops = source, taped.instead, taped.loops
+            retell(taped, value, error, call.duration_ms / 1000)
 
     # Tools come here from the pipeline
 

@@ -1,6 +1,7 @@
 """Cached tools are recorded without more ado, and what the agent saw is what a replay gives it."""
 
 import asyncio
+from collections import Counter
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
@@ -162,11 +163,24 @@ async def test_a_recorded_loop_is_raised_again_and_ends_its_session(shop, path):
         assert await circle() == recorded
 
 
-@pytest.mark.parametrize("on_loop", ["notice", "short_circuit", "raise"])
+class Counts(Counter[str]):
+    """What metrics say of calls and loops."""
+
+    def __init__(self, metrics):
+        super().__init__({name: metrics[name] for name in ("hits", "misses", "loop_detections", "callback_errors")})
+        for loops in ("loops", "loop_notices"):
+            self.update({f"{loops} {kind}": count for kind, count in metrics[loops].items()})
+
+    def __sub__(self, other):
+        self.subtract(other)
+        return self
+
+
+@pytest.mark.parametrize("on_loop", ["notice", "short_circuit", "raise", "warn"])
 @pytest.mark.parametrize("limits", [{"max_tool_repeats": 3}, {"max_execution_depth": 3}], ids=["repeat", "depth"])
 @pytest.mark.parametrize("sessions", [1, 2])
 async def test_what_a_session_did_over_a_loop_is_told_again_as_what_it_was(on_loop, limits, sessions, shop, path):
-    async def circle() -> tuple[list[object], object, object]:
+    async def circle() -> object:
         seen: list[object] = []
         async with AsyncExitStack() as stack:
             stack.push(lambda kind, *_: kind is AgentLoopDetectedError)
@@ -180,18 +194,22 @@ async def test_what_a_session_did_over_a_loop_is_told_again_as_what_it_was(on_lo
                     seen.append(error.kind)
         traced = [[(one.tool, one.source, one.outcome) for one in each.get_execution_trace()] for each in opened]
         metrics = [each.get_metrics() for each in opened]
-        return seen, traced, [{name: one[name] for name in ("hits", "misses", "loop_detections")} for one in metrics]
+        of_process = Counts(get_metrics()) - before
+        return seen, traced, [Counts(one) for one in metrics], of_process
 
+    before = Counts(get_metrics())
     with record(path):
         recorded = await circle()
     shop.is_open = False
     copy = path.with_name("copy.jsonl")
+    before = Counts(get_metrics())
     with replay(path), record(copy):
         replayed = await circle()
     assert replayed == recorded
-    assert [call.outcome.get("instead") for call in Cassette.load(copy)] == [
-        call.outcome.get("instead") for call in Cassette.load(path)
-    ]
+    for told in ("instead", "loops"):
+        assert [call.outcome.get(told) for call in Cassette.load(copy)] == [
+            call.outcome.get(told) for call in Cassette.load(path)
+        ]
 
 
 async def test_no_loop_is_found_in_a_replay_that_the_recording_did_not_have(shop, path):
@@ -275,7 +293,7 @@ async def test_an_argument_without_identity_is_recorded(shop, path):
     assert recorder.steps[0].source == "uncached"
 
 
-class Counter:
+class Adder:
     @AgentCache(resource="counter", skip_args=1)
     async def add(self, number: int) -> int:
         return number + 1
@@ -283,7 +301,7 @@ class Counter:
 
 async def test_the_receiver_of_a_method_is_left_out(path):
     with record(path) as recorder:
-        await Counter().add(1)
+        await Adder().add(1)
     assert recorder.steps[0].arguments == {"number": 1}
     with replay(path):
-        assert await Counter().add(1) == 2
+        assert await Adder().add(1) == 2
