@@ -16,7 +16,7 @@ from agent_cache.errors import ConfigurationError
 from agent_cache.recording.performance import perform, perform_now
 from agent_cache.recording.streams import played_stream, recorded_stream, relay
 from agent_cache.recording.subject import KINDS, Subject, module_and_name
-from agent_cache.recording.tape import ACTIVE
+from agent_cache.recording.tape import ACTIVE, NO_CONTEXT
 
 __all__ = ["intercept", "taped"]
 
@@ -136,7 +136,7 @@ def _plain_body(function: Any, subject: Subject, outside: Callable[[], None] | N
         scope = SCOPE.get()
         if scope.tape is None:
             if ACTIVE:
-                _warn_of_escape(subject)
+                _mind_escape(subject)
             if outside is not None:
                 outside()
         return perform_now_on(scope, function, subject, args, kwargs)
@@ -144,19 +144,24 @@ def _plain_body(function: Any, subject: Subject, outside: Callable[[], None] | N
     return body
 
 
-def _warn_of_escape(subject: Subject) -> None:
-    """A thread without a context of its own cannot tell to which run it belongs, so its calls are real ones."""
-    if (
-        subject.name not in _escaped
-        and threading.current_thread() is not threading.main_thread()
-        and asyncio._get_running_loop() is None
-    ):
+def _mind_escape(subject: Subject) -> None:
+    """A thread without a context of its own cannot tell to which run it belongs, so its calls are real ones.
+
+    Raises:
+        CassetteError: if a run that goes on does not allow that.
+    """
+    thread = threading.current_thread()
+    if thread is threading.main_thread() or asyncio._get_running_loop() is not None:
+        return
+    for tape in list(ACTIVE):
+        tape.refuse_outside(subject, thread.name)
+    if subject.name not in _escaped:
         _escaped.add(subject.name)
         _LOG.warning(
-            "%s ran in thread %s, outside of the recording or replay that goes on: run_in_executor and Thread do not "
-            "take the context along; use asyncio.to_thread, or contextvars.copy_context().run",
+            "%s ran in thread %s, outside of the recording or replay that goes on: %s",
             subject.name,
-            threading.current_thread().name,
+            thread.name,
+            NO_CONTEXT,
         )
 
 
@@ -172,6 +177,8 @@ def _stream_body(function: Any, subject: Subject, outside: Callable[[], None] | 
     def body(*args: Any, **kwargs: Any) -> Any:
         scope = SCOPE.get()
         if scope.tape is None:
+            if ACTIVE:
+                _mind_escape(subject)
             if outside is not None:
                 outside()
             return (yield from function(*args, **kwargs))

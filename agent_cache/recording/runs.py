@@ -88,7 +88,7 @@ class _Run(Generic[H]):
         _not_on_a_tape(scope, self._path)
         self._tape, handle = self._open()
         self._has_ended = False
-        ACTIVE[id(self._tape)] = os.path.realpath(self._path)
+        ACTIVE[self._tape] = os.path.realpath(self._path)
         self._token = SCOPE.set(TapedScope(beneath_barrier(scope), self._tape))
         return handle
 
@@ -122,7 +122,7 @@ class _Run(Generic[H]):
         self._tape = self._token = None
         if tape is None or token is None:
             raise CassetteError("is not entered", self._path)
-        ACTIVE.pop(id(tape), None)
+        ACTIVE.pop(tape, None)
         try:
             if not self._has_ended:
                 try:
@@ -254,7 +254,7 @@ class replay(_Run[Player]):  # noqa: N801 - as `record`
 def _not_on_a_tape(scope: Scope, path: Path) -> None:
     """A tape on this path around this place already would read what this one writes, or the other way round."""
     name = os.path.realpath(path)
-    if any(ACTIVE.get(id(tape)) == name for tape in _tapes(scope)):
+    if any(ACTIVE.get(tape) == name for tape in _tapes(scope)):
         raise CassetteError("is being recorded or replayed already, around this block; use another path", path)
 
 

@@ -23,10 +23,15 @@ from agent_cache.recording.recorder import Recorder
 from agent_cache.recording.redaction import Redaction
 from agent_cache.recording.subject import Subject
 
-__all__ = ["ACTIVE", "Tape"]
+__all__ = ["ACTIVE", "NO_CONTEXT", "Tape"]
 
-ACTIVE: dict[int, str] = {}
-"""Tapes that are running in this process, by address, and the real path of each."""
+ACTIVE: dict[Tape, str] = {}
+"""Tapes that are running in this process, and the real path of each."""
+
+NO_CONTEXT = (
+    "run_in_executor and Thread do not take the context along; use asyncio.to_thread, or contextvars.copy_context().run"
+)
+"""Why a call in a thread is outside of all recordings, and what to do about it."""
 
 
 class Tape:
@@ -114,6 +119,19 @@ class Tape:
             )
             self._policies[subject.name] = found
         return found
+
+    def refuse_outside(self, subject: Subject, thread: str) -> None:
+        """A thread without a context has called: it may belong to this run, and cannot tell.
+
+        Raises:
+            CassetteError: if it may not run then, by its policy or in a strict replay.
+        """
+        if self.player is None:
+            return
+        policy = self._policy_of(subject)
+        if policy == "forbid" or (policy == "stub" and self.player.strict):
+            text = f"{subject.name} was called in thread {thread}, and would have run: {NO_CONTEXT}"
+            raise self.player.latch(CassetteError(text, self.player.cassette.path))
 
     # A call ends
 

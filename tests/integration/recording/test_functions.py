@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from agent_cache import AgentCache, ConfigurationError
-from agent_cache.recording import DivergenceError, ReplayExhausted, intercept, record, replay
+from agent_cache.recording import CassetteError, DivergenceError, ReplayExhausted, intercept, record, replay
 
 
 class Switch:
@@ -377,6 +377,33 @@ def test_a_thread_without_the_context_is_outside_and_that_is_said_once(path, cap
         message for message in caplog.messages if "copy_context" in message and "alone ran" in message
     ] == caplog.messages
     assert len(caplog.messages) == 1
+
+
+def letters():
+    real()
+    yield "a"
+
+
+@pytest.mark.parametrize("options", [{"strict": True}, {"policy": {"alone": "forbid"}}], ids=["strict", "forbid"])
+@pytest.mark.parametrize("function", [lambda: real(), letters], ids=["plain", "stream"])
+async def test_a_thread_without_the_context_is_refused_where_nothing_may_run(function, options, path):
+    """It may belong to the run, and cannot tell: an executor's thread does not know who has sent it work."""
+    alone = intercept(function, name="alone")
+
+    def run() -> None:
+        list(alone() or ())
+
+    with record(path):
+        await asyncio.to_thread(run)
+    block = off_and(path, **options)
+    with pytest.raises(CassetteError, match="copy_context"), block:
+        try:
+            await asyncio.get_running_loop().run_in_executor(None, run)
+        except CassetteError:
+            pass
+    Switch.is_on = True
+    with pytest.raises(DivergenceError, match="not made"), replay(path, strict=True, policy={"alone": "live"}):
+        await asyncio.get_running_loop().run_in_executor(None, run)
 
 
 @pytest.mark.parametrize(
