@@ -1,8 +1,11 @@
 """A call that was cancelled when it was recorded waits for that again, but not for the clock.
 
 Nobody wants to wait for half a minute because the recorded run did. So when a replay has nothing else to do, and what
-ends the call is a deadline of the run's own (`asyncio.timeout`, `asyncio.wait_for`), the deadline comes at once: the
-run sees what it saw. Time itself is left alone, and so is every other timer of the event loop.
+ends the call is a deadline of the run's own (`asyncio.timeout`, `asyncio.wait_for`, `anyio.fail_after`), the deadline
+comes at once: the run sees what it saw. Time itself is left alone, and so is every other timer of the event loop.
+
+What is to be known of a loop's timers is nowhere public. An event loop that is not asyncio's own, such as uvloop, keeps
+them to itself: there a deadline comes when it comes.
 """
 
 from __future__ import annotations
@@ -60,8 +63,11 @@ class _Watch:
     def _look(self) -> None:
         deadline = None if getattr(self._loop, "_ready", True) else self._next_timer()
         if deadline is not None and _cancels(deadline, self._task):
-            self._loop.call_soon(deadline._callback, *deadline._args, context=deadline._context)
-            deadline.cancel()
+            if _is_scope(owner := getattr(deadline._callback, "__self__", None)):
+                self._loop.call_soon(setattr, owner, "deadline", self._loop.time(), context=deadline._context)
+            else:
+                self._loop.call_soon(deadline._callback, *deadline._args, context=deadline._context)
+                deadline.cancel()
         self._look_again()
 
     def _next_timer(self) -> Any:
@@ -88,9 +94,23 @@ def _cancels(timer: Any, task: Any) -> bool:
     owner = getattr(timer._callback, "__self__", None)
     if isinstance(owner, asyncio.Timeout):
         return _reaches(getattr(owner, "_task", None), task)
+    if _is_scope(owner):
+        return any(_reaches(each, task) for each in _within(owner))
     # asyncio.wait_for before Python 3.12, and asyncio.wait: they wake who waits, which cancels.
     woken = timer._args[0] if timer._args else None
     return isinstance(woken, asyncio.Future) and any(_reaches(each, task) for each in _told(woken))
+
+
+def _is_scope(owner: Any) -> bool:
+    """Whether it is a `CancelScope` of anyio, which looks at the clock when its timer comes."""
+    return type(owner).__name__ == "CancelScope" and type(owner).__module__.startswith("anyio.")
+
+
+def _within(scope: Any) -> Iterator[Any]:
+    """Tasks in a scope of anyio, and in those that were opened in it."""
+    yield from getattr(scope, "_tasks", ())
+    for inner in getattr(scope, "_child_scopes", ()):
+        yield from _within(inner)
 
 
 def _reaches(start: Any, task: Any) -> bool:

@@ -61,7 +61,32 @@ async def by_wait(slow, seconds):
     raise TimeoutError
 
 
-WAYS = [by_wait_for, by_timeout, by_timeout_of_a_gather, by_timeout_of_a_group, by_timeout_of_tasks_in_tasks, by_wait]
+async def by_fail_after(slow, seconds):
+    anyio = pytest.importorskip("anyio")
+    with anyio.fail_after(seconds):
+        return await asyncio.gather(slow(1.0), slow(2.0))
+
+
+async def by_fail_after_of_a_group(slow, seconds):
+    anyio = pytest.importorskip("anyio")
+    with anyio.fail_after(seconds):
+        async with anyio.create_task_group() as group:
+            group.start_soon(slow, 1.0)
+            group.start_soon(slow, 2.0)
+
+
+async def by_move_on_after(slow, seconds):
+    anyio = pytest.importorskip("anyio")
+    with anyio.move_on_after(seconds) as scope:
+        await slow()
+    assert scope.cancelled_caught
+    raise TimeoutError
+
+
+WAYS = [
+    by_wait_for, by_timeout, by_timeout_of_a_gather, by_timeout_of_a_group, by_timeout_of_tasks_in_tasks, by_wait,
+    by_fail_after, by_fail_after_of_a_group, by_move_on_after,
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
@@ -139,6 +164,24 @@ async def test_a_deadline_of_somebody_else_is_not_touched(slow, is_live, path):
         async with asyncio.timeout(30.0) as mine:
             await asyncio.sleep(0.2)
         assert not mine.expired()
+        assert not task.done()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_a_scope_of_somebody_else_is_not_touched(slow, is_live, path):
+    anyio = pytest.importorskip("anyio")
+    with record(path):
+        task = asyncio.create_task(slow())
+        await asyncio.sleep(0.01)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    is_live[0] = False
+    with replay(path):
+        task = asyncio.create_task(slow())
+        with anyio.move_on_after(30.0) as mine:
+            await asyncio.sleep(0.2)
+        assert not mine.cancel_called
         assert not task.done()
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
