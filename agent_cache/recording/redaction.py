@@ -203,7 +203,8 @@ class Redaction:
         if type(pair) is dict:
             return {"$tuple": self._clean_pair(pair["$tuple"])}
         name, value = pair
-        return [self.text(name), self._clean(value, under_secret=self.is_secret(name))]
+        is_secret = any(map(self.is_secret, _spellings(name)))
+        return [self._clean(name, under_secret=False), self._clean(value, under_secret=is_secret)]
 
     def _inner_json(self, text: str) -> str | None:
         """A text that is JSON itself, as the arguments of a tool call are in an LLM's answer."""
@@ -265,7 +266,20 @@ def _shortest(marks: Iterable[str]) -> list[str]:
 
 def _is_pair(data: Any) -> bool:
     pair = data.get("$tuple") if type(data) is dict and len(data) == 1 else data
-    return type(pair) is list and len(pair) == 2 and type(pair[0]) is str
+    return type(pair) is list and len(pair) == 2 and bool(_spellings(pair[0]))
+
+
+def _spellings(name: Any) -> list[str]:
+    """What a name says, in text or in bytes, which are text in arguments and base64 in outcomes."""
+    if type(name) is str:
+        return [name]
+    inner = name.get("$bytes") if type(name) is dict and len(name) == 1 else None
+    if type(inner) is not str:
+        return []
+    try:
+        return [inner, base64.b64decode(inner, validate=True).decode("latin-1")]
+    except ValueError:
+        return [inner]
 
 
 def _inlined(pattern: re.Pattern[str]) -> str:

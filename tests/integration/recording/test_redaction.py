@@ -214,6 +214,21 @@ def test_headers_as_pairs_are_redacted(path):
     assert "hunter2" not in text
 
 
+def test_names_in_bytes_are_names_too(path):
+    """Headers as ASGI has them, and dicts of bytes."""
+    answers = [(b"cookie", b"hunter2"), (b"host", b"there")], {b"Pass-Word": b"hunter2", b"next_page_token": b"7"}
+    with record(path):
+        for answer in answers:
+            call(answer, given=answer)
+    encoded = base64.b64encode(b"hunter2").decode()
+    text = path.read_text()
+    assert "hunter2" not in text
+    assert encoded not in text
+    for kept in (b"there", b"cookie", b"7"):
+        assert kept.decode() in text
+        assert base64.b64encode(kept).decode() in text
+
+
 def test_a_cassette_can_be_redacted_later_and_still_replays(path):
     with record(path):
         call({"card": "4111", "name": "Ann"}, card="4111", name="Ann")
