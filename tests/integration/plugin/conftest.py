@@ -11,6 +11,11 @@ import pytest
 
 import agent_cache
 
+# Runs in this process leave no module behind that they import: each would import, and rewrite, these anew.
+import agent_cache._plugin.contexts
+import agent_cache._plugin.runs
+import agent_cache.pytest_plugin
+
 SHOP = """
     import os
     from agent_cache import AgentCache, AgentCacheInvalidator
