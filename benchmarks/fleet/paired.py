@@ -13,24 +13,30 @@ import gc
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from time import perf_counter
+from time import perf_counter, thread_time
 from typing import Any
 
 from benchmarks.timing import Effort, Spread, gc_off, progress
 
-Block = Callable[[], Awaitable[float]]
-"""Make a few calls, and return the seconds that one of them took."""
+Block = Callable[[], Awaitable[tuple[float, float]]]
+"""Make a few calls, and return the seconds that one of them took: on the clock, and of this thread's processor time."""
 BLOCKS = 12
 COLLECT_EVERY = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """What one subject took: how many times the base, and seconds a call of both, one number a round."""
+    """What one subject took: how many times the base, and seconds a call of both, one number a round.
+
+    Attributes:
+        processor: as `ratio`, of the processor time of this thread alone. On a busy machine it says more of work that
+            is never interrupted by a wait.
+    """
 
     ratio: Spread
     seconds: Spread
     base: Spread
+    processor: Spread
 
 
 def one_by_one(
@@ -38,12 +44,12 @@ def one_by_one(
 ) -> Block:
     """A block of `await function(argument)`, one after the other."""
 
-    async def block() -> float:
+    async def block() -> tuple[float, float]:
         batch = arguments(calls)
-        start = perf_counter()
+        start, spent = perf_counter(), thread_time()
         for argument in batch:
             await function(argument)
-        return (perf_counter() - start) / calls
+        return (perf_counter() - start) / calls, (thread_time() - spent) / calls
 
     return block
 
@@ -53,11 +59,11 @@ def at_once(
 ) -> Block:
     """A block of so many callers at a time, each of whom waits for its own."""
 
-    async def block() -> float:
+    async def block() -> tuple[float, float]:
         batch = arguments(callers)
-        start = perf_counter()
+        start, spent = perf_counter(), thread_time()
         await asyncio.gather(*(function(argument) for argument in batch))
-        return (perf_counter() - start) / callers
+        return (perf_counter() - start) / callers, (thread_time() - spent) / callers
 
     return block
 
@@ -68,7 +74,7 @@ async def paired(subjects: Mapping[str, tuple[Block, Block]], effort: Effort, *,
     Args:
         subjects: by name, each with its base.
     """
-    found: dict[str, list[tuple[float, float]]] = {name: [] for name in subjects}
+    found: dict[str, list[tuple[float, float, float]]] = {name: [] for name in subjects}
     order = list(subjects)
     shuffle = random.Random(7).shuffle
     with gc_off():
@@ -83,13 +89,15 @@ async def paired(subjects: Mapping[str, tuple[Block, Block]], effort: Effort, *,
                 for _ in range(BLOCKS):
                     theirs.append(await base())
                     mine.append(await subject())
-                found[name].append((min(mine), min(theirs)))
+                (wall, cpu), (base_wall, base_cpu) = (map(min, zip(*of, strict=True)) for of in (mine, theirs))
+                found[name].append((wall, base_wall, cpu / base_cpu))
     progress(title, effort.rounds, effort.rounds)
     return {
         name: Pair(
-            Spread.of([mine / theirs for mine, theirs in pairs]),
-            Spread.of([mine for mine, _ in pairs]),
-            Spread.of([theirs for _, theirs in pairs]),
+            Spread.of([mine / theirs for mine, theirs, _ in rounds]),
+            Spread.of([mine for mine, _, _ in rounds]),
+            Spread.of([theirs for _, theirs, _ in rounds]),
+            Spread.of([processor for _, _, processor in rounds]),
         )
-        for name, pairs in found.items()
+        for name, rounds in found.items()
     }
