@@ -89,6 +89,7 @@ class Worker:
                 for _ in range(self.job.tasks):
                     group.create_task(self._agent(reads, writes))
             if self.job.dies is not None:
+                self.journal.note("hits", get_metrics()["hits"])
                 self.shop.dies = self.job.dies
                 await self._write(writes)
         self.journal.note("hits", get_metrics()["hits"])
