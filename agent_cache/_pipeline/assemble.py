@@ -18,6 +18,7 @@ from agent_cache._core.entries import MISSING, Entry
 from agent_cache._core.partition import Partition
 from agent_cache._metrics import Stats
 from agent_cache._pipeline.call import Call, Stage
+from agent_cache._pipeline.identities import check_identity
 from agent_cache._pipeline.invalidate import invalidate
 from agent_cache._pipeline.scope import TENANT, Observe, Plan, Scope, Watch, observer
 from agent_cache._pipeline.single_flight import single_flight
@@ -45,6 +46,8 @@ def read_plan(operation: ReadOperation, scope: Scope) -> Plan:
     watches, stats = _contributions(operation, scope)
     observe = observer(watches)
     tiers = operation.tiers()
+    if tiers:
+        check_identity(operation)
     stages: list[Stage] = [single_flight, consult_tiers] if tiers else [single_flight]
     if operation.policy.remote.share and not tiers:
         log_once("share=True has no effect without a remote tier: see remote_cache= and configure()", operation.name)

@@ -19,6 +19,7 @@ from agent_cache._core.tags import TagSet
 from agent_cache._metrics import METRICS
 from agent_cache._pipeline.assemble import read_plan, write_plan
 from agent_cache._pipeline.call import ENCLOSING, Call
+from agent_cache._pipeline.identities import enrol
 from agent_cache._pipeline.reaper import free
 from agent_cache._pipeline.scope import SCOPE, Plan, Scope
 from agent_cache._pipeline.single_flight import PROMOTED, Failure, Flight, take_over
@@ -171,6 +172,7 @@ class ReadOperation(Operation[ReadPolicy]):
             else (rule, None, 0)
             for rule in self.tags.early
         )
+        enrol(self)
         self.partition = self.new_partition(None)
 
     def new_partition(self, owner: object | None) -> Partition:

@@ -24,7 +24,7 @@ from tests.harness.servers import HOST, Server
 class OnServers(TierContract):
     """Two tiers, each behind proxies of its own."""
 
-    max_staleness = 0.5
+    max_staleness = 0.8
     moment = 0.3
     servers: tuple[Server, ...]
 
@@ -43,7 +43,7 @@ class OnServers(TierContract):
         self.exits.close()
         for server in self.empty():
             server.command("FLUSHALL")
-        options = {"max_staleness": self.max_staleness, "timeout": 0.45, "lease": 0.5}
+        options = {"max_staleness": self.max_staleness, "timeout": 0.5, "lease": 0.5}
         self.made = {}
         for _ in range(2):
             proxies = {

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
+import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
@@ -95,6 +97,7 @@ async def test_a_strong_read_sees_a_write_elsewhere_although_no_message_arrives(
         assert await get_order("7") == seen
         proxy.heal()
         proxy.cut_subscribers()
+        del get_order  # two live tools of one name are refused
         reset()
 
 
@@ -151,6 +154,18 @@ async def test_a_strong_read_in_a_session_is_traced_as_a_hit(make, server, truth
         await get_order("7")
         await get_order("7")
     assert [record.source for record in session.get_execution_trace()] == ["miss", "hit"]
+
+
+async def test_a_connection_does_not_keep_the_call_that_has_opened_it(make, server, truth):
+    """Its tool could never be collected, nor defined again."""
+    tier = make(server.url)
+    tool = reader(truth, tier)
+    assert await tool("7") == "old"
+    operation = weakref.ref(tool.__agent_cache__)
+    del tool
+    gc.collect()
+    assert operation() is None
+    assert await reader(truth, tier)("7") == "old"
 
 
 # Refuse

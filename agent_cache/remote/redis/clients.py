@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from contextvars import Context
 from typing import TYPE_CHECKING, Any
 
 from agent_cache.remote.redis.lines import REDIRECTS, Line
@@ -33,8 +34,9 @@ class LoopClient:
         self._core = core
         self.loop = self._loop = asyncio.get_running_loop()
         self._lines: dict[Node, Line] = {}
-        # A loop that ends cancels its tasks: that is how its connections learn of it.
-        self._keeper = self._loop.create_task(self._keep(), name="agent_cache keeps connections")
+        # A loop that ends cancels its tasks: that is how its connections learn of it. In a context of its own: it would
+        # keep the call alive that happened to be the first.
+        self._keeper = self._loop.create_task(self._keep(), name="agent_cache keeps connections", context=Context())
 
     async def _keep(self) -> None:
         try:

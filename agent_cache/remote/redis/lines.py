@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextvars import Context
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from agent_cache.remote.redis.identity import INFO, identity_in, introduced
@@ -115,7 +116,8 @@ class Line:
                 link.close()
                 self._link = None
             if self._opening is None:
-                self._opening = self._loop.create_task(self._open(), name="agent_cache connects")
+                # In a context of its own: the transport keeps that of who has opened it.
+                self._opening = self._loop.create_task(self._open(), name="agent_cache connects", context=Context())
             return
         commands, self._commands = self._commands, []
         for packed, count, answered, since in commands:
