@@ -159,11 +159,12 @@ def count(call: Call, cost: float, *, failed: bool = False) -> None:
 class ReadOperation(Operation[ReadPolicy]):
     """A tool whose answers are cached."""
 
-    __slots__ = ("_early", "late_roots", "partition", "returns")
+    __slots__ = ("_early", "key_names", "late_roots", "partition", "returns")
 
     def __init__(self, *args: Any, returns: Any = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.returns = returns
+        self.key_names = self.parameters.key_names
         self.late_roots = tuple(dict.fromkeys(rule.root for rule in self.tags.late))
         # Of what is known before the call, `root:{parameter}` is read straight from its place among the arguments.
         self._early = tuple(

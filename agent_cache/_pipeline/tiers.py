@@ -158,7 +158,8 @@ def _identity(call: Call) -> tuple[tuple[str, Any], ...]:
     """The values that the key was made of. Two calls that `key=` or `vary=` tells apart must not meet in a tier."""
     operation, policy = call.operation, call.operation.policy
     if policy.key is None:
-        parts = [(name, call.arguments[name]) for name in operation.parameters.key_names]
+        arguments = call.arguments
+        parts = [(name, arguments[name]) for name in operation.key_names]
     else:
         parts = [("key=", policy.key(*call.args, **call.kwargs))]
     if policy.vary is not None:

@@ -61,16 +61,17 @@ class Replies:
         Raises:
             ValueError: if this is not the protocol.
         """
-        buffer = self._buffer
-        buffer += data
+        buffer: bytes | bytearray = data  # as it came, unless something was left: its slices are the values
+        if self._buffer:
+            self._buffer += data
+            buffer = self._buffer
         complete: list[Any] = []
         at = 0
         while True:
             if self._skip:
                 at = min(len(buffer), self._skip)
                 self._skip -= at
-                del buffer[:at]
-                at = 0
+                buffer, at = buffer[at:], 0
                 if self._skip:
                     break
                 value: Any = OVERSIZED
@@ -85,8 +86,8 @@ class Replies:
                 if kind == 36:  # $
                     size = int(line)
                     if size > self._limit:
-                        del buffer[:end]
-                        self._skip, at = size + 2, 0
+                        buffer, at = buffer[end:], 0
+                        self._skip = size + 2
                         continue
                     if size < 0:
                         value = None
@@ -111,8 +112,14 @@ class Replies:
                 else:
                     raise ValueError(f"a reply of an unknown kind, {chr(kind)!r}")
                 at = end
+            if self._open:
+                size, items = self._open[-1]
+                if len(items) + 1 < size:
+                    items.append(value)
+                    continue
             self._deliver(value, complete)
-        del buffer[:at]
+        if at or buffer is not self._buffer:  # of a long value that is on its way nothing is copied
+            self._buffer = bytearray(buffer[at:])
         return complete
 
     def _deliver(self, value: Any, complete: list[Any]) -> None:
