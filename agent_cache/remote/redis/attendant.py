@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import threading
 import weakref
+from collections.abc import Iterable
+from contextvars import Context
 from typing import TYPE_CHECKING
 
 from agent_cache.remote.redis.leases import NEVER, boottime
@@ -75,26 +77,60 @@ class Attendant:
         """Whether messages about a root arrive."""
         return root.channel in self.heard
 
-    async def hear(self, root: RootNames) -> None:
-        """Return when messages about a root arrive, or after the timeout."""
+    async def hear(self, roots: Iterable[RootNames], until: float) -> None:
+        """Return when messages about these roots arrive, or as soon as it is known that they will not.
+
+        Args:
+            until: reading of the loop's clock at which the caller waits no longer.
+        """
         loop = asyncio.get_running_loop()
-        waiter: asyncio.Future[None] = loop.create_future()
+        waiting: dict[bytes, Waiter] = {}
         with self._lock:
-            self._channels[root.channel] = root
-            if root.channel in self.heard or root.channel in self._given_up:
-                return
-            self._waiters.setdefault(root.channel, []).append((loop, waiter))
-        own = self._loop
-        if own is not None:
-            try:
-                own.call_soon_threadsafe(self._listen, root)
-            except RuntimeError:
-                return
+            for root in roots:
+                self._channels[root.channel] = root
+                if root.channel not in self.heard and root.channel not in self._given_up and not self._fails(root):
+                    waiter = waiting[root.channel] = loop, loop.create_future()
+                    self._waiters.setdefault(root.channel, []).append(waiter)
+                own = self._loop
+                if own is not None:
+                    try:
+                        own.call_soon_threadsafe(self._listen, root)
+                    except RuntimeError:
+                        break
+        timer = loop.call_at(until, self._give_up, waiting, context=Context())
         try:
-            async with asyncio.timeout(self._core.timeout):
-                await waiter
-        except TimeoutError:
-            self._given_up.add(root.channel)  # the next one does not wait: it may be refused for good
+            for _, future in waiting.values():
+                await future
+        finally:
+            timer.cancel()
+            with self._lock:
+                for channel, waiter in waiting.items():
+                    left = [one for one in self._waiters.get(channel, ()) if one is not waiter]
+                    self._waiters[channel] = left
+                    if not left:
+                        del self._waiters[channel]
+
+    def _give_up(self, waiting: dict[bytes, Waiter]) -> None:
+        """The next one does not wait: a subscription may be refused for good."""
+        self._given_up |= {channel for channel, (_, future) in waiting.items() if not future.done()}
+        for _, future in waiting.values():
+            _done(future)
+
+    def _fails(self, root: RootNames) -> bool:
+        """Whether nobody can be listened to about a root now."""
+        node = self._core.topology.of(root.slot)
+        return self._core.topology.is_lost if node is None else node.breaker.is_open
+
+    def release(self) -> None:
+        """A server has failed: who waits for its messages goes on without."""
+        with self._lock:
+            released = [
+                each
+                for channel, waiters in self._waiters.items()
+                if self._fails(self._channels[channel])
+                for each in waiters
+            ]
+        _wake(released)
 
     async def catch_up(self) -> None:
         """Return when everything that was said until now has been heard.
@@ -141,6 +177,7 @@ class Attendant:
                         await topology.look()
                     except Exception as error:  # noqa: BLE001 - this thread must go on, or nothing ever recovers
                         self._core.log.once("the servers cannot be found", error)
+                        self.release()
                 self._follow(topology.nodes)
                 busy = topology.is_stale or not topology.nodes or any(node.breaker.is_open for node in topology.nodes)
                 try:
@@ -194,11 +231,7 @@ class Attendant:
         if self._waiters:
             with self._lock:
                 ready = [self._waiters.pop(channel) for channel in list(self._waiters) if channel in self.heard]
-            for loop, waiter in (each for waiters in ready for each in waiters):
-                try:
-                    loop.call_soon_threadsafe(_done, waiter)
-                except RuntimeError:  # that loop is over
-                    pass
+            _wake(each for waiters in ready for each in waiters)
 
     async def _catch_up(self) -> None:
         async with asyncio.timeout(self._core.timeout * 4):
@@ -209,6 +242,14 @@ class Attendant:
                     if self.lease > NEVER:
                         return
                 await asyncio.sleep(0.005)
+
+
+def _wake(waiters: Iterable[Waiter]) -> None:
+    for loop, waiter in waiters:
+        try:
+            loop.call_soon_threadsafe(_done, waiter)
+        except RuntimeError:  # that loop is over
+            pass
 
 
 def _done(waiter: asyncio.Future[None]) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 from contextvars import Context
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from agent_cache.remote.redis.lines import REDIRECTS, Line
 from agent_cache.remote.redis.links import into
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Fetched", "LoopClient"]
 
+_T = TypeVar("_T")
+_UNKNOWN_SCRIPT = frozenset({"NOSCRIPT"})
+
 Fetched = tuple[dict[bytes, Any], "bytes | dict[bytes, bytes]"]
 """What was read: values by key, and the identity of the server that has them; by key where they are several."""
 
@@ -34,6 +37,7 @@ class LoopClient:
         self._core = core
         self.loop = self._loop = asyncio.get_running_loop()
         self._lines: dict[Node, Line] = {}
+        self._nobody = Context()  # a timer keeps the context that it was made in, also after it was cancelled
         # A loop that ends cancels its tasks: that is how its connections learn of it. In a context of its own: it would
         # keep the call alive that happened to be the first.
         self._keeper = self._loop.create_task(self._keep(), name="agent_cache keeps connections", context=Context())
@@ -59,33 +63,44 @@ class LoopClient:
             line = self._lines[node] = Line(self._core, node, self._loop)
         return line
 
-    async def fetch(self, keys: Iterable[tuple[bytes, int]], *, strong: bool = False) -> Fetched:
+    def prepare(self, node: Node) -> None:
+        """Connect to a server that will be asked."""
+        self._line(node).prepare()
+
+    async def fetch(
+        self, keys: Iterable[tuple[bytes, int]], *, strong: bool = False, since: float | None = None
+    ) -> Fetched:
         """Read keys, given with their slots, together with what others read now.
 
         Args:
             strong: have the server say who it is after it has answered.
+            since: when the caller began to wait, by the loop's clock: the timeout counts from there. None is now.
 
         Raises:
             Unreachable: if a server does not answer, or is not asked since it did not.
         """
         topology = self._core.topology
+        is_late = since is not None
+        since = self.loop.time() if since is None else since
         if not topology.is_cluster:
             names = tuple(dict.fromkeys(key for key, _ in keys))
-            line = self._line(topology.of(0) or await topology.find(0))
-            found, ident = await line.get(names, b"".join(map(bulk, names)), strong)
+            line = self._line(topology.of(0) or await topology.find(0, since))
+            found, ident = await self._within(
+                line.get(names, b"".join(map(bulk, names)), strong, since), since, is_late
+            )
             return dict(zip(names, found, strict=True)), ident
         by_node: dict[Node, list[tuple[bytes, int]]] = {}
         for key in keys:
-            by_node.setdefault(topology.of(key[1]) or await topology.find(key[1]), []).append(key)
+            by_node.setdefault(topology.of(key[1]) or await topology.find(key[1], since), []).append(key)
         pending = [
-            self._line(node).get_by_slot([key for key, _ in wanted], [slot for _, slot in wanted], strong)
+            self._line(node).get_by_slot([key for key, _ in wanted], [slot for _, slot in wanted], strong, since)
             for node, wanted in by_node.items()
         ]
         values: dict[bytes, Any] = {}
         idents: dict[bytes, bytes] = {}
         try:
             for wanted, future in zip(by_node.values(), pending, strict=True):
-                some, ident = await future
+                some, ident = await self._within(future, since, is_late)
                 for name, _ in wanted:
                     values[name], idents[name] = some[name], ident
         finally:
@@ -94,42 +109,53 @@ class LoopClient:
                     future.exception()
         return values, idents
 
-    async def read(self, place: Place, *, strong: bool) -> tuple[list[Any], bytes]:
+    async def read(self, place: Place, *, strong: bool, since: float) -> tuple[list[Any], bytes]:
         """Read an entry where there are no slots: its cells and its value, in the order of its keys.
 
         Raises:
             Unreachable: as `fetch`.
         """
         topology = self._core.topology
-        line = self._line(topology.of(0) or await topology.find(0))
-        return await line.get(place.keys, place.packed, strong)
+        line = self._line(topology.of(0) or await topology.find(0, since))
+        return await line.get(place.keys, place.packed, strong, since)
 
-    async def run(self, script: Script, slot: int, keys: list[bytes], arguments: list[bytes]) -> tuple[Any, bytes]:
+    async def run(
+        self, script: Script, slot: int, keys: list[bytes], arguments: list[bytes], *, since: float | None = None
+    ) -> tuple[Any, bytes]:
         """Run a script; the reply, and who has run it. Loads it where it is not known yet.
 
         Raises:
             Unreachable: if it is not known to have run. It may have.
         """
         tail = (b"%d" % len(keys), *keys, *arguments)
-        reply, ident = await self.call(slot, b"EVALSHA", script.digest, *tail, errors=frozenset({"NOSCRIPT"}))
+        since = self.loop.time() if since is None else since
+        reply, ident = await self.call(slot, b"EVALSHA", script.digest, *tail, errors=_UNKNOWN_SCRIPT, since=since)
         if isinstance(reply, ReplyError):
-            reply, ident = await self.call(slot, b"EVAL", script.source, *tail)
+            reply, ident = await self.call(slot, b"EVAL", script.source, *tail, since=since)
         return reply, ident
 
-    async def call(self, slot: int, *parts: bytes, errors: frozenset[str] = frozenset()) -> tuple[Any, bytes]:
+    async def call(
+        self, slot: int, *parts: bytes, errors: frozenset[str] = frozenset(), since: float | None = None
+    ) -> tuple[Any, bytes]:
         """One command for the server of a slot. Errors other than these mean that it is not available.
+
+        Args:
+            since: when the caller began to wait, by the loop's clock; None is now. It has an answer within the timeout
+                from there, or none.
 
         Raises:
             Unreachable: as `run`.
         """
+        is_late = since is not None
+        since = self.loop.time() if since is None else since
         packed = pack(*parts)
         for is_last in (False, True):
-            node = await self._core.topology.find(slot)
+            node = await self._core.topology.find(slot, since)
             line = self._line(node)
             future: asyncio.Future[list[Any]] = self._loop.create_future()
-            line.put(packed, 1, into(future))
+            line.put(packed, 1, into(future), since)
             try:
-                (reply,) = await future
+                (reply,) = await self._within(future, since, is_late)
             except Unreachable as error:
                 if not isinstance(error, Interrupted):
                     self._core.failed(node, str(error))
@@ -138,8 +164,25 @@ class LoopClient:
                 return reply, line.ident
             if reply.code in REDIRECTS and not is_last and self._core.topology.deployment.kind != "single":
                 self._core.topology.is_stale = True
-                await self._core.topology.look()
+                await self._core.topology.look_again(since)
                 continue
             self._core.failed(node, str(reply))
             raise Unreachable(str(reply))
         raise AssertionError("not reached")
+
+    async def _within(self, future: asyncio.Future[_T], since: float, is_late: bool) -> _T:  # noqa: FBT001 - private
+        """Wait for an answer no longer than the timeout from there. The connection itself is ended by what is asked of
+        it now; a caller that has waited for others before has less time than that.
+        """
+        if not is_late:
+            return await future
+        timer = self.loop.call_at(since + self._core.timeout, _expire, future, context=self._nobody)
+        try:
+            return await future
+        finally:
+            timer.cancel()
+
+
+def _expire(future: asyncio.Future[Any]) -> None:
+    if not future.done():
+        future.set_exception(Unreachable("no answer within what was left of the timeout"))

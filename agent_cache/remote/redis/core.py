@@ -133,6 +133,7 @@ class Core:
         if node.breaker.trip(reason):
             self.log.once(f"{node} cannot be used; tools run without it until it answers", reason)
             if self.attendant is not None:
+                self.attendant.release()
                 self.attendant.wake()
 
     def recovered(self, node: Node) -> None:

@@ -50,8 +50,11 @@ class Line:
         keys: tuple[bytes, ...],
         packed: bytes,
         strong: bool,  # noqa: FBT001 - private, and on the path of every hit
+        since: float,
     ) -> _Listed:
         """Read keys with the next write: their values in the same order, and who has them.
+
+        `since` is when its user began to wait, by the loop's clock: that is what a timeout counts from.
 
         Who reads the same keys shares the answer; keys that only some share are asked for again, which costs less
         than to find out.
@@ -59,7 +62,7 @@ class Line:
         future: _Listed = self._loop.create_future()
         known = self._gets.get(keys)
         if known is None:
-            self._begin_batch()
+            self._begin_batch(since)
             self._gets[keys] = packed, [future]
         else:
             known[1].append(future)
@@ -72,24 +75,32 @@ class Line:
         keys: list[bytes],
         slots: list[int],
         strong: bool,  # noqa: FBT001 - as above
+        since: float,
     ) -> _Mapped:
         """The same in a cluster, by key: there is one command for each slot."""
         future: _Mapped = self._loop.create_future()
-        self._begin_batch()
+        self._begin_batch(since)
         self._gets_by_slot.append((keys, slots, future))
         if strong:
             self._wants_ident = True
         return future
 
-    def _begin_batch(self) -> None:
-        if not self._gets and not self._gets_by_slot:
-            self._since = self._loop.time()
+    def _begin_batch(self, since: float) -> None:
+        if self._gets or self._gets_by_slot:
+            self._since = min(self._since, since)
+        else:
+            self._since = since
             self._schedule()
 
-    def put(self, packed: bytes, count: int, answered: Answered) -> None:
+    def put(self, packed: bytes, count: int, answered: Answered, since: float) -> None:
         """Send commands with the next write."""
-        self._commands.append((packed, count, answered, self._loop.time()))
+        self._commands.append((packed, count, answered, since))
         self._schedule()
+
+    def prepare(self) -> None:
+        """Connect, if it is not: somebody will have something to say."""
+        if (self._link is None or not self._link.is_open) and not self._node.breaker.is_open:
+            self._connect(self._loop.time())
 
     def close(self) -> None:
         """End the connection. Whoever waits is told."""
@@ -115,9 +126,8 @@ class Line:
             if link is not None:
                 link.close()
                 self._link = None
-            if self._opening is None:
-                # In a context of its own: the transport keeps that of who has opened it.
-                self._opening = self._loop.create_task(self._open(), name="agent_cache connects", context=Context())
+            waiting = [since for *_, since in self._commands]
+            self._connect(min([self._since, *waiting] if self._gets or self._gets_by_slot else waiting))
             return
         commands, self._commands = self._commands, []
         for packed, count, answered, since in commands:
@@ -125,10 +135,16 @@ class Line:
         if self._gets or self._gets_by_slot:
             self._send_gets(link)
 
-    async def _open(self) -> None:
+    def _connect(self, since: float) -> None:
+        if self._opening is None:
+            due = max(since + self._core.timeout, self._loop.time() + self._core.timeout / 2)
+            # In a context of its own: the transport keeps that of who has opened it.
+            self._opening = self._loop.create_task(self._open(due), name="agent_cache connects", context=Context())
+
+    async def _open(self, due: float) -> None:
         try:
             self._generation = self._node.generation
-            async with asyncio.timeout(self._core.timeout):
+            async with asyncio.timeout_at(due):
                 self._link, self.ident = await introduced(self._core, self._node)
             self._checked = boottime()
         except (Unreachable, TimeoutError) as error:

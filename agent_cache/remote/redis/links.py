@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from contextvars import Context
 from typing import Any
 
 from agent_cache.remote.redis.connections import Address, Deployment
@@ -19,6 +20,8 @@ __all__ = ["Answered", "Link", "into"]
 
 Answered = Callable[["list[Any] | Unreachable"], None]
 """Is given the replies, `ReplyError` among them, or why there are none. Called in the loop; must not raise."""
+
+_NEVER_DUE = float("inf")
 
 
 class Link(asyncio.Protocol):
@@ -41,6 +44,8 @@ class Link(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._writer: Any = None
         self._watch: asyncio.TimerHandle | None = None
+        self._next_look = _NEVER_DUE
+        self._nobody = Context()  # a timer keeps the context that it was made in, also after it was cancelled
         self._loop = asyncio.get_running_loop()
 
     @classmethod
@@ -87,15 +92,19 @@ class Link(asyncio.Protocol):
         """Write commands that have `count` replies.
 
         Args:
-            since: when its user began to wait, by the loop's clock.
+            since: when its user began to wait, by the loop's clock. Whatever that one has waited for until now, the
+                server has half of the timeout.
         """
         if not self.is_open or self._transport is None:
             answered(Interrupted("the connection is closed"))
             return
-        self._waiting.append((count, answered, since + self._timeout))
+        due = max(since + self._timeout, self._loop.time() + self._timeout / 2)
+        self._waiting.append((count, answered, due))
         self._transport.write(packed)
-        if self._watch is None:
-            self._watch = self._loop.call_at(since + self._timeout, self._look_for_delays)
+        if due < self._next_look:
+            if self._watch is not None:
+                self._watch.cancel()
+            self._look_at(due)
 
     async def ask(self, *commands: tuple[bytes, ...]) -> list[Any]:
         """Send commands and wait for the replies.
@@ -150,7 +159,7 @@ class Link(asyncio.Protocol):
         was_open, self.is_open = self.is_open, False
         if self._watch is not None:
             self._watch.cancel()
-            self._watch = None
+            self._watch, self._next_look = None, _NEVER_DUE
         while self._waiting:
             self._waiting.popleft()[1](error)
         if was_open and self.on_close is not None:
@@ -158,16 +167,19 @@ class Link(asyncio.Protocol):
 
     def _look_for_delays(self) -> None:
         """One timer for all: each reply would otherwise cost one."""
-        self._watch = None
+        self._watch, self._next_look = None, _NEVER_DUE
         if not self._waiting:
             return
-        deadline = self._waiting[0][2]
-        if deadline <= self._loop.time():
+        due = min(due for _, _, due in self._waiting)
+        if due <= self._loop.time():
             if self._transport is not None:
                 self._transport.abort()
             self._end(Unreachable(f"no answer within {self._timeout:g} s"))
         else:
-            self._watch = self._loop.call_at(deadline, self._look_for_delays)
+            self._look_at(due)
+
+    def _look_at(self, due: float) -> None:
+        self._watch, self._next_look = self._loop.call_at(due, self._look_for_delays, context=self._nobody), due
 
 
 def into(future: asyncio.Future[list[Any]]) -> Answered:

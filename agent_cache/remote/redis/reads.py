@@ -48,26 +48,28 @@ async def look_up(core: Core, ticket: RedisTicket) -> Found | None:
     if core.pending.blocks(cells):
         core.counters.skipped += 1
         raise Unreachable("an invalidation is pending")
-    if not _is_heard(core, ticket):
-        await _listen(core, ticket)
-    ticket.epoch = core.epochs.now
     client = core.client()
+    ticket.since = since = client.loop.time()
+    waited = not _is_heard(core, ticket)
+    if waited:
+        await _listen(core, client, ticket)
+    ticket.epoch = core.epochs.now
     memo = core.memo.cells(digest) if digest is not None and place.watches else {}
     fetched: Fetched
     if memo or core.topology.is_cluster:
         wanted = [(key, root.slot) for key, root in (cells | memo).items()]
         if digest is not None:
             wanted.append((place.value_key, place.slot))
-        fetched = await client.fetch(wanted, strong=strong)
+        fetched = await client.fetch(wanted, strong=strong, since=since if waited else None)
     else:
-        values, ident = await client.read(place, strong=strong)
+        values, ident = await client.read(place, strong=strong, since=since)
         found = _at_once(core, ticket, values, ident)
         if found is not None:
             return None if core.pending.blocks(cells) else found
         fetched = dict(zip(place.keys, values, strict=True)), ident
     ticket.seen = seen_in(cells, fetched)
     if len(ticket.seen) < len(cells):
-        ticket.seen = await _minted(core, client, cells, fetched)
+        ticket.seen = await _minted(core, client, cells, fetched, since)
     data = fetched[0][place.value_key] if digest is not None else None
     if data is None:
         return None
@@ -83,15 +85,21 @@ def _is_heard(core: Core, ticket: RedisTicket) -> bool:
     return ticket.is_live
 
 
-async def _listen(core: Core, ticket: RedisTicket) -> None:
-    """Before anything is read: messages about it must arrive, or nothing is kept locally."""
+async def _listen(core: Core, client: LoopClient, ticket: RedisTicket) -> None:
+    """Before anything is read: messages about it must arrive, or nothing is kept locally.
+
+    A read has one timeout for all that it waits for. Half of it may go here, while the connection is being made by
+    which it reads.
+    """
     attendant = core.attendant
     if attendant is None:
         return
-    for root in ticket.place.roots:
+    missing = [root for root in ticket.place.roots if not attendant.is_heard(root)]
+    for root in missing:
         node = core.topology.of(root.slot)
-        if not attendant.is_heard(root) and (node is None or not node.breaker.is_open):
-            await attendant.hear(root)
+        if node is not None:
+            client.prepare(node)
+    await attendant.hear(missing, ticket.since + core.timeout / 2)
     ticket.is_live = all(map(attendant.is_heard, ticket.place.roots))
 
 
@@ -104,7 +112,7 @@ def seen_in(cells: Iterable[CellKey], fetched: Fetched) -> dict[CellKey, Seen]:
 
 
 async def _minted(
-    core: Core, client: LoopClient, cells: Mapping[CellKey, RootNames], fetched: Fetched
+    core: Core, client: LoopClient, cells: Mapping[CellKey, RootNames], fetched: Fetched, since: float
 ) -> dict[CellKey, Seen]:
     """All cells, those that are missing made: before the load, so that a write during it is seen."""
     seen: dict[CellKey, Seen] = {}
@@ -114,16 +122,18 @@ async def _minted(
         if len(here) == len(keys):
             seen.update(here)
         else:
-            seen.update(await mint(core, client, root, keys))
+            seen.update(await mint(core, client, root, keys, since))
     return seen
 
 
-async def mint(core: Core, client: LoopClient, root: RootNames, keys: list[CellKey]) -> dict[CellKey, Seen]:
+async def mint(
+    core: Core, client: LoopClient, root: RootNames, keys: list[CellKey], since: float | None = None
+) -> dict[CellKey, Seen]:
     """These cells of one root as they are, at one moment."""
     names = [root.name(key) for key in keys]
     head = [root.prefix, b"%d" % int(core.options.cell_ttl * 1000), os.urandom(12).hex().encode(), b"", b"0"]
     values, ident = await client.run(
-        core.script(MINT), root.slot, [root.registry, *keys], [*head, b"%d" % len(names), *names]
+        core.script(MINT), root.slot, [root.registry, *keys], [*head, b"%d" % len(names), *names], since=since
     )
     return {key: (value, ident) for key, value in zip(keys, values, strict=True)}
 
@@ -176,7 +186,7 @@ async def _current(
         others = [key for key in header.cells if key not in place.depends_on]
         unknown = [key for key in others if key not in seen]
         if unknown:
-            seen |= await _fetch_more(core, client, unknown, strong=request.strong)
+            seen |= await _fetch_more(core, client, unknown, ticket)
         for key, version in header.cells.items():
             cell = seen.get(key)
             if cell is None or is_held(cell) or version_of(cell) != version:
@@ -214,12 +224,13 @@ def _late_tags(core: Core, header: Header, value_key: bytes) -> tuple[str, ...]:
     return tuple(late)
 
 
-async def _fetch_more(core: Core, client: LoopClient, keys: list[CellKey], *, strong: bool) -> dict[CellKey, Seen]:
+async def _fetch_more(core: Core, client: LoopClient, keys: list[CellKey], ticket: RedisTicket) -> dict[CellKey, Seen]:
     """Cells that only the value has named. What is not a cell of ours is not asked for."""
     prefix = b"t:{%b:" % core.names.namespace.encode()
     if len(keys) > 2 * MAX_LATE or not all(key.startswith(prefix) for key in keys):
         raise BadValue("depending on what is no cell")
-    return seen_in(keys, await client.fetch([(key, core.slot(key)) for key in keys], strong=strong))
+    wanted = [(key, core.slot(key)) for key in keys]
+    return seen_in(keys, await client.fetch(wanted, strong=ticket.request.strong, since=ticket.since))
 
 
 def _root_of(core: Core, ticket: RedisTicket, key: CellKey) -> RootNames:
@@ -243,7 +254,9 @@ async def _aged(core: Core, client: LoopClient, ticket: RedisTicket, header: Hea
     if left <= 0:
         claim = core.names.claim(place.digest)
         period = b"%d" % int(core.options.lease * 1000)
-        reply, _ = await client.call(core.slot(claim), b"SET", claim, core.process, b"NX", b"PX", period)
+        reply, _ = await client.call(
+            core.slot(claim), b"SET", claim, core.process, b"NX", b"PX", period, since=ticket.since
+        )
         is_to_refresh = reply is not None
     return Found(found.value, found.tags, age, found.cost, left, is_to_refresh)
 

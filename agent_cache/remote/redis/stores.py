@@ -40,9 +40,10 @@ async def store(core: Core, ticket: RedisTicket, value: Any, tags: tuple[str, ..
         return
     cells = {key: version_of(seen[key]) for key in place.depends_on}
     client = core.client()
+    since = ticket.resume()
     late = [tag for tag in dict.fromkeys(tags) if tag not in request.tags]
     if late:
-        more = await _recheck(core, client, ticket, late)
+        more = await _recheck(core, client, ticket, late, since)
         if more is None:
             return
         cells |= more
@@ -53,7 +54,8 @@ async def store(core: Core, ticket: RedisTicket, value: Any, tags: tuple[str, ..
     if data is None:
         return
     period = min(left, options.cell_ttl)
-    await client.call(place.slot, b"SET", place.value_key, data, b"PX", b"%d" % max(1, int(period * 1000)))
+    milliseconds = b"%d" % max(1, int(period * 1000))
+    await client.call(place.slot, b"SET", place.value_key, data, b"PX", milliseconds, since=since)
     core.counters.stores += 1
 
 
@@ -85,7 +87,9 @@ def _written(
     return data
 
 
-async def _recheck(core: Core, client: LoopClient, ticket: RedisTicket, late: list[str]) -> dict[CellKey, bytes] | None:
+async def _recheck(
+    core: Core, client: LoopClient, ticket: RedisTicket, late: list[str], since: float
+) -> dict[CellKey, bytes] | None:
     """The cells of tags that only the result has told, if nothing under their roots was written during the load.
 
     An entity's own cell, read after the load, would look current whatever came before. What proves that it was not
@@ -100,12 +104,12 @@ async def _recheck(core: Core, client: LoopClient, ticket: RedisTicket, late: li
     before = ticket.seen
     if any(cell not in before or is_held(before[cell]) for cell in watched):
         return None
-    fetched = await client.fetch([(key, root.slot) for key, root in _with_watched(named, roots).items()])
+    fetched = await client.fetch([(key, root.slot) for key, root in _with_watched(named, roots).items()], since=since)
     after = seen_in(_with_watched(named, roots), fetched)
     for root in roots:
         keys = [key for key, own in _with_watched(named, roots).items() if own is root]
         if any(key not in after for key in keys):
-            after |= await mint(core, client, root, keys)
+            after |= await mint(core, client, root, keys, since)
     if any(is_held(after[cell]) or version_of(after[cell]) != version_of(before[cell]) for cell in watched):
         return None
     core.memo.keep_cells(ticket.place.digest or b"", named)

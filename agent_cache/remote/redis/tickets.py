@@ -24,10 +24,13 @@ class RedisTicket:
         asked: when the lookup began.
         epoch: sequence number of this process at that time.
         is_live: whether messages about all of it arrived then.
+        since: the same as `asked`, by the clock of the event loop: what the timeout counts from.
+        waited: seconds of the timeout that the lookup has used up.
     """
 
     __slots__ = (
-        "_idle", "_seen", "asked", "core", "epoch", "is_live", "lasts", "place", "request",
+        "_idle", "_seen", "asked", "core", "epoch", "is_live", "lasts", "place", "request", "since",
+        "waited",
     )  # fmt: skip
 
     def __init__(self, core: Core, request: Request) -> None:
@@ -39,6 +42,8 @@ class RedisTicket:
         self.asked = CLOCK.now()
         self.epoch = core.epochs.now
         self.is_live = False
+        self.since = 0.0
+        self.waited = 0.0
         self.lasts = core.options.remote_ttl if request.ttl is None else request.ttl
 
     @property
@@ -56,6 +61,15 @@ class RedisTicket:
     def saw_idle(self, cells: list[bytes], ident: bytes) -> None:
         """All cells of its place, in their order, and no write at work on any: few hits need more than to know that."""
         self._idle = cells, ident
+
+    def rest(self) -> None:
+        """The lookup is over, and its tool runs. A store has what is left of the timeout."""
+        if self.since:
+            self.waited = self.core.client().loop.time() - self.since
+
+    def resume(self) -> float:
+        """Since when the store counts its timeout."""
+        return self.core.client().loop.time() - self.waited
 
     def is_untouched(self) -> bool:
         """Whether nothing that it saw has been written since, as far as this process knows."""

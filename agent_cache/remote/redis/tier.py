@@ -142,6 +142,7 @@ class RedisTier:
             found = None
         if found is None:
             core.counters.misses += 1
+            ticket.rest()
         else:
             core.counters.hits += 1
         return found, ticket

@@ -47,11 +47,13 @@ class Topology:
 
     Attributes:
         is_stale: a reply has said that the slots are elsewhere.
+        is_lost: whoever was asked for them last has not answered. Only the thread of the tier goes on asking then.
     """
 
     def __init__(self, deployment: Deployment, timeout: float) -> None:
         self.deployment = deployment
         self.is_stale = False
+        self.is_lost = False
         self.is_cluster = deployment.kind == "cluster"
         self._timeout = timeout
         self._nodes: dict[Address, Node] = {}
@@ -73,19 +75,37 @@ class Topology:
         """All servers that have slots."""
         return list(dict.fromkeys(node for node in self._slots if node is not None))
 
-    async def find(self, slot: int) -> Node:
+    async def find(self, slot: int, since: float) -> Node:
         """The server that has a slot, if need be by asking the others.
 
+        Args:
+            since: when the caller began to wait, by the loop's clock.
+
         Raises:
-            Unreachable: if nobody knows.
+            Unreachable: if nobody knows, or says so within the timeout.
         """
         node = self.of(slot)
         if node is None:
-            await self.look()
+            if self.is_lost:
+                raise Unreachable("no server says who has these keys")
+            await self.look_again(since)
             node = self.of(slot)
         if node is None:
             raise Unreachable("no server is known to have these keys")
         return node
+
+    async def look_again(self, since: float) -> None:
+        """The same as `look`, for a caller that has waited since then, by the loop's clock.
+
+        Raises:
+            Unreachable: as `look`, or if nobody has answered within the timeout.
+        """
+        try:
+            async with asyncio.timeout_at(since + self._timeout):
+                await self.look()
+        except TimeoutError:
+            self.is_lost = not self.nodes
+            raise Unreachable(f"no server has said within {self._timeout:g} s who has which keys") from None
 
     async def look(self) -> None:
         """Ask who has what. Several callers of one loop ask once.
@@ -130,12 +150,14 @@ class Topology:
                 continue
             self.is_stale = False
             return
+        self.is_lost = True
         raise Unreachable("; ".join(reasons))
 
     def _adopt(self, addresses: list[Address]) -> None:
         with self._lock:
             self._nodes = {address: self._nodes.get(address) or Node(address) for address in addresses}
             self._slots = [self._nodes[addresses[0]]]
+            self.is_lost = False
 
     def _adopt_slots(self, reply: Any, asked: Address) -> None:
         slots: list[Node | None] = [None] * _SLOTS
@@ -146,7 +168,7 @@ class Topology:
                 address = (host, int(primary[1]))
                 node = nodes[address] = nodes.get(address) or self._nodes.get(address) or Node(address)
                 slots[first : last + 1] = [node] * (last + 1 - first)
-            self._nodes, self._slots = nodes, slots
+            self._nodes, self._slots, self.is_lost = nodes, slots, False
 
 
 def _seen(task: asyncio.Task[None]) -> None:

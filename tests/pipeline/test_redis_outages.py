@@ -1,0 +1,238 @@
+"""A server that is not there costs one read at most the timeout, whatever that waits for, and the next ones nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+pytest.importorskip("redis")
+
+from agent_cache.remote.redis import RedisTier
+from agent_cache.remote.redis.clients import LoopClient
+from agent_cache.remote.redis.connections import Deployment
+from agent_cache.remote.redis.links import Link
+from agent_cache.remote.redis.tickets import RedisTicket
+from agent_cache.testing.contract.workbench import load, read, value_of
+from tests.harness.clusters import Cluster
+from tests.harness.proxies import Proxy
+from tests.harness.servers import HOST, Server, free_port
+
+Make = Callable[..., RedisTier]
+TIMEOUT = 1.0
+ONCE = 1.6 * TIMEOUT
+"""Less than two timeouts, and enough for a machine that has other things to do."""
+AT_ONCE = 0.4 * TIMEOUT
+
+
+@pytest.fixture
+async def make() -> AsyncIterator[Make]:
+    made: list[RedisTier] = []
+
+    def make(server: str | Deployment, **options: Any) -> RedisTier:
+        options = {"max_staleness": 3.0, "timeout": TIMEOUT} | options
+        tier = RedisTier.from_url(server, **options) if isinstance(server, str) else RedisTier(server, **options)
+        tier.subscribe(lambda _: None)
+        made.append(tier)
+        return tier
+
+    yield make
+    for tier in made:
+        await tier.aclose()
+
+
+@pytest.fixture
+def behind() -> Iterator[Callable[[int], Proxy]]:
+    """Put a proxy before a port."""
+    with ExitStack() as exits:
+        yield lambda port: exits.enter_context(Proxy.start(port))
+
+
+@pytest.fixture
+def sink() -> Iterator[Callable[[], int]]:
+    """Ports on which connections are taken and nothing is ever said."""
+    with ExitStack() as exits:
+
+        def listen() -> int:
+            return exits.enter_context(socket.create_server((HOST, 0))).getsockname()[1]
+
+        yield listen
+
+
+class Attempts:
+    """Connections that the event loops of readers have asked for, and commands that went over them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count = 0
+        self._thread = threading.current_thread()
+        opened, sent = Link.open, Link.send
+
+        async def open_counted(*args: Any, **kwargs: Any) -> Link:
+            self._attempt()
+            return await opened(*args, **kwargs)
+
+        def send_counted(link: Link, *args: Any) -> None:
+            self._attempt()
+            sent(link, *args)
+
+        monkeypatch.setattr(Link, "open", open_counted)
+        monkeypatch.setattr(Link, "send", send_counted)
+
+    def _attempt(self) -> None:
+        self.count += threading.current_thread() is self._thread
+
+
+@pytest.fixture
+def attempts(monkeypatch: pytest.MonkeyPatch) -> Attempts:
+    return Attempts(monkeypatch)
+
+
+async def miss(tier: RedisTier, tag: str = "order:7") -> tuple[float, RedisTicket]:
+    """Look up what cannot be found; how long that took."""
+    started = time.perf_counter()
+    found, ticket = await tier.lookup(read(tag))
+    taken = time.perf_counter() - started
+    assert found is None
+    assert not ticket.is_clean()
+    assert isinstance(ticket, RedisTicket)
+    return taken, ticket
+
+
+async def costs_nothing_more(tier: RedisTier, attempts: Attempts) -> None:
+    """What follows is answered without asking anybody."""
+    before = attempts.count
+    started = time.perf_counter()
+    for _ in range(100):
+        _, ticket = await miss(tier)
+        await tier.store(ticket, "value", (), 0.1, age=0.0)
+    assert time.perf_counter() - started < AT_ONCE
+    assert attempts.count == before
+
+
+@pytest.mark.parametrize("tag", ["order:7", "other:7"])
+@pytest.mark.parametrize("is_new", [True, False])
+@pytest.mark.parametrize("fault", ["hung", "black hole"])
+async def test_a_server_that_does_not_answer_costs_the_timeout_once(
+    make: Make, own_valkey: Server, behind, attempts: Attempts, fault: str, tag: str, *, is_new: bool
+):
+    """Whether it was used before or not, and whether its messages about the root are heard or waited for."""
+    proxy = behind(own_valkey.port)
+    tier = make(proxy.url)
+    if not is_new:
+        await load(tier, read("order:7"), "old")
+    if fault == "hung":
+        own_valkey.pause()
+    else:
+        proxy.half_open()
+    taken, _ = await miss(tier, tag)
+    assert 0.4 * TIMEOUT < taken < ONCE
+    await costs_nothing_more(tier, attempts)
+    own_valkey.resume()
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+async def test_a_port_that_refuses_costs_nothing(
+    make: Make, valkey: Server, behind, attempts: Attempts, *, is_new: bool
+):
+    proxy = behind(valkey.port)
+    tier = make(proxy.url)
+    if not is_new:
+        await load(tier, read("order:7"), "old")
+    proxy.refuse()
+    taken, _ = await miss(tier, "other:7")
+    assert taken < AT_ONCE
+    await costs_nothing_more(tier, attempts)
+
+
+@pytest.mark.parametrize("kind", ["cluster", "sentinel"])
+async def test_nodes_that_do_not_say_who_has_what_cost_the_timeout_once(make: Make, sink, attempts: Attempts, kind):
+    """However many of them there are to be asked."""
+    tier = make(Deployment(kind, {}, tuple((HOST, sink()) for _ in range(4)), service="shop"))
+    taken, _ = await miss(tier)
+    assert taken < ONCE
+    await costs_nothing_more(tier, attempts)
+
+
+@pytest.mark.parametrize("kind", ["cluster", "sentinel"])
+async def test_nodes_that_refuse_cost_nothing(make: Make, attempts: Attempts, kind):
+    tier = make(Deployment(kind, {}, tuple((HOST, free_port()) for _ in range(4)), service="shop"))
+    taken, _ = await miss(tier)
+    assert taken < AT_ONCE
+    await costs_nothing_more(tier, attempts)
+
+
+async def test_a_server_that_stops_in_the_middle_of_a_read_costs_the_timeout_once(
+    make: Make, own_valkey: Server, attempts: Attempts, monkeypatch
+):
+    tier = make(own_valkey.url)
+    await load(tier, read("order:7"), "old")
+    whole = LoopClient.read
+
+    async def then_it_stops(*args: Any, **kwargs: Any) -> Any:
+        found = await whole(*args, **kwargs)
+        await asyncio.sleep(0.8 * TIMEOUT)
+        own_valkey.pause()
+        return found
+
+    monkeypatch.setattr(LoopClient, "read", then_it_stops)
+    taken, _ = await miss(tier, "order:8")  # its cells are missing: they are made, by a second question
+    assert taken < 1.2 * TIMEOUT  # 0.8, and what was left; not 0.8 and one more
+    monkeypatch.setattr(LoopClient, "read", whole)
+    own_valkey.resume()
+
+
+async def test_a_store_has_what_its_lookup_has_left_over(make: Make, valkey: Server, behind):
+    proxy = behind(valkey.port)
+    tier = make(proxy.url)
+    await load(tier, read("order:7"), "old")
+    proxy.delay(to_client=0.8 * TIMEOUT)
+    started = time.perf_counter()
+    found, ticket = await tier.lookup(read("order:7", key="another"))
+    assert found is None
+    looked_up = time.perf_counter() - started
+    await asyncio.sleep(TIMEOUT)  # the tool runs, which is not the server's time
+    proxy.half_open()
+    started = time.perf_counter()
+    await tier.store(ticket, "value", (), 0.1, age=0.0)
+    assert looked_up + time.perf_counter() - started < 1.3 * TIMEOUT
+
+
+async def test_a_loop_that_was_blocked_is_not_the_servers_fault(make: Make, valkey: Server):
+    tier = make(valkey.url, timeout=0.2, max_staleness=1.0)
+    await load(tier, read("order:7"), "old")
+    lookup = asyncio.create_task(tier.lookup(read("order:7")))
+    asyncio.get_running_loop().call_soon(time.sleep, 0.5)  # before what was asked for is sent
+    found, _ = await lookup
+    assert found is not None
+    assert tier.stats()["failures"] == 0
+
+
+async def test_who_no_longer_waits_for_messages_is_forgotten(make: Make, sink):
+    tier = make(f"redis://{HOST}:{sink()}")
+    readers = [asyncio.create_task(tier.lookup(read("order:7"))) for _ in range(50)]
+    await asyncio.sleep(0)
+    attendant = tier._core.attendant
+    assert attendant is not None
+    assert sum(map(len, attendant._waiters.values())) == 50
+    for reader in readers[:25]:
+        reader.cancel()
+    await asyncio.gather(*readers, return_exceptions=True)
+    assert not attendant._waiters
+
+
+async def test_nodes_that_answer_later_are_found(make: Make, cluster: Cluster, behind):
+    proxy = behind(cluster.primaries[0].port)
+    proxy.refuse()
+    tier = make(Deployment("cluster", {}, ((HOST, proxy.port),)), max_staleness=1.5)
+    await miss(tier)
+    proxy.heal()
+    deadline = time.monotonic() + 10
+    while await value_of(tier, read("order:7")) == "nothing":
+        assert time.monotonic() < deadline
+        await load(tier, read("order:7"), "value")
