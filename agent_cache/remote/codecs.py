@@ -23,7 +23,6 @@ __all__ = [
     "SignedCodec",
     "Undecodable",
     "Unencodable",
-    "default_codec",
 ]
 
 _DIRECT, _TAGGED, _COMPRESSED = 0, 1, 2
@@ -140,8 +139,3 @@ class JsonCodec(_WireCodec):
     """JSON through msgspec, for servers that people and other programs look into."""
 
     _wire = JSON
-
-
-def default_codec() -> Codec:
-    """What a remote tier uses that was given no codec."""
-    return MessagePackCodec()

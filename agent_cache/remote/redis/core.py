@@ -26,6 +26,7 @@ from agent_cache.remote.redis.pending import Pending, deliver
 from agent_cache.remote.redis.places import Places
 from agent_cache.remote.redis.scripts import Script, sharded
 from agent_cache.remote.redis.topology import Node, Topology
+from agent_cache.remote.redis.values import MAX_HEAD
 
 if TYPE_CHECKING:
     from agent_cache.remote.redis.attendant import Attendant
@@ -47,7 +48,7 @@ class Core:
         self.options = options
         self.max_staleness = options.max_staleness
         self.timeout = options.timeout
-        self.max_value_size = options.max_value_size
+        self.max_reply_size = options.max_value_size + MAX_HEAD
         self.names = Names(options.namespace)
         self.topology = Topology(deployment, options.timeout)
         self.counters = Counters()

@@ -36,9 +36,7 @@ async def introduced(core: Core, node: Node) -> tuple[Link, bytes]:
         Unreachable: if there is none.
     """
     generation = node.generation
-    link = await Link.open(
-        core.topology.deployment, node.address, limit=core.max_value_size + 65_536, timeout=core.timeout
-    )
+    link = await Link.open(core.topology.deployment, node.address, limit=core.max_reply_size, timeout=core.timeout)
     try:
         before = boottime()
         info, now = await link.ask(INFO, (b"TIME",))

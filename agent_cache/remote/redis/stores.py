@@ -10,6 +10,7 @@ from agent_cache.remote.redis.names import CellKey, RootNames
 from agent_cache.remote.redis.reads import MAX_LATE, mint, seen_in, server_time
 from agent_cache.remote.redis.tickets import RedisTicket
 from agent_cache.remote.redis.values import (
+    MAX_HEAD,
     Header,
     context_of,
     head_of,
@@ -80,7 +81,7 @@ def _written(
         reason = error if isinstance(error, Unencodable) else type(error).__name__
         core.log.once(f"a result of {request.tool} cannot be written down, so it is kept in this process alone", reason)
         return None
-    if len(data) > core.max_value_size:
+    if len(head) > MAX_HEAD or len(data) - len(head) > core.options.max_value_size:
         core.counters.unencodable += 1
         core.log.once(f"a result of {request.tool} is too large, so it is kept in this process alone", len(data))
         return None

@@ -48,7 +48,8 @@ class RedisTier:
         lease: seconds after which a writer that is not heard of any more counts as dead.
         remote_ttl: seconds that a value lives whose tool has no ttl.
         codec: how values are written; the default is MessagePack.
-        max_value_size: bytes of the longest value that is stored or read.
+        max_value_size: bytes of the longest value that is stored or read. None is as much as the codec allows, which is
+            1 MiB for the default; more than that is refused.
 
     Raises:
         ConfigurationError: if any of this cannot work.
@@ -64,7 +65,7 @@ class RedisTier:
         lease: float | timedelta = 10.0,
         remote_ttl: float | timedelta = 3600.0,
         codec: Codec | None = None,
-        max_value_size: int = 4 * 1024 * 1024,
+        max_value_size: int | None = None,
     ) -> None:
         deployment = client if isinstance(client, Deployment) else of_client(client)
         options = options_of(
@@ -93,7 +94,7 @@ class RedisTier:
         lease: float | timedelta = 10.0,
         remote_ttl: float | timedelta = 3600.0,
         codec: Codec | None = None,
-        max_value_size: int = 4 * 1024 * 1024,
+        max_value_size: int | None = None,
         **connection: Any,
     ) -> Self:
         """A tier on the server at ``redis://user:password@host:6379/0``, ``rediss://...`` (TLS) or ``unix://path``.

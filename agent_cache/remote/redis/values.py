@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from agent_cache.remote.redis.names import SCHEMA, CellKey
 
 __all__ = [
+    "MAX_HEAD",
     "BadValue",
     "Header",
     "Seen",
@@ -30,6 +31,9 @@ __all__ = [
 ]
 
 _FIXED = struct.Struct(">BddddII")
+
+MAX_HEAD = 65_536
+"""Bytes of the longest header, late tags included."""
 
 
 class BadValue(Exception):
