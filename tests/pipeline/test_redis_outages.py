@@ -14,11 +14,12 @@ import pytest
 
 pytest.importorskip("redis")
 
-from agent_cache.remote.redis import RedisTier
+from agent_cache.remote.redis import RedisTier, lines
 from agent_cache.remote.redis.clients import LoopClient
 from agent_cache.remote.redis.connections import Deployment
 from agent_cache.remote.redis.links import Link
 from agent_cache.remote.redis.tickets import RedisTicket
+from agent_cache.remote.redis.wire import Replies
 from agent_cache.testing.contract.workbench import load, read, value_of
 from tests.harness.clusters import Cluster
 from tests.harness.proxies import Proxy
@@ -236,3 +237,35 @@ async def test_nodes_that_answer_later_are_found(make: Make, cluster: Cluster, b
     while await value_of(tier, read("order:7")) == "nothing":
         assert time.monotonic() < deadline
         await load(tier, read("order:7"), "value")
+
+
+@pytest.mark.parametrize("error", [KeyError("anything"), OSError("no"), RuntimeError("yes")])
+async def test_whatever_connecting_raises_nobody_waits_for_ever(make: Make, valkey: Server, monkeypatch, error):
+    tier = make(valkey.url)
+
+    async def broken(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(lines, "introduced", broken)
+    async with asyncio.timeout(10):
+        await miss(tier)
+
+
+@pytest.mark.parametrize(
+    "nonsense", [b"*1\r\n$1\r\nx\r\n", b"$1\r\nx\r\n", b":1\r\n", b"*-1\r\n", b"*1\r\n" * 1000, b"?"]
+)
+@pytest.mark.parametrize("kind", ["single", "cluster"])
+async def test_a_server_that_talks_nonsense_is_not_waited_for(
+    make: Make, valkey: Server, cluster: Cluster, monkeypatch, kind: str, nonsense: bytes
+):
+    url = valkey.url if kind == "single" else cluster.url
+    tier = make(url, cluster=kind == "cluster", timeout=0.3, max_staleness=1.0)
+    await load(tier, read("order:7"), "value")
+    fed = Replies.feed
+    monkeypatch.setattr(
+        Replies, "feed", lambda self, data: fed(self, nonsense if threading.current_thread() is main else data)
+    )
+    main = threading.current_thread()
+    async with asyncio.timeout(10):
+        await miss(tier)
+    assert tier.stats()["failures"] + tier.stats()["misses"] > 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -21,6 +22,7 @@ _KEPT = frozenset({
     "host", "port", "path", "db", "username", "password", "credential_provider", "client_name",
     "socket_keepalive", "socket_keepalive_options", "socket_type",
 })  # fmt: skip
+_KEPT_FOR_TLS = frozenset(name for name in inspect.signature(SSLConnection).parameters if name.startswith("ssl_"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,12 +121,20 @@ def of_client(client: Any) -> Deployment:
 
 
 def _kept(settings: Mapping[str, Any]) -> dict[str, Any]:
-    dropped = {"host", "port", "path"}
-    return {
-        name: value
-        for name, value in settings.items()
-        if (name in _KEPT or name.startswith("ssl_")) and name not in dropped and value is not None
-    }
+    """Settings of a client that a connection of the tier's is made with.
+
+    Raises:
+        ConfigurationError: if the client demands a check that the tier's connections cannot make. Those of a
+            synchronous client know more about TLS.
+    """
+    lost = [name for name in settings if name.startswith("ssl_") and name not in _KEPT_FOR_TLS and settings[name]]
+    if lost:
+        raise ConfigurationError(
+            f"RedisTier: {', '.join(lost)} of the client would be ignored: connections of redis.asyncio cannot do it; "
+            "leave it out if you can do without"
+        )
+    kept = (_KEPT | _KEPT_FOR_TLS) - {"host", "port", "path"}
+    return {name: value for name, value in settings.items() if name in kept and value is not None}
 
 
 def _address(settings: Mapping[str, Any], transport: str) -> Address:

@@ -147,7 +147,7 @@ class Line:
             async with asyncio.timeout_at(due):
                 self._link, self.ident = await introduced(self._core, self._node)
             self._checked = boottime()
-        except (Unreachable, TimeoutError) as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is, somebody waits
             reason = str(error) or "no connection within the timeout"
             if self._generation == self._node.generation:
                 self._core.failed(self._node, reason)
@@ -163,11 +163,13 @@ class Line:
         strong, self._wants_ident = self._wants_ident, False
         # Who it is was asked when the connection was made, and is asked by each heartbeat. Should those stop, here.
         strong |= boottime() - max(self._checked, self._node.checked) > self._core.max_staleness
-        commands = []
+        commands, sizes = [], []
         if gets:
-            count = 1 + sum(map(len, gets))
-            commands.append(b"".join([b"*%d\r\n$4\r\nMGET\r\n" % count, *[packed for packed, _ in gets.values()]]))
+            sizes.append(sum(map(len, gets)))
+            head = b"*%d\r\n$4\r\nMGET\r\n" % (1 + sizes[0])
+            commands.append(b"".join([head, *[packed for packed, _ in gets.values()]]))
         batches = _by_slot(by_slot)
+        sizes += map(len, batches)
         commands += [pack(b"MGET", *wanted) for wanted in batches]
         expected = len(commands) + strong
         if strong:
@@ -180,10 +182,11 @@ class Line:
                     raise replies
                 if strong:
                     self._is_still(identity_in(replies.pop()), sent)
-                for reply in replies:
-                    if type(reply) is not list:
+                for reply, size in zip(replies, sizes, strict=True):
+                    if type(reply) is not list or len(reply) != size:
                         self._core.topology.is_stale |= type(reply) is ReplyError and reply.code in REDIRECTS
-                        raise Unreachable(str(reply))  # noqa: TRY301 - one place that tells all who wait
+                        reason = str(reply) if type(reply) is ReplyError else "the server talks nonsense"
+                        raise Unreachable(reason)  # noqa: TRY301 - one place that tells all who wait
             except Unreachable as error:
                 if not isinstance(error, Interrupted):
                     self._core.failed(self._node, str(error))

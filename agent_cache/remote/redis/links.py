@@ -65,8 +65,9 @@ class Link(asyncio.Protocol):
             Unreachable: whatever went wrong.
         """
         link = cls(limit, timeout, receive)
-        connection = deployment.connection(address, timeout, to_sentinel=to_sentinel)
+        connection = None
         try:
+            connection = deployment.connection(address, timeout, to_sentinel=to_sentinel)
             async with asyncio.timeout(timeout):
                 await connection.connect()
         except Exception as error:
@@ -75,7 +76,7 @@ class Link(asyncio.Protocol):
             link._take_over(connection)
             return link
         finally:
-            if connection._writer is not None:  # interrupted half way
+            if connection is not None and connection._writer is not None:  # interrupted half way
                 connection._writer.transport.abort()
                 connection._writer = connection._reader = None
 

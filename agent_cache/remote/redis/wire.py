@@ -14,6 +14,7 @@ OVERSIZED: Final = object()
 """Stands for a value that was longer than the limit, and is gone."""
 
 _MAX_LINE = 65_536
+_MAX_DEPTH = 32
 
 
 class Unreachable(Exception):
@@ -105,6 +106,8 @@ class Replies:
                 elif kind == 42:  # *
                     size = int(line)
                     if size > 0:
+                        if len(self._open) >= _MAX_DEPTH:
+                            raise ValueError("lists within lists without an end")
                         self._open.append((size, []))
                         at = end
                         continue
