@@ -76,8 +76,8 @@ class Guarded(Entry):
     """A cached answer that needs a second look at each hit: a copy of a mutable value, or a remote tier that must be
     trusted.
 
-    Its `fast` lies in the past, or no later than the trust it was stored under, so the inline test sends every hit here
-    and costs the others nothing.
+    Its `fast` lies in the past, so the inline test sends every hit here and costs the others nothing. A trust that was
+    noted there would be measured by the clock of the hits, which stands still while a machine sleeps.
     """
 
     __slots__ = ("_expires", "copy", "failure", "trust")
@@ -105,12 +105,7 @@ class Guarded(Entry):
 
     def recall(self, now: float) -> Any:
         """The second look: a fresh copy if it has neither expired nor lost the trust of its tiers, else `MISSING`."""
-        until = self._expires
-        if self.trust is not None:
-            until = min(until, self.trust())
-            if self.copy is None:
-                self.fast = until
-        if now >= until:
+        if now >= self._expires or (self.trust is not None and now >= self.trust()):
             return MISSING
         if self.copy is None:
             return self.value

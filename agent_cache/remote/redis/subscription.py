@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from redis.crc import key_slot
 
 from agent_cache.remote.redis.identity import INFO, identity_in, introduced
-from agent_cache.remote.redis.leases import NEVER, boottime
+from agent_cache.remote.redis.leases import NEVER, asleep, boottime
 from agent_cache.remote.redis.links import Link
 from agent_cache.remote.redis.messages import understood
 from agent_cache.remote.redis.names import RootNames
@@ -53,6 +53,7 @@ class Subscription:
         self._pings: dict[bytes, tuple[float, asyncio.Future[None]]] = {}
         self._answered = self._beaten = NEVER
         self._was_live = False
+        self._asleep = asleep()
         self._key: bytes | None = None
         self._is_refused = False
         self._report = Report()
@@ -237,10 +238,19 @@ class Subscription:
         sent = self._pings.pop(nonce, None)
         if sent is None or not self.is_live:
             return
+        self._wake_up()
         self._answered = max(self._answered, sent[0])
         if not sent[1].done():
             sent[1].set_result(None)
         self._on_change()
+
+    def _wake_up(self) -> None:
+        """Nothing was served while the machine slept, and nothing is until a PONG says that all was heard. But what is
+        kept has grown older than its own clock says, and does not count again.
+        """
+        former, self._asleep = self._asleep, asleep()
+        if self._asleep - former > self._core.max_staleness:
+            self._core.lost()
 
     def _hear(self, channel: bytes, message: bytes) -> None:
         root = self._channels.get(channel)

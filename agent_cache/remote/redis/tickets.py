@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from agent_cache._clock import CLOCK
 from agent_cache.remote.protocols import Request, Ticket
+from agent_cache.remote.redis.leases import boottime
 from agent_cache.remote.redis.names import CellKey
 from agent_cache.remote.redis.values import Seen, is_held, is_idle, version_of
 
@@ -21,7 +22,7 @@ class RedisTicket:
 
     Attributes:
         place: where the entry is, and what it depends on.
-        asked: when the lookup began.
+        asked: reading of `boottime` when the lookup began.
         epoch: sequence number of this process at that time.
         is_live: whether messages about all of it arrived then.
         since: the same as `asked`, by the clock of the event loop: what the timeout counts from.
@@ -39,7 +40,7 @@ class RedisTicket:
         self.place = core.places.of(request)
         self._seen: dict[CellKey, Seen] = {}
         self._idle: tuple[list[bytes], bytes] | None = None
-        self.asked = CLOCK.now()
+        self.asked = boottime()
         self.epoch = core.epochs.now
         self.is_live = False
         self.since = 0.0
@@ -91,8 +92,7 @@ class RedisTicket:
         """See `Ticket`."""
         if self.request.strong or not self.is_untouched() or any(map(is_held, self.seen.values())):
             return False
-        now = CLOCK.now()
-        return now < self.asked + self.core.max_staleness or now < self.core.trusted_until()
+        return boottime() < self.asked + self.core.max_staleness or CLOCK.now() < self.core.trusted_until()
 
     def agrees_with(self, other: Ticket) -> bool:
         """Whether another lookup saw the same versions with no write at work on them: then none has ended in between.

@@ -194,7 +194,7 @@ class RedisTier:
     # News
 
     def trusted_until(self) -> float:
-        """See `Tier`. Two attribute reads and two clock readings; it asks nobody."""
+        """See `Tier`. It asks nobody, and reads both clocks: a machine that has slept has missed messages."""
         return self._core.trusted_until()
 
     def subscribe(self, listener: Listener) -> Callable[[], None]:
