@@ -10,11 +10,11 @@ from __future__ import annotations
 import gc
 import inspect
 import sys
-import threading
 import weakref
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any
 
+from agent_cache._pipeline.state import LEDGER
 from agent_cache.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -24,7 +24,6 @@ __all__ = ["check_identity", "enrol"]
 
 _VALUES = (str, int, float, bool, bytes, type(None))
 
-_lock = threading.Lock()
 _tools: dict[str, weakref.WeakKeyDictionary[ReadOperation, CodeType | None]] = {}
 """By name, each with the code that its function was defined in: of a module, a cell, a class or a function."""
 
@@ -36,12 +35,12 @@ def enrol(tool: ReadOperation) -> None:
         ConfigurationError: if a live tool of another function has its name and uses the same tier.
     """
     origin = _origin(tool)
-    with _lock:
+    with LEDGER.lock:
         _tools.setdefault(tool.name, weakref.WeakKeyDictionary())[tool] = origin
     try:
         check_identity(tool)
     except ConfigurationError:
-        with _lock:
+        with LEDGER.lock:
             del _tools[tool.name][tool]
         raise
 
@@ -63,7 +62,7 @@ def check_identity(tool: ReadOperation) -> None:
 
 def _twin(tool: ReadOperation) -> ReadOperation | None:
     tiers = {id(tier) for tier in tool.tiers()}
-    with _lock:
+    with LEDGER.lock:
         others = dict(_tools[tool.name])
     origin = others.pop(tool)
     for other, its_origin in others.items():

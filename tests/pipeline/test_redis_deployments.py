@@ -81,5 +81,5 @@ async def test_behind_sentinels_the_tier_follows_the_primary(own_sentinel: Senti
         assert await value_of(tier, read("order:7")) == "nothing"
         await load(tier, read("order:7"), "new")
         assert await value_of(tier, read("order:7")) == "new"
-    await client.aclose()
-    await watchers.aclose()
+    for each in (client, *watchers.sentinels):
+        await each.aclose()

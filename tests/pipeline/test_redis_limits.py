@@ -11,10 +11,11 @@ import pytest
 pytest.importorskip("redis")
 
 from agent_cache.errors import ConfigurationError
+from agent_cache.remote import Touched
 from agent_cache.remote.codecs import JsonCodec, MessagePackCodec, SignedCodec
 from agent_cache.remote.redis import RedisTier
 from agent_cache.testing.contract.workbench import load, read, value_of
-from tests.harness.servers import Server
+from tests.harness.servers import HOST, Server
 
 Make = Callable[..., RedisTier]
 MIB = 1_048_576
@@ -67,3 +68,45 @@ async def test_a_header_has_its_limit_too(make: Make):
 def test_a_tier_does_not_promise_more_than_its_codec():
     with pytest.raises(ConfigurationError, match="max_size"):
         RedisTier.from_url("redis://localhost", max_value_size=4 * MIB, codec=MessagePackCodec())
+
+
+async def test_calls_with_large_arguments_are_not_remembered(make: Make):
+    """What tells of them then is the root. Tables are bounded by number, and a key holds its arguments."""
+    here, there = make(), make()
+    told: list[Touched | None] = []
+    there.subscribe(told.append)
+    large, small = read("order:7", key="x" * 5_000), read("order:7", key="7")
+    for tier in (here, there):
+        await load(tier, large, "answer")
+        await load(tier, small, "answer")
+        assert await value_of(tier, large) == "answer"
+        assert [call[1] for call in tier._core.memo._calls.values()] == ["7"]
+        assert len(tier._core.places._known) == 1
+    await there.caught_up()
+    await here.discard(large)
+    await there.caught_up()
+    assert told == [Touched(("order",))]
+    assert await value_of(there, large) == "nothing"
+
+
+async def test_connections_to_servers_that_are_gone_are_closed(make: Make, valkey: Server, own_valkey: Server):
+    tier = make()
+    await load(tier, read("order:7"), "answer")
+    topology = tier._core.topology
+    (former,) = topology.nodes
+    line = tier._core.client()._lines[former]
+    assert line._link is not None
+    topology._adopt([(HOST, own_valkey.port)])  # as Sentinels have it after a failover
+    assert await value_of(tier, read("order:7")) == "nothing"
+    assert list(tier._core.client()._lines) == topology.nodes != [former]
+    assert line._link is None
+
+
+async def test_a_server_that_comes_and_goes_is_said_once(make: Make, caplog: pytest.LogCaptureFixture):
+    """One that takes heartbeats and refuses reads, for want of a right, does so three times a second."""
+    tier = make()
+    core = tier._core
+    for _ in range(5):
+        core.failed(core.topology.nodes[0], "NOPERM")
+        core.recovered(core.topology.nodes[0])
+    assert caplog.text.count("cannot be used") == 1

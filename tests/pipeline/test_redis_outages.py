@@ -269,3 +269,15 @@ async def test_a_server_that_talks_nonsense_is_not_waited_for(
     async with asyncio.timeout(10):
         await miss(tier)
     assert tier.stats()["failures"] + tier.stats()["misses"] > 0
+
+
+async def test_nobody_waits_for_a_thread_that_has_ended(make: Make, valkey: Server):
+    tier = make(valkey.url, timeout=0.1)
+    await load(tier, read("order:7"), "value")
+    attendant = tier._core.attendant
+    assert attendant is not None
+    own, attendant._loop = attendant._loop, asyncio.new_event_loop()  # one that takes what it is given and is over
+    async with asyncio.timeout(10):
+        assert not await tier.caught_up()
+    attendant._loop.close()
+    attendant._loop = own

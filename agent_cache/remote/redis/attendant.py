@@ -145,7 +145,8 @@ class Attendant:
             raise Unreachable("nobody listens")
         future = asyncio.run_coroutine_threadsafe(self._catch_up(), own)
         try:
-            await asyncio.wrap_future(future)
+            async with asyncio.timeout(self._core.timeout * 5):  # a loop that is ending takes what it never runs
+                await asyncio.wrap_future(future)
         except (TimeoutError, asyncio.CancelledError) as error:
             task = asyncio.current_task()
             if task is not None and task.cancelling():

@@ -60,6 +60,9 @@ class LoopClient:
     def _line(self, node: Node) -> Line:
         line = self._lines.get(node)
         if line is None:
+            nodes = self._core.topology.nodes
+            for gone in [known for known in self._lines if known not in nodes]:
+                self._lines.pop(gone).close()
             line = self._lines[node] = Line(self._core, node, self._loop)
         return line
 
@@ -105,7 +108,7 @@ class LoopClient:
                     values[name], idents[name] = some[name], ident
         finally:
             for future in pending:
-                if future.done() and not future.cancelled():
+                if not future.cancel() and not future.cancelled():
                     future.exception()
         return values, idents
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 import logging
 from dataclasses import asdict, dataclass, field
 
+from agent_cache.remote.redis.leases import NEVER, boottime
+
 __all__ = ["Counters", "Log"]
 
+_RARELY = 60.0
 _LOG = logging.getLogger("agent_cache")
 
 
@@ -48,15 +51,16 @@ class Log:
     """Warnings that would otherwise be said at every call. Argument values are never in them."""
 
     tier: str
-    _said: set[str] = field(default_factory=set)
+    _said: dict[str, float] = field(default_factory=dict)
 
     def once(self, event: str, reason: object = "") -> None:
         """Say it, unless it was said."""
         if event not in self._said and len(self._said) < 1_000:
-            self._said.add(event)
+            self._said[event] = boottime()
             extra = {"agent_cache_event": event, "agent_cache_tier": self.tier}
             _LOG.warning("%s: %s%s", self.tier, event, f" ({reason})" if reason else "", extra=extra)
 
     def again(self, event: str) -> None:
-        """What was said is over: it may be said again."""
-        self._said.discard(event)
+        """What was said is over: it may be said again, but not each second: it may come and go."""
+        if boottime() - self._said.get(event, NEVER) > _RARELY:
+            self._said.pop(event, None)

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Any
 
+from agent_cache._core.sizes import size_of
 from agent_cache.remote.protocols import Request
 from agent_cache.remote.redis.names import CellKey, RootNames
 
-__all__ = ["Memo", "make_room"]
+__all__ = ["Memo", "is_large", "make_room"]
 
 _MAX = 50_000
+_MAX_KEY = 2_000
+"""Bytes."""
 
 
 class Memo:
@@ -41,10 +44,14 @@ class Memo:
         return None if found is None else found[:2]
 
     def keep_call(self, digest: bytes, request: Request, home: RootNames) -> None:
-        """Remember them."""
-        if digest not in self._calls:
-            self.has_forgotten |= make_room(self._calls)
-            self._calls[digest] = request.tool, request.key, home
+        """Remember them, unless the key holds too much."""
+        if digest in self._calls:
+            return
+        if is_large(request.key):
+            self.has_forgotten = True
+            return
+        self.has_forgotten |= make_room(self._calls)
+        self._calls[digest] = request.tool, request.key, home
 
     def cell(self, tool: str, key: Hashable) -> dict[CellKey, RootNames]:
         """The own cell of an entry that was asked for in this process. Slow: for what another tier has told of."""
@@ -52,6 +59,11 @@ class Memo:
             if own == tool and call == key:
                 return {home.cell(b"K" + digest): home}
         return {}
+
+
+def is_large(key: Hashable) -> bool:
+    """Whether a key is not to be kept: tables are bounded by number, and a key holds the arguments of its call."""
+    return size_of(key) > _MAX_KEY
 
 
 def make_room(table: dict[Any, Any], limit: int = _MAX) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from agent_cache.remote.protocols import Request
-from agent_cache.remote.redis.memo import Memo, make_room
+from agent_cache.remote.redis.memo import Memo, is_large, make_room
 from agent_cache.remote.redis.names import CellKey, Names, RootNames
 from agent_cache.remote.redis.wire import bulk
 
@@ -68,7 +68,7 @@ class Places:
         place = self._known.get(known)
         if place is None:
             place, lasts = self._found(request)
-            if lasts:
+            if lasts and not is_large(key):
                 make_room(self._known, _MAX)
                 self._known[known] = place
         return place
