@@ -271,6 +271,7 @@ async def test_a_server_that_talks_nonsense_is_not_waited_for(
     assert tier.stats()["failures"] + tier.stats()["misses"] > 0
 
 
+@pytest.mark.filterwarnings("ignore:coroutine:RuntimeWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
 async def test_nobody_waits_for_a_thread_that_has_ended(make: Make, valkey: Server):
     tier = make(valkey.url, timeout=0.1)
     await load(tier, read("order:7"), "value")
