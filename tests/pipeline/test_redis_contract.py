@@ -50,6 +50,8 @@ class OnServers(TierContract):
                 server.port: self.exits.enter_context(Proxy.start(server.port)) for server in self.servers
             }  # fmt: skip
             self.made[self.tier(proxies, **options)] = list(proxies.values())
+        # A busy machine takes a while to connect; a first read would go on without hearing of writes.
+        await asyncio.gather(*(tier.caught_up() for tier in self.made))
         a, b = self.made
         return a, b
 

@@ -137,7 +137,7 @@ class Line:
 
     def _connect(self, since: float) -> None:
         if self._opening is None:
-            due = max(since + self._core.timeout, self._loop.time() + self._core.timeout / 2)
+            due = max(since + self._core.timeout, self._loop.time() + self._core.timeout / 4)
             # In a context of its own: the transport keeps that of who has opened it.
             self._opening = self._loop.create_task(self._open(due), name="agent_cache connects", context=Context())
 

@@ -94,12 +94,12 @@ class Link(asyncio.Protocol):
 
         Args:
             since: when its user began to wait, by the loop's clock. Whatever that one has waited for until now, the
-                server has half of the timeout.
+                server has a quarter of the timeout.
         """
         if not self.is_open or self._transport is None:
             answered(Interrupted("the connection is closed"))
             return
-        due = max(since + self._timeout, self._loop.time() + self._timeout / 2)
+        due = max(since + self._timeout, self._loop.time() + self._timeout / 4)
         self._waiting.append((count, answered, due))
         self._transport.write(packed)
         if due < self._next_look:

@@ -88,8 +88,8 @@ def _is_heard(core: Core, ticket: RedisTicket) -> bool:
 async def _listen(core: Core, client: LoopClient, ticket: RedisTicket) -> None:
     """Before anything is read: messages about it must arrive, or nothing is kept locally.
 
-    A read has one timeout for all that it waits for. Half of it may go here, while the connection is being made by
-    which it reads.
+    A read has one timeout for all that it waits for. Three quarters of it may go here, while the connection is being
+    made by which it reads.
     """
     attendant = core.attendant
     if attendant is None:
@@ -99,7 +99,7 @@ async def _listen(core: Core, client: LoopClient, ticket: RedisTicket) -> None:
         node = core.topology.of(root.slot)
         if node is not None:
             client.prepare(node)
-    await attendant.hear(missing, ticket.since + core.timeout / 2)
+    await attendant.hear(missing, ticket.since + 0.75 * core.timeout)
     ticket.is_live = all(map(attendant.is_heard, ticket.place.roots))
 
 
