@@ -7,6 +7,7 @@ process, so it says so loudly where one is not there any more.
 from __future__ import annotations
 
 from collections.abc import Callable
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -17,9 +18,12 @@ if TYPE_CHECKING:
     from agent_cache.remote.redis.tickets import RedisTicket
 
 
-def _put(owner: object, name: str, new: object) -> None:
-    if not hasattr(owner, name):
+def _put(owner: object, name: str, new: Any) -> None:
+    old = getattr(owner, name, None)
+    if old is None:
         raise AttributeError(f"{owner!r} has no {name} any more: say anew how to take that part out")
+    if callable(old) and [*signature(old).parameters] != [*signature(new).parameters]:
+        raise TypeError(f"{owner!r} calls {name} with other arguments now: say anew how to take that part out")
     setattr(owner, name, new)
 
 
@@ -99,13 +103,15 @@ def no_recheck() -> None:
     from agent_cache.remote.redis.reads import mint, seen_in
     from agent_cache.remote.redis.values import version_of
 
-    async def _recheck(core: Core, client: LoopClient, ticket: RedisTicket, late: list[str]) -> dict[bytes, bytes]:
+    async def _recheck(
+        core: Core, client: LoopClient, ticket: RedisTicket, late: list[str], since: float
+    ) -> dict[bytes, bytes]:
         named = {key: root for tag in late for key, root in core.names.read_by(tag).items()}
-        seen = seen_in(named, await client.fetch([(key, root.slot) for key, root in named.items()]))
+        seen = seen_in(named, await client.fetch([(key, root.slot) for key, root in named.items()], since=since))
         for root in dict.fromkeys(named.values()):
             keys = [key for key, own in named.items() if own is root]
             if any(key not in seen for key in keys):
-                seen |= await mint(core, client, root, keys)
+                seen |= await mint(core, client, root, keys, since)
         core.memo.keep_cells(ticket.place.digest or b"", named)
         return {key: version_of(seen[key]) for key in named}
 
