@@ -27,6 +27,7 @@ from agent_cache.remote.redis.places import Places
 from agent_cache.remote.redis.scripts import Script, sharded
 from agent_cache.remote.redis.topology import Node, Topology
 from agent_cache.remote.redis.values import MAX_HEAD
+from agent_cache.remote.redis.wire import Unreachable
 
 if TYPE_CHECKING:
     from agent_cache.remote.redis.attendant import Attendant
@@ -102,7 +103,13 @@ class Core:
     # Connections
 
     def client(self) -> LoopClient:
-        """The connections of the loop that is running."""
+        """The connections of the loop that is running.
+
+        Raises:
+            Unreachable: if the tier was closed, maybe while its caller waited for something else.
+        """
+        if self.is_closed:
+            raise Unreachable("the tier was closed")
         loop = asyncio.get_running_loop()
         latest = self._latest
         if latest is not None and latest.loop is loop:
@@ -130,6 +137,8 @@ class Core:
 
     def failed(self, node: Node, reason: str) -> None:
         """A server has not answered. It is left alone until a heartbeat has got through."""
+        if self.is_closed:
+            return
         self.counters.failures += 1
         if node.breaker.trip(reason):
             self.log.once(f"{node} cannot be used; tools run without it until it answers", reason)

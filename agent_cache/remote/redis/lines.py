@@ -99,7 +99,8 @@ class Line:
 
     def prepare(self) -> None:
         """Connect, if it is not: somebody will have something to say."""
-        if (self._link is None or not self._link.is_open) and not self._node.breaker.is_open:
+        is_open = self._link is not None and self._link.is_open
+        if not is_open and not self._node.breaker.is_open and not self._core.is_closed:
             self._connect(self._loop.time())
 
     def close(self) -> None:
@@ -118,6 +119,11 @@ class Line:
 
     def _flush(self) -> None:
         self._is_due = False
+        if not self._is_waited_for():
+            return
+        if self._core.is_closed:
+            self._fail(Unreachable("the tier was closed"))
+            return
         if self._node.breaker.is_open:
             self._fail(Unreachable(f"{self._node} is not asked: {self._node.breaker.reason}"))
             return
@@ -154,8 +160,10 @@ class Line:
             self._fail(Unreachable(reason))
         finally:
             self._opening = None
-        if self._commands or self._gets or self._gets_by_slot:
-            self._flush()
+        self._flush()
+
+    def _is_waited_for(self) -> bool:
+        return bool(self._commands or self._gets or self._gets_by_slot)
 
     def _send_gets(self, link: Link) -> None:
         gets, self._gets = self._gets, {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -66,11 +67,11 @@ class RedisTicket:
     def rest(self) -> None:
         """The lookup is over, and its tool runs. A store has what is left of the timeout."""
         if self.since:
-            self.waited = self.core.client().loop.time() - self.since
+            self.waited = asyncio.get_running_loop().time() - self.since
 
     def resume(self) -> float:
         """Since when the store counts its timeout."""
-        return self.core.client().loop.time() - self.waited
+        return asyncio.get_running_loop().time() - self.waited
 
     def is_untouched(self) -> bool:
         """Whether nothing that it saw has been written since, as far as this process knows."""

@@ -1,0 +1,114 @@
+"""What is left of a tier that was closed, forgotten, or used by a loop that is over: nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+
+import pytest
+
+pytest.importorskip("redis")
+
+from agent_cache.remote.redis import RedisTier
+from agent_cache.testing.contract.workbench import commit, load, read, write
+from tests.harness.proxies import Proxy
+from tests.harness.servers import Server
+
+
+@pytest.fixture
+def way(valkey: Server) -> Iterator[Proxy]:
+    """A proxy, which knows how many connections there are."""
+    with Proxy.start(valkey.port) as proxy:
+        yield proxy
+
+
+async def until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline, "it never came true"
+        await asyncio.sleep(0.005)
+
+
+def ours() -> list[str]:
+    """Tasks of this loop and threads of this process that belong to a tier."""
+    names = [task.get_name() for task in asyncio.all_tasks()] + [thread.name for thread in threading.enumerate()]
+    return [name for name in names if name.startswith("agent_cache")]
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.05, 0.2, 10.0])
+async def test_closing_ends_everything_whatever_is_under_way(way: Proxy, delay: float):
+    """Connections that are being made, reads that wait for messages, for values, or for cells, and writes."""
+    tier = RedisTier.from_url(way.url, timeout=0.4)
+    tier.subscribe(lambda _: None)
+    if delay < 10:
+        await load(tier, read("order:7"), "value")
+    way.delay(to_client=delay)
+    intent = write("order:7")
+    work = [
+        asyncio.create_task(tier.lookup(read("order:7"))),
+        asyncio.create_task(tier.lookup(read("order:8", key="8"))),
+        asyncio.create_task(tier.lookup(read("other:7", key="9"))),
+        asyncio.create_task(tier.begin(intent)),
+        asyncio.create_task(commit(tier, intent)),
+    ]
+    await asyncio.sleep(0.06)
+    await tier.aclose()
+    async with asyncio.timeout(5):
+        await asyncio.gather(*work)
+    await until(lambda: not ours())
+    way.heal()
+    await until(lambda: way.connections == 0)
+    found, ticket = await tier.lookup(read("order:7"))
+    assert found is None
+    assert not ticket.is_clean()
+    await tier.store(ticket, "value", (), 0.1, age=0.0)
+    assert not await tier.caught_up()
+    await asyncio.sleep(0.05)
+    assert way.connections == 0
+    assert not ours()
+
+
+async def test_a_loop_that_is_over_leaves_no_connection(way: Proxy):
+    """In good order by `asyncio.run`, whatever its reads were doing."""
+    tier = RedisTier.from_url(way.url, timeout=0.4)
+    tier.subscribe(lambda _: None)
+    await load(tier, read("order:7"), "value")
+    await until(lambda: way.connections == 3)
+
+    async def briefly() -> None:
+        await tier.lookup(read("order:7"))
+        assert way.connections == 4
+        left = asyncio.create_task(tier.lookup(read("other:7", key="9")))
+        await asyncio.sleep(0)
+        assert not left.done()
+
+    for _ in range(3):
+        await asyncio.to_thread(asyncio.run, briefly())
+    await until(lambda: way.connections == 3)
+    assert len(tier._core.clients()) == 1
+    await tier.aclose()
+
+
+@pytest.mark.parametrize("steps", range(0, 40, 3))
+async def test_a_call_may_be_cancelled_at_any_point(way: Proxy, steps: int):
+    """Nothing of it is left, and the next one works."""
+    async with RedisTier.from_url(way.url, timeout=0.4) as tier:
+        tier.subscribe(lambda _: None)
+        for number in range(3):
+            request = read(f"order:{steps}-{number}", key=f"{steps}-{number}")
+            task = asyncio.create_task(load(tier, request, "value"))
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            task.cancel()
+            with ExitStack() as exits:
+                exits.enter_context(pytest.raises(asyncio.CancelledError)) if not task.done() else None
+                await task
+            assert tier._core.attendant is None or not tier._core.attendant._waiters
+        await load(tier, request, "value")
+        found, _ = await tier.lookup(request)
+        assert found is not None
+        assert found.value == "value"
+        assert tier.stats()["failures"] == 0
