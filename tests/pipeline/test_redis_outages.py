@@ -282,3 +282,16 @@ async def test_nobody_waits_for_a_thread_that_has_ended(make: Make, valkey: Serv
         assert not await tier.caught_up()
     attendant._loop.close()
     attendant._loop = own
+
+
+async def test_a_caller_without_time_left_is_not_the_servers_fault(make: Make, valkey: Server, behind):
+    """A lookup took most of the timeout, so its store is given up, and the server is asked again at once."""
+    proxy = behind(valkey.port)
+    tier = make(proxy.url)
+    await tier.lookup(read("order:7", key="another"))  # it is known by now
+    proxy.delay(to_client=0.6 * TIMEOUT)
+    await load(tier, read("order:7", key="another"), "value")
+    assert tier.stats()["failures"] == 0
+    assert set(tier.stats()["servers"].values()) == {"ok"}
+    proxy.heal()
+    assert await value_of(tier, read("order:7", key="another")) == "value"  # it did arrive

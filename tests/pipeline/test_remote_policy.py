@@ -37,7 +37,7 @@ async def make() -> AsyncIterator[Make]:
     made: list[RedisTier] = []
 
     def make(url: str, **options: Any) -> RedisTier:
-        tier = RedisTier.from_url(url, **({"max_staleness": 0.4, "timeout": 0.2, "lease": 2.0} | options))
+        tier = RedisTier.from_url(url, **({"max_staleness": 0.4, "timeout": 0.35, "lease": 2.0} | options))
         made.append(tier)
         return tier
 

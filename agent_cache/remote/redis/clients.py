@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from agent_cache.remote.redis.lines import REDIRECTS, Line
 from agent_cache.remote.redis.links import into
 from agent_cache.remote.redis.topology import Node
-from agent_cache.remote.redis.wire import Interrupted, ReplyError, Unreachable, bulk, pack
+from agent_cache.remote.redis.wire import Expired, Interrupted, ReplyError, Unreachable, bulk, pack
 
 if TYPE_CHECKING:
     from agent_cache.remote.redis.core import Core
@@ -71,39 +71,45 @@ class LoopClient:
         self._line(node).prepare()
 
     async def fetch(
-        self, keys: Iterable[tuple[bytes, int]], *, strong: bool = False, since: float | None = None
+        self,
+        keys: Iterable[tuple[bytes, int]],
+        *,
+        strong: bool = False,
+        since: float | None = None,
+        silent: float | None = None,
     ) -> Fetched:
         """Read keys, given with their slots, together with what others read now.
 
         Args:
             strong: have the server say who it is after it has answered.
             since: when the caller began to wait, by the loop's clock: the timeout counts from there. None is now.
+            silent: since when the server itself owes an answer. None is now.
 
         Raises:
             Unreachable: if a server does not answer, or is not asked since it did not.
         """
-        topology = self._core.topology
-        is_late = since is not None
-        since = self.loop.time() if since is None else since
+        topology, now = self._core.topology, self.loop.time()
         if not topology.is_cluster:
             names = tuple(dict.fromkeys(key for key, _ in keys))
-            line = self._line(topology.of(0) or await topology.find(0, since))
-            found, ident = await self._within(
-                line.get(names, b"".join(map(bulk, names)), strong, since), since, is_late
-            )
+            line = self._line(topology.of(0) or await topology.find(0, since or silent or now))
+            found, ident = await self._within(line.get(names, b"".join(map(bulk, names)), strong, silent or now), since)
             return dict(zip(names, found, strict=True)), ident
         by_node: dict[Node, list[tuple[bytes, int]]] = {}
         for key in keys:
-            by_node.setdefault(topology.of(key[1]) or await topology.find(key[1], since), []).append(key)
+            by_node.setdefault(topology.of(key[1]) or await topology.find(key[1], since or silent or now), []).append(
+                key
+            )
         pending = [
-            self._line(node).get_by_slot([key for key, _ in wanted], [slot for _, slot in wanted], strong, since)
+            self._line(node).get_by_slot(
+                [key for key, _ in wanted], [slot for _, slot in wanted], strong, silent or now
+            )
             for node, wanted in by_node.items()
         ]
         values: dict[bytes, Any] = {}
         idents: dict[bytes, bytes] = {}
         try:
             for wanted, future in zip(by_node.values(), pending, strict=True):
-                some, ident = await self._within(future, since, is_late)
+                some, ident = await self._within(future, since)
                 for name, _ in wanted:
                     values[name], idents[name] = some[name], ident
         finally:
@@ -112,15 +118,18 @@ class LoopClient:
                     future.exception()
         return values, idents
 
-    async def read(self, place: Place, *, strong: bool, since: float) -> tuple[list[Any], bytes]:
+    async def read(self, place: Place, *, strong: bool, silent: float | None = None) -> tuple[list[Any], bytes]:
         """Read an entry where there are no slots: its cells and its value, in the order of its keys.
+
+        Args:
+            silent: as for `fetch`.
 
         Raises:
             Unreachable: as `fetch`.
         """
-        topology = self._core.topology
-        line = self._line(topology.of(0) or await topology.find(0, since))
-        return await line.get(place.keys, place.packed, strong, since)
+        topology, now = self._core.topology, self.loop.time()
+        line = self._line(topology.of(0) or await topology.find(0, silent or now))
+        return await line.get(place.keys, place.packed, strong, silent or now)
 
     async def run(
         self, script: Script, slot: int, keys: list[bytes], arguments: list[bytes], *, since: float | None = None
@@ -131,10 +140,10 @@ class LoopClient:
             Unreachable: if it is not known to have run. It may have.
         """
         tail = (b"%d" % len(keys), *keys, *arguments)
-        since = self.loop.time() if since is None else since
+        now = self.loop.time()
         reply, ident = await self.call(slot, b"EVALSHA", script.digest, *tail, errors=_UNKNOWN_SCRIPT, since=since)
         if isinstance(reply, ReplyError):
-            reply, ident = await self.call(slot, b"EVAL", script.source, *tail, since=since)
+            reply, ident = await self.call(slot, b"EVAL", script.source, *tail, since=since or now)
         return reply, ident
 
     async def call(
@@ -149,35 +158,33 @@ class LoopClient:
         Raises:
             Unreachable: as `run`.
         """
-        is_late = since is not None
-        since = self.loop.time() if since is None else since
-        packed = pack(*parts)
+        packed, now = pack(*parts), self.loop.time()
         for is_last in (False, True):
-            node = await self._core.topology.find(slot, since)
+            node = await self._core.topology.find(slot, since or now)
             line = self._line(node)
             future: asyncio.Future[list[Any]] = self._loop.create_future()
-            line.put(packed, 1, into(future), since)
+            line.put(packed, 1, into(future), now)
             try:
-                (reply,) = await self._within(future, since, is_late)
+                (reply,) = await self._within(future, since)
             except Unreachable as error:
-                if not isinstance(error, Interrupted):
+                if not isinstance(error, Interrupted | Expired):
                     self._core.failed(node, str(error))
                 raise
             if not isinstance(reply, ReplyError) or reply.code in errors:
                 return reply, line.ident
             if reply.code in REDIRECTS and not is_last and self._core.topology.deployment.kind != "single":
                 self._core.topology.is_stale = True
-                await self._core.topology.look_again(since)
+                await self._core.topology.look_again(since or now)
                 continue
             self._core.failed(node, str(reply))
             raise Unreachable(str(reply))
         raise AssertionError("not reached")
 
-    async def _within(self, future: asyncio.Future[_T], since: float, is_late: bool) -> _T:  # noqa: FBT001 - private
-        """Wait for an answer no longer than the timeout from there. The connection itself is ended by what is asked of
-        it now; a caller that has waited for others before has less time than that.
+    async def _within(self, future: asyncio.Future[_T], since: float | None) -> _T:
+        """Wait for an answer no longer than the timeout from there; None is now. That it takes too long for one who has
+        waited for other things before is not the server's fault.
         """
-        if not is_late:
+        if since is None:
             return await future
         timer = self.loop.call_at(since + self._core.timeout, _expire, future, context=self._nobody)
         try:
@@ -188,4 +195,4 @@ class LoopClient:
 
 def _expire(future: asyncio.Future[Any]) -> None:
     if not future.done():
-        future.set_exception(Unreachable("no answer within what was left of the timeout"))
+        future.set_exception(Expired("no answer within what was left of the timeout"))

@@ -49,9 +49,10 @@ async def look_up(core: Core, ticket: RedisTicket) -> Found | None:
         core.counters.skipped += 1
         raise Unreachable("an invalidation is pending")
     client = core.client()
-    ticket.since = since = client.loop.time()
-    waited = not _is_heard(core, ticket)
-    if waited:
+    ticket.since = client.loop.time()
+    silent = None
+    if not _is_heard(core, ticket):
+        silent = ticket.since
         await _listen(core, client, ticket)
     ticket.epoch = core.epochs.now
     memo = core.memo.cells(digest) if digest is not None and place.watches else {}
@@ -60,16 +61,16 @@ async def look_up(core: Core, ticket: RedisTicket) -> Found | None:
         wanted = [(key, root.slot) for key, root in (cells | memo).items()]
         if digest is not None:
             wanted.append((place.value_key, place.slot))
-        fetched = await client.fetch(wanted, strong=strong, since=since if waited else None)
+        fetched = await client.fetch(wanted, strong=strong, silent=silent)
     else:
-        values, ident = await client.read(place, strong=strong, since=since)
+        values, ident = await client.read(place, strong=strong, silent=silent)
         found = _at_once(core, ticket, values, ident)
         if found is not None:
             return None if core.pending.blocks(cells) else found
         fetched = dict(zip(place.keys, values, strict=True)), ident
     ticket.seen = seen_in(cells, fetched)
     if len(ticket.seen) < len(cells):
-        ticket.seen = await _minted(core, client, cells, fetched, since)
+        ticket.seen = await _minted(core, client, cells, fetched, ticket.since)
     data = fetched[0][place.value_key] if digest is not None else None
     if data is None:
         return None

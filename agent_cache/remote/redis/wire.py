@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-__all__ = ["OVERSIZED", "Interrupted", "Replies", "ReplyError", "Unreachable", "bulk", "pack"]
+__all__ = ["OVERSIZED", "Expired", "Interrupted", "Replies", "ReplyError", "Unreachable", "bulk", "pack"]
 
 OVERSIZED: Final = object()
 """Stands for a value that was longer than the limit, and is gone."""
@@ -23,6 +23,10 @@ class Unreachable(Exception):
 
 class Interrupted(Unreachable):
     """A connection has ended, or its server has become another. It may be asked again at once: that says nothing."""
+
+
+class Expired(Unreachable):
+    """Somebody has no time left to wait, which says nothing of the server either."""
 
 
 class ReplyError(Exception):
