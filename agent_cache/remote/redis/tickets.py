@@ -64,6 +64,10 @@ class RedisTicket:
         """All cells of its place, in their order, and no write at work on any: few hits need more than to know that."""
         self._idle = cells, ident
 
+    def is_young(self) -> bool:
+        """Whether the lookup began within the bound of staleness. Its timeout is less, but a loop may be blocked."""
+        return boottime() < self.asked + self.core.max_staleness
+
     def rest(self) -> None:
         """The lookup is over, and its tool runs. A store has what is left of the timeout."""
         if self.since:
@@ -93,7 +97,7 @@ class RedisTicket:
         """See `Ticket`."""
         if self.request.strong or not self.is_untouched() or any(map(is_held, self.seen.values())):
             return False
-        return boottime() < self.asked + self.core.max_staleness or CLOCK.now() < self.core.trusted_until()
+        return self.is_young() or CLOCK.now() < self.core.trusted_until()
 
     def agrees_with(self, other: Ticket) -> bool:
         """Whether another lookup saw the same versions with no write at work on them: then none has ended in between.

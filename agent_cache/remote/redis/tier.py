@@ -141,6 +141,8 @@ class RedisTier:
         except Unreachable:
             ticket.seen = {}
             found = None
+        if found is not None and not ticket.is_young():
+            found = None  # whoever joined it meanwhile may have begun after a write that it has not seen
         if found is None:
             core.counters.misses += 1
             ticket.rest()
