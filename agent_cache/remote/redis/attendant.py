@@ -88,7 +88,7 @@ class Attendant:
         with self._lock:
             for root in roots:
                 self._channels[root.channel] = root
-                if root.channel not in self.heard and root.channel not in self._given_up and not self._fails(root):
+                if root.channel not in self.heard and root.channel not in self._given_up and not self.fails(root):
                     waiter = waiting[root.channel] = loop, loop.create_future()
                     self._waiters.setdefault(root.channel, []).append(waiter)
                 own = self._loop
@@ -97,6 +97,8 @@ class Attendant:
                         own.call_soon_threadsafe(self._listen, root)
                     except RuntimeError:
                         break
+        if not waiting:
+            return
         timer = loop.call_at(until, self._give_up, waiting, context=Context())
         try:
             for _, future in waiting.values():
@@ -116,7 +118,7 @@ class Attendant:
         for _, future in waiting.values():
             _done(future)
 
-    def _fails(self, root: RootNames) -> bool:
+    def fails(self, root: RootNames) -> bool:
         """Whether nobody can be listened to about a root now."""
         node = self._core.topology.of(root.slot)
         return self._core.topology.is_lost if node is None else node.breaker.is_open
@@ -127,7 +129,7 @@ class Attendant:
             released = [
                 each
                 for channel, waiters in self._waiters.items()
-                if self._fails(self._channels[channel])
+                if self.fails(self._channels[channel])
                 for each in waiters
             ]
         _wake(released)

@@ -95,12 +95,13 @@ async def _listen(core: Core, client: LoopClient, ticket: RedisTicket) -> None:
     attendant = core.attendant
     if attendant is None:
         return
-    missing = [root for root in ticket.place.roots if not attendant.is_heard(root)]
+    missing = [root for root in ticket.place.roots if not attendant.is_heard(root) and not attendant.fails(root)]
     for root in missing:
         node = core.topology.of(root.slot)
         if node is not None:
             client.prepare(node)
-    await attendant.hear(missing, ticket.since + 0.75 * core.timeout)
+    if missing:
+        await attendant.hear(missing, ticket.since + 0.75 * core.timeout)
     ticket.is_live = all(map(attendant.is_heard, ticket.place.roots))
 
 
