@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from sybil import Example
 
-pytest_plugins = ["tests.harness.fixtures"]
+pytest_plugins = ["tests.harness.empty_library", "tests.harness.fixtures"]
 
 # A shared two-core machine stalls for longer than any deadline that is worth setting; `timeout` bounds what hangs.
 settings.register_profile("agent-cache", deadline=None)

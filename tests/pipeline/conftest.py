@@ -1,4 +1,4 @@
-"""What the tests of the pipeline share: an empty library, tools with either call body, and a fleet's server."""
+"""What the tests of the pipeline share: a check of what is left over, and a fleet's server."""
 
 from __future__ import annotations
 
@@ -10,20 +10,6 @@ import pytest
 from agent_cache.testing import MemoryServer
 from tests.harness import library
 from tests.pipeline.fleet import Truth
-
-
-@pytest.fixture
-def clock() -> Iterator[library.Clock]:
-    """An empty library on a clock that stands still."""
-    with library.fresh_library() as clock:
-        yield clock
-
-
-@pytest.fixture(params=library.CALL_BODIES)
-def body(request: pytest.FixtureRequest, clock: library.Clock) -> Iterator[str]:
-    """Tools that the test decorates answer by a generated body, and then once more by the general path."""
-    with library.call_body(request.param):
-        yield request.param
 
 
 @pytest.fixture

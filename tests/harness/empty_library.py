@@ -1,4 +1,4 @@
-"""What the tests of the three faces share: an empty library, and tools that answer by either call body."""
+"""What the tests of decorated tools share: an empty library, and tools that answer by either call body."""
 
 from __future__ import annotations
 
