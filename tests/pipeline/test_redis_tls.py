@@ -83,9 +83,19 @@ class Authority:
             .not_valid_after(now + datetime.timedelta(days=1))
             .add_extension(x509.BasicConstraints(ca=is_authority, path_length=None), critical=True)
             .add_extension(loopback, critical=False)
+            # What `ssl` asks of a chain since Python 3.13.
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
+            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()), critical=False)
+            .add_extension(_usage(is_authority=is_authority), critical=True)
             .sign(self._key, hashes.SHA256())
         )
         return made.public_bytes(serialization.Encoding.PEM)
+
+
+def _usage(*, is_authority: bool) -> x509.KeyUsage:
+    uses = ["digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement"]
+    nothing = dict.fromkeys([*uses, "key_cert_sign", "crl_sign", "encipher_only", "decipher_only"], False)
+    return x509.KeyUsage(**nothing | {"key_cert_sign" if is_authority else "digital_signature": True})
 
 
 class Terminator:
