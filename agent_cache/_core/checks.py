@@ -41,7 +41,7 @@ def checked_function(value: Any, what: str) -> None:
         return
     if not callable(value):
         raise ConfigurationError(f"{what} must be a function, got {value!r}")
-    if inspect.iscoroutinefunction(value):
+    if inspect.iscoroutinefunction(value) or inspect.iscoroutinefunction(type(value).__call__):
         raise ConfigurationError(f"{what} must be a plain function: its answer is needed at once, got an `async def`")
 
 

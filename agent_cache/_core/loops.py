@@ -127,11 +127,11 @@ class Detector:
     def new_turn(self) -> None:
         """The user has spoken: what was asked before may be asked again."""
         self.end_epoch()
-        self._error = None
 
     def end_epoch(self) -> None:
         """The world has changed: what was asked before may have another answer."""
         self.epoch += 1
+        self._error = None
         self.pause()
         self.progress(self.base)
         self.blocked.clear()

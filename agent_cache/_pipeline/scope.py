@@ -62,7 +62,7 @@ class Watch(Protocol):
     is over when it is seen, and refuses it likewise or gives another answer; `see` is the same of a hit that was asked
     about. `done` sees how a call that was let in has ended, and may give another answer, or raise. `blocked` is told of
     a call that another session has refused, `answered` of a hit that got another answer: it counts as a hit all the
-    same.
+    same. `has_refused` knows the errors that it has raised.
     """
 
     hit: Observe
@@ -73,6 +73,7 @@ class Watch(Protocol):
     def done(self, call: Call, value: Any, error: BaseException | None, now: float) -> Instead | None: ...
     def blocked(self, key: Hashable, now: float, outcome: str, kind: str) -> None: ...
     def answered(self) -> None: ...
+    def has_refused(self, error: Exception) -> bool: ...
 
 
 def entrance(watches: tuple[Watch, ...]) -> Enter | None:
@@ -240,6 +241,12 @@ class Plan:
         self.stats = stats
         self.tenant = tenant
         self.trust = trust
+
+    def has_refused(self, error: Exception) -> bool:
+        """Whether a session around the call has raised this, for a call that its tool has made. It says nothing of the
+        tool, and nothing to other runs.
+        """
+        return any(watch.has_refused(error) for watch in self.watches)
 
     def qualify(self, key: Hashable) -> Hashable:
         """The key as the partition has it: with the tenant, where there is one."""

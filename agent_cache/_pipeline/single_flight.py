@@ -246,7 +246,10 @@ async def _lead(call: Call, proceed: Proceed, flight: Flight, under: Flight | No
     try:
         entry = await proceed(call)
     except Exception as error:
-        flight.land(Failure(error))
+        if call.plan.has_refused(error):
+            flight.hand_over()  # the leader's run was stopped, not the tool: a follower runs it in its own
+        else:
+            flight.land(Failure(error))
         raise
     except BaseException:
         if flight.kept_tags is not None:  # interrupted after the answer was stored, while a tier was given its copy

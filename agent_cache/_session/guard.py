@@ -5,6 +5,7 @@ model.
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Callable
 from typing import Any, Final, Literal
 
@@ -41,7 +42,9 @@ class LoopGuard:
         error: the loop or the spent budget that the run was stopped for, None as long as it was not.
     """
 
-    __slots__ = ("_metrics", "_on_loop", "_on_notice", "_progress", "_session_id", "_told", "_was_raised", "error")
+    __slots__ = (
+        "_metrics", "_on_loop", "_on_notice", "_progress", "_raised", "_session_id", "_told", "_was_raised", "error",
+    )  # fmt: skip
 
     def __init__(
         self, session_id: str, on_loop: OnLoop, on_notice: OnNotice | None, metrics: Metrics, progress: Progress
@@ -56,6 +59,7 @@ class LoopGuard:
         self._on_notice = on_notice
         self._metrics = metrics
         self._progress = progress
+        self._raised: weakref.WeakSet[Exception] = weakref.WeakSet()
         self._told: set[tuple[str, str]] = set()
         self._was_raised = False
         self.error: AgentLoopDetectedError | None = None
@@ -83,12 +87,16 @@ class LoopGuard:
             except Exception as error:  # noqa: BLE001 - the user's function; a notice changes nothing
                 self.count_failure("on_notice raised", loop.tool, error)
 
-    def act(self, loop: AgentLoopDetectedError, cached: Any = MISSING, *, is_first: bool = True) -> Instead | None:
+    def act(
+        self, loop: AgentLoopDetectedError, cached: Any = MISSING, *, is_first: bool = True, is_inside: bool = False
+    ) -> Instead | None:
         """The action level, of a call that has not been answered yet, or is a read.
 
         Args:
             cached: the answer that the cache has for exactly this call.
             is_first: whether this streak is acted upon for the first time; ``"warn"`` speaks once.
+            is_inside: whether a tool has made the call, and not the agent: a text for the model would become part of
+                what the tool returns, or hide that a write was left out.
 
         Returns:
             What the caller gets instead; None if the call is to go on as if nothing were.
@@ -102,17 +110,27 @@ class LoopGuard:
         if decision == "raise":
             self.latch(loop)
             self._was_raised = True
-            raise loop.with_traceback(None)  # the same error may be raised a thousand times
+            raise self._own(loop)
         if is_first:
             self._log(logging.WARNING, "loop detected", loop)
         if decision == "notice":
+            if is_inside:
+                raise self._own(loop)
             return Instead(str(loop), "notice", loop.kind)
         if decision == "short_circuit":
             if cached is MISSING:
-                raise loop.with_traceback(None)
+                raise self._own(loop)
             return Instead(cached, "short_circuit", loop.kind)
         tell_tape_of_loop("loop", loop.kind, self._metrics)
         return None
+
+    def has_raised(self, error: Exception) -> bool:
+        """Whether this is its own error, of a call that it has refused."""
+        return error in self._raised
+
+    def _own(self, loop: AgentLoopDetectedError) -> AgentLoopDetectedError:
+        self._raised.add(loop)
+        return loop.with_traceback(None)  # the same error may be raised a thousand times
 
     @property
     def refuses(self) -> bool:
@@ -146,6 +164,7 @@ class LoopGuard:
 
     def stop(self, loop: AgentLoopDetectedError) -> None:
         """A loop that was raised when this run was recorded, and has just been raised again."""
+        self._raised.add(loop)
         if self._decide(loop) == "raise":
             self.latch(loop)
             self._was_raised = True

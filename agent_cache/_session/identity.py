@@ -5,7 +5,7 @@ where there are some.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
-from typing import Any
+from typing import Any, Final
 
 from agent_cache._core.keys import Uncacheable, key_part
 from agent_cache._core.outcomes import fingerprint
@@ -14,6 +14,9 @@ from agent_cache._pipeline.operation import Operation, ReadOperation
 from agent_cache._session.guard import LoopGuard
 
 __all__ = ["Identity"]
+
+_LONG: Final = 1_000
+"""Characters of a key above which its fingerprint stands for it."""
 
 
 class Identity:
@@ -44,7 +47,7 @@ class Identity:
         if self._is_read:
             return call.key
         try:
-            return self._operation.parameters.key(call.arguments)
+            return _short(self._operation.parameters.key(call.arguments))
         except Uncacheable:
             return None
 
@@ -58,7 +61,7 @@ class Identity:
         loop_key = self._hints.loop_key
         assert loop_key is not None
         try:
-            return key_part(loop_key(dict(arguments)))
+            return _short(key_part(loop_key(dict(arguments))))
         except Exception as error:  # noqa: BLE001 - the user's function; the arguments are the default
             self._guard.count_failure("loop_key failed", self._operation.name, error)
             return None
@@ -67,7 +70,20 @@ class Identity:
         outcome_key = self._hints.outcome_key
         assert outcome_key is not None
         try:
-            return fingerprint(outcome_key(value))
+            outcome = outcome_key(value)
         except Exception as error:  # noqa: BLE001 - the user's function; the whole result is the default
             self._guard.count_failure("outcome_key raised", self._operation.name, error)
-            return fingerprint(value)
+        else:
+            if (told := fingerprint(outcome)) is not None:
+                return told
+            nothing = TypeError(f"a {type(outcome).__name__} cannot be told from others")
+            self._guard.count_failure("outcome_key gave no identity", self._operation.name, nothing)
+        return fingerprint(value)
+
+
+def _short(key: Hashable) -> Hashable:
+    """What is remembered of a call for long: not the file that it has written."""
+    parts = key if isinstance(key, tuple) else (key,)
+    if sum(len(part) for part in parts if isinstance(part, str | bytes)) <= _LONG:
+        return key
+    return fingerprint(key) or key

@@ -47,10 +47,12 @@ class Reactions:
         self._trace = trace
         self.kind = "read" if isinstance(operation, ReadOperation) else "write"
 
-    def to_spent(self, spent: tuple[str, int], key: Hashable, now: float, cached: Any) -> Instead | None:
+    def to_spent(
+        self, spent: tuple[str, int], key: Hashable, now: float, cached: Any, *, is_inside: bool
+    ) -> Instead | None:
         """A budget, and how much of it was spent: all."""
         report = AgentLoopDetectedError(self._operation.name, *spent, 0, self._trace.recent_tools(_RECENT))
-        return self._act(report, key, now, cached, is_first=self._guard.is_news(report))
+        return self._act(report, key, now, cached, is_first=self._guard.is_news(report), is_inside=is_inside)
 
     def to_blocked(self, verdict: Verdict, call: Call, now: float) -> Instead | None:
         """A call of a loop that was found, and told of then."""
@@ -76,11 +78,18 @@ class Reactions:
         return self._guard.act(report, MISSING if witness is None else value, is_first=verdict.is_first)
 
     def _act(
-        self, report: AgentLoopDetectedError, key: Hashable, now: float, cached: Any = MISSING, *, is_first: bool = True
+        self,
+        report: AgentLoopDetectedError,
+        key: Hashable,
+        now: float,
+        cached: Any = MISSING,
+        *,
+        is_first: bool = True,
+        is_inside: bool = False,
     ) -> Instead | None:
         """Act upon a call that has not been answered yet, and record it if it is refused or replaced."""
         try:
-            instead = self._guard.act(report, cached, is_first=is_first)
+            instead = self._guard.act(report, cached, is_first=is_first, is_inside=is_inside)
         except AgentLoopDetectedError as error:
             self.record(key, now, type(error).__name__)
             raise

@@ -36,8 +36,9 @@ class AgentCacheSession:
     Inside, session-scoped tools have a cache of their own, every call is traced and counted, and a run that repeats
     itself without progress, or makes too many calls, is stopped. Child tasks belong to the session they were started
     in. An inner session's calls also count in the trace, the metrics and the budgets of the outer one, not in its
-    loops; what it newly writes lets the outer one, too, ask again. Metrics and trace stay readable after the end; a
-    session may be entered again then: same id, empty cache, counters go on.
+    loops; what it newly writes lets the outer one, too, ask again. What a tool calls by itself counts likewise: for all
+    but the loops. Metrics and trace stay readable after the end; a session may be entered again then: same id, empty
+    cache, counters go on.
 
     Args:
         session_id: name of the run; a random one if left out.
@@ -58,7 +59,7 @@ class AgentCacheSession:
             A function of the `AgentLoopDetectedError` decides by returning one of these words, or None for going on.
 
             A read is refused or replaced at once, also where it has failed; a write has its answer returned, and the
-            next call is the one that is refused.
+            next call is the one that is refused. A call that a tool makes gets no text instead of its answer.
         tenant: whose run this is. Tenants never see each other's answers. An inner session has the tenant of the outer
             one unless it names its own.
         trace_size: how many calls the trace keeps.
@@ -69,7 +70,7 @@ class AgentCacheSession:
 
     Raises:
         ConfigurationError: if any of this cannot work; on entering a session that is already entered; on leaving it in
-            another context than it was entered in.
+            another context than it was entered in, or before one that was entered inside of it.
     """
 
     def __init__(
@@ -101,6 +102,7 @@ class AgentCacheSession:
         self._trace = Trace(count(1, trace_size, "AgentCacheSession: trace_size"))
         self._partitions: dict[ReadOperation, Partition] = {}
         self._token: Token[Scope] | None = None
+        self._scope: Scope | None = None
 
     @property
     def _max_calls(self) -> int | None:
@@ -117,7 +119,8 @@ class AgentCacheSession:
         self._progress.restart(self._max_calls)
         longest = self._policy.seconds if self._detects_loops else None
         self._deadline = NEVER if longest is None else CLOCK.now() + longest
-        self._token = SCOPE.set(outer.within(self, tenant))
+        self._scope = outer.within(self, tenant)
+        self._token = SCOPE.set(self._scope)
         return self
 
     async def __aexit__(
@@ -129,12 +132,18 @@ class AgentCacheSession:
         self._close_partitions()
         self._detector = None
         self._progress.task = None
+        is_out_of_order = SCOPE.get() is not self._scope
         try:
             SCOPE.reset(token)
         except ValueError:
             raise ConfigurationError(
                 f"session {self.session_id!r} was entered in one context and left in another, so what ran in between "
                 "may have been outside of it; enter and leave it in the same task, as one `async with` does"
+            ) from error
+        if is_out_of_order:
+            raise ConfigurationError(
+                f"session {self.session_id!r} was left before another one that was entered inside of it; leave the "
+                "inner one first, as nested `async with` blocks do"
             ) from error
         if error is None and self._guard.swallowed is not None:
             raise self._guard.swallowed.with_traceback(None)

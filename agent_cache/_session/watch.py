@@ -21,7 +21,6 @@ from agent_cache._pipeline.scope import Instead, Observe
 from agent_cache._session.guard import LoopGuard
 from agent_cache._session.identity import Identity
 from agent_cache._session.reactions import Reactions, cached_for
-from agent_cache.errors import AgentLoopDetectedError
 
 if TYPE_CHECKING:
     from agent_cache._session.session import AgentCacheSession
@@ -42,13 +41,14 @@ class SessionWatch:
         policy: budgets; None if the session does not look at them.
         detector: of the session, if it looks for loops.
         is_innermost: whether it looks for them among these calls. If not, they only change its world: a new successful
-            write ends the epoch.
+            write ends the epoch. The same goes for what a tool calls by itself, which is no call of the agent's.
         deadline: clock reading after which no call is let in.
     """
 
     __slots__ = (
-        "_add", "_checks", "_deadline", "_detector", "_guard", "_has_own_limit", "_identity", "_kind", "_max_calls",
-        "_max_nesting", "_name", "_operation", "_progress", "_reactions", "_session", "_stats", "_world", "hit", "see",
+        "_add", "_changes", "_checks", "_deadline", "_detector", "_guard", "_has_own_limit", "_identity", "_kind",
+        "_limit", "_max_calls", "_max_nesting", "_name", "_operation", "_progress", "_reactions", "_session", "_stats",
+        "_world", "hit", "see",
     )  # fmt: skip
 
     hit: Observe
@@ -83,9 +83,11 @@ class SessionWatch:
         checks = None if detector is None else self._checks_of(detector)
         self._detector = detector if is_innermost else None
         self._checks = checks if is_innermost else None
-        self._world = None if is_innermost else checks
+        self._changes = checks if self._kind == "write" else None
+        self._world = None if is_innermost else self._changes
         self._deadline = deadline
         self._max_calls = None if policy is None else policy.calls_of(self._name)
+        self._limit = NEVER if policy is None or policy.max_execution_depth is None else policy.max_execution_depth
         self._max_nesting = NEVER if policy is None or policy.max_nesting is None else policy.max_nesting
         # Whether each call must be asked about: a budget of time, or of calls of one tool.
         self._has_own_limit = self._max_calls is not None or deadline != NEVER
@@ -118,7 +120,9 @@ class SessionWatch:
             number = progress.calls + 1
             if number > limits.limit:
                 return ask(key, entry, value, now, arguments)
-            if is_new is not None:
+            parent = enclosing()
+            inside = None if parent is None else parent.number_in(session)
+            if is_new is not None and inside is None:
                 loop = progress.loop or begin_tick()
                 # The task is found by the loop: finding that takes a system call on 3.11.
                 task = current_task(loop)
@@ -134,8 +138,7 @@ class SessionWatch:
             progress.calls = number
             stats.hits += 1
             stats.time_saved += entry.cost
-            parent = enclosing()
-            add((name, key, now, parent if parent is None else parent.number_in(session), number))
+            add((name, key, now, inside, number))
             return value
 
         return hit
@@ -171,11 +174,14 @@ class SessionWatch:
         self._stats.hits += 1
 
     def ask(self, key: Hashable, now: float, call: Call | None = None, cached: Any = MISSING) -> Instead | None:
-        progress, detector = self._progress, self._detector
+        progress, parent = self._progress, ENCLOSING.get()
+        is_inside = parent is not None and parent.number_in(self._session) is not None
+        detector = None if is_inside else self._detector
         if call is not None and detector is not None:
             call.loop_key = self._identity.of_call(call)
         spent: tuple[str, int] | None = None
-        if progress.calls >= progress.limit:
+        # A run that was stopped lets the tools that are under way end: half of what they do is worse than all of it.
+        if progress.calls >= (self._limit if is_inside else progress.limit):
             spent = "depth", progress.calls
         elif now >= self._deadline:
             spent = "time", progress.calls
@@ -186,7 +192,9 @@ class SessionWatch:
         instead = (
             None
             if spent is None
-            else self._reactions.to_spent(spent, key, now, cached if call is None else cached_for(call, now))
+            else self._reactions.to_spent(
+                spent, key, now, cached if call is None else cached_for(call, now), is_inside=is_inside
+            )
         )
         if instead is None and call is not None and detector is not None and detector.blocked:
             return self._ask_loops(call, now)
@@ -202,7 +210,9 @@ class SessionWatch:
         return None
 
     def admit(self, call: Call, now: float | None = None) -> Instead | None:
-        progress, detector = self._progress, self._detector
+        progress, detector, parent = self._progress, self._detector, call.parent
+        if parent is not None and parent.number_in(self._session) is not None:
+            detector = None
         is_asked = now is None
         if now is not None and (
             progress.calls >= progress.limit
@@ -232,10 +242,11 @@ class SessionWatch:
         outcome = "ok" if error is None else _name_of(error)
         number, duration = call.numbers[self._session], now - call.started  # type: ignore[index]  # admit() has set it
         self._add((self._name, call.key, self._kind, call.source, outcome, call.started, duration, parent, number))
-        if self._world is not None and error is None and self._operation.is_successful(value):
-            self._world.change(self._identity.of_call(call), self._identity.outcome(value))
+        world = self._world if parent is None else self._changes
+        if world is not None and error is None and self._operation.is_successful(value):
+            world.change(self._identity.of_call(call), self._identity.outcome(value))
         checks = self._checks
-        if checks is None:
+        if checks is None or parent is not None:
             return None
         progress = self._progress
         task = _CURRENT_TASK(progress.loop or self._session.begin_tick())
@@ -249,8 +260,8 @@ class SessionWatch:
                 signature, has_failed = self._identity.outcome(value), not self._operation.is_successful(value)
             else:
                 signature, has_failed = None, False
-        elif isinstance(error, AgentLoopDetectedError) or not isinstance(error, Exception):
-            return None  # of a call that the tool has made, or an interruption
+        elif not isinstance(error, Exception) or call.plan.has_refused(error):
+            return None  # an interruption, or of a call that the tool has made
         else:
             witness, value, signature, has_failed = None, error, signature_of(error), True
         verdict = checks.seen(
@@ -262,6 +273,9 @@ class SessionWatch:
             began=call.began,
         )
         return None if verdict is None else self._reactions.to_run(verdict, value, witness)
+
+    def has_refused(self, error: Exception) -> bool:
+        return self._guard.has_raised(error)
 
     def blocked(self, key: Hashable, now: float, outcome: str, kind: str) -> None:
         self._reactions.record(key, now, outcome)

@@ -257,6 +257,12 @@ async def _nothing(loop: object) -> None:
     """Its answer would be a coroutine that nobody awaits."""
 
 
+class Waiting:
+    """Something to call whose answer would be a coroutine, too."""
+
+    __call__ = staticmethod(_nothing)
+
+
 SESSIONS: dict[str, dict[str, Any]] = {
     "max_tool_repeats one": {"max_tool_repeats": 1},
     "max_tool_repeats zero": {"max_tool_repeats": 0},
@@ -272,6 +278,7 @@ SESSIONS: dict[str, dict[str, Any]] = {
     "loop_policy with a notice above its action": {"loop_policy": {"error": (5, 4)}},
     "on_notice of another kind": {"on_notice": "warn"},
     "on_notice of no use": {"on_notice": _nothing},
+    "on_notice that is an object of no use": {"on_notice": Waiting()},
     "on_loop of no use": {"on_loop": _nothing},
     "on_loop a list": {"on_loop": ["raise"]},
     "on_loop misspelt": {"on_loop": "rise"},

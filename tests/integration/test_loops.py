@@ -8,6 +8,7 @@ import gc
 import logging
 import pickle
 import traceback
+import tracemalloc
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -26,7 +27,7 @@ from agent_cache import (
     tags_from,
 )
 from tests.harness import library
-from tests.harness.gates import Gate, cancelled, started
+from tests.harness.gates import Gate, cancelled, started, until
 
 pytestmark = pytest.mark.usefixtures("body")
 
@@ -195,8 +196,8 @@ async def test_an_interruption_is_no_outcome():
     assert session.loop_error is None
 
 
-async def test_a_stopped_call_inside_of_a_tool_is_no_error_of_the_tool():
-    """One loop, reported for the tool that goes round, and not once more for each tool that has called it."""
+async def test_a_refused_call_inside_of_a_tool_is_no_error_of_the_tool():
+    """One budget, reported for the tool that has spent it, and not once more for each tool that has called it."""
     shop = Shop()
     reported: list[AgentLoopDetectedError] = []
 
@@ -204,14 +205,164 @@ async def test_a_stopped_call_inside_of_a_tool_is_no_error_of_the_tool():
     async def outer(x: int) -> Any:
         return await shop.get()
 
+    policy = LoopPolicy(max_tool_calls={"get": 1})
     with configure(enabled=False):
-        async with AgentCacheSession(on_loop="short_circuit", on_notice=reported.append) as session:
-            given = [*await outcomes(shop.get, 4)]
-            for number in range(8):
-                given += await outcomes(lambda number=number: outer(number), 1)
-    assert given == ["same"] * 4 + [STOPPED] * 8
-    assert {report.tool for report in reported} == {"get"}
-    assert session.get_metrics()["loops"] == {"repeat": 8}
+        async with AgentCacheSession(on_loop="short_circuit", loop_policy=policy, on_notice=reported.append) as session:
+            given = await outcomes(lambda: outer(0), 9)
+    assert given == ["same"] + [STOPPED] * 8
+    assert reported == []
+    assert session.get_metrics()["loops"] == {"tool_calls": 8}
+
+
+# -- what tools call by themselves ---------------------------------------------------------------------------
+
+
+async def test_tools_that_share_a_helper_are_not_in_a_loop():
+    @AgentCache("config", name="config")
+    async def get_config() -> str:
+        return "the same"
+
+    @AgentCache("optional", name="optional")
+    async def get_extra() -> str:
+        raise LookupError("there is none")
+
+    @AgentCache("report", name="report")
+    async def report(x: int) -> str:
+        with contextlib.suppress(LookupError):
+            await get_extra()
+        return f"{x}: {await get_config()}"
+
+    async with AgentCacheSession() as session:
+        assert [await report(x) for x in range(20)] == [f"{x}: the same" for x in range(20)]
+    assert session.get_metrics()["loops"] == session.get_metrics()["loop_notices"] == {}
+    assert session.metrics.calls == 60
+
+
+async def test_a_tool_that_goes_round_is_found_whatever_it_calls():
+    shop = Shop()
+
+    @AgentCacheInvalidator("r", name="outer")
+    async def outer(x: int) -> Any:
+        return [await shop.get(), await shop.get()]
+
+    with pytest.raises(AgentLoopDetectedError) as raised:
+        async with AgentCacheSession():
+            assert (await outcomes(lambda: outer(1), 11))[10] is STOPPED
+    assert raised.value.tool == "outer"
+
+
+async def test_what_a_tool_newly_writes_changes_the_world():
+    shop = Shop()
+    steps = iter(range(100))
+
+    @AgentCacheInvalidator("work", name="work")
+    async def work() -> str:
+        await shop.add(next(steps))
+        return "done"
+
+    async with AgentCacheSession() as session:
+        for _ in range(15):
+            await shop.get()
+            await work()
+    assert session.get_metrics()["loops"] == {}
+
+
+@pytest.mark.parametrize("on_loop", ["notice", "short_circuit", lambda loop: "notice"])
+async def test_a_text_for_the_model_does_not_become_part_of_an_answer(on_loop: Any):
+    shop = Shop()
+
+    @AgentCache("r", name="outer")
+    async def outer(x: int) -> str:
+        return f"{x}: {await shop.get(x)}"
+
+    async with AgentCacheSession(on_loop=on_loop, max_execution_depth=5):
+        given = [*await outcomes(lambda: outer(0), 1), *await outcomes(lambda: outer(1), 1)]
+        given += await outcomes(lambda: outer(2), 1)
+    assert given == ["0: same", "1: same", STOPPED]
+    assert await outer(2) == "2: same"
+
+
+async def test_a_write_inside_of_a_tool_is_not_left_out_in_silence():
+    shop = Shop()
+
+    @AgentCacheInvalidator("stock", name="add many")
+    async def add_many(count: int) -> str:
+        for _ in range(count):
+            await shop.add(7)
+        return f"added {count}"
+
+    async with AgentCacheSession(on_loop="notice", max_execution_depth=20):
+        assert await add_many(12) == "added 12"
+        assert shop.runs == [("add", 7)] * 12
+        with pytest.raises(AgentLoopDetectedError, match="max_execution_depth"):
+            await add_many(12)
+        assert "max_execution_depth" in await add_many(12)
+    assert shop.runs == [("add", 7)] * 18
+
+
+async def test_a_tool_that_is_under_way_ends_although_its_run_is_stopped():
+    shop, gate = Shop(), Gate()
+
+    @AgentCacheInvalidator("money", name="transfer")
+    async def transfer() -> str:
+        await shop.add("debit")
+        await gate()
+        await shop.add("credit")
+        return "transferred"
+
+    with pytest.raises(AgentLoopDetectedError):
+        async with AgentCacheSession():
+            moving = await started(transfer())
+            assert (await outcomes(shop.get, 5))[-1] is STOPPED
+            gate.last.returns(None)
+            assert await moving == "transferred"
+            assert await outcomes(transfer, 1) == [STOPPED]
+    assert shop.runs[-1] == ("add", "credit")
+
+
+@pytest.mark.parametrize("other", ["a session", "no session"])
+async def test_a_run_that_is_stopped_does_not_stop_those_that_wait_for_the_same(other: str):
+    shop, gate = Shop(), Gate()
+
+    @AgentCache("slow", name="slow")
+    async def slow(x: int) -> Any:
+        await gate()
+        return await shop.get()
+
+    async def leader() -> None:
+        async with AgentCacheSession(loop_policy=LoopPolicy(max_tool_calls={"get": 1})):
+            await shop.get()
+            shop.get.clear()
+            await slow(1)
+
+    async def follower() -> Any:
+        if other == "no session":
+            return await slow(1)
+        async with AgentCacheSession():
+            return await slow(1)
+
+    leading = await started(leader())
+    following = await started(follower())
+    gate.last.returns(None)
+    with pytest.raises(AgentLoopDetectedError):
+        await leading
+    await until(lambda: len(gate.calls) == 2)
+    gate.last.returns(None)
+    assert await following == "same"
+
+
+async def test_a_sub_agent_that_loops_again_and_again_is_found_in_the_outer_run():
+    shop = Shop()
+
+    @AgentCacheInvalidator("task", name="delegate")
+    async def delegate(task: str) -> None:
+        async with AgentCacheSession():
+            for _ in range(10):
+                await shop.get()
+
+    async with AgentCacheSession(on_loop="short_circuit") as session:
+        assert await outcomes(lambda: delegate("t"), 6) == [STOPPED] * 6
+    assert session.get_metrics()["loops"] == {"repeat": 4, "error": 3}  # of four inner runs, and of the outer one
 
 
 # -- warn ----------------------------------------------------------------------------------------------------
@@ -589,7 +740,9 @@ async def test_results_are_compared_by_what_matters_in_them():
 
 
 @pytest.mark.parametrize("kind", ["read", "write"])
-@pytest.mark.parametrize("which", ["loop_key raises", "loop_key has no identity", "outcome_key raises"])
+@pytest.mark.parametrize(
+    "which", ["loop_key raises", "loop_key has no identity", "outcome_key raises", "outcome_key has no identity"]
+)
 async def test_a_function_that_raises_costs_nothing_but_a_line_in_the_log(
     which: str, kind: str, caplog: pytest.LogCaptureFixture
 ):
@@ -692,6 +845,37 @@ async def test_an_answer_that_cache_if_turns_away_is_a_failed_call_and_an_empty_
             assert await outcomes(lambda: empty.get(next(numbers)), 20) == [[]] * 20
             assert (await outcomes(lambda: failing.get(next(numbers)), 6))[-1] == STOPPED
     assert caught.value.kind == "any_error"
+
+
+@pytest.mark.parametrize("edits", ["in an inner run", "off"])
+async def test_a_failure_after_an_edit_that_is_no_call_of_the_run_is_not_the_same_again(edits: str):
+    shop = Shop(write=LoopHints(off=True) if edits == "off" else None)
+    failing = Shop()
+    failing.answers = RuntimeError("1 failed")
+    numbers = iter(range(100))
+    async with AgentCacheSession() as session:
+        for number in range(12):
+            if edits == "off":
+                await shop.add(number)
+            else:
+                async with AgentCacheSession():
+                    await shop.add(number)
+            assert await outcomes(lambda: failing.get(next(numbers)), 1) == [RuntimeError]
+    assert session.get_metrics()["loops"] == {}
+
+
+async def test_the_files_that_were_written_are_not_remembered():
+    shop = Shop()
+    tracemalloc.start()
+    try:
+        async with AgentCacheSession():
+            for number in range(50):
+                await shop.add(f"{number}" * 100_000)
+                shop.runs.clear()
+            kept, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert kept < 2_000_000
 
 
 @pytest.mark.parametrize("nothing", [None, False, 0, "", [], {"items": [], "total": 0}], ids=repr)

@@ -867,3 +867,11 @@ async def test_being_refused_costs_the_same_however_long_the_run_was(monkeypatch
             for _ in range(10):
                 await calls_until_stopped(tool)
     assert len(made) <= 200
+
+
+async def test_sessions_that_are_left_in_another_order_than_they_were_entered_are_refused():
+    outer, inner = AgentCacheSession("outer"), AgentCacheSession("inner")
+    await outer.__aenter__()
+    await inner.__aenter__()
+    with pytest.raises(ConfigurationError, match="'outer' was left before another one"):
+        await outer.__aexit__(None, None, None)
