@@ -73,11 +73,8 @@ def keepsake(call: Call, entry: Entry, tags: tuple[Tag, ...], expires: float) ->
     size = 0 if plan.configuration.max_bytes is None else size_of(entry.value)
     trust = plan.trust
     if copy is None and trust is None:
-        entry.fast, entry.tags, entry.size = (
-            expires,
-            tags,
-            size,
-        )  # it is shared as it is: one object for caller and store
+        # It is shared as it is: one object for caller and store.
+        entry.fast, entry.tags, entry.size = expires, tags, size
         return entry
     value, fast = (entry.value, 0.0) if copy is None else (None, -NEVER)
     flight.kept = Guarded(value, fast, entry.cost, tags, size, expires, copy, trust)
@@ -102,9 +99,8 @@ def _is_wanted(call: Call, entry: Entry) -> bool:
 def put(call: Call, kept: Entry, tags: tuple[Tag, ...]) -> bool:
     """Check and insert, as one step under the lock, and end the flight in the same step. Whether it was stored.
 
-    The tiers that were asked have a say: a value they no longer vouch for is not kept here either. Where the answer
-        may be kept,
-    the flight says under which tags, so that the tiers may have it too.
+    The tiers that were asked have a say: a value they no longer vouch for is not kept here either. Where the answer may
+    be kept, the flight says under which tags, so that the tiers may have it too.
     """
     flight = call.flight
     home = flight.home
