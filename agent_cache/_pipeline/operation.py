@@ -24,7 +24,7 @@ from agent_cache._pipeline.reaper import free
 from agent_cache._pipeline.scope import SCOPE, Plan, Scope
 from agent_cache._pipeline.single_flight import PROMOTED, Failure, Flight, take_over
 from agent_cache._pipeline.state import LEDGER, drop, log_once
-from agent_cache._pipeline.tape import TapedCall
+from agent_cache._pipeline.tape import ACTIVE, TapedCall, mind_escape
 from agent_cache._pipeline.tiers import request_of
 from agent_cache.config import CURRENT
 from agent_cache.errors import ConfigurationError
@@ -105,6 +105,8 @@ class Operation(Generic[P]):
 
     async def _run(self, call: Call, run: Callable[[Call], Awaitable[Entry]]) -> Any:
         """Let the sessions admit a call, run it, count it, and let them see how it ended."""
+        if ACTIVE and SCOPE.get().tape is None:
+            mind_escape(self)
         plan = call.plan
         if plan.enter is not None:
             call.started = now = CLOCK.now()

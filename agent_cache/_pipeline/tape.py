@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Awaitable, Hashable
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Protocol
@@ -16,15 +17,45 @@ if TYPE_CHECKING:
     from agent_cache._metrics import Metrics
     from agent_cache._pipeline.operation import Operation, ReadOperation, WriteOperation
 
-__all__ = ["Tape", "TapedCall", "TapedScope", "tell_tape", "tell_tape_of_loop"]
+__all__ = ["ACTIVE", "Tape", "TapedCall", "TapedScope", "mind_escape", "tell_tape", "tell_tape_of_loop"]
 
 
 class Tape(Protocol):
-    """Records the calls of a scope, or answers them."""
+    """Records the calls of a scope, or answers them.
+
+    Attributes:
+        thread: the identifier of the thread that it was put up in.
+    """
+
+    thread: int
 
     def play(self, call: TapedCall) -> Awaitable[Any]:
         """What the caller gets: `call.proceed()`, or something that was recorded."""
         ...
+
+    def escaped(self, called: Any) -> None:
+        """A call in another thread has no tape around it: it may belong to this run, and cannot tell.
+
+        Args:
+            called: the tool's operation, or what the tape itself knows of a function.
+        """
+        ...
+
+
+ACTIVE: dict[Tape, str] = {}
+"""Tapes that are up in this process, and the real path of each; a barrier has none."""
+
+
+def mind_escape(called: Any) -> None:
+    """A call has no tape around it. In a thread that no tape was put up in, it may have lost its context on the way
+    there, also where that thread has an event loop of its own; everywhere else it was meant to be outside.
+    """
+    thread = threading.get_ident()
+    if thread == threading.main_thread().ident:
+        return
+    for tape in list(ACTIVE):
+        if tape.thread != thread:
+            tape.escaped(called)
 
 
 class TapedCall:

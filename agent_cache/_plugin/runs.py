@@ -51,6 +51,7 @@ class CassetteRun:
             policy=settings.policy,  # type: ignore[arg-type]  # checked by `record`
             model=settings.model,
         )
+        self._record.is_guarded = True
         self._handle: Recorder | None = None
         self._has_ended = False
 

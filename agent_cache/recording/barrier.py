@@ -6,8 +6,9 @@ from collections.abc import Awaitable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from agent_cache._pipeline.operation import Operation
 from agent_cache._pipeline.scope import SCOPE, Scope
-from agent_cache._pipeline.tape import TapedCall, TapedScope
+from agent_cache._pipeline.tape import ACTIVE, TapedCall, TapedScope
 from agent_cache.errors import CassetteError
 from agent_cache.recording.frame import Frame
 from agent_cache.recording.redaction import Redaction
@@ -54,6 +55,15 @@ class Barrier(Tape):
             raise self._refusal(call.operation.name)
         return call.proceed()
 
+    def escaped(self, called: Operation[Any] | Subject) -> None:
+        """Let something run in a thread without a context.
+
+        Raises:
+            CassetteError: if it may not.
+        """
+        if not self.is_lifted and getattr(called, "kind", "tool") != "env":
+            raise self._refusal(called.name)
+
     def _refusal(self, name: str) -> CassetteError:
         error = CassetteError(f"{name} was called outside of a recording. {self.advice}")
         self.error = self.error or error
@@ -63,13 +73,16 @@ class Barrier(Tape):
 @contextmanager
 def barrier(advice: str) -> Iterator[Barrier]:
     """Refuse calls of tools and of functions under `intercept` and `cached_llm_call` in this context, and in tasks and
-    `asyncio.to_thread` that are started in it. Inside of `record` and `replay` these decide.
+    `asyncio.to_thread` that are started in it. Inside of `record` and `replay` these decide. While it is up, calls in
+    threads that have no context are refused, too.
     """
     one = Barrier(advice)
     token = SCOPE.set(TapedScope(SCOPE.get(), one))
+    ACTIVE[one] = ""
     try:
         yield one
     finally:
+        del ACTIVE[one]
         SCOPE.reset(token)
 
 

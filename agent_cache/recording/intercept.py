@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import inspect
-import logging
-import threading
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar, overload
 
 from agent_cache._core.checks import checked_choice
 from agent_cache._pipeline.scope import SCOPE
+from agent_cache._pipeline.tape import ACTIVE, mind_escape
 from agent_cache.errors import ConfigurationError
 from agent_cache.recording.performance import perform, perform_now
 from agent_cache.recording.streams import played_stream, recorded_stream, relay
 from agent_cache.recording.subject import KINDS, Subject, module_and_name
-from agent_cache.recording.tape import ACTIVE, NO_CONTEXT
 
 __all__ = ["intercept", "taped"]
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-_LOG = logging.getLogger("agent_cache")
-_escaped: set[str] = set()
 
 
 @overload
@@ -115,8 +109,11 @@ def _frame(tape: Any, subject: Subject, args: tuple[Any, ...], kwargs: dict[str,
 def _async_body(function: Any, subject: Subject, outside: Callable[[], None] | None) -> Any:
     async def body(*args: Any, **kwargs: Any) -> Any:
         scope = SCOPE.get()
-        if scope.tape is None and outside is not None:
-            outside()
+        if scope.tape is None:
+            if ACTIVE:
+                mind_escape(subject)
+            if outside is not None:
+                outside()
         return await perform_on(scope, function, subject, args, kwargs)
 
     return body
@@ -136,33 +133,12 @@ def _plain_body(function: Any, subject: Subject, outside: Callable[[], None] | N
         scope = SCOPE.get()
         if scope.tape is None:
             if ACTIVE:
-                _mind_escape(subject)
+                mind_escape(subject)
             if outside is not None:
                 outside()
         return perform_now_on(scope, function, subject, args, kwargs)
 
     return body
-
-
-def _mind_escape(subject: Subject) -> None:
-    """A thread without a context of its own cannot tell to which run it belongs, so its calls are real ones.
-
-    Raises:
-        CassetteError: if a run that goes on does not allow that.
-    """
-    thread = threading.current_thread()
-    if thread is threading.main_thread() or asyncio._get_running_loop() is not None:
-        return
-    for tape in list(ACTIVE):
-        tape.refuse_outside(subject, thread.name)
-    if subject.name not in _escaped:
-        _escaped.add(subject.name)
-        _LOG.warning(
-            "%s ran in thread %s, outside of the recording or replay that goes on: %s",
-            subject.name,
-            thread.name,
-            NO_CONTEXT,
-        )
 
 
 def perform_now_on(scope: Any, function: Any, subject: Subject, args: Any, kwargs: Any) -> Any:
@@ -178,7 +154,7 @@ def _stream_body(function: Any, subject: Subject, outside: Callable[[], None] | 
         scope = SCOPE.get()
         if scope.tape is None:
             if ACTIVE:
-                _mind_escape(subject)
+                mind_escape(subject)
             if outside is not None:
                 outside()
             return (yield from function(*args, **kwargs))
@@ -191,6 +167,8 @@ def _async_stream_body(function: Any, subject: Subject, outside: Callable[[], No
     async def body(*args: Any, **kwargs: Any) -> Any:
         scope = SCOPE.get()
         if scope.tape is None:
+            if ACTIVE:
+                mind_escape(subject)
             if outside is not None:
                 outside()
             stream = function(*args, **kwargs)

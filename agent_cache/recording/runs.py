@@ -11,7 +11,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 from agent_cache._core.checks import checked_choice
 from agent_cache._pipeline.scope import SCOPE, Scope
-from agent_cache._pipeline.tape import TapedScope
+from agent_cache._pipeline.tape import ACTIVE, TapedScope
 from agent_cache.errors import CassetteError, CassetteNotFound, ConfigurationError
 from agent_cache.recording.barrier import beneath_barrier
 from agent_cache.recording.cassette import Cassette
@@ -20,7 +20,7 @@ from agent_cache.recording.partial import is_being_recorded, partial_of
 from agent_cache.recording.player import Player
 from agent_cache.recording.recorder import Recorder as Writer
 from agent_cache.recording.redaction import redaction_of
-from agent_cache.recording.tape import ACTIVE, Tape
+from agent_cache.recording.tape import Tape
 
 __all__ = ["MODES", "POLICIES", "Recorder", "record", "replay"]
 
@@ -69,8 +69,13 @@ class Recorder:
 
 
 class _Run(Generic[H]):
-    """A block whose calls go to a tape: ``with`` and ``async with`` alike."""
+    """A block whose calls go to a tape: ``with`` and ``async with`` alike.
 
+    Attributes:
+        is_guarded: whether a replay refuses calls in threads without a context, also if it is not strict.
+    """
+
+    is_guarded = False
     _path: Path
     _tape: Tape | None = None
     _token: Token[Scope] | None = None
@@ -88,6 +93,7 @@ class _Run(Generic[H]):
         _not_on_a_tape(scope, self._path)
         self._tape, handle = self._open()
         self._has_ended = False
+        self._tape.is_guarded = self.is_guarded
         ACTIVE[self._tape] = os.path.realpath(self._path)
         self._token = SCOPE.set(TapedScope(beneath_barrier(scope), self._tape))
         return handle

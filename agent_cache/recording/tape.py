@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 import weakref
 from collections.abc import Awaitable, Mapping
@@ -23,10 +24,9 @@ from agent_cache.recording.recorder import Recorder
 from agent_cache.recording.redaction import Redaction
 from agent_cache.recording.subject import Subject
 
-__all__ = ["ACTIVE", "NO_CONTEXT", "Tape"]
+__all__ = ["NO_CONTEXT", "Tape"]
 
-ACTIVE: dict[Tape, str] = {}
-"""Tapes that are running in this process, and the real path of each."""
+_LOG = logging.getLogger("agent_cache")
 
 NO_CONTEXT = (
     "run_in_executor and Thread do not take the context along; use asyncio.to_thread, or contextvars.copy_context().run"
@@ -47,6 +47,8 @@ class Tape:
     Attributes:
         counts: how many calls of each digest have started outside of all others.
         news: how many calls ran and were written down.
+        thread: the identifier of the thread that it was put up in.
+        is_guarded: whether a replay refuses what escapes it, also if it is not strict.
     """
 
     def __init__(
@@ -63,6 +65,8 @@ class Tape:
         self.recorder = recorder
         self.counts: dict[bytes, int] = {}
         self.news = 0
+        self.thread = threading.get_ident()
+        self.is_guarded = False
         self._answers = answers
         self._policy = dict(policy or {})
         self._policies: dict[str, str] = {}
@@ -120,18 +124,28 @@ class Tape:
             self._policies[subject.name] = found
         return found
 
-    def refuse_outside(self, subject: Subject, thread: str) -> None:
-        """A thread without a context has called: it may belong to this run, and cannot tell.
+    def escaped(self, called: Operation[Any] | Subject) -> None:
+        """A thread without a context has called: it may belong to this run, and cannot tell. Said once a function.
 
         Raises:
-            CassetteError: if it may not run then, by its policy or in a strict replay.
+            CassetteError: if it may not run then, by its policy, in a strict replay, or in a guarded one.
         """
-        if self.player is None:
-            return
-        policy = self._policy_of(subject)
-        if policy == "forbid" or (policy == "stub" and self.player.strict):
-            text = f"{subject.name} was called in thread {thread}, and would have run: {NO_CONTEXT}"
-            raise self.player.latch(CassetteError(text, self.player.cassette.path))
+        subject = called if isinstance(called, Subject) else _subject_of(called)
+        thread = threading.current_thread().name
+        if self.player is not None:
+            policy = self._policy_of(subject)
+            may_run = policy == "live" or not (self.player.strict or (self.is_guarded and self.recorder is None))
+            if policy == "forbid" or not may_run:
+                text = f"{subject.name} was called in thread {thread}, and would have run: {NO_CONTEXT}"
+                raise self.player.latch(CassetteError(text, self.player.cassette.path))
+        if subject.name not in _escaped:
+            _escaped.add(subject.name)
+            _LOG.warning(
+                "%s ran in thread %s, outside of the recording or replay that goes on: %s",
+                subject.name,
+                thread,
+                NO_CONTEXT,
+            )
 
     # A call ends
 
@@ -284,6 +298,7 @@ class Tape:
             self.player.check_finished()
 
 
+_escaped: set[str] = set()
 _subjects: weakref.WeakKeyDictionary[Operation[Any], Subject] = weakref.WeakKeyDictionary()
 
 

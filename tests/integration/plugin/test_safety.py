@@ -175,3 +175,57 @@ def test_a_cassette_somewhere_else_is_its_owners_business(suite):
     suite.write("fixtures/y.jsonl", "")
     suite.write("cassettes/z.jsonl", "")
     assert orphans_of(suite.run("--agent-record-mode=new_episodes", passed=2)) == []
+
+
+ESCAPES = {
+    "a pool": "pool.submit(ask, '?').result()",
+    "a pool with a loop": "pool.submit(lambda: asyncio.run(get_order('W1'))).result()",
+    "a pool with a loop that writes": "pool.submit(lambda: asyncio.run(cancel_order('W1'))).result()",
+    "a pool with a loop and a function": "pool.submit(lambda: asyncio.run(later('?'))).result()",
+    "a pool with a loop and a stream": "pool.submit(lambda: asyncio.run(all_of(chunks(1)))).result()",
+}
+ESCAPING = """
+    import asyncio
+    import pytest
+    from concurrent.futures import ThreadPoolExecutor
+    from shop import ask, cancel_order, chunks, get_order, live
+    from agent_cache.recording import intercept
+
+    @intercept
+    async def later(question):
+        return live("later") + question
+
+    async def all_of(stream):
+        return [one async for one in stream]
+
+    {mark}
+    def test_it():
+        ask("first")
+        with ThreadPoolExecutor(1) as pool:
+            {call}
+"""
+
+
+@pytest.mark.parametrize("call", ESCAPES.values(), ids=ESCAPES)
+def test_a_replay_refuses_what_a_thread_without_its_context_calls(suite, call):
+    suite.write("test_live.py", ESCAPING.format(mark="@pytest.mark.agent_cassette", call=call))
+    suite.run("--agent-record-mode=once", passed=1)
+    assert len(suite.live) == 2
+    suite.run(failed=1).stdout.fnmatch_lines(["*was called in thread*would have run*copy_context*"])
+    assert suite.live == []
+
+
+@pytest.mark.parametrize("call", ESCAPES.values(), ids=ESCAPES)
+def test_a_thread_without_a_context_is_no_way_around_the_live_guard(suite, call):
+    suite.write("test_live.py", ESCAPING.format(mark="", call=call).replace('ask("first")', "pass"))
+    suite.run(passed=1)
+    assert len(suite.live) == 1
+    suite.run("--agent-block-live", failed=1).stdout.fnmatch_lines(["*was called outside of a recording*"])
+    assert suite.live == []
+
+
+def test_a_test_that_may_run_live_may_do_so_in_threads(suite):
+    call = ESCAPES["a pool with a loop"]
+    suite.write("test_live.py", ESCAPING.format(mark="@pytest.mark.agent_live('it is to')", call=call))
+    suite.run("--agent-block-live", passed=1)
+    assert len(suite.live) == 2

@@ -4,6 +4,7 @@ import asyncio
 import functools
 import inspect
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -404,6 +405,49 @@ async def test_a_thread_without_the_context_is_refused_where_nothing_may_run(fun
     Switch.is_on = True
     with pytest.raises(DivergenceError, match="not made"), replay(path, strict=True, policy={"alone": "live"}):
         await asyncio.get_running_loop().run_in_executor(None, run)
+
+
+@pytest.mark.parametrize("options", [{"strict": True}, {"policy": {"alone": "forbid"}}], ids=["strict", "forbid"])
+@pytest.mark.parametrize("kind", ["coroutine", "stream", "tool"])
+def test_a_loop_in_another_thread_is_refused_where_nothing_may_run(kind, options, path):
+    """A loop of its own does not tell a thread whose run it belongs to."""
+    ran = []
+
+    async def answer(number: int) -> int:
+        ran.append(number)
+        return number
+
+    async def numbers(number: int):
+        ran.append(number)
+        yield number
+
+    if kind == "tool":
+        alone = AgentCache(resource="alone", name="alone")(answer)
+    else:
+        alone = intercept(numbers if kind == "stream" else answer, name="alone")
+
+    async def run() -> None:
+        if kind == "stream":
+            assert [one async for one in alone(1)] == [1]
+        else:
+            assert await alone(1) == 1
+
+    def apart() -> None:
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(lambda: asyncio.run(run())).result()
+
+    with record(path):
+        double(1)
+    with pytest.raises(CassetteError, match="copy_context"), replay(path, **options):
+        try:
+            apart()
+        except CassetteError:
+            pass
+    assert ran == []
+    with replay(path, policy={"alone": "live"}):
+        double(1)
+        apart()
+    assert ran == [1]
 
 
 @pytest.mark.parametrize(
