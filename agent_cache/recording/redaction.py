@@ -23,6 +23,10 @@ __all__ = ["REDACTED", "Redaction", "redaction_of"]
 REDACTED = "[redacted]"
 
 _BASE64 = re.compile(r"[A-Za-z0-9+/]{12,}={0,2}\Z")
+_WHOLE_BASE64 = re.compile(rb'"([A-Za-z0-9+/]{12,}={0,2})\\*"')
+"""What `_BASE64` may be when it stands as a whole text, in JSON or in JSON that is a text there."""
+_KELVIN = "\u212a".encode()
+"""Another letter that is "k" in lower case."""
 _ESCAPE = re.compile(rb"\\(?:u....|.)")
 _DIGITS = bytes.maketrans(b"123456789", b"0" * 9)
 _WORDS = bytes(each if bytes([each]).isalnum() else 0x20 for each in range(256)).lower().translate(_DIGITS)
@@ -127,10 +131,21 @@ class Redaction:
         """
         if self._always or (b"$" in text and _ENCODED in text) or (b"@" in text and b"://" in text):
             return True
+        if not text.isascii() and _KELVIN in text:
+            return True
+        raw = text
         if b"\\" in text:
+            if b"\\\\u" in text or b"\\\\/" in text:
+                return True  # letters of JSON that is a text may be spelt so
             text = _ESCAPE.sub(b" ", text)
         words = text.translate(_WORDS, b"-_").split()
-        return not self._innocent.issuperset(words) and self._may_tell({*words} - self._innocent, text)
+        if self._innocent.issuperset(words):
+            return False
+        return self._is_hidden_in(raw) or self._may_tell({*words} - self._innocent, text)
+
+    def _is_hidden_in(self, text: bytes) -> bool:
+        """Whether a secret stands there in base64."""
+        return any(self.text(written) != written for written in map(bytes.decode, _WHOLE_BASE64.findall(text)))
 
     def _may_tell(self, words: set[bytes], text: bytes) -> bool:
         """Whether one of these words is a name of a secret, stands before one, or may have one in it."""

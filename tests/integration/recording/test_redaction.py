@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given, strategies as st
 
 from agent_cache import ConfigurationError
+from agent_cache._cassettes.findings import secret_places
 from agent_cache.recording import Cassette, DivergenceError, Redaction, intercept, record, replay
+from agent_cache.recording.plain import encode
 
 SECRET = "sk-ant-api03-Zm9vYmFyYmF6cXV4"
 SENDGRID = "SG.abcdefghij0123456789ab.abcdefghij0123456789"
@@ -301,3 +303,68 @@ def test_nothing_is_missed_because_it_was_not_looked_for(before, after):
         data = {"text": f"{before} {secret} {after}"}
         if redaction.apply(data) != data:
             assert redaction.may_touch(json.dumps(data, ensure_ascii=False).encode())
+
+
+LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
+words = st.text(LETTERS, min_size=20, max_size=40)
+
+
+def in_base64(text: str) -> str:
+    return base64.b64encode(text.encode()).decode()
+
+
+def in_escapes(text: str) -> str:
+    return "".join(f"\\u{ord(one):04x}" if one.isalpha() else one for one in text)
+
+
+secrets = st.one_of(
+    words.map("sk-{}".format),
+    words.map("Bearer {}".format),
+    words.map("basic\n{}".format),
+    words.map("password={}".format),
+    words.map("https://:{}@host".format),
+    words.map("SG.{0}.{0}".format),
+    words.map("eyJ{0}.{0}.{0}".format),
+    words.map("s\u212a-{}".format),
+    words.map(lambda word: json.dumps({"api_key": word})),
+    words.map(lambda word: '{"' + in_escapes("password") + '": "' + word + '"}'),
+    words.map(lambda word: '{"a": "' + in_escapes(f"Bearer {word}") + '"}'),
+    words.map(lambda word: json.dumps({"a": in_base64(f"token={word}")}).replace("/", "\\/")),
+    words,
+    st.text(max_size=40),
+)
+surroundings = st.sampled_from(
+    [
+        str,
+        "x {} y".format,
+        "{}\n".format,
+        in_base64,
+        lambda text: json.dumps({"a": [text]}),
+        lambda text: text.ljust(30),
+    ]
+)
+
+
+@given(secrets, st.lists(surroundings, max_size=3), st.sampled_from(["v", "token", "\u017f", "to\u212aen"]))
+def test_whatever_would_be_redacted_is_looked_at(text, around, name):
+    """The question that is asked first never spares a text that the answer would change."""
+    redaction = Redaction()
+    for one in around:
+        text = one(text)
+    data = {name: text}
+    raw = encode(data)
+    if redaction.apply(data) != data:
+        assert redaction.may_touch(raw)
+        assert redaction.may_touch(raw), "and not the second time either"
+
+
+@pytest.mark.parametrize(
+    "form", [in_base64, lambda text: json.dumps({"a": text}).replace("Bearer", in_escapes("Bearer"))]
+)
+def test_a_credential_in_another_spelling_is_not_written_down(form, path):
+    given = form("Authorization: Bearer j6rgBV4I5CMhA9napz1z   ")
+    text = written(path, {"blob": given})
+    assert given not in text.replace("\\\\", "\\").replace('\\"', '"')
+    assert not [found for one in Cassette.load(path) for found in secret_places(one, Redaction())]
+    with replay(path):
+        call({"blob": given})
