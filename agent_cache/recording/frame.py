@@ -92,6 +92,13 @@ class Frame:
         self.is_plain = False
         self.is_awaited = False
 
+    def stream_outcome(self, end: dict[str, Any]) -> dict[str, Any]:
+        """What a stream came to, with how it ended."""
+        stream: dict[str, Any] = {"chunks": self.chunks or [], "end": end}
+        if self.is_plain:
+            stream["plain"] = True
+        return {"stream": stream}
+
 
 FRAME: ContextVar[Frame | None] = ContextVar("agent_cache_recorded_call", default=None)
 """The innermost recorded call that is running in this context. Child tasks and threads inherit it."""

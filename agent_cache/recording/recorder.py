@@ -71,6 +71,8 @@ class Recorder:
         if self.is_closed or self._open.pop(frame.id, None) is None:
             return
         now = time.perf_counter()
+        if frame.is_awaited:
+            outcome["awaited"] = True
         call = RecordedCall(
             id=frame.id,
             parent=None if frame.parent is None else frame.parent.id,
@@ -121,7 +123,7 @@ class Recorder:
         for frame in list(self._open.values()):
             outcome: dict[str, Any] = {"unfinished": True}
             if frame.chunks is not None:
-                outcome = {"stream": {"chunks": frame.chunks, "end": outcome}}
+                outcome = frame.stream_outcome(outcome)
             self.end(frame, outcome, frame.source)
         self.is_closed = True
         duration = _milliseconds(time.perf_counter() - self._began)

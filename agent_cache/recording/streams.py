@@ -26,28 +26,34 @@ _NO_STREAMS = frozenset({dict, list, tuple, set, str, bytes, int, float, bool, t
 
 
 def is_stream(value: Any) -> bool:
-    """Whether it is a generator, awaited or not, or an iterator that is more than a view of something at hand: the
+    """Whether it is a generator, awaited or not, another iterator, or something to iterate over that is closed: the
     stream of an SDK.
     """
     kind = type(value)
     if kind in _NO_STREAMS:
         return False
-    return (
-        issubclass(kind, GeneratorType)
-        or is_async_stream(value)
-        or (all(hasattr(kind, name) for name in ("__next__", "__iter__", "close")) and not hasattr(kind, "read"))
-    )
+    return issubclass(kind, GeneratorType) or is_async_stream(value) or is_plain_stream(value)
+
+
+def is_plain_stream(value: Any) -> bool:
+    """Whether chunks are had from it without waiting."""
+    kind = type(value)
+    if not hasattr(kind, "__iter__") or hasattr(kind, "read"):
+        return False
+    return hasattr(kind, "__next__") or (hasattr(kind, "close") and not hasattr(kind, "__len__"))
 
 
 def is_async_stream(value: Any) -> bool:
     """Whether chunks are to be awaited from it."""
     kind = type(value)
-    return hasattr(kind, "__aiter__") and hasattr(kind, "__anext__")
+    return hasattr(kind, "__aiter__") and any(hasattr(kind, name) for name in ("__anext__", "aclose", "close"))
 
 
 def recorded_stream(frame: Frame, stream: Any) -> Any:
     """What the caller gets instead of a stream that is being recorded."""
     if is_async_stream(stream):
+        if is_plain_stream(stream):
+            return _EitherFace(frame, stream)
         tap = _AsyncRecording(frame, stream)
         return relay_async(tap) if inspect.isasyncgen(stream) else _AsyncFace(relay_async(tap), tap)
     recording = _Recording(frame, stream)
@@ -89,9 +95,10 @@ async def relay_async(tap: AsyncGenerator[Any, Any]) -> AsyncGenerator[Any, Any]
 class _Recording(Generator[Any, Any, Any]):
     """A stream that runs, chunk by chunk."""
 
-    def __init__(self, frame: Frame, source: Iterator[Any]) -> None:
+    def __init__(self, frame: Frame, source: Any) -> None:
         self._frame = frame
         self.source = source
+        self._chunks = source if hasattr(type(source), "__next__") else None
         self._is_shut = False
         self._seen: list[Any] | None = [] if frame.subject.extract is not None else None
         self._is_over = False
@@ -99,8 +106,10 @@ class _Recording(Generator[Any, Any, Any]):
         frame.is_plain = True
 
     def send(self, value: Any) -> Any:
-        source = self.source
-        return self._step(lambda: next(source) if value is None else source.send(value))  # type: ignore[attr-defined]
+        chunks = self._chunks
+        if chunks is None:
+            chunks = self._chunks = iter(self.source)
+        return self._step(lambda: next(chunks) if value is None else chunks.send(value))
 
     def throw(self, kind: Any, value: Any = None, traceback: Any = None) -> Any:
         error = kind if value is None and traceback is None else value
@@ -146,17 +155,21 @@ class _Recording(Generator[Any, Any, Any]):
 class _AsyncRecording(AsyncGenerator[Any, Any]):
     """A stream that runs and is awaited, chunk by chunk."""
 
-    def __init__(self, frame: Frame, source: AsyncIterator[Any]) -> None:
+    def __init__(self, frame: Frame, source: Any) -> None:
         self._frame = frame
         self.source = source
+        self._chunks: Any = source if hasattr(type(source), "__anext__") else None
         self._is_shut = False
         self._seen: list[Any] | None = [] if frame.subject.extract is not None else None
         self._is_over = False
         frame.chunks = []
+        frame.is_plain = False
 
     async def asend(self, value: Any) -> Any:
-        source: Any = self.source
-        return await self._step(lambda: source.__anext__() if value is None else source.asend(value))
+        chunks = self._chunks
+        if chunks is None:
+            chunks = self._chunks = aiter(self.source)
+        return await self._step(lambda: anext(chunks) if value is None else chunks.asend(value))
 
     async def athrow(self, kind: Any, value: Any = None, traceback: Any = None) -> Any:
         error = kind if value is None and traceback is None else value
@@ -379,6 +392,69 @@ class _AsyncFace:
         if self._tap is None:
             raise AttributeError(f"a replayed stream has chunks, and no {name!r}")
         return getattr(self._tap.source, name)
+
+
+class _EitherFace:
+    """A stream object that can be read in both ways, as LiteLLM has it. How it is used first is how it was recorded."""
+
+    def __init__(self, frame: Frame, source: Any) -> None:
+        self._frame = frame
+        self._source = source
+        self._face: _Face | _AsyncFace | None = None
+        frame.chunks = []
+        frame.is_plain = not (frame.is_awaited or inspect.iscoroutinefunction(frame.subject.function))
+
+    def _plain(self) -> _Face:
+        if self._face is None:
+            recording = _Recording(self._frame, self._source)
+            self._face = _Face(relay(recording), recording)
+        if not isinstance(self._face, _Face):
+            raise TypeError("this stream is awaited already")
+        return self._face
+
+    def _awaited(self) -> _AsyncFace:
+        if self._face is None:
+            tap = _AsyncRecording(self._frame, self._source)
+            self._face = _AsyncFace(relay_async(tap), tap)
+        if not isinstance(self._face, _AsyncFace):
+            raise TypeError("this stream is read without waiting already")
+        return self._face
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._plain())
+
+    def __next__(self) -> Any:
+        return next(self._plain())
+
+    def __enter__(self) -> _Face:
+        return self._plain()
+
+    def __exit__(self, *_: object) -> None:
+        self._plain().close()
+
+    def __aiter__(self) -> AsyncIterator[Any]:
+        return aiter(self._awaited())
+
+    async def __anext__(self) -> Any:
+        return await anext(self._awaited())
+
+    async def __aenter__(self) -> _AsyncFace:
+        return self._awaited()
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._awaited().aclose()
+
+    async def aclose(self) -> None:
+        await self._awaited().aclose()
+
+    def close(self) -> Any:
+        """As it was read; what was not read, as the stream itself says: a coroutine if that is one there."""
+        if self._face is None and inspect.iscoroutinefunction(getattr(self._source, "close", None)):
+            self._awaited()
+        return self._plain().close() if self._face is None else self._face.close()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._source, name)
 
 
 def _reset(token: Any) -> None:

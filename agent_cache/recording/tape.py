@@ -177,10 +177,7 @@ class Tape:
                 frame.usage.see_arguments(frame.arguments)
                 if frame.subject.extract is not None:
                     frame.subject.extract.see(frame.usage, *frame.passed, chunks or [], frame.subject.name)
-            stream: dict[str, Any] = {"chunks": frame.chunks or [], "end": end}
-            if frame.is_plain:
-                stream["plain"] = True
-            self._end(frame, {"stream": stream})
+            self._end(frame, frame.stream_outcome(end))
 
     def failure(self, error: BaseException) -> dict[str, Any]:
         """The outcome that an exception stands for."""
@@ -212,8 +209,6 @@ class Tape:
                 frame.subject.extract.see(frame.usage, *frame.passed, value, frame.subject.name)
 
     def _end(self, frame: Frame, outcome: dict[str, Any]) -> None:
-        if frame.is_awaited:
-            outcome["awaited"] = True
         source = frame.source
         if frame.taped is not None:
             source = frame.taped.source

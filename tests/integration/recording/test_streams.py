@@ -302,3 +302,122 @@ async def test_a_stream_that_nobody_finished_is_noted_with_what_it_gave(source, 
         again = source.words("a b c")
         assert await anext(again) == "a"
         await again.aclose()
+
+
+class Either:
+    """As LiteLLM has it: one object for both ways of reading."""
+
+    def __init__(self, count: int = 3) -> None:
+        self._numbers = iter(range(count))
+
+    def __iter__(self):
+        return self
+
+    def __next__(self) -> int:
+        return next(self._numbers)
+
+    def __aiter__(self):
+        return self
+
+    async def __anext__(self) -> int:
+        for number in self._numbers:
+            return number
+        raise StopAsyncIteration
+
+
+class Bare:
+    """An iterator that cannot be closed."""
+
+    def __init__(self) -> None:
+        self._numbers = iter(range(3))
+
+    def __iter__(self):
+        return self
+
+    def __next__(self) -> int:
+        return next(self._numbers)
+
+
+class Begun:
+    """Something to iterate over, which is no iterator, and is closed."""
+
+    def __iter__(self):
+        return iter(range(3))
+
+    def close(self) -> None: ...
+
+
+class BegunAwaited:
+    async def __aiter__(self):
+        for number in range(3):
+            yield number
+
+    async def aclose(self) -> None: ...
+
+
+async def read(stream) -> list[int]:
+    return [one async for one in stream] if hasattr(type(stream), "__aiter__") else list(stream)
+
+
+@pytest.mark.parametrize("kind", [Either, Bare, Begun, BegunAwaited, lambda: iter([0, 1, 2])])
+async def test_whatever_can_be_read_like_a_stream_is_one(kind, path):
+    ask = intercept(lambda: kind(), name="ask")
+    with record(path):
+        assert await read(ask()) == [0, 1, 2]
+    with replay(path, strict=True):
+        assert await read(ask()) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("way", ["plain", "awaited", "one by one", "awaited one by one"])
+async def test_a_stream_of_both_kinds_is_what_it_is_first_read_as(way, path):
+    ask = intercept(lambda: Either(2), name="ask")
+
+    async def talk() -> list[int]:
+        stream = ask()
+        if way == "plain":
+            return list(stream)
+        if way == "awaited":
+            return [one async for one in stream]
+        if way == "one by one":
+            return [next(stream), next(stream)]
+        return [await anext(stream), await anext(stream)]
+
+    with record(path):
+        assert await talk() == [0, 1]
+    with replay(path):
+        assert await talk() == [0, 1]
+    with record(path):
+        stream = ask()
+        next(stream)
+        with pytest.raises(TypeError):
+            await anext(stream)
+        with record(path.with_name("inner.jsonl")):  # one recording inside of another: both see it read so
+            assert await talk() == [0, 1]
+
+
+def test_a_plain_stream_that_is_open_at_the_end_is_replayed_as_one(source, path):
+    with record(path):
+        stream = source.letters("abc")
+        assert next(stream) == "a"
+    stream.close()
+    source.is_on = False
+    with replay(path):
+        stream = source.letters("abc")
+        assert next(stream) == "a"
+        stream.close()
+
+
+async def test_a_plain_function_whose_awaited_answer_is_open_at_the_end_is_awaited_again(path):
+    started = asyncio.Event()
+
+    async def answer() -> None:
+        started.set()
+        await asyncio.sleep(60)
+
+    ask = intercept(lambda: answer(), name="ask")
+    with record(path):
+        task = asyncio.ensure_future(ask())
+        await started.wait()
+    task.cancel()
+    with replay(path), pytest.raises(TimeoutError):
+        await asyncio.wait_for(ask(), 30)
