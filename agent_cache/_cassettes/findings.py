@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from agent_cache.recording import Cassette, RecordedCall, Redaction
-from agent_cache.recording.outcomes import map_payload
+from agent_cache.recording.cassette import said_of
+from agent_cache.recording.redacted import redacted_call
 
-__all__ = ["redacted_outcome", "rules_of", "secret_places"]
+__all__ = ["rules_of", "secret_places"]
 
 
 def rules_of(cassette: Cassette, names: list[str] | None = None, patterns: list[str] | None = None) -> Redaction:
@@ -15,22 +16,15 @@ def rules_of(cassette: Cassette, names: list[str] | None = None, patterns: list[
 
     A hook is not to be had here; what it did is done.
     """
-    said = {key: value for key, value in cassette.header.redact.items() if key != "hook"}
-    return Redaction(names or (), patterns or ()).joined(said)
-
-
-def redacted_outcome(call: RecordedCall, rules: Redaction) -> dict[str, Any]:
-    """The outcome without its secrets."""
-    return map_payload(call.outcome, rules.apply)
+    return Redaction(names or (), patterns or ()).joined(said_of(cassette))
 
 
 def secret_places(call: RecordedCall, rules: Redaction) -> list[str]:
     """The parts of a call that have secrets in them."""
-    found = _changed(call.arguments, rules.apply(call.arguments), "arguments")
-    found += _changed(call.outcome, redacted_outcome(call, rules), "outcome")
-    if call.key is not None and rules.text(call.key) != call.key:
-        found.append("key")
-    return found
+    clean = redacted_call(call, rules)
+    found = _changed(call.arguments, clean.arguments, "arguments")
+    found += _changed(call.outcome, clean.outcome, "outcome")
+    return found + [part for part in ("key", "model") if getattr(call, part) != getattr(clean, part)]
 
 
 def _changed(was: Any, now: Any, path: str) -> list[str]:

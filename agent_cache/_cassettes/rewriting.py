@@ -9,13 +9,13 @@ from pathlib import Path
 
 import msgspec
 
-from agent_cache._cassettes.findings import redacted_outcome, rules_of, secret_places
+from agent_cache._cassettes.findings import rules_of, secret_places
 from agent_cache._cassettes.screen import Screen, cassettes_in, load, print_json
 from agent_cache.errors import CassetteError, ConfigurationError
-from agent_cache.recording import Cassette, RecordedCall, Redaction
+from agent_cache.recording import Cassette, Redaction
 from agent_cache.recording.format import Trailer, call_line, header_line, trailer_line
-from agent_cache.recording.identity import digest_of, digest_of_key
 from agent_cache.recording.partial import replace_file
+from agent_cache.recording.redacted import redacted_call
 
 __all__ = ["convert", "redact", "rewrite"]
 
@@ -100,20 +100,11 @@ def _lines(cassette: Cassette, rules: Redaction, without: frozenset[int]) -> Ite
         if call.id in without:
             continue
         changes = {} if call.after not in without else {"after": last if last < call.id else 0}
-        yield call_line(msgspec.structs.replace(_redacted(call, rules), **changes))
+        yield call_line(msgspec.structs.replace(redacted_call(call, rules), **changes))
         last, written = call.id, written + 1
     if cassette.trailer is not None:
         trailer: Trailer = msgspec.structs.replace(cassette.trailer, calls=written)
         yield trailer_line(trailer)
-
-
-def _redacted(call: RecordedCall, rules: Redaction) -> RecordedCall:
-    arguments = rules.apply(call.arguments)
-    key = None if call.key is None else rules.text(call.key)
-    digest = digest_of(call.name, arguments) if key is None else digest_of_key(call.name, key)
-    return msgspec.structs.replace(
-        call, arguments=arguments, key=key, digest=digest.hex(), outcome=redacted_outcome(call, rules)
-    )
 
 
 def _count(cassette: Cassette, rules: Redaction) -> Counter[str]:

@@ -19,15 +19,14 @@ from agent_cache.recording.format import (
     header_line,
     trailer_line,
 )
-from agent_cache.recording.identity import digest_of, digest_of_key
 from agent_cache.recording.legacy import calls_of_agentcassette
 from agent_cache.recording.lines import Lines, read_file
-from agent_cache.recording.outcomes import map_payload
 from agent_cache.recording.outline import Outline
 from agent_cache.recording.partial import replace_file
+from agent_cache.recording.redacted import redacted_call
 from agent_cache.recording.redaction import Redaction
 
-__all__ = ["Cassette"]
+__all__ = ["Cassette", "bring_under", "said_of"]
 
 
 class Cassette:
@@ -187,11 +186,7 @@ class Cassette:
 
         Digests are made anew, and the names are remembered, so that a replay still matches. Files change by `save`.
         """
-        redaction = Redaction((*self.header.redact.get("names", ()), *names), replacement=replacement)
-        self.steps = [_redacted(call, redaction) for call in self.steps]
-        self.header = msgspec.structs.replace(
-            self.header, redact={**self.header.redact, "names": list(redaction.names), "replacement": replacement}
-        )
+        bring_under(self, Redaction(names, replacement=replacement).joined(said_of(self)))
         return self
 
     def _lines(self) -> Iterator[bytes]:
@@ -216,10 +211,15 @@ class Cassette:
         return f"<Cassette of {len(self)} calls{f' from {self.path}' if self.path else ''}>"
 
 
-def _redacted(call: RecordedCall, redaction: Redaction) -> RecordedCall:
-    arguments = redaction.apply(call.arguments)
-    key = None if call.key is None else redaction.text(call.key)
-    digest = digest_of(call.name, arguments) if key is None else digest_of_key(call.name, key)
-    return msgspec.structs.replace(
-        call, arguments=arguments, key=key, digest=digest.hex(), outcome=map_payload(call.outcome, redaction.apply)
-    )
+def said_of(cassette: Cassette) -> dict[str, Any]:
+    """What a cassette says that was redacted, without a hook: what one did is done."""
+    return {name: value for name, value in cassette.header.redact.items() if name != "hook"}
+
+
+def bring_under(cassette: Cassette, rules: Redaction) -> None:
+    """Redact every call by these rules, and remember them beside a hook that there was."""
+    cassette.steps = [redacted_call(call, rules) for call in cassette.steps]
+    said = rules.describe()
+    if cassette.header.redact.get("hook"):
+        said["hook"] = True
+    cassette.header = msgspec.structs.replace(cassette.header, redact=said)

@@ -38,6 +38,7 @@ class Recorder:
 
     def __init__(self, path: Path, model: str | None, redaction: Redaction) -> None:
         self.path = path
+        self._redaction = redaction
         self._file = PartialFile(path)
         self._began = time.perf_counter()
         self.written = 0
@@ -90,7 +91,10 @@ class Recorder:
         )
         if (usage := frame.usage) is not None:  # three more fields double what it takes to make one
             call = msgspec.structs.replace(
-                call, input_tokens=usage.input_tokens, output_tokens=usage.output_tokens, model=usage.model
+                call,
+                input_tokens=usage.input_tokens,
+                output_tokens=usage.output_tokens,
+                model=None if usage.model is None else self._redaction.labelled("model", usage.model),
             )
         self._write(call)
 

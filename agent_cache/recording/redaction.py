@@ -122,6 +122,10 @@ class Redaction:
             defaults=self.defaults and said.get("defaults", True),
         )
 
+    def without_hook(self) -> Redaction:
+        """The same, for what a hook has seen already."""
+        return Redaction(self.names, self.patterns, replacement=self.replacement, defaults=self.defaults)
+
     def may_touch(self, text: bytes) -> bool:
         """Whether there may be anything to redact in this JSON. Asked first: it is far faster than looking.
 
@@ -168,6 +172,10 @@ class Redaction:
         """The same plain data without the secrets."""
         data = self._clean(data, under_secret=False)
         return data if self.hook is None else self.hook(data)
+
+    def labelled(self, name: str, text: str) -> str:
+        """A text that stands by itself under this name, without what looks like a secret."""
+        return self.replacement if self.is_secret(name) else self.text(text)
 
     def is_secret(self, name: str) -> bool:
         """Whether what stands under this name is redacted."""

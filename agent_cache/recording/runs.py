@@ -14,12 +14,12 @@ from agent_cache._pipeline.scope import SCOPE, Scope
 from agent_cache._pipeline.tape import ACTIVE, TapedScope
 from agent_cache.errors import CassetteError, CassetteNotFound, ConfigurationError
 from agent_cache.recording.barrier import beneath_barrier
-from agent_cache.recording.cassette import Cassette
+from agent_cache.recording.cassette import Cassette, bring_under, said_of
 from agent_cache.recording.format import RecordedCall
 from agent_cache.recording.partial import is_being_recorded, partial_of
 from agent_cache.recording.player import Player
 from agent_cache.recording.recorder import Recorder as Writer
-from agent_cache.recording.redaction import redaction_of
+from agent_cache.recording.redaction import Redaction, redaction_of
 from agent_cache.recording.tape import Tape
 
 __all__ = ["MODES", "POLICIES", "Recorder", "record", "replay"]
@@ -191,17 +191,17 @@ class record(_Run[Recorder]):  # noqa: N801 - used as a function, as in vcrpy an
         mode = self._mode
         if mode == "once":
             mode = "none" if self._path.exists() else "rewrite"
-        redaction, player = self._redaction, None
+        redaction, player, model = self._redaction, None, self._model
         if mode != "rewrite":
             try:
-                old = Cassette.load(self._path)
+                old, redaction = _loaded(self._path, redaction)
             except CassetteNotFound:
                 if mode == "none":
                     raise
             else:
-                redaction = redaction.joined(old.header.redact)
                 player = Player(old, redaction, strict=self._strict)
-        writer = None if mode == "none" else Writer(self._path, self._model, redaction)
+                model = old.model if model is None else model
+        writer = None if mode == "none" else Writer(self._path, model, redaction)
         self._handle = handle = Recorder(self._path, self._mode, player)
         handle._writes = writer is not None
         return Tape(redaction, player=player, recorder=writer, policy=self._policy, answers=mode != "all"), handle
@@ -251,10 +251,21 @@ class replay(_Run[Player]):  # noqa: N801 - as `record`
     def _open(self) -> tuple[Tape, Player]:
         if is_being_recorded(self._path):
             raise CassetteError("is being recorded; replay it when that has ended", self._path)
-        cassette = Cassette.load(self._path)
-        redaction = self._redaction.joined(cassette.header.redact)
+        cassette, redaction = _loaded(self._path, self._redaction)
         player = Player(cassette, redaction, strict=self._strict)
         return Tape(redaction, player=player, policy=self._policy), player
+
+
+def _loaded(path: Path, given: Redaction) -> tuple[Cassette, Redaction]:
+    """A recording, and what is redacted in it: also what it was not redacted of when it was made."""
+    cassette = Cassette.load(path)
+    redaction = given.joined(cassette.header.redact)
+    before, rules = Redaction().joined(said_of(cassette)), redaction
+    if cassette.header.redact.get("hook"):
+        rules = redaction.without_hook()
+    if rules.describe() != before.describe():
+        bring_under(cassette, rules)
+    return cassette, redaction
 
 
 def _not_on_a_tape(scope: Scope, path: Path) -> None:

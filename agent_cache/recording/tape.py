@@ -21,6 +21,7 @@ from agent_cache.recording.performance import perform
 from agent_cache.recording.plain import plain_arguments
 from agent_cache.recording.player import Player
 from agent_cache.recording.recorder import Recorder
+from agent_cache.recording.redacted import redacted_key
 from agent_cache.recording.redaction import Redaction
 from agent_cache.recording.subject import Subject
 
@@ -82,10 +83,11 @@ class Tape:
             CassetteError: if it is not recorded, and may not run.
         """
         data, raw = plain_arguments(subject.recorded(arguments))
+        given = data
         if self.redaction.may_touch(raw):
             data = self.redaction.apply(data)
         if key is not None:
-            key = self.redaction.text(key)
+            key = redacted_key(key, given, data, self.redaction)
         digest = digest_of(subject.name, data) if key is None else digest_of_key(subject.name, key)
         frame = Frame(self, subject, data, key, digest)
         if subject.kind == "llm":

@@ -10,7 +10,7 @@ from hypothesis import given, strategies as st
 
 from agent_cache import ConfigurationError
 from agent_cache._cassettes.findings import secret_places
-from agent_cache.recording import Cassette, DivergenceError, Redaction, intercept, record, replay
+from agent_cache.recording import Cassette, DivergenceError, Redaction, cached_llm_call, intercept, record, replay
 from agent_cache.recording.plain import encode
 
 SECRET = "sk-ant-api03-Zm9vYmFyYmF6cXV4"
@@ -254,6 +254,82 @@ def test_defaults_can_be_switched_off(path):
         call("x", token="seen", only_this="other")
     with pytest.raises(DivergenceError), replay(path):
         call("x", token="another", only_this="other")
+
+
+@pytest.mark.parametrize("mode", ["new_episodes", "all"])
+@pytest.mark.parametrize(
+    "redact",
+    [["pin"], Redaction(patterns=["PIN\\d+"]), lambda data: json.loads(json.dumps(data).replace("PIN1234", "gone"))],
+)
+def test_a_rule_that_is_added_later_holds_for_what_stands_there(mode, redact, path):
+    with record(path):
+        call({"pin": "PIN1234"}, pin="PIN1234")
+        call("left", pin="PIN1234")
+    with record(path, mode=mode, redact=redact):
+        call({"pin": "PIN1234"}, pin="PIN1234")
+        call("new", pin="PIN1234")
+    assert "PIN1234" not in path.read_text()
+    hook = redact if callable(redact) else None
+    with replay(path, strict=True, redact=hook):
+        call({"pin": "PIN1234"}, pin="PIN1234")
+        call("new", pin="PIN1234")
+        call("left", pin="PIN1234")
+
+
+def test_a_rule_that_is_added_in_a_replay_takes_no_part_in_matching(path):
+    with record(path):
+        call(1, pin="PIN1234")
+    with replay(path, strict=True, redact=["pin"]):
+        call(1, pin="PIN5678")
+
+
+def test_new_episodes_keep_the_label_unless_there_is_another(path):
+    with record(path, model="one"):
+        call(1)
+    for label, found in ((None, "one"), ("two", "two")):
+        with record(path, mode="new_episodes", model=label):
+            call(found)
+        assert Cassette.load(path).model == found
+
+
+@pytest.mark.parametrize(
+    "cache_key", [lambda value, **_: value, lambda value, **_: f"{value}!", lambda value, pin: f"a/{pin}"]
+)
+@pytest.mark.parametrize("redact", [["value", "pin"], lambda _: {}])
+def test_an_identity_made_of_what_is_redacted_has_no_more_of_it(cache_key, redact, path):
+    ask = cached_llm_call(name="ask", cache_key=cache_key)(lambda value, pin: 1)
+    with record(path, redact=redact):
+        ask("PIN1234", pin=7)
+    assert "PIN1234" not in path.read_text()
+    assert json.loads(path.read_text().splitlines()[1])["key"] in ("[redacted]", "[redacted]!", "a/[redacted]")
+    with replay(path, redact=redact if callable(redact) else None):
+        ask("PIN1234", pin=7)
+
+
+@pytest.mark.parametrize("redact", [["model"], [re.compile("deploy-\\w+")]])
+def test_the_name_of_a_model_may_be_a_secret(redact, path):
+    ask = cached_llm_call(name="ask")(lambda: {"model": "deploy-hunter2", "usage": {"input_tokens": 1}})
+    with record(path, redact=redact):
+        ask()
+    assert "hunter2" not in path.read_text()
+    with record(path):
+        ask()
+    found = secret_places(Cassette.load(path)[0], Redaction(["model"]))
+    assert found == ["outcome.value.model", "model"]
+    assert Cassette.load(path).redact("model")[0].model == "[redacted]"
+
+
+@pytest.mark.parametrize(
+    "redact",
+    [Redaction(["pin"], replacement="XXX"), Redaction(patterns=["cust-\\d+"]), Redaction(["pin"], defaults=False)],
+)
+def test_redacting_later_keeps_the_rules_of_the_recording(redact, path):
+    with record(path, redact=redact):
+        call("cust-77", pin="p", token="t")
+    Cassette.load(path).redact("zip").save(path)
+    with replay(path, strict=True):
+        assert "7" in call("cust-77", pin="p", token="t") or redact.patterns
+    assert Cassette.load(path).header.redact["names"] == [*redact.names, "zip"]
 
 
 def test_a_secret_is_found_among_words_that_were_seen_before(path):
