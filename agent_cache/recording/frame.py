@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
+from agent_cache.recording.chunks import redacted_chunks
 from agent_cache.recording.format import RecordedCall
 from agent_cache.recording.llm_shapes import Usage
 
@@ -36,7 +37,7 @@ class Frame:
         taped: the tool's call, if it is one.
         passed: positional and keyword arguments as they were passed, for extractors.
         usage: what is known of an LLM call; None for any other.
-        chunks: what a stream has yielded so far; None if it is none.
+        chunks: what a stream has yielded so far, not redacted yet; None if it is none.
         is_plain: whether the stream is not awaited.
         is_awaited: whether a plain function returned something to be awaited, and this is what it came to.
     """
@@ -94,7 +95,7 @@ class Frame:
 
     def stream_outcome(self, end: dict[str, Any]) -> dict[str, Any]:
         """What a stream came to, with how it ended."""
-        stream: dict[str, Any] = {"chunks": self.chunks or [], "end": end}
+        stream: dict[str, Any] = {"chunks": redacted_chunks(self.chunks or [], self.tape.redaction), "end": end}
         if self.is_plain:
             stream["plain"] = True
         return {"stream": stream}

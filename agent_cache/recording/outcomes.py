@@ -14,6 +14,7 @@ from agent_cache.errors import CassetteError
 from agent_cache.recording.classes import name_of, registered
 from agent_cache.recording.failures import failure_of, map_failure
 from agent_cache.recording.plain import encode, exact_json
+from agent_cache.recording.positional import without_secret_fields
 from agent_cache.recording.redaction import Redaction
 
 __all__ = ["error_outcome", "map_payload", "read_value", "value_outcome"]
@@ -25,18 +26,21 @@ _ANY = schema_of(Any)
 _VALUES = ("value", "typed", "any")
 
 
-def value_outcome(value: Any, schema: Schema, redaction: Redaction) -> Outcome:
+def value_outcome(value: Any, schema: Schema, redaction: Redaction, *, is_chunk: bool = False) -> Outcome:
     """What a call returned, redacted. The form is chosen so that the value comes back as it was.
 
     JSON stands for itself; else what the return annotation makes of it; else builtin values that say what they are;
     else a registered class. An object that none of these knows becomes the plain data of its fields, and what has no
-    fields either is noted as not to be had.
+    fields either is noted as not to be had. A chunk is redacted later, with those that come before and after it.
     """
     exact = exact_json(value)
     if exact is not None:
         raw, read = exact
-        return {"value": redaction.apply(read) if redaction.may_touch(raw) else msgspec.Raw(raw)}
-    form, plain = _written(value, schema)
+        is_clean = is_chunk or not redaction.may_touch(raw)
+        return {"value": msgspec.Raw(raw) if is_clean else redaction.apply(read)}
+    form, plain = _written(without_secret_fields(value, redaction), schema)
+    if is_chunk:
+        return {form: plain}
     if form == "unencodable":
         return {form: plain}
     if form == "object":

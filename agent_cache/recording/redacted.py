@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from agent_cache.recording.chunks import redacted_chunks
 from agent_cache.recording.format import RecordedCall
 from agent_cache.recording.identity import digest_of, digest_of_key
 from agent_cache.recording.outcomes import map_payload
@@ -24,13 +25,17 @@ def redacted_call(call: RecordedCall, rules: Redaction) -> RecordedCall:
     arguments = rules.apply(call.arguments)
     key = None if call.key is None else redacted_key(call.key, call.arguments, arguments, rules)
     digest = digest_of(call.name, arguments) if key is None else digest_of_key(call.name, key)
+    outcome = map_payload(call.outcome, rules.apply)
+    if "stream" in outcome:
+        chunks = redacted_chunks(call.outcome["stream"]["chunks"], rules)
+        outcome["stream"] = {**outcome["stream"], "chunks": chunks}
     return msgspec.structs.replace(
         call,
         arguments=arguments,
         key=key,
         digest=digest.hex(),
         model=None if call.model is None else rules.labelled("model", call.model),
-        outcome=map_payload(call.outcome, rules.apply),
+        outcome=outcome,
     )
 
 

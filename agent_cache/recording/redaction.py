@@ -40,7 +40,8 @@ _MOST_INNOCENT = 20_000
 _LONGEST_INNOCENT = 40
 _OPENING = frozenset("{[")
 _CLOSING = frozenset("}]")
-_ENCODED = b'"$byte'
+_BYTES = ("$bytes", "$bytearray", "$memoryview")
+_ENCODED = re.compile(rb'"\$(?:byte|memory)')
 
 
 class Redaction:
@@ -133,7 +134,7 @@ class Redaction:
         follows a telling one. Words that were looked at before are remembered, whatever digits are in them: most of
         them come again with each call.
         """
-        if self._always or (b"$" in text and _ENCODED in text) or (b"@" in text and b"://" in text):
+        if self._always or (b"$" in text and _ENCODED.search(text)) or (b"@" in text and b"://" in text):
             return True
         if not text.isascii() and _KELVIN in text:
             return True
@@ -206,6 +207,12 @@ class Redaction:
         if kind is str:
             return self.replacement if under_secret and data else self.text(data)
         if kind is dict:
+            if len(data) == 1 and not under_secret:
+                if _is_pair(data):
+                    return self._clean_pair(data)
+                [(tag, inner)] = data.items()
+                if tag in _BYTES and type(inner) is str and inner.startswith("hex:"):
+                    return {tag: self._hexadecimal(inner)}
             cleaned: dict[str, Any] = {}
             for key, value in data.items():
                 name = self.text(key)
@@ -214,9 +221,9 @@ class Redaction:
                 cleaned[name] = self._clean(value, under_secret=under_secret or self.is_secret(key))
             return cleaned
         if kind is list:
-            if data and not under_secret and all(map(_is_pair, data)):
-                return [self._clean_pair(pair) for pair in data]
-            return [self._clean(value, under_secret=under_secret) for value in data]
+            if under_secret:
+                return [self._clean(value, under_secret=True) for value in data]
+            return [self._clean_pair(one) if _is_pair(one) else self._clean(one, under_secret=False) for one in data]
         if under_secret and (kind is int or kind is float):
             return kind(0)
         return data
@@ -243,6 +250,15 @@ class Redaction:
 
     def _reshape(self, match: re.Match[str]) -> str:
         return f"{match.groupdict().get('kept') or ''}{self.replacement}"
+
+    def _hexadecimal(self, text: str) -> str:
+        """Bytes among arguments that are no text."""
+        try:
+            plain = bytes.fromhex(text[4:]).decode("latin-1")
+        except ValueError:
+            return self.text(text)
+        cleaned = self.text(plain)
+        return text if cleaned == plain else "hex:" + cleaned.encode("latin-1", "replace").hex()
 
     def _encoded(self, text: str) -> str:
         try:

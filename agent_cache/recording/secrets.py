@@ -12,9 +12,10 @@ SECRET_NAMES: tuple[str, ...] = (
     "aws_access_key_id", "aws_secret_access_key", "aws_session_token", "bearer", "bearer_token", "client_secret",
     "connection_string", "cookie", "cookies", "credential", "credentials", "csrf_token", "database_password",
     "db_password", "encryption_key", "id_token", "jwt", "oauth_token", "passphrase", "passwd", "password",
-    "private_key", "proxy_authorization", "pwd", "refresh_token", "secret", "secret_access_key", "secret_key",
-    "session_token",
-    "set_cookie", "signing_key", "token", "webhook_secret", "x_api_key", "x_auth_token",
+    "private_key", "private_token", "proxy_authorization", "pwd", "refresh_token", "secret", "secret_access_key",
+    "secret_key", "session_token",
+    "set_cookie", "signing_key", "token", "webhook_secret", "x_amz_security_token", "x_api_key", "x_auth_token",
+    "x_goog_api_key",
 )  # fmt: skip
 """Names that hold a secret, whatever stands under them."""
 
@@ -46,6 +47,10 @@ _NAME = re.compile(
     r"(?<![\w-])(?P<name>[\w-]++)(?:\\*[\"']\s*+[:=]\s*+(?P<quote>\\*[\"'])|(?P<plain>=)[\"']?|(?P<header>:)\s*+)"
 )
 _BARE = re.compile(r"(?:(?:bearer|basic)\s+)?[^\s\"'&,;<>\\]+", re.IGNORECASE)
+_ONE_WORD = re.compile(
+    r"[ \t]*(?P<word>(?=[^\s]*[^\sa-z]|[^\s]{16})[^\s\"'\\,;(){}<>\[\]]{6,})[ \t]*(?=[\r\n]|\Z)", re.IGNORECASE
+)
+"""What follows a name as the rest of its line, and is no word of a sentence and no type."""
 _LINE = re.compile(r"[^\r\n\"'\\]+")
 
 
@@ -56,7 +61,7 @@ def squash(name: str) -> str:
 
 def assigned(text: str, is_secret: Callable[[str], bool], replacement: str) -> str:
     """Replace what is assigned to a secret name: ``"token": "..."`` as JSON and reprs have it, at any depth of
-    escaping, ``token=...`` as queries and shells have it, and HTTP headers.
+    escaping, ``token=...`` as queries and shells have it, HTTP headers, and ``password: hunter2`` on a line by itself.
     """
     parts: list[str] = []
     done = 0
@@ -66,9 +71,13 @@ def assigned(text: str, is_secret: Callable[[str], bool], replacement: str) -> s
         at = match.end()
         if match["header"] is not None:
             if squash(match["name"]) not in _HEADERS:
-                continue
-            value = _LINE.match(text, at)
-            end = at if value is None else value.end()
+                value = _ONE_WORD.match(text, match.end("header")) if _begins_line(text, match.start()) else None
+                if value is None:
+                    continue
+                at = value.start("word")
+            else:
+                value = _LINE.match(text, at)
+            end = at if value is None else value.end("word") if value.re is _ONE_WORD else value.end()
         elif match["quote"] is not None:
             end = _closing(text, at, match["quote"])
         else:
@@ -78,6 +87,10 @@ def assigned(text: str, is_secret: Callable[[str], bool], replacement: str) -> s
             parts += (text[done:at], replacement)
             done = end
     return "".join((*parts, text[done:])) if parts else text
+
+
+def _begins_line(text: str, at: int) -> bool:
+    return not text[text.rfind("\n", 0, at) + 1 : at].strip(" \t-")
 
 
 def _closing(text: str, at: int, quote: str) -> int:

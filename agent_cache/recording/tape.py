@@ -169,7 +169,7 @@ class Tape:
         if self.recorder is not None and frame.chunks is not None:
             if frame.usage is not None:
                 frame.usage.see(chunk)
-            frame.chunks.append(value_outcome(chunk, frame.subject.chunk_schema, self.redaction))
+            frame.chunks.append(value_outcome(chunk, frame.subject.chunk_schema, self.redaction, is_chunk=True))
 
     def closed(self, frame: Frame, end: dict[str, Any], chunks: list[Any] | None) -> None:
         """A stream that ran is over."""

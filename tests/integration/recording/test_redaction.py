@@ -1,10 +1,13 @@
 """Secrets are not written down, and what is none is."""
 
 import base64
+import itertools
 import json
 import re
 from dataclasses import dataclass
+from typing import NamedTuple
 
+import msgspec
 import pytest
 from hypothesis import given, strategies as st
 
@@ -330,6 +333,126 @@ def test_redacting_later_keeps_the_rules_of_the_recording(redact, path):
     with replay(path, strict=True):
         assert "7" in call("cust-77", pin="p", token="t") or redact.patterns
     assert Cassette.load(path).header.redact["names"] == [*redact.names, "zip"]
+
+
+class Login(NamedTuple):
+    user: str
+    password: str
+
+
+class Row(msgspec.Struct, array_like=True):
+    user: str
+    password: str
+
+
+def login() -> Login:
+    return Login("ann", "hunter2")
+
+
+def row() -> Row:
+    return Row("ann", "hunter2")
+
+
+@pytest.mark.parametrize(
+    "function",
+    [login, row, lambda: login(), lambda: row(), lambda: {"all": [login(), row()]}, lambda: (1, login())],
+    ids=["named tuple", "row", "without annotation", "row without annotation", "inside", "in a tuple"],
+)
+def test_fields_that_are_written_by_position_are_known_by_their_names(function, path):
+    fetch = intercept(function, name="fetch")
+    with record(path):
+        assert "hunter2" in repr(fetch()), "the run itself has it"
+    assert "hunter2" not in path.read_text()
+    assert "ann" in path.read_text()
+    with replay(path):
+        assert "[redacted]" in repr(fetch())
+
+
+@pytest.mark.parametrize(
+    "value", [("password", "hunter2"), [["password", "hunter2"], ["x"]], [("password", "hunter2"), 3]]
+)
+def test_a_pair_needs_no_company(value, path):
+    text = written(path, value)
+    assert "hunter2" not in text
+    assert "password" in text
+
+
+def test_a_pair_of_other_words_is_left_alone(path):
+    assert "hunter2" in written(path, [["user", "hunter2"], "token", "x"])
+
+
+@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
+def test_bytes_that_are_no_text_are_searched_as_well(kind, path):
+    secret, rest = b"\xff\x00Authorization: Bearer abcdef0123456", b"\xff\x00 left"
+    with record(path) as recorder:
+        intercept(lambda value: None, name="send")(kind(secret))
+        intercept(lambda value: None, name="send")(kind(rest))
+    assert secret[-7:].hex() not in path.read_text()
+    assert recorder.steps[1].arguments == {"value": {f"${kind.__name__}": "hex:" + rest.hex()}}
+
+
+@pytest.mark.parametrize("name", ["x-goog-api-key", "X-Amz-Security-Token", "PRIVATE-TOKEN"])
+def test_names_of_headers_of_services(name, path):
+    assert "hunter2" not in written(path, {name: "hunter2"})
+
+
+@pytest.mark.parametrize("text", ["password: hunter2", "user: ann\n  password:  hunter2 \nport: 1", "- token: 1234567"])
+def test_a_line_with_a_name_and_a_word_is_an_assignment(text, path):
+    found = written(path, text)
+    assert "hunter2" not in found
+    assert "1234567" not in found
+    assert found.count("[redacted]") == 2
+
+
+@pytest.mark.parametrize(
+    "text", ["password: str", "Password: eight or more", "password:\n  hunter2", "a password: hunter2"]
+)
+def test_a_line_of_prose_or_code_is_none(text, path):
+    assert "redacted" not in written(path, text)
+
+
+KEY = "sk-abcdefghijklmnopqrstuvwxyz0123"
+
+
+@pytest.mark.parametrize("cut", [[4], [12, 20], [25], [3, 10, 17, 24, 31], list(range(1, 30))])
+@pytest.mark.parametrize("form", [str, lambda text: {"delta": [{"text": text}], "id": "x"}, lambda text: Delta(text)])
+def test_a_secret_that_goes_over_chunks_of_a_stream_is_not_written_down(cut, form, path):
+    text = '{"note": "first", "key": "' + KEY + '", "rest": "last"}'
+    edges = [0, *(one + text.index(KEY) for one in cut), len(text)]
+
+    @cached_llm_call(name="ask")
+    def ask():
+        for begin, end in itertools.pairwise(edges):
+            yield form(text[begin:end])
+
+    with record(path):
+        list(ask())
+    [found] = Cassette.load(path)
+    values = [chunk["value"] for chunk in found.outcome["stream"]["chunks"]]
+    said = "".join(
+        one if type(one) is str else one["delta"][0]["text"] if "delta" in one else one["text"] for one in values
+    )
+    assert json.loads(said) == {"note": "first", "key": "[redacted]", "rest": "last"}
+    assert len(found.outcome["stream"]["chunks"]) == len(edges) - 1
+    assert secret_places(found, Redaction()) == []
+    with replay(path):
+        assert len(list(ask())) == len(edges) - 1
+
+
+@dataclass
+class Delta:
+    text: str
+
+
+def test_chunks_with_nothing_to_hide_are_as_they_were(path):
+    @cached_llm_call(name="ask")
+    def ask():
+        yield from ["the pass", "word: s", "tr", {"token": "hunter2"}, "x"]
+
+    with record(path) as recorder:
+        list(ask())
+    chunks = [chunk["value"] for chunk in recorder.steps[0].outcome["stream"]["chunks"]]
+    assert chunks == ["the pass", "word: s", "tr", {"token": "[redacted]"}, "x"]
 
 
 def test_a_secret_is_found_among_words_that_were_seen_before(path):
