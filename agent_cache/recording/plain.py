@@ -7,6 +7,7 @@ is no address in it, so it is the same in every run.
 
 from __future__ import annotations
 
+import logging
 import marshal
 import math
 from collections.abc import Mapping
@@ -20,6 +21,8 @@ from agent_cache._core.keys import declared_fields
 from agent_cache._core.standard import text_of_standard_value
 
 __all__ = ["decode", "encode", "encode_sorted", "exact_json", "plain_arguments"]
+
+_LOG = logging.getLogger("agent_cache")
 
 MAX_DEPTH = 100
 MAX_PARTS = 100_000
@@ -44,12 +47,14 @@ def exact_json(value: Any) -> tuple[bytes, Any] | None:
         return None
 
 
-def plain_arguments(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], bytes]:
-    """Arguments by name as plain data, and the JSON of it."""
+def plain_arguments(arguments: Mapping[str, Any], *, is_identity: bool = True) -> tuple[dict[str, Any], bytes]:
+    """Arguments by name as plain data, and the JSON of it. Where they identify the call, objects that are not told apart
+    by what is in them are warned of, once a class.
+    """
     exact = exact_json(arguments)
     if exact is not None and b'"$' not in exact[0]:  # a dict that looks like a tag is written as one
         return exact[1], exact[0]
-    walk = _Walk()
+    walk = _Walk(is_identity)
     data = {name: walk.plain(value) for name, value in arguments.items()}
     return data, encode(data)
 
@@ -57,9 +62,10 @@ def plain_arguments(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], bytes
 class _Walk:
     """One walk over the arguments of one call."""
 
-    __slots__ = ("parts", "path")
+    __slots__ = ("is_identity", "parts", "path")
 
-    def __init__(self) -> None:
+    def __init__(self, is_identity: bool) -> None:
+        self.is_identity = is_identity
         self.path: set[int] = set()
         self.parts = 0
 
@@ -117,6 +123,8 @@ class _Walk:
             return [self.plain(member) for member in value]
         if callable(value) and hasattr(value, "__qualname__"):
             return {"$function": f"{value.__module__}:{value.__qualname__}"}
+        if self.is_identity and getattr(value, "__dict__", None):
+            _warn(kind)
         return _opaque(kind)
 
     def _mapping(self, value: Mapping[Any, Any]) -> Any:
@@ -140,6 +148,20 @@ def _bytes(value: bytes) -> str:
         return value.decode()
     except UnicodeDecodeError:
         return "hex:" + value.hex()
+
+
+_warned: set[type] = set()
+
+
+def _warn(kind: type) -> None:
+    if kind not in _warned and len(_warned) < 1000:
+        _warned.add(kind)
+        _LOG.warning(
+            "recording: an argument of type %s.%s is known by its class alone, so a call with another one is the same "
+            "call; make it a dataclass, pass what tells them apart, or name that by cache_key=",
+            kind.__module__,
+            kind.__qualname__,
+        )
 
 
 def _opaque(kind: type) -> dict[str, str]:

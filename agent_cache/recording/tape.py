@@ -82,7 +82,7 @@ class Tape:
         Raises:
             CassetteError: if it is not recorded, and may not run.
         """
-        data, raw = plain_arguments(subject.recorded(arguments))
+        data, raw = plain_arguments(subject.recorded(arguments), is_identity=key is None)
         given = data
         if self.redaction.may_touch(raw):
             data = self.redaction.apply(data)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypedDict
 
 import pytest
 
-from agent_cache.recording import CassetteError, intercept, record, register, replay
+from agent_cache.recording import CassetteError, DivergenceError, cached_llm_call, intercept, record, register, replay
 
 pydantic = pytest.importorskip("pydantic")
 msgspec = pytest.importorskip("msgspec")
@@ -212,3 +212,35 @@ def test_arguments_that_contain_themselves_are_no_trouble(path):
         assert echo(loop) == 1
     with replay(path):
         assert echo(loop) == 1
+
+
+class Prompt:
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+
+class Handle:
+    __slots__ = ()
+
+
+def test_arguments_that_are_not_told_apart_are_warned_of_once(path, caplog):
+    ask = intercept(lambda prompt: 1, name="ask")
+    with record(path):
+        ask(Prompt("refund"))
+        ask([Prompt("delete")])
+        ask(Handle())
+    [warning] = [message for message in caplog.messages if "known by its class" in message]
+    assert "test_types.Prompt" in warning
+    assert "cache_key=" in warning
+
+
+class Other(Prompt): ...
+
+
+def test_arguments_that_a_key_stands_for_are_not_warned_of(path, caplog):
+    ask = cached_llm_call(name="ask", cache_key=lambda prompt: prompt.text)(lambda prompt: prompt.text)
+    with record(path):
+        ask(Other("refund"))
+    with pytest.raises(DivergenceError), replay(path):
+        ask(Other("delete"))
+    assert caplog.messages == []
