@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import stat
 import threading
 from collections.abc import Iterable
 from pathlib import Path
@@ -108,15 +109,19 @@ class PartialFile:
             if self._target.exists() and not os.access(self._target, os.W_OK):
                 raise CassetteError("cannot be written: it is read-only", self.path)
             while True:
-                descriptor = os.open(self.partial, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o644)
+                descriptor = self._open_partial()
                 try:
-                    if self._lock_file(descriptor):
-                        self._keep_remains(descriptor)
+                    is_ours = self._lock_file(descriptor)
+                    if is_ours and not os.fstat(descriptor).st_size:
                         return descriptor
+                    if is_ours and fcntl is not None:
+                        self._keep_remains()
                 except BaseException:
                     os.close(descriptor)
                     raise
                 os.close(descriptor)
+                if is_ours and fcntl is None:  # where nothing is renamed that is open
+                    self._keep_remains()
         except OSError as error:
             raise CassetteError(f"cannot be written: {error.strerror}", self.path) from error
 
@@ -133,14 +138,21 @@ class PartialFile:
         except FileNotFoundError:
             return False
 
-    def _keep_remains(self, descriptor: int) -> None:
+    def _open_partial(self) -> int:
+        """Never what somebody has put in its place: a link leads to another file."""
+        if self.partial.is_symlink():
+            raise CassetteError(f"cannot be written: {self.partial.name} is a symbolic link; remove it", self.path)
+        flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0) | getattr(os, "O_NOFOLLOW", 0)
+        descriptor = os.open(self.partial, flags | getattr(os, "O_NONBLOCK", 0), 0o644)
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            raise CassetteError(f"cannot be written: {self.partial.name} is no regular file; remove it", self.path)
+        return descriptor
+
+    def _keep_remains(self) -> None:
         """What a killed recording has left is moved aside; only the latest such file is kept."""
-        size = os.fstat(descriptor).st_size
-        if not size:
-            return
         remains = self.partial.with_name(self.partial.name + ".old")
-        remains.write_bytes(os.pread(descriptor, size, 0))
-        os.ftruncate(descriptor, 0)
+        self.partial.replace(remains)
         _LOG.warning("%s was left by a recording that was killed; it is kept as %s", self.partial, remains.name)
 
 

@@ -48,13 +48,13 @@ def exact_json(value: Any) -> tuple[bytes, Any] | None:
 
 
 def plain_arguments(arguments: Mapping[str, Any], *, is_identity: bool = True) -> tuple[dict[str, Any], bytes]:
-    """Arguments by name as plain data, and the JSON of it. Where they identify the call, objects that are not told apart
-    by what is in them are warned of, once a class.
+    """Arguments by name as plain data, and the JSON of it. Where they identify the call, objects that are not told
+    apart by what is in them are warned of, once a class.
     """
     exact = exact_json(arguments)
     if exact is not None and b'"$' not in exact[0]:  # a dict that looks like a tag is written as one
         return exact[1], exact[0]
-    walk = _Walk(is_identity)
+    walk = _Walk(is_identity=is_identity)
     data = {name: walk.plain(value) for name, value in arguments.items()}
     return data, encode(data)
 
@@ -64,7 +64,7 @@ class _Walk:
 
     __slots__ = ("is_identity", "parts", "path")
 
-    def __init__(self, is_identity: bool) -> None:
+    def __init__(self, *, is_identity: bool) -> None:
         self.is_identity = is_identity
         self.path: set[int] = set()
         self.parts = 0

@@ -214,6 +214,43 @@ def test_where_a_link_leads_to_is_recorded_and_the_link_stays(tmp_path):
     assert len(Cassette.load(file)) == 1
 
 
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_link_in_the_place_of_the_partial_file_leads_nowhere(is_there, tmp_path):
+    victim, path = tmp_path / "victim.txt", tmp_path / "run.jsonl"
+    if is_there:
+        victim.write_text("precious")
+    path.with_name("run.jsonl.partial").symlink_to(victim)
+    with pytest.raises(CassetteError, match="symbolic link"):
+        record(path).__enter__()
+    with pytest.raises(CassetteError, match="symbolic link"):
+        Cassette().save(path)
+    assert victim.exists() == is_there
+    assert not is_there or victim.read_text() == "precious"
+    assert not path.exists()
+
+
+def test_a_link_in_the_place_of_what_is_kept_leads_nowhere(tmp_path):
+    victim, path = tmp_path / "victim.txt", tmp_path / "run.jsonl"
+    victim.write_text("precious")
+    partial = path.with_name("run.jsonl.partial")
+    partial.write_text("what a killed recording left")
+    old = path.with_name("run.jsonl.partial.old")
+    old.symlink_to(victim)
+    with record(path):
+        ask("a")
+    assert victim.read_text() == "precious"
+    assert old.read_text() == "what a killed recording left"
+    assert not old.is_symlink()
+    assert len(Cassette.load(path)) == 1
+
+
+def test_a_pipe_in_the_place_of_the_partial_file_is_not_written_to(tmp_path):
+    path = tmp_path / "run.jsonl"
+    os.mkfifo(path.with_name("run.jsonl.partial"))
+    with pytest.raises(CassetteError, match="no regular file"):
+        record(path).__enter__()
+
+
 def test_a_child_that_was_forked_adds_nothing_to_the_recording(path):
     with record(path):
         ask("a")
