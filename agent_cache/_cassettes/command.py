@@ -52,12 +52,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run a subcommand; what cannot be read ends it with 2."""
+    from agent_cache._cassettes.screen import visible
     from agent_cache.errors import CassetteError, ConfigurationError
 
     try:
         code: int = options.run_cassette(options)
     except (CassetteError, ConfigurationError) as error:
-        print(error, file=sys.stderr)
+        print(visible(str(error), keeping="\n"), file=sys.stderr)
         return 2
     return code
 

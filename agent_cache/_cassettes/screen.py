@@ -13,8 +13,12 @@ from typing import Any
 from agent_cache.errors import CassetteNotFound
 from agent_cache.recording import Cassette
 
-__all__ = ["Screen", "cassettes_in", "load", "print_json"]
+__all__ = ["Screen", "as_json_text", "cassettes_in", "load", "print_json", "visible"]
 
+_CONTROLS = (*range(32), *range(0x7F, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A))
+"""What a terminal obeys, or reads backwards, instead of showing it."""
+_VISIBLE = {each: repr(chr(each))[1:-1] for each in _CONTROLS}
+_IN_JSON = {each: f"\\u{each:04x}" for each in _CONTROLS if each >= 0x7F}
 _WORTH_A_BAR = 1_000_000
 _STRIDE = 1 << 17
 
@@ -32,13 +36,19 @@ class Screen:
             self._console = Console(highlight=False, soft_wrap=True)
 
     def line(self, *parts: str | tuple[str, str]) -> None:
-        """One line of texts, or of texts with a style."""
+        """One line of texts, or of texts with a style. What a cassette has of control characters is escaped."""
+        parts = tuple(visible(part) if isinstance(part, str) else (visible(part[0]), part[1]) for part in parts)
         if self._console is None:
             print("".join(part if isinstance(part, str) else part[0] for part in parts).rstrip())
         else:
             from rich.text import Text
 
             self._console.print(Text.assemble(*parts))
+
+
+def visible(text: str, keeping: str = "") -> str:
+    """The same text with control characters escaped, but for those in `keeping`."""
+    return text.translate({each: shown for each, shown in _VISIBLE.items() if chr(each) not in keeping})
 
 
 def load(path: Path) -> Cassette:
@@ -68,14 +78,19 @@ def cassettes_in(paths: list[Path]) -> list[Path]:
 
 def print_json(data: Any) -> None:
     """One document on stdout."""
-    print(json.dumps(data, indent=2, ensure_ascii=False))
+    print(as_json_text(data, indent=2))
+
+
+def as_json_text(data: Any, indent: int | None = None) -> str:
+    """JSON to be read by people, too, with nothing in it that a terminal obeys."""
+    return json.dumps(data, indent=indent, ensure_ascii=False).translate(_IN_JSON)
 
 
 @contextmanager
 def _bar(path: Path) -> Iterator[Callable[[int], None] | None]:
     try:
         size = path.stat().st_size
-    except OSError:
+    except (OSError, ValueError):  # the latter for a null in the name
         size = 0
     if size < _WORTH_A_BAR or not sys.stderr.isatty():
         yield None

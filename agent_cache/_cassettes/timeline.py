@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fnmatch
-import json
 import sys
 from array import array
 from collections import Counter
@@ -14,7 +13,7 @@ from typing import Any
 import msgspec
 
 from agent_cache._cassettes.calls import called, came_to, duration, error_of, how, tokens
-from agent_cache._cassettes.screen import Screen, load
+from agent_cache._cassettes.screen import Screen, as_json_text, load
 from agent_cache.recording import Cassette, RecordedCall
 
 __all__ = ["show"]
@@ -99,13 +98,13 @@ def _print_json(
 ) -> None:
     """One document, a line a call."""
     head = {"path": str(path), "header": msgspec.to_builtins(cassette.header), "is_partial": cassette.is_partial}
-    sys.stdout.write(f"{json.dumps(head, ensure_ascii=False)[:-1]},\n")
+    sys.stdout.write(f"{as_json_text(head)[:-1]},\n")
     sys.stdout.write('"calls": [')
     for number, (index, call) in enumerate(calls):
         row = {"index": index, "depth": depths[index], **msgspec.to_builtins(call)}
-        sys.stdout.write(f"{',' if number else ''}\n{json.dumps(row, ensure_ascii=False)}")
+        sys.stdout.write(f"{',' if number else ''}\n{as_json_text(row)}")
     tail = {"totals": sums.data(), "duration_ms": cassette.duration_ms, "trailer": _trailer(cassette)}
-    sys.stdout.write(f"],\n{json.dumps(tail, ensure_ascii=False)[1:]}\n")
+    sys.stdout.write(f"],\n{as_json_text(tail)[1:]}\n")
 
 
 def _trailer(cassette: Cassette) -> Any:

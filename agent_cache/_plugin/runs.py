@@ -98,11 +98,11 @@ class CassetteRun:
             return lines[0]
         if player is not None:
             lines.append(f"played: {player.cursor} of {len(player.cassette)} recorded calls, {player.remaining} left")
-            if player.error is not None:
-                if player.error is not error:
-                    lines.append(f"Before it failed, the replay had diverged{_origin_of(player.error)}:")
-                    lines.append(str(player.error))
-                lines.append(f"To record it again:\n    {self._command('rewrite')}")
+            if player.error is not None and player.error is not error:
+                lines.append(f"Before it failed, the replay had diverged{_origin_of(player.error)}:")
+                lines.append(str(player.error))
+            if player.error is not None or self._had_failed:
+                lines += [*self._had_failed, f"To record it again:\n    {self._command('rewrite')}"]
         try:
             self._record.end(error)
         except CassetteError as trouble:
@@ -136,15 +136,27 @@ class CassetteRun:
         if self._sharing:
             lines.append(f"{self._sharing[0]} has the same cassette: mark both with allow_unplayed=True.")
         else:
+            lines += self._had_failed
             lines.append(f"If the agent has changed on purpose, record it again:\n    {self._command('rewrite')}")
             lines.append("allow_unplayed=True lets calls be left out.")
         first = player.cassette.steps[indices[0]]
         expected = {"name": first.name, "arguments": first.arguments}
         return DivergenceError(indices[0], expected, None, "\n".join(lines), self._path)
 
+    @property
+    def _had_failed(self) -> list[str]:
+        """What there is to say of a recording of a test that failed, as one that `once` has kept."""
+        player = self._player
+        trailer = None if player is None else player.cassette.trailer
+        if trailer is None or trailer.ended == "returned":
+            return []
+        return [f"The test that was recorded had failed itself: it {trailer.ended}."]
+
     def _explained(self, error: CassetteError, origin: str) -> CassetteError:
         """The error that something had swallowed, with the place where that was."""
         error.add_note(f"This was raised{origin or ' in the test'}, and something has caught it.")
+        for note in self._had_failed:
+            error.add_note(note)
         error.add_note(f"To record it again:\n    {self._command('rewrite')}")
         return error.with_traceback(None)
 

@@ -290,3 +290,41 @@ def test_a_process_of_its_own_that_has_no_rich_and_a_reader_that_stops(cassette,
         process.stdout.close()
         assert process.stderr.read() == ""
         assert process.wait(60) == 141
+
+
+@pytest.mark.parametrize("command", [["show"], ["show", "--json"], ["diff"], ["diff", "--json"], ["verify"]])
+def test_what_a_terminal_would_obey_is_escaped(command, tmp_path, capsys):
+    from agent_cache.recording import cached_llm_call, record
+
+    evil = "\x1b[2J\x1b]0;owned\x07\x9b31m\u202e\r\n"
+
+    @cached_llm_call(name=f"ask{evil}")
+    def ask(question: str) -> dict[str, str]:
+        if question == "broken":
+            raise ValueError(evil)
+        return {"model": evil, "text": evil}
+
+    paths = [tmp_path / "a.jsonl", tmp_path / "b.jsonl"]
+    for path, questions in zip(paths, (["x", "broken", evil], ["y", evil]), strict=True):
+        with record(path, model=evil):
+            for question in questions:
+                try:
+                    ask(question)
+                except ValueError:
+                    pass
+    main(["cassette", *command, *map(str, paths[: 2 if command[0] == "diff" else 1])])
+    shown = capsys.readouterr()
+    assert not set("\x1b\x07\x9b\u202e\r") & set(shown.out + shown.err)
+    if command[0] == "show":
+        assert "owned" in shown.out
+
+
+def test_what_a_terminal_would_obey_is_escaped_in_errors(tmp_path, capsys):
+    assert main(["cassette", "show", str(tmp_path / "\x1b[2Jx")]) == 2
+    assert "\x1b" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["show", "verify"])
+def test_a_name_that_cannot_be_one_of_a_file_is_an_error_as_any_other(command, capsys):
+    assert main(["cassette", command, "a\0b"]) == 2
+    assert "null" in capsys.readouterr().err
