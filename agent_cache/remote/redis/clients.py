@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from agent_cache.remote.redis.lines import REDIRECTS, Line
 from agent_cache.remote.redis.links import into
 from agent_cache.remote.redis.topology import Node
-from agent_cache.remote.redis.wire import Expired, Interrupted, ReplyError, Unreachable, bulk, pack
+from agent_cache.remote.redis.wire import Expired, Interrupted, Refused, ReplyError, Unreachable, bulk, pack
 
 if TYPE_CHECKING:
     from agent_cache.remote.redis.core import Core
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["Fetched", "LoopClient"]
 
 _T = TypeVar("_T")
-_UNKNOWN_SCRIPT = frozenset({"NOSCRIPT"})
+_OF_SCRIPTS = frozenset({"NOSCRIPT", "ERR", "WRONGTYPE"})
 
 Fetched = tuple[dict[bytes, Any], "bytes | dict[bytes, bytes]"]
 """What was read: values by key, and the identity of the server that has them; by key where they are several."""
@@ -141,9 +141,12 @@ class LoopClient:
         """
         tail = (b"%d" % len(keys), *keys, *arguments)
         now = self.loop.time()
-        reply, ident = await self.call(slot, b"EVALSHA", script.digest, *tail, errors=_UNKNOWN_SCRIPT, since=since)
+        reply, ident = await self.call(slot, b"EVALSHA", script.digest, *tail, errors=_OF_SCRIPTS, since=since)
+        if isinstance(reply, ReplyError) and not reply.is_of_command:
+            reply, ident = await self.call(slot, b"EVAL", script.source, *tail, errors=_OF_SCRIPTS, since=since or now)
         if isinstance(reply, ReplyError):
-            reply, ident = await self.call(slot, b"EVAL", script.source, *tail, since=since or now)
+            self._core.counters.failures += 1
+            raise Refused(str(reply))
         return reply, ident
 
     async def call(

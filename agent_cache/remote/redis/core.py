@@ -17,6 +17,7 @@ from agent_cache.remote.redis.clients import LoopClient
 from agent_cache.remote.redis.connections import Deployment
 from agent_cache.remote.redis.counters import Counters, Log
 from agent_cache.remote.redis.epochs import Epochs
+from agent_cache.remote.redis.invalidations import of_whole_root
 from agent_cache.remote.redis.leases import NEVER, boottime
 from agent_cache.remote.redis.links import Link
 from agent_cache.remote.redis.memo import Memo
@@ -27,7 +28,7 @@ from agent_cache.remote.redis.places import Places
 from agent_cache.remote.redis.scripts import Script, sharded
 from agent_cache.remote.redis.topology import Node, Topology
 from agent_cache.remote.redis.values import MAX_HEAD
-from agent_cache.remote.redis.wire import Unreachable
+from agent_cache.remote.redis.wire import Refused, Unreachable
 
 if TYPE_CHECKING:
     from agent_cache.remote.redis.attendant import Attendant
@@ -162,14 +163,20 @@ class Core:
         self.lost()
 
     async def settle_up(self, node: Node, link: Link) -> None:
-        """Deliver what is owed to a server.
+        """Deliver what is owed to a server. What it refuses, whatever its state, is asked of the whole root instead.
 
         Raises:
-            Unreachable: if it does not take it.
+            Unreachable: if it takes nothing.
         """
         for order in self.pending.orders():
-            if self.topology.of(order.root.slot) is node and self.pending.owes(order):
+            if self.topology.of(order.root.slot) is not node or not self.pending.owes(order):
+                continue
+            try:
                 await deliver(order, link)
+            except Refused as error:
+                self.log.once("an invalidation was refused; all of its root is invalidated instead", error)
+                self.pending.replace(order, of_whole_root(self, order))  # by the next heartbeat
+            else:
                 self.epochs.touch(order.cells)
                 self.pending.done(order)
 

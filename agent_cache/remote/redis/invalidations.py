@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterable
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from agent_cache.remote.protocols import WriteIntent
+from agent_cache.remote.redis.leases import NEVER, boottime
 from agent_cache.remote.redis.messages import message
 from agent_cache.remote.redis.names import CellKey, RootNames
 from agent_cache.remote.redis.pending import Order
@@ -17,9 +18,11 @@ from agent_cache.remote.redis.wire import Interrupted, Unreachable
 if TYPE_CHECKING:
     from agent_cache.remote.redis.core import Core
 
-__all__ = ["begin", "commit", "renew"]
+__all__ = ["begin", "commit", "of_whole_root", "renew"]
 
 _BY_ROOT = dict[RootNames, list[CellKey]]
+_MAX_PATHS = 1_000
+"""Of one command, and so of one message: a script stops the server for everybody, and a message is read whole."""
 
 
 async def begin(core: Core, write: WriteIntent) -> Unreachable | None:
@@ -51,24 +54,35 @@ async def commit(core: Core, write: WriteIntent, tags: tuple[str, ...], *, faile
     roots |= dict.fromkeys(core.names.moved_by(write.tags).values())
     roots |= dict.fromkeys(core.names.armed_by(write).values())
     by_root = _grouped(moved)
-    orders = [committing(core, root, write.id, by_root.get(root, ()), hold) for root in roots]
+    until = boottime() + hold if hold else NEVER
+    orders = [
+        _committing(core, root, writer, cells, until)
+        for root in roots
+        for writer, cells in _parts(write.id, by_root.get(root, []))
+    ]
     core.epochs.touch(moved)
     await _give(core, orders)
     core.epochs.touch(moved)
 
 
-def committing(core: Core, root: RootNames, writer: str, cells: Iterable[CellKey], hold: float = 0.0) -> Order:
-    """The command that ends a write under one root."""
-    cells = list(cells)
+def of_whole_root(core: Core, order: Order) -> Order:
+    """The command that does the same to all of the root."""
+    cells = [order.root.s, order.root.d]
+    if order.announces:
+        return _announcing(core, order.root, order.writer, cells, [], BEGIN)
+    return _committing(core, order.root, order.writer, cells, order.until or NEVER)
+
+
+def _committing(core: Core, root: RootNames, writer: str, cells: list[CellKey], until: float) -> Order:
+    """The command that ends a write under one root, and holds what it has touched until then."""
     names = [root.name(cell) for cell in cells]
     doomed = [core.names.value(name[1:]) for name in names if name.startswith(b"K")] if core.deletes else []
     arguments = [
-        *_head(core, root, writer, hold), *_listed(names), *_listed(doomed), root.channel,
+        *_head(core, root, writer, 0.0), *_listed(names), *_listed(doomed), root.channel,
         message(core, b"C", root, cells),
     ]  # fmt: skip
-    return Order(
-        writer, root, core.script(COMMIT), [root.registry, *cells, *doomed], arguments, frozenset(cells)
-    )  # fmt: skip
+    keys = [root.registry, *cells, *doomed]
+    return Order(writer, root, core.script(COMMIT), keys, arguments, frozenset(cells), until=until)
 
 
 def _announcements(core: Core, write: WriteIntent, script: Script) -> list[Order]:
@@ -76,18 +90,25 @@ def _announcements(core: Core, write: WriteIntent, script: Script) -> list[Order
     armed = _grouped(core.names.armed_by(write))
     orders = []
     for root in dict.fromkeys([*held, *armed]):
-        own, late = held.get(root, []), armed.get(root, [])
-        # If the writer of an armed root dies, nobody will say more: local copies go now.
-        said = message(core, b"B", root, late or own)
-        arguments = [
-            *_head(core, root, write.id, core.options.lease),
-            *_listed([root.name(cell) for cell in own]), *_listed([root.name(cell) for cell in late]),
-            root.channel, said,
-        ]  # fmt: skip
-        keys = [root.registry, *dict.fromkeys([*own, *late])]
-        cells = frozenset([*own, *late])
-        orders.append(Order(write.id, root, core.script(script), keys, arguments, cells, announces=True))
+        late = armed.get(root, [])
+        for writer, own in _parts(write.id, held.get(root, [])):
+            orders.append(_announcing(core, root, writer, own, late, script))
+            late = []
     return orders
+
+
+def _announcing(
+    core: Core, root: RootNames, writer: str, own: list[CellKey], late: list[CellKey], script: Script
+) -> Order:
+    # If the writer of an armed root dies, nobody will say more: local copies go now.
+    said = message(core, b"B", root, late or own)
+    arguments = [
+        *_head(core, root, writer, core.options.lease),
+        *_listed([root.name(cell) for cell in own]), *_listed([root.name(cell) for cell in late]),
+        root.channel, said,
+    ]  # fmt: skip
+    keys = [root.registry, *dict.fromkeys([*own, *late])]
+    return Order(writer, root, core.script(script), keys, arguments, frozenset([*own, *late]), announces=True)
 
 
 async def _give(core: Core, orders: list[Order]) -> Unreachable | None:
@@ -100,7 +121,11 @@ async def _give(core: Core, orders: list[Order]) -> Unreachable | None:
     for order, outcome in zip(orders, outcomes, strict=True):
         if outcome is not None:
             failure = outcome
-            core.pending.add(order, lambda root, writer, _: committing(core, root, writer, [root.s, root.d]))
+            core.pending.add(
+                order,
+                core.options.lease,
+                lambda root, until: _committing(core, root, os.urandom(16).hex(), [root.s, root.d], until),
+            )
             core.log.once("an invalidation could not be delivered; it is retried until it is", outcome)
         else:
             core.pending.settle(order.root, order.writer)
@@ -112,7 +137,7 @@ async def _give(core: Core, orders: list[Order]) -> Unreachable | None:
 async def _give_one(core: Core, order: Order) -> Unreachable | None:
     for is_last in (False, True):
         try:
-            await core.client().run(order.script, order.root.slot, order.keys, order.arguments)
+            await core.client().run(order.script, order.root.slot, order.keys, order.told())
         except Interrupted as error:  # it may have been carried out: then it is twice, which is harmless
             if is_last:
                 return error
@@ -139,12 +164,27 @@ def _grouped(cells: dict[CellKey, RootNames]) -> _BY_ROOT:
     grouped: _BY_ROOT = {}
     for cell, root in cells.items():
         grouped.setdefault(root, []).append(cell)
-    return grouped
+    return {root: _bounded(root, own) for root, own in grouped.items()}
+
+
+def _bounded(root: RootNames, cells: list[CellKey]) -> list[CellKey]:
+    """For very many entities all of the root moves: what depends on one of them depends on S as well. An entry need
+    not, so each that is named moves by itself.
+    """
+    entries = [cell for cell in cells if root.name(cell).startswith(b"K")]
+    return cells if len(cells) - len(entries) <= _MAX_PATHS else [root.s, root.d, *entries]
+
+
+def _parts(writer: str, cells: list[CellKey]) -> Iterator[tuple[str, list[CellKey]]]:
+    """Commands of a bounded size: each has a writer's id of its own, and the same at the begin and at the commit."""
+    yield writer, cells[:_MAX_PATHS]
+    for start in range(_MAX_PATHS, len(cells), _MAX_PATHS):
+        yield f"{writer}+{start}", cells[start : start + _MAX_PATHS]
 
 
 def _head(core: Core, root: RootNames, writer: str, period: float) -> list[bytes]:
     return [
-        root.prefix, b"%d" % int(core.options.cell_ttl * 1000), os.urandom(12).hex().encode(),
+        root.prefix, b"%d" % int(core.options.cell_ttl * 1000), b"",  # see `Order.told`
         writer.replace("|", "_").encode(), b"%d" % int(period * 1000),
     ]  # fmt: skip
 

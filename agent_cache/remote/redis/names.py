@@ -29,7 +29,9 @@ _MAX_TAGS = 10_000
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RootNames:
-    """Everything that one root has on the server."""
+    """Everything that one root has on the server. Equal by name: the table of roots is bounded, so one root may be met
+    as several objects.
+    """
 
     root: str
     slot: int
@@ -38,6 +40,12 @@ class RootNames:
     channel: bytes
     s: CellKey
     d: CellKey
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, RootNames) and self.prefix == other.prefix
+
+    def __hash__(self) -> int:
+        return hash(self.prefix)  # of bytes: computed once
 
     def cell(self, name: bytes) -> CellKey:
         """The key of one of its cells."""

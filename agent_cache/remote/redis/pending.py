@@ -13,10 +13,11 @@ import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from agent_cache.remote.redis.leases import NEVER, boottime
 from agent_cache.remote.redis.links import Link, into
 from agent_cache.remote.redis.names import CellKey, Names, RootNames
 from agent_cache.remote.redis.scripts import Script
-from agent_cache.remote.redis.wire import ReplyError, Unreachable, pack
+from agent_cache.remote.redis.wire import Refused, ReplyError, Unreachable, pack
 
 __all__ = ["Order", "Pending", "deliver"]
 
@@ -30,6 +31,7 @@ class Order:
     Attributes:
         cells: what it moves, or arms: what must not be read while it is pending.
         announces: it begins a write that has not ended, as far as it knows.
+        until: reading of `boottime` to which it holds what it moves. None if what it holds counts from when it lands.
     """
 
     writer: str
@@ -39,10 +41,21 @@ class Order:
     arguments: list[bytes]
     cells: frozenset[CellKey] = field(default_factory=frozenset)
     announces: bool = False
+    until: float | None = None
+
+    def told(self) -> list[bytes]:
+        """Its arguments as they are to be sent now. Tokens are made anew each time: others may have had those of an
+        earlier attempt that has landed, and a token that came back would make what was stored under it count again.
+        """
+        arguments = self.arguments.copy()
+        arguments[2] = os.urandom(12).hex().encode()
+        if self.until is not None:
+            arguments[4] = b"%d" % int(max(0.0, self.until - boottime()) * 1000)
+        return arguments
 
 
-OrderOfRoot = Callable[[RootNames, str, frozenset[CellKey]], Order]
-"""Root, writer, cells: a command that moves all of the root."""
+OrderOfRoot = Callable[[RootNames, float], Order]
+"""Root, reading of `boottime`: a command that moves all of the root and holds it until then."""
 
 
 class Pending:
@@ -65,22 +78,30 @@ class Pending:
         """Whether any of these cells is owed a move."""
         return bool(self._orders) and not self._cells.keys().isdisjoint(cells)
 
-    def add(self, order: Order, commit_root: OrderOfRoot) -> None:
+    def add(self, order: Order, lease: float, commit_root: OrderOfRoot) -> None:
         """Owe a command.
 
         Args:
+            lease: seconds that one which announces a write would hold what it names.
             commit_root: makes one that moves a whole root: too many paths are taken together so.
         """
         with self._lock:
             self._orders[order.root.root, order.writer] = order
             if len(self._orders) > _MAX:
-                roots = {one.root.root: one.root for one in self._orders.values()}  # by name: objects are made anew
-                self._orders = {
-                    (root.root, made.writer): made
-                    for root in roots.values()
-                    for made in [commit_root(root, os.urandom(16).hex(), self._owed_under(root))]
-                }
+                until: dict[RootNames, float] = {}
+                for one in self._orders.values():
+                    end = boottime() + lease if one.announces else one.until or NEVER
+                    until[one.root] = max(end, until.get(one.root, NEVER))
+                made = [commit_root(root, end) for root, end in until.items()]
+                self._orders = {(one.root.root, one.writer): one for one in made}
             self._count()
+
+    def replace(self, order: Order, by: Order) -> None:
+        """Owe another command instead, if this is still owed."""
+        with self._lock:
+            if self.owes(order):
+                self._orders[by.root.root, by.writer] = by
+                self._count()
 
     def done(self, order: Order) -> None:
         """It has landed, if it is still what its writer owes."""
@@ -114,9 +135,6 @@ class Pending:
         with self._lock:
             return list(self._orders.values())
 
-    def _owed_under(self, root: RootNames) -> frozenset[CellKey]:
-        return frozenset().union(*(one.cells for one in self._orders.values() if one.root.root == root.root))
-
     def _count(self) -> None:
         self._cells = {cell: 1 for order in self._orders.values() for cell in order.cells}
 
@@ -125,9 +143,10 @@ async def deliver(order: Order, link: Link) -> None:
     """Have a command carried out.
 
     Raises:
+        Refused: if the server is there, and this is what it does not take.
         Unreachable: if it is not known to have been.
     """
-    tail = (b"%d" % len(order.keys), *order.keys, *order.arguments)
+    tail = (b"%d" % len(order.keys), *order.keys, *order.told())
     loop = asyncio.get_running_loop()
     for command in ((b"EVALSHA", order.script.digest, *tail), (b"EVAL", order.script.source, *tail)):
         future: asyncio.Future[list[object]] = loop.create_future()
@@ -135,6 +154,8 @@ async def deliver(order: Order, link: Link) -> None:
         (reply,) = await future
         if not isinstance(reply, ReplyError):
             return
+        if reply.is_of_command:
+            raise Refused(str(reply))
         if reply.code != "NOSCRIPT":
             raise Unreachable(str(reply))
     raise Unreachable("the script is not known, although it was sent")

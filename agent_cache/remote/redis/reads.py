@@ -119,7 +119,7 @@ async def _minted(
     """All cells, those that are missing made: before the load, so that a write during it is seen."""
     seen: dict[CellKey, Seen] = {}
     for root in dict.fromkeys(cells.values()):
-        keys = [key for key in cells if cells[key] is root]
+        keys = [key for key in cells if cells[key] == root]
         here = seen_in(keys, fetched)
         if len(here) == len(keys):
             seen.update(here)

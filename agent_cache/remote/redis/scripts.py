@@ -187,7 +187,7 @@ for _, name in ipairs(moved) do
   rest[name] = nil
 end
 for name in pairs(rest) do shape(name, token_of(name) or fresh()) end
-if #doomed > 0 then redis.call('DEL', unpack(doomed)) end
+for i = 1, #doomed, 1000 do redis.call('DEL', unpack(doomed, i, math.min(i + 999, #doomed))) end
 announce(ARGV[at], ARGV[at + 1])
 return 1
 """,

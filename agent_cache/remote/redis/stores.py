@@ -108,7 +108,7 @@ async def _recheck(
     fetched = await client.fetch([(key, root.slot) for key, root in _with_watched(named, roots).items()], since=since)
     after = seen_in(_with_watched(named, roots), fetched)
     for root in roots:
-        keys = [key for key, own in _with_watched(named, roots).items() if own is root]
+        keys = [key for key, own in _with_watched(named, roots).items() if own == root]
         if any(key not in after for key in keys):
             after |= await mint(core, client, root, keys, since)
     if any(is_held(after[cell]) or version_of(after[cell]) != version_of(before[cell]) for cell in watched):

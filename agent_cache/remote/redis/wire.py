@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-__all__ = ["OVERSIZED", "Expired", "Interrupted", "Replies", "ReplyError", "Unreachable", "bulk", "pack"]
+__all__ = [
+    "OVERSIZED", "Expired", "Interrupted", "Refused", "Replies", "ReplyError", "Unreachable", "bulk", "pack",
+]  # fmt: skip
 
 OVERSIZED: Final = object()
 """Stands for a value that was longer than the limit, and is gone."""
@@ -29,12 +31,21 @@ class Expired(Unreachable):
     """Somebody has no time left to wait, which says nothing of the server either."""
 
 
+class Refused(Unreachable):
+    """A server has answered that it does not carry this command out. It says nothing of any other."""
+
+
 class ReplyError(Exception):
     """An error that a server has replied. `code` is its first word: ``NOSCRIPT``, ``MOVED``, ``READONLY``..."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
         self.code = text.partition(" ")[0]
+
+    @property
+    def is_of_command(self) -> bool:
+        """Whether it is about what was asked, and not about the state of the server."""
+        return self.code in ("ERR", "WRONGTYPE")
 
 
 def bulk(part: bytes) -> bytes:

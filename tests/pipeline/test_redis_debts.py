@@ -1,0 +1,202 @@
+"""What a tier owes its server: large, refused, in doubt, taken together. All is made good, and no more than it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+
+pytest.importorskip("redis")
+
+from agent_cache.remote import Touched, WriteIntent
+from agent_cache.remote.redis import RedisTier
+from agent_cache.remote.redis.identity import introduced
+from agent_cache.remote.redis.pending import Order, deliver
+from agent_cache.remote.redis.scripts import Script
+from agent_cache.testing.contract.workbench import commit, load, read, value_of, write
+from tests.harness.servers import Server
+
+Make = Callable[..., RedisTier]
+
+
+@pytest.fixture
+async def make() -> AsyncIterator[Make]:
+    """Tiers that are listened to, and closed afterwards."""
+    made: list[RedisTier] = []
+
+    def make(url: str, **options: Any) -> RedisTier:
+        made.append(RedisTier.from_url(url, **({"max_staleness": 1.0, "timeout": 0.5} | options)))
+        made[-1].subscribe(lambda _: None)
+        return made[-1]
+
+    yield make
+    for tier in made:
+        await tier.aclose()
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + 15
+    while not condition():
+        assert time.monotonic() < deadline, "it never came true"
+        await asyncio.sleep(0.005)
+
+
+def of_nothing(*_: Any) -> Order:
+    raise AssertionError("these are not taken together")
+
+
+def is_well(tier: RedisTier) -> bool:
+    return tier.stats()["pending"] == 0 and set(tier.stats()["servers"].values()) == {"ok"}
+
+
+async def test_a_write_of_very_many_entries_lands(make: Make, valkey: Server):
+    """Lua unpacks some eight thousand at once, and then no more."""
+    tier = make(valkey.url, timeout=0.9)
+    known = [read("order:7", key=str(number)) for number in (0, 8_999)]
+    for request in known:
+        await load(tier, request, "old")
+    intent = write(entries=tuple(read("order:7", key=str(number)) for number in range(9_000)))
+    await tier.begin(intent)
+    await commit(tier, intent)
+    assert is_well(tier)
+    assert tier.stats()["failures"] == 0
+    assert [await value_of(tier, request) for request in known] == ["nothing", "nothing"]
+    assert valkey.command("ZCARD", "w:{agent_cache:order}") == 0
+
+
+async def test_a_command_that_a_server_refuses_blocks_no_other(make: Make, valkey: Server):
+    """It is no outage: all of its root is invalidated instead, and everything else goes on."""
+    tier, other = make(valkey.url), make(valkey.url)
+    core = tier._core
+    for tag in ("order:7", "user:1"):
+        await load(other, read(tag, key=tag), "old")
+    for tag in ("order", "user"):
+        root = core.names.root(tag)
+        script = Script.of("return redis.error_reply('ERR too many results to unpack')")
+        poison = Order("w", root, script, [root.registry], [b""] * 5, frozenset([root.cell(b"Tx")]), until=0.0)
+        core.pending.add(poison, 1.0, of_nothing)
+    assert not is_well(tier)
+    await until(lambda: is_well(tier))
+    assert tier.stats()["failures"] == 0
+    assert [await value_of(other, read(tag, key=tag)) for tag in ("order:7", "user:1")] == ["nothing", "nothing"]
+
+
+async def test_a_live_command_that_is_refused_is_no_outage(make: Make, valkey: Server, monkeypatch: pytest.MonkeyPatch):
+    tier, other = make(valkey.url), make(valkey.url)
+    await load(other, read("order:7"), "old")
+    core, intent = tier._core, write("order:7")
+    await tier.begin(intent)
+    with monkeypatch.context() as patch:
+        patch.setattr(core, "script", lambda _: Script.of("return redis.error_reply('ERR no')"))
+        await commit(tier, intent)
+    assert tier.stats()["pending"] == 1
+    assert set(tier.stats()["servers"].values()) == {"ok"}
+    await until(lambda: is_well(tier))
+    assert await value_of(other, read("order:7")) == "nothing"
+
+
+@pytest.mark.parametrize("writes", [3, 1_003])
+async def test_an_effect_in_doubt_is_not_overtaken_by_what_was_owed_before_it(make: Make, own_valkey: Server, writes):
+    """However many debts were taken together meanwhile: nothing is stored until its doubt is over."""
+    tier, other = make(own_valkey.url), make(own_valkey.url)
+    request = read("order:0")
+    for each in (tier, other):
+        await each.lookup(request)
+    own_valkey.pause()
+    for number in range(writes):
+        intent = write(f"order:{number}")
+        await tier.begin(intent)
+        await commit(tier, intent, hold=0.0 if number else 30.0)
+    own_valkey.resume()
+    await until(lambda: is_well(tier) and is_well(other))
+    await load(other, request, "from before the effect")
+    assert await value_of(other, request) == "nothing"
+
+
+async def test_a_hold_that_is_delivered_late_ends_when_it_was_to_end(make: Make, valkey: Server, proxy):
+    tier = make(proxy.url)
+    await tier.lookup(read("order:7"))
+    proxy.refuse()
+    intent = write("order:7")
+    await tier.begin(intent)
+    ends = time.time() + 3.0
+    await commit(tier, intent, hold=3.0)
+    await asyncio.sleep(0.5)
+    proxy.heal()
+    await until(lambda: is_well(tier))
+    with valkey.client() as client:
+        ((_, deadline),) = client.zrange("w:{agent_cache:order}", 0, -1, withscores=True)
+    assert ends - 0.1 < deadline / 1000 < ends + 0.2
+
+
+async def test_a_command_that_is_delivered_twice_brings_no_token_back(make: Make, valkey: Server):
+    """What was stored under it would count again, whatever was written between the two."""
+    tier, other = make(valkey.url), make(valkey.url)
+    core = tier._core
+    intent = write("order:7")
+    await tier.lookup(read("order:7"))
+    delivered: list[Order] = []
+    run = core.client().run
+
+    async def remembered(script: Script, slot: int, keys: list[bytes], arguments: list[bytes], **rest: Any) -> Any:
+        delivered.append(Order("w", core.names.root("order"), script, keys, arguments))
+        return await run(script, slot, keys, arguments, **rest)
+
+    core.client().run = remembered
+    await commit(tier, intent)
+    del core.client().run
+    await load(other, read("order:7"), "old")
+    assert await value_of(other, read("order:7")) == "old"
+    second = write("order:7")
+    await other.begin(second)
+    await commit(other, second)
+    link, _ = await introduced(core, core.topology.of(0))
+    await deliver(delivered[0], link)
+    link.close()
+    assert await value_of(other, read("order:7")) == "nothing"
+
+
+async def test_a_root_that_was_forgotten_and_met_again_is_the_same_root(make: Make, own_valkey: Server):
+    """Else two commands of one write, each for a part of it, would take each other's place."""
+    tier = make(own_valkey.url)
+    request = read("order:7")
+    await load(tier, request, "old")
+    (call,) = tier._core.memo._calls
+    names = tier._core.names
+    before = names.root("order")
+    for number in range(10_001):
+        names.root(f"other{number}")
+    assert names.root("order") is not before
+    own_valkey.kill()
+    intent = WriteIntent("w", ("order:8",), keys=((request.tool, request.key),))
+    await commit(tier, intent, "order:8")
+    pending, root = tier._core.pending, names.root("order")
+    assert pending.blocks([root.cell(b"K" + call)])
+    assert pending.blocks([names.entity(root, "8")])
+    assert len(pending) == 1
+
+
+async def test_a_write_of_very_many_entities_moves_their_root(make: Make, valkey: Server):
+    """Named one by one they would make a message that no listener takes."""
+    tier, other = make(valkey.url), make(valkey.url)
+    told: list[Touched | None] = []
+    other.subscribe(told.append)
+    await load(other, read("order:7"), "old")
+    await other.caught_up()
+    before = other.stats()["losses"]
+    with valkey.client() as client, client.pubsub() as listener:
+        listener.subscribe("c:{agent_cache:order}")
+        assert listener.get_message(timeout=2)["type"] == "subscribe"
+        intent = write(*(f"order:{number}" for number in range(30_000)))
+        await tier.begin(intent)
+        await commit(tier, intent)
+        said = [listener.get_message(timeout=2)["data"] for _ in range(2)]
+    assert [len(each) < 100 for each in said] == [True, True]
+    await other.caught_up()
+    assert is_well(tier)
+    assert other.stats()["losses"] == before
+    assert told == [Touched(("order",))] * 2
+    assert await value_of(other, read("order:7")) == "nothing"
