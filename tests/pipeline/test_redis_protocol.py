@@ -271,6 +271,33 @@ async def test_the_server_itself_ends_a_value(make, server):
         assert 3_590_000 < lives[1] <= 3_600_000
 
 
+async def test_a_claim_to_load_anew_ends_when_that_is_stored(make, server):
+    """Were it to last for its lease, an answer would be as old as that, however short its ttl is."""
+    tier, other = make(server.url, lease=60.0), make(server.url, lease=60.0)
+    request = replace(read("order:7", ttl=0.1), grace=60.0)
+    await load(tier, request, 0)
+    for number in range(1, 4):
+        await asyncio.sleep(0.11)
+        found, ticket = await tier.lookup(request)
+        assert (found.value, found.is_to_refresh) == (number - 1, True)
+        again, _ = await other.lookup(request)
+        assert (again.value, again.is_to_refresh) == (number - 1, False)
+        await tier.store(ticket, number, request.tags, 0.01, age=0.0)
+
+
+async def test_a_claim_of_another_process_is_left_to_it(make, server):
+    tier = make(server.url)
+    request = replace(read("order:7", ttl=0.1), grace=60.0)
+    await load(tier, request, "old")
+    await asyncio.sleep(0.11)
+    _, ticket = await tier.lookup(request)
+    with look(server) as client:
+        (claim,) = client.keys("r:*")
+        client.set(claim, "another")
+        await tier.store(ticket, "new", request.tags, 0.01, age=0.0)
+        assert client.get(claim) == "another"
+
+
 async def test_a_value_depends_on_every_tag_that_its_tool_has_now(make, server):
     """What was stored by an earlier version of the tool, with fewer tags, is not found."""
     tier = make(server.url)

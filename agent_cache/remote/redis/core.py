@@ -42,6 +42,7 @@ class Core:
     Attributes:
         process: who this is, in messages. Another one after a fork.
         attendant: the thread that listens and beats; None until something is asked for, and when the tier is closed.
+        claims: by digest, what this process has claimed to load anew, and under which name.
         was_forked: local copies may have come from the parent.
         is_closed: nothing is asked any more.
     """
@@ -59,6 +60,7 @@ class Core:
         self.memo = Memo()
         self.places = Places(self.names, self.memo, self.slot)
         self.pending = Pending(self.names)
+        self.claims: dict[bytes, bytes] = {}
         self.listeners: tuple[Listener, ...] = ()
         self.is_closed = False
         self.was_forked = False

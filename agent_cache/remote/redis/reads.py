@@ -10,6 +10,7 @@ from agent_cache.remote.codecs import Undecodable
 from agent_cache.remote.protocols import Found
 from agent_cache.remote.redis.clients import Fetched, LoopClient
 from agent_cache.remote.redis.leases import boottime
+from agent_cache.remote.redis.memo import make_room
 from agent_cache.remote.redis.names import CellKey, RootNames
 from agent_cache.remote.redis.scripts import MINT
 from agent_cache.remote.redis.tickets import RedisTicket
@@ -256,10 +257,12 @@ async def _aged(core: Core, client: LoopClient, ticket: RedisTicket, header: Hea
     if left <= 0:
         claim = core.names.claim(place.digest)
         period = b"%d" % int(core.options.lease * 1000)
-        reply, _ = await client.call(
-            core.slot(claim), b"SET", claim, core.process, b"NX", b"PX", period, since=ticket.since
-        )
+        own = os.urandom(8).hex().encode()
+        reply, _ = await client.call(core.slot(claim), b"SET", claim, own, b"NX", b"PX", period, since=ticket.since)
         is_to_refresh = reply is not None
+        if is_to_refresh:
+            make_room(core.claims)
+            core.claims[place.digest] = own
     return Found(found.value, found.tags, age, found.cost, left, is_to_refresh)
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import cache
 from hashlib import sha1
 
-__all__ = ["BEGIN", "COMMIT", "MINT", "RENEW", "Script", "sharded"]
+__all__ = ["BEGIN", "COMMIT", "MINT", "RELEASE", "RENEW", "Script", "sharded"]
 
 _PRELUDE = """
 local registry, prefix, cell_ttl = KEYS[1], ARGV[1], tonumber(ARGV[2])
@@ -207,3 +207,6 @@ return found
 """Give these cells as they are, those that are missing with a fresh token. "Missing" is no version: a cell that is gone
 twice would make an old value count again.
 """
+
+RELEASE = Script.of("return redis.pcall('GET', KEYS[1]) == ARGV[1] and redis.call('DEL', KEYS[1]) or 0")
+"""Give up a claim, if it is still one's own: it may have expired, and be another's."""

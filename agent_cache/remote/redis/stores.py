@@ -8,6 +8,7 @@ from agent_cache.remote.codecs import Unencodable
 from agent_cache.remote.redis.clients import LoopClient
 from agent_cache.remote.redis.names import CellKey, RootNames
 from agent_cache.remote.redis.reads import MAX_LATE, mint, seen_in, server_time
+from agent_cache.remote.redis.scripts import RELEASE
 from agent_cache.remote.redis.tickets import RedisTicket
 from agent_cache.remote.redis.values import (
     MAX_HEAD,
@@ -58,6 +59,10 @@ async def store(core: Core, ticket: RedisTicket, value: Any, tags: tuple[str, ..
     milliseconds = b"%d" % max(1, int(period * 1000))
     await client.call(place.slot, b"SET", place.value_key, data, b"PX", milliseconds, since=since)
     core.counters.stores += 1
+    own = core.claims.pop(place.digest, None) if core.claims else None
+    if own is not None:  # or it would not be loaded anew for a lease, however short its ttl is
+        claim = core.names.claim(place.digest)
+        await client.run(RELEASE, core.slot(claim), [claim], [own], since=since)
 
 
 def _written(
