@@ -12,8 +12,10 @@ import pytest
 
 pytest.importorskip("redis")
 
+from agent_cache.errors import RemoteTierError
+from agent_cache.remote import WriteIntent
 from agent_cache.remote.redis import RedisTier
-from agent_cache.testing.contract.workbench import commit, load, read, write
+from agent_cache.testing.contract.workbench import commit, load, read, value_of, write
 from tests.harness.proxies import Proxy
 from tests.harness.servers import Server
 
@@ -69,6 +71,42 @@ async def test_closing_ends_everything_whatever_is_under_way(way: Proxy, delay: 
     await asyncio.sleep(0.05)
     assert way.connections == 0
     assert not ours()
+
+
+async def test_a_closed_tier_refuses_and_says_that_nobody_is_told(valkey: Server, caplog: pytest.LogCaptureFixture):
+    """A strong reader elsewhere would go on finding the old answer, and nobody would know why."""
+    tier = RedisTier.from_url(valkey.url)
+    await load(tier, read("order:7"), "old")
+    await tier.aclose()
+    with pytest.raises(RemoteTierError, match="closed"):
+        await tier.begin(WriteIntent("w", ("order:7",), on_unreachable="refuse"))
+    for _ in range(3):
+        intent = write("order:7")
+        await tier.begin(intent)
+        await commit(tier, intent)
+    assert tier.stats()["unannounced"] == 3
+    assert caplog.text.count("after the tier was closed") == 1
+
+
+@pytest.mark.parametrize("is_back", [True, False])
+async def test_closing_tries_once_to_deliver_what_is_owed(
+    way: Proxy, valkey: Server, caplog: pytest.LogCaptureFixture, *, is_back: bool
+):
+    tier = RedisTier.from_url(way.url, timeout=0.4, max_staleness=30.0)
+    await load(tier, read("order:7"), "old")
+    way.refuse()
+    intent = write("order:7")
+    await tier.begin(intent)
+    await commit(tier, intent)
+    assert tier.stats()["pending"] == 1
+    way.heal() if is_back else way.half_open()
+    async with asyncio.timeout(5):
+        await tier.aclose()
+    assert tier.stats()["pending"] == (0 if is_back else 1)
+    assert caplog.text.count("closed before all invalidations had landed") == (0 if is_back else 1)
+    async with RedisTier.from_url(valkey.url) as other:
+        assert await value_of(other, read("order:7")) == ("nothing" if is_back else "old")
+    await until(lambda: not ours())
 
 
 async def test_a_loop_that_is_over_leaves_no_connection(way: Proxy):

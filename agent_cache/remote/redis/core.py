@@ -17,6 +17,7 @@ from agent_cache.remote.redis.clients import LoopClient
 from agent_cache.remote.redis.connections import Deployment
 from agent_cache.remote.redis.counters import Counters, Log
 from agent_cache.remote.redis.epochs import Epochs
+from agent_cache.remote.redis.identity import introduced
 from agent_cache.remote.redis.invalidations import of_whole_root
 from agent_cache.remote.redis.leases import NEVER, boottime
 from agent_cache.remote.redis.links import Link
@@ -181,6 +182,22 @@ class Core:
             else:
                 self.epochs.touch(order.cells)
                 self.pending.done(order)
+
+    async def settle_all(self) -> None:
+        """Try once to deliver what is owed to any server, within one timeout."""
+        await asyncio.gather(*(self._settle_at_last(node) for node in self.topology.nodes))
+
+    async def _settle_at_last(self, node: Node) -> None:
+        try:
+            async with asyncio.timeout(self.timeout):
+                link, _ = await introduced(self, node)
+                try:
+                    await self.settle_up(node, link)
+                    await self.settle_up(node, link)  # what was refused is another order now
+                finally:
+                    link.close()
+        except Exception as error:  # noqa: BLE001 - closing goes on
+            self.log.once("what is owed could not be delivered before closing", error)
 
     # News
 

@@ -28,6 +28,7 @@ class Counters:
         skipped: lookups and stores that did not ask, since something under their tags is pending.
         losses: times that messages may have been missed.
         invalidations: writes elsewhere that were heard of.
+        unannounced: writes that ended when the tier was closed: nobody was told of them.
     """
 
     hits: int = 0
@@ -40,6 +41,7 @@ class Counters:
     skipped: int = 0
     losses: int = 0
     invalidations: int = 0
+    unannounced: int = 0
 
     def as_dict(self) -> dict[str, int]:
         """A plain copy."""

@@ -175,9 +175,7 @@ class RedisTier:
             RemoteTierError: if the write is to be refused then.
         """
         core = self._started()
-        if core.is_closed:
-            return
-        failure = await begin(core, write)
+        failure = Unreachable("the tier was closed") if core.is_closed else await begin(core, write)
         if failure is not None and write.on_unreachable == "refuse":
             raise RemoteTierError(
                 f"the write was not begun, because other processes could not be told of it: {failure}", self
@@ -190,8 +188,12 @@ class RedisTier:
 
     async def commit(self, write: WriteIntent, tags: tuple[str, ...], *, failed: bool, hold: float) -> None:
         """See `Tier`."""
-        if not self._core.is_closed:
-            await commit(self._started(), write, tags, failed=failed, hold=hold)
+        core = self._started()
+        if core.is_closed:
+            core.counters.unannounced += 1
+            core.log.once("a write ended after the tier was closed; others serve what it has changed up to their ttl")
+        else:
+            await commit(core, write, tags, failed=failed, hold=hold)
 
     # News
 
@@ -252,10 +254,25 @@ class RedisTier:
         return core
 
     async def aclose(self) -> None:
-        """Close all connections, those of other event loops too, and end the thread. Nothing is trusted any more."""
+        """Close all connections, those of other event loops too, and end the thread. Nothing is trusted any more.
+
+        What is owed to a server is delivered first, if that takes no longer than the timeout. From then on a write is
+        one that cannot be announced.
+        """
+        core = self._core
+        try:
+            if len(core.pending) and not core.is_closed:
+                await core.settle_all()
+        finally:
+            attendant = self._close()
+        if attendant is not None:
+            await asyncio.to_thread(attendant.stop, core.timeout * 2)
+
+    def _close(self) -> Attendant | None:
         core = self._core
         if len(core.pending) and not core.is_closed:
-            core.log.once("closed before all invalidations had landed; others serve those entries up to their ttl")
+            event = "closed before all invalidations had landed; others serve those entries up to their ttl"
+            core.log.once(event, f"{len(core.pending)} of them")
         core.is_closed = True
         attendant, core.attendant = core.attendant, None
         if attendant is not None:
@@ -268,8 +285,7 @@ class RedisTier:
                     loop.call_soon_threadsafe(client.close)
                 except RuntimeError:  # that loop is over
                     pass
-        if attendant is not None:
-            await asyncio.to_thread(attendant.stop, core.timeout * 2)
+        return attendant
 
     async def __aenter__(self) -> Self:
         return self
