@@ -27,8 +27,8 @@ def _put(owner: object, name: str, new: Any) -> None:
     setattr(owner, name, new)
 
 
-def _rewrite_scripts(old: str) -> None:
-    """Leave these words out of all scripts that have them."""
+def _rewrite_scripts(old: str, new: str = "") -> None:
+    """Put other words for these, or none, into all scripts that have them."""
     from agent_cache.remote.redis import invalidations, reads, scripts
 
     names = {"BEGIN": invalidations, "RENEW": invalidations, "COMMIT": invalidations, "MINT": reads}
@@ -36,7 +36,7 @@ def _rewrite_scripts(old: str) -> None:
     for name, user in names.items():
         source = getattr(scripts, name).source.decode()
         found += source.count(old)
-        _put(user, name, scripts.Script.of(source.replace(old, "")))
+        _put(user, name, scripts.Script.of(source.replace(old, new)))
     if not found:
         raise LookupError(f"no script has {old!r} any more: say anew how to take that part out")
 
@@ -54,7 +54,8 @@ def no_begin() -> None:
 
 def no_registry() -> None:
     """A cell is marked for a lease, and nobody remembers by whom: the next one to end lifts the mark."""
-    _rewrite_scripts("redis.call('ZADD', registry, now + period, member)")
+    said = "announce(ARGV[at], ARGV[at + 1])"
+    _rewrite_scripts(said, f"leave('held', held) leave('armed', armed) {said}")
 
 
 def no_renewal() -> None:
@@ -120,7 +121,7 @@ def no_recheck() -> None:
 
 def no_arming() -> None:
     """A write whose tags its result will tell leaves nothing behind that ends if it dies."""
-    _rewrite_scripts("if #armed > 0 then register('armed', armed) end")
+    _rewrite_scripts("  register('armed', armed)\n")
 
 
 def no_drop() -> None:

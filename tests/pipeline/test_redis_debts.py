@@ -159,6 +159,53 @@ async def test_a_command_that_is_delivered_twice_brings_no_token_back(make: Make
     assert await value_of(other, read("order:7")) == "nothing"
 
 
+@pytest.mark.parametrize("settling", [0, 300])
+async def test_a_write_looks_at_no_other_that_still_holds(make: Make, valkey: Server, settling: int):
+    """Of the writers under its root it reads those that are due, and how long the last one holds each of its cells."""
+    tier = make(valkey.url)
+    await tier.lookup(read("order:7"))
+    for number in range(settling):
+        intent = write(f"order:{number}")
+        await tier.begin(intent)
+        await commit(tier, intent, hold=60.0)
+    intent = write("order:x")
+    with valkey.client() as client, client.monitor() as monitor:
+        await tier.begin(intent)
+        await tier.renew(intent)
+        await commit(tier, intent)
+        await tier.lookup(read("order:y", key="y"))
+        client.ping()
+        said: list[str] = []
+        while not said or not said[-1].startswith("PING"):
+            said.append(monitor.next_command()["command"])
+    ranges = [command.split()[2:] for command in said if command.startswith("ZRANGE")]
+    assert len(ranges) > 10
+    assert all(rest[:2] == ["-1", "-1"] or (rest[0] == "-inf" and rest[2] == "BYSCORE") for rest in ranges)
+
+
+async def test_more_holds_than_a_sweep_takes_are_all_over_when_their_time_is(make: Make, valkey: Server):
+    tier, other = make(valkey.url), make(valkey.url)
+    everything = read("order", key="all")
+    await load(tier, everything, "old")
+    for number in range(150):
+        intent = write(f"order:{number}")
+        await tier.begin(intent)
+        await commit(tier, intent, hold=0.5)
+        last = time.monotonic()
+    await load(other, everything, "half")
+    assert await value_of(other, everything) == "nothing"
+    await asyncio.sleep(last + 0.6 - time.monotonic())
+    assert await value_of(other, everything) == "nothing"
+    for number in range(0, 150, 10):
+        request = read(f"order:{number}", key=str(number))
+        await load(other, request, number)
+        assert await value_of(other, request) == number
+    await load(other, everything, "new")
+    assert await value_of(other, everything) == "new"
+    assert valkey.command("ZCARD", "w:{agent_cache:order}") == 0
+    assert valkey.command("EXISTS", "w:{agent_cache:order}:D") == 0
+
+
 async def test_a_root_that_was_forgotten_and_met_again_is_the_same_root(make: Make, own_valkey: Server):
     """Else two commands of one write, each for a part of it, would take each other's place."""
     tier = make(own_valkey.url)

@@ -185,7 +185,7 @@ async def test_data_that_is_right_for_another_type_is_a_miss(make: Make, raw: re
 
 
 @pytest.mark.parametrize("kind", ["list", "hash", "empty"])
-@pytest.mark.parametrize("pattern", ["v:*", "t:*T*", "t:*S", "w:*"])
+@pytest.mark.parametrize("pattern", ["v:*", "t:*T*", "t:*S", "w:*}", "w:*:D", "w:*:T*"])
 async def test_keys_that_somebody_else_has_used_are_misses_and_then_ours_again(
     make: Make, raw: redis.Redis, pattern: str, kind: str
 ):

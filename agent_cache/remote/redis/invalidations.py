@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from agent_cache.remote.protocols import WriteIntent
@@ -50,15 +50,12 @@ async def commit(core: Core, write: WriteIntent, tags: tuple[str, ...], *, faile
     moved = core.names.moved_by(tags) | _own_cells(core, write)
     if failed:
         moved |= core.names.armed_by(write)
-    roots = dict.fromkeys(moved.values())
-    roots |= dict.fromkeys(core.names.moved_by(write.tags).values())
-    roots |= dict.fromkeys(core.names.armed_by(write).values())
-    by_root = _grouped(moved)
     until = boottime() + hold if hold else NEVER
+    begun = {(root, writer): cells for root, writer, *cells in _announced(core, write)}
+    ended = {(root, part): own for root, cells in _grouped(moved).items() for part, own in _parts(write.id, cells)}
     orders = [
-        _committing(core, root, writer, cells, until)
-        for root in roots
-        for writer, cells in _parts(write.id, by_root.get(root, []))
+        _committing(core, root, part, ended.get((root, part), []), until, *begun.get((root, part), ([], [])))
+        for root, part in dict.fromkeys([*ended, *begun])
     ]
     core.epochs.touch(moved)
     await _give(core, orders)
@@ -73,12 +70,25 @@ def of_whole_root(core: Core, order: Order) -> Order:
     return _committing(core, order.root, order.writer, cells, order.until or NEVER)
 
 
-def _committing(core: Core, root: RootNames, writer: str, cells: list[CellKey], until: float) -> Order:
-    """The command that ends a write under one root, and holds what it has touched until then."""
+def _committing(
+    core: Core,
+    root: RootNames,
+    writer: str,
+    cells: list[CellKey],
+    until: float,
+    held: Iterable[CellKey] = (),
+    armed: Iterable[CellKey] = (),
+) -> Order:
+    """The command that ends a write under one root, and holds what it has touched until then.
+
+    Args:
+        held, armed: what it was announced with.
+    """
     names = [root.name(cell) for cell in cells]
     doomed = [core.names.value(name[1:]) for name in names if name.startswith(b"K")] if core.deletes else []
     arguments = [
-        *_head(core, root, writer, 0.0), *_listed(names), *_listed(doomed), root.channel,
+        *_head(core, root, writer, 0.0), *_listed(names), *_listed(map(root.name, held)),
+        *_listed(map(root.name, armed)), *_listed(doomed), root.channel,
         message(core, b"C", root, cells),
     ]  # fmt: skip
     keys = [root.registry, *cells, *doomed]
@@ -86,15 +96,18 @@ def _committing(core: Core, root: RootNames, writer: str, cells: list[CellKey], 
 
 
 def _announcements(core: Core, write: WriteIntent, script: Script) -> list[Order]:
+    return [_announcing(core, root, writer, own, late, script) for root, writer, own, late in _announced(core, write)]
+
+
+def _announced(core: Core, write: WriteIntent) -> Iterator[tuple[RootNames, str, list[CellKey], list[CellKey]]]:
+    """Root, writer's id, what it holds and what it arms: the same whenever it is asked for."""
     held = _grouped(core.names.moved_by(write.tags) | _own_cells(core, write))
     armed = _grouped(core.names.armed_by(write))
-    orders = []
     for root in dict.fromkeys([*held, *armed]):
         late = armed.get(root, [])
         for writer, own in _parts(write.id, held.get(root, [])):
-            orders.append(_announcing(core, root, writer, own, late, script))
+            yield root, writer, own, late
             late = []
-    return orders
 
 
 def _announcing(
@@ -104,7 +117,7 @@ def _announcing(
     said = message(core, b"B", root, late or own)
     arguments = [
         *_head(core, root, writer, core.options.lease),
-        *_listed([root.name(cell) for cell in own]), *_listed([root.name(cell) for cell in late]),
+        *_listed(map(root.name, own)), *_listed(map(root.name, late)),
         root.channel, said,
     ]  # fmt: skip
     keys = [root.registry, *dict.fromkeys([*own, *late])]
@@ -189,5 +202,6 @@ def _head(core: Core, root: RootNames, writer: str, period: float) -> list[bytes
     ]  # fmt: skip
 
 
-def _listed(items: list[bytes]) -> list[bytes]:
+def _listed(items: Iterable[bytes]) -> list[bytes]:
+    items = list(items)
     return [b"%d" % len(items), *items]

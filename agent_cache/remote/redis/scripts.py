@@ -3,9 +3,14 @@
 All are idempotent by the writer's id: late, lost and doubled commands only kill entries. Each sweeps first: a writer
 whose lease is over may have had its effect before it died, so all its cells get fresh tokens.
 
-KEYS: the registry, then the cells named in the arguments (the sweep also touches cells of the same slot that are not
-listed). ARGV: prefix of the cells, cell ttl in ms, a random text that fresh tokens are made of, the writer's id, lease
-or hold in ms, and then lists, each with its length before it.
+Writers stand in the registry with all their cells, for the sweep, and once more under each cell, for its mark: nobody
+looks at a writer that is not due and has other cells, however many hold on for `settle` or `doubt`. For the same reason
+a sweep takes a hundred at most. A cell whose turn has not come gets its fresh token when it is touched, or is gone: it
+expires with its last writer.
+
+KEYS: the registry, then the cells named in the arguments (other keys of the same slot are touched as well). ARGV:
+prefix of the cells, cell ttl in ms, a random text that fresh tokens are made of, the writer's id, lease or hold in ms,
+and then lists, each with its length before it.
 
 Tokens are random texts from the client: a server's own generator repeats itself. A script's effects are replicated, not
 the script, so its use of the clock is the same everywhere.
@@ -38,24 +43,43 @@ local function list()
   return items
 end
 
-local writers = {}
-local function enter(member, deadline)
-  local owner, mode, names = string.match(member, '^([^|]*)|([^|]*)|(.*)$')
-  if not owner then return end
-  local cells = {}
-  for name in string.gmatch(names, '[^ ]+') do cells[name] = true end
-  writers[member] = {owner = owner, mode = mode, cells = cells, deadline = tonumber(deadline)}
+-- Among sorted sets of writers. What is none was put there by somebody else, and goes.
+local function among(key, ...)
+  local found = redis.pcall('ZRANGE', key, ...)
+  if not found.err then return found end
+  redis.call('DEL', key)
+  return {}
+end
+
+local function writers_of(name, mode)
+  return registry .. ':' .. name .. (mode == 'armed' and '~' or '')
+end
+
+local function member_of(mode, names)
+  return id .. '|' .. mode .. '|' .. table.concat(names, ' ')
+end
+
+-- Whether a writer of this cell has died: those whose lease is over are forgotten.
+local function bury(key)
+  local dead = among(key, '-inf', now, 'BYSCORE')
+  for i = 1, #dead, 1000 do redis.call('ZREM', key, unpack(dead, i, math.min(i + 999, #dead))) end
+  return #dead > 0
 end
 
 local function shape(name, token)
-  local mark, latest = '', nil
-  for _, writer in pairs(writers) do
-    if writer.cells[name] then
-      if writer.mode == 'held' then mark = '!' elseif mark == '' then mark = '~' end
-      if not latest or writer.deadline > latest then latest = writer.deadline end
+  local mark, latest, is_dead = '', nil, false
+  for _, mode in ipairs({'held', 'armed'}) do
+    if mode == 'held' or name == 'S' or name == 'D' then
+      local key = writers_of(name, mode)
+      is_dead = bury(key) or is_dead
+      local deadline = tonumber(among(key, -1, -1, 'WITHSCORES')[2])
+      if deadline then
+        if mark == '' then mark = mode == 'held' and '!' or '~' end
+        if not latest or deadline > latest then latest = deadline end
+      end
     end
   end
-  local value = mark .. token
+  local value = mark .. (is_dead and fresh() or token)
   redis.call('SET', prefix .. name, value, 'PX', math.max(1, latest and (latest - now) or cell_ttl))
   return value
 end
@@ -72,42 +96,43 @@ local function token_of(name)
   return (string.gsub(value, '^[!~]', ''))
 end
 
+local function enter(key, member)
+  among(key, -1, -1)
+  local added = redis.call('ZADD', key, now + period, member)
+  redis.call('PEXPIRE', key, cell_ttl)
+  return added == 0
+end
+
+-- Whether it was known already, under each of these cells.
 local function register(mode, names)
-  local member = id .. '|' .. mode .. '|' .. table.concat(names, ' ')
-  redis.call('ZADD', registry, now + period, member)
-  redis.call('PEXPIRE', registry, cell_ttl)
-  enter(member, now + period)
+  if #names == 0 then return true end
+  local is_known = enter(registry, member_of(mode, names))
+  for _, name in ipairs(names) do is_known = enter(writers_of(name, mode), id) and is_known end
+  return is_known
+end
+
+local function leave(mode, names)
+  if #names == 0 then return end
+  redis.call('ZREM', registry, member_of(mode, names))
+  for _, name in ipairs(names) do redis.pcall('ZREM', writers_of(name, mode), id) end
 end
 
 local function announce(channel, message)
   if message ~= '' then redis.call('PUBLISH', channel, message) end
 end
 
-local known = redis.pcall('ZRANGE', registry, 0, -1, 'WITHSCORES')
-if known.err then
-  redis.call('DEL', registry)
-  known = {}
-end
 local dead = {}
-for i = 1, #known, 2 do
-  if tonumber(known[i + 1]) <= now then
-    redis.call('ZREM', registry, known[i])
-    enter(known[i], known[i + 1])
-    if writers[known[i]] then
-      for name in pairs(writers[known[i]].cells) do dead[name] = true end
-      writers[known[i]] = nil
-    end
-  else
-    enter(known[i], known[i + 1])
-  end
+for _, member in ipairs(among(registry, '-inf', now, 'BYSCORE', 'LIMIT', 0, 100)) do
+  redis.call('ZREM', registry, member)
+  for name in string.gmatch(string.match(member, '^[^|]*|[^|]*|(.*)$') or '', '[^ ]+') do dead[name] = true end
 end
 for name in pairs(dead) do shape(name, fresh()) end
 """
 
 _BEGIN = """
 local function begin(held, armed)
-  if #armed > 0 then register('armed', armed) end
-  if #held > 0 then register('held', held) end
+  register('armed', armed)
+  register('held', held)
   for _, name in ipairs(armed) do shape(name, token_of(name) or fresh()) end
   for _, name in ipairs(held) do shape(name, fresh()) end
 end
@@ -151,12 +176,9 @@ RENEW = Script.of(
     _BEGIN,
     """
 local held, armed = list(), list()
-local function is_known(mode, names)
-  return #names == 0 or writers[id .. '|' .. mode .. '|' .. table.concat(names, ' ')] ~= nil
-end
-if is_known('held', held) and is_known('armed', armed) then
-  if #held > 0 then register('held', held) end
-  if #armed > 0 then register('armed', armed) end
+local is_known = register('held', held)
+is_known = register('armed', armed) and is_known
+if is_known then
   for _, names in ipairs({held, armed}) do
     for _, name in ipairs(names) do shape(name, token_of(name) or fresh()) end
   end
@@ -172,21 +194,20 @@ return 0
 COMMIT = Script.of(
     _PRELUDE,
     """
-local moved, doomed = list(), list()
-local rest = {}
-for member, writer in pairs(writers) do
-  if writer.owner == id then
-    redis.call('ZREM', registry, member)
-    for name in pairs(writer.cells) do rest[name] = true end
-    writers[member] = nil
-  end
-end
-if period > 0 and #moved > 0 then register('held', moved) end
+local moved, held, armed, doomed = list(), list(), list(), list()
+leave('held', held)
+leave('armed', armed)
+if period > 0 then register('held', moved) end
+local is_shaped = {}
 for _, name in ipairs(moved) do
   shape(name, fresh())
-  rest[name] = nil
+  is_shaped[name] = true
 end
-for name in pairs(rest) do shape(name, token_of(name) or fresh()) end
+for _, names in ipairs({held, armed}) do
+  for _, name in ipairs(names) do
+    if not is_shaped[name] then shape(name, token_of(name) or fresh()) end
+  end
+end
 for i = 1, #doomed, 1000 do redis.call('DEL', unpack(doomed, i, math.min(i + 999, #doomed))) end
 announce(ARGV[at], ARGV[at + 1])
 return 1
