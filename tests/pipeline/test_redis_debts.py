@@ -206,6 +206,22 @@ async def test_more_holds_than_a_sweep_takes_are_all_over_when_their_time_is(mak
     assert valkey.command("EXISTS", "w:{agent_cache:order}:D") == 0
 
 
+async def test_a_writer_that_died_is_noticed_before_the_sweep_has_come_to_it(make: Make, valkey: Server):
+    """It may have changed anything below the root, which another writer has kept armed meanwhile."""
+    dying, other = make(valkey.url, lease=1.0), make(valkey.url, lease=30.0)
+    for number in range(150):
+        await dying.begin(write(f"order:x{number}"))
+    await dying.begin(write(late=("order",)))
+    intent = write(late=("order",))
+    await other.begin(intent)
+    await load(other, read("order:7"), "old")
+    assert await value_of(other, read("order:7")) == "old"
+    await asyncio.sleep(1.1)
+    await commit(other, intent, "order:8")
+    assert valkey.command("ZCARD", "w:{agent_cache:order}") == 51
+    assert await value_of(other, read("order:7")) == "nothing"
+
+
 async def test_a_root_that_was_forgotten_and_met_again_is_the_same_root(make: Make, own_valkey: Server):
     """Else two commands of one write, each for a part of it, would take each other's place."""
     tier = make(own_valkey.url)
