@@ -26,6 +26,7 @@ from agent_cache._pipeline.single_flight import PROMOTED, Failure, Flight, take_
 from agent_cache._pipeline.state import LEDGER, drop, log_once
 from agent_cache._pipeline.tape import ACTIVE, TapedCall, mind_escape
 from agent_cache._pipeline.tiers import request_of
+from agent_cache._pipeline.writes import outlive
 from agent_cache.config import CURRENT
 from agent_cache.errors import ConfigurationError
 from agent_cache.remote.protocols import Request, Tier
@@ -354,7 +355,10 @@ class ReadOperation(Operation[ReadPolicy]):
     # Explicit invalidation
 
     async def invalidate(self, /, *args: Any, **kwargs: Any) -> bool:
-        """Forget the answer to one call, in every scope; loads of it in flight are not kept. Whether there was one."""
+        """Forget the answer to one call, in every scope; loads of it in flight are not kept. Whether there was one.
+
+        It goes on in the tiers if the caller is cancelled while it waits for them.
+        """
         arguments = self.parameters.bind(args, kwargs)
         try:
             key = SCOPE.get().plan(self).qualify(self.key_of(arguments))
@@ -366,12 +370,18 @@ class ReadOperation(Operation[ReadPolicy]):
         tiers = self.tiers()
         if tiers:
             call = Call(self, SCOPE.get().plan(self), key, *self.parameters.split(arguments), "write")
-            for tier in tiers:
-                try:
-                    was_there |= await tier.discard(request_of(call))
-                except Exception as error:  # noqa: BLE001 - a tier that fails is not a tool that fails
-                    log_once(f"discarding in {type(tier).__name__} failed", self.name, error)
-            drop(Region(keys=((self, key),)))
+            was_there |= bool(await outlive(self._discard(tiers, key, request_of(call))))
+        return was_there
+
+    async def _discard(self, tiers: tuple[Tier, ...], key: Hashable, request: Request) -> bool:
+        """Forget an answer in the tiers, the farthest first: none is filled again from one that still has it."""
+        was_there = False
+        for tier in reversed(tiers):
+            try:
+                was_there |= await tier.discard(request)
+            except Exception as error:  # noqa: BLE001 - a tier that fails is not a tool that fails
+                log_once(f"discarding in {type(tier).__name__} failed", self.name, error)
+        drop(Region(keys=((self, key),)))
         return was_there
 
     def clear(self) -> int:

@@ -13,7 +13,7 @@ import asyncio
 import os
 from collections.abc import Coroutine, Hashable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from agent_cache._clock import CLOCK
 from agent_cache._core.ledger import Hold, Region
@@ -26,9 +26,11 @@ from agent_cache.config import CURRENT
 from agent_cache.errors import RemoteTierError
 from agent_cache.remote.protocols import Request, Tier, WriteIntent
 
-__all__ = ["Write", "tiers_under"]
+__all__ = ["Write", "outlive", "tiers_under"]
 
-_commits: set[asyncio.Task[None]] = set()
+T = TypeVar("T")
+
+_commits: set[asyncio.Task[Any]] = set()
 """Commits whose writer was cancelled while it waited for them. Something must hold a task that nobody awaits."""
 
 
@@ -147,7 +149,7 @@ class Write:
         if self._intent is not None:
             if self._renewal is not None:
                 self._renewal.cancel()
-            await _outlive(self._commit(self._intent, region, failed=failed, hold=hold), may_wait=may_wait)
+            await outlive(self._commit(self._intent, region, failed=failed, hold=hold), may_wait=may_wait)
 
     def _move(self, region: Region, hold: float) -> None:
         with LEDGER.lock:
@@ -175,7 +177,7 @@ class Write:
             await asyncio.gather(*(self._guard(tier.begin(intent), "begin", tier) for tier in self._tiers))
         except BaseException:
             # Refused, or cancelled before the side effect: what was announced ends again.
-            await _outlive(self._commit_all(intent, intent.tags, failed=False, hold=0.0))
+            await outlive(self._commit_all(intent, intent.tags, failed=False, hold=0.0))
             raise
         lease = min(tier.lease for tier in self._tiers)
         self._renewal = asyncio.create_task(self._renew(intent, lease / 3), name=f"agent_cache renews {self.name}")
@@ -205,17 +207,16 @@ class Write:
             log_once(f"{what} of a write in {type(tier).__name__} failed", self.name, error)
 
 
-async def _outlive(work: Coroutine[Any, Any, None], *, may_wait: bool = True) -> None:
-    """Run to the end even if the caller is cancelled while it waits, or cannot wait at all."""
+async def outlive(work: Coroutine[Any, Any, T], *, may_wait: bool = True) -> T | None:
+    """Run to the end even if the caller is cancelled while it waits, or cannot wait at all. What came of it, if so."""
     try:
         task = asyncio.get_running_loop().create_task(work)
     except RuntimeError:  # the call is being closed without a loop: leases end what it had announced
         work.close()
-        return
+        return None
     _commits.add(task)
     task.add_done_callback(_commits.discard)
-    if may_wait:
-        await asyncio.shield(task)
+    return await asyncio.shield(task) if may_wait else None
 
 
 def tiers_under(roots: tuple[str, ...], own: tuple[Tier, ...], *, in_sessions: bool = False) -> tuple[Tier, ...]:

@@ -14,6 +14,7 @@ import pytest
 
 pytest.importorskip("redis")
 
+from agent_cache import AgentCache
 from agent_cache.remote.redis import RedisTier, lines
 from agent_cache.remote.redis.clients import LoopClient
 from agent_cache.remote.redis.connections import Deployment
@@ -166,6 +167,31 @@ async def test_nodes_that_refuse_cost_nothing(make: Make, attempts: Attempts, ki
     taken, _ = await miss(tier)
     assert taken < AT_ONCE
     await costs_nothing_more(tier, attempts)
+
+
+async def test_an_answer_that_was_to_be_forgotten_is_although_its_caller_was_cancelled(make: Make, own_valkey: Server):
+    here, elsewhere = make(own_valkey.url), make(own_valkey.url)
+    truth = ["old"]
+
+    @AgentCache("order:{id}", remote_cache=here, name="get_order")
+    async def get_order(id: int) -> str:
+        return truth[0]
+
+    assert await get_order(7) == "old"
+    request = get_order.cache_key(7).request
+    assert await value_of(elsewhere, request) == "old"
+    truth[0] = "new"
+    own_valkey.pause()
+    forgetting = asyncio.create_task(get_order.invalidate(7))
+    await asyncio.sleep(0.1)
+    forgetting.cancel()
+    await asyncio.wait([forgetting])
+    assert forgetting.cancelled()
+    own_valkey.resume()
+    async with asyncio.timeout(20.0):
+        while await value_of(elsewhere, request) == "old":
+            await asyncio.sleep(0.02)
+    assert await get_order(7) == "new"
 
 
 async def test_a_server_that_stops_in_the_middle_of_a_read_costs_the_timeout_once(

@@ -131,6 +131,37 @@ async def test_a_commit_goes_on_although_its_writer_is_cancelled(here: WatchedTi
     assert await left(elsewhere) == [False, True, False]
 
 
+async def test_a_single_answer_is_forgotten_although_its_caller_is_cancelled(truth: Truth, here: WatchedTier):
+    process = Process(truth, here)
+    await process.get_order("7")
+    landed = asyncio.Event()
+    here.hang("discard", until=landed)
+    forgetting = await started(process.get_order.invalidate("7"))
+    forgetting.cancel()
+    await idle()
+    assert forgetting.cancelled()
+    truth.save("7")
+    assert await process.get_order("7") == "old"  # it has not landed yet, as with any write that is under way
+    landed.set()
+    await idle()
+    assert await process.get_order("7") == "new"
+
+
+async def test_a_single_answer_does_not_come_back_from_the_farther_tier(truth: Truth, here: WatchedTier):
+    backup = WatchedTier(MemoryServer())
+    process = Process(truth, here, backup)
+    await process.get_order("7")
+    for tier in (backup, here):
+        here_or_there = asyncio.Event()
+        tier.hang("discard", until=here_or_there)
+        truth.save("7", f"when {tier is here}")
+        forgetting = await started(process.get_order.invalidate("7"))
+        await process.get_order("7")
+        here_or_there.set()
+        assert await forgetting
+        assert await process.get_order("7") == f"when {tier is here}"
+
+
 async def test_a_cancelled_write_leaves_its_tags_in_doubt_everywhere(
     here: WatchedTier, elsewhere: MemoryTier, clock: library.Clock
 ):

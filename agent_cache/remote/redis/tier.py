@@ -161,9 +161,11 @@ class RedisTier:
 
     async def discard(self, request: Request) -> bool:
         """Write the entry itself: whoever is loading it now does not bring it back. See `Tier`."""
-        found, _ = await self.lookup(request)
         write = WriteIntent(os.urandom(16).hex(), (), entries=(request,))
-        await self.commit(write, (), failed=False, hold=0.0)
+        try:
+            found, _ = await self.lookup(request)
+        finally:  # whether there was one is worth nothing to anybody else
+            await self.commit(write, (), failed=False, hold=0.0)
         return found is not None
 
     # Writes
