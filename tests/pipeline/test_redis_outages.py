@@ -8,20 +8,21 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 pytest.importorskip("redis")
 
-from agent_cache import AgentCache
+from agent_cache import AgentCache, RemoteTierError
 from agent_cache.remote.redis import RedisTier, lines
 from agent_cache.remote.redis.clients import LoopClient
 from agent_cache.remote.redis.connections import Deployment
 from agent_cache.remote.redis.links import Link
 from agent_cache.remote.redis.tickets import RedisTicket
 from agent_cache.remote.redis.wire import Replies
-from agent_cache.testing.contract.workbench import load, read, value_of
+from agent_cache.testing.contract.workbench import load, read, value_of, write
 from tests.harness.clusters import Cluster
 from tests.harness.proxies import Proxy
 from tests.harness.servers import HOST, Server, free_port
@@ -167,6 +168,22 @@ async def test_nodes_that_refuse_cost_nothing(make: Make, attempts: Attempts, ki
     taken, _ = await miss(tier)
     assert taken < AT_ONCE
     await costs_nothing_more(tier, attempts)
+
+
+async def test_what_is_not_asked_does_not_fail_again(make: Make, own_valkey: Server):
+    """However many writes an outage lasts, the reason stays the one that it began with."""
+    tier = make(own_valkey.url)
+    await load(tier, read("order:7"), "old")
+    own_valkey.kill()
+    await tier.begin(write("order:7"))
+    (reason,) = tier.stats()["servers"].values()
+    before = tier.stats()["failures"]
+    for number in range(300):
+        with pytest.raises(RemoteTierError) as refused:
+            await tier.begin(replace(write(f"order:{number}"), on_unreachable="refuse"))
+        assert str(refused.value).endswith(f"is not asked: {reason}")
+    assert list(tier.stats()["servers"].values()) == [reason]
+    assert tier.stats()["failures"] - before < 50  # the heartbeats' own
 
 
 async def test_an_answer_that_was_to_be_forgotten_is_although_its_caller_was_cancelled(make: Make, own_valkey: Server):

@@ -19,7 +19,7 @@ from agent_cache.remote.redis.connections import of_client, of_url
 from agent_cache.remote.redis.epochs import Epochs
 from agent_cache.remote.redis.reports import Report
 from agent_cache.remote.redis.values import BadValue, Header, head_of, read_at_once, unpacked
-from agent_cache.remote.redis.wire import OVERSIZED, Replies, ReplyError, pack
+from agent_cache.remote.redis.wire import OVERSIZED, Replies, ReplyError, Unreachable, pack
 
 values = st.recursive(
     st.none() | st.integers(-(2**40), 2**40) | st.binary(max_size=40),
@@ -66,6 +66,13 @@ def test_errors_are_replies():
     (error,) = Replies(10).feed(b"-MOVED 7 127.0.0.1:1\r\n")
     assert isinstance(error, ReplyError)
     assert error.code == "MOVED"
+
+
+def test_an_error_is_told_in_a_few_words():
+    (error,) = Replies(10).feed(b"-ERR " + b"x" * 60_000 + b"\r\n")
+    assert error.code == "ERR"
+    assert len(str(error)) < 400
+    assert len(str(Unreachable("x" * 60_000))) < 400
 
 
 @pytest.mark.parametrize("data", [b"hello\r\n", b"$x\r\n", b"*x\r\n", b":x\r\n", b"x" * 100_000])

@@ -12,19 +12,18 @@ class Breaker:
     what this process owes the server has landed.
     """
 
-    __slots__ = ("failures", "is_open", "reason")
+    __slots__ = ("is_open", "reason")
 
     def __init__(self) -> None:
         self.is_open = False
-        self.failures = 0
         self.reason = ""
 
     def trip(self, reason: str) -> bool:
-        """A request has failed. Whether the breaker was closed until now."""
-        was_closed, self.is_open = not self.is_open, True
-        self.failures += 1
-        self.reason = reason
-        return was_closed
+        """A request has failed. Whether the breaker was closed until now: what has opened it stays the reason."""
+        if self.is_open:
+            return False
+        self.is_open, self.reason = True, reason
+        return True
 
     def reset(self) -> None:
         """The server answers again, and nothing is owed to it."""

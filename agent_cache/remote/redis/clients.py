@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from agent_cache.remote.redis.lines import REDIRECTS, Line
 from agent_cache.remote.redis.links import into
 from agent_cache.remote.redis.topology import Node
-from agent_cache.remote.redis.wire import Expired, Interrupted, Refused, ReplyError, Unreachable, bulk, pack
+from agent_cache.remote.redis.wire import (
+    Expired, Interrupted, NotAsked, Refused, ReplyError, Unreachable, bulk, pack,
+)  # fmt: skip
 
 if TYPE_CHECKING:
     from agent_cache.remote.redis.core import Core
@@ -170,7 +172,7 @@ class LoopClient:
             try:
                 (reply,) = await self._within(future, since)
             except Unreachable as error:
-                if not isinstance(error, Interrupted | Expired):
+                if not isinstance(error, Interrupted | Expired | NotAsked):
                     self._core.failed(node, str(error))
                 raise
             if not isinstance(reply, ReplyError) or reply.code in errors:

@@ -10,7 +10,7 @@ from agent_cache.remote.redis.identity import INFO, identity_in, introduced
 from agent_cache.remote.redis.leases import boottime
 from agent_cache.remote.redis.links import Answered, Link
 from agent_cache.remote.redis.topology import Node
-from agent_cache.remote.redis.wire import Interrupted, ReplyError, Unreachable, pack
+from agent_cache.remote.redis.wire import Interrupted, NotAsked, ReplyError, Unreachable, pack
 
 if TYPE_CHECKING:
     from agent_cache.remote.redis.core import Core
@@ -110,7 +110,7 @@ class Line:
         if self._link is not None:
             self._link.close()
             self._link = None
-        self._fail(Unreachable("the connection was closed"))
+        self._fail(NotAsked("the connection was closed"))
 
     def _schedule(self) -> None:
         if not self._is_due:
@@ -122,10 +122,10 @@ class Line:
         if not self._is_waited_for():
             return
         if self._core.is_closed:
-            self._fail(Unreachable("the tier was closed"))
+            self._fail(NotAsked("the tier was closed"))
             return
         if self._node.breaker.is_open:
-            self._fail(Unreachable(f"{self._node} is not asked: {self._node.breaker.reason}"))
+            self._fail(NotAsked(f"{self._node} is not asked: {self._node.breaker.reason}"))
             return
         link = self._link
         if link is None or not link.is_open or self._generation != self._node.generation:
@@ -157,7 +157,7 @@ class Line:
             reason = str(error) or "no connection within the timeout"
             if self._generation == self._node.generation:
                 self._core.failed(self._node, reason)
-            self._fail(Unreachable(reason))
+            self._fail(NotAsked(reason))
         finally:
             self._opening = None
         self._flush()

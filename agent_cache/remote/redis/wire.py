@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 __all__ = [
-    "OVERSIZED", "Expired", "Interrupted", "Refused", "Replies", "ReplyError", "Unreachable", "bulk", "pack",
+    "OVERSIZED", "Expired", "Interrupted", "NotAsked", "Refused", "Replies", "ReplyError", "Unreachable", "bulk", "pack",
 ]  # fmt: skip
 
 OVERSIZED: Final = object()
@@ -17,10 +17,14 @@ OVERSIZED: Final = object()
 
 _MAX_LINE = 65_536
 _MAX_DEPTH = 32
+_MAX_REASON = 300
 
 
 class Unreachable(Exception):
     """A server did not answer in time, not at all, or not as the owner of the data. Never leaves the tier."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(_shortened(reason))
 
 
 class Interrupted(Unreachable):
@@ -35,17 +39,26 @@ class Refused(Unreachable):
     """A server has answered that it does not carry this command out. It says nothing of any other."""
 
 
+class NotAsked(Unreachable):
+    """Nothing was sent, because the server had failed before or the connection is given up: no failure of its own."""
+
+
 class ReplyError(Exception):
     """An error that a server has replied. `code` is its first word: ``NOSCRIPT``, ``MOVED``, ``READONLY``..."""
 
     def __init__(self, text: str) -> None:
-        super().__init__(text)
+        super().__init__(_shortened(text))
         self.code = text.partition(" ")[0]
 
     @property
     def is_of_command(self) -> bool:
         """Whether it is about what was asked, and not about the state of the server."""
         return self.code in ("ERR", "WRONGTYPE")
+
+
+def _shortened(text: str) -> str:
+    """What an agent is told may have come from the server."""
+    return text if len(text) <= _MAX_REASON else f"{text[:_MAX_REASON]}..."
 
 
 def bulk(part: bytes) -> bytes:
