@@ -8,11 +8,12 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
-from agent_cache.remote.redis.connections import Deployment, of_url
+from agent_cache.remote.redis.connections import Deployment
 from agent_cache.remote.redis.core import Core
 from agent_cache.remote.redis.links import Link, into
 from agent_cache.remote.redis.options import options_of
 from agent_cache.remote.redis.topology import Node
+from agent_cache.remote.redis.urls import of_url
 from agent_cache.remote.redis.wire import ReplyError, Unreachable, pack
 
 __all__ = ["Server", "Servers", "fields_of", "opened"]

@@ -15,9 +15,11 @@ import redis.sentinel
 from hypothesis import given, strategies as st
 
 from agent_cache import AgentCache, AgentCacheInvalidator
-from agent_cache.remote.redis.connections import of_client, of_url
+from agent_cache.errors import ConfigurationError
+from agent_cache.remote.redis.connections import of_client
 from agent_cache.remote.redis.epochs import Epochs
 from agent_cache.remote.redis.reports import Report
+from agent_cache.remote.redis.urls import of_url
 from agent_cache.remote.redis.values import BadValue, Header, head_of, read_at_once, unpacked
 from agent_cache.remote.redis.wire import OVERSIZED, Replies, ReplyError, Unreachable, pack
 
@@ -192,6 +194,76 @@ def test_credentials_and_tls_settings_are_taken_over_and_timeouts_are_not():
     assert connection.health_check_interval == 0
     options = {"client_name": "x"}
     assert of_url("redis://a", cluster=False, options=options).connection(("a", 1), 0.5).client_name == "x"
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"pasword": "hunter2"}, "mean password"),
+        ({"max_stalenes": 0.1}, "mean max_staleness"),
+        ({"sssl": True}, "mean ssl"),
+        ({"socket_timeout": 9}, "timeouts"),
+        ({"max_connections": 2}, "connections"),
+        ({"decode_responses": True}, "of its own"),
+        ({"ssl_ca_certs": "ca.pem"}, "without TLS"),
+        ({"ssl": "no"}, "ssl="),
+        ({"qqqq": 1}, "no effect$"),
+    ],
+)
+def test_a_setting_that_would_have_no_effect_is_refused(options, reason):
+    with pytest.raises(ConfigurationError, match=reason) as refused:
+        of_url("redis://a", cluster=False, options=options)
+    assert "hunter2" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "url", ["redis://a?pasword=hunter2", "redis://a?ssl=true", "redis://a?ssl_ca_certs=x", "rediss://a?ssl_nonsense=1"]
+)
+def test_a_parameter_that_nobody_knows_is_refused(url):
+    with pytest.raises(ConfigurationError) as refused:
+        of_url(url, cluster=False, options={})
+    assert "hunter2" not in str(refused.value)
+
+
+def test_what_other_clients_have_from_a_url_is_ignored():
+    url = "redis://me:p%40ss@a:1/2?socket_timeout=9&max_connections=3&protocol=3&client_name=x@y"
+    deployment = of_url(url, cluster=False, options={})
+    assert deployment.settings == {"username": "me", "password": "p@ss", "db": 2, "client_name": "x@y"}
+
+
+def test_tls_is_asked_for_by_the_url_or_beside_it():
+    for url, options in (("rediss://a", {}), ("redis://a", {"ssl": True}), ("rediss://a", {"ssl": True})):
+        deployment = of_url(url, cluster=False, options=options)
+        assert deployment.transport == "tls"
+        assert type(deployment.connection(("a", 1), 0.5)) is redis.asyncio.SSLConnection
+    assert of_url("redis://a", cluster=False, options={"ssl": False}).transport == "tcp"
+    for url, on in (("rediss://a", False), ("unix:///x", True)):
+        with pytest.raises(ConfigurationError, match="ssl="):
+            of_url(url, cluster=False, options={"ssl": on})
+
+
+@pytest.mark.parametrize(
+    ("url", "told"),
+    [
+        ("redis://h?password=hunter2&socket_timeout=abc", "redis://h cannot be read: the value of socket_timeout"),
+        ("redis://user:hun/ter2@h", "the URL cannot be read: what / "),
+        ("redis://hun/ter2@h:1", "the URL cannot be read: what / "),
+        ("redis://:hun#ter2@h", "the URL cannot be read: what / "),
+        ("redis://hun#ter2@h", "the URL cannot be read: what / "),
+        ("redis://:hunter2", "the URL cannot be read: the port"),
+        ("redis://u:hunter2@h:99999", "redis://h cannot be read: the port"),
+        ("redis://u:hunter2@h/abc", "redis://h cannot be read: the database"),
+        ("redis://u:hunter2@[h", "the URL cannot be read: its host"),
+        ("redis+sentinel://u:hunter2@h", "the URL cannot be read: it must begin"),
+        ("hunter2", "the URL cannot be read: it must begin"),
+        (b"redis://:hunter2@h", "the URL cannot be read: it is no text"),
+    ],
+)
+def test_a_url_that_cannot_be_read_is_told_without_its_secrets(url, told):
+    with pytest.raises(ConfigurationError) as refused:
+        of_url(url, cluster=False, options={})
+    assert str(refused.value).startswith(f"RedisTier.from_url: {told}")
+    assert not any(part in str(refused.value) for part in ("hunter2", "hun", "ter2"))
 
 
 async def test_a_heartbeat_reports_the_roots_that_were_read_and_no_others(clock):

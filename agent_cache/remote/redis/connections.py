@@ -1,4 +1,4 @@
-"""Where the servers are and how one connects to them, read from a URL or taken over from a client of the user's."""
+"""Where the servers are and how one connects to them, taken over from a client of the user's."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from redis.asyncio.connection import Connection, SSLConnection, UnixDomainSocketConnection, parse_url
+from redis.asyncio.connection import Connection, SSLConnection, UnixDomainSocketConnection
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from agent_cache.errors import ConfigurationError
 
-__all__ = ["Address", "Deployment", "of_client", "of_url"]
+__all__ = ["KEPT", "KEPT_FOR_TLS", "Address", "Deployment", "address_of", "kept", "of_client", "transport_of"]
 
 Address = tuple[str, int]
 """Host and port; of a unix socket, its path and 0."""
 
-_KEPT = frozenset({
+KEPT = frozenset({
     "host", "port", "path", "db", "username", "password", "credential_provider", "client_name",
     "socket_keepalive", "socket_keepalive_options", "socket_type",
 })  # fmt: skip
-_KEPT_FOR_TLS = frozenset(name for name in inspect.signature(SSLConnection).parameters if name.startswith("ssl_"))
+KEPT_FOR_TLS = frozenset(name for name in inspect.signature(SSLConnection).parameters if name.startswith("ssl_"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,24 +63,6 @@ class Deployment:
         )
 
 
-def of_url(url: str, *, cluster: bool, options: Mapping[str, Any]) -> Deployment:
-    """Read ``redis://``, ``rediss://`` or ``unix://``, as redis-py reads it.
-
-    Raises:
-        ConfigurationError: if it is none of these.
-    """
-    try:
-        read: dict[str, Any] = {**parse_url(url), **options}
-    except (ValueError, TypeError, AttributeError) as error:
-        raise ConfigurationError(f"RedisTier.from_url: {_without_password(url)!r} cannot be read: {error}") from None
-    transport = _transport_of(read.get("connection_class", Connection))
-    if cluster and transport == "unix":
-        raise ConfigurationError("RedisTier.from_url: a cluster is not reached through a unix socket")
-    if cluster and read.get("db"):
-        raise ConfigurationError("RedisTier.from_url: a cluster has no database but 0; leave it out of the URL")
-    return Deployment("cluster" if cluster else "single", _kept(read), (_address(read, transport),), transport)
-
-
 def of_client(client: Any) -> Deployment:
     """Take over the settings of a client of redis-py's or of valkey-py's: single, Sentinel or Cluster, async or not.
 
@@ -97,53 +79,55 @@ def of_client(client: Any) -> Deployment:
             or ("SSL" in str(settings.get("connection_class", "")))
         )
         seeds = tuple((str(node.host), int(node.port)) for node in nodes)
-        return Deployment("cluster", _kept(settings), seeds, "tls" if is_tls else "tcp")
+        return Deployment("cluster", kept(settings), seeds, "tls" if is_tls else "tcp")
     pool = getattr(client, "connection_pool", None)
     if pool is None or not hasattr(pool, "connection_kwargs"):
         raise ConfigurationError(
             f"RedisTier needs a client of redis-py or valkey-py, or a URL by RedisTier.from_url; got "
             f"{type(client).__qualname__}"
         )
-    settings, transport = dict(pool.connection_kwargs), _transport_of(pool.connection_class)
+    settings, transport = dict(pool.connection_kwargs), transport_of(pool.connection_class)
     manager = getattr(pool, "sentinel_manager", None)
     if manager is None:
-        return Deployment("single", _kept(settings), (_address(settings, transport),), transport)
+        return Deployment("single", kept(settings), (address_of(settings, transport),), transport)
     sentinels = [sentinel.connection_pool for sentinel in manager.sentinels]
     return Deployment(
         "sentinel",
-        _kept(settings),
-        tuple(_address(one.connection_kwargs, "tcp") for one in sentinels),
+        kept(settings),
+        tuple(address_of(one.connection_kwargs, "tcp") for one in sentinels),
         transport,
         service=pool.service_name,
-        sentinel_settings=_kept(sentinels[0].connection_kwargs),
-        sentinel_transport=_transport_of(sentinels[0].connection_class),
+        sentinel_settings=kept(sentinels[0].connection_kwargs),
+        sentinel_transport=transport_of(sentinels[0].connection_class),
     )
 
 
-def _kept(settings: Mapping[str, Any]) -> dict[str, Any]:
+def kept(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Settings of a client that a connection of the tier's is made with.
 
     Raises:
         ConfigurationError: if the client demands a check that the tier's connections cannot make. Those of a
             synchronous client know more about TLS.
     """
-    lost = [name for name in settings if name.startswith("ssl_") and name not in _KEPT_FOR_TLS and settings[name]]
+    lost = [name for name in settings if name.startswith("ssl_") and name not in KEPT_FOR_TLS and settings[name]]
     if lost:
         raise ConfigurationError(
             f"RedisTier: {', '.join(lost)} of the client would be ignored: connections of redis.asyncio cannot do it; "
             "leave it out if you can do without"
         )
-    kept = (_KEPT | _KEPT_FOR_TLS) - {"host", "port", "path"}
-    return {name: value for name, value in settings.items() if name in kept and value is not None}
+    names = (KEPT | KEPT_FOR_TLS) - {"host", "port", "path"}
+    return {name: value for name, value in settings.items() if name in names and value is not None}
 
 
-def _address(settings: Mapping[str, Any], transport: str) -> Address:
+def address_of(settings: Mapping[str, Any], transport: str) -> Address:
+    """Where these settings lead."""
     if transport == "unix":
         return str(settings.get("path", "")), 0
     return str(settings.get("host", "localhost")), int(settings.get("port", 6379))
 
 
-def _transport_of(kind: Any) -> Literal["tcp", "tls", "unix"]:
+def transport_of(kind: Any) -> Literal["tcp", "tls", "unix"]:
+    """What connections of a class go over."""
     # By name: a synchronous client's classes are others, and so are valkey-py's.
     name = getattr(kind, "__name__", "")
     return "tls" if "SSL" in name else "unix" if "Unix" in name else "tcp"
@@ -151,8 +135,3 @@ def _transport_of(kind: Any) -> Literal["tcp", "tls", "unix"]:
 
 def _class_name(node: Any) -> str:
     return getattr(getattr(node, "connection_class", None), "__name__", "")
-
-
-def _without_password(url: str) -> str:
-    head, at, tail = url.rpartition("@")
-    return f"{head.partition('://')[0]}://...@{tail}" if at else url

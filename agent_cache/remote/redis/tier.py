@@ -17,13 +17,14 @@ from agent_cache.errors import RemoteTierError
 from agent_cache.remote.codecs import Codec
 from agent_cache.remote.protocols import Found, Listener, Request, Ticket, WriteIntent
 from agent_cache.remote.redis.attendant import Attendant, stop_with
-from agent_cache.remote.redis.connections import Deployment, of_client, of_url
+from agent_cache.remote.redis.connections import Deployment, of_client
 from agent_cache.remote.redis.core import Core
 from agent_cache.remote.redis.invalidations import begin, commit, renew
 from agent_cache.remote.redis.options import options_of
 from agent_cache.remote.redis.reads import look_up
 from agent_cache.remote.redis.stores import store
 from agent_cache.remote.redis.tickets import RedisTicket
+from agent_cache.remote.redis.urls import of_url
 from agent_cache.remote.redis.wire import Unreachable
 
 __all__ = ["RedisTier"]
@@ -100,10 +101,12 @@ class RedisTier:
         """A tier on the server at ``redis://user:password@host:6379/0``, ``rediss://...`` (TLS) or ``unix://path``.
 
         Args:
-            url: as redis-py reads it, parameters included (``?ssl_ca_certs=...``).
+            url: as redis-py reads it, parameters included (``?ssl_ca_certs=...``). Those that other clients of the same
+                URL have timeouts, retries, pools and decoding from are ignored.
             cluster: the server is a node of a cluster.
             connection: further settings of redis-py's connections: ``username``, ``ssl_ca_certs``,
-                ``credential_provider``...
+                ``credential_provider``... ``ssl=True`` is the same as ``rediss://``. What would have no effect, a
+                timeout of redis-py's for one, is refused.
 
         The other arguments are described with the class.
         """
