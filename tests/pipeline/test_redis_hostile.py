@@ -8,6 +8,7 @@ import struct
 import tracemalloc
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +21,11 @@ from hypothesis import given, settings, strategies as st
 from agent_cache import AgentCache
 from agent_cache.remote.codecs import Codec, EncryptedCodec, JsonCodec, MessagePackCodec, SignedCodec
 from agent_cache.remote.redis import RedisTier
+from agent_cache.remote.redis.counters import Log
+from agent_cache.remote.redis.names import Names
+from agent_cache.remote.redis.subscription import Subscription
+from agent_cache.remote.redis.topology import Node
+from agent_cache.remote.redis.wire import OVERSIZED
 from agent_cache.testing import reset
 from agent_cache.testing.contract.workbench import commit, load, read, value_of, write
 from tests.harness.servers import Server
@@ -137,6 +143,54 @@ async def _damage(valkey: Server, codec: Codec) -> None:
             assert tier.stats()["bad_values"] > 10
             raw.set(key, good)
             assert await value_of(tier, request) == VALUE
+
+
+MESSAGES = [b"", b"x", b"p B", b"p B T\xff", b"p Z *", b"p B Q1", b"\xff" * 9, b" ", b"p B T" + b"0" * (2 << 20)]
+
+
+async def test_a_message_that_cannot_be_understood_means_all_of_its_root(make: Make, raw: redis.Redis, caplog):
+    """It is logged once, and the subscription it came by goes on."""
+    tier = make(max_staleness=5.0)
+    truth = ["old"]
+
+    @AgentCache("order:{id}", remote_cache=tier)
+    async def get_order(id: int) -> str:
+        return truth[0]
+
+    @AgentCache("other:{id}", remote_cache=tier)
+    async def get_other(id: int) -> str:
+        return truth[0]
+
+    await get_order(7)
+    await get_other(7)
+    assert await tier.caught_up()
+    before = tier.stats()
+    for number, said in enumerate(MESSAGES, 1):
+        await get_order(7)
+        hits = tier.stats()["hits"]
+        assert raw.publish("c:{agent_cache:order}", said) == 1, said[:40]
+        assert await tier.caught_up()
+        assert tier.stats()["invalidations"] == before["invalidations"] + number, said[:40]
+        await get_order(7)
+        assert tier.stats()["hits"] == hits + 1, said[:40]  # the local copy had gone
+    assert tier.stats()["losses"] == before["losses"]
+    hits = tier.stats()["hits"]
+    await get_other(7)
+    assert tier.stats()["hits"] == hits
+    assert [record.name for record in caplog.records] == ["agent_cache"]
+    assert "cannot be understood" in caplog.text
+
+
+@pytest.mark.parametrize("nonsense", [OVERSIZED, None, 5, [], [b"pong"], [b"message", b"c"], [b"pong", []], [[], 1]])
+def test_an_answer_that_is_no_message_ends_a_subscription_and_raises_nothing(nonsense):
+    core = SimpleNamespace(
+        topology=SimpleNamespace(is_cluster=False), log=Log("tier"), names=Names("ns"), max_staleness=1.0
+    )
+    subscription = Subscription(core, Node(("h", 1)), {}, lambda: None)
+    ends = []
+    subscription._link = SimpleNamespace(close=lambda: ends.append(True))
+    subscription._receive(nonsense)
+    assert ends == [True]
 
 
 @pytest.mark.parametrize("codec", codecs(), ids=lambda codec: codec.name)

@@ -5,8 +5,9 @@ A path is ``*`` for all of the root, or the short name of the cell of an entity 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from agent_cache.remote.protocols import Touched
 from agent_cache.remote.redis.names import CellKey, RootNames
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 
 __all__ = ["message", "understood"]
 
+_FORM = re.compile(rb"[^ ]+ [BC](?: (?:\*|[TK][0-9a-f]+))+")
+
 
 def message(core: Core, kind: bytes, root: RootNames, cells: Iterable[CellKey]) -> bytes:
     """Say that a write of these cells begins (``B``) or has ended (``C``). Empty: there is nothing to say."""
@@ -24,10 +27,16 @@ def message(core: Core, kind: bytes, root: RootNames, cells: Iterable[CellKey]) 
     return b" ".join([core.process, kind, *paths]) if paths else b""
 
 
-def understood(core: Core, root: RootNames, said: bytes) -> tuple[list[CellKey], Touched] | None:
-    """The cells that a message moves, and what listeners are to be told; None if it is one's own."""
+def understood(core: Core, root: RootNames, said: Any) -> tuple[list[CellKey], Touched] | None:
+    """The cells that a message moves, and what listeners are to be told; None if it is one's own.
+
+    What cannot be understood may mean anything under its root.
+    """
+    if type(said) is not bytes or _FORM.fullmatch(said) is None:
+        core.log.once("a message cannot be understood, so all of its root was dropped", root.root)
+        return [root.s, root.d], Touched((root.root,))
     process, _, *paths = said.split(b" ")
-    if process == core.process or not paths:
+    if process == core.process:
         return None  # a writer has dropped its own copies itself
     cells: dict[CellKey, None] = {}
     tags: dict[str, None] = {}
@@ -45,7 +54,7 @@ def understood(core: Core, root: RootNames, said: bytes) -> tuple[list[CellKey],
                 tags[root.root] = None
             else:  # what depends on all of the root changes, and nothing else here can depend on it
                 tags[f"{root.root}:{path.decode()}"] = None
-        elif path.startswith(b"K"):
+        else:
             cells[root.cell(path)] = None
             call = core.memo.call(path[1:])
             if call is not None:

@@ -205,27 +205,27 @@ class Subscription:
     # What arrives, in order
 
     def _receive(self, reply: Any) -> None:
-        if isinstance(reply, ReplyError):
-            self._is_refused = True
-            self._core.log.once("a subscription was refused, so nothing is kept locally", reply)
-            if self._link is not None:
-                self._link.close()
-            return
-        if isinstance(reply, bytes):  # a PONG outside of subscriptions
-            self._pong(reply)
-            return
-        kind, *rest = reply
-        if kind in (b"message", b"smessage"):
-            self._hear(rest[0], rest[1])
-        elif kind == b"pong":
-            self._pong(rest[0])
-        elif kind in (b"subscribe", b"ssubscribe"):
-            self._confirm(rest[0])
-        elif kind in (b"sunsubscribe", b"unsubscribe"):
-            # Not asked for: the slot has moved, and messages with it.
-            self._core.topology.is_stale = True
-            if self._link is not None:
-                self._link.close()
+        match reply:
+            case [b"message" | b"smessage", bytes(channel), said]:
+                self._hear(channel, said)
+            case [b"pong", bytes(nonce)] | bytes(nonce):  # the latter outside of subscriptions
+                self._pong(nonce)
+            case [b"subscribe" | b"ssubscribe", bytes(channel), _]:
+                self._confirm(channel)
+            case ReplyError():
+                self._is_refused = True
+                self._core.log.once("a subscription was refused, so nothing is kept locally", reply)
+                self._hang_up()
+            case [b"sunsubscribe" | b"unsubscribe", *_]:  # not asked for: the slot has moved, and messages with it
+                self._core.topology.is_stale = True
+                self._hang_up()
+            case _:
+                self._core.log.once("a subscription was answered with nonsense, so it begins anew")
+                self._hang_up()
+
+    def _hang_up(self) -> None:
+        if self._link is not None:
+            self._link.close()
 
     def _confirm(self, channel: bytes) -> None:
         self.heard.add(channel)
@@ -252,7 +252,7 @@ class Subscription:
         if self._asleep - former > self._core.max_staleness:
             self._core.lost()
 
-    def _hear(self, channel: bytes, message: bytes) -> None:
+    def _hear(self, channel: bytes, message: Any) -> None:
         root = self._channels.get(channel)
         news = None if root is None else understood(self._core, root, message)
         if news is not None:
