@@ -35,16 +35,22 @@ def _common(parser: argparse.ArgumentParser, description: str) -> None:
 
 
 def _seconds(text: str) -> float:
-    number = float(text)
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
     if not 0 < number < 3600:
-        raise ValueError(text)
+        raise argparse.ArgumentTypeError(f"seconds are wanted, more than 0 and less than 3600, not {text!r}")
     return number
 
 
 def _count(text: str) -> int:
-    number = int(text)
+    try:
+        number = int(text)
+    except ValueError:
+        number = 0
     if number < 1:
-        raise ValueError(text)
+        raise argparse.ArgumentTypeError(f"a number is wanted, 1 or more, not {text!r}")
     return number
 
 
@@ -111,17 +117,18 @@ def _runs(job_of: Callable[[], Job]) -> Callable[[argparse.Namespace], int]:
         except ModuleNotFoundError as error:
             print(error, file=sys.stderr)
             return 2
+        from agent_cache._fleet.screen import shown
         from agent_cache.errors import ConfigurationError, RemoteTierError
         from agent_cache.remote.redis.wire import ReplyError, Unreachable
 
         try:
             return asyncio.run(job(options))
         except (ConfigurationError, RemoteTierError) as error:
-            print(error, file=sys.stderr)
+            print(shown(error), file=sys.stderr)
         except Unreachable as error:
-            print(f"the server cannot be used: {error}", file=sys.stderr)
+            print(f"the server cannot be used: {shown(error)}", file=sys.stderr)
         except ReplyError as error:
-            print(f"the server has refused: {error}", file=sys.stderr)
+            print(f"the server has refused: {shown(error)}", file=sys.stderr)
         return 2
 
     return run

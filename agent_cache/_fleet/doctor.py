@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from agent_cache._fleet import health, trials
 from agent_cache._fleet.findings import Check, note
 from agent_cache._fleet.patient import Patient
-from agent_cache._fleet.screen import print_json
+from agent_cache._fleet.screen import print_json, shown
 from agent_cache._fleet.servers import opened
 from agent_cache.remote.redis.wire import ReplyError
 
@@ -79,6 +79,6 @@ def _show(check: Check) -> None:
     verdict = f"{check.verdict:<7}"
     if sys.stdout.isatty() and not os.environ.get("NO_COLOR"):
         verdict = f"{_COLOURS[check.verdict]}{verdict}\033[0m"
-    print(f"  {verdict}  {check.name:<12} {check.says}")
+    print(f"  {verdict}  {check.name:<12} {shown(check.says)}")
     if check.do:
         print(f"{'':24}-> {check.do}")

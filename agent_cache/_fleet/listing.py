@@ -97,7 +97,7 @@ def _tags(cells: Mapping[CellKey, bytes], known: Mapping[CellKey, str]) -> list[
     """An entity is its digest, ``order:#3fa9c1d2e4b5``, unless the command line has named it."""
     tags: dict[str, None] = {}
     for cell in cells:
-        name = cell.rpartition(b":")[2].decode()
+        name = cell.rpartition(b":")[2].decode("utf-8", "replace")
         root = root_of_cell(cell)
         if cell in known:
             tags[known[cell]] = None

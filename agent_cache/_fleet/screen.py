@@ -3,23 +3,32 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-__all__ = ["amount", "duration", "print_json", "print_table", "progress"]
+__all__ = ["amount", "duration", "print_json", "print_table", "progress", "shown"]
 
 _WORTH_A_BAR = 20_000
+_UNSEEN = re.compile("[\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
+"""What JSON lets stand as it is, and a terminal takes for an order."""
 
 
 def print_json(data: Any) -> None:
     """One document."""
-    print(json.dumps(data, indent=2, ensure_ascii=False))
+    print(_UNSEEN.sub(lambda found: json.dumps(found[0])[1:-1], json.dumps(data, indent=2, ensure_ascii=False)))
+
+
+def shown(text: object) -> str:
+    """What came from a server, on one line, and without a word to the terminal."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in str(text))
 
 
 def print_table(head: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1) -> None:
     """Columns, the first of them aligned to the left."""
+    rows = [tuple(map(shown, row)) for row in rows]
     widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
     for row in (head, *rows):
         cells = [

@@ -102,7 +102,7 @@ def _reported(report: bytes) -> dict[str, dict[str, int]]:
     """What a process says in its heartbeat of its own calls: root to hits, misses and shared ones."""
     try:
         said = json.loads(report)
-    except ValueError:
+    except (ValueError, RecursionError):  # whoever may write to the server may write this
         return {}
     if not isinstance(said, dict):
         return {}

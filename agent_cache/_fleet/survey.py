@@ -17,6 +17,8 @@ __all__ = ["Batch", "Entry", "batches", "entries_of", "root_of_cell"]
 _HEAD = 2048
 _MAX_HEAD = 1 << 20
 _BATCH = 500
+_NO_VALUE = "WRONGTYPE"
+"""Code of the error where a key of ours holds something else: one stray key is no reason to see none."""
 
 
 @dataclass(slots=True)
@@ -35,7 +37,7 @@ class Entry:
     """One value on a server.
 
     Attributes:
-        bytes: that its value takes.
+        bytes: that its value takes; 0 if it is none that can be measured.
         left: seconds until the server forgets it.
         header: what it depends on; None if it is no value of this version.
         is_current: whether nothing that it depends on was written since: otherwise it only waits to expire.
@@ -96,29 +98,30 @@ async def entries_of(servers: Servers, server: Server, keys: list[bytes]) -> lis
             for command in ((b"STRLEN", key), (b"PTTL", key), (b"GETRANGE", key, b"0", b"%d" % (_HEAD - 1)))
         )
         for reply in replies:
-            if isinstance(reply, ReplyError):
+            if isinstance(reply, ReplyError) and reply.code != _NO_VALUE:
                 raise reply
         heads = [await _header(server, key, *replies[3 * n : 3 * n + 3 : 2]) for n, key in enumerate(some)]
         cells = await _cells(servers, (cell for head in heads if head is not None for cell in head.cells))
         for n, (key, header) in enumerate(zip(some, heads, strict=True)):
             size, left = replies[3 * n], replies[3 * n + 1]
             if size:
-                digest = key.rpartition(b":")[2].decode()
+                digest, size = key.rpartition(b":")[2].decode(), size if isinstance(size, int) else 0
                 found.append(Entry(digest, size, max(0, left) / 1000, header, _is_current(header, cells)))
     return found
 
 
-async def _header(server: Server, key: bytes, size: int, head: bytes) -> Header | None:
+async def _header(server: Server, key: bytes, size: int | ReplyError, head: bytes | ReplyError) -> Header | None:
+    if isinstance(size, ReplyError) or isinstance(head, ReplyError):
+        return None
     try:
         return unpacked(head)[0]
     except BadValue:
         if size <= len(head):
             return None
     # It names many entities, so that its header is longer than what was asked for.
-    head = await server.ask(b"GETRANGE", key, b"0", b"%d" % (_MAX_HEAD - 1))
     try:
-        return unpacked(head)[0]
-    except BadValue:
+        return unpacked(await server.ask(b"GETRANGE", key, b"0", b"%d" % (_MAX_HEAD - 1)))[0]
+    except (BadValue, ReplyError):
         return None
 
 

@@ -21,6 +21,7 @@ from agent_cache._fleet import health
 from agent_cache._fleet.screen import progress
 from agent_cache.cli import main
 from agent_cache.remote import RedisTier
+from agent_cache.remote.redis.values import Header, head_of
 from tests.harness.servers import Server, free_port
 
 GOOD = {"maxmemory": "200mb", "maxmemory_policy": "volatile-ttl"}
@@ -163,6 +164,58 @@ def test_what_is_damaged_or_of_others_does_not_stop_it(valkey, run):
 
 
 # keys
+
+
+@pytest.fixture
+def stray(valkey: Server) -> Server:
+    """One on which somebody else has written under the names of the tier."""
+    with_entries(valkey.url, orders=1, carts=0)
+    valkey.command("HSET", "v:agent_cache:abc", "field", "1")
+    valkey.command("HSET", "w:{agent_cache:order}x", "field", "1")
+    cells = {b"t:{agent_cache:o\xff}:T\xff": b"a b", b"t:{agent_cache:\x1b[2J}:D": b"a b"}
+    head = head_of(Header(cells, 1.0, 1.0, 0.0, 0.0, b""))
+    with valkey.client() as client:
+        client.set("v:agent_cache:abd", head + b"x")
+    return valkey
+
+
+REPORTS = ["[" * 200_000, '{"\\ud800":[1,2,3]}', '{"\\u001b[2J\\u009b2J":[1,2,3]}', '{"a":[1e400,2,3],"b":["x"],"c":4}']
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+@pytest.mark.parametrize("report", REPORTS, ids=range(len(REPORTS)))
+@pytest.mark.parametrize("command", ["stats", "keys"])
+def test_what_others_have_written_is_neither_believed_nor_said_to_the_terminal(stray, run, command, report, as_json):
+    stray.command("SET", "agent_cache:hb:evil", report)
+    code, out, err = run(command, "--url", stray.url, *(["--json"] if as_json else []))
+    assert (code, err) == (0, "")
+    assert all(char.isprintable() or char == "\n" for char in out)
+    out.encode()
+    if as_json:
+        found = json.loads(out)
+        assert len(found["entries"]) == 4 if command == "keys" else found["unreadable"] == 1
+
+
+def test_everything_takes_along_what_others_have_written(stray, run):
+    code, out, err = run("clear", "--url", stray.url, "--all", "--yes")
+    assert (code, err) == (0, "")
+    assert "deleted 4 entries" in out
+    assert not stray.command("KEYS", "v:*")
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "says"),
+    [
+        ("--timeout", "0", "seconds are wanted, more than 0"),
+        ("--timeout", "x", "seconds are wanted, more than 0"),
+        ("--limit", "0", "a number is wanted, 1 or more"),
+        ("--limit", "x", "a number is wanted, 1 or more"),
+    ],
+)
+def test_a_number_that_will_not_do_is_answered_with_one_that_will(run, capsys, option, value, says):
+    with pytest.raises(SystemExit):
+        run("keys", "--url", "redis://a", option, value)
+    assert says in capsys.readouterr().err
 
 
 def test_keys_shows_no_argument_and_no_value(valkey, run):
