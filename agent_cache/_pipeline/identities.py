@@ -27,6 +27,9 @@ _VALUES = (str, int, float, bool, bytes, type(None))
 _tools: dict[str, weakref.WeakKeyDictionary[ReadOperation, CodeType | None]] = {}
 """By name, each with the code that its function was defined in: of a module, a cell, a class or a function."""
 
+_MIN_NAMES = 100
+_names_to_sweep = _MIN_NAMES
+
 
 def enrol(tool: ReadOperation) -> None:
     """Note a tool that is being decorated.
@@ -36,6 +39,7 @@ def enrol(tool: ReadOperation) -> None:
     """
     origin = _origin(tool)
     with LEDGER.lock:
+        _sweep()
         _tools.setdefault(tool.name, weakref.WeakKeyDictionary())[tool] = origin
     try:
         check_identity(tool)
@@ -43,6 +47,15 @@ def enrol(tool: ReadOperation) -> None:
         with LEDGER.lock:
             del _tools[tool.name][tool]
         raise
+
+
+def _sweep() -> None:
+    """Forget names that no tool has any more, whenever there are twice as many names as were left the last time."""
+    global _names_to_sweep  # noqa: PLW0603 - belongs to the table above
+    if len(_tools) >= _names_to_sweep:
+        for name in [name for name, tools in _tools.items() if not tools]:
+            del _tools[name]
+        _names_to_sweep = max(_MIN_NAMES, 2 * len(_tools))
 
 
 def check_identity(tool: ReadOperation) -> None:

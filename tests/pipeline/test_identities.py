@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from agent_cache import AgentCache, configure
+from agent_cache._pipeline import identities
 from agent_cache.errors import ConfigurationError
 from agent_cache.testing import MemoryServer, MemoryTier
 
@@ -77,6 +78,18 @@ async def test_one_that_nobody_has_any_more_does_not_count(clock, server: Memory
             del tool
     finally:
         gc.enable()
+
+
+async def test_names_that_no_tool_has_are_forgotten(clock, server: MemoryServer):
+    kept = made("kept", name="kept of many")
+    for number in range(2_000):
+        made("x", name=f"{number} of many")
+        if not number % 50:
+            gc.collect()
+    gc.collect()
+    assert kept.__name__ == "get_order"
+    assert "kept of many" in identities._tools
+    assert len([name for name in identities._tools if name.endswith("of many")]) < 1_000
 
 
 async def test_other_tiers_and_none_are_not_concerned(clock, server: MemoryServer):
