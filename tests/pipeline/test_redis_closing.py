@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -128,6 +129,60 @@ async def test_a_loop_that_is_over_leaves_no_connection(way: Proxy):
     await until(lambda: way.connections == 3)
     assert len(tier._core.clients()) == 1
     await tier.aclose()
+
+
+QUIET = """
+import asyncio, gc, logging, sys
+from agent_cache import AgentCacheInvalidator
+from agent_cache.remote import RedisTier
+
+logging.basicConfig(level=logging.WARNING)
+tiers = []
+
+async def main():
+    tier = RedisTier.from_url(sys.argv[1], timeout=0.9, max_staleness=3.0)
+    started = asyncio.Event()
+
+    @AgentCacheInvalidator("order:{id}", remote_cache=tier, doubt=0)
+    async def change(id):
+        started.set()
+        await asyncio.sleep(60)
+
+    task = asyncio.create_task(change(7))
+    await started.wait()
+    KEEP and tiers.append(tier)
+    return task
+
+asyncio.run(main())
+gc.collect()
+"""
+
+
+@pytest.mark.parametrize("keep", [True, False])
+async def test_a_loop_that_ends_in_the_middle_of_a_write_says_nothing_and_commits_it(valkey: Server, *, keep: bool):
+    """Whether its tier is used again or not."""
+    valkey.command("FLUSHALL")
+    code = QUIET.replace("KEEP", str(keep))
+    python = await asyncio.create_subprocess_exec(
+        sys.executable, "-X", "dev", "-W", "ignore::DeprecationWarning", "-c", code, valkey.url,
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+    )  # fmt: skip
+    said, _ = await python.communicate()
+    assert said.decode() == ""
+    assert python.returncode == 0
+    assert not valkey.command("EXISTS", "w:{agent_cache:order}")
+
+
+async def test_closing_ends_the_connections_of_a_loop_that_stands_still(way: Proxy):
+    loop = asyncio.new_event_loop()
+    tier = RedisTier.from_url(way.url, timeout=0.4)
+    await asyncio.to_thread(loop.run_until_complete, load(tier, read("order:7"), "value"))
+    assert way.connections > 0
+    await tier.aclose()
+    await until(lambda: way.connections == 0)
+    await asyncio.to_thread(loop.run_until_complete, loop.shutdown_asyncgens())
+    assert not tier._core.clients()
+    loop.close()
 
 
 @pytest.mark.parametrize("steps", range(0, 40, 3))

@@ -7,7 +7,7 @@ from before a write that has ended in between.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import AsyncGenerator, Coroutine, Iterable
 from contextvars import Context
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -15,7 +15,14 @@ from agent_cache.remote.redis.lines import REDIRECTS, Line
 from agent_cache.remote.redis.links import into
 from agent_cache.remote.redis.topology import Node
 from agent_cache.remote.redis.wire import (
-    Expired, Interrupted, NotAsked, Refused, ReplyError, Unreachable, bulk, pack,
+    Expired,
+    Interrupted,
+    NotAsked,
+    Refused,
+    ReplyError,
+    Unreachable,
+    bulk,
+    pack,
 )  # fmt: skip
 
 if TYPE_CHECKING:
@@ -40,14 +47,16 @@ class LoopClient:
         self.loop = self._loop = asyncio.get_running_loop()
         self._lines: dict[Node, Line] = {}
         self._nobody = Context()  # a timer keeps the context that it was made in, also after it was cancelled
-        # A loop that ends cancels its tasks: that is how its connections learn of it. In a context of its own: it would
-        # keep the call alive that happened to be the first.
-        self._keeper = self._loop.create_task(self._keep(), name="agent_cache keeps connections", context=Context())
+        # A loop that ends closes its generators, after its tasks were cancelled and have ended: a write that was
+        # cancelled so is still committed over these connections.
+        self._end: AsyncGenerator[None, None] | None = self._until_the_end()
+        _step(self._end.asend(None))
 
-    async def _keep(self) -> None:
+    async def _until_the_end(self) -> AsyncGenerator[None, None]:
         try:
-            await self._loop.create_future()
+            yield
         finally:
+            self._end = None
             self.close()
 
     def close(self) -> None:
@@ -56,8 +65,14 @@ class LoopClient:
             line.close()
         self._lines.clear()
         self._core.forget_client(self._loop)
-        if not self._keeper.done():
-            self._keeper.cancel()
+        end, self._end = self._end, None
+        if end is not None:
+            _step(end.aclose())
+
+    def cut(self) -> None:
+        """End the connections of a loop that does not run now. Called in any thread."""
+        for line in list(self._lines.values()):
+            line.cut()
 
     def _line(self, node: Node) -> Line:
         line = self._lines.get(node)
@@ -196,6 +211,14 @@ class LoopClient:
             return await future
         finally:
             timer.cancel()
+
+
+def _step(work: Coroutine[Any, Any, None]) -> None:
+    """Carry out what does not wait for anything."""
+    try:
+        work.send(None)
+    except StopIteration:
+        pass
 
 
 def _expire(future: asyncio.Future[Any]) -> None:

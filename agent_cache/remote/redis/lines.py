@@ -112,6 +112,12 @@ class Line:
             self._link = None
         self._fail(NotAsked("the connection was closed"))
 
+    def cut(self) -> None:
+        """End the connection where the loop does not run that could close it. Called in any thread."""
+        link = self._link
+        if link is not None:
+            link.cut()
+
     def _schedule(self) -> None:
         if not self._is_due:
             self._is_due = True
@@ -160,7 +166,7 @@ class Line:
             self._fail(NotAsked(reason))
         finally:
             self._opening = None
-        self._flush()
+            self._flush()  # also if it was cancelled, by a loop that ends: a commit may wait for it
 
     def _is_waited_for(self) -> bool:
         return bool(self._commands or self._gets or self._gets_by_slot)

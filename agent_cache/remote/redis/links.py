@@ -8,6 +8,7 @@ ends the connection, for nothing that comes after it could be told apart.
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections import deque
 from collections.abc import Callable
 from contextvars import Context
@@ -131,6 +132,16 @@ class Link(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
         self._end(Interrupted("the connection was closed"))
+
+    def cut(self) -> None:
+        """Tell the other side that it is over; the transport is closed when its loop runs again. From any thread."""
+        transport = self._transport
+        sock = None if transport is None else transport.get_extra_info("socket")
+        if sock is not None:
+            try:
+                sock.shutdown(socket.SHUT_RDWR)
+            except (OSError, TypeError):  # it is over already, or belongs to a loop that lets nobody at it
+                pass
 
     # asyncio.Protocol
 

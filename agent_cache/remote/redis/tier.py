@@ -290,6 +290,8 @@ class RedisTier:
                     loop.call_soon_threadsafe(client.close)
                 except RuntimeError:  # that loop is over
                     pass
+                if not loop.is_running():
+                    client.cut()
         return attendant
 
     async def __aenter__(self) -> Self:
