@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import Any, Final
 
 __all__ = [
-    "OVERSIZED", "Expired", "Interrupted", "NotAsked", "Refused", "Replies", "ReplyError", "Unreachable", "bulk", "pack",
+    "OVERSIZED", "Expired", "Interrupted", "NotAsked", "Refused", "Replies", "ReplyError", "Unreachable", "bulk",
+    "pack",
 ]  # fmt: skip
 
 OVERSIZED: Final = object()
