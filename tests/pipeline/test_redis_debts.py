@@ -222,6 +222,20 @@ async def test_a_writer_that_died_is_noticed_before_the_sweep_has_come_to_it(mak
     assert await value_of(other, read("order:7")) == "nothing"
 
 
+async def test_a_begin_that_comes_after_its_commit_ends_no_doubt(make: Make, valkey: Server):
+    """Its lease is over before the doubt is."""
+    tier, other = make(valkey.url, lease=0.3), make(valkey.url)
+    intent = write("order:7")
+    await tier.begin(intent)
+    await commit(tier, intent, "order:7", "order:8", hold=30.0)
+    await tier.begin(intent)
+    await asyncio.sleep(0.4)
+    for number in ("7", "8"):
+        request = read(f"order:{number}", key=number)
+        await load(other, request, "from before the effect")
+        assert await value_of(other, request) == "nothing"
+
+
 async def test_a_root_that_was_forgotten_and_met_again_is_the_same_root(make: Make, own_valkey: Server):
     """Else two commands of one write, each for a part of it, would take each other's place."""
     tier = make(own_valkey.url)

@@ -98,7 +98,7 @@ end
 
 local function enter(key, member)
   among(key, -1, -1)
-  local added = redis.call('ZADD', key, now + period, member)
+  local added = redis.call('ZADD', key, 'GT', now + period, member)  -- a begin that comes late ends no doubt
   redis.call('PEXPIRE', key, cell_ttl)
   return added == 0
 end
