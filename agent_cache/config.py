@@ -92,8 +92,10 @@ def configure(
 
 def checked_tier(tier: Any, where: str) -> Tier | None:
     """A tier, or a clear error that names what it lacks."""
-    if tier is None or isinstance(tier, Tier):
+    if tier is None or (isinstance(tier, Tier) and type(tier).__weakrefoffset__):
         return tier
+    if isinstance(tier, Tier):
+        raise ConfigurationError(f"{where} cannot be used: {type(tier).__qualname__} needs a __weakref__ slot")
     wanted = ("lease", "lookup", "store", "discard", "begin", "renew", "commit", "trusted_until", "subscribe", "aclose")
     lacking = [name for name in wanted if not hasattr(tier, name)]
     raise ConfigurationError(f"{where} is no cache tier: {type(tier).__qualname__} lacks {', '.join(lacking)}")

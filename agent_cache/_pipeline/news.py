@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import weakref
 from collections.abc import Callable, Hashable
 from functools import partial
 
@@ -26,9 +27,10 @@ _MAX_OWED = 1_000
 """Paths that a nearer tier is owed before they are taken together by root."""
 
 _next_serial = itertools.count().__next__
-_subscriptions: dict[Tier, Callable[[], None]] = {}
-_debts: dict[Tier, _Debt] = {}
-_in_front: dict[Tier, dict[Tier, None]] = {}
+# A tier that nobody has any more is gone, with all that is known of it.
+_subscriptions: weakref.WeakKeyDictionary[Tier, Callable[[], None]] = weakref.WeakKeyDictionary()
+_debts: weakref.WeakKeyDictionary[Tier, _Debt] = weakref.WeakKeyDictionary()
+_in_front: weakref.WeakKeyDictionary[Tier, weakref.WeakSet[Tier]] = weakref.WeakKeyDictionary()
 
 
 class _Debt:
@@ -106,11 +108,11 @@ def forget_tiers() -> None:
 def _listen_to(tier: Tier, nearer: tuple[Tier, ...]) -> bool:
     """Subscribe once per tier, before anything that it vouches for is kept. Whether that succeeded."""
     with LEDGER.lock:
-        _in_front.setdefault(tier, {}).update(dict.fromkeys(nearer))
+        _in_front.setdefault(tier, weakref.WeakSet()).update(nearer)
         if tier in _subscriptions:
             return True
     try:
-        end = tier.subscribe(partial(_hear, tier))
+        end = tier.subscribe(partial(_hear, weakref.ref(tier)))
     except Exception as error:  # noqa: BLE001 - a broken cache is not a broken agent
         log_once("subscription failed, so nothing it vouches for is served", type(tier).__name__, error)
         return False
@@ -121,8 +123,11 @@ def _listen_to(tier: Tier, nearer: tuple[Tier, ...]) -> bool:
     return True
 
 
-def _hear(tier: Tier, touched: Touched | None) -> None:
+def _hear(listened_to: weakref.ref[Tier], touched: Touched | None) -> None:
     """Somebody else writes, or news of that may have been missed."""
+    tier = listened_to()
+    if tier is None:
+        return
     with LEDGER.lock:
         for nearer in _in_front.get(tier, ()):
             _debts.setdefault(nearer, _Debt()).owe(touched)

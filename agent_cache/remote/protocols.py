@@ -153,6 +153,8 @@ class WriteIntent:
 class Tier(Protocol):
     """A cache behind the local one. All methods may be called from several event loops and threads.
 
+    A tier is hashable and can be referred to weakly: it is gone when nobody has it any more.
+
     None of them may fail because a server does: they degrade, count it and log it once. `begin` alone may raise
     `RemoteTierError`, for a tool that asked to be stopped when its write cannot be announced.
     """

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
@@ -13,6 +15,7 @@ import pytest
 
 pytest.importorskip("redis")
 
+from agent_cache import AgentCache
 from agent_cache.errors import RemoteTierError
 from agent_cache.remote import WriteIntent
 from agent_cache.remote.redis import RedisTier
@@ -171,6 +174,29 @@ async def test_a_loop_that_ends_in_the_middle_of_a_write_says_nothing_and_commit
     assert said.decode() == ""
     assert python.returncode == 0
     assert not valkey.command("EXISTS", "w:{agent_cache:order}")
+
+
+@pytest.mark.parametrize("closed", [True, False])
+async def test_a_tier_that_nobody_has_any_more_is_gone(way: Proxy, *, closed: bool):
+    """With the tools that have used it, and with its thread and connections."""
+    tier = RedisTier.from_url(way.url, timeout=0.4)
+
+    @AgentCache("order:{id}", remote_cache=tier)
+    async def get_order(id: int) -> int:
+        return id
+
+    await get_order(7)
+    assert await tier.caught_up()
+    if closed:
+        await tier.aclose()
+    left = weakref.ref(tier)
+    del tier, get_order
+
+    def gone() -> bool:
+        gc.collect()
+        return left() is None and not ours() and way.connections == 0
+
+    await until(gone)
 
 
 async def test_closing_ends_the_connections_of_a_loop_that_stands_still(way: Proxy):

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from agent_cache import AgentCache, AgentCacheSession, configure, get_metrics
+from agent_cache.errors import ConfigurationError
 from agent_cache.testing import MemoryServer, MemoryTier
 from agent_cache.testing.contract.workbench import commit, read, value_of, write, writing
 from tests.harness import library
@@ -510,3 +511,17 @@ async def test_a_server_that_is_away_costs_hits_and_nothing_else(
     server.start()
     assert await process.get_order("7") == "new"
     assert await value_of(elsewhere, read("order:7", tool="get_order", key="7")) == "new"
+
+
+def test_a_tier_that_cannot_be_forgotten_is_refused():
+    class Slotted:
+        __slots__ = ()
+        lease = 1.0
+        lookup = store = discard = begin = renew = commit = trusted_until = subscribe = aclose = lambda _: None
+
+    class Forgettable(Slotted):
+        __slots__ = ("__weakref__",)
+
+    AgentCache("order:{id}", remote_cache=Forgettable())
+    with pytest.raises(ConfigurationError, match="Slotted needs a __weakref__"):
+        AgentCache("order:{id}", remote_cache=Slotted())
