@@ -20,6 +20,7 @@ from agent_cache._core.ledger import Load
 from agent_cache._core.partition import Partition
 from agent_cache._pipeline.reaper import free
 from agent_cache._pipeline.state import LEDGER
+from agent_cache.errors import AgentLoopDetectedError
 
 __all__ = ["Contents", "Kept", "Loads", "Shelf", "Work", "identity"]
 
@@ -119,6 +120,7 @@ class Shelf:
         home: what single flight asks for: the store, and the flights that may be joined.
         loads: every load in flight, the ones that nobody may join included.
         partition, late_roots: what single flight reads of the plan and the operation of a tool; there are no tags here.
+            So it does with `has_refused`.
     """
 
     __slots__ = ("home", "late_roots", "loads", "partition")
@@ -132,6 +134,10 @@ class Shelf:
 
     def __len__(self) -> int:
         return len(self.home.store)
+
+    def has_refused(self, error: Exception) -> bool:
+        """Whether the run that loads was stopped, which says nothing of the key."""
+        return isinstance(error, AgentLoopDetectedError)
 
     def find(self, part: Part) -> Kept | None:
         """The entry under a key, without counting as a use. One that has expired is taken out, and is not there."""

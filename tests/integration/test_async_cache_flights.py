@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from agent_cache import AgentCache, AgentCacheSession, AsyncCache
+from agent_cache import AgentCache, AgentCacheSession, AgentLoopDetectedError, AsyncCache
 from tests.harness.gates import until
 from tests.harness.loads import (
     Get,
@@ -471,3 +471,16 @@ def test_a_loop_that_stops_in_the_middle_of_a_window_does_not_wedge_the_next():
 
     assert asyncio.run(run()) == ["k", "l"]
     assert loop not in cache._batches._open
+
+
+async def test_a_run_that_is_stopped_while_it_loads_stops_nobody_else():
+    cache, gate = AsyncCache(), HeldLoader(AgentLoopDetectedError("a tool", "depth", 200))
+    leader, waiter = await begun(*(one_by_one(cache, gate) for _ in range(2)))
+    await calls_of(gate, 1)
+    gate.open()
+    with pytest.raises(AgentLoopDetectedError):
+        await leader
+    with pytest.raises(AgentLoopDetectedError):
+        await waiter
+    assert len(gate.calls) == 2  # each in its own run
+    assert nothing_is_left(cache)
