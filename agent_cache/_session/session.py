@@ -133,6 +133,7 @@ class AgentCacheSession:
         self._detector = None
         self._progress.task = None
         is_out_of_order = SCOPE.get() is not self._scope
+        self._scope = None
         try:
             SCOPE.reset(token)
         except ValueError:

@@ -34,6 +34,7 @@ def server(valkey: Server) -> Iterator[Server]:
 
 @pytest.fixture
 async def make() -> AsyncIterator[Make]:
+    gc.collect()  # A write reaches the tiers of every tool that is alive: those of earlier tests are closed.
     made: list[RedisTier] = []
 
     def make(url: str, **options: Any) -> RedisTier:
