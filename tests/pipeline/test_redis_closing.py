@@ -6,9 +6,8 @@ import asyncio
 import gc
 import sys
 import threading
-import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 
 import pytest
@@ -22,6 +21,7 @@ from agent_cache.remote.redis import RedisTier
 from agent_cache.testing.contract.workbench import commit, load, read, value_of, write
 from tests.harness.proxies import Proxy
 from tests.harness.servers import Server
+from tests.harness.tiers import until
 
 
 @pytest.fixture
@@ -29,13 +29,6 @@ def way(valkey: Server) -> Iterator[Proxy]:
     """A proxy, which knows how many connections there are."""
     with Proxy.start(valkey.port) as proxy:
         yield proxy
-
-
-async def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline, "it never came true"
-        await asyncio.sleep(0.005)
 
 
 def ours() -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -18,30 +18,14 @@ from agent_cache.remote.redis.pending import Order, deliver
 from agent_cache.remote.redis.scripts import Script
 from agent_cache.testing.contract.workbench import commit, load, read, value_of, write
 from tests.harness.servers import Server
-
-Make = Callable[..., RedisTier]
+from tests.harness.tiers import Make, making, until
 
 
 @pytest.fixture
 async def make() -> AsyncIterator[Make]:
     """Tiers that are listened to, and closed afterwards."""
-    made: list[RedisTier] = []
-
-    def make(url: str, **options: Any) -> RedisTier:
-        made.append(RedisTier.from_url(url, **({"max_staleness": 1.0, "timeout": 0.5} | options)))
-        made[-1].subscribe(lambda _: None)
-        return made[-1]
-
-    yield make
-    for tier in made:
-        await tier.aclose()
-
-
-async def until(condition: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + 15
-    while not condition():
-        assert time.monotonic() < deadline, "it never came true"
-        await asyncio.sleep(0.005)
+    async with making(is_heard=True, max_staleness=1.0, timeout=0.5) as make:
+        yield make
 
 
 def of_nothing(*_: Any) -> Order:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 
 import pytest
 
@@ -20,13 +19,7 @@ from agent_cache.testing.contract.workbench import load, read, value_of, writing
 from tests.harness.clusters import Cluster
 from tests.harness.sentinels import NAME, Sentinel
 from tests.harness.servers import HOST
-
-
-async def until(condition, seconds: float = 15.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it never came true"
-        await asyncio.sleep(0.01)
+from tests.harness.tiers import until
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])

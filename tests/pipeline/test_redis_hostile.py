@@ -8,6 +8,7 @@ import struct
 import tracemalloc
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -29,11 +30,11 @@ from agent_cache.remote.redis.wire import OVERSIZED
 from agent_cache.testing import reset
 from agent_cache.testing.contract.workbench import commit, load, read, value_of, write
 from tests.harness.servers import Server
+from tests.harness.tiers import Make, making
 
 LIMIT = 16_384
 KEY = bytes(range(32))
 VALUE = {"id": 7, "items": ["a", "b"]}
-Make = Callable[..., RedisTier]
 
 
 @dataclass
@@ -55,16 +56,8 @@ class Exploit:
 
 @pytest.fixture
 async def make(valkey: Server) -> AsyncIterator[Make]:
-    made: list[RedisTier] = []
-
-    def make(**options: Any) -> RedisTier:
-        tier = RedisTier.from_url(valkey.url, **({"max_value_size": LIMIT, "timeout": 0.5} | options))
-        made.append(tier)
-        return tier
-
-    yield make
-    for tier in made:
-        await tier.aclose()
+    async with making(max_value_size=LIMIT, timeout=0.5) as make:
+        yield partial(make, valkey.url)
 
 
 @pytest.fixture

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Callable
-from typing import Any
+from collections.abc import AsyncIterator
+from functools import partial
 
 import pytest
 
@@ -16,23 +16,16 @@ from agent_cache.remote.codecs import JsonCodec, MessagePackCodec, SignedCodec
 from agent_cache.remote.redis import RedisTier
 from agent_cache.testing.contract.workbench import load, read, value_of
 from tests.harness.servers import HOST, Server
+from tests.harness.tiers import Make, making
 
-Make = Callable[..., RedisTier]
 MIB = 1_048_576
 KEY = b"k" * 32
 
 
 @pytest.fixture
 async def make(valkey: Server) -> AsyncIterator[Make]:
-    made: list[RedisTier] = []
-
-    def make(**options: Any) -> RedisTier:
-        made.append(RedisTier.from_url(valkey.url, **({"timeout": 0.9} | options)))
-        return made[-1]
-
-    yield make
-    for tier in made:
-        await tier.aclose()
+    async with making(timeout=0.9) as make:
+        yield partial(make, valkey.url)
 
 
 @pytest.mark.parametrize(

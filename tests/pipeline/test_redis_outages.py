@@ -26,8 +26,8 @@ from agent_cache.testing.contract.workbench import load, read, value_of, write
 from tests.harness.clusters import Cluster
 from tests.harness.proxies import Proxy
 from tests.harness.servers import HOST, Server, free_port
+from tests.harness.tiers import Make, making
 
-Make = Callable[..., RedisTier]
 TIMEOUT = 1.0
 ONCE = 1.6 * TIMEOUT
 """Less than two timeouts, and enough for a machine that has other things to do."""
@@ -36,18 +36,8 @@ AT_ONCE = 0.4 * TIMEOUT
 
 @pytest.fixture
 async def make() -> AsyncIterator[Make]:
-    made: list[RedisTier] = []
-
-    def make(server: str | Deployment, **options: Any) -> RedisTier:
-        options = {"max_staleness": 3.0, "timeout": TIMEOUT} | options
-        tier = RedisTier.from_url(server, **options) if isinstance(server, str) else RedisTier(server, **options)
-        tier.subscribe(lambda _: None)
-        made.append(tier)
-        return tier
-
-    yield make
-    for tier in made:
-        await tier.aclose()
+    async with making(is_heard=True, max_staleness=3.0, timeout=TIMEOUT) as make:
+        yield make
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -26,8 +25,7 @@ from agent_cache.remote.redis.identity import introduced
 from agent_cache.testing.contract.workbench import commit, load, read, value_of, write, writing
 from tests.harness.proxies import Proxy
 from tests.harness.servers import HOST, Server, free_port
-
-Make = Callable[..., RedisTier]
+from tests.harness.tiers import Make, making, until
 
 
 @pytest.fixture
@@ -46,17 +44,8 @@ def forgetful(start_server: Callable[..., Server]) -> Server:
 @pytest.fixture
 async def make() -> AsyncIterator[Make]:
     """Tiers that are listened to, and closed afterwards."""
-    made: list[RedisTier] = []
-
-    def make(url: str, **options: Any) -> RedisTier:
-        tier = RedisTier.from_url(url, **({"max_staleness": 0.3, "timeout": 0.25, "lease": 0.5} | options))
-        tier.subscribe(lambda _: None)
-        made.append(tier)
-        return tier
-
-    yield make
-    for tier in made:
-        await tier.aclose()
+    async with making(is_heard=True, max_staleness=0.3, timeout=0.25, lease=0.5) as make:
+        yield make
 
 
 def look(server: Server) -> redis.Redis:
@@ -74,13 +63,6 @@ def cell(client: redis.Redis, name: str) -> str | None:
     """A cell of the root `order`: S, D, or the one that begins with T or K."""
     found = client.keys("t:{agent_cache:order}:" + name + "*")
     return client.get(found[0]) if found else None
-
-
-async def until(condition: Callable[[], Any], seconds: float = 5.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it never came true"
-        await asyncio.sleep(0.005)
 
 
 async def trusted(*tiers: RedisTier) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import time
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
@@ -19,9 +18,9 @@ from agent_cache.remote import WriteIntent
 from agent_cache.remote.redis import RedisTier
 from agent_cache.testing import reset
 from tests.harness.servers import Server
+from tests.harness.tiers import Make, making, until
 from tests.pipeline.fleet import Truth
 
-Make = Callable[..., RedisTier]
 STRONG = RemotePolicy(consistency="strong")
 
 
@@ -35,23 +34,8 @@ def server(valkey: Server) -> Iterator[Server]:
 @pytest.fixture
 async def make() -> AsyncIterator[Make]:
     gc.collect()  # A write reaches the tiers of every tool that is alive: those of earlier tests are closed.
-    made: list[RedisTier] = []
-
-    def make(url: str, **options: Any) -> RedisTier:
-        tier = RedisTier.from_url(url, **({"max_staleness": 0.4, "timeout": 0.35, "lease": 2.0} | options))
-        made.append(tier)
-        return tier
-
-    yield make
-    for tier in made:
-        await tier.aclose()
-
-
-async def until(condition: Callable[[], Any], seconds: float = 5.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it never came true"
-        await asyncio.sleep(0.005)
+    async with making(max_staleness=0.4, timeout=0.35, lease=2.0) as make:
+        yield make
 
 
 def reader(truth: Truth, tier: RedisTier, *, body: Callable[[], Any] | None = None, **options: Any) -> Any:

@@ -168,7 +168,7 @@ def test_after_a_loss_everything_is_touched():
         (redis.Redis(host="a", port=1), "single", "tcp", ("a", 1)),
         (redis.asyncio.Redis(host="a", port=1, ssl=True), "single", "tls", ("a", 1)),
         (redis.Redis.from_url("rediss://me:pw@a:1/2?ssl_check_hostname=false"), "single", "tls", ("a", 1)),
-        (redis.Redis(unix_socket_path="/tmp/x"), "single", "unix", ("/tmp/x", 0)),
+        (redis.Redis(unix_socket_path="redis.sock"), "single", "unix", ("redis.sock", 0)),
         (redis.asyncio.sentinel.Sentinel([("s", 2)]).master_for("shop", ssl=True), "sentinel", "tls", ("s", 2)),
         (redis.sentinel.Sentinel([("s", 2)]).master_for("shop"), "sentinel", "tcp", ("s", 2)),
         (redis.asyncio.RedisCluster(host="127.0.0.1", port=3), "cluster", "tcp", ("127.0.0.1", 3)),

@@ -1,0 +1,45 @@
+"""Tiers of a test's own on real servers, and waiting for what they do in their own time."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from agent_cache.remote.redis import RedisTier
+
+__all__ = ["Make", "making", "until"]
+
+Make = Callable[..., RedisTier]
+
+
+@asynccontextmanager
+async def making(*, is_heard: bool = False, **defaults: Any) -> AsyncIterator[Make]:
+    """Make tiers of a URL or a deployment, each with these options where the test names no others. All are closed.
+
+    Args:
+        is_heard: whether they are listened to, as those that tools use are.
+    """
+    made: list[RedisTier] = []
+
+    def make(server: Any, **options: Any) -> RedisTier:
+        options = defaults | options
+        tier = RedisTier.from_url(server, **options) if isinstance(server, str) else RedisTier(server, **options)
+        if is_heard:
+            tier.subscribe(lambda _: None)
+        made.append(tier)
+        return tier
+
+    yield make
+    for tier in made:
+        await tier.aclose()
+
+
+async def until(condition: Callable[[], object], seconds: float = 15.0) -> None:
+    """Wait for what another thread or a server is about to do."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it never came true"
+        await asyncio.sleep(0.005)
