@@ -47,7 +47,8 @@ class Server:
             return []
         loop = asyncio.get_running_loop()
         future: asyncio.Future[list[Any]] = loop.create_future()
-        self._link.send(b"".join([pack(*parts) for parts in commands]), len(commands), into(future), loop.time())
+        packed = b"".join([pack(*parts) for parts in commands])
+        self._link.send((packed, len(commands), into(future), loop.time()))
         return await future
 
     def close(self) -> None:

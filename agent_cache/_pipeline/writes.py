@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Coroutine, Hashable, Mapping
+from collections.abc import Callable, Coroutine, Hashable, Mapping
+from contextvars import Context
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -89,15 +90,14 @@ class Write:
         self._tiers = tiers
         self._stats = stats
         self._intent: WriteIntent | None = None
-        self._renewal: asyncio.Task[None] | None = None
+        self._renewal: asyncio.TimerHandle | asyncio.Task[None] | None = None
 
     async def begin(self) -> None:
         """Before the side effect. Raises `RemoteTierError` if a tier refuses the write; nothing has happened then."""
         if self._tiers:
             await self._announce()
-        held = replace(self.region, paths=self.region.paths + self._late_roots)
         with LEDGER.lock:
-            self._hold = LEDGER.hold(held)
+            self._hold = LEDGER.hold(self._all_that_may_be_touched())
             garbage = LEDGER.move(self.region)
         free(garbage)
 
@@ -115,15 +115,19 @@ class Write:
             await self._end(self.region, failed=False, hold=0.0, may_wait=may_wait)
             return
         doubt = self.policy.doubt if self.policy.leaves_in_doubt(error) else 0.0
-        region = replace(self.region, paths=self.region.paths + self._late_roots)
-        await self._end(region, failed=True, hold=doubt, may_wait=may_wait)
+        await self._end(self._all_that_may_be_touched(), failed=True, hold=doubt, may_wait=may_wait)
 
     @property
     def _late_roots(self) -> tuple[str, ...]:
         return tuple(rule.root for rule in self._late)
 
+    def _all_that_may_be_touched(self) -> Region:
+        return replace(self.region, paths=self.region.paths + self._late_roots) if self._late else self.region
+
     def _touched_by(self, result: Any) -> Region:
         """What the write has turned out to touch."""
+        if not self._late:
+            return self.region
         paths, bare = self.region.paths, self.region.bare
         for rule in self._late:
             try:
@@ -174,28 +178,38 @@ class Write:
         )
         intent = self._intent
         try:
-            await asyncio.gather(*(self._guard(tier.begin(intent), "begin", tier) for tier in self._tiers))
+            await self._tell("begin", lambda tier: tier.begin(intent))
         except BaseException:
             # Refused, or cancelled before the side effect: what was announced ends again.
             await outlive(self._commit_all(intent, intent.tags, failed=False, hold=0.0))
             raise
-        lease = min(tier.lease for tier in self._tiers)
-        self._renewal = asyncio.create_task(self._renew(intent, lease / 3), name=f"agent_cache renews {self.name}")
+        interval = min(tier.lease for tier in self._tiers) / 3
+        loop = asyncio.get_running_loop()
+        # A task only for a write that takes so long. In a context of its own: a timer keeps it, also when cancelled.
+        self._renewal = loop.call_later(interval, self._go_on_renewing, intent, interval, context=Context())
+
+    def _go_on_renewing(self, intent: WriteIntent, interval: float) -> None:
+        name = f"agent_cache renews {self.name}"
+        self._renewal = asyncio.get_running_loop().create_task(self._renew(intent, interval), name=name)
 
     async def _renew(self, intent: WriteIntent, interval: float) -> None:
         while True:
+            await self._tell("renew", lambda tier: tier.renew(intent))
             await asyncio.sleep(interval)
-            await asyncio.gather(*(self._guard(tier.renew(intent), "renew", tier) for tier in self._tiers))
 
     async def _commit(self, intent: WriteIntent, region: Region, *, failed: bool, hold: float) -> None:
         await self._commit_all(intent, region.paths + region.bare, failed=failed, hold=hold)
         self._move(region, 0.0)  # what was filled from a tier between the end of the write and its commit
 
     async def _commit_all(self, intent: WriteIntent, tags: tuple[Tag, ...], *, failed: bool, hold: float) -> None:
-        commits = (tier.commit(intent, tags, failed=failed, hold=hold) for tier in self._tiers)
-        await asyncio.gather(
-            *(self._guard(commit, "commit", tier) for commit, tier in zip(commits, self._tiers, strict=True))
-        )
+        await self._tell("commit", lambda tier: tier.commit(intent, tags, failed=failed, hold=hold))
+
+    async def _tell(self, what: str, say: Callable[[Tier], Coroutine[Any, Any, None]]) -> None:
+        """All tiers at once. Most writes have one, which takes no task."""
+        if len(self._tiers) == 1:
+            await self._guard(say(self._tiers[0]), what, self._tiers[0])
+        else:
+            await asyncio.gather(*(self._guard(say(tier), what, tier) for tier in self._tiers))
 
     async def _guard(self, operation: Coroutine[Any, Any, None], what: str, tier: Tier) -> None:
         """A broken cache is not a broken agent: only a refusal before the side effect gets through."""
@@ -210,13 +224,30 @@ class Write:
 async def outlive(work: Coroutine[Any, Any, T], *, may_wait: bool = True) -> T | None:
     """Run to the end even if the caller is cancelled while it waits, or cannot wait at all. What came of it, if so."""
     try:
-        task = asyncio.get_running_loop().create_task(work)
+        loop = asyncio.get_running_loop()
+        told: asyncio.Future[T] = loop.create_future()  # not the task: it would be told one iteration of the loop later
+        task = loop.create_task(_carry_out(work, told))
     except RuntimeError:  # the call is being closed without a loop: leases end what it had announced
         work.close()
         return None
     _commits.add(task)
     task.add_done_callback(_commits.discard)
-    return await asyncio.shield(task) if may_wait else None
+    return await told if may_wait else None
+
+
+async def _carry_out(work: Coroutine[Any, Any, T], told: asyncio.Future[T]) -> None:
+    try:
+        result = await work
+    except Exception as error:
+        if told.done():
+            raise
+        told.set_exception(error)
+    except BaseException:
+        told.cancel()
+        raise
+    else:
+        if not told.done():
+            told.set_result(result)
 
 
 def tiers_under(roots: tuple[str, ...], own: tuple[Tier, ...], *, in_sessions: bool = False) -> tuple[Tier, ...]:

@@ -7,7 +7,7 @@ from before a write that has ended in between.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Coroutine, Iterable
 from contextvars import Context
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -135,18 +135,23 @@ class LoopClient:
                     future.exception()
         return values, idents
 
-    async def read(self, place: Place, *, strong: bool, silent: float | None = None) -> tuple[list[Any], bytes]:
+    def read(self, place: Place, *, strong: bool, silent: float) -> Awaitable[tuple[list[Any], bytes]]:
         """Read an entry where there are no slots: its cells and its value, in the order of its keys.
 
         Args:
-            silent: as for `fetch`.
+            silent: since when the server itself owes an answer, by the loop's clock.
 
         Raises:
             Unreachable: as `fetch`.
         """
-        topology, now = self._core.topology, self.loop.time()
-        line = self._line(topology.of(0) or await topology.find(0, silent or now))
-        return await line.get(place.keys, place.packed, strong, silent or now)
+        node = self._core.topology.of(0)
+        if node is None:
+            return self._read_once_found(place, strong=strong, silent=silent)
+        return self._line(node).get(place.keys, place.packed, strong, silent)
+
+    async def _read_once_found(self, place: Place, *, strong: bool, silent: float) -> tuple[list[Any], bytes]:
+        line = self._line(await self._core.topology.find(0, silent))
+        return await line.get(place.keys, place.packed, strong, silent)
 
     async def run(
         self, script: Script, slot: int, keys: list[bytes], arguments: list[bytes], *, since: float | None = None
@@ -178,9 +183,9 @@ class LoopClient:
         Raises:
             Unreachable: as `run`.
         """
-        packed, now = pack(*parts), self.loop.time()
+        packed, now, topology = pack(*parts), self.loop.time(), self._core.topology
         for is_last in (False, True):
-            node = await self._core.topology.find(slot, since or now)
+            node = topology.of(slot) or await topology.find(slot, since or now)
             line = self._line(node)
             future: asyncio.Future[list[Any]] = self._loop.create_future()
             line.put(packed, 1, into(future), now)
@@ -192,9 +197,9 @@ class LoopClient:
                 raise
             if not isinstance(reply, ReplyError) or reply.code in errors:
                 return reply, line.ident
-            if reply.code in REDIRECTS and not is_last and self._core.topology.deployment.kind != "single":
-                self._core.topology.is_stale = True
-                await self._core.topology.look_again(since or now)
+            if reply.code in REDIRECTS and not is_last and topology.deployment.kind != "single":
+                topology.is_stale = True
+                await topology.look_again(since or now)
                 continue
             self._core.failed(node, str(reply))
             raise Unreachable(str(reply))

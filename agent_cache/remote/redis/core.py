@@ -18,12 +18,12 @@ from agent_cache.remote.redis.connections import Deployment
 from agent_cache.remote.redis.counters import Counters, Log
 from agent_cache.remote.redis.epochs import Epochs
 from agent_cache.remote.redis.identity import introduced
-from agent_cache.remote.redis.invalidations import of_whole_root
 from agent_cache.remote.redis.leases import NEVER, boottime
 from agent_cache.remote.redis.links import Link
 from agent_cache.remote.redis.memo import Memo
 from agent_cache.remote.redis.names import Names
 from agent_cache.remote.redis.options import Options
+from agent_cache.remote.redis.orders import Orders
 from agent_cache.remote.redis.pending import Pending, deliver
 from agent_cache.remote.redis.places import Places
 from agent_cache.remote.redis.scripts import Script, sharded
@@ -69,6 +69,7 @@ class Core:
 
     def _begin_process(self) -> None:
         self.process = os.urandom(8).hex().encode()
+        self.orders = Orders(self)
         self.lock = threading.Lock()
         self._clients: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, LoopClient] = weakref.WeakKeyDictionary()
         self._latest: LoopClient | None = None
@@ -178,7 +179,7 @@ class Core:
                 await deliver(order, link)
             except Refused as error:
                 self.log.once("an invalidation was refused; all of its root is invalidated instead", error)
-                self.pending.replace(order, of_whole_root(self, order))  # by the next heartbeat
+                self.pending.replace(order, self.orders.of_whole_root(order))  # by the next heartbeat
             else:
                 self.epochs.touch(order.cells)
                 self.pending.done(order)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from agent_cache.remote.redis.identity import INFO, identity_in, introduced
 from agent_cache.remote.redis.leases import boottime
-from agent_cache.remote.redis.links import Answered, Link
+from agent_cache.remote.redis.links import Answered, Link, Sent
 from agent_cache.remote.redis.topology import Node
 from agent_cache.remote.redis.wire import Interrupted, NotAsked, ReplyError, Unreachable, pack
 
@@ -37,7 +37,7 @@ class Line:
         self._generation = -1
         self._opening: asyncio.Task[None] | None = None
         self._is_due = False
-        self._commands: list[tuple[bytes, int, Answered, float]] = []
+        self._commands: list[Sent] = []
         self._gets: dict[tuple[bytes, ...], tuple[bytes, list[_Listed]]] = {}
         self._gets_by_slot: list[tuple[list[bytes], list[int], _Mapped]] = []
         self._since = 0.0
@@ -93,9 +93,14 @@ class Line:
             self._schedule()
 
     def put(self, packed: bytes, count: int, answered: Answered, since: float) -> None:
-        """Send commands with the next write."""
+        """Send commands: at once if nothing else was said in this iteration of the loop, else with the next write."""
         self._commands.append((packed, count, answered, since))
-        self._schedule()
+        if not self._is_due:
+            self._schedule()
+            link = self._link
+            if link is not None and self._is_current(link) and not self._node.breaker.is_open:
+                commands, self._commands = self._commands, []
+                link.send(*commands)
 
     def prepare(self) -> None:
         """Connect, if it is not: somebody will have something to say."""
@@ -134,7 +139,7 @@ class Line:
             self._fail(NotAsked(f"{self._node} is not asked: {self._node.breaker.reason}"))
             return
         link = self._link
-        if link is None or not link.is_open or self._generation != self._node.generation:
+        if link is None or not self._is_current(link):
             if link is not None:
                 link.close()
                 self._link = None
@@ -142,10 +147,12 @@ class Line:
             self._connect(min([self._since, *waiting] if self._gets or self._gets_by_slot else waiting))
             return
         commands, self._commands = self._commands, []
-        for packed, count, answered, since in commands:
-            link.send(packed, count, answered, since)
         if self._gets or self._gets_by_slot:
-            self._send_gets(link)
+            commands.append(self._reading())
+        link.send(*commands)
+
+    def _is_current(self, link: Link) -> bool:
+        return link.is_open and self._generation == self._node.generation
 
     def _connect(self, since: float) -> None:
         if self._opening is None:
@@ -171,7 +178,8 @@ class Line:
     def _is_waited_for(self) -> bool:
         return bool(self._commands or self._gets or self._gets_by_slot)
 
-    def _send_gets(self, link: Link) -> None:
+    def _reading(self) -> Sent:
+        """What reads all that is wanted, and tells those who want it."""
         gets, self._gets = self._gets, {}
         by_slot, self._gets_by_slot = self._gets_by_slot, []
         strong, self._wants_ident = self._wants_ident, False
@@ -222,7 +230,7 @@ class Line:
                         mapped.set_result((values, ident))
 
         self._core.counters.batches += 1
-        link.send(b"".join(commands), expected, answered, self._since)
+        return b"".join(commands), expected, answered, self._since
 
     def _is_still(self, ident: bytes, sent: float) -> None:
         self._checked = sent

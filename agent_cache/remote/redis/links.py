@@ -17,10 +17,15 @@ from typing import Any
 from agent_cache.remote.redis.connections import Address, Deployment
 from agent_cache.remote.redis.wire import Interrupted, Replies, ReplyError, Unreachable, pack
 
-__all__ = ["Answered", "Link", "into"]
+__all__ = ["Answered", "Link", "Sent", "into"]
 
 Answered = Callable[["list[Any] | Unreachable"], None]
 """Is given the replies, `ReplyError` among them, or why there are none. Called in the loop; must not raise."""
+
+Sent = tuple[bytes, int, Answered, float]
+"""One or more commands, ready to be written; how many replies they have, and who is given these; since when that one
+waits, by the loop's clock. Whatever else it has waited for until it is sent, the server has a quarter of the timeout.
+"""
 
 _NEVER_DUE = float("inf")
 
@@ -90,23 +95,21 @@ class Link(asyncio.Protocol):
         self._transport = transport
         self.is_open = not transport.is_closing()
 
-    def send(self, packed: bytes, count: int, answered: Answered, since: float) -> None:
-        """Write commands that have `count` replies.
-
-        Args:
-            since: when its user began to wait, by the loop's clock. Whatever that one has waited for until now, the
-                server has a quarter of the timeout.
-        """
+    def send(self, *commands: Sent) -> None:
+        """Write commands, all at once."""
         if not self.is_open or self._transport is None:
-            answered(Interrupted("the connection is closed"))
+            for _, _, answered, _ in commands:
+                answered(Interrupted("the connection is closed"))
             return
-        due = max(since + self._timeout, self._loop.time() + self._timeout / 4)
-        self._waiting.append((count, answered, due))
-        self._transport.write(packed)
-        if due < self._next_look:
-            if self._watch is not None:
-                self._watch.cancel()
-            self._look_at(due)
+        now = self._loop.time()
+        for _, count, answered, since in commands:
+            due = max(since + self._timeout, now + self._timeout / 4)
+            self._waiting.append((count, answered, due))
+            if due < self._next_look:
+                if self._watch is not None:
+                    self._watch.cancel()
+                self._look_at(due)
+        self._transport.write(commands[0][0] if len(commands) == 1 else b"".join([packed for packed, *_ in commands]))
 
     async def ask(self, *commands: tuple[bytes, ...]) -> list[Any]:
         """Send commands and wait for the replies.
@@ -115,7 +118,8 @@ class Link(asyncio.Protocol):
             Unreachable: if they do not come in time, or one is an error.
         """
         future: asyncio.Future[list[Any]] = self._loop.create_future()
-        self.send(b"".join([pack(*command) for command in commands]), len(commands), into(future), self._loop.time())
+        packed = b"".join([pack(*command) for command in commands])
+        self.send((packed, len(commands), into(future), self._loop.time()))
         replies = await future
         for reply in replies:
             if isinstance(reply, ReplyError):

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import Any
 
-from agent_cache._core.sizes import size_of
+from agent_cache._core.tables import is_large, make_room
 from agent_cache.remote.protocols import Request
 from agent_cache.remote.redis.names import CellKey, RootNames
 
-__all__ = ["Memo", "is_large", "make_room"]
+__all__ = ["Memo"]
 
 _MAX = 50_000
-_MAX_KEY = 2_000
-"""Bytes."""
 
 
 class Memo:
@@ -35,7 +32,7 @@ class Memo:
     def keep_cells(self, digest: bytes, cells: dict[CellKey, RootNames]) -> None:
         """Remember them."""
         if self._cells.get(digest) != cells:
-            make_room(self._cells)
+            make_room(self._cells, _MAX)
             self._cells[digest] = cells
 
     def call(self, digest: bytes) -> tuple[str, Hashable] | None:
@@ -50,7 +47,7 @@ class Memo:
         if is_large(request.key):
             self.has_forgotten = True
             return
-        self.has_forgotten |= make_room(self._calls)
+        self.has_forgotten |= make_room(self._calls, _MAX)
         self._calls[digest] = request.tool, request.key, home
 
     def cell(self, tool: str, key: Hashable) -> dict[CellKey, RootNames]:
@@ -59,19 +56,3 @@ class Memo:
             if own == tool and call == key:
                 return {home.cell(b"K" + digest): home}
         return {}
-
-
-def is_large(key: Hashable) -> bool:
-    """Whether a key is not to be kept: tables are bounded by number, and a key holds the arguments of its call."""
-    return size_of(key) > _MAX_KEY
-
-
-def make_room(table: dict[Any, Any], limit: int = _MAX) -> bool:
-    """Let the oldest go. Whether one had to."""
-    if len(table) < limit:
-        return False
-    try:
-        table.pop(next(iter(table)), None)
-    except (RuntimeError, StopIteration):  # another thread was at it
-        pass
-    return True

@@ -150,7 +150,7 @@ async def deliver(order: Order, link: Link) -> None:
     loop = asyncio.get_running_loop()
     for command in ((b"EVALSHA", order.script.digest, *tail), (b"EVAL", order.script.source, *tail)):
         future: asyncio.Future[list[object]] = loop.create_future()
-        link.send(pack(*command), 1, into(future), loop.time())
+        link.send((pack(*command), 1, into(future), loop.time()))
         (reply,) = await future
         if not isinstance(reply, ReplyError):
             return

@@ -6,11 +6,11 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from agent_cache._core.tables import make_room
 from agent_cache.remote.codecs import Undecodable
 from agent_cache.remote.protocols import Found
 from agent_cache.remote.redis.clients import Fetched, LoopClient
 from agent_cache.remote.redis.leases import boottime
-from agent_cache.remote.redis.memo import make_room
 from agent_cache.remote.redis.names import CellKey, RootNames
 from agent_cache.remote.redis.scripts import MINT
 from agent_cache.remote.redis.tickets import RedisTicket
@@ -36,6 +36,7 @@ __all__ = ["MAX_LATE", "look_up", "mint", "seen_in", "server_time"]
 
 MAX_LATE = 256
 """Entities that one result may name before it depends on all of their root instead."""
+_MAX_CLAIMS = 50_000
 
 
 async def look_up(core: Core, ticket: RedisTicket) -> Found | None:
@@ -51,9 +52,7 @@ async def look_up(core: Core, ticket: RedisTicket) -> Found | None:
         raise Unreachable("an invalidation is pending")
     client = core.client()
     ticket.since = client.loop.time()
-    silent = None
     if not _is_heard(core, ticket):
-        silent = ticket.since
         await _listen(core, client, ticket)
     ticket.epoch = core.epochs.now
     memo = core.memo.cells(digest) if digest is not None and place.watches else {}
@@ -62,9 +61,9 @@ async def look_up(core: Core, ticket: RedisTicket) -> Found | None:
         wanted = [(key, root.slot) for key, root in (cells | memo).items()]
         if digest is not None:
             wanted.append((place.value_key, place.slot))
-        fetched = await client.fetch(wanted, strong=strong, silent=silent)
+        fetched = await client.fetch(wanted, strong=strong, silent=ticket.since)
     else:
-        values, ident = await client.read(place, strong=strong, silent=silent)
+        values, ident = await client.read(place, strong=strong, silent=ticket.since)
         found = _at_once(core, ticket, values, ident)
         if found is not None:
             return None if core.pending.blocks(cells) else found
@@ -261,7 +260,7 @@ async def _aged(core: Core, client: LoopClient, ticket: RedisTicket, header: Hea
         reply, _ = await client.call(core.slot(claim), b"SET", claim, own, b"NX", b"PX", period, since=ticket.since)
         is_to_refresh = reply is not None
         if is_to_refresh:
-            make_room(core.claims)
+            make_room(core.claims, _MAX_CLAIMS)
             core.claims[place.digest] = own
     return Found(found.value, found.tags, age, found.cost, left, is_to_refresh)
 

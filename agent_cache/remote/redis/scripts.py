@@ -25,9 +25,9 @@ from hashlib import sha1
 __all__ = ["BEGIN", "COMMIT", "MINT", "RELEASE", "RENEW", "Script", "sharded"]
 
 _PRELUDE = """
-local registry, prefix, cell_ttl = KEYS[1], ARGV[1], tonumber(ARGV[2])
-local id, period = ARGV[4], tonumber(ARGV[5])
-local time = redis.call('TIME')
+local call, pcall = redis.call, redis.pcall
+local registry, prefix, cell_ttl, id, period = KEYS[1], ARGV[1], ARGV[2], ARGV[4], tonumber(ARGV[5])
+local time = call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local minted, at = 0, 6
 
@@ -37,103 +37,104 @@ local function fresh()
 end
 
 local function list()
-  local items = {}
-  for i = 1, tonumber(ARGV[at]) do items[i] = ARGV[at + i] end
-  at = at + 1 + #items
+  local items, first = {}, at
+  at = at + 1 + ARGV[first]
+  for i = first + 1, at - 1 do items[i - first] = ARGV[i] end
   return items
 end
 
 -- Among sorted sets of writers. What is none was put there by somebody else, and goes.
 local function among(key, ...)
-  local found = redis.pcall('ZRANGE', key, ...)
+  local found = pcall('ZRANGE', key, ...)
   if not found.err then return found end
-  redis.call('DEL', key)
+  call('DEL', key)
   return {}
 end
 
-local function writers_of(name, mode)
-  return registry .. ':' .. name .. (mode == 'armed' and '~' or '')
-end
-
-local function member_of(mode, names)
-  return id .. '|' .. mode .. '|' .. table.concat(names, ' ')
-end
-
--- Whether a writer of this cell has died: those whose lease is over are forgotten.
-local function bury(key)
-  local dead = among(key, '-inf', now, 'BYSCORE')
-  for i = 1, #dead, 1000 do redis.call('ZREM', key, unpack(dead, i, math.min(i + 999, #dead))) end
-  return #dead > 0
+-- The latest deadline of these writers, and whether one of them has died: those whose lease is over are forgotten.
+local function latest_of(writers)
+  local first = among(writers, 0, 1, 'WITHSCORES')  -- two, to see whether it is the only one, as it mostly is
+  local deadline = tonumber(first[2])
+  if not deadline then return nil, false end
+  local is_dead = deadline <= now
+  if is_dead then
+    local dead = among(writers, '-inf', now, 'BYSCORE')
+    for i = 1, #dead, 1000 do call('ZREM', writers, unpack(dead, i, math.min(i + 999, #dead))) end
+  end
+  if is_dead or first[3] then deadline = tonumber(among(writers, -1, -1, 'WITHSCORES')[2]) end
+  return deadline, is_dead
 end
 
 local function shape(name, token)
-  local mark, latest, is_dead = '', nil, false
-  for _, mode in ipairs({'held', 'armed'}) do
-    if mode == 'held' or name == 'S' or name == 'D' then
-      local key = writers_of(name, mode)
-      is_dead = bury(key) or is_dead
-      local deadline = tonumber(among(key, -1, -1, 'WITHSCORES')[2])
-      if deadline then
-        if mark == '' then mark = mode == 'held' and '!' or '~' end
-        if not latest or deadline > latest then latest = deadline end
-      end
-    end
+  local writers = registry .. ':' .. name
+  local latest, is_dead = latest_of(writers)
+  local mark = latest and '!' or ''
+  if name == 'S' or name == 'D' then
+    local armed, is_dead_too = latest_of(writers .. '~')
+    is_dead = is_dead or is_dead_too
+    if armed and not latest then mark = '~' end
+    if armed and armed > (latest or 0) then latest = armed end
   end
   local value = mark .. (is_dead and fresh() or token)
-  redis.call('SET', prefix .. name, value, 'PX', math.max(1, latest and (latest - now) or cell_ttl))
+  call('SET', prefix .. name, value, 'PX', latest and latest - now or cell_ttl)
   return value
 end
 
 -- What is no text was put there by somebody else, and is overwritten.
 local function cell_of(name)
-  local value = redis.pcall('GET', prefix .. name)
+  local value = pcall('GET', prefix .. name)
   return type(value) == 'string' and value ~= '' and value or nil
 end
 
+local due = among(registry, '-inf', now, 'BYSCORE', 'LIMIT', 0, 100)
+if #due > 0 then
+  local dead = {}
+  for _, member in ipairs(due) do
+    call('ZREM', registry, member)
+    for name in string.gmatch(string.match(member, '^[^|]*|[^|]*|(.*)$') or '', '[^ ]+') do dead[name] = true end
+  end
+  for name in pairs(dead) do shape(name, fresh()) end
+end
+"""
+
+_WRITERS = """
 local function token_of(name)
   local value = cell_of(name)
-  if not value then return nil end
-  return (string.gsub(value, '^[!~]', ''))
+  return value and string.gsub(value, '^[!~]', '') or fresh()
 end
 
-local function enter(key, member)
-  among(key, -1, -1)
-  local added = redis.call('ZADD', key, 'GT', now + period, member)  -- a begin that comes late ends no doubt
-  redis.call('PEXPIRE', key, cell_ttl)
+local function enter(writers, member)
+  local added = pcall('ZADD', writers, 'GT', now + period, member)  -- a begin that comes late ends no doubt
+  if type(added) == 'table' then
+    call('DEL', writers)
+    added = call('ZADD', writers, now + period, member)
+  end
+  call('PEXPIRE', writers, cell_ttl)
   return added == 0
 end
 
 -- Whether it was known already, under each of these cells.
-local function register(mode, names)
+local function register(mode, names, mark)
   if #names == 0 then return true end
-  local is_known = enter(registry, member_of(mode, names))
-  for _, name in ipairs(names) do is_known = enter(writers_of(name, mode), id) and is_known end
+  local is_known = enter(registry, id .. '|' .. mode .. '|' .. table.concat(names, ' '))
+  for _, name in ipairs(names) do is_known = enter(registry .. ':' .. name .. mark, id) and is_known end
   return is_known
 end
 
-local function leave(mode, names)
+local function leave(mode, names, mark)
   if #names == 0 then return end
-  redis.call('ZREM', registry, member_of(mode, names))
-  for _, name in ipairs(names) do redis.pcall('ZREM', writers_of(name, mode), id) end
+  call('ZREM', registry, id .. '|' .. mode .. '|' .. table.concat(names, ' '))
+  for _, name in ipairs(names) do pcall('ZREM', registry .. ':' .. name .. mark, id) end
 end
 
 local function announce(channel, message)
-  if message ~= '' then redis.call('PUBLISH', channel, message) end
+  if message ~= '' then call('PUBLISH', channel, message) end
 end
 
-local dead = {}
-for _, member in ipairs(among(registry, '-inf', now, 'BYSCORE', 'LIMIT', 0, 100)) do
-  redis.call('ZREM', registry, member)
-  for name in string.gmatch(string.match(member, '^[^|]*|[^|]*|(.*)$') or '', '[^ ]+') do dead[name] = true end
-end
-for name in pairs(dead) do shape(name, fresh()) end
-"""
-
-_BEGIN = """
 local function begin(held, armed)
-  register('armed', armed)
-  register('held', held)
-  for _, name in ipairs(armed) do shape(name, token_of(name) or fresh()) end
+  register('armed', armed, '~')
+  register('held', held, '')
+  for _, name in ipairs(armed) do shape(name, token_of(name)) end
   for _, name in ipairs(held) do shape(name, fresh()) end
 end
 """
@@ -161,7 +162,7 @@ def sharded(script: Script) -> Script:
 
 BEGIN = Script.of(
     _PRELUDE,
-    _BEGIN,
+    _WRITERS,
     """
 local held, armed = list(), list()
 begin(held, armed)
@@ -173,15 +174,14 @@ return 1
 
 RENEW = Script.of(
     _PRELUDE,
-    _BEGIN,
+    _WRITERS,
     """
 local held, armed = list(), list()
-local is_known = register('held', held)
-is_known = register('armed', armed) and is_known
+local is_known = register('held', held, '')
+is_known = register('armed', armed, '~') and is_known
 if is_known then
-  for _, names in ipairs({held, armed}) do
-    for _, name in ipairs(names) do shape(name, token_of(name) or fresh()) end
-  end
+  for _, name in ipairs(held) do shape(name, token_of(name)) end
+  for _, name in ipairs(armed) do shape(name, token_of(name)) end
   return 1
 end
 begin(held, armed)
@@ -193,11 +193,12 @@ return 0
 
 COMMIT = Script.of(
     _PRELUDE,
+    _WRITERS,
     """
 local moved, held, armed, doomed = list(), list(), list(), list()
-leave('held', held)
-leave('armed', armed)
-if period > 0 then register('held', moved) end
+leave('held', held, '')
+leave('armed', armed, '~')
+if period > 0 then register('held', moved, '') end
 local is_shaped = {}
 for _, name in ipairs(moved) do
   shape(name, fresh())
@@ -205,7 +206,7 @@ for _, name in ipairs(moved) do
 end
 for _, names in ipairs({held, armed}) do
   for _, name in ipairs(names) do
-    if not is_shaped[name] then shape(name, token_of(name) or fresh()) end
+    if not is_shaped[name] then shape(name, token_of(name)) end
   end
 end
 for i = 1, #doomed, 1000 do redis.call('DEL', unpack(doomed, i, math.min(i + 999, #doomed))) end

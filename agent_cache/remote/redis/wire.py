@@ -69,7 +69,7 @@ def bulk(part: bytes) -> bytes:
 
 def pack(*parts: bytes) -> bytes:
     """One command."""
-    return b"*%d\r\n" % len(parts) + b"".join(map(bulk, parts))
+    return b"*%d\r\n%b" % (len(parts), b"".join([b"$%d\r\n%b\r\n" % (len(part), part) for part in parts]))
 
 
 class Replies:
@@ -148,11 +148,29 @@ class Replies:
                 size, items = self._open[-1]
                 if len(items) + 1 < size:
                     items.append(value)
+                    at = self._more_texts(buffer, at, size - 1, items)
                     continue
             self._deliver(value, complete)
         if at or buffer is not self._buffer:  # of a long value that is on its way nothing is copied
             self._buffer = bytearray(buffer[at:])
         return complete
+
+    def _more_texts(self, buffer: bytes | bytearray, at: int, size: int, items: list[Any]) -> int:
+        """What stands next in nearly all lists, in fewer steps: texts that are there, up to so many items. Gives where
+        anything else begins.
+        """
+        find, append, arrived = buffer.find, items.append, len(buffer)
+        for _ in range(size - len(items)):
+            end = find(b"\r\n", at)
+            if end < 0 or buffer[at] != 36:
+                break
+            length = int(buffer[at + 1 : end])
+            start, stop = end + 2, end + 2 + length
+            if not 0 <= length <= self._limit or stop + 2 > arrived:
+                break
+            append(bytes(buffer[start:stop]))
+            at = stop + 2
+        return at
 
     def _deliver(self, value: Any, complete: list[Any]) -> None:
         while self._open:
