@@ -21,10 +21,11 @@ class Partition:
         roots: roots that any of its entries may depend on.
         loads: the ledger's sets of loads in flight, one for each root.
         flights: loads in flight that a reader may join, by (key, event loop).
+        requests: what tiers were told of calls, by key. Bounded.
         is_open: False once its session has ended; nothing is stored any more.
     """
 
-    __slots__ = ("__weakref__", "flights", "is_open", "loads", "owner", "roots", "static", "store", "tool")
+    __slots__ = ("__weakref__", "flights", "is_open", "loads", "owner", "requests", "roots", "static", "store", "tool")
 
     def __init__(
         self, tool: Any, owner: object | None, static: tuple[Tag, ...], roots: tuple[str, ...], maxsize: int | None
@@ -36,4 +37,5 @@ class Partition:
         self.store = Store(maxsize)
         self.flights: dict[tuple[Hashable, object], Any] = {}
         self.loads: tuple[set[Any], ...] = ()
+        self.requests: dict[Hashable, Any] = {}
         self.is_open = True

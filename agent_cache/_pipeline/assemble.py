@@ -63,6 +63,7 @@ def read_plan(operation: ReadOperation, scope: Scope) -> Plan:
         watches=watches,
         stats=stats,
         tenant=tenant,
+        tiers=tiers,
         trust=trust_in(tiers),
     )
 
@@ -80,6 +81,7 @@ def write_plan(operation: Operation[Any], scope: Scope) -> Plan:
         watches=watches,
         stats=stats,
         tenant=scope.tenant,
+        tiers=(),
         trust=None,
     )
 

@@ -18,6 +18,7 @@ from agent_cache.errors import AgentLoopDetectedError
 if TYPE_CHECKING:
     from agent_cache._pipeline.operation import Operation, ReadOperation
     from agent_cache._pipeline.tape import Tape
+    from agent_cache.remote.protocols import Tier
 
 __all__ = ["ROOT", "SCOPE", "Instead", "Observe", "Participant", "Plan", "Scope", "Watch", "observer"]
 
@@ -194,6 +195,7 @@ class Plan:
         watches: what the sessions of the scope contribute, innermost first.
         stats: counters of the tool, in the process and in each session.
         tenant: whose entries these are.
+        tiers: behind the local store, nearest first.
         trust: up to when local copies may be served; None without tiers.
         configuration: the settings it was compiled under.
     """
@@ -209,6 +211,7 @@ class Plan:
         "run",
         "stats",
         "tenant",
+        "tiers",
         "trust",
         "uncached",
         "watches",
@@ -226,6 +229,7 @@ class Plan:
         watches: tuple[Watch, ...],
         stats: tuple[Stats, ...],
         tenant: Hashable | None,
+        tiers: tuple[Tier, ...],
         trust: Callable[[], float] | None,
     ) -> None:
         self.configuration = CURRENT.value
@@ -240,6 +244,7 @@ class Plan:
         self.leave = exit_past(watches)
         self.stats = stats
         self.tenant = tenant
+        self.tiers = tiers
         self.trust = trust
 
     def has_refused(self, error: Exception) -> bool:

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Hashable
+from typing import Any, Final
 
 from agent_cache._clock import CLOCK
 from agent_cache._core.entries import NEVER, Entry
+from agent_cache._core.keys import PLAIN
+from agent_cache._core.tables import is_large, make_room
 from agent_cache._pipeline.call import Call, Proceed
 from agent_cache._pipeline.keep import count_unstored, keepsake, put
 from agent_cache._pipeline.news import is_trusted, settle, trust_in
 from agent_cache._pipeline.refreshing import refresh
+from agent_cache._pipeline.scope import TENANT
 from agent_cache._pipeline.state import log_once
 from agent_cache.remote.protocols import Found, Request, Ticket, Tier
 
 __all__ = ["ask_first", "consult_tiers", "request_of", "trust_in"]
+
+_MAX_REQUESTS: Final = 1_024
 
 
 async def ask_first(call: Call, proceed: Proceed) -> Entry:
@@ -22,7 +28,7 @@ async def ask_first(call: Call, proceed: Proceed) -> Entry:
     What others load is shared by who has seen the versions that they began with: see `Ticket.agrees_with`. Only the
     farthest tier is asked; a nearer one would be as a local copy.
     """
-    (tier,) = call.operation.tiers()
+    (tier,) = call.plan.tiers
     found, ticket = await _ask(tier, (), call)
     call.asked = ((tier, ticket),)
     if found is None or call.is_fresh:
@@ -49,16 +55,20 @@ async def consult_tiers(call: Call, proceed: Proceed) -> Entry:
     A tier that fails is a miss: the tool still runs.
     """
     flight = call.flight
-    asked: list[tuple[Tier, Ticket]] = list(call.asked)
+    asked = call.asked
     if asked:
-        flight.tickets = tuple(ticket for _, ticket in asked)
-    tiers = () if asked else call.operation.tiers()
-    for farther, tier in enumerate(tiers, 1):
-        found, ticket = await _ask(tier, tiers[farther:], call)
-        asked.append((tier, ticket))
-        flight.tickets += (ticket,)
-        if found is not None and not call.is_fresh:
-            return await _fill(call, found, asked)
+        flight.tickets = tuple([ticket for _, ticket in asked])
+    else:
+        tiers = call.plan.tiers
+        for farther, tier in enumerate(tiers, 1):
+            found, ticket = await _ask(tier, tiers[farther:], call)
+            asked += ((tier, ticket),)
+            flight.tickets += (ticket,)
+            if found is not None and not call.is_fresh:
+                entry = _fill(call, found)
+                if farther > 1 and (found.ttl is None or found.ttl > 0):  # or it is within its grace: kept by nobody
+                    await _give(call, asked, farther - 1, found.value, found.tags, found.cost)
+                return entry
     entry = await proceed(call)
     if flight.kept_tags is not None:
         await _give(call, asked, len(asked), entry.value, flight.kept_tags, entry.cost)
@@ -66,14 +76,33 @@ async def consult_tiers(call: Call, proceed: Proceed) -> Entry:
 
 
 def request_of(call: Call) -> Request:
-    """What a tier is told of a call."""
+    """What a tier is told of a call. The same object again for a key that is all texts and numbers, which it may keep:
+    no argument can have changed since.
+    """
+    key, home = call.key, call.plan.partition
+    if home is None:
+        return _request_of(call)
+    request: Request | None = home.requests.get(key)
+    if request is None or request.tags != home.static + call.tags:
+        request = _request_of(call)
+        if _is_plain(key) and not is_large(key):
+            make_room(home.requests, _MAX_REQUESTS)
+            home.requests[key] = request
+    return request
+
+
+def _is_plain(key: Hashable) -> bool:
+    return key is TENANT or type(key) in PLAIN or (type(key) is tuple and all(map(_is_plain, key)))
+
+
+def _request_of(call: Call) -> Request:
     operation, policy = call.operation, call.operation.policy
     home = call.plan.partition
     return Request(
         tool=operation.name,
         key=call.key,
         arguments=_identity(call),
-        tags=call.plan.partition.static + call.tags,
+        tags=operation.tags.static + call.tags,
         late_roots=operation.late_roots,
         ttl=policy.ttl,
         session=home.owner.session_id if home is not None and home.owner is not None else None,
@@ -120,16 +149,16 @@ async def _ask(tier: Tier, farther: tuple[Tier, ...], call: Call) -> tuple[Found
     return (found if all(map(is_trusted, farther)) else None), ticket
 
 
-async def _fill(call: Call, found: Found, asked: list[tuple[Tier, Ticket]]) -> Entry:
-    """A tier had it: keep a local copy that ends no later, and let the nearer tiers have it."""
+def _fill(call: Call, found: Found) -> Entry:
+    """A tier had it: keep a local copy that ends no later."""
     call.source = "hit"
     now = CLOCK.now()
     call.started = now - found.age
     local = call.plan.partition.static
-    tags = tuple(tag for tag in found.tags if tag not in local)
+    tags = tuple([tag for tag in found.tags if tag not in local]) if local else found.tags
     entry = Entry(found.value, NEVER if found.ttl is None else now + found.ttl, found.cost)
     kept = keepsake(call, entry, tags, entry.fast)
-    if found.ttl is not None and found.ttl <= 0:  # within its grace: served, and kept by nobody else
+    if found.ttl is not None and found.ttl <= 0:  # within its grace
         if found.is_to_refresh:
             refresh(call)
         return entry
@@ -137,12 +166,11 @@ async def _fill(call: Call, found: Found, asked: list[tuple[Tier, Ticket]]) -> E
         count_unstored(call)
     else:
         put(call, kept, tags)
-    await _give(call, asked, len(asked) - 1, found.value, found.tags, found.cost)
     return entry
 
 
 async def _give(
-    call: Call, asked: list[tuple[Tier, Ticket]], count: int, value: Any, tags: tuple[str, ...], cost: float
+    call: Call, asked: tuple[tuple[Tier, Ticket], ...], count: int, value: Any, tags: tuple[str, ...], cost: float
 ) -> None:
     """Let the nearest `count` tiers keep a value, each if all tiers behind it would let the local store keep it."""
     for farther, (tier, ticket) in enumerate(asked[:count], 1):

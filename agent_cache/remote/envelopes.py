@@ -42,11 +42,8 @@ def unseal(data: bytes, start: bytes, *bound: bytes) -> bytes:
 
 def _checksum(start: bytes, body: bytes, bound: tuple[bytes, ...]) -> bytes:
     # No secret is in it: it finds accidents. Against forgers there is SignedCodec.
-    checksum = blake2b(start, digest_size=_SUM)
-    for each in bound:
-        checksum.update(b"%d:%b" % (len(each), each))
-    checksum.update(body)
-    return checksum.digest()
+    text = b"".join([start, *[b"%d:%b" % (len(each), each) for each in bound], body])
+    return blake2b(text, digest_size=_SUM).digest()
 
 
 def compressed(data: bytes) -> bytes:
