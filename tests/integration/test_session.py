@@ -371,6 +371,16 @@ async def test_an_inner_session_has_the_tenant_of_the_outer_one_unless_it_names_
     assert await runs.read() not in {first, other}
 
 
+async def test_a_session_scoped_call_has_an_identity_outside_of_sessions_too():
+    @AgentCache("order:{id}", scope="session")
+    async def get_order(id: str) -> str:
+        return id
+
+    assert get_order.cache_key("7") == get_order.cache_key(id="7")
+    assert get_order.cache_key("7").request.roots == ("order",)
+    assert await get_order.invalidate("7") is False
+
+
 async def test_what_is_named_by_key_is_the_current_tenants():
     runs = Runs()
     async with AgentCacheSession(tenant="acme"):

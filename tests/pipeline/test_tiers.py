@@ -29,6 +29,65 @@ def elsewhere(server: MemoryServer) -> MemoryTier:
     return MemoryTier(server)
 
 
+# What it is asked
+
+
+async def test_equal_calls_are_one_request(here: WatchedTier):
+    @AgentCache("order:{id}", remote_cache=here, maxsize=1)
+    async def get_item(id: str, number: int) -> int:
+        return number
+
+    for number in (1, 2, 1, 2):
+        await get_item("7", number)
+    one, two = here.requests[:2]
+    assert here.requests == [one, two, one, two]
+    assert here.requests[2] is one
+    assert one != two
+    assert dict(one.arguments) == {"id": "7", "number": 1}
+
+
+async def test_an_argument_that_was_changed_since_is_another_request(here: WatchedTier):
+    @AgentCache("order", remote_cache=here, maxsize=1)
+    async def get_all(ids: list[str]) -> list[str]:
+        return list(ids)
+
+    ids = ["7"]
+    assert await get_all(ids) == ["7"]
+    await get_all([])
+    ids.append("8")
+    assert await get_all(ids) == ["7", "8"]
+    assert await get_all(["7"]) == ["7"]
+    assert dict(here.requests[-1].arguments) == {"ids": ["7"]}
+
+
+async def test_a_tag_from_an_argument_that_does_not_count_is_asked_for_anew(here: WatchedTier):
+    @AgentCache(["order:{id}", "user:{user}"], remote_cache=here, maxsize=1, skip_args=1)
+    async def get_order(user: str, id: str) -> str:
+        return id
+
+    await get_order("ann", "7")
+    await get_order("ann", "8")
+    await get_order("bob", "7")
+    assert [request.tags for request in here.requests] == [
+        ("order:7", "user:ann"),
+        ("order:8", "user:ann"),
+        ("order:7", "user:bob"),
+    ]
+
+
+async def test_requests_that_are_remembered_are_bounded(here: WatchedTier, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("agent_cache._pipeline.tiers._MAX_REQUESTS", 3)
+
+    @AgentCache("order:{id}", remote_cache=here, maxsize=1)
+    async def get_order(id: str) -> str:
+        return id
+
+    for number in range(10):
+        await get_order(str(number))
+    await get_order("x" * 10_000)
+    assert list(get_order.__agent_cache__.partition.requests) == ["7", "8", "9"]
+
+
 # Who is asked
 
 
