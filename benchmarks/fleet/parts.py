@@ -29,9 +29,9 @@ def _put(owner: object, name: str, new: Any) -> None:
 
 def _rewrite_scripts(old: str, new: str = "") -> None:
     """Put other words for these, or none, into all scripts that have them."""
-    from agent_cache.remote.redis import invalidations, reads, scripts
+    from agent_cache.remote.redis import orders, reads, scripts
 
-    names = {"BEGIN": invalidations, "RENEW": invalidations, "COMMIT": invalidations, "MINT": reads}
+    names = {"BEGIN": orders, "RENEW": orders, "COMMIT": orders, "MINT": reads}
     found = 0
     for name, user in names.items():
         source = getattr(scripts, name).source.decode()
@@ -55,7 +55,7 @@ def no_begin() -> None:
 def no_registry() -> None:
     """A cell is marked for a lease, and nobody remembers by whom: the next one to end lifts the mark."""
     said = "announce(ARGV[at], ARGV[at + 1])"
-    _rewrite_scripts(said, f"leave('held', held) leave('armed', armed) {said}")
+    _rewrite_scripts(said, f"leave('held', held, '') leave('armed', armed, '~') {said}")
 
 
 def no_renewal() -> None:
@@ -121,7 +121,7 @@ def no_recheck() -> None:
 
 def no_arming() -> None:
     """A write whose tags its result will tell leaves nothing behind that ends if it dies."""
-    _rewrite_scripts("  register('armed', armed)\n")
+    _rewrite_scripts("  register('armed', armed, '~')\n")
 
 
 def no_drop() -> None:

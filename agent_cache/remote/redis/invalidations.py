@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from agent_cache.remote.protocols import WriteIntent
 from agent_cache.remote.redis.leases import NEVER, boottime
 from agent_cache.remote.redis.pending import Order
-from agent_cache.remote.redis.scripts import RENEW
 from agent_cache.remote.redis.wire import Interrupted, Unreachable
 
 if TYPE_CHECKING:
@@ -20,12 +19,12 @@ __all__ = ["begin", "commit", "renew"]
 
 async def begin(core: Core, write: WriteIntent) -> Unreachable | None:
     """Announce a write to every root that it names. What could not be announced is pending; why, if anything."""
-    return await _give(core, core.orders.announcing(write))
+    return await _give(core, core.orders.beginning(write))
 
 
 async def renew(core: Core, write: WriteIntent) -> None:
     """Prolong its lease, or announce it again where that is not known any more."""
-    orders = core.orders.announcing(write, RENEW)
+    orders = core.orders.renewing(write)
     outcomes = await asyncio.gather(*(_give_one(core, order) for order in orders))
     for order, outcome in zip(orders, outcomes, strict=True):
         if outcome is None:
@@ -36,7 +35,7 @@ async def renew(core: Core, write: WriteIntent) -> None:
 async def commit(core: Core, write: WriteIntent, tags: tuple[str, ...], *, failed: bool, hold: float) -> None:
     """End it under every root that it has named or touched. What does not land is pending."""
     until = boottime() + hold if hold else NEVER
-    await _give(core, core.orders.committing(write, tags, until, failed=failed))
+    await _give(core, core.orders.ending(write, tags, until, failed=failed))
 
 
 async def _give(core: Core, orders: list[Order]) -> Unreachable | None:

@@ -6,13 +6,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from agent_cache._core.tables import make_room
+from agent_cache._core.tables import is_large, make_room
 from agent_cache.remote.protocols import WriteIntent
 from agent_cache.remote.redis.leases import NEVER
 from agent_cache.remote.redis.messages import message
 from agent_cache.remote.redis.names import CellKey, RootNames
 from agent_cache.remote.redis.pending import Order
-from agent_cache.remote.redis.scripts import BEGIN, COMMIT, Script
+from agent_cache.remote.redis.scripts import BEGIN, COMMIT, RENEW, Script
 
 if TYPE_CHECKING:
     from agent_cache.remote.redis.core import Core
@@ -21,7 +21,7 @@ __all__ = ["Orders"]
 
 _MAX = 4_096
 _MAX_TAGS = 16
-"""Of a write whose commands are remembered: some 2 KB each."""
+"""Of a write whose commands are remembered: some 2 KB for the begin and the end of it."""
 _MAX_PATHS = 1_000
 """Of one command, and so of one message: a script stops the server for everybody, and a message is read whole."""
 
@@ -57,8 +57,15 @@ class Orders:
         self._core = core
         self._known: dict[tuple[object, ...], Sequence[_Form]] = {}
 
-    def announcing(self, write: WriteIntent, script: Script = BEGIN) -> list[Order]:
-        """Begin or `RENEW` a write, under every root that it names."""
+    def beginning(self, write: WriteIntent) -> list[Order]:
+        """Announce a write to every root that it names."""
+        return self._announcing(write, BEGIN)
+
+    def renewing(self, write: WriteIntent) -> list[Order]:
+        """Prolong its lease there, or announce it again."""
+        return self._announcing(write, RENEW)
+
+    def _announcing(self, write: WriteIntent, script: Script) -> list[Order]:
         known = script, write.tags, write.late_roots
         forms = self._known.get(known) if not write.entries and not write.keys else None
         if forms is None:
@@ -66,7 +73,7 @@ class Orders:
             self._keep(known, forms, write, write.tags)
         return [form.by(write.id) for form in forms]
 
-    def committing(self, write: WriteIntent, tags: tuple[str, ...], until: float, *, failed: bool) -> list[Order]:
+    def ending(self, write: WriteIntent, tags: tuple[str, ...], until: float, *, failed: bool) -> list[Order]:
         """End it under every root that it has named or touched, and hold what it has touched until then."""
         known = COMMIT, write.tags, write.late_roots, tags, failed
         forms = self._known.get(known) if not write.entries and not write.keys else None
@@ -87,7 +94,8 @@ class Orders:
         return self._commit(root, "", [root.s, root.d], [], []).by(writer, until)
 
     def _keep(self, known: tuple[object, ...], forms: list[_Form], write: WriteIntent, tags: tuple[str, ...]) -> None:
-        if not write.entries and not write.keys and len(write.tags) + len(tags) <= _MAX_TAGS:
+        is_small = len(write.tags) + len(tags) <= _MAX_TAGS and not is_large((write.tags, tags))
+        if is_small and not write.entries and not write.keys:
             make_room(self._known, _MAX)
             self._known[known] = forms
 
