@@ -87,3 +87,24 @@ async def test_what_was_kept_before_a_sleep_is_dropped(server: Server, sleep):
         assert tier.trusted_until() <= CLOCK.now()
         await trusted(tier)
         assert told == [None]
+
+
+async def test_a_thread_that_is_stopped_between_two_clocks_trusts_no_longer_for_that(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+):
+    """Under load it may be stopped for long wherever it stands: here, with one clock read and the other not."""
+
+    def and_then_stop() -> float:
+        reading = boottime()
+        time.sleep(0.1)
+        return reading
+
+    async with RedisTier.from_url(server.url, max_staleness=5.0, timeout=0.9) as tier:
+        tier.subscribe(lambda _: None)
+        await trusted(tier)
+        attendant = tier._core.attendant
+        assert attendant is not None
+        monkeypatch.setattr(core, "boottime", and_then_stop)
+        deadline = tier.trusted_until()
+        allowed = attendant.lease - boottime()
+        assert deadline - CLOCK.now() <= allowed

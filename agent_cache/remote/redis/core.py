@@ -102,8 +102,9 @@ class Core:
         attendant = self.attendant
         if attendant is None or not self.listeners:
             return NEVER
+        now = CLOCK.now()  # first: a thread that is stopped between the two clocks trusts for less, not for more
         left = attendant.lease - boottime()
-        return CLOCK.now() + left if left > 0 else NEVER
+        return now + left if left > 0 else NEVER
 
     # Connections
 
