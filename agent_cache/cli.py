@@ -1,6 +1,6 @@
 """The command line: `agent-cache COMMAND`, data on stdout, messages on stderr.
 
-Exit codes: 0 all is well, 1 findings, 2 usage, 130 interrupted.
+Exit codes: 0 all is well, 1 findings, 2 usage or a disk that is full, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -56,11 +56,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("\nstopped", file=sys.stderr)
         return 130
-    except BrokenPipeError:
-        # Whoever read the output has had enough. Python would complain again when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # whoever read the output has had enough
+        _close_output()
         return 141
+    except OSError as error:
+        print(f"agent-cache: {error.strerror or error}", file=sys.stderr)
+        _close_output()
+        return 2
     return exit_code
+
+
+def _close_output() -> None:
+    """Or Python would complain again when it flushes at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _parser() -> argparse.ArgumentParser:

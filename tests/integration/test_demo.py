@@ -36,7 +36,7 @@ def facts(capsys: pytest.CaptureFixture[str]) -> dict:
     return json.loads(capsys.readouterr().out)
 
 
-def start(*arguments: str) -> subprocess.Popen[str]:
+def start(*arguments: str, stdout: int = subprocess.PIPE) -> subprocess.Popen[str]:
     """The command in a process of its own, from the same package."""
     environment = os.environ | {
         "PYTHONPATH": str(Path(agent_cache.__file__).parent.parent),
@@ -44,7 +44,7 @@ def start(*arguments: str) -> subprocess.Popen[str]:
     }
     environment.pop("AGENT_CACHE_ENABLED", None)
     command = [sys.executable, "-m", "agent_cache", *arguments]
-    return subprocess.Popen(command, stdout=-1, stderr=-1, text=True, env=environment)
+    return subprocess.Popen(command, stdout=stdout, stderr=subprocess.PIPE, text=True, env=environment)
 
 
 def output_of(*arguments: str) -> tuple[int, str, str]:
@@ -250,6 +250,13 @@ def test_a_reader_that_has_had_enough_ends_the_demo_without_a_traceback():
         process.stdout.close()
         err = process.stderr.read()
     assert (process.returncode, err) == (141, "")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no file here that is always full")
+def test_an_output_that_cannot_be_written_ends_the_demo_without_a_traceback():
+    with start("demo", "--fast", stdout=os.open("/dev/full", os.O_WRONLY)) as process:
+        _, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (2, "agent-cache: No space left on device\n")
 
 
 def test_importing_the_package_does_not_load_the_demo():
