@@ -12,7 +12,7 @@ from typing import Any
 from agent_cache._pipeline.operation import Operation
 from agent_cache._pipeline.retelling import retell
 from agent_cache._pipeline.tape import TapedCall
-from agent_cache.errors import CassetteError
+from agent_cache.errors import CassetteError, ConfigurationError
 from agent_cache.recording.frame import Frame
 from agent_cache.recording.identity import ROOT_PLACE, digest_of, digest_of_key, place_of
 from agent_cache.recording.llm_shapes import Usage
@@ -81,11 +81,17 @@ class Tape:
 
         Raises:
             CassetteError: if it is not recorded, and may not run.
+            ConfigurationError: if the redaction hook gave no arguments back.
         """
         data, raw = plain_arguments(subject.recorded(arguments), is_identity=key is None)
         given = data
         if self.redaction.may_touch(raw):
             data = self.redaction.apply(data)
+            if type(data) is not dict:
+                raise ConfigurationError(
+                    f"{subject.name}: the redaction hook must return the arguments of a call as a dict, as it was "
+                    f"given them; it returned {type(data).__name__}"
+                )
         if key is not None:
             key = redacted_key(key, given, data, self.redaction)
         digest = digest_of(subject.name, data) if key is None else digest_of_key(subject.name, key)

@@ -193,6 +193,22 @@ def test_redacting_another_name_holds_for_the_replay(path):
         assert call("about order-99", customer_id="customer-2") == "about [redacted]"
 
 
+@pytest.mark.parametrize("kind", ["tool", "llm"])
+def test_a_hook_that_forgets_to_return_is_told_so(path, kind):
+    ran = []
+
+    @intercept(name="ask", kind=kind)
+    def ask(prompt):
+        ran.append(prompt)
+
+    with (
+        record(path, redact=lambda data: data.clear()),
+        pytest.raises(ConfigurationError, match=r"ask: the redaction hook must return .* a dict.* NoneType"),
+    ):
+        ask("hello")
+    assert ran == []
+
+
 def test_a_hook_changes_what_is_written_and_is_needed_again(path):
     def hook(data):
         return json.loads(json.dumps(data).replace("Ann", "NAME"))
