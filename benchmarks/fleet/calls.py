@@ -44,6 +44,26 @@ class Counted:
         return get_card
 
 
+class SharedGet:
+    """What a crowd can do by hand: all who ask in one iteration of the event loop share one raw MGET."""
+
+    def __init__(self, raw: Any) -> None:
+        self._raw = raw
+        self._waiting: list[tuple[str, asyncio.Future[object]]] = []
+
+    async def __call__(self, user_id: str) -> object:
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[object] = loop.create_future()
+        self._waiting.append((f"raw:{user_id}", future))
+        if len(self._waiting) > 1:
+            return await future
+        await asyncio.sleep(0)
+        waiting, self._waiting = self._waiting, []
+        for (_, each), value in zip(waiting, await self._raw.mget([key for key, _ in waiting]), strict=True):
+            each.set_result(value)
+        return future.result()
+
+
 def users_onwards() -> Callable[[int], Sequence[str]]:
     """A source of users in turn that goes on where it was, so that a batch of them has none of the last one."""
     users = itertools.cycle(users_in_turn(USERS))
@@ -91,6 +111,7 @@ async def _measured(
     crowds = {f"crowd, {name}": at_once(tool, users_onwards(), CALLERS) for name, tool in hits.items()}
     # As long a block as a crowd takes: the longer one is, the more of it goes to others.
     long_base = one_by_one(get, users_onwards(), AS_LONG)
+    crowds["crowd, shared"] = at_once(SharedGet(raw), users_onwards(), CALLERS)
     blocks |= {f"write, {name}": one_by_one(tool, users_onwards()) for name, tool in _writes().items()}
     figures = await paired(
         {name: (block, base) for name, block in blocks.items()}
@@ -148,6 +169,7 @@ def _rows(figures: dict[str, Pair]) -> list[Row]:
         ("hit, one caller, a dict", f"hit, {OURS}, a dict", None, "5 scalars; for scale"),
         (f"hit, {CALLERS} concurrent", f"crowd, {OURS}", 0.12, "each of them"),
         (f"raw GET, {CALLERS} concurrent", f"crowd, {RAW}", None, "for scale"),
+        (f"raw MGET, shared by {CALLERS}", "crowd, shared", None, "no cells, no decoding; for scale"),
         ("write of an entity", "write, entity", 3.0, "begin and commit"),
         ("write of a root", "write, root", None, "for scale"),
         ("write under two roots", "write, two roots", None, "for scale"),
