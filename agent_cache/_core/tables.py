@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
+from sys import getsizeof
 from typing import Any
 
+from agent_cache._core.keys import PLAIN
 from agent_cache._core.sizes import size_of
 
 __all__ = ["is_large", "make_room"]
@@ -15,7 +17,7 @@ _MAX_KEY = 2_000
 
 def is_large(key: Hashable) -> bool:
     """Whether a key is not to be kept: tables are bounded by number, and a key holds the arguments of its call."""
-    return size_of(key) > _MAX_KEY
+    return (getsizeof(key) if type(key) in PLAIN else size_of(key)) > _MAX_KEY
 
 
 def make_room(table: dict[Any, Any], limit: int) -> bool:

@@ -75,6 +75,13 @@ class LoopClient:
             line.cut()
 
     def _line(self, node: Node) -> Line:
+        """What is said to a server.
+
+        Raises:
+            NotAsked: if it has failed, until it answers again.
+        """
+        if node.breaker.is_open:
+            raise NotAsked(f"{node} is not asked: {node.breaker.reason}")
         line = self._lines.get(node)
         if line is None:
             nodes = self._core.topology.nodes
@@ -85,7 +92,8 @@ class LoopClient:
 
     def prepare(self, node: Node) -> None:
         """Connect to a server that will be asked."""
-        self._line(node).prepare()
+        if not node.breaker.is_open:
+            self._line(node).prepare()
 
     async def fetch(
         self,
@@ -116,11 +124,10 @@ class LoopClient:
             by_node.setdefault(topology.of(key[1]) or await topology.find(key[1], since or silent or now), []).append(
                 key
             )
+        lines = [self._line(node) for node in by_node]
         pending = [
-            self._line(node).get_by_slot(
-                [key for key, _ in wanted], [slot for _, slot in wanted], strong, silent or now
-            )
-            for node, wanted in by_node.items()
+            line.get_by_slot([key for key, _ in wanted], [slot for _, slot in wanted], strong, silent or now)
+            for line, wanted in zip(lines, by_node.values(), strict=True)
         ]
         values: dict[bytes, Any] = {}
         idents: dict[bytes, bytes] = {}
