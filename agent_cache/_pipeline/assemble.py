@@ -25,6 +25,7 @@ from agent_cache._pipeline.single_flight import single_flight
 from agent_cache._pipeline.sources import load, run_tool
 from agent_cache._pipeline.state import log_once
 from agent_cache._pipeline.tiers import ask_first, consult_tiers, trust_in
+from agent_cache.config import CURRENT
 
 if TYPE_CHECKING:
     from agent_cache._pipeline.operation import Operation, ReadOperation
@@ -36,6 +37,7 @@ Run = Callable[[Call], Awaitable[Entry]]
 
 def read_plan(operation: ReadOperation, scope: Scope) -> Plan:
     """How a read tool runs in a scope."""
+    configuration = CURRENT.value  # first: what another thread changes meanwhile makes it an outdated plan
     if operation.policy.scope == "global":
         partition: Partition | None = operation.partition
         tenant = scope.tenant
@@ -63,13 +65,14 @@ def read_plan(operation: ReadOperation, scope: Scope) -> Plan:
         watches=watches,
         stats=stats,
         tenant=tenant,
-        tiers=tiers,
         trust=trust_in(tiers),
+        configuration=configuration,
     )
 
 
 def write_plan(operation: Operation[Any], scope: Scope) -> Plan:
     """How a write tool runs in a scope."""
+    configuration = CURRENT.value
     watches, stats = _contributions(operation, scope)
     return Plan(
         partition=None,
@@ -81,8 +84,8 @@ def write_plan(operation: Operation[Any], scope: Scope) -> Plan:
         watches=watches,
         stats=stats,
         tenant=scope.tenant,
-        tiers=(),
         trust=None,
+        configuration=configuration,
     )
 
 

@@ -27,7 +27,7 @@ from agent_cache._pipeline.state import LEDGER, drop, log_once
 from agent_cache._pipeline.tape import ACTIVE, TapedCall, mind_escape
 from agent_cache._pipeline.tiers import request_of
 from agent_cache._pipeline.writes import outlive
-from agent_cache.config import CURRENT
+from agent_cache.config import CURRENT, Configuration
 from agent_cache.errors import ConfigurationError
 from agent_cache.remote.protocols import Request, Tier
 
@@ -162,11 +162,12 @@ def count(call: Call, cost: float, *, failed: bool = False) -> None:
 class ReadOperation(Operation[ReadPolicy]):
     """A tool whose answers are cached."""
 
-    __slots__ = ("_early", "key_names", "late_roots", "partition", "returns")
+    __slots__ = ("_early", "_tiers", "key_names", "late_roots", "partition", "returns")
 
     def __init__(self, *args: Any, returns: Any = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.returns = returns
+        self._tiers: tuple[Configuration | None, tuple[Tier, ...]] = None, ()
         self.key_names = self.parameters.key_names
         self.late_roots = tuple(dict.fromkeys(rule.root for rule in self.tags.late))
         # Of what is known before the call, `root:{parameter}` is read straight from its place among the arguments.
@@ -189,10 +190,17 @@ class ReadOperation(Operation[ReadPolicy]):
 
     def tiers(self) -> tuple[Tier, ...]:
         """Tiers behind the local store, nearest first: its own, else the configured ones."""
+        under, tiers = self._tiers
+        configured = CURRENT.value
+        if under is not configured:
+            tiers = self._tiers_under(configured)
+            self._tiers = configured, tiers
+        return tiers
+
+    def _tiers_under(self, configured: Configuration) -> tuple[Tier, ...]:
         remote = self.policy.remote
         if self.policy.scope != "global" and not remote.share:
             return ()
-        configured = CURRENT.value
         tiers = self.own_tiers or tuple(tier for tier in (configured.backup, configured.remote) if tier is not None)
         return tiers[-1:] if remote.is_strong else tiers
 

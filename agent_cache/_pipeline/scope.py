@@ -12,13 +12,12 @@ from agent_cache._core.entries import MISSING, Entry
 from agent_cache._core.partition import Partition
 from agent_cache._metrics import Metrics, Stats
 from agent_cache._pipeline.call import Call
-from agent_cache.config import CURRENT
+from agent_cache.config import CURRENT, Configuration
 from agent_cache.errors import AgentLoopDetectedError
 
 if TYPE_CHECKING:
     from agent_cache._pipeline.operation import Operation, ReadOperation
     from agent_cache._pipeline.tape import Tape
-    from agent_cache.remote.protocols import Tier
 
 __all__ = ["ROOT", "SCOPE", "Instead", "Observe", "Participant", "Plan", "Scope", "Watch", "observer"]
 
@@ -195,7 +194,6 @@ class Plan:
         watches: what the sessions of the scope contribute, innermost first.
         stats: counters of the tool, in the process and in each session.
         tenant: whose entries these are.
-        tiers: behind the local store, nearest first.
         trust: up to when local copies may be served; None without tiers.
         configuration: the settings it was compiled under.
     """
@@ -211,7 +209,6 @@ class Plan:
         "run",
         "stats",
         "tenant",
-        "tiers",
         "trust",
         "uncached",
         "watches",
@@ -229,10 +226,10 @@ class Plan:
         watches: tuple[Watch, ...],
         stats: tuple[Stats, ...],
         tenant: Hashable | None,
-        tiers: tuple[Tier, ...],
         trust: Callable[[], float] | None,
+        configuration: Configuration,
     ) -> None:
-        self.configuration = CURRENT.value
+        self.configuration = configuration
         self.partition: Any = partition
         self.admit = admit
         self.observe = observe
@@ -244,7 +241,6 @@ class Plan:
         self.leave = exit_past(watches)
         self.stats = stats
         self.tenant = tenant
-        self.tiers = tiers
         self.trust = trust
 
     def has_refused(self, error: Exception) -> bool:

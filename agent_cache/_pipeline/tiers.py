@@ -28,7 +28,7 @@ async def ask_first(call: Call, proceed: Proceed) -> Entry:
     What others load is shared by who has seen the versions that they began with: see `Ticket.agrees_with`. Only the
     farthest tier is asked; a nearer one would be as a local copy.
     """
-    (tier,) = call.plan.tiers
+    (tier,) = call.operation.tiers()
     found, ticket = await _ask(tier, (), call)
     call.asked = ((tier, ticket),)
     if found is None or call.is_fresh:
@@ -59,7 +59,7 @@ async def consult_tiers(call: Call, proceed: Proceed) -> Entry:
     if asked:
         flight.tickets = tuple([ticket for _, ticket in asked])
     else:
-        tiers = call.plan.tiers
+        tiers = call.operation.tiers()
         for farther, tier in enumerate(tiers, 1):
             found, ticket = await _ask(tier, tiers[farther:], call)
             asked += ((tier, ticket),)
@@ -85,7 +85,7 @@ def request_of(call: Call) -> Request:
     request: Request | None = home.requests.get(key)
     if request is None or request.tags != home.static + call.tags:
         request = _request_of(call)
-        if _is_plain(key) and not is_large(key):
+        if _is_plain(key) and not is_large((key, request.tags)):
             make_room(home.requests, _MAX_REQUESTS)
             home.requests[key] = request
     return request
@@ -155,7 +155,7 @@ def _fill(call: Call, found: Found) -> Entry:
     now = CLOCK.now()
     call.started = now - found.age
     local = call.plan.partition.static
-    tags = tuple([tag for tag in found.tags if tag not in local]) if local else found.tags
+    tags = tuple([tag for tag in found.tags if tag not in local]) if local else tuple(found.tags)
     entry = Entry(found.value, NEVER if found.ttl is None else now + found.ttl, found.cost)
     kept = keepsake(call, entry, tags, entry.fast)
     if found.ttl is not None and found.ttl <= 0:  # within its grace

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Coroutine, Hashable, Mapping
-from contextvars import Context
+from contextvars import Context, copy_context
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -176,21 +176,24 @@ class Write:
             entries=self._entries,
             on_unreachable=self.policy.remote.on_unreachable,
         )
-        intent = self._intent
+        intent, cancels = self._intent, _cancels()
         try:
             await self._tell("begin", lambda tier: tier.begin(intent))
-        except BaseException:
+            if _cancels() > cancels:
+                raise asyncio.CancelledError  # noqa: TRY301 - a tier has swallowed it; the tool must not run
+        except BaseException as error:
             # Refused, or cancelled before the side effect: what was announced ends again.
-            await outlive(self._commit_all(intent, intent.tags, failed=False, hold=0.0))
+            may_wait = not isinstance(error, GeneratorExit)
+            await outlive(self._commit_all(intent, intent.tags, failed=False, hold=0.0), may_wait=may_wait)
             raise
         interval = min(tier.lease for tier in self._tiers) / 3
-        loop = asyncio.get_running_loop()
-        # A task only for a write that takes so long. In a context of its own: a timer keeps it, also when cancelled.
-        self._renewal = loop.call_later(interval, self._go_on_renewing, intent, interval, context=Context())
+        loop, context = asyncio.get_running_loop(), copy_context()
+        # A task only for a write that takes so long. A timer keeps the context that it runs in, also when cancelled.
+        self._renewal = loop.call_later(interval, self._go_on_renewing, intent, interval, context, context=Context())
 
-    def _go_on_renewing(self, intent: WriteIntent, interval: float) -> None:
-        name = f"agent_cache renews {self.name}"
-        self._renewal = asyncio.get_running_loop().create_task(self._renew(intent, interval), name=name)
+    def _go_on_renewing(self, intent: WriteIntent, interval: float, context: Context) -> None:
+        loop, name = asyncio.get_running_loop(), f"agent_cache renews {self.name}"
+        self._renewal = loop.create_task(self._renew(intent, interval), name=name, context=context)
 
     async def _renew(self, intent: WriteIntent, interval: float) -> None:
         while True:
@@ -221,6 +224,12 @@ class Write:
             log_once(f"{what} of a write in {type(tier).__name__} failed", self.name, error)
 
 
+def _cancels() -> int:
+    """How often the task that runs was asked to end."""
+    task = asyncio.current_task()
+    return 0 if task is None else task.cancelling()
+
+
 async def outlive(work: Coroutine[Any, Any, T], *, may_wait: bool = True) -> T | None:
     """Run to the end even if the caller is cancelled while it waits, or cannot wait at all. What came of it, if so."""
     try:
@@ -231,7 +240,13 @@ async def outlive(work: Coroutine[Any, Any, T], *, may_wait: bool = True) -> T |
         work.close()
         return None
     _commits.add(task)
-    task.add_done_callback(_commits.discard)
+
+    def forget(_: asyncio.Task[None]) -> None:
+        _commits.discard(task)
+        if told.cancel():  # the task was cancelled, maybe before it had begun
+            work.close()
+
+    task.add_done_callback(forget)
     return await told if may_wait else None
 
 
@@ -242,9 +257,6 @@ async def _carry_out(work: Coroutine[Any, Any, T], told: asyncio.Future[T]) -> N
         if told.done():
             raise
         told.set_exception(error)
-    except BaseException:
-        told.cancel()
-        raise
     else:
         if not told.done():
             told.set_result(result)

@@ -168,6 +168,32 @@ async def test_a_write_looks_at_no_other_that_still_holds(make: Make, valkey: Se
     assert all(rest[:2] in few or (rest[0] == "-inf" and rest[2] == "BYSCORE") for rest in ranges)
 
 
+async def test_a_server_that_is_full_forgets_no_writer(make: Make, own_valkey: Server):
+    tier = make(own_valkey.url)
+    first, second = write("order:1"), write("order:2")
+    await tier.begin(first)
+    writers = own_valkey.command("ZRANGE", "w:{agent_cache:order}", "0", "-1")
+    assert len(writers) == 1
+    own_valkey.command("CONFIG", "SET", "maxmemory", "1mb")
+    await tier.begin(second)
+    assert tier.stats()["pending"] == 1
+    assert own_valkey.command("ZRANGE", "w:{agent_cache:order}", "0", "-1") == writers
+    own_valkey.command("CONFIG", "SET", "maxmemory", "0")
+    await until(lambda: is_well(tier))
+    await commit(tier, first)
+    await commit(tier, second)
+    assert own_valkey.command("EXISTS", "w:{agent_cache:order}") == 0
+
+
+async def test_tags_may_come_in_a_list(make: Make, valkey: Server):
+    tier = make(valkey.url)
+    intent = WriteIntent("w", ["order:7"])  # type: ignore[arg-type]
+    await load(tier, read("order:7"), "old")
+    await tier.begin(intent)
+    await tier.commit(intent, ["order:7"], failed=False, hold=0.0)  # type: ignore[arg-type]
+    assert await value_of(tier, read("order:7")) == "nothing"
+
+
 async def test_more_holds_than_a_sweep_takes_are_all_over_when_their_time_is(make: Make, valkey: Server):
     tier, other = make(valkey.url), make(valkey.url)
     everything = read("order", key="all")

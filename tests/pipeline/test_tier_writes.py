@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextvars import ContextVar
 from typing import Any
 
 import pytest
 
 from agent_cache import AgentCache, AgentCacheInvalidator, RemoteTierError, configure, invalidate, writing
+from agent_cache._pipeline.writes import outlive
 from agent_cache.remote import WriteIntent
 from agent_cache.testing import MemoryServer, MemoryTier
 from agent_cache.testing.contract.workbench import load, read, value_of
@@ -261,6 +263,68 @@ async def test_a_write_of_single_entries_spares_the_others_in_all_processes(
     await set_order("7")
     assert await other.get_order("7") == await process.get_order("7") == "new"
     assert await other.get_order("8") == await process.get_order("8") == "old"
+
+
+async def test_a_write_does_not_run_where_a_tier_has_swallowed_its_cancellation(server: MemoryServer):
+    class Deaf(WatchedTier):
+        async def begin(self, write: WriteIntent) -> None:
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                self.orders.append("begin")
+
+    tier, ran = Deaf(server), []
+
+    @AgentCacheInvalidator("order:{id}", remote_cache=tier)
+    async def set_order(id: str) -> None:
+        ran.append(id)
+
+    task = await started(set_order("7"))
+    task.cancel()
+    await asyncio.wait([task])
+    assert task.cancelled()
+    assert ran == []
+    assert tier.orders == ["begin", "commit"]
+
+
+async def test_a_write_that_is_closed_while_it_is_announced_ends_what_it_had_announced(here: WatchedTier):
+    @AgentCacheInvalidator("order:{id}", remote_cache=here)
+    async def set_order(id: str) -> None: ...
+
+    here.hang("begin", until=asyncio.Event())
+    call = set_order("7")
+    call.send(None)
+    call.close()
+    await idle()
+    assert here.orders == ["begin", "commit"]
+
+
+async def test_a_renewal_sees_the_context_of_its_write(server: MemoryServer):
+    tenant: ContextVar[str] = ContextVar("tenant")
+    seen = asyncio.Queue[str | None]()
+
+    class Telling(WatchedTier):
+        async def renew(self, write: WriteIntent) -> None:
+            seen.put_nowait(tenant.get(None))
+
+    @AgentCacheInvalidator("order:{id}", remote_cache=Telling(server, lease=0.06))
+    async def set_order(id: str) -> str | None:
+        return await asyncio.wait_for(seen.get(), 10)
+
+    tenant.set("acme")
+    assert await set_order("7") == "acme"
+
+
+async def test_what_outlives_its_caller_and_is_cancelled_before_it_began_leaves_nobody_waiting():
+    async def commit() -> None: ...
+
+    caller = asyncio.ensure_future(outlive(work := commit()))
+    await asyncio.sleep(0)  # its task is there, and has not begun
+    for task in asyncio.all_tasks() - {asyncio.current_task(), caller}:
+        task.cancel()
+    await asyncio.wait([caller], timeout=10)
+    assert caller.cancelled()
+    assert work.cr_frame is None
 
 
 async def test_a_running_write_is_renewed_until_it_ends(server: MemoryServer):

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from agent_cache import AgentCache, AgentCacheSession, configure, get_metrics
+from agent_cache import AgentCache, AgentCacheInvalidator, AgentCacheSession, configure, get_metrics
 from agent_cache.errors import ConfigurationError
+from agent_cache.remote import Request
 from agent_cache.testing import MemoryServer, MemoryTier
-from agent_cache.testing.contract.workbench import commit, read, value_of, write, writing
+from agent_cache.testing.contract.workbench import commit, load, read, value_of, write, writing
 from tests.harness import library
 from tests.harness.gates import Gate, idle, started
 from tests.pipeline.fleet import Process, Truth, WatchedTier
@@ -88,6 +91,16 @@ async def test_requests_that_are_remembered_are_bounded(here: WatchedTier, monke
     assert list(get_order.__agent_cache__.partition.requests) == ["7", "8", "9"]
 
 
+async def test_requests_that_are_remembered_do_not_have_large_tags(here: WatchedTier):
+    @AgentCache("order:{text}", remote_cache=here, skip_args=1)
+    async def get_order(text: str, id: str) -> str:
+        return id
+
+    await get_order("x" * 10_000, "7")
+    await get_order("x", "8")
+    assert list(get_order.__agent_cache__.partition.requests) == ["8"]
+
+
 # Who is asked
 
 
@@ -132,6 +145,71 @@ async def test_tags_from_a_result_come_with_the_tiers_value(truth: Truth, here: 
     async with writing(elsewhere, "order:7"):
         truth.save("7")
     assert (await process.find_order("Mei"))["value"] == "new"
+
+
+async def test_a_follower_that_takes_over_asks_the_tier_that_is_configured_now(server: MemoryServer, truth: Truth):
+    first, second, elsewhere = WatchedTier(server), WatchedTier(MemoryServer()), MemoryTier(server)
+    gate = asyncio.Event()
+
+    @AgentCache("order:{id}")
+    async def get_order(id: str) -> str:
+        await gate.wait()
+        return truth.load(id)
+
+    @AgentCacheInvalidator("order:{id}")
+    async def set_order(id: str) -> str:
+        return truth.save(id)
+
+    configure(remote=first)
+    leader = await started(get_order("7"))
+    follower = await started(get_order("7"))
+    assert first.orders == ["lookup"]
+    request = first.requests[0]
+    await load(elsewhere, request, "old")
+    configure(remote=second)
+    await set_order("7")
+    gate.set()
+    leader.cancel()
+    await asyncio.wait([leader])
+    assert await follower == await get_order("7") == truth.orders["7"] != "old"
+    assert first.orders == ["lookup"]
+
+
+async def test_a_tool_that_is_compiled_while_another_thread_configures_is_compiled_anew(server: MemoryServer):
+    first, second = WatchedTier(server), WatchedTier(MemoryServer())
+
+    @AgentCache("order:{id}", maxsize=1)
+    async def get_order(id: str) -> str:
+        return id
+
+    listen = first.subscribe
+
+    def subscribe_and_lose(listener: Any) -> Any:
+        other = threading.Thread(target=configure, kwargs={"remote": second})
+        other.start()
+        other.join()
+        return listen(listener)
+
+    first.subscribe = subscribe_and_lose
+    configure(remote=first)
+    await get_order("7")
+    await get_order("8")
+    assert (first.orders.count("lookup"), second.orders.count("lookup")) in {(1, 1), (0, 2)}
+    assert get_order.__agent_cache__.root_plan.trust == second.trusted_until
+
+
+async def test_a_tier_may_give_tags_in_a_list(server: MemoryServer):
+    class Lists(WatchedTier):
+        async def lookup(self, request: Request) -> Any:
+            found, ticket = await super().lookup(request)
+            return None if found is None else replace(found, tags=list(found.tags)), ticket
+
+    @AgentCache("order:{id}", remote_cache=Lists(server), maxsize=1)
+    async def get_order(id: str) -> str:
+        return id
+
+    for id in "7", "8", "7":
+        assert await get_order(id) == id
 
 
 async def test_configure_gives_a_tier_to_tools_without_one(truth: Truth, here: WatchedTier, elsewhere: MemoryTier):

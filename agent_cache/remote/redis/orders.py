@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 __all__ = ["Orders"]
 
 _MAX = 4_096
-_MAX_TAGS = 16
-"""Of a write whose commands are remembered: some 2 KB for the begin and the end of it."""
+_MAX_FORMS, _MAX_TAGS = 2, 16
+"""Of a write whose commands are remembered: that is some 3 KB for its begin and its end."""
 _MAX_PATHS = 1_000
 """Of one command, and so of one message: a script stops the server for everybody, and a message is read whole."""
 
@@ -66,7 +66,7 @@ class Orders:
         return self._announcing(write, RENEW)
 
     def _announcing(self, write: WriteIntent, script: Script) -> list[Order]:
-        known = script, write.tags, write.late_roots
+        known = script, tuple(write.tags), tuple(write.late_roots)
         forms = self._known.get(known) if not write.entries and not write.keys else None
         if forms is None:
             forms = [self._announcement(script, *announced) for announced in self._announced(write)]
@@ -75,7 +75,7 @@ class Orders:
 
     def ending(self, write: WriteIntent, tags: tuple[str, ...], until: float, *, failed: bool) -> list[Order]:
         """End it under every root that it has named or touched, and hold what it has touched until then."""
-        known = COMMIT, write.tags, write.late_roots, tags, failed
+        known = COMMIT, tuple(write.tags), tuple(write.late_roots), tuple(tags), failed
         forms = self._known.get(known) if not write.entries and not write.keys else None
         if forms is None:
             forms = list(self._commits(write, tags, failed=failed))
@@ -94,7 +94,7 @@ class Orders:
         return self._commit(root, "", [root.s, root.d], [], []).by(writer, until)
 
     def _keep(self, known: tuple[object, ...], forms: list[_Form], write: WriteIntent, tags: tuple[str, ...]) -> None:
-        is_small = len(write.tags) + len(tags) <= _MAX_TAGS and not is_large((write.tags, tags))
+        is_small = len(forms) <= _MAX_FORMS and len(write.tags) + len(tags) <= _MAX_TAGS and not is_large(known[1:])
         if is_small and not write.entries and not write.keys:
             make_room(self._known, _MAX)
             self._known[known] = forms

@@ -106,8 +106,8 @@ end
 local function enter(writers, member)
   local added = pcall('ZADD', writers, 'GT', now + period, member)  -- a begin that comes late ends no doubt
   if type(added) == 'table' then
-    call('DEL', writers)
-    added = call('ZADD', writers, now + period, member)
+    if string.find(added.err, 'WRONGTYPE') then call('DEL', writers) end
+    added = call('ZADD', writers, 'GT', now + period, member)
   end
   call('PEXPIRE', writers, cell_ttl)
   return added == 0
