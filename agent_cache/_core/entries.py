@@ -93,7 +93,12 @@ class Guarded(Entry):
         copy: Callable[[], Any] | None,
         trust: Callable[[], float] | None = None,
     ) -> None:
-        super().__init__(value, fast, cost, tags, size)
+        # As Entry.__init__, without the call.
+        self.value = value
+        self.fast = fast
+        self.cost = cost
+        self.tags = tags
+        self.size = size
         self._expires = expires
         self.copy = copy
         self.trust = trust

@@ -118,9 +118,9 @@ def put(call: Call, kept: Entry, tags: tuple[Tag, ...]) -> bool:
         )
         if may_store:
             flight.kept_tags = all_tags
-            is_vouched_for = not flight.tickets or all(ticket.is_clean() for ticket in flight.tickets)
-            if is_vouched_for and (not kept.size or _has_room(call, home, kept)):
-                if type(kept) is Guarded:
+            doubts = [ticket for ticket in flight.tickets if not ticket.is_clean()] if flight.tickets else ()
+            if not doubts and (not kept.size or _has_room(call, home, kept)):
+                if type(kept) is Guarded and kept.copy is not None:
                     _report_failure(call, home.store.peek(flight.key))
                 if home.store.insert(flight.key, kept) is not None:
                     for stats in call.plan.stats:

@@ -9,6 +9,7 @@ value is one of these is not reasoned out but tried: what was written is read ag
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -38,8 +39,6 @@ class Schema:
         fingerprint: bytes that differ if the annotation, or the fields of a class in it, differ.
     """
 
-    __slots__ = ("_fingerprint", "_node", "_typed", "annotation")
-
     def __init__(self, annotation: Any) -> None:
         self.annotation = Any if annotation is None else annotation
         try:
@@ -48,13 +47,10 @@ class Schema:
             self.annotation = Any
             self._node = node_of(Any)
         self._typed: dict[Wire, Callable[[bytes], Any] | None] = {}
-        self._fingerprint: bytes | None = None
 
-    @property
+    @cached_property
     def fingerprint(self) -> bytes:
-        if self._fingerprint is None:
-            self._fingerprint = fingerprint(self._node).encode("utf-8", "surrogatepass")
-        return self._fingerprint
+        return fingerprint(self._node).encode("utf-8", "surrogatepass")
 
     def dump(self, value: Any, wire: Wire, max_parts: int = MAX_PARTS) -> tuple[bytes, bool]:
         """Write a value: the data, and whether it is in the tagged form.
@@ -88,9 +84,9 @@ class Schema:
             if is_tagged:
                 value = unpack(wire.decode(data), self._node)
             else:
-                read = self._reader(wire) or _no_direct_form
+                read = self._typed.get(wire) or self._reader(wire) or _no_direct_form
                 value = read(data)
-            if not wire.is_shallow(data, MAX_DEPTH):
+            if len(data) > MAX_DEPTH and not wire.is_shallow(data, MAX_DEPTH):
                 weigh(value, len(data) + 1)
             return value
         except Undecodable:

@@ -84,6 +84,7 @@ class _WireCodec:
                 raise ConfigurationError(f"{type(self).__name__}: {name} is a positive number of bytes, got {number!r}")
         self._compress_above = max_size if compress_above is None else compress_above
         self._max_body = max_size
+        self._max_data = max_size + 64
         self._header = header(self._wire.name)
 
     def __repr__(self) -> str:
@@ -97,7 +98,7 @@ class _WireCodec:
     @property
     def max_size(self) -> int:
         """The most bytes that `encode` gives and `decode` looks at: a value's, and what stands around it."""
-        return self._max_body + 64
+        return self._max_data
 
     def encode(self, value: object, returns: object, *, context: bytes = b"") -> bytes:
         """Write a value down, as `Codec.encode` says."""
@@ -114,7 +115,7 @@ class _WireCodec:
 
     def decode(self, data: bytes, returns: object, *, context: bytes = b"") -> object:
         """Read a value, as `Codec.decode` says."""
-        if type(data) is not bytes or len(data) > self.max_size:
+        if type(data) is not bytes or len(data) > self._max_data:
             raise Undecodable("no bytes, or too many")
         schema = schema_of(returns)
         body = unseal(data, self._header, context, schema.fingerprint)

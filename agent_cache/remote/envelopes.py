@@ -42,8 +42,11 @@ def unseal(data: bytes, start: bytes, *bound: bytes) -> bytes:
 
 def _checksum(start: bytes, body: bytes, bound: tuple[bytes, ...]) -> bytes:
     # No secret is in it: it finds accidents. Against forgers there is SignedCodec.
-    text = b"".join([start, *[b"%d:%b" % (len(each), each) for each in bound], body])
-    return blake2b(text, digest_size=_SUM).digest()
+    parts = [start]
+    for each in bound:
+        parts += b"%d:" % len(each), each
+    parts.append(body)
+    return blake2b(b"".join(parts), digest_size=_SUM).digest()
 
 
 def compressed(data: bytes) -> bytes:

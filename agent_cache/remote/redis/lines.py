@@ -130,7 +130,7 @@ class Line:
 
     def _flush(self) -> None:
         self._is_due = False
-        if not self._is_waited_for():
+        if not (self._commands or self._gets or self._gets_by_slot):
             return
         if self._core.is_closed:
             self._fail(NotAsked("the tier was closed"))
@@ -175,9 +175,6 @@ class Line:
             self._opening = None
             self._flush()  # also if it was cancelled, by a loop that ends: a commit may wait for it
 
-    def _is_waited_for(self) -> bool:
-        return bool(self._commands or self._gets or self._gets_by_slot)
-
     def _reading(self) -> Sent:
         """What reads all that is wanted, and tells those who want it."""
         gets, self._gets = self._gets, {}
@@ -190,9 +187,10 @@ class Line:
             sizes.append(sum(map(len, gets)))
             head = b"*%d\r\n$4\r\nMGET\r\n" % (1 + sizes[0])
             commands.append(b"".join([head, *[packed for packed, _ in gets.values()]]))
-        batches = _by_slot(by_slot)
-        sizes += map(len, batches)
-        commands += [pack(b"MGET", *wanted) for wanted in batches]
+        batches = _by_slot(by_slot) if by_slot else []
+        if batches:
+            sizes += map(len, batches)
+            commands += [pack(b"MGET", *wanted) for wanted in batches]
         expected = len(commands) + strong
         if strong:
             commands.append(_INFO)

@@ -79,8 +79,7 @@ class RedisTicket:
 
     def is_untouched(self) -> bool:
         """Whether nothing that it saw has been written since, as far as this process knows."""
-        epochs = self.core.epochs
-        return epochs.is_untouched(self._seen or self.place.cells, self.epoch)
+        return self.core.epochs.is_untouched(self._seen or self.place.cells, self.epoch)
 
     def is_clean(self) -> bool:
         """See `Ticket`. Under an armed root a value may be stored on the server, where it dies with its writer's lease;
@@ -90,7 +89,7 @@ class RedisTicket:
             self.is_live
             and not self.request.strong
             and (self._idle is not None or (bool(self._seen) and all(map(is_idle, self._seen.values()))))
-            and self.is_untouched()
+            and (self.epoch == self.core.epochs.now or self.is_untouched())
         )
 
     def is_joinable(self) -> bool:
