@@ -17,7 +17,7 @@ from benchmarks.fleet.faults import FAULTS
 from tests.harness.binaries import ServerUnavailableError
 from tests.properties.fleet.configurations import AMPUTATIONS, AMPUTATIONS_OF_TRUST
 
-BRIEF = Fleet(processes=2, operations=1_000, writes=0.05, lease=0.5, lives=2)
+BRIEF = Fleet(processes=2, operations=4_000, writes=0.05, lease=0.5, lives=2)
 
 
 def played(name: str, fleet: Fleet) -> Outcome:
