@@ -137,6 +137,10 @@ class Terminator:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        # One that was cancelled on its way to the server behind would be found later, unclosed.
+        for transport in [*getattr(self._loop, "_transports", {}).values()]:
+            transport.abort()
+        await asyncio.sleep(0)
 
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.accepted += 1
