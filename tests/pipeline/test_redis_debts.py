@@ -185,6 +185,51 @@ async def test_a_server_that_is_full_forgets_no_writer(make: Make, own_valkey: S
     assert own_valkey.command("EXISTS", "w:{agent_cache:order}") == 0
 
 
+async def test_a_write_that_fails_after_one_that_did_not_ends_all_that_it_had_armed(make: Make, valkey: Server):
+    """What is said is worked out once for the tags of a write, and they are the same in both."""
+    tier, other = make(valkey.url), read("order:8")
+    for number, failed in enumerate([False, True]):
+        intent = WriteIntent(f"w{number}", (), late_roots=("order",))
+        await tier.begin(intent)
+        await load(tier, other, "old")
+        assert await value_of(tier, other) == "old"
+        await tier.commit(intent, ("order:7",), failed=failed, hold=0.0)
+        assert await value_of(tier, other) == ("nothing" if failed else "old")
+
+
+def test_what_a_child_says_is_not_taken_for_its_parents_own():
+    """Also where its parent had said the same before the fork."""
+    core = RedisTier.from_url("redis://127.0.0.1")._core  # it connects to nothing
+    intent = write("order:7")
+    (before,), parent = core.orders.beginning(intent), core.process
+    assert before.arguments[-1].startswith(parent)
+    core.after_fork()
+    (after,) = core.orders.beginning(intent)
+    assert core.process != parent
+    assert after.arguments[-1].startswith(core.process)
+
+
+async def test_a_lookup_that_comes_before_a_begin_has_landed_keeps_nothing(make: Make, valkey: Server):
+    tier, request = make(valkey.url), read("order:7")
+    await load(tier, request, "old")
+    client = tier._core.client()
+    run, tickets = client.run, []
+
+    async def overtaken(*given: Any, **rest: Any) -> Any:
+        found, ticket = await tier.lookup(request)
+        assert found is not None
+        assert ticket.is_clean()
+        tickets.append(ticket)
+        return await run(*given, **rest)
+
+    client.run = overtaken  # type: ignore[method-assign]
+    intent = write("order:7")
+    await tier.begin(intent)
+    assert [ticket.is_clean() for ticket in tickets] == [False]
+    del client.run
+    await commit(tier, intent)
+
+
 async def test_tags_may_come_in_a_list(make: Make, valkey: Server):
     tier = make(valkey.url)
     intent = WriteIntent("w", ["order:7"])  # type: ignore[arg-type]
