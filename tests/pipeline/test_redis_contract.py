@@ -105,9 +105,9 @@ class Detour(Deployment):
 
     detours: dict[int, Proxy] = field(default_factory=dict)
 
-    def connection(self, address: Address, timeout: float, *, to_sentinel: bool = False) -> Any:
+    def connection(self, address: Address, *arguments: Any, **options: Any) -> Any:
         host, port = address
-        return Deployment.connection(self, (host, self.detours[port].port), timeout, to_sentinel=to_sentinel)
+        return Deployment.connection(self, (host, self.detours[port].port), *arguments, **options)
 
 
 class TestClusterTier(OnServers):

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+import gc
 import ipaddress
+import socket
 import ssl
 import threading
 import time
+import warnings
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -32,6 +35,8 @@ from agent_cache._clock import CLOCK
 from agent_cache.errors import ConfigurationError
 from agent_cache.remote.redis import RedisTier
 from agent_cache.remote.redis.connections import of_client
+from agent_cache.remote.redis.links import Link
+from agent_cache.remote.redis.urls import of_url
 from agent_cache.testing.contract.workbench import load, read, value_of, writing
 from tests.harness.servers import HOST, Server
 
@@ -260,6 +265,32 @@ async def test_a_client_that_cannot_prove_who_it_is_is_a_miss(behind, authority:
     async with RedisTier.from_url(url, timeout=0.9) as tier:
         await load(tier, read("order:7"), "old")
         assert await value_of(tier, read("order:7")) == "nothing"
+
+
+@pytest.mark.parametrize("stuck", ["in the handshake", "in the log in"])
+def test_a_connection_that_is_given_up_half_way_is_closed_at_once(authority: Authority, stuck: str):
+    """Its loop may end right then, and what is said to a silent server would never be answered."""
+    with ExitStack() as exits:
+        silent = exits.enter_context(socket.create_server((HOST, 0)))
+        port = silent.getsockname()[1]
+        if stuck == "in the log in":
+            port = exits.enter_context(Terminator(port, authority.issue("server"), None)).port
+
+        async def give_up() -> None:
+            opening = asyncio.create_task(Link.open(deployment, deployment.seeds[0], limit=100, timeout=9.0))
+            arrived, _ = await asyncio.to_thread(silent.accept)
+            exits.enter_context(arrived)
+            await asyncio.to_thread(arrived.recv, 1)
+            opening.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await opening
+
+        deployment = of_url(f"rediss://{HOST}:{port}?ssl_ca_certs={authority.certificate}", cluster=False, options={})
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            asyncio.run(give_up())
+            gc.collect()
+        assert [str(one.message) for one in said] == []
 
 
 def test_a_check_that_would_be_left_out_is_refused():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -46,8 +46,19 @@ class Deployment:
     sentinel_settings: Mapping[str, Any] = field(default_factory=dict)
     sentinel_transport: Literal["tcp", "tls", "unix"] = "tcp"
 
-    def connection(self, address: Address, timeout: float, *, to_sentinel: bool = False) -> Any:
-        """A connection of redis-py's, not opened yet: without retries and health checks, since its user has its own."""
+    def connection(
+        self,
+        address: Address,
+        timeout: float,
+        *,
+        to_sentinel: bool = False,
+        log_in: Callable[[Any], Awaitable[None]] | None = None,
+    ) -> Any:
+        """A connection of redis-py's, not opened yet: without retries and health checks, since its user has its own.
+
+        Args:
+            log_in: an ``async def`` that is given the connection once it stands, and calls its ``on_connect``.
+        """
         settings = dict(self.sentinel_settings if to_sentinel else self.settings)
         transport = self.sentinel_transport if to_sentinel else self.transport
         settings |= {"path": address[0]} if transport == "unix" else {"host": address[0], "port": address[1]}
@@ -55,6 +66,7 @@ class Deployment:
         return kinds[transport](
             **settings,
             protocol=2,
+            redis_connect_func=log_in,
             socket_timeout=None,
             socket_connect_timeout=timeout,
             retry=Retry(NoBackoff(), 0),

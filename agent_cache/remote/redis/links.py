@@ -73,7 +73,7 @@ class Link(asyncio.Protocol):
         link = cls(limit, timeout, receive)
         connection = None
         try:
-            connection = deployment.connection(address, timeout, to_sentinel=to_sentinel)
+            connection = deployment.connection(address, timeout, to_sentinel=to_sentinel, log_in=link._log_in)
             async with asyncio.timeout(timeout):
                 await connection.connect()
         except Exception as error:
@@ -82,18 +82,28 @@ class Link(asyncio.Protocol):
             link._take_over(connection)
             return link
         finally:
-            if connection is not None and connection._writer is not None:  # interrupted half way
-                connection._writer.transport.abort()
-                connection._writer = connection._reader = None
+            if not link.is_open:  # interrupted half way
+                link._abandon(connection)
+
+    async def _log_in(self, connection: Any) -> None:
+        # The writer is kept, since it would close the transport when it is collected, and since redis-py forgets it
+        # when it is interrupted: over TLS, it only begins to say goodbye then.
+        self._writer = connection._writer
+        await connection.on_connect()
 
     def _take_over(self, connection: Any) -> None:
-        # The writer is kept, since it would close the transport when it is collected; redis-py forgets it, since its
-        # connection would complain that it was never closed.
-        self._writer, connection._writer, connection._reader = connection._writer, None, None
+        # redis-py forgets it, since its connection would complain that it was never closed.
+        connection._writer = connection._reader = None
         transport: asyncio.Transport = self._writer.transport
         transport.set_protocol(self)
         self._transport = transport
         self.is_open = not transport.is_closing()
+
+    def _abandon(self, connection: Any) -> None:
+        if connection is not None and connection._writer is not None:
+            self._writer, connection._writer, connection._reader = connection._writer, None, None
+        if self._writer is not None:
+            self._writer.transport.abort()
 
     def send(self, *commands: Sent) -> None:
         """Write commands, all at once."""
