@@ -13,8 +13,9 @@ from agent_cache._core.loop_policy import NO_HINTS, LoopHints, checked_hints
 from agent_cache._core.parameters import Parameters
 from agent_cache._core.policies import ReadPolicy, RemotePolicy
 from agent_cache._core.tags import ComputedTags, TagSet
+from agent_cache._pipeline.cache_key import CacheKey
 from agent_cache._pipeline.codegen import read_body
-from agent_cache._pipeline.operation import CacheKey, ReadOperation
+from agent_cache._pipeline.read_operation import ReadOperation
 from agent_cache._toolcheck import checked_tool, identity_of
 from agent_cache._typed.annotations import Returns
 from agent_cache.config import checked_tier

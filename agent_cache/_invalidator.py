@@ -15,10 +15,11 @@ from agent_cache._core.parameters import Parameters
 from agent_cache._core.policies import RemotePolicy, WritePolicy
 from agent_cache._core.tags import TagSet, parse_tag, root_of
 from agent_cache._metrics import METRICS
+from agent_cache._pipeline.cache_key import CacheKey
 from agent_cache._pipeline.codegen import write_body
-from agent_cache._pipeline.operation import CacheKey, WriteOperation
 from agent_cache._pipeline.scope import SCOPE
 from agent_cache._pipeline.state import drop
+from agent_cache._pipeline.write_operation import WriteOperation
 from agent_cache._pipeline.writes import Write, tiers_under
 from agent_cache._toolcheck import checked_tool, identity_of
 from agent_cache.config import checked_tier

@@ -28,7 +28,8 @@ from agent_cache._pipeline.tiers import ask_first, consult_tiers, trust_in
 from agent_cache.config import CURRENT
 
 if TYPE_CHECKING:
-    from agent_cache._pipeline.operation import Operation, ReadOperation
+    from agent_cache._pipeline.operation import Operation
+    from agent_cache._pipeline.read_operation import ReadOperation
 
 __all__ = ["beneath_a_tape", "read_plan", "under_a_tape", "write_plan"]
 

@@ -53,8 +53,10 @@ from agent_cache._clock import CLOCK
 from agent_cache._core.entries import MISSING, NEVER
 from agent_cache._core.keys import ALIASES, PLAIN, Uncacheable, key_part
 from agent_cache._core.parameters import Parameter, Parameters, receiver_part
-from agent_cache._pipeline.operation import Operation, ReadOperation, WriteOperation
+from agent_cache._pipeline.operation import Operation
+from agent_cache._pipeline.read_operation import ReadOperation
 from agent_cache._pipeline.scope import ROOT, SCOPE
+from agent_cache._pipeline.write_operation import WriteOperation
 
 __all__ = ["GENERATION", "read_body", "write_body"]
 

@@ -18,7 +18,7 @@ from agent_cache._pipeline.state import LEDGER
 from agent_cache.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from agent_cache._pipeline.operation import ReadOperation
+    from agent_cache._pipeline.read_operation import ReadOperation
 
 __all__ = ["check_identity", "enrol"]
 

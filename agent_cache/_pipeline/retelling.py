@@ -7,7 +7,8 @@ from typing import Any
 from agent_cache._clock import CLOCK
 from agent_cache._metrics import METRICS
 from agent_cache._pipeline.call import Call
-from agent_cache._pipeline.operation import UNKEYED, count
+from agent_cache._pipeline.operation import count
+from agent_cache._pipeline.read_operation import UNKEYED
 from agent_cache._pipeline.tape import TapedCall, TapedScope
 from agent_cache.errors import AgentLoopDetectedError
 

@@ -16,7 +16,8 @@ from agent_cache.config import CURRENT, Configuration
 from agent_cache.errors import AgentLoopDetectedError
 
 if TYPE_CHECKING:
-    from agent_cache._pipeline.operation import Operation, ReadOperation
+    from agent_cache._pipeline.operation import Operation
+    from agent_cache._pipeline.read_operation import ReadOperation
     from agent_cache._pipeline.tape import Tape
 
 __all__ = ["ROOT", "SCOPE", "Instead", "Observe", "Participant", "Plan", "Scope", "Watch", "observer"]

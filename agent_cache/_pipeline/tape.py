@@ -15,7 +15,9 @@ from agent_cache.config import CURRENT
 
 if TYPE_CHECKING:
     from agent_cache._metrics import Metrics
-    from agent_cache._pipeline.operation import Operation, ReadOperation, WriteOperation
+    from agent_cache._pipeline.operation import Operation
+    from agent_cache._pipeline.read_operation import ReadOperation
+    from agent_cache._pipeline.write_operation import WriteOperation
 
 __all__ = ["ACTIVE", "Tape", "TapedCall", "TapedScope", "mind_escape", "tell_tape", "tell_tape_of_loop"]
 

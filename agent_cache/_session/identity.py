@@ -10,7 +10,8 @@ from typing import Any, Final
 from agent_cache._core.keys import Uncacheable, key_part
 from agent_cache._core.outcomes import fingerprint
 from agent_cache._pipeline.call import Call
-from agent_cache._pipeline.operation import Operation, ReadOperation
+from agent_cache._pipeline.operation import Operation
+from agent_cache._pipeline.read_operation import ReadOperation
 from agent_cache._session.guard import LoopGuard
 
 __all__ = ["Identity"]

@@ -19,7 +19,8 @@ from agent_cache._core.partition import Partition
 from agent_cache._core.progress import Progress
 from agent_cache._core.trace import Trace, TraceRecord
 from agent_cache._metrics import Metrics, Stats
-from agent_cache._pipeline.operation import Operation, ReadOperation
+from agent_cache._pipeline.operation import Operation
+from agent_cache._pipeline.read_operation import ReadOperation
 from agent_cache._pipeline.reaper import free
 from agent_cache._pipeline.scope import SCOPE, Scope
 from agent_cache._pipeline.state import LEDGER
