@@ -81,7 +81,7 @@ class LoopClient:
             NotAsked: if it has failed, until it answers again.
         """
         if node.breaker.is_open:
-            raise NotAsked(f"{node} is not asked: {node.breaker.reason}")
+            raise node.not_asked()
         line = self._lines.get(node)
         if line is None:
             nodes = self._core.topology.nodes

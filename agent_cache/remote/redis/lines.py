@@ -136,7 +136,7 @@ class Line:
             self._fail(NotAsked("the tier was closed"))
             return
         if self._node.breaker.is_open:
-            self._fail(NotAsked(f"{self._node} is not asked: {self._node.breaker.reason}"))
+            self._fail(self._node.not_asked())
             return
         link = self._link
         if link is None or not self._is_current(link):

@@ -66,20 +66,20 @@ class Orders:
         return self._announcing(write, RENEW)
 
     def _announcing(self, write: WriteIntent, script: Script) -> list[Order]:
-        known = script, tuple(write.tags), tuple(write.late_roots)
-        forms = self._known.get(known) if not write.entries and not write.keys else None
+        known = _known_as(write, script)
+        forms = self._known.get(known)
         if forms is None:
             forms = [self._announcement(script, *announced) for announced in self._announced(write)]
-            self._keep(known, forms, write, write.tags)
+            self._keep(known, forms, len(write.tags))
         return [form.by(write.id) for form in forms]
 
     def ending(self, write: WriteIntent, tags: tuple[str, ...], until: float, *, failed: bool) -> list[Order]:
         """End it under every root that it has named or touched, and hold what it has touched until then."""
-        known = COMMIT, tuple(write.tags), tuple(write.late_roots), tuple(tags), failed
-        forms = self._known.get(known) if not write.entries and not write.keys else None
+        known = _known_as(write, COMMIT, tuple(tags), failed)
+        forms = self._known.get(known)
         if forms is None:
             forms = list(self._commits(write, tags, failed=failed))
-            self._keep(known, forms, write, tags)
+            self._keep(known, forms, len(write.tags) + len(tags))
         return [form.by(write.id, until) for form in forms]
 
     def of_whole_root(self, order: Order) -> Order:
@@ -93,9 +93,8 @@ class Orders:
         """The command that ends a write of all of a root."""
         return self._commit(root, "", [root.s, root.d], [], []).by(writer, until)
 
-    def _keep(self, known: tuple[object, ...], forms: list[_Form], write: WriteIntent, tags: tuple[str, ...]) -> None:
-        is_small = len(forms) <= _MAX_FORMS and len(write.tags) + len(tags) <= _MAX_TAGS and not is_large(known[1:])
-        if is_small and not write.entries and not write.keys:
+    def _keep(self, known: tuple[object, ...], forms: list[_Form], tags: int) -> None:
+        if known and len(forms) <= _MAX_FORMS and tags <= _MAX_TAGS and not is_large(known[1:]):
             make_room(self._known, _MAX)
             self._known[known] = forms
 
@@ -166,6 +165,13 @@ class Orders:
     def _head(self, root: RootNames, period: float) -> list[bytes]:
         ttl = b"%d" % int(self._core.options.cell_ttl * 1000)
         return [root.prefix, ttl, b"", b"%d" % int(period * 1000)]  # the token: see `Order.told`
+
+
+def _known_as(write: WriteIntent, script: Script, *more: object) -> tuple[object, ...]:
+    """What its commands follow from. Nothing, and so never known, if it names entries: there is no end of them."""
+    if write.entries or write.keys:
+        return ()
+    return script, tuple(write.tags), tuple(write.late_roots), *more
 
 
 def _grouped(cells: dict[CellKey, RootNames]) -> dict[RootNames, list[CellKey]]:

@@ -10,7 +10,7 @@ from typing import Any
 from agent_cache.remote.redis.breaker import Breaker
 from agent_cache.remote.redis.connections import Address, Deployment
 from agent_cache.remote.redis.links import Link
-from agent_cache.remote.redis.wire import Unreachable
+from agent_cache.remote.redis.wire import NotAsked, Unreachable
 
 __all__ = ["Node", "Topology"]
 
@@ -40,6 +40,10 @@ class Node:
 
     def __repr__(self) -> str:
         return f"{self.address[0]}:{self.address[1]}" if self.address[1] else self.address[0]
+
+    def not_asked(self) -> NotAsked:
+        """Why it is not, while its breaker is open."""
+        return NotAsked(f"{self} is not asked: {self.breaker.reason}")
 
 
 class Topology:
