@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from agent_cache._typed.nodes import Fields, Node, Record
+from agent_cache._typed.parts import declared_names, is_model, is_positional
 
 __all__ = ["fingerprint"]
 
@@ -47,11 +50,26 @@ def _record(record: Record, seen: set[type]) -> str:
     members = getattr(record.kind, "__members__", None)
     if members is not None:
         return f"{name}<{','.join(f'{member}={_literal(each._value_)}' for member, each in members.items())}>"
-    defaults = ""
-    if getattr(getattr(record.kind, "__struct_config__", None), "omit_defaults", False):
-        # A field that has its default is not written: what it is worth is what the reader's class says.
-        defaults = ",".join(map(_literal, getattr(record.kind, "__struct_defaults__", ())))
-    return f"{name}<{_names(record.nodes, seen)}{defaults}>"
+    return f"{name}<{_layout(record.kind)}{_names(record.nodes, seen)}>"
+
+
+def _layout(kind: Any) -> str:
+    """Where data has the fields of a class, as far as that is not under their names."""
+    names = declared_names(kind) or ()
+    layout = [",".join(names)] if is_positional(kind) else []
+    if is_model(kind):
+        aliases = {name: field.validation_alias for name, field in kind.__pydantic_fields__.items()}
+        layout += [f"{name}={alias!r}" for name, alias in sorted(aliases.items()) if alias is not None]
+    config = getattr(kind, "__struct_config__", None)
+    if config is not None:
+        layout += [
+            f"{name}={field}"
+            for name, field in sorted(zip(names, kind.__struct_encode_fields__, strict=True))
+            if name != field
+        ]
+        if config.tag is not None:
+            layout.append(f"{config.tag_field}={config.tag!r}")
+    return f"{';'.join(layout)}:" if layout else ""
 
 
 def _literal(value: object) -> str:

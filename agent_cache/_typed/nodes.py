@@ -10,7 +10,7 @@ from __future__ import annotations
 import collections.abc
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from datetime import date, datetime, time, timedelta
 from enum import Enum
 from typing import Any
@@ -18,6 +18,7 @@ from typing import Any
 from agent_cache._core.standard import text_of_standard_value
 from agent_cache._typed.annotations import hints_of
 from agent_cache._typed.leaves import STANDARD, standard_type
+from agent_cache._typed.parts import is_model
 
 __all__ = ["ANYTHING", "Fields", "Node", "Record", "node_of"]
 
@@ -68,14 +69,19 @@ class Record:
         self._nodes: dict[str, Node] | None = None
 
     @property
+    def name(self) -> Hashable:
+        """Equal for what is the same class of the same types."""
+        return _name(self.kind, self._bound)
+
+    @property
     def nodes(self) -> dict[str, Node]:
         """What may stand in each field whose type is declared."""
         if self._nodes is None:
-            fields = getattr(self.kind, "__pydantic_fields__", None)
-            if fields is None:
-                hints = hints_of(self.kind)
-            else:
+            if is_model(self.kind):
+                fields = self.kind.__pydantic_fields__  # type: ignore[attr-defined]
                 hints = {name: field.annotation for name, field in fields.items()}
+            else:
+                hints = hints_of(self.kind)
             self._nodes = {name: node_of(hint, self._bound) for name, hint in hints.items()}
         return self._nodes
 
@@ -92,6 +98,11 @@ class Fields:
 
     def __or__(self, other: Fields) -> Fields:
         return Fields((*self._kinds, *other._kinds))
+
+    @property
+    def name(self) -> Hashable:
+        """Equal for what are the same classes of the same types."""
+        return frozenset(_name(kind, bound) for kind, bound in self._kinds)
 
     @property
     def kinds(self) -> tuple[Any, ...]:
@@ -123,6 +134,13 @@ class Fields:
         """Whether one of the TypedDicts has all its required keys among these."""
         present = set(keys)
         return any(names <= present for names in self.required)
+
+
+def _name(kind: Any, bound: Bindings) -> Hashable:
+    try:
+        return kind, frozenset(bound.items())
+    except TypeError:  # a type with metadata that has no hash
+        return id(kind)
 
 
 def _is_required(kind: Any, name: str, hint: Any) -> bool:

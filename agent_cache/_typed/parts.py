@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 from agent_cache._core.keys import declared_fields
 from agent_cache._core.standard import text_of_standard_value
 
-__all__ = ["declared_names", "parts_of"]
+__all__ = ["declared_names", "is_model", "is_positional", "leaves_out_defaults", "parts_of"]
 
 Parts = tuple[Any, ...] | list[Any]
 
@@ -42,14 +42,31 @@ def declared_names(kind: Any) -> tuple[str, ...] | None:
     return None
 
 
+def is_model(kind: Any) -> bool:
+    """Whether it is a pydantic model. A dataclass of pydantic's is a dataclass."""
+    return hasattr(kind, "__pydantic_fields__") and not is_dataclass(kind)
+
+
+def is_positional(kind: Any) -> bool:
+    """Whether its fields are written without their names: a NamedTuple, or a Struct of msgspec's that is a list."""
+    if getattr(kind, "__struct_config__", None) is not None:
+        return bool(kind.__struct_config__.array_like)
+    return issubclass(kind, tuple) and hasattr(kind, "_fields")
+
+
+def leaves_out_defaults(kind: Any) -> bool:
+    """Whether a field that has its default is not written: what it was worth would be said by the reader's class."""
+    return bool(getattr(getattr(kind, "__struct_config__", None), "omit_defaults", False))
+
+
 _readers: WeakKeyDictionary[type, Callable[[Any], Parts | None]] = WeakKeyDictionary()
 
 
 def _reader_of(kind: type) -> Callable[[Any], Parts | None]:
     if issubclass(kind, Enum | type) or text_of_standard_value(kind) is not None:
         return lambda _value: None
-    if hasattr(kind, "__pydantic_fields__"):
-        return partial(_fields_of_model, tuple(kind.__pydantic_fields__))
+    if is_model(kind):
+        return partial(_fields_of_model, tuple(kind.__pydantic_fields__))  # type: ignore[attr-defined]
     names = declared_names(kind)
     if names is None or len(names) < 2 or issubclass(kind, _BUILTINS) or _hidden_slots(kind, names):
         return _declared
@@ -57,12 +74,12 @@ def _reader_of(kind: type) -> Callable[[Any], Parts | None]:
     declared = frozenset(names)
 
     def parts(value: Any) -> Parts | None:
-        state = getattr(value, "__dict__", None)
-        if state and not declared.issuperset(state):
-            return _declared(value)  # what is cached by a property is no state
         try:
+            state = getattr(value, "__dict__", None)
+            if state and not declared.issuperset(state):
+                return _declared(value)  # what is cached by a property is no state
             found: tuple[Any, ...] = read(value)
-        except AttributeError:
+        except Exception:  # noqa: BLE001 - reading somebody's fields may run anything
             return None
         return found
 
@@ -70,12 +87,12 @@ def _reader_of(kind: type) -> Callable[[Any], Parts | None]:
 
 
 def _fields_of_model(names: tuple[str, ...], value: Any) -> Parts | None:
-    state = value.__dict__
-    if value.__pydantic_extra__ or value.__pydantic_private__ or len(state) != len(names):
-        return _declared(value)
     try:
+        state = value.__dict__
+        if value.__pydantic_extra__ or value.__pydantic_private__ or len(state) != len(names):
+            return _declared(value)
         return [state[name] for name in names]
-    except KeyError:
+    except Exception:  # noqa: BLE001 - as above; it may also have been made without its initializer
         return _declared(value)
 
 

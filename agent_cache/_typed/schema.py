@@ -18,9 +18,11 @@ from agent_cache._typed.annotations import Returns
 from agent_cache._typed.exact import MAX_DEPTH, identical, weigh
 from agent_cache._typed.failures import Undecodable, Unencodable
 from agent_cache._typed.fingerprint import fingerprint
+from agent_cache._typed.hashes import hashes_only
 from agent_cache._typed.nodes import node_of
+from agent_cache._typed.parts import is_positional, leaves_out_defaults
 from agent_cache._typed.tagged import pack, unpack
-from agent_cache._typed.wires import JSON, Wire, field_values, from_fields
+from agent_cache._typed.wires import FEW, JSON, Wire, field_values, from_fields
 
 __all__ = ["Schema", "schema_of"]
 
@@ -59,11 +61,10 @@ class Schema:
             Unencodable: if it would not come back as it is, or has more than `max_parts` parts.
         """
         types = weigh(value, max_parts)
-        read = self._reader(wire)
-        if read is not None:
+        if self._reader(wire) is not None and not any(map(leaves_out_defaults, types)):
             try:
                 data = wire.encode(value)
-                if identical(value, read(data), types):
+                if identical(value, self._read(data, wire, is_tagged=False), types):
                     return data, False
             except Exception:  # noqa: BLE001, S110 - the value has no direct form, for whatever reason
                 pass
@@ -71,7 +72,7 @@ class Schema:
             value,
             types,
             lambda: wire.encode(pack(value, self._node)),
-            lambda data: unpack(wire.decode(data), self._node),
+            lambda data: self._read(data, wire, is_tagged=True),
         ), True
 
     def load(self, data: bytes, wire: Wire, *, is_tagged: bool) -> Any:
@@ -81,14 +82,7 @@ class Schema:
             Undecodable: if it is anything else.
         """
         try:
-            if is_tagged:
-                value = unpack(wire.decode(data), self._node)
-            else:
-                read = self._typed.get(wire) or self._reader(wire) or _no_direct_form
-                value = read(data)
-            if len(data) > MAX_DEPTH and not wire.is_shallow(data, MAX_DEPTH):
-                weigh(value, len(data) + 1)
-            return value
+            return self._read(data, wire, is_tagged=is_tagged)
         except Undecodable:
             raise
         except Exception as error:
@@ -102,6 +96,8 @@ class Schema:
         """
         types = weigh(value, MAX_PARTS)
         try:
+            if any(is_positional(kind) or leaves_out_defaults(kind) for kind in types):
+                raise Unencodable("read by a class that has changed, it would be another value")  # noqa: TRY301
             plain = msgspec.to_builtins(value, str_keys=True, enc_hook=field_values)
             is_carried = identical(JSON.decode(JSON.encode(plain)), plain, weigh(plain, MAX_PARTS))
             if is_carried and not _is_marked(plain) and identical(value, self._converted(plain), types):
@@ -129,15 +125,30 @@ class Schema:
     def _converted(self, plain: Any) -> Any:
         return msgspec.convert(plain, self.annotation, strict=True, str_keys=True, dec_hook=from_fields)
 
+    def _read(self, data: bytes, wire: Wire, *, is_tagged: bool) -> Any:
+        has_many = len(data) > FEW and wire.check(data, MAX_LEVELS if is_tagged else MAX_DEPTH)
+        if is_tagged:
+            value = unpack(wire.decode(data), self._node)
+            if has_many:
+                weigh(value, len(data) + 1)
+            return value
+        read = self._typed.get(wire) or self._reader(wire) or _no_direct_form
+        return read(data)
+
     def _reader(self, wire: Wire) -> Callable[[bytes], Any] | None:
-        """What reads the direct form, None if msgspec cannot tell the annotation's types apart."""
+        """What reads the direct form, None if msgspec cannot tell the annotation's types apart, or would build sets and
+        dicts that a forger can make slow.
+        """
         try:
             return self._typed[wire]
         except KeyError:
             pass
         read: Callable[[bytes], Any] | None
         try:
-            read = wire.decode if self._node.anything else wire.typed(self.annotation)
+            if self._node.anything:
+                read = wire.decode
+            else:
+                read = wire.typed(self.annotation) if hashes_only(wire.hashed, self._node) else None
         except Exception:  # noqa: BLE001 - it evaluates annotations, which may raise anything
             read = None
         self._typed[wire] = read

@@ -17,7 +17,7 @@ from agent_cache._core.keys import declared_fields
 from agent_cache._typed.failures import Undecodable, Unencodable
 from agent_cache._typed.leaves import READERS, written
 from agent_cache._typed.nodes import ANYTHING, Node, Record
-from agent_cache._typed.parts import declared_names
+from agent_cache._typed.parts import declared_names, is_model
 
 __all__ = ["pack", "unpack"]
 
@@ -152,7 +152,7 @@ def _pack_record(value: Any, kind: Any, record: Record) -> Any:
         )
     nodes = record.nodes
     packed = {name: pack(each, nodes.get(name, ANYTHING)) for name, each in declared if name not in _PYDANTIC}
-    if not hasattr(kind, "__pydantic_fields__"):
+    if not is_model(kind):
         return {"$object": [kind.__qualname__, packed]}
     beside = [pack(getattr(value, name, None), ANYTHING) for name in _PYDANTIC]
     return {"$model": [kind.__qualname__, packed, sorted(value.__pydantic_fields_set__), *beside]}

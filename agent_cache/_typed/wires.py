@@ -2,18 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from datetime import date
 from typing import Any
 
 import msgspec
 
-__all__ = ["JSON", "MESSAGE_PACK", "Wire", "field_values", "from_fields"]
+from agent_cache._typed.failures import Undecodable
+from agent_cache._typed.parts import is_model
+
+__all__ = ["FEW", "JSON", "MESSAGE_PACK", "Wire", "field_values", "from_fields"]
+
+
+FEW = 100
+"""Containers that may be of any kind and in any order: reading them takes no time."""
+_HASHED: frozenset[type] = frozenset({str, bytes, bool, type(None), date})
 
 
 class Wire:
-    """One serialisation of msgspec's, with what it has for data as such and for data of one type."""
+    """One serialisation of msgspec's, with what it has for data as such and for data of one type.
 
-    __slots__ = ("_openers", "decode", "encode", "name", "typed")
+    Args:
+        openers: bytes that lists and dicts begin with. Others may look so.
+        keys: the types of a dict's keys, where it has many.
+        hashed: types of which nobody can choose many that have one hash: text and bytes, whose hashes are secret to a
+            process, and what there are too few of.
+        blanks: bytes that may stand before data.
+    """
+
+    __slots__ = ("_blanks", "_openers", "_parts", "decode", "encode", "hashed", "name", "typed")
 
     def __init__(
         self,
@@ -21,20 +38,57 @@ class Wire:
         encode: Callable[[Any], bytes],
         decode: Callable[[bytes], Any],
         typed: Callable[[Any], Callable[[bytes], Any]],
-        openers: bytes,
+        *,
+        openers: tuple[bytes, bytes],
+        keys: Any,
+        hashed: frozenset[type],
+        blanks: bytes = b"",
     ) -> None:
         self.name = name
         self.encode = encode
         self.decode = decode
         self.typed = typed
-        self._openers = openers
+        self.hashed = hashed
+        self._blanks = blanks
+        lists, dicts = openers
+        read_dict = typed(dict[keys, msgspec.Raw])
+        self._openers = lists + dicts
+        self._parts: dict[int, Callable[[bytes], Collection[msgspec.Raw]]] = {
+            **dict.fromkeys(lists, typed(list[msgspec.Raw])),
+            **dict.fromkeys(dicts, lambda data: read_dict(data).values()),
+        }
 
     def __repr__(self) -> str:
         return f"<{self.name}>"
 
-    def is_shallow(self, data: bytes, levels: int) -> bool:
-        """Whether data certainly is nested no deeper than that: it has no more bytes that might open a container."""
-        return len(data) - len(data.translate(None, self._openers)) <= levels
+    def check(self, data: bytes, levels: int) -> bool:
+        """Refuse data that is nested too deep, or that somebody chose to be slow. Whether it has many containers.
+
+        Where a dict has many keys, they are of types whose hashes cannot be made equal at will: msgspec would take
+        lists for keys, and those of tuples are anybody's to calculate.
+
+        Raises:
+            Undecodable: if it is.
+        """
+        level: list[Any] = [data]
+        for left in range(levels, -1, -1):
+            level = [part for each in level if self._may_be_bad(each, left) for part in self._parts_of(each)]
+            if not level:
+                return left < levels
+        raise Undecodable(f"data is nested more than {levels} levels deep")
+
+    def _may_be_bad(self, data: Any, levels: int) -> bool:
+        # What has few bytes that might open a container is neither deep nor slow.
+        few = min(levels, FEW)
+        if len(memoryview(data)) <= few:
+            return False
+        data = bytes(data)
+        return len(data) - len(data.translate(None, self._openers)) > few
+
+    def _parts_of(self, data: Any) -> Collection[msgspec.Raw]:
+        data = bytes(data)
+        read = self._parts.get(data.lstrip(self._blanks)[0])
+        return () if read is None else read(data)
 
 
 def field_values(value: Any) -> Any:
@@ -42,15 +96,15 @@ def field_values(value: Any) -> Any:
 
     A field that was not set is not there to be written, and what it defaults to may be another thing where it is read.
     """
-    names = getattr(type(value), "__pydantic_fields__", None)
-    if names is None or len(value.model_fields_set) < len(names):
-        raise NotImplementedError(type(value).__qualname__)
-    return {name: getattr(value, name) for name in names}
+    kind = type(value)
+    if not is_model(kind) or len(value.model_fields_set) < len(kind.__pydantic_fields__):
+        raise NotImplementedError(kind.__qualname__)
+    return {name: getattr(value, name) for name in kind.__pydantic_fields__}
 
 
 def from_fields(kind: Any, data: Any) -> Any:
     """What msgspec reads as a class that it does not know."""
-    if hasattr(kind, "__pydantic_fields__"):
+    if is_model(kind):
         return kind.model_validate(data)
     raise NotImplementedError(kind.__qualname__)
 
@@ -64,7 +118,9 @@ MESSAGE_PACK = Wire(
     msgspec.msgpack.Encoder(enc_hook=field_values).encode,
     msgspec.msgpack.Decoder(ext_hook=_refuse_extension).decode,
     lambda kind: msgspec.msgpack.Decoder(kind, dec_hook=from_fields, ext_hook=_refuse_extension).decode,
-    bytes([*range(0x80, 0xA0), *range(0xDC, 0xE0)]),
+    openers=(bytes([*range(0x90, 0xA0), 0xDC, 0xDD]), bytes([*range(0x80, 0x90), 0xDE, 0xDF])),
+    keys=str | int | float | bool | None,
+    hashed=_HASHED | {int, float},
 )
 """Binary, and the fastest."""
 
@@ -73,6 +129,9 @@ JSON = Wire(
     msgspec.json.Encoder(enc_hook=field_values).encode,
     msgspec.json.Decoder().decode,
     lambda kind: msgspec.json.Decoder(kind, dec_hook=from_fields).decode,
-    b"[{",
+    openers=(b"[", b"{"),
+    keys=str,
+    hashed=_HASHED,  # an integer may be of any size there
+    blanks=b" \t\r\n",
 )
 """Text that people and other programs can read."""

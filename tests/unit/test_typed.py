@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import enum
 import functools
@@ -15,7 +16,8 @@ from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, NewType, TypeVar, Union
+from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, NamedTuple, NewType, TypeVar, Union
+from uuid import UUID
 
 import msgspec
 import pytest
@@ -176,6 +178,19 @@ class Restless:
             raise RuntimeError
 
 
+@dataclasses.dataclass
+class Lazy:
+    """As a mapper of objects to tables has them."""
+
+    a: int
+    b: int
+
+    def __getattribute__(self, name: str) -> Any:
+        if name == "b":
+            raise RuntimeError("detached from its session")
+        return super().__getattribute__(name)
+
+
 class Bare:
     pass
 
@@ -218,6 +233,7 @@ REFUSED = [
     ({"a": Bare()}, Any),
     (True, Literal[1]),
     (Ellipsis, Any),
+    (Lazy(1, 2), Lazy),
 ]
 
 
@@ -369,15 +385,65 @@ def test_a_class_that_has_changed_has_another_fingerprint():
     assert schema_of(make(id=int, at=datetime)).fingerprint != first
     assert schema_of(list[make(id=str)]).fingerprint != schema_of(list[make(id=int)]).fingerprint
 
-    def struct(default: int) -> type:
-        return msgspec.defstruct("Order", [("id", int, default)], omit_defaults=True)
-
-    assert schema_of(struct(1)).fingerprint != schema_of(struct(2)).fingerprint
-
     def members(**values: int) -> Any:
         return enum.Enum("Kind", values)
 
     assert schema_of(members(A=1)).fingerprint != schema_of(members(A=2)).fingerprint
+
+
+def point(first: str, second: str, **options: Any) -> Any:
+    return msgspec.defstruct("Point", [(first, int), (second, int)], **options)
+
+
+def pair(first: str, second: str) -> Any:
+    return NamedTuple("Point", [(first, int), (second, int)])
+
+
+def choice(default: Any, **options: Any) -> Any:
+    return msgspec.defstruct("Choice", [("made", tuple[str, ...], default)], omit_defaults=True, **options)
+
+
+def aliased(**aliases: str) -> Any:
+    pydantic = pytest.importorskip("pydantic")
+    fields = {name: (int, pydantic.Field(validation_alias=alias)) for name, alias in aliases.items()}
+    return pydantic.create_model("Point", **fields)
+
+
+VERSIONS: list[Any] = [
+    (lambda: (pair("x", "y"), pair("y", "x")), (1, 2)),
+    (lambda: (collections.namedtuple("Point", "x y"), collections.namedtuple("Point", "y x")), (1, 2)),
+    (lambda: (point("x", "y", array_like=True), point("y", "x", array_like=True)), (1, 2)),
+    (lambda: (point("x", "y"), point("x", "y", rename={"x": "y", "y": "x"})), (1, 2)),
+    (lambda: (aliased(x="x", y="y"), aliased(x="y", y="x")), (1, 2)),
+    (lambda: (choice(()), choice(("a",))), ()),
+    (lambda: (choice(msgspec.field(default_factory=tuple)), choice(msgspec.field(default_factory=lambda: ("a",)))), ()),
+]
+
+
+def fields(value: Any) -> dict[str, Any]:
+    names = getattr(value, "_fields", None) or getattr(value, "__struct_fields__", None) or value.__pydantic_fields__
+    return {name: getattr(value, name) for name in names}
+
+
+@pytest.mark.parametrize("wire", [MESSAGE_PACK, JSON])
+@pytest.mark.parametrize(("versions", "values"), VERSIONS)
+def test_two_versions_of_a_class_do_not_misread_each_other(versions, values, wire):
+    """Fields that changed places, names in data that were swapped, another default: what is not read is a miss."""
+    first, second = versions()
+    value = first(*values) if hasattr(first, "_fields") or hasattr(first, "__struct_fields__") else first(x=1, y=2)
+    data, is_tagged = schema_of(list[first]).dump([value], wire)
+    assert same(schema_of(list[first]).load(data, wire, is_tagged=is_tagged), [value])
+    if schema_of(list[first]).fingerprint == schema_of(list[second]).fingerprint:
+        (back,) = schema_of(list[second]).load(data, wire, is_tagged=is_tagged)
+        assert fields(back) == fields(value)
+
+
+@pytest.mark.parametrize(("versions", "values"), VERSIONS[:3] + VERSIONS[5:])
+def test_a_recorded_result_is_read_by_the_names_of_its_fields(versions, values):
+    """A recording has no fingerprint, and outlives many versions."""
+    first, second = versions()
+    value = first(*values)
+    assert fields(schema_of(second).from_plain(schema_of(first).to_plain(value))) == fields(value)
 
 
 # -- Data that nobody here wrote ----------------------------------------------------------------------------------
@@ -425,6 +491,76 @@ def test_data_that_no_encoder_wrote_is_undecodable(data, returns):
     assert {
         name for name in set(sys.modules) - loaded if not name.startswith(("zoneinfo", "tzdata", "importlib"))
     } == set()
+
+
+@dataclasses.dataclass(frozen=True)
+class Member:
+    a: int
+
+
+class Color(enum.Enum):
+    RED = "red"
+
+
+@pytest.mark.parametrize(
+    ("returns", "value", "wires"),
+    [
+        (set[tuple[int, int]], {(1, 2)}, {MESSAGE_PACK, JSON}),
+        (dict[str, set[Member]], {"a": {Member(1)}}, {MESSAGE_PACK, JSON}),
+        (dict[Decimal, int], {Decimal(1): 1}, {MESSAGE_PACK, JSON}),
+        (list[frozenset[UUID]], [frozenset({UUID(int=1)})], {MESSAGE_PACK, JSON}),
+        (Page[set[Spot]], Page([{Spot(1)}]), {MESSAGE_PACK, JSON}),
+        (set[int], {1}, {JSON}),
+        (dict[int, str], {1: "a"}, {JSON}),
+        (set, {"a"}, {MESSAGE_PACK, JSON}),
+        (set[str], {"a"}, set()),
+        (dict[Color, set[bytes]], {Color.RED: {b"a"}}, set()),
+        (dict[str, Any], {"a": [1]}, set()),
+        (Tree, Tree([Tree([])]), set()),
+    ],
+)
+@pytest.mark.parametrize("wire", [MESSAGE_PACK, JSON])
+def test_hashes_that_anybody_can_choose_are_looked_at_before_anything_is_built(returns, value, wires, wire):
+    """Only the tagged form does. That of numbers, tuples and objects of them can be chosen; that of text cannot."""
+    data, is_tagged = schema_of(returns).dump(value, wire)
+    assert same(schema_of(returns).load(data, wire, is_tagged=is_tagged), value)
+    if wire in wires:
+        assert is_tagged
+        with pytest.raises(Undecodable, match="no direct form"):
+            schema_of(returns).load(wire.encode(value), wire, is_tagged=False)
+    else:
+        assert not is_tagged
+
+
+@pytest.mark.parametrize("is_tagged", [False, True])
+@pytest.mark.parametrize("returns", [Any, dict, dict[str, Any], list[Any], Row])
+def test_a_large_dict_has_no_lists_for_keys(returns, is_tagged):
+    """msgspec makes tuples of them, before anybody can look at their hashes."""
+    bad = {(number, number): None for number in range(200)}
+    data = MESSAGE_PACK.encode({"id": 1, "more": bad} if returns is not list[Any] else [bad])
+    with pytest.raises(Undecodable, match="ValidationError"):
+        schema_of(returns).load(data, MESSAGE_PACK, is_tagged=is_tagged)
+
+
+@pytest.mark.parametrize("wire", [MESSAGE_PACK, JSON])
+@pytest.mark.parametrize("returns", [Any, dict, dict[Any, Any]])
+@pytest.mark.parametrize("key", [lambda n: (n, n), lambda n: b"%d" % n, lambda n: n, lambda n: WHEN + timedelta(n)])
+def test_a_large_dict_of_any_keys_comes_back(wire, returns, key):
+    value = {key(number): {"rows": [[number]], "ä": {}} for number in range(200)}
+    assert same(roundtrip(value, returns, wire), value)
+
+
+@pytest.mark.parametrize("wire", [MESSAGE_PACK, JSON])
+@pytest.mark.parametrize("blanks", [b"", b" \n\t\r"])
+def test_many_lists_in_few_levels_are_none_too_many(wire, blanks):
+    rows = [[[number, "ä" * 200]] for number in range(500)]
+    data = (blanks if wire is JSON else b"") + wire.encode(rows)
+    assert schema_of(Any).load(data, wire, is_tagged=False) == rows
+    deep: Any = rows
+    for _ in range(MAX_DEPTH - 2):
+        deep = [deep]
+    with pytest.raises(Undecodable, match="levels"):
+        schema_of(Any).load((blanks if wire is JSON else b"") + wire.encode(deep), wire, is_tagged=False)
 
 
 # -- pydantic ---------------------------------------------------------------------------------------------------------
@@ -488,3 +624,23 @@ def test_pydantic_is_not_imported_for_who_does_not_use_it():
     """
     found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "False"
+
+
+def test_dataclasses_of_pydantic_are_dataclasses():
+    pydantic = pytest.importorskip("pydantic")
+
+    @pydantic.dataclasses.dataclass
+    class Order:
+        id: str
+
+    @pydantic.dataclasses.dataclass(frozen=True, kw_only=True)
+    class Cart:
+        at: datetime
+        total: Decimal = Decimal(0)
+
+    values = [Order("a"), Cart(at=WHEN)]
+    for wire in (MESSAGE_PACK, JSON):
+        assert same(roundtrip(values, list[Order | Cart], wire), values)
+        assert same(roundtrip(values[0], Order, wire), values[0])
+    plain = schema_of(list[Order | Cart]).to_plain(values)
+    assert same(schema_of(list[Order | Cart]).from_plain(plain), values)
