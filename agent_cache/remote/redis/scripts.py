@@ -43,10 +43,17 @@ local function list()
   return items
 end
 
--- Among sorted sets of writers. What is none was put there by somebody else, and goes.
+-- The reply, or nil if somebody else has put something of another type there.
+local function tried(...)
+  local reply = pcall(...)
+  if type(reply) ~= 'table' or not reply.err then return reply end
+  if not string.find(reply.err, 'WRONGTYPE') then return call(...) end  -- which raises
+end
+
+-- Among sorted sets of writers. What is none goes.
 local function among(key, ...)
-  local found = pcall('ZRANGE', key, ...)
-  if not found.err then return found end
+  local found = tried('ZRANGE', key, ...)
+  if found then return found end
   call('DEL', key)
   return {}
 end
@@ -80,10 +87,10 @@ local function shape(name, token)
   return value
 end
 
--- What is no text was put there by somebody else, and is overwritten.
+-- What is no text is overwritten.
 local function cell_of(name)
-  local value = pcall('GET', prefix .. name)
-  return type(value) == 'string' and value ~= '' and value or nil
+  local value = tried('GET', prefix .. name)
+  return value and value ~= '' and value or nil
 end
 
 local due = among(registry, '-inf', now, 'BYSCORE', 'LIMIT', 0, 100)
@@ -104,9 +111,9 @@ local function token_of(name)
 end
 
 local function enter(writers, member)
-  local added = pcall('ZADD', writers, 'GT', now + period, member)  -- a begin that comes late ends no doubt
-  if type(added) == 'table' then
-    if string.find(added.err, 'WRONGTYPE') then call('DEL', writers) end
+  local added = tried('ZADD', writers, 'GT', now + period, member)  -- a begin that comes late ends no doubt
+  if not added then
+    call('DEL', writers)
     added = call('ZADD', writers, 'GT', now + period, member)
   end
   call('PEXPIRE', writers, cell_ttl)
