@@ -92,10 +92,17 @@ def configure(
 
 def checked_tier(tier: Any, where: str) -> Tier | None:
     """A tier, or a clear error that names what it lacks."""
-    if tier is None or (isinstance(tier, Tier) and type(tier).__weakrefoffset__):
-        return tier
+    if tier is None:
+        return None
     if isinstance(tier, Tier):
-        raise ConfigurationError(f"{where} cannot be used: {type(tier).__qualname__} needs a __weakref__ slot")
+        kind = type(tier)
+        if not kind.__weakrefoffset__:
+            raise ConfigurationError(f"{where} cannot be used: {kind.__qualname__} needs a __weakref__ slot")
+        if kind.__hash__ is None:
+            raise ConfigurationError(
+                f"{where} cannot be used: {kind.__qualname__} has no hash; a dataclass has one with eq=False"
+            )
+        return tier
     wanted = ("lease", "lookup", "store", "discard", "begin", "renew", "commit", "trusted_until", "subscribe", "aclose")
     lacking = [name for name in wanted if not hasattr(tier, name)]
     raise ConfigurationError(f"{where} is no cache tier: {type(tier).__qualname__} lacks {', '.join(lacking)}")

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from urllib.parse import unquote
 
 import pytest
 
+from agent_cache.errors import RemoteTierError
 from agent_cache.remote import Tier
+from agent_cache.remote.protocols import Found, Request, Ticket, WriteIntent
 from agent_cache.testing import FakeClock, MemoryServer, MemoryTier, TierContract
 
 
 class TestMemoryTier(TierContract):
+    make: Callable[[MemoryServer], MemoryTier] = MemoryTier
+
     @pytest.fixture(autouse=True)
     def on_a_clock_that_stands_still(self) -> Iterator[None]:
         with FakeClock() as self.clock:
@@ -18,7 +24,7 @@ class TestMemoryTier(TierContract):
 
     async def make_tiers(self) -> tuple[Tier, Tier]:
         self.server = MemoryServer()
-        return MemoryTier(self.server), MemoryTier(self.server)
+        return self.make(self.server), self.make(self.server)
 
     async def advance(self, seconds: float) -> None:
         self.clock.advance(seconds)
@@ -34,3 +40,89 @@ class TestMemoryTier(TierContract):
 
     async def start_server(self) -> None:
         self.server.start()
+
+
+class RunsWhatIsToBeRefused(MemoryTier):
+    async def begin(self, write: WriteIntent) -> None:
+        await super().begin(replace(write, on_unreachable="run"))
+
+
+class RefusesByAnotherError(MemoryTier):
+    async def begin(self, write: WriteIntent) -> None:
+        try:
+            await super().begin(write)
+        except RemoteTierError as error:
+            raise ConnectionError from error
+
+
+class RefusesEveryWrite(MemoryTier):
+    async def begin(self, write: WriteIntent) -> None:
+        await super().begin(replace(write, on_unreachable="refuse"))
+
+
+class ReadsEscapesInTags(MemoryTier):
+    async def begin(self, write: WriteIntent) -> None:
+        await super().begin(replace(write, tags=tuple(map(unquote, write.tags))))
+
+    async def commit(self, write: WriteIntent, tags: tuple[str, ...], *, failed: bool, hold: float) -> None:
+        await super().commit(write, tuple(map(unquote, tags)), failed=failed, hold=hold)
+
+
+class TakesGraceForLife(MemoryTier):
+    async def lookup(self, request: Request) -> tuple[Found | None, Ticket]:
+        ttl = None if request.ttl is None else request.ttl + request.grace
+        return await super().lookup(replace(request, ttl=ttl))
+
+
+class HasEverybodyRefresh(MemoryTier):
+    async def lookup(self, request: Request) -> tuple[Found | None, Ticket]:
+        found, ticket = await super().lookup(request)
+        return None if found is None else replace(found, is_to_refresh=True), ticket
+
+
+class _Agreeable:
+    """A ticket that asks only whether anybody is at work now."""
+
+    def __init__(self, ticket: Ticket) -> None:
+        self.ticket = ticket
+
+    def agrees_with(self, _other: Ticket) -> bool:
+        return self.ticket.agrees_with(self.ticket)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.ticket, name)
+
+
+class AgreesWithWhatIsOver(MemoryTier):
+    async def lookup(self, request: Request) -> tuple[Found | None, Ticket]:
+        found, ticket = await super().lookup(request)
+        return found, _Agreeable(ticket)
+
+    async def store(self, ticket: Ticket, value: object, tags: tuple[str, ...], cost: float, *, age: float) -> None:
+        await super().store(ticket.ticket, value, tags, cost, age=age)
+
+
+class HasNoHash(MemoryTier):
+    __hash__ = None
+
+
+BROKEN = {
+    RunsWhatIsToBeRefused: "test_a_write_that_asks_for_it_is_refused_without_the_server",
+    RefusesByAnotherError: "test_a_write_that_asks_for_it_is_refused_without_the_server",
+    RefusesEveryWrite: "test_a_write_is_made_up_for_when_the_server_is_back",
+    ReadsEscapesInTags: "test_a_write_ends_what_meets_its_tag",
+    TakesGraceForLife: "test_within_its_grace_a_value_is_known_to_be_old",
+    HasEverybodyRefresh: "test_within_its_grace_a_value_is_known_to_be_old",
+    AgreesWithWhatIsOver: "test_a_ticket_agrees_with_none_that_was_taken_before_a_write",
+    HasNoHash: "test_a_tier_can_be_told_from_others_and_forgotten",
+}
+
+
+@pytest.mark.parametrize(("broken", "test"), BROKEN.items())
+async def test_a_broken_tier_is_caught(broken, test):
+    """Each of these lets an agent see what is stale, or an exception of the cache."""
+    contract = TestMemoryTier()
+    contract.make = broken
+    errors = AssertionError, ConnectionError, RemoteTierError, TypeError
+    with FakeClock() as contract.clock, pytest.raises(errors):
+        await getattr(contract, test)()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -662,3 +662,15 @@ def test_a_tier_that_cannot_be_forgotten_is_refused():
     AgentCache("order:{id}", remote_cache=Forgettable())
     with pytest.raises(ConfigurationError, match="Slotted needs a __weakref__"):
         AgentCache("order:{id}", remote_cache=Slotted())
+
+
+def test_a_tier_that_cannot_be_told_from_others_is_refused():
+    """Before anything is called, not in the first call."""
+
+    @dataclass
+    class Equal(MemoryTier):
+        lease: float = 1.0
+
+    for use in (lambda: AgentCache("order:{id}", remote_cache=Equal()), lambda: configure(remote=Equal())):
+        with pytest.raises(ConfigurationError, match="Equal has no hash"):
+            use()

@@ -1,6 +1,9 @@
 """What every tier must do: subclass `TierContract`, say how two clients of one server are made, and run pytest.
 
     class TestMyTier(TierContract):
+        max_staleness = 0.1  # as the tiers are made
+        moment = 0.1         # a ttl or a hold that is really waited for: longer than a call takes
+
         async def make_tiers(self):
             return MyTier(url, lease=0.2, max_staleness=0.1), MyTier(url, lease=0.2, max_staleness=0.1)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from agent_cache._clock import CLOCK
 from agent_cache.testing.contract.workbench import News, Workbench, commit, load, read, write, writing
 
@@ -99,6 +101,17 @@ class NewsTests(Workbench):
                 assert not ticket.is_clean()
                 assert not late.is_clean()
                 assert not ticket.is_joinable()
+
+    async def test_a_ticket_agrees_with_none_that_was_taken_before_a_write(self) -> None:
+        """Whoever wrote: a strong reader does not share a load that may have read what was there before."""
+        for writer in (0, 1):
+            async with self.tiers() as tiers:
+                request = replace(read("order:7"), strong=True)
+                _, first = await tiers[1].lookup(request)
+                async with writing(tiers[writer], "order:7"):
+                    pass
+                _, second = await tiers[1].lookup(request)
+                assert not second.agrees_with(first)
 
     async def test_a_ticket_taken_while_a_write_runs_is_never_clean(self) -> None:
         """A local copy would outlive the writer's death. That goes for a hit under an armed root, too."""

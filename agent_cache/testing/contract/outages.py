@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from agent_cache._clock import CLOCK
 from agent_cache.errors import RemoteTierError
-from agent_cache.remote.protocols import Tier, WriteIntent
 from agent_cache.testing.contract.workbench import News, Workbench, commit, load, read, value_of, write, writing
 
 __all__ = ["OutageTests"]
@@ -64,7 +65,7 @@ class OutageTests(Workbench):
                 await load(a, read("order:7"), "old")
                 await self.stop_server()
                 intent = write(*(() if late else ("order:7",)), late=late)
-                await _begun(a, intent)
+                await a.begin(intent)
                 await a.renew(intent)
                 await commit(a, intent, *(("order:7",) if late else ()))
                 await self.start_server()
@@ -85,17 +86,21 @@ class OutageTests(Workbench):
             assert await value_of(a, read("order:7")) == "nothing"
             assert await value_of(b, read("order:7")) == "nothing"
 
+    async def test_a_write_that_asks_for_it_is_refused_without_the_server(self) -> None:
+        """Its tool does not run then."""
+        async with self.tiers() as (a, _):
+            await self.stop_server()
+            try:
+                await a.begin(replace(write("order:7"), on_unreachable="refuse"))
+            except RemoteTierError:
+                pass
+            else:
+                raise AssertionError("the write was begun although nobody could be told")
+            await self.start_server()
+
     async def test_a_closed_tier_is_harmless(self) -> None:
         """Closing twice is no error, and nothing is trusted afterwards."""
         async with self.tiers() as (_, b):
             await b.aclose()
             await b.aclose()
             assert b.trusted_until() <= CLOCK.now()
-
-
-async def _begun(tier: Tier, intent: WriteIntent) -> None:
-    """Begin; a tier that refuses what it cannot announce may do so."""
-    try:
-        await tier.begin(intent)
-    except RemoteTierError:
-        pass

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 from dataclasses import replace
 
 from agent_cache.remote.protocols import Request, Tier
-from agent_cache.testing.contract.workbench import Workbench, load, read, value_of
+from agent_cache.testing.contract.workbench import Workbench, load, read, value_of, writing
 
 __all__ = ["ReadTests"]
 
 
 class ReadTests(Workbench):
     """Round trips."""
+
+    async def test_a_tier_can_be_told_from_others_and_forgotten(self) -> None:
+        """It is a key of tables that do not keep it alive."""
+        async with self.tiers() as (a, b):
+            assert len({a, b}) == 2
+            assert [weakref.ref(tier)() for tier in (a, b)] == [a, b]
 
     async def test_a_miss_finds_nothing_and_gives_a_ticket(self) -> None:
         """A reader that finds nothing may load, store, and keep a local copy."""
@@ -78,6 +85,26 @@ class ReadTests(Workbench):
             assert found.ttl <= self.moment
             await self.advance(self.moment * 1.1)
             assert await value_of(b, request) == "nothing"
+
+    async def test_within_its_grace_a_value_is_known_to_be_old(self) -> None:
+        """A tier that has grace finds it, and tells one reader at the most to load it anew. None outlives a write."""
+        for is_written in (False, True):
+            async with self.tiers() as (a, b):
+                request = replace(read("order:7", ttl=self.moment), grace=self.moment * 4)
+                await load(a, request, "old")
+                found, _ = await b.lookup(request)
+                assert found is not None
+                assert not found.is_to_refresh
+                assert found.ttl is not None
+                assert 0 < found.ttl <= self.moment
+                if is_written:
+                    async with writing(a, "order:7"):
+                        pass
+                await self.advance(self.moment * 1.1)
+                late = [found for tier in (a, b, a, b) if (found := (await tier.lookup(request))[0]) is not None]
+                assert not (late and is_written)
+                assert all(found.ttl is not None and found.ttl <= 0 for found in late)
+                assert sum(found.is_to_refresh for found in late) <= 1
 
     async def test_tools_calls_sessions_and_tenants_are_kept_apart(self) -> None:
         """One of them being different is enough."""

@@ -17,6 +17,7 @@ REACH = (
     ("order:7:items", "order:7", True),
     ("order:7", "order:7:items", True),
     ("order:a%3Ab", "order:a", False),
+    ("order:a%3Ab", "order:a%3Ab", True),
 )
 """Tag of a read, tag of a write, and whether the write ends what the read has stored."""
 
