@@ -77,7 +77,8 @@ class Link(asyncio.Protocol):
             async with asyncio.timeout(timeout):
                 await connection.connect()
         except Exception as error:
-            raise Unreachable(f"{address[0]}:{address[1]}: {error}") from error
+            reason = str(error) or f"no connection within {timeout:g} s"
+            raise Unreachable(f"{address[0]}:{address[1]}: {reason}") from error
         else:
             link._take_over(connection)
             return link
