@@ -17,31 +17,16 @@ import msgspec
 
 from agent_cache.errors import ConfigurationError
 from agent_cache.recording.secrets import SECRET_NAMES, SHAPES, assigned, squash
+from agent_cache.recording.suspicion import Suspicion
 
 __all__ = ["REDACTED", "Redaction", "redaction_of"]
 
 REDACTED = "[redacted]"
 
 _BASE64 = re.compile(r"[A-Za-z0-9+/]{12,}={0,2}\Z")
-_WHOLE_BASE64 = re.compile(rb'"([A-Za-z0-9+/]{12,}={0,2})\\*"')
-"""What `_BASE64` may be when it stands as a whole text, in JSON or in JSON that is a text there."""
-_KELVIN = "\u212a".encode()
-"""Another letter that is "k" in lower case."""
-_ESCAPE = re.compile(rb"\\(?:u....|.)")
-_DIGITS = bytes.maketrans(b"123456789", b"0" * 9)
-_WORDS = bytes(each if bytes([each]).isalnum() else 0x20 for each in range(256)).lower().translate(_DIGITS)
-_SPOKEN = (b"bearer", b"basic", b"private")
-"""What ends the word before a credential of no particular length: ``Basic ...``, ``BEGIN RSA PRIVATE KEY``."""
-_DOTTED = (b"sg",)
-"""What ends the word before the dot that a credential goes on after: ``SG.``."""
-_LONG = 10
-"""Characters that the shortest credential of a known shape has, where it is one word."""
-_MOST_INNOCENT = 20_000
-_LONGEST_INNOCENT = 40
 _OPENING = frozenset("{[")
 _CLOSING = frozenset("}]")
 _BYTES = ("$bytes", "$bytearray", "$memoryview")
-_ENCODED = re.compile(rb'"\$(?:byte|memory)')
 
 
 class Redaction:
@@ -78,17 +63,13 @@ class Redaction:
         except re.error as error:
             raise ConfigurationError(f"redact: {error.pattern!r} is no regular expression: {error}") from error
         self._shapes = [(marks, re.compile(shape, re.IGNORECASE)) for marks, shape in SHAPES] if defaults else []
-        self._names = frozenset(name.encode().translate(_DIGITS) for name in self._secret)
-        self._before = _SPOKEN + _DOTTED if defaults else ()
-        marks = [squash(mark) for marks, _ in self._shapes for mark in marks]
-        self._mark = re.compile("|".join(_shortest(filter(str.isalnum, marks))).encode().translate(_DIGITS) or b"(?!)")
-        self._innocent: set[bytes] = set()
-        # A name that is no word of ASCII is looked for at once.
-        self._always = (
-            hook is not None
-            or bool(self._own)
-            or any(not name.isascii() or not name.isalnum() for name in self._secret)
-        )
+        # Asked of every recorded call, twice: a method around it would cost each time.
+        self.may_touch = Suspicion(
+            self._secret,
+            [mark for marks, _ in self._shapes for mark in marks],
+            self.text,
+            is_general=hook is not None or bool(self._own),
+        ).falls_on
 
     def describe(self) -> dict[str, Any]:
         """What a cassette remembers of it, so that a replay does the same. A hook must be given again."""
@@ -126,48 +107,6 @@ class Redaction:
     def without_hook(self) -> Redaction:
         """The same, for what a hook has seen already."""
         return Redaction(self.names, self.patterns, replacement=self.replacement, defaults=self.defaults)
-
-    def may_touch(self, text: bytes) -> bool:
-        """Whether there may be anything to redact in this JSON. Asked first: it is far faster than looking.
-
-        A telling name is a word of its own, and a credential is a long word, once dashes and underscores are gone, or
-        follows a telling one. Words that were looked at before are remembered, whatever digits are in them: most of
-        them come again with each call.
-        """
-        if self._always or (b"$" in text and _ENCODED.search(text)) or (b"@" in text and b"://" in text):
-            return True
-        if not text.isascii() and _KELVIN in text:
-            return True
-        raw = text
-        if b"\\" in text:
-            if b"\\\\u" in text or b"\\\\/" in text:
-                return True  # letters of JSON that is a text may be spelt so
-            text = _ESCAPE.sub(b" ", text)
-        words = text.translate(_WORDS, b"-_").split()
-        if self._innocent.issuperset(words):
-            return False
-        return self._is_hidden_in(raw) or self._may_tell({*words} - self._innocent, text)
-
-    def _is_hidden_in(self, text: bytes) -> bool:
-        """Whether a secret stands there in base64."""
-        return any(self.text(written) != written for written in map(bytes.decode, _WHOLE_BASE64.findall(text)))
-
-    def _may_tell(self, words: set[bytes], text: bytes) -> bool:
-        """Whether one of these words is a name of a secret, stands before one, or may have one in it."""
-        if not self._names.isdisjoint(words):
-            return True
-        long = [word for word in words if len(word) >= _LONG]
-        if long and self._mark.search(b" ".join(long)):
-            return True
-        if len(self._innocent) > _MOST_INNOCENT:
-            self._innocent.clear()
-        for word in words:
-            if word.endswith(self._before):
-                if not word.endswith(_DOTTED) or any(end + b"." in text.lower() for end in _DOTTED):
-                    return True  # "msg" is one that is not
-            elif len(word) <= _LONGEST_INNOCENT:
-                self._innocent.add(word)
-        return False
 
     def apply(self, data: Any) -> Any:
         """The same plain data without the secrets."""
@@ -292,15 +231,6 @@ def redaction_of(given: Any) -> Redaction:
     return Redaction(
         [one for one in listed if isinstance(one, str)], [one for one in listed if isinstance(one, re.Pattern)]
     )
-
-
-def _shortest(marks: Iterable[str]) -> list[str]:
-    """Those that say as much as all of them: none has another one in it."""
-    found: list[str] = []
-    for mark in sorted(set(marks), key=lambda one: (len(one), one)):
-        if not any(shorter in mark for shorter in found):
-            found.append(mark)
-    return found
 
 
 def _is_pair(data: Any) -> bool:
