@@ -1,4 +1,4 @@
-"""What an entry depends on and what a write touches: tags, and the templates that make them.
+"""What an entry depends on and what a write touches: tags, and the rules by which a call gets its own.
 
 A *tag* is a path of segments under a root, written ``root:segment:...`` with ``%`` and ``:`` inside a segment
 escaped, so an id that contains a colon is still one segment. Two tags *meet* if one is the other or lies below it:
@@ -9,12 +9,11 @@ what depends on all of ``order``; writing ``order`` drops the tree.
 from __future__ import annotations
 
 import inspect
-import re
-import string
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from agent_cache._core.templates import Field, parse_template
 from agent_cache.errors import ConfigurationError
 
 __all__ = ["ComputedTags", "Tag", "TagRule", "TagSet", "ancestors", "meet", "parse_tag", "root_of", "tags_from"]
@@ -205,31 +204,21 @@ def _tags_of(root: str, ids: Any) -> tuple[Tag, ...]:
     return tags or (root,)
 
 
-_formatter = string.Formatter()
-
-
 def _compile_template(template: str, parameters: Sequence[str], tool: str) -> TagRule:
-    pieces = _parse_template(template, parameters, tool)
-    segments = _split_segments(pieces)
-    if not all(segments):
-        raise ConfigurationError(f"{tool}: resource {template!r} has an empty segment")
-    if len(segments[0]) != 1 or not isinstance(segments[0][0], str):
-        raise ConfigurationError(
-            f"{tool}: resource {template!r} must start with a fixed root, as in 'order:{{order_id}}'"
-        )
-    fields = [piece for segment in segments for piece in segment if isinstance(piece, _Field)]
-    root = escape(segments[0][0])
+    fixed, below = parse_template(template, parameters, tool)
+    root = escape(fixed)
+    fields = [piece for segment in below for piece in segment if isinstance(piece, Field)]
     if not fields:
-        tag = ":".join(escape("".join(map(str, segment))) for segment in segments)
+        tag = ":".join((root, *(escape("".join(map(str, segment))) for segment in below)))
         return TagRule(root, "static", lambda _arguments, _result: (tag,), template)
     late = any(field.of_result for field in fields)
 
-    if len(segments) == 2 and len(segments[1]) == 1 and fields[0].is_bare:
+    if len(below) == 1 and len(below[0]) == 1 and fields[0].is_bare:
         return _bare(root, fields[0], template)
 
     def make(arguments: Mapping[str, Any], result: Any) -> tuple[Tag, ...]:
         made = [root]
-        for segment in segments[1:]:
+        for segment in below:
             text = ""
             for piece in segment:
                 if isinstance(piece, str):
@@ -245,7 +234,7 @@ def _compile_template(template: str, parameters: Sequence[str], tool: str) -> Ta
     return TagRule(root, "late" if late else "early", make, template)
 
 
-def _bare(root: str, field: _Field, template: str) -> TagRule:
+def _bare(root: str, field: Field, template: str) -> TagRule:
     """`root:{name}`, the form nearly every tool uses, without the loops (0.1 us a miss instead of 1)."""
     name, prefix = field.name, root + ":"
 
@@ -260,91 +249,3 @@ def _bare(root: str, field: _Field, template: str) -> TagRule:
     if field.of_result:
         return TagRule(root, "late", lambda _arguments, result: tags_of(result), template)
     return TagRule(root, "early", lambda arguments, _result: tags_of(arguments[name]), template, (name, tags_of))
-
-
-@dataclass(frozen=True, slots=True)
-class _Field:
-    """A replacement field of a template: ``{name}``, ``{name.attribute}`` or ``{name[key]}``."""
-
-    name: str
-    of_result: bool
-    path: tuple[tuple[bool, str | int], ...]
-
-    @property
-    def is_bare(self) -> bool:
-        return not self.path
-
-    def value(self, arguments: Mapping[str, Any], result: Any) -> Any:
-        found = result if self.of_result else arguments[self.name]
-        for is_attribute, step in self.path:
-            found = getattr(found, str(step)) if is_attribute else found[step]
-        return found
-
-
-_STEP = re.compile(r"\.(?P<attribute>[^.\[\]]+)|\[(?P<key>[^\]]+)\]")
-
-
-def _parse_field(field: str) -> tuple[str, tuple[tuple[bool, str | int], ...]] | None:
-    """Name and steps of ``name.attribute[key]``, as `str.format` reads it: a key of digits is an index. None if
-    malformed.
-    """
-    name = re.match(r"[^.\[\]]*", field)
-    assert name is not None
-    steps: list[tuple[bool, str | int]] = []
-    at = name.end()
-    while at < len(field):
-        step = _STEP.match(field, at)
-        if step is None:
-            return None
-        attribute, key = step["attribute"], step["key"]
-        steps.append((True, attribute) if attribute else (False, int(key) if key.isdecimal() else key))
-        at = step.end()
-    return name.group(), tuple(steps)
-
-
-def _parse_template(template: str, parameters: Sequence[str], tool: str) -> list[str | _Field]:
-    try:
-        parsed = list(_formatter.parse(template))
-    except ValueError as error:
-        raise ConfigurationError(f"{tool}: resource {template!r} is not a template: {error}") from None
-    pieces: list[str | _Field] = []
-    for literal, field, spec, conversion in parsed:
-        if literal and pieces and isinstance(pieces[-1], str):
-            pieces[-1] += literal  # an escaped brace comes as a piece of its own
-        elif literal:
-            pieces.append(literal)
-        if field is None:
-            continue
-        if spec or conversion:
-            raise ConfigurationError(
-                f"{tool}: resource {template!r} may not use a conversion or a format; values are written by str()"
-            )
-        read = _parse_field(field)
-        if read is None:
-            raise ConfigurationError(f"{tool}: resource {template!r} is not a template: {{{field}}} cannot be read")
-        name, path = read
-        if name not in parameters and name != "result":
-            raise ConfigurationError(
-                f"{tool}: resource {template!r} names {name!r}, which is no parameter of the tool; it has "
-                f"{', '.join(parameters) or 'none'} (and 'result' for what it returns)"
-            )
-        pieces.append(_Field(name, name == "result" and name not in parameters, path))
-    if not pieces:
-        raise ConfigurationError(
-            f"{tool}: resource is empty; name what the tool reads, as in 'order' or 'order:{{order_id}}'"
-        )
-    return pieces
-
-
-def _split_segments(pieces: Iterable[str | _Field]) -> list[list[str | _Field]]:
-    """Cut at the colons of the fixed text only: what a field yields is one segment, or part of one."""
-    segments: list[list[str | _Field]] = [[]]
-    for piece in pieces:
-        if isinstance(piece, _Field):
-            segments[-1].append(piece)
-            continue
-        first, *rest = piece.split(":")
-        if first:
-            segments[-1].append(first)
-        segments.extend([text] if text else [] for text in rest)
-    return segments
