@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from agent_cache._core.injection import is_injected
-from agent_cache._core.keys import Part, Uncacheable, key_part, serial_of
+from agent_cache._core.keys import Part, Uncacheable, key_part
+from agent_cache._core.serials import serial_of
 from agent_cache.errors import ConfigurationError
 
 __all__ = ["Parameter", "Parameters", "receiver_part"]

@@ -13,7 +13,7 @@ from operator import attrgetter
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from agent_cache._core.keys import declared_fields
+from agent_cache._core.fields import declared_fields
 from agent_cache._core.standard import text_of_standard_value
 
 __all__ = ["declared_names", "is_model", "is_positional", "leaves_out_defaults", "parts_of"]

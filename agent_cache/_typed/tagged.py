@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection
 from enum import Enum
 from typing import Any
 
-from agent_cache._core.keys import declared_fields
+from agent_cache._core.fields import declared_fields
 from agent_cache._typed.failures import Undecodable, Unencodable
 from agent_cache._typed.leaves import READERS, written
 from agent_cache._typed.nodes import ANYTHING, Node, Record

@@ -13,7 +13,8 @@ from pathlib import Path
 from types import FunctionType
 from typing import Any, ClassVar
 
-from agent_cache._core.keys import Encoder, Uncacheable
+from agent_cache._core.encoding import Encoder
+from agent_cache._core.keys import Uncacheable
 from agent_cache.remote.protocols import Request
 
 __all__ = ["entry_digest", "lasting_digest", "segment_digest"]
