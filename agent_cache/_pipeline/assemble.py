@@ -20,11 +20,12 @@ from agent_cache._metrics import Stats
 from agent_cache._pipeline.call import Call, Stage
 from agent_cache._pipeline.identities import check_identity
 from agent_cache._pipeline.invalidate import invalidate
-from agent_cache._pipeline.scope import TENANT, Observe, Plan, Scope, Watch, observer
+from agent_cache._pipeline.scope import TENANT, Plan, Scope
 from agent_cache._pipeline.single_flight import single_flight
 from agent_cache._pipeline.sources import load, run_tool
 from agent_cache._pipeline.state import log_once
 from agent_cache._pipeline.tiers import ask_first, consult_tiers, trust_in
+from agent_cache._pipeline.watches import Observe, Watch, observer
 from agent_cache.config import CURRENT
 
 if TYPE_CHECKING:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from agent_cache._core.entries import MISSING, Entry
 from agent_cache._pipeline.assemble import beneath_a_tape, under_a_tape
 from agent_cache._pipeline.call import Call, Proceed
-from agent_cache._pipeline.scope import Instead, Participant, Plan, Scope
+from agent_cache._pipeline.scope import Participant, Plan, Scope
+from agent_cache._pipeline.watches import Instead
 from agent_cache.config import CURRENT
 
 if TYPE_CHECKING:

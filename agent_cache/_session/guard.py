@@ -14,9 +14,9 @@ from agent_cache._core.entries import MISSING
 from agent_cache._core.loops import Verdict
 from agent_cache._core.progress import Progress
 from agent_cache._metrics import METRICS, Metrics
-from agent_cache._pipeline.scope import Instead
 from agent_cache._pipeline.state import log_once
 from agent_cache._pipeline.tape import tell_tape_of_loop
+from agent_cache._pipeline.watches import Instead
 from agent_cache.errors import AgentLoopDetectedError
 
 __all__ = ["Decision", "LoopGuard", "OnLoop", "OnNotice", "report_of"]

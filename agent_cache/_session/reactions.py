@@ -14,8 +14,8 @@ from agent_cache._core.trace import Trace
 from agent_cache._pipeline.call import ENCLOSING, Call
 from agent_cache._pipeline.operation import Operation
 from agent_cache._pipeline.read_operation import ReadOperation
-from agent_cache._pipeline.scope import Instead
 from agent_cache._pipeline.tape import tell_tape
+from agent_cache._pipeline.watches import Instead
 from agent_cache._session.guard import LoopGuard, report_of
 from agent_cache.errors import AgentLoopDetectedError
 

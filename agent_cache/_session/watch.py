@@ -17,7 +17,7 @@ from agent_cache._core.trace import Trace
 from agent_cache._metrics import Stats
 from agent_cache._pipeline.call import ENCLOSING, Call
 from agent_cache._pipeline.operation import Operation
-from agent_cache._pipeline.scope import Instead, Observe
+from agent_cache._pipeline.watches import Instead, Observe
 from agent_cache._session.guard import LoopGuard
 from agent_cache._session.identity import Identity
 from agent_cache._session.reactions import Reactions, cached_for
