@@ -1,19 +1,15 @@
-"""`record` and `replay`: a run inside of a tape."""
+"""`record` and `replay`: what each is given, and the tape that it makes of that."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextvars import Token
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Literal
 
 from agent_cache._core.checks import checked_choice
-from agent_cache._pipeline.scope import SCOPE, Scope
-from agent_cache._pipeline.tape import ACTIVE, TapedScope
 from agent_cache.errors import CassetteError, CassetteNotFound, ConfigurationError
-from agent_cache.recording.barrier import beneath_barrier
+from agent_cache.recording.block import Block
 from agent_cache.recording.cassette import Cassette, bring_under, said_of
 from agent_cache.recording.format import RecordedCall
 from agent_cache.recording.partial import is_being_recorded, partial_of
@@ -29,7 +25,6 @@ POLICIES = ("stub", "live", "forbid")
 
 Mode = Literal["none", "once", "new_episodes", "all", "rewrite"]
 Policy = Literal["stub", "live", "forbid"]
-H = TypeVar("H")
 
 
 class Recorder:
@@ -68,86 +63,7 @@ class Recorder:
         return f"<Recorder of {self.path}, mode={self.mode!r}>"
 
 
-class _Run(Generic[H]):
-    """A block whose calls go to a tape: ``with`` and ``async with`` alike.
-
-    Attributes:
-        is_guarded: whether a replay refuses calls in threads without a context, also if it is not strict.
-    """
-
-    is_guarded = False
-    _path: Path
-    _tape: Tape | None = None
-    _token: Token[Scope] | None = None
-    _has_ended = False
-
-    def _open(self) -> tuple[Tape, H]:
-        raise NotImplementedError
-
-    def _close(self) -> None: ...
-
-    def __enter__(self) -> H:
-        if self._tape is not None:
-            raise CassetteError("is entered already; make another record or replay", self._path)
-        scope = SCOPE.get()
-        _not_on_a_tape(scope, self._path)
-        self._tape, handle = self._open()
-        self._has_ended = False
-        self._tape.is_guarded = self.is_guarded
-        ACTIVE[self._tape] = os.path.realpath(self._path)
-        self._token = SCOPE.set(TapedScope(beneath_barrier(scope), self._tape))
-        return handle
-
-    def end(self, error: BaseException | None = None) -> None:
-        """Write the file and check what was played now, as the end of the block would, which then only leaves.
-
-        What is called until then is answered if it is recorded; else a replay raises, and a recording lets it run.
-
-        Raises:
-            CassetteError: as the end of the block.
-        """
-        if self._tape is None or self._has_ended:
-            raise CassetteError("is not entered, or has ended", self._path)
-        self._has_ended = True
-        try:
-            self._tape.finish(error)
-        finally:
-            self._close()
-
-    def drop(self) -> None:
-        """Forget what was recorded, and check nothing: there was no run. Does nothing if it has ended."""
-        if self._tape is not None and not self._has_ended:
-            self._has_ended = True
-            self._tape.drop()
-            self._close()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        tape, token = self._tape, self._token
-        self._tape = self._token = None
-        if tape is None or token is None:
-            raise CassetteError("is not entered", self._path)
-        ACTIVE.pop(tape, None)
-        try:
-            if not self._has_ended:
-                try:
-                    tape.finish(error)
-                finally:
-                    self._close()
-        finally:
-            _leave(token, self._path)
-
-    async def __aenter__(self) -> H:
-        return self.__enter__()
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.__exit__(kind, error, trace)
-
-
-class record(_Run[Recorder]):  # noqa: N801 - used as a function, as in vcrpy and agentcassette
+class record(Block[Recorder]):  # noqa: N801 - used as a function, as in vcrpy and agentcassette
     """Record what a run sees: ``with record("tests/run.jsonl") as recorder: ...``
 
     Calls of every tool decorated with `AgentCache` or `AgentCacheInvalidator`, of functions under `intercept` and
@@ -211,7 +127,7 @@ class record(_Run[Recorder]):  # noqa: N801 - used as a function, as in vcrpy an
             self._handle._is_over = True
 
 
-class replay(_Run[Player]):  # noqa: N801 - as `record`
+class replay(Block[Player]):  # noqa: N801 - as `record`
     """Run again with what was recorded: ``with replay("tests/run.jsonl") as player: ...``
 
     Each call gets what the same call got when it was recorded: by name, arguments, the calls that enclose it, and how
@@ -266,29 +182,6 @@ def _loaded(path: Path, given: Redaction) -> tuple[Cassette, Redaction]:
     if rules.describe() != before.describe():
         bring_under(cassette, rules)
     return cassette, redaction
-
-
-def _not_on_a_tape(scope: Scope, path: Path) -> None:
-    """A tape on this path around this place already would read what this one writes, or the other way round."""
-    name = os.path.realpath(path)
-    if any(ACTIVE.get(tape) == name for tape in _tapes(scope)):
-        raise CassetteError("is being recorded or replayed already, around this block; use another path", path)
-
-
-def _tapes(scope: Scope) -> Iterator[Any]:
-    while isinstance(scope, TapedScope):
-        yield scope.tape
-        scope = scope.outside
-
-
-def _leave(token: Token[Scope], path: Path) -> None:
-    try:
-        SCOPE.reset(token)
-    except ValueError:
-        raise ConfigurationError(
-            f"the recording of {path} was entered in one context and left in another, so what ran in between may have "
-            "been outside of it; enter and leave it in the same task, as one `with` does"
-        ) from None
 
 
 def _checked_path(path: Any, who: str) -> Path:
