@@ -97,7 +97,7 @@ class Metrics:
         self._loops: Counter[str] = Counter()
         self._notices: Counter[str] = Counter()
         self._callback_errors = 0
-        self._lock = threading.Lock()  # these are rare, and a Counter adds up in several steps
+        self._lock = threading.RLock()  # these are rare, and a Counter adds up in several steps
 
     def stats_of(self, tool: str, roots: Iterable[str]) -> Stats:
         """The counters of a tool; two tools of one name that read the same roots share them."""

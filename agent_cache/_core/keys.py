@@ -7,11 +7,11 @@ and compare with `memcmp`, so a nested dict costs no more to look up than a stri
 from __future__ import annotations
 
 import marshal
-import threading
 from collections.abc import Hashable
 from typing import Any
 
 from agent_cache._core.encoding import Encoder
+from agent_cache._core.tables import make_room
 from agent_cache.errors import UncacheableArgumentsError as Uncacheable
 
 __all__ = ["ALIASES", "PLAIN", "Part", "Uncacheable", "canonical", "key_part"]
@@ -28,8 +28,6 @@ _MAX_ALIAS_BYTES = 4096
 
 ALIASES: dict[bytes, bytes] = {}
 """`marshal` images (version 4) of containers seen before, and their canonical bytes. Bounded."""
-
-_lock = threading.Lock()
 
 
 def key_part(value: Any) -> Part:
@@ -73,8 +71,6 @@ def _encode_and_remember(value: Any, image: bytes) -> bytes:
     encoder = Encoder()
     encoded = encoder.encode(value)
     if encoder.is_plain and len(image) <= _MAX_ALIAS_BYTES:
-        with _lock:
-            if len(ALIASES) >= _MAX_ALIASES:
-                del ALIASES[next(iter(ALIASES))]
-            ALIASES[image] = encoded
+        make_room(ALIASES, _MAX_ALIASES)
+        ALIASES[image] = encoded
     return encoded

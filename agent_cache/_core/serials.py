@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import threading
 import weakref
 from typing import Any
@@ -11,7 +12,7 @@ from agent_cache.errors import UncacheableArgumentsError as Uncacheable
 
 __all__ = ["serial_of"]
 
-_lock = threading.Lock()
+_lock = threading.RLock()  # re-entrant: a collection that starts inside forgets other objects
 _serials: dict[int, tuple[int, weakref.ref[Any]]] = {}
 _next_serial = itertools.count(1)
 
@@ -47,3 +48,12 @@ def serial_of(value: Any) -> int:
         serial = next(_next_serial)
         _serials[address] = (serial, reference)
     return serial
+
+
+def _after_fork() -> None:
+    """In the child: another thread of the parent's may have had the lock."""
+    global _lock  # noqa: PLW0603
+    _lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Hashable
 from typing import Any
 
-__all__ = ["size_of"]
+from agent_cache._core.keys import PLAIN
+
+__all__ = ["is_large", "size_of"]
 
 _MAX_NODES = 10_000
 _OVERHEAD = 250
 """Entry, mapping slot and LRU link, as measured with tracemalloc (benchmarks/budgets.py)."""
+
+
+_MAX_KEY = 2_000
+"""Bytes of a key that is remembered beyond its entry."""
+
+
+def is_large(key: Hashable) -> bool:
+    """Whether a key is not to be kept: tables are bounded by number, and a key holds the arguments of its call."""
+    return (sys.getsizeof(key) if type(key) in PLAIN else size_of(key)) > _MAX_KEY
 
 
 def size_of(value: Any) -> int:

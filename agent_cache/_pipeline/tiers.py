@@ -8,7 +8,8 @@ from typing import Any, Final
 from agent_cache._clock import CLOCK
 from agent_cache._core.entries import NEVER, Entry
 from agent_cache._core.keys import PLAIN
-from agent_cache._core.tables import is_large, make_room
+from agent_cache._core.sizes import is_large
+from agent_cache._core.tables import make_room
 from agent_cache._pipeline.call import Call, Proceed
 from agent_cache._pipeline.keep import count_unstored, keepsake, put
 from agent_cache._pipeline.news import is_trusted, settle, trust_in

@@ -21,7 +21,7 @@ __all__ = ["PartialFile", "is_being_recorded", "is_idle", "partial_of", "replace
 _LOG = logging.getLogger("agent_cache")
 
 _open_paths: set[str] = set()
-_lock = threading.Lock()
+_lock = threading.RLock()
 
 
 class PartialFile:

@@ -53,7 +53,7 @@ class MemoryTier:
         self.max_staleness = max_staleness
         self.max_ttl = max_ttl
         self._refuses = on_unreachable == "refuse"
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._tickets: weakref.WeakSet[_Ticket] = weakref.WeakSet()
         self._listeners: list[Listener] = []
         self._pending: dict[str, Callable[[], None]] = {}

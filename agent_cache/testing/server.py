@@ -83,7 +83,7 @@ class MemoryServer:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._is_up = True
         self._cells: dict[CellName, Cell] = {}
         self._writers: dict[tuple[str, Mode], _Registration] = {}

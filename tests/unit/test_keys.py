@@ -774,6 +774,27 @@ def test_the_alias_table_is_bounded():
     assert max(map(len, keys.ALIASES)) <= keys._MAX_ALIAS_BYTES
 
 
+def test_an_object_that_is_collected_while_another_one_is_numbered_holds_nobody_up(monkeypatch):
+    """A collection may start anywhere, from Python 3.12 on between any two steps of the interpreter."""
+
+    class Client:
+        def __init__(self) -> None:
+            self.me = self
+
+    class Collecting:
+        def __next__(self) -> int:
+            gc.collect()
+            return next(numbers)
+
+    numbers = serials._next_serial
+    serials.serial_of(Client())  # garbage, with a number that is to be forgotten
+    monkeypatch.setattr(serials, "_next_serial", Collecting())
+    thread = threading.Thread(target=serials.serial_of, args=(Collecting,), daemon=True)
+    thread.start()
+    thread.join(10)
+    assert not thread.is_alive()
+
+
 def test_serial_numbers_do_not_outlive_their_objects():
     gc.collect()
     before = len(serials._serials)

@@ -32,7 +32,7 @@ class Attendant:
 
     def __init__(self, core: Core) -> None:
         self._core = core
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._channels: dict[bytes, RootNames] = {}
         self._waiters: dict[bytes, list[Waiter]] = {}
         self._given_up: set[bytes] = set()

@@ -70,7 +70,7 @@ class Core:
     def _begin_process(self) -> None:
         self.process = os.urandom(8).hex().encode()
         self.orders = Orders(self)
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()
         self._clients: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, LoopClient] = weakref.WeakKeyDictionary()
         self._latest: LoopClient | None = None
         self.attendant: Attendant | None = None

@@ -24,7 +24,7 @@ class Epochs:
         self.now = 0
         self._floor = 0
         self._last: dict[CellKey, int] = {}
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def touch(self, cells: Iterable[CellKey]) -> None:
         """These have been written, here or elsewhere."""
@@ -38,7 +38,7 @@ class Epochs:
 
     def after_fork(self) -> None:
         """In the child: another thread may have had the lock. What the parent noted does not count here."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self.lose()
 
     def lose(self) -> None:

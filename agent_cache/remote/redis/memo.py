@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
-from agent_cache._core.tables import is_large, make_room
+from agent_cache._core.sizes import is_large
+from agent_cache._core.tables import make_room
 from agent_cache.remote.protocols import Request
 from agent_cache.remote.redis.names import CellKey, RootNames
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from agent_cache.remote.redis.leases import NEVER, boottime
@@ -63,20 +63,19 @@ class Pending:
 
     def __init__(self, names: Names) -> None:
         self._names = names
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._orders: dict[tuple[str, str], Order] = {}
-        self._cells: dict[CellKey, int] = {}
 
     def __len__(self) -> int:
         return len(self._orders)
 
     def after_fork(self) -> None:
         """In the child, which owes the same: both may deliver it."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
-    def blocks(self, cells: Iterable[CellKey]) -> bool:
+    def blocks(self, cells: Collection[CellKey]) -> bool:
         """Whether any of these cells is owed a move."""
-        return bool(self._orders) and not self._cells.keys().isdisjoint(cells)
+        return bool(self._orders) and any(not order.cells.isdisjoint(cells) for order in list(self._orders.values()))
 
     def add(self, order: Order, lease: float, commit_root: OrderOfRoot) -> None:
         """Owe a command.
@@ -89,33 +88,33 @@ class Pending:
             self._orders[order.root.root, order.writer] = order
             if len(self._orders) > _MAX:
                 until: dict[RootNames, float] = {}
-                for one in self._orders.values():
+                owed = list(self._orders.items())
+                for _, one in owed:
                     end = boottime() + lease if one.announces else one.until or NEVER
                     until[one.root] = max(end, until.get(one.root, NEVER))
                 made = [commit_root(root, end) for root, end in until.items()]
-                self._orders = {(one.root.root, one.writer): one for one in made}
-            self._count()
+                self._orders.update({(one.root.root, one.writer): one for one in made})
+                for key, one in owed:
+                    if self._orders.get(key) is one:
+                        del self._orders[key]
 
     def replace(self, order: Order, by: Order) -> None:
         """Owe another command instead, if this is still owed."""
         with self._lock:
             if self.owes(order):
                 self._orders[by.root.root, by.writer] = by
-                self._count()
 
     def done(self, order: Order) -> None:
         """It has landed, if it is still what its writer owes."""
         with self._lock:
             if self._orders.get((order.root.root, order.writer)) is order:
                 del self._orders[order.root.root, order.writer]
-                self._count()
 
     def settle(self, root: RootNames, writer: str) -> None:
         """A later command of this writer has landed, which makes up for what it owed."""
         if self._orders:
             with self._lock:
-                if self._orders.pop((root.root, writer), None) is not None:
-                    self._count()
+                self._orders.pop((root.root, writer), None)
 
     def announced(self, order: Order) -> None:
         """A write has been announced after all: its begin is owed no more. Its commit would be."""
@@ -124,7 +123,6 @@ class Pending:
                 owed = self._orders.get((order.root.root, order.writer))
                 if owed is not None and owed.announces:
                     del self._orders[order.root.root, order.writer]
-                    self._count()
 
     def owes(self, order: Order) -> bool:
         """Whether this is still what its writer owes: a begin that lands after its commit costs a lease."""
@@ -134,9 +132,6 @@ class Pending:
         """All that is owed."""
         with self._lock:
             return list(self._orders.values())
-
-    def _count(self) -> None:
-        self._cells = {cell: 1 for order in self._orders.values() for cell in order.cells}
 
 
 async def deliver(order: Order, link: Link) -> None:

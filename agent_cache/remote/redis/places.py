@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from agent_cache._core.tables import is_large, make_room
+from agent_cache._core.sizes import is_large
+from agent_cache._core.tables import make_room
 from agent_cache.remote.protocols import Request
 from agent_cache.remote.redis.memo import Memo
 from agent_cache.remote.redis.names import CellKey, Names, RootNames

@@ -79,7 +79,7 @@ class RedisTier:
             max_value_size=max_value_size,
         )
         self._core = Core(deployment, options)
-        self._start_lock = threading.Lock()
+        self._start_lock = threading.RLock()
         _TIERS.add(self)
         stop_with(self, self._core)
 
@@ -311,7 +311,7 @@ _TIERS: weakref.WeakSet[RedisTier] = weakref.WeakSet()
 
 def _after_fork() -> None:
     for tier in list(_TIERS):
-        tier._start_lock = threading.Lock()
+        tier._start_lock = threading.RLock()
         tier._core.after_fork()
 
 

@@ -62,7 +62,7 @@ class Topology:
         self._timeout = timeout
         self._nodes: dict[Address, Node] = {}
         self._slots: list[Node | None] = [None]
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._looking: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Task[None]] = (
             weakref.WeakKeyDictionary()
         )
