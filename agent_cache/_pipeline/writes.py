@@ -153,7 +153,8 @@ class Write:
         if self._intent is not None:
             if self._renewal is not None:
                 self._renewal.cancel()
-            await outlive(self._commit(self._intent, region, failed=failed, hold=hold), may_wait=may_wait)
+            said = self._commit(self._intent, region.paths + region.bare, failed=failed, hold=hold)
+            await outlive(self._land(said, region), *said.values(), may_wait=may_wait)
 
     def _move(self, region: Region, hold: float) -> None:
         with LEDGER.lock:
@@ -178,13 +179,14 @@ class Write:
         )
         intent, cancels = self._intent, _cancels()
         try:
-            await self._tell("begin", lambda tier: tier.begin(intent))
+            await self._tell("begin", self._tiers, lambda tier: tier.begin(intent))
             if _cancels() > cancels:
                 raise asyncio.CancelledError  # noqa: TRY301 - a tier has swallowed it; the tool must not run
         except BaseException as error:
             # Refused, or cancelled before the side effect: what was announced ends again.
             may_wait = not isinstance(error, GeneratorExit)
-            await outlive(self._commit_all(intent, intent.tags, failed=False, hold=0.0), may_wait=may_wait)
+            said = self._commit(intent, intent.tags, failed=False, hold=0.0)
+            await outlive(self._land(said, None), *said.values(), may_wait=may_wait)
             raise
         interval = min(tier.lease for tier in self._tiers) / 3
         loop, context = asyncio.get_running_loop(), copy_context()
@@ -197,31 +199,47 @@ class Write:
 
     async def _renew(self, intent: WriteIntent, interval: float) -> None:
         while True:
-            await self._tell("renew", lambda tier: tier.renew(intent))
+            await self._tell("renew", self._tiers, lambda tier: tier.renew(intent))
             await asyncio.sleep(interval)
 
-    async def _commit(self, intent: WriteIntent, region: Region, *, failed: bool, hold: float) -> None:
-        await self._commit_all(intent, region.paths + region.bare, failed=failed, hold=hold)
-        self._move(region, 0.0)  # what was filled from a tier between the end of the write and its commit
+    def _commit(
+        self, intent: WriteIntent, tags: tuple[Tag, ...], *, failed: bool, hold: float
+    ) -> dict[Tier, Coroutine[Any, Any, None]]:
+        """Say that it has ended, in this very step; what is left is to wait until that has landed."""
+        said: dict[Tier, Coroutine[Any, Any, None]] = {}
+        for tier in self._tiers:
+            try:
+                said[tier] = tier.commit(intent, tags, failed=failed, hold=hold)
+            except Exception as error:  # noqa: BLE001 - a broken cache is not a broken agent
+                self._failed("commit", tier, error)
+        return said
 
-    async def _commit_all(self, intent: WriteIntent, tags: tuple[Tag, ...], *, failed: bool, hold: float) -> None:
-        await self._tell("commit", lambda tier: tier.commit(intent, tags, failed=failed, hold=hold))
+    async def _land(self, said: dict[Tier, Coroutine[Any, Any, None]], region: Region | None) -> None:
+        await self._tell("commit", tuple(said), said.__getitem__)
+        if region is not None:
+            self._move(region, 0.0)  # what was filled from a tier between the end of the write and its commit
 
-    async def _tell(self, what: str, say: Callable[[Tier], Coroutine[Any, Any, None]]) -> None:
+    async def _tell(self, what: str, tiers: tuple[Tier, ...], say: Callable[[Tier], Coroutine[Any, Any, None]]) -> None:
         """All tiers at once. Most writes have one, which takes no task."""
-        if len(self._tiers) == 1:
-            await self._guard(say(self._tiers[0]), what, self._tiers[0])
+        if len(tiers) == 1:
+            await self._guard(say, what, tiers[0])
         else:
-            await asyncio.gather(*(self._guard(say(tier), what, tier) for tier in self._tiers))
+            await asyncio.gather(*(self._guard(say, what, tier) for tier in tiers))
 
-    async def _guard(self, operation: Coroutine[Any, Any, None], what: str, tier: Tier) -> None:
+    async def _guard(self, say: Callable[[Tier], Coroutine[Any, Any, None]], what: str, tier: Tier) -> None:
         """A broken cache is not a broken agent: only a refusal before the side effect gets through."""
         try:
-            await operation
+            await say(tier)
         except Exception as error:
             if what == "begin" and isinstance(error, RemoteTierError):
                 raise
-            log_once(f"{what} of a write in {type(tier).__name__} failed", self.name, error)
+            if what == "begin" and self.policy.remote.on_unreachable == "refuse":
+                text = f"the write was not begun, because announcing it raised {type(error).__name__}"
+                raise RemoteTierError(text, tier) from error
+            self._failed(what, tier, error)
+
+    def _failed(self, what: str, tier: Tier, error: Exception) -> None:
+        log_once(f"{what} of a write in {type(tier).__name__} failed", self.name, error)
 
 
 def _cancels() -> int:
@@ -230,24 +248,34 @@ def _cancels() -> int:
     return 0 if task is None else task.cancelling()
 
 
-async def outlive(work: Coroutine[Any, Any, T], *, may_wait: bool = True) -> T | None:
-    """Run to the end even if the caller is cancelled while it waits, or cannot wait at all. What came of it, if so."""
+async def outlive(work: Coroutine[Any, Any, T], *parts: Coroutine[Any, Any, Any], may_wait: bool = True) -> T | None:
+    """Run to the end even if the caller is cancelled while it waits, or cannot wait at all. What came of it, if so.
+
+    Args:
+        parts: what it is going to await, to be closed with it if it never runs.
+    """
     try:
         loop = asyncio.get_running_loop()
         told: asyncio.Future[T] = loop.create_future()  # not the task: it would be told one iteration of the loop later
         task = loop.create_task(_carry_out(work, told))
     except RuntimeError:  # the call is being closed without a loop: leases end what it had announced
-        work.close()
+        _close(work, *parts)
         return None
     _commits.add(task)
 
     def forget(_: asyncio.Task[None]) -> None:
         _commits.discard(task)
-        if told.cancel():  # the task was cancelled, maybe before it had begun
-            work.close()
+        told.cancel()
+        if task.cancelled():  # maybe before it had begun
+            _close(work, *parts)
 
     task.add_done_callback(forget)
     return await told if may_wait else None
+
+
+def _close(*coroutines: Coroutine[Any, Any, Any]) -> None:
+    for each in coroutines:
+        each.close()
 
 
 async def _carry_out(work: Coroutine[Any, Any, T], told: asyncio.Future[T]) -> None:

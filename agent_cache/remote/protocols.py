@@ -196,6 +196,10 @@ class Tier(Protocol):
     async def commit(self, write: WriteIntent, tags: tuple[str, ...], *, failed: bool, hold: float) -> None:
         """End a write: everything it touched is gone when this returns, or is as soon as the tier can be reached.
 
+        Called in the very step in which the write ends. A loop may be over before what this returns takes its first
+        step: a tier that can be reached from elsewhere does in the call itself, as a plain method that returns a
+        coroutine, what lets it make up for that.
+
         Args:
             tags: all tags it touched, those from its result included.
             failed: what it touched under its `late_roots` is unknown: all of it is gone.

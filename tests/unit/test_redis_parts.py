@@ -183,6 +183,31 @@ def test_a_client_is_read_for_its_settings(client, kind, transport, seed):
     assert connection.retry.get_retries() == 0
 
 
+class Traced(redis.asyncio.SSLConnection):
+    """As people make them to watch their connections."""
+
+
+class TracedPlain(redis.asyncio.Connection):
+    pass
+
+
+class Foreign:
+    pass
+
+
+@pytest.mark.parametrize(("kind", "transport"), [(Traced, "tls"), (TracedPlain, "tcp")])
+def test_a_class_of_connections_that_is_derived_keeps_what_it_goes_over(kind, transport):
+    """Else a password went in clear to where TLS was asked for."""
+    pool = redis.asyncio.ConnectionPool(connection_class=kind, host="a", password="pw")
+    assert of_client(redis.asyncio.Redis(connection_pool=pool)).transport == transport
+
+
+def test_connections_of_nobody_knows_what_kind_are_refused():
+    pool = redis.asyncio.ConnectionPool(connection_class=Foreign, host="a")
+    with pytest.raises(ConfigurationError, match="Foreign is none of"):
+        of_client(redis.asyncio.Redis(connection_pool=pool))
+
+
 def test_credentials_and_tls_settings_are_taken_over_and_timeouts_are_not():
     client = redis.Redis.from_url(
         "rediss://me:pw@a:1/2?ssl_check_hostname=false&socket_timeout=99&health_check_interval=5"

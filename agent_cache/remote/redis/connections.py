@@ -85,11 +85,8 @@ def of_client(client: Any) -> Deployment:
         manager = client.nodes_manager
         settings = dict(getattr(client, "connection_kwargs", None) or getattr(manager, "connection_kwargs", {}))
         nodes = list(manager.startup_nodes.values())
-        is_tls = (
-            settings.get("ssl")
-            or any("SSL" in _class_name(node) for node in nodes)
-            or ("SSL" in str(settings.get("connection_class", "")))
-        )
+        kinds = [getattr(node, "connection_class", None) for node in nodes] + [settings.get("connection_class")]
+        is_tls = settings.get("ssl") or any(kind is not None and transport_of(kind) == "tls" for kind in kinds)
         seeds = tuple((str(node.host), int(node.port)) for node in nodes)
         return Deployment("cluster", kept(settings), seeds, "tls" if is_tls else "tcp")
     pool = getattr(client, "connection_pool", None)
@@ -139,11 +136,20 @@ def address_of(settings: Mapping[str, Any], transport: str) -> Address:
 
 
 def transport_of(kind: Any) -> Literal["tcp", "tls", "unix"]:
-    """What connections of a class go over."""
+    """What connections of a class go over, or of one that it is derived from.
+
+    Raises:
+        ConfigurationError: if that cannot be told: a guess might send a password in clear.
+    """
     # By name: a synchronous client's classes are others, and so are valkey-py's.
-    name = getattr(kind, "__name__", "")
-    return "tls" if "SSL" in name else "unix" if "Unix" in name else "tcp"
-
-
-def _class_name(node: Any) -> str:
-    return getattr(getattr(node, "connection_class", None), "__name__", "")
+    names = {base.__name__ for base in getattr(kind, "__mro__", ())}
+    if "SSLConnection" in names:
+        return "tls"
+    if "UnixDomainSocketConnection" in names:
+        return "unix"
+    if "Connection" in names:
+        return "tcp"
+    raise ConfigurationError(
+        f"RedisTier: {getattr(kind, '__qualname__', kind)} is none of redis-py's or valkey-py's connections, so it "
+        "cannot be told whether it uses TLS; give a URL to RedisTier.from_url"
+    )

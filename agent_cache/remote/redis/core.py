@@ -167,13 +167,16 @@ class Core:
             node.generation += 1
         self.lost()
 
-    async def settle_up(self, node: Node, link: Link) -> None:
+    async def settle_up(self, node: Node, link: Link, patience: float | None = None) -> None:
         """Deliver what is owed to a server. What it refuses, whatever its state, is asked of the whole root instead.
+
+        Args:
+            patience: seconds that what is on its way is left to whoever has sent it. None is twice the timeout.
 
         Raises:
             Unreachable: if it takes nothing.
         """
-        for order in self.pending.orders():
+        for order in self.pending.orders(2 * self.timeout if patience is None else patience):
             if self.topology.of(order.root.slot) is not node or not self.pending.owes(order):
                 continue
             try:
@@ -194,8 +197,8 @@ class Core:
             async with asyncio.timeout(self.timeout):
                 link, _ = await introduced(self, node)
                 try:
-                    await self.settle_up(node, link)
-                    await self.settle_up(node, link)  # what was refused is another order now
+                    await self.settle_up(node, link, 0.0)
+                    await self.settle_up(node, link, 0.0)  # what was refused is another order now
                 finally:
                     link.close()
         except Exception as error:  # noqa: BLE001 - closing goes on

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any
 
 from agent_cache.remote.protocols import WriteIntent
 from agent_cache.remote.redis.leases import NEVER, boottime
@@ -32,10 +33,31 @@ async def renew(core: Core, write: WriteIntent) -> None:
             core.pending.announced(order)
 
 
-async def commit(core: Core, write: WriteIntent, tags: tuple[str, ...], *, failed: bool, hold: float) -> None:
-    """End it under every root that it has named or touched. What does not land is pending."""
+def commit(
+    core: Core, write: WriteIntent, tags: tuple[str, ...], *, failed: bool, hold: float
+) -> Coroutine[Any, Any, None]:
+    """End it under every root that it has named or touched.
+
+    It is pending from now on, before anything is awaited: a loop may end here, and what was armed would be found again.
+    """
     until = boottime() + hold if hold else NEVER
-    await _give(core, core.orders.ending(write, tags, until, failed=failed))
+    orders = core.orders.ending(write, tags, until, failed=failed)
+    for order in orders:
+        core.epochs.touch(order.cells)
+        core.pending.send(order)
+    return _end(core, orders)
+
+
+async def _end(core: Core, orders: list[Order]) -> None:
+    try:
+        await _give(core, orders)
+    except BaseException:  # cancelled, or closed: whether it has landed is not known
+        for order in orders:
+            if core.pending.owes(order):
+                _owe(core, order)
+        if core.attendant is not None:
+            core.attendant.wake()
+        raise
 
 
 async def _give(core: Core, orders: list[Order]) -> Unreachable | None:
@@ -50,11 +72,7 @@ async def _give(core: Core, orders: list[Order]) -> Unreachable | None:
     for order, outcome in zip(orders, outcomes, strict=True):
         if outcome is not None:
             failure = outcome
-            core.pending.add(
-                order,
-                core.options.lease,
-                lambda root, until: core.orders.commit_of_root(root, os.urandom(16).hex(), until),
-            )
+            _owe(core, order)
             core.log.once("an invalidation could not be delivered; it is retried until it is", outcome)
         else:
             core.pending.settle(order.root, order.writer)
@@ -75,5 +93,14 @@ async def _give_one(core: Core, order: Order) -> Unreachable | None:
         except Unreachable as error:
             return error
         else:
+            core.pending.landed(order)
             break
     return None
+
+
+def _owe(core: Core, order: Order) -> None:
+    core.pending.add(
+        order,
+        core.options.lease,
+        lambda root, until: core.orders.commit_of_root(root, os.urandom(16).hex(), until),
+    )

@@ -159,6 +159,7 @@ class Line:
             due = max(since + self._core.timeout, self._loop.time() + self._core.timeout / 4)
             # In a context of its own: the transport keeps that of who has opened it.
             self._opening = self._loop.create_task(self._open(due), name="agent_cache connects", context=Context())
+            self._opening.add_done_callback(self._opened, context=Context())
 
     async def _open(self, due: float) -> None:
         try:
@@ -171,9 +172,11 @@ class Line:
             if self._generation == self._node.generation:
                 self._core.failed(self._node, reason)
             self._fail(NotAsked(reason))
-        finally:
-            self._opening = None
-            self._flush()  # also if it was cancelled, by a loop that ends: a commit may wait for it
+
+    def _opened(self, _: asyncio.Task[None]) -> None:
+        """Also if it was cancelled by a loop that ends, maybe before its first step: a commit may wait for it."""
+        self._opening = None
+        self._flush()
 
     def _reading(self) -> Sent:
         """What reads all that is wanted, and tells those who want it."""

@@ -59,23 +59,35 @@ OrderOfRoot = Callable[[RootNames, float], Order]
 
 
 class Pending:
-    """By root and writer; the latest command of a writer replaces its earlier one."""
+    """By root and writer; the latest command of a writer replaces its earlier one. What is on its way counts too."""
 
     def __init__(self, names: Names) -> None:
         self._names = names
         self._lock = threading.RLock()
         self._orders: dict[tuple[str, str], Order] = {}
+        self._on_its_way: dict[Order, float] = {}
 
     def __len__(self) -> int:
-        return len(self._orders)
+        return len(self._orders) + len(self._on_its_way)
 
     def after_fork(self) -> None:
-        """In the child, which owes the same: both may deliver it."""
+        """In the child, which owes the same: both may deliver it. What is on its way is so in the parent."""
         self._lock = threading.RLock()
+        self._on_its_way = {}
 
     def blocks(self, cells: Collection[CellKey]) -> bool:
         """Whether any of these cells is owed a move."""
-        return bool(self._orders) and any(not order.cells.isdisjoint(cells) for order in list(self._orders.values()))
+        if not self._orders and not self._on_its_way:
+            return False
+        return any(not order.cells.isdisjoint(cells) for order in [*self._orders.values(), *self._on_its_way])
+
+    def send(self, order: Order) -> None:
+        """It is about to be told to the server. Whoever does that says how it went, or is never heard of again."""
+        self._on_its_way[order] = boottime()
+
+    def landed(self, order: Order) -> None:
+        """It is not on its way any more."""
+        self._on_its_way.pop(order, None)
 
     def add(self, order: Order, lease: float, commit_root: OrderOfRoot) -> None:
         """Owe a command.
@@ -86,6 +98,7 @@ class Pending:
         """
         with self._lock:
             self._orders[order.root.root, order.writer] = order
+            self.landed(order)
             if len(self._orders) > _MAX:
                 until: dict[RootNames, float] = {}
                 owed = list(self._orders.items())
@@ -103,10 +116,12 @@ class Pending:
         with self._lock:
             if self.owes(order):
                 self._orders[by.root.root, by.writer] = by
+                self.landed(order)
 
     def done(self, order: Order) -> None:
         """It has landed, if it is still what its writer owes."""
         with self._lock:
+            self.landed(order)
             if self._orders.get((order.root.root, order.writer)) is order:
                 del self._orders[order.root.root, order.writer]
 
@@ -126,12 +141,13 @@ class Pending:
 
     def owes(self, order: Order) -> bool:
         """Whether this is still what its writer owes: a begin that lands after its commit costs a lease."""
-        return self._orders.get((order.root.root, order.writer)) is order
+        return order in self._on_its_way or self._orders.get((order.root.root, order.writer)) is order
 
-    def orders(self) -> list[Order]:
-        """All that is owed."""
+    def orders(self, patience: float) -> list[Order]:
+        """All that is owed, and what has been on its way for longer than so many seconds: its loop may be over."""
+        late = boottime() - patience
         with self._lock:
-            return list(self._orders.values())
+            return [*self._orders.values(), *(one for one, since in self._on_its_way.items() if since <= late)]
 
 
 async def deliver(order: Order, link: Link) -> None:

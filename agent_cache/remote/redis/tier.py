@@ -6,7 +6,7 @@ import asyncio
 import os
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from datetime import timedelta
 from functools import partial
 from types import TracebackType
@@ -191,14 +191,16 @@ class RedisTier:
         if not self._core.is_closed:
             await renew(self._started(), write)
 
-    async def commit(self, write: WriteIntent, tags: tuple[str, ...], *, failed: bool, hold: float) -> None:
-        """See `Tier`."""
+    def commit(
+        self, write: WriteIntent, tags: tuple[str, ...], *, failed: bool, hold: float
+    ) -> Coroutine[Any, Any, None]:
+        """See `Tier`. What is not awaited to its end lands all the same, as soon as it can."""
         core = self._started()
         if core.is_closed:
             core.counters.unannounced += 1
             core.log.once("a write ended after the tier was closed; others serve what it has changed up to their ttl")
-        else:
-            await commit(core, write, tags, failed=failed, hold=hold)
+            return _nothing()
+        return commit(core, write, tags, failed=failed, hold=hold)
 
     # News
 
@@ -254,8 +256,12 @@ class RedisTier:
             with self._start_lock:
                 if core.attendant is None and not core.is_closed:
                     attendant = Attendant(core)
-                    attendant.start()
-                    core.attendant = attendant
+                    try:
+                        attendant.start()
+                    except RuntimeError as error:  # no more threads; the next call tries again
+                        core.log.once("no thread could be started to listen, so nothing is kept locally", error)
+                    else:
+                        core.attendant = attendant
         return core
 
     async def aclose(self) -> None:
@@ -304,6 +310,10 @@ class RedisTier:
 
     def __repr__(self) -> str:
         return f"<{self._core.log.tier} namespace={self._core.options.namespace!r}>"
+
+
+async def _nothing() -> None:
+    pass
 
 
 _TIERS: weakref.WeakSet[RedisTier] = weakref.WeakSet()

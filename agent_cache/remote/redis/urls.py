@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from redis.asyncio.connection import URL_QUERY_ARGUMENT_PARSERS, parse_url
+from redis.asyncio.connection import URL_QUERY_ARGUMENT_PARSERS, Connection, parse_url
 
 from agent_cache.errors import ConfigurationError
 from agent_cache.remote.redis.connections import KEPT, KEPT_FOR_TLS, Deployment, address_of, kept, transport_of
@@ -37,7 +37,7 @@ def of_url(url: str, *, cluster: bool, options: Mapping[str, Any]) -> Deployment
     said = _read(url)
     _check(said.keys() - _IGNORED - {"connection_class"}, "in the URL")
     _check(options.keys() - {"ssl"}, "an option")
-    transport = transport_of(said.get("connection_class"))
+    transport = transport_of(said.get("connection_class", Connection))
     wants_tls = options.get("ssl", transport == "tls")
     if not isinstance(wants_tls, bool) or (transport != "tcp" and wants_tls != (transport == "tls")):
         raise ConfigurationError("RedisTier.from_url: ssl= must be True or False, and agree with the URL")
