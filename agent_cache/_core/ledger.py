@@ -119,8 +119,21 @@ class Ledger:
         self._key_holds: list[Hold] = []
         self.timed: list[Hold] = []
         os.register_at_fork(
-            before=self.lock.acquire, after_in_parent=self.lock.release, after_in_child=self.lock.release
+            before=self.lock.acquire, after_in_parent=self.lock.release, after_in_child=self._go_on_in_child
         )
+
+    def _go_on_in_child(self) -> None:
+        """The writes and loads of the parent end there. Here nobody would ever release them."""
+        try:
+            for hold in {*self._key_holds, *(hold for holds in self._holds.values() for hold in holds)}:
+                if hold.until == float("inf"):
+                    self.release(hold)
+            for loads in self._loads.values():
+                for load in loads:
+                    load.spoil()
+                loads.clear()
+        finally:
+            self.lock.release()
 
     # Partitions
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import sys
 import threading
@@ -276,3 +277,45 @@ def test_readers_and_writers_in_several_threads_see_nothing_old(seed):
 
     in_threads(*map(main, range(4)))
     assert stale == []
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+async def test_a_child_that_was_forked_in_a_write_or_a_load_is_not_held_up_by_it():
+    """They end in the parent. A tool may start a pool of processes."""
+    runs: list[str] = []
+    parent = os.getpid()
+
+    @AgentCache("forked:{id}")
+    async def get(id: str) -> str:
+        runs.append(id)
+        if os.getpid() == parent:
+            fork()
+        return id
+
+    @AgentCacheInvalidator("forked:{id}")
+    async def put(id: str) -> None:
+        fork()
+
+    reader, writer = os.pipe()
+
+    def fork() -> None:
+        child = os.fork()
+        if child == 0:
+            try:
+                asyncio._set_running_loop(None)
+                runs.clear()
+                for id in ("loading", "written", "loading", "written"):
+                    asyncio.run(get(id))
+                os.write(writer, f"{runs} ".encode())
+            finally:
+                os._exit(0)
+        os.waitpid(child, 0)
+
+    await get("loading")
+    await put("written")
+    os.close(writer)
+    with os.fdopen(reader) as said:
+        assert said.read() == "['loading', 'written'] ['written'] "  # the second found what the first has loaded
+    runs.clear()
+    await get("loading")
+    assert runs == []  # in the parent nothing has changed

@@ -15,7 +15,7 @@ import pytest
 pytest.importorskip("redis")
 
 from agent_cache import AgentCache
-from agent_cache.errors import RemoteTierError
+from agent_cache.errors import ConfigurationError, RemoteTierError
 from agent_cache.remote import WriteIntent
 from agent_cache.remote.redis import RedisTier
 from agent_cache.testing.contract.workbench import commit, load, read, value_of, write
@@ -224,3 +224,17 @@ async def test_a_call_may_be_cancelled_at_any_point(way: Proxy, steps: int):
         assert found is not None
         assert found.value == "value"
         assert tier.stats()["failures"] == 0
+
+
+async def test_a_tier_that_was_closed_says_so(valkey: Server, caplog: pytest.LogCaptureFixture):
+    """A program that runs one loop after the other may close it in the first."""
+    tier = RedisTier.from_url(valkey.url)
+    async with tier:
+        await load(tier, read("order:7"), "value")
+    for _ in range(2):
+        assert await value_of(tier, read("order:7")) == "nothing"
+    assert set(tier.stats()["servers"].values()) == {"the tier was closed"}
+    assert caplog.text.count("the tier was closed") == 1
+    with pytest.raises(ConfigurationError, match="make a new one"):
+        async with tier:
+            pass

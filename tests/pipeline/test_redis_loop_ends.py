@@ -219,3 +219,17 @@ async def test_an_announcement_to_two_tiers_that_is_cancelled_at_once_leaves_not
         gc.collect()
     assert [str(one.message) for one in said] == []
     assert await other("7") == shop.order
+
+
+@pytest.mark.parametrize("steps", range(8))
+async def test_a_loop_that_was_blocked_while_it_connected_takes_no_server_for_dead(valkey: Server, steps: int):
+    """Its own timer was late. Others use that server."""
+    tier = RedisTier.from_url(valkey.url, timeout=0.1, max_staleness=5.0)
+    reading = asyncio.create_task(tier.lookup(read("order:7")))
+    for _ in range(steps):
+        await asyncio.sleep(0)
+    time.sleep(0.2)
+    await reading
+    assert set(tier.stats()["servers"].values()) == {"ok"}
+    assert tier.stats()["failures"] == 0
+    await tier.aclose()

@@ -152,6 +152,12 @@ class Core:
                 self.attendant.release()
                 self.attendant.wake()
 
+    def state_of(self, node: Node) -> str:
+        """How it stands with a server: ``"ok"``, or why it is not asked."""
+        if self.is_closed:
+            return "the tier was closed"
+        return node.breaker.reason or "it failed" if node.breaker.is_open else "ok"
+
     def recovered(self, node: Node) -> None:
         """It answers, and is owed nothing."""
         if node.breaker.is_open:
@@ -202,7 +208,7 @@ class Core:
                 finally:
                     link.close()
         except Exception as error:  # noqa: BLE001 - closing goes on
-            self.log.once("what is owed could not be delivered before closing", error)
+            self.log.once("what is owed could not be delivered before closing", str(error) or "no answer in time")
 
     # News
 

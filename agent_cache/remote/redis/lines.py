@@ -169,7 +169,8 @@ class Line:
             self._checked = boottime()
         except Exception as error:  # noqa: BLE001 - whatever it is, somebody waits
             reason = str(error) or "no connection within the timeout"
-            if self._generation == self._node.generation:
+            was_busy = self._loop.time() - due > self._core.timeout / 4  # the loop, not the server
+            if self._generation == self._node.generation and not was_busy:
                 self._core.failed(self._node, reason)
             self._fail(NotAsked(reason))
 

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from agent_cache._clock import CLOCK
-from agent_cache.errors import RemoteTierError
+from agent_cache.errors import ConfigurationError, RemoteTierError
 from agent_cache.remote.codecs import Codec
 from agent_cache.remote.protocols import Found, Listener, Request, Ticket, WriteIntent
 from agent_cache.remote.redis.attendant import Attendant, stop_with
@@ -138,6 +138,7 @@ class RedisTier:
         core = self._started()
         ticket = RedisTicket(core, request)
         if core.is_closed:
+            core.log.once("the tier was closed, so nothing is found in it")
             return None, ticket
         try:
             found = await look_up(core, ticket)
@@ -241,10 +242,7 @@ class RedisTier:
         core = self._core
         return core.counters.as_dict() | {
             "pending": len(core.pending),
-            "servers": {
-                str(node): node.breaker.reason or "it failed" if node.breaker.is_open else "ok"
-                for node in core.topology.nodes
-            },
+            "servers": {str(node): core.state_of(node) for node in core.topology.nodes},
             "trusted": self.trusted_until() > CLOCK.now(),
         }
 
@@ -268,7 +266,7 @@ class RedisTier:
         """Close all connections, those of other event loops too, and end the thread. Nothing is trusted any more.
 
         What is owed to a server is delivered first, if that takes no longer than the timeout. From then on a write is
-        one that cannot be announced.
+        one that cannot be announced, and a read finds nothing.
         """
         core = self._core
         try:
@@ -301,6 +299,8 @@ class RedisTier:
         return attendant
 
     async def __aenter__(self) -> Self:
+        if self._core.is_closed:
+            raise ConfigurationError("RedisTier: it was closed, and is not opened again; make a new one")
         return self
 
     async def __aexit__(
