@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -368,6 +369,7 @@ def test_the_doctor_finds_a_full_server_that_evicts_nothing(start_server, run):
         ("-evalsha", "EVALSHA ~t:{agent_cache:*"),
         ("-zrange", "ZRANGE ~w:{agent_cache:*"),
         ("-time", "TIME"),
+        ("-ping", "PING"),
         ("-subscribe", "SUBSCRIBE &c:{agent_cache:*"),
     ],
 )
@@ -377,6 +379,28 @@ def test_the_doctor_names_the_rights_that_are_missing(fit, run, lacking, says):
     assert code == 1
     assert checks["rights"][0] == "finding"
     assert says in checks["rights"][1]
+
+
+def test_a_ping_that_may_not_be_sent_is_no_proxy_and_takes_no_time(fit, run):
+    fit.command("ACL", "SETUSER", "agent", "on", ">secret", "~*", "&*", "+@all", "-ping")
+    _, checks = verdicts(run, "--url", f"redis://agent:secret@127.0.0.1:{fit.port}")
+    assert [name for name, (verdict, _) in checks.items() if verdict == "finding"] == ["rights"]
+    for name, says in (("messages", "PING on a subscription is refused: NOPERM"), ("latency", "could not be measured")):
+        assert checks[name][0] == "note"
+        assert says in checks[name][1]
+        assert "proxy" not in checks[name][1]
+
+
+def test_a_ping_that_a_server_does_not_know_is_shown_with_its_error(start_server, run):
+    code, checks = verdicts(run, "--url", start_server(**GOOD, rename_command='PING ""').url)
+    assert code == 1
+    assert checks["messages"][0] == "finding"
+    assert "refused: ERR unknown command" in checks["messages"][1]
+
+
+def test_the_reference_shows_as_many_commands_as_the_doctor_tries(fit, run):
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "fleet-cli.md").read_text("utf-8")
+    assert f"  fine     rights       {verdicts(run, '--url', fit.url)[1]['rights'][1].strip()}\n" in page
 
 
 def test_the_least_rights_of_the_reference_are_enough_for_the_doctor(fit, run):
