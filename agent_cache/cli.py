@@ -8,9 +8,11 @@ from __future__ import annotations
 import argparse
 import importlib.metadata
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NoReturn
 
 from agent_cache._cassettes import command as cassette
 from agent_cache._demo import command as demo
@@ -30,6 +32,15 @@ class Command:
     summary: str
     add_options: Callable[[argparse.ArgumentParser], None]
     run: Callable[[argparse.Namespace], int]
+
+
+class Parser(argparse.ArgumentParser):
+    """One that repeats no URL in its errors: there may be a password in it, and logs keep what a job has printed."""
+
+    def error(self, message: str) -> NoReturn:
+        """Show the usage and the error, and exit with 2."""
+        shown, count = re.subn(r"[\w.+-]*://.*", "...", message, flags=re.DOTALL)
+        super().error(f"{shown}\nthe URL of a server belongs to --url, or into AGENT_CACHE_URL" if count else message)
 
 
 COMMANDS = (
@@ -72,9 +83,7 @@ def _close_output() -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="agent-cache", description="Coherent caching for the tool calls of async Python agents."
-    )
+    parser = Parser(prog="agent-cache", description="Coherent caching for the tool calls of async Python agents.")
     parser.add_argument("--version", action="store_true", help="show the version and exit")
     parser.set_defaults(command=None)
     subparsers = parser.add_subparsers(metavar="COMMAND", title="commands")

@@ -11,6 +11,7 @@ from agent_cache._core.tags import parse_tag
 from agent_cache._fleet.screen import amount, duration, print_json, print_table, progress
 from agent_cache._fleet.servers import opened
 from agent_cache._fleet.survey import Entry, batches, entries_of, root_of_cell
+from agent_cache.errors import ConfigurationError
 from agent_cache.remote.redis.names import CellKey
 
 __all__ = ["keys", "tags_of"]
@@ -22,8 +23,12 @@ def tags_of(options: argparse.Namespace) -> list[str]:
     """The tags that the command line names.
 
     Raises:
-        ConfigurationError: if one is none.
+        ConfigurationError: if one is none. A URL, which may have a password in it, is not repeated.
     """
+    if any("://" in root for root in [*options.tags, *(root for root, _ in options.entity)]):
+        raise ConfigurationError(
+            "a tag has no :// in it; did you mean --url URL? An id with a colon in it is given by --entity ROOT ID"
+        )
     return [parse_tag(tag) for tag in [*options.tags, *options.entity]]
 
 

@@ -512,6 +512,49 @@ def test_a_wrong_password_is_not_repeated(fit, run):
     assert "hunter2" not in err
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("doctor", "redis://:hunter2@h:6379/0"),
+        ("doctor", "--uri", "redis://:hunter2@h:6379/0"),
+        ("stats", "--uri=redis://:hunter2@h:6379/0"),
+        ("stats", "more", "redis://:hun ter2@h:6379/0"),
+        ("keys", "--timeout", "redis://:hunter2@h:6379/0"),
+        ("redis://:hunter2@h:6379/0",),
+    ],
+)
+def test_a_url_in_the_wrong_place_is_not_repeated(arguments, capsys):
+    with pytest.raises(SystemExit) as raised:
+        main(arguments)
+    assert raised.value.code == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "the URL of a server belongs to --url" in said.err
+    assert "ter2" not in said.err
+    assert "@" not in said.err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("clear", "redis://:hunter2@h"),
+        ("clear", "order:7", "--entity", "redis://:hunter2@h", "7"),
+        ("keys", "--tag", "redis://:hunter2@h"),
+    ],
+)
+def test_a_url_in_place_of_a_tag_is_refused_and_not_repeated(valkey, run, monkeypatch, arguments):
+    monkeypatch.setenv("AGENT_CACHE_URL", valkey.url)
+    code, out, err = run(*arguments)
+    assert (code, out) == (2, "")
+    assert "did you mean --url" in err
+    assert "hunter2" not in err
+
+
+def test_an_id_may_be_a_url(valkey, run):
+    code, out, _ = run("clear", "--url", valkey.url, "--entity", "page", "https://example.com/")
+    assert (code, out) == (0, "cleared page:https%3A//example.com/\n")
+
+
 def test_the_commands_work_on_all_of_a_cluster(cluster, run):
     url = cluster.primaries[0].url
     with_entries(url, orders=20, carts=20, cluster=True)
