@@ -10,12 +10,13 @@ from typing import Any
 
 from agent_cache._fleet.screen import amount, print_json, print_table, progress
 from agent_cache._fleet.servers import Server, Servers, opened
-from agent_cache._fleet.survey import Batch, batches, entries_of, root_of_cell
+from agent_cache._fleet.survey import Batch, batches, entries_of, looked_up, root_of_cell
 
 __all__ = ["stats"]
 
 _MAX_ROOTS = 10_000
 _COUNTED = ("hits", "misses", "shared")
+_MAX_COUNT = 1 << 63
 
 
 @dataclass(slots=True)
@@ -86,10 +87,10 @@ async def _count_others(tally: Tally, server: Server, batch: Batch) -> None:
     for cell in batch.cells:
         count = tally.root(root_of_cell(cell))
         count.entities += cell.rpartition(b":")[2].startswith(b"T")
-    writers = await server.ask_all([(b"ZCARD", registry) for registry in batch.registries])
+    writers = await looked_up(server, [(b"ZCARD", registry) for registry in batch.registries])
     for registry, number in zip(batch.registries, writers, strict=True):
         tally.root(root_of_cell(registry)).writers += number if isinstance(number, int) else 0
-    reports = await server.ask_all([(b"GET", key) for key in batch.heartbeats])
+    reports = await looked_up(server, [(b"GET", key) for key in batch.heartbeats])
     for key, report in zip(batch.heartbeats, reports, strict=True):
         process = key.rpartition(b":")[2].decode("utf-8", "replace")
         if process not in tally.processes and type(report) is bytes:  # one for each server of a cluster
@@ -99,18 +100,25 @@ async def _count_others(tally: Tally, server: Server, batch: Batch) -> None:
 
 
 def _reported(report: bytes) -> dict[str, dict[str, int]]:
-    """What a process says in its heartbeat of its own calls: root to hits, misses and shared ones."""
+    """What a process says in its heartbeat of its own calls: root to hits, misses and shared ones.
+
+    Whoever may write to the server may write this. What says of a root anything but counts says nothing of it.
+    """
     try:
         said = json.loads(report)
-    except (ValueError, RecursionError):  # whoever may write to the server may write this
+    except (ValueError, RecursionError):
         return {}
     if not isinstance(said, dict):
         return {}
     return {
-        str(root): {name: number for name, number in zip(_COUNTED, numbers, strict=False) if isinstance(number, int)}
+        str(root): dict(zip(_COUNTED, numbers, strict=False))
         for root, numbers in said.items()
-        if isinstance(numbers, list)
+        if isinstance(numbers, list) and len(numbers) >= len(_COUNTED) and all(map(_is_count, numbers))
     }
+
+
+def _is_count(number: object) -> bool:
+    return type(number) is int and 0 <= number < _MAX_COUNT
 
 
 def _hit_rate(calls: Counter[str]) -> float | None:

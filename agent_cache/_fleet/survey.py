@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from agent_cache._fleet.servers import Server, Servers
 from agent_cache.remote.redis.identity import INFO, identity_in
@@ -12,7 +13,7 @@ from agent_cache.remote.redis.names import CellKey
 from agent_cache.remote.redis.values import BadValue, Header, Seen, is_held, unpacked, version_of
 from agent_cache.remote.redis.wire import ReplyError
 
-__all__ = ["Batch", "Entry", "batches", "entries_of", "root_of_cell"]
+__all__ = ["Batch", "Entry", "batches", "entries_of", "looked_up", "root_of_cell"]
 
 _HEAD = 2048
 _MAX_HEAD = 1 << 20
@@ -87,19 +88,32 @@ async def batches(server: Server, namespace: str, tick: Callable[[int], None] | 
             return
 
 
+async def looked_up(server: Server, commands: Iterable[tuple[bytes, ...]]) -> list[Any]:
+    """Replies of commands that read keys of ours. An error stands among them where a key holds something else.
+
+    Raises:
+        ReplyError: any other. A right that is missing would else look like keys with nothing in them.
+    """
+    replies = await server.ask_all(commands)
+    for reply in replies:
+        if isinstance(reply, ReplyError) and reply.code != _NO_VALUE:
+            raise reply
+    return replies
+
+
 async def entries_of(servers: Servers, server: Server, keys: list[bytes]) -> list[Entry]:
     """What these values say of themselves; those that are gone meanwhile are left out."""
     found = []
     for at in range(0, len(keys), _BATCH):
         some = keys[at : at + _BATCH]
-        replies = await server.ask_all(
-            command
-            for key in some
-            for command in ((b"STRLEN", key), (b"PTTL", key), (b"GETRANGE", key, b"0", b"%d" % (_HEAD - 1)))
+        replies = await looked_up(
+            server,
+            (
+                command
+                for key in some
+                for command in ((b"STRLEN", key), (b"PTTL", key), (b"GETRANGE", key, b"0", b"%d" % (_HEAD - 1)))
+            ),
         )
-        for reply in replies:
-            if isinstance(reply, ReplyError) and reply.code != _NO_VALUE:
-                raise reply
         heads = [await _header(server, key, *replies[3 * n : 3 * n + 3 : 2]) for n, key in enumerate(some)]
         cells = await _cells(servers, (cell for head in heads if head is not None for cell in head.cells))
         for n, (key, header) in enumerate(zip(some, heads, strict=True)):
@@ -127,11 +141,13 @@ async def _header(server: Server, key: bytes, size: int | ReplyError, head: byte
 
 async def _cells(servers: Servers, keys: Iterable[CellKey]) -> Mapping[CellKey, Seen]:
     by_server: dict[Server, dict[CellKey, None]] = {}
+    ours = b"t:{%b:" % servers.core.names.namespace.encode()
     for key in keys:
-        by_server.setdefault(servers.of(key), {})[key] = None
+        if key.startswith(ours):  # a forged value may name any key, also one that nobody may read
+            by_server.setdefault(servers.of(key), {})[key] = None
     seen: dict[CellKey, Seen] = {}
     for server, wanted in by_server.items():
-        info, *values = await server.ask_all([INFO, *((b"GET", key) for key in wanted)])
+        info, *values = await looked_up(server, [INFO, *((b"GET", key) for key in wanted)])
         ident = identity_in(info)
         seen |= {key: (value, ident) for key, value in zip(wanted, values, strict=True) if type(value) is bytes}
     return seen

@@ -183,6 +183,18 @@ def stray(valkey: Server) -> Server:
 REPORTS = ["[" * 200_000, '{"\\ud800":[1,2,3]}', '{"\\u001b[2J\\u009b2J":[1,2,3]}', '{"a":[1e400,2,3],"b":["x"],"c":4}']
 
 
+@pytest.mark.parametrize(
+    "numbers",
+    ["[-5, 1, 1]", "[true, 1, 1]", "[1.0, 1, 1]", "[9223372036854775808, 1, 1]", "[1, 1]", '[1, 1, "1"]', "[]", "null"],
+)
+def test_what_a_process_cannot_have_counted_is_left_out_of_the_hit_rates(valkey, run, numbers):
+    valkey.command("SET", "agent_cache:hb:forged", f'{{"order": {numbers}, "user": [3, 1, 0]}}')
+    found = facts(run, "stats", "--url", valkey.url)
+    assert list(found["roots"]) == ["user"]
+    assert found["roots"]["user"]["hit_rate"] == 0.75
+    assert found["processes"] == 1
+
+
 @pytest.mark.parametrize("as_json", [True, False])
 @pytest.mark.parametrize("report", REPORTS, ids=range(len(REPORTS)))
 @pytest.mark.parametrize("command", ["stats", "keys"])
@@ -428,6 +440,44 @@ def test_the_rights_of_an_operator_in_the_reference_are_enough_for_the_other_com
     assert facts(run, "stats", "--url", url)["entries"] == 6
     assert len(facts(run, "keys", "--url", url)["entries"]) == 6
     assert facts(run, "clear", "--url", url, "--all", "--yes")["deleted"] == 6
+
+
+@pytest.mark.parametrize(
+    ("command", "lacking"), [("stats", "-zcard"), ("stats", "-get"), ("stats", "-strlen"), ("keys", "-get")]
+)
+def test_a_right_that_is_missing_is_said_and_no_count_of_nothing_shown(fit, run, command, lacking):
+    with_entries(fit.url, carts=0)
+    fit.command("ZADD", "w:{agent_cache:order}", 1, "x")
+    fit.command("ACL", "SETUSER", "operator", "on", ">secret", "~*", "&*", "+@all", lacking)
+    code, out, err = run(command, "--url", f"redis://operator:secret@127.0.0.1:{fit.port}")
+    assert (code, out) == (2, "")
+    assert "the server has refused: NOPERM" in err
+    assert f"'{lacking[1:]}'" in err
+
+
+def test_a_value_that_names_what_may_not_be_read_is_not_current_and_stops_nothing(fit, run):
+    with fit.client() as client:
+        client.set("v:agent_cache:ab", head_of(Header({b"secret": b"a b"}, 1.0, 1.0, 0.0, 0.0, b"")) + b"x")
+    fit.command("ACL", "SETUSER", "operator", "on", ">secret", "~t:{agent_cache:*", "~v:*", "~w:*", "&*", "+@all")
+    url = f"redis://operator:secret@127.0.0.1:{fit.port}"
+    (entry,) = facts(run, "keys", "--url", url)["entries"]
+    assert entry["is_current"] is False
+    assert facts(run, "stats", "--url", url)["entries"] == 1
+
+
+def test_a_right_to_read_heartbeats_that_is_missing_is_said(fit, run):
+    fit.command("SET", "agent_cache:hb:one", "{}")
+    fit.command("ACL", "SETUSER", "operator", "on", ">secret", "~t:*", "~v:*", "~w:*", "&*", "+@all")
+    code, out, err = run("stats", "--url", f"redis://operator:secret@127.0.0.1:{fit.port}")
+    assert (code, out) == (2, "")
+    assert "the server has refused: NOPERM" in err
+
+
+def test_a_registry_and_a_heartbeat_of_another_type_count_as_none(valkey, run):
+    valkey.command("SET", "w:{agent_cache:order}", "x")
+    valkey.command("HSET", "agent_cache:hb:odd", "field", "1")
+    found = facts(run, "stats", "--url", valkey.url)
+    assert (found["roots"]["order"]["writers"], found["processes"]) == (0, 0)
 
 
 def test_the_doctor_finds_replicas_without_a_fence_and_that_a_replica_is_none(fit, start_server, run):
