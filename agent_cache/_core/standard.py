@@ -38,6 +38,29 @@ def text_of_standard_value(kind: type) -> Callable[[Any], str | None] | None:
     module, name = kind.__module__, kind.__name__
     if name not in _NAMES.get(module, ()) or getattr(sys.modules.get(module), name, None) is not kind:
         return None
-    text: Callable[[Any], str | None] = (lambda zone: zone.key) if name == "ZoneInfo" else str
+    text = _TEXTS.get(name, str)
     _found[kind] = text
     return text
+
+
+def _text_of_ipv6_address(address: Any) -> str:
+    """As every Python before 3.13 writes it. Since then an IPv4-mapped one ends in dots, ``::ffff:1.2.3.4``, and two
+    processes of different versions would not agree on a digest.
+    """
+    number = int(address)
+    if number >> 32 != 0xFFFF:
+        return str(address)
+    scope = "" if address.scope_id is None else f"%{address.scope_id}"
+    return f"::ffff:{number >> 16 & 0xFFFF:x}:{number & 0xFFFF:x}{scope}"
+
+
+def _text_of_ipv6_network(network: Any) -> str:
+    return f"{_text_of_ipv6_address(network.network_address)}/{network.prefixlen}"
+
+
+_TEXTS: dict[str, Callable[[Any], str | None]] = {
+    "IPv6Address": _text_of_ipv6_address,
+    "IPv6Network": _text_of_ipv6_network,
+    "ZoneInfo": lambda zone: zone.key,
+}
+"""Where `str` does not give it."""

@@ -78,6 +78,7 @@ CORPUS: list[Any] = [
     *(Colour.RED, Colour.GREEN, Paint.RED, Level.LOW, Word.LOW, Access(0), Access.READ, Access.READ | Access.WRITE),
     *(Pair(1, 2), Point(1, 2), Place(1, 2), Point(2, 1), Point(Colour.RED, {Colour.RED, Colour.GREEN}), Outer.Inner()),
     *(Decimal(1), Decimal("1.0"), uuid.UUID(int=1), PurePosixPath("a"), ip_address("::1"), ip_network("10.0.0.0/8")),
+    *(ip_address("::ffff:1.2.3.4"), ip_address("::ffff:1.2.3.4%a"), ip_network("::ffff:0:0/96")),
     *(date(2026, 1, 1), time(1), time(1, fold=1), timedelta(1), datetime(2026, 1, 1), datetime(2026, 1, 1, tzinfo=UTC)),  # noqa: DTZ001
     *(timezone(timedelta(hours=2)), datetime(2026, 1, 1, tzinfo=ZoneInfo("Europe/Berlin"))),
     *(int, Colour, Outer.Inner, ValueError),

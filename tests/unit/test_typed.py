@@ -15,6 +15,7 @@ from collections.abc import Awaitable
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from fractions import Fraction
+from ipaddress import ip_address, ip_network
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, NamedTuple, NewType, TypeVar, Union
 from uuid import UUID
@@ -99,6 +100,8 @@ UNSAID = [
     Decimal("sNaN"),
     Decimal("-Infinity"),
     PurePosixPath("a/b"),
+    ip_address("::ffff:1.2.3.4%a"),
+    ip_network("::ffff:1.2.3.0/120"),
     datetime(2026, 1, 1, tzinfo=UTC),
     {"rows": [{"at": WHEN, "price": Decimal("9.99")}, {"at": None, "price": 1}]},
 ]
