@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import logging
 import os
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 __all__ = ["COMMANDS"]
@@ -122,7 +124,8 @@ def _runs(job_of: Callable[[], Job]) -> Callable[[argparse.Namespace], int]:
         from agent_cache.remote.redis.wire import ReplyError, Unreachable
 
         try:
-            return asyncio.run(job(options))
+            with _unlogged():
+                return asyncio.run(job(options))
         except (ConfigurationError, RemoteTierError) as error:
             print(shown(error), file=sys.stderr)
         except Unreachable as error:
@@ -132,6 +135,19 @@ def _runs(job_of: Callable[[], Job]) -> Callable[[argparse.Namespace], int]:
         return 2
 
     return run
+
+
+@contextmanager
+def _unlogged() -> Iterator[None]:
+    """Keep what the library logs off the terminal, where Python puts it if nobody has said where else: a command says
+    itself what went wrong, and that a tier goes on trying is not true of its tier.
+    """
+    log, nowhere = logging.getLogger("agent_cache"), logging.NullHandler()
+    log.addHandler(nowhere)
+    try:
+        yield
+    finally:
+        log.removeHandler(nowhere)
 
 
 def _stats() -> Job:

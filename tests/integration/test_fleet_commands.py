@@ -6,6 +6,7 @@ import asyncio
 import io
 import json
 import os
+import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -323,6 +324,21 @@ def test_clear_says_what_is_wrong_with_its_arguments(valkey, run, arguments):
     code, out, err = run("clear", "--url", valkey.url, *arguments)
     assert (code, out) == (2, "")
     assert "order:7" in err or "tag" in err
+
+
+@pytest.mark.parametrize("kind", ["full", "replica"])
+def test_clear_says_once_that_nothing_could_be_cleared(start_server, kind):
+    server = start_server(maxmemory="3mb", maxmemory_policy="noeviction")
+    if kind == "full":
+        server.config_set(maxmemory="1mb")  # less than it has
+    else:
+        server.command("REPLICAOF", "127.0.0.1", server.port)
+    made = subprocess.run(
+        [sys.executable, "-m", "agent_cache", "clear", "order:7", "--url", server.url], capture_output=True, text=True
+    )
+    assert (made.returncode, made.stdout) == (2, "")
+    (line,) = made.stderr.splitlines()
+    assert line.startswith("the write was not begun")
 
 
 # doctor
@@ -644,8 +660,6 @@ def test_a_long_scan_shows_how_far_it_is_to_somebody_who_looks_on(monkeypatch):
 
 
 def test_the_url_may_come_from_the_environment(valkey):
-    import subprocess
-
     environment = os.environ | {"AGENT_CACHE_URL": valkey.url}
     made = subprocess.run(
         [sys.executable, "-m", "agent_cache", "stats", "--json"], env=environment, capture_output=True
