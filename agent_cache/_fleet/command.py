@@ -9,6 +9,7 @@ import argparse
 import asyncio
 import logging
 import os
+import re
 import sys
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
@@ -17,6 +18,8 @@ from typing import Any
 __all__ = ["COMMANDS"]
 
 _URL = "AGENT_CACHE_URL"
+_CALL = re.compile(r"\ARedisTier(\.from_url)?: ")
+"""What an error of the library begins with, and somebody who has typed a command has never called."""
 
 Job = Callable[[argparse.Namespace], Coroutine[Any, Any, int]]
 
@@ -127,7 +130,7 @@ def _runs(job_of: Callable[[], Job]) -> Callable[[argparse.Namespace], int]:
             with _unlogged():
                 return asyncio.run(job(options))
         except (ConfigurationError, RemoteTierError) as error:
-            print(shown(error), file=sys.stderr)
+            print(shown(_CALL.sub("", str(error))), file=sys.stderr)
         except Unreachable as error:
             print(f"the server cannot be used: {shown(error)}", file=sys.stderr)
         except ReplyError as error:

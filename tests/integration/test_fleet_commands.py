@@ -565,11 +565,20 @@ def test_a_server_that_hangs_costs_the_timeout(command, own_valkey, run):
     assert time.monotonic() - before < 10
 
 
-@pytest.mark.parametrize("wrong", [("--url", "http://x"), ("--namespace", "a b")])
-def test_usage_is_checked_first(wrong, valkey, run):
-    code, _, err = run("stats", "--url", valkey.url, *wrong)
-    assert code == 2
-    assert "RedisTier" in err
+@pytest.mark.parametrize(
+    ("option", "value", "says"),
+    [
+        ("--url", "http://x", "the URL cannot be read: it must begin with redis://"),
+        ("--url", "redis://x/one", "redis://x cannot be read: the database must be a number"),
+        ("--url", "redis://x?pasword=y", "'pasword' is in the URL and would have no effect; did you mean password?"),
+        ("--url", "redis://x?ssl_ca_certs=y", "ssl_ca_certs without TLS"),
+        ("--namespace", "a b", "namespace must be a short text"),
+    ],
+)
+def test_usage_is_checked_first_and_names_nothing_that_was_not_typed(option, value, says, valkey, run):
+    code, out, err = run("stats", "--url", valkey.url, option, value)
+    assert (code, out) == (2, "")
+    assert err.startswith(says)
 
 
 def test_a_wrong_password_is_not_repeated(fit, run):
