@@ -1,0 +1,62 @@
+"""The page about outages lists every line that a tier logs, and no other."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import agent_cache
+
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "survive-an-outage.md"
+TIER = Path(agent_cache.__file__).parent / "remote" / "redis"
+
+
+def texts(value: ast.expr, tree: ast.Module) -> Iterator[str]:
+    """What an argument may be, with an X for what is filled in."""
+    match value:
+        case ast.Constant(value=str(text)):
+            yield text
+        case ast.JoinedStr(values=parts):
+            yield "".join(str(part.value) if isinstance(part, ast.Constant) else "X" for part in parts)
+        case ast.Name(id=name):
+            for node in ast.walk(tree):
+                match node:
+                    case ast.Assign(targets=[ast.Name(id=target)]) if target == name:
+                        yield from texts(node.value, tree)
+
+
+def logged() -> set[str]:
+    """The first argument of every ``log.once``."""
+    found = set()
+    for file in TIER.glob("*.py"):
+        tree = ast.parse(file.read_text("utf-8"))
+        for node in ast.walk(tree):
+            match node:
+                case ast.Call(
+                    func=ast.Attribute(value=ast.Name("log") | ast.Attribute(attr="log"), attr="once"), args=[event, *_]
+                ):
+                    said = set(texts(event, tree))
+                    assert said, f"{file.name}:{node.lineno} says what cannot be read here"
+                    found |= said
+    return found
+
+
+def listed() -> dict[str, re.Pattern[str]]:
+    """The lines of the table. ``...`` stands for anything, ``(...)`` at the end for a reason."""
+    _, _, rest = PAGE.read_text("utf-8").partition("\n| line | means |\n")
+    rows = re.match(r"(?:\|.*\n)+", rest)
+    assert rows is not None
+    lines = [line for row in rows[0].splitlines() for line in re.findall(r"`([^`]+)`", row.split("|")[1])]
+    return {
+        line: re.compile(".*".join(re.escape(part.strip()) for part in line.removesuffix(" (...)").split("...")))
+        for line in lines
+    }
+
+
+def test_every_line_of_a_tier_is_in_the_table_and_the_table_has_no_other():
+    events, lines = logged(), listed()
+    assert len(events) > 10
+    assert sorted(event for event in events if not any(line.fullmatch(event) for line in lines.values())) == []
+    assert sorted(said for said, line in lines.items() if not any(map(line.fullmatch, events))) == []
