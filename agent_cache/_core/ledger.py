@@ -204,7 +204,10 @@ class Ledger:
         """Keep what a region names from being stored, until released or until a clock reading."""
         hold = Hold(region, until)
         for root in region.roots:
-            self._holds.setdefault(root, []).append(hold)
+            holds = None
+            while holds is None or self._holds.get(root) is not holds:  # a collection may let go of the last other one
+                holds = self._holds.setdefault(root, [])
+                holds.append(hold)
         if region.keys:
             self._key_holds.append(hold)
         if until != float("inf"):

@@ -224,7 +224,10 @@ class Write:
         if len(tiers) == 1:
             await self._guard(say, what, tiers[0])
         else:
-            await asyncio.gather(*(self._guard(say, what, tier) for tier in tiers))
+            told = (self._guard(say, what, tier) for tier in tiers)
+            for outcome in await asyncio.gather(*told, return_exceptions=True):  # none goes on after its commit
+                if outcome is not None:
+                    raise outcome
 
     async def _guard(self, say: Callable[[Tier], Coroutine[Any, Any, None]], what: str, tier: Tier) -> None:
         """A broken cache is not a broken agent: only a refusal before the side effect gets through."""
@@ -275,7 +278,8 @@ async def outlive(work: Coroutine[Any, Any, T], *parts: Coroutine[Any, Any, Any]
 
 def _close(*coroutines: Coroutine[Any, Any, Any]) -> None:
     for each in coroutines:
-        each.close()
+        if hasattr(each, "close"):  # a tier may have returned a future
+            each.close()
 
 
 async def _carry_out(work: Coroutine[Any, Any, T], told: asyncio.Future[T]) -> None:

@@ -22,13 +22,14 @@ from agent_cache._typed.hashes import hashes_only
 from agent_cache._typed.nodes import node_of
 from agent_cache._typed.parts import is_positional, leaves_out_defaults
 from agent_cache._typed.tagged import pack, unpack
-from agent_cache._typed.wires import FEW, JSON, Wire, field_values, from_fields
+from agent_cache._typed.wires import FEW, JSON, NUMBERS, Wire, field_values, from_fields
 
 __all__ = ["Schema", "schema_of"]
 
 MAX_PARTS = 1_000_000
-MAX_LEVELS = 3 * MAX_DEPTH
-"""Containers within containers of plain data. An object of the tagged form is three of them: tag, pair, fields."""
+MAX_LEVELS = 3 * MAX_DEPTH + 2
+"""Containers within containers of plain data. An object of the tagged form is three of them: tag, pair, fields; what is
+innermost, such as a time, is two."""
 
 _MARK = "$typed"
 
@@ -145,14 +146,25 @@ class Schema:
             pass
         read: Callable[[bytes], Any] | None
         try:
-            if self._node.anything:
-                read = wire.decode
-            else:
-                read = wire.typed(self.annotation) if hashes_only(wire.hashed, self._node) else None
+            read = wire.decode if self._node.anything else self._typed_reader(wire)
         except Exception:  # noqa: BLE001 - it evaluates annotations, which may raise anything
             read = None
         self._typed[wire] = read
         return read
+
+    def _typed_reader(self, wire: Wire) -> Callable[[bytes], Any] | None:
+        if hashes_only(wire.hashed, self._node):
+            return wire.typed(self.annotation)
+        if wire.long_number is None or not hashes_only(wire.hashed | NUMBERS, self._node):
+            return None
+        read, has_long = wire.typed(self.annotation), wire.long_number
+
+        def bounded(data: bytes) -> Any:
+            if has_long(data):
+                raise Undecodable("a number in it may have been chosen for its hash")
+            return read(data)
+
+        return bounded
 
     def _proved(self, value: Any, types: set[type], write: Callable[[], Any], read: Callable[[Any], Any]) -> Any:
         try:

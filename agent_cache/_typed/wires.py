@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection
-from datetime import date
+from datetime import date, datetime, timedelta
 from typing import Any
 
 import msgspec
@@ -16,7 +17,8 @@ __all__ = ["FEW", "JSON", "MESSAGE_PACK", "Wire", "field_values", "from_fields"]
 
 FEW = 100
 """Containers that may be of any kind and in any order: reading them takes no time."""
-_HASHED: frozenset[type] = frozenset({str, bytes, bool, type(None), date})
+NUMBERS: frozenset[type] = frozenset({int, float})
+_HASHED: frozenset[type] = frozenset({str, bytes, bool, type(None), date, datetime, timedelta})
 
 
 class Wire:
@@ -26,11 +28,13 @@ class Wire:
         openers: bytes that lists and dicts begin with. Others may look so.
         keys: the types of a dict's keys, where it has many.
         hashed: types of which nobody can choose many that have one hash: text and bytes, whose hashes are secret to a
-            process, and what there are too few of.
+            process, times, and numbers of 64 bits. Numbers can be chosen to take one way through a table: 340 kB of
+            them cost some seconds. Whoever must fear that signs values.
         blanks: bytes that may stand before data.
+        long_number: looks for numbers that may have more bits, of which any number has one hash. None: there are none.
     """
 
-    __slots__ = ("_blanks", "_openers", "_parts", "decode", "encode", "hashed", "name", "typed")
+    __slots__ = ("_blanks", "_openers", "_parts", "decode", "encode", "hashed", "long_number", "name", "typed")
 
     def __init__(
         self,
@@ -43,12 +47,14 @@ class Wire:
         keys: Any,
         hashed: frozenset[type],
         blanks: bytes = b"",
+        long_number: Callable[[bytes], object] | None = None,
     ) -> None:
         self.name = name
         self.encode = encode
         self.decode = decode
         self.typed = typed
         self.hashed = hashed
+        self.long_number = long_number
         self._blanks = blanks
         lists, dicts = openers
         read_dict = typed(dict[keys, msgspec.Raw])
@@ -120,7 +126,7 @@ MESSAGE_PACK = Wire(
     lambda kind: msgspec.msgpack.Decoder(kind, dec_hook=from_fields, ext_hook=_refuse_extension).decode,
     openers=(bytes([*range(0x90, 0xA0), 0xDC, 0xDD]), bytes([*range(0x80, 0x90), 0xDE, 0xDF])),
     keys=str | int | float | bool | None,
-    hashed=_HASHED | {int, float},
+    hashed=_HASHED | NUMBERS,
 )
 """Binary, and the fastest."""
 
@@ -131,7 +137,8 @@ JSON = Wire(
     lambda kind: msgspec.json.Decoder(kind, dec_hook=from_fields).decode,
     openers=(b"[", b"{"),
     keys=str,
-    hashed=_HASHED,  # an integer may be of any size there
+    hashed=_HASHED,
     blanks=b" \t\r\n",
+    long_number=re.compile(rb"[0-9]{19}").search,
 )
 """Text that people and other programs can read."""

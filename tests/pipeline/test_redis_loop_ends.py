@@ -233,3 +233,57 @@ async def test_a_loop_that_was_blocked_while_it_connected_takes_no_server_for_de
     assert set(tier.stats()["servers"].values()) == {"ok"}
     assert tier.stats()["failures"] == 0
     await tier.aclose()
+
+
+def test_a_tier_that_is_asked_while_its_thread_starts_has_one(valkey: Server, monkeypatch: pytest.MonkeyPatch):
+    """A collection that starts there may close a write that somebody has given up."""
+    start = Attendant.start
+
+    def start_and_collect(attendant: Attendant) -> None:
+        start(attendant)
+        monkeypatch.undo()
+        tier.commit(write("order:7"), ("order:7",), failed=False, hold=0.0).close()
+
+    def listening() -> set[threading.Thread]:
+        return {thread for thread in threading.enumerate() if thread.name == "agent_cache listens to Redis"}
+
+    before = listening()
+    tier = RedisTier.from_url(valkey.url)
+    monkeypatch.setattr(Attendant, "start", start_and_collect)
+    tier.subscribe(lambda _: None)
+    assert len(listening() - before) == 1
+    asyncio.run(tier.aclose())
+    assert listening() == before
+
+
+class Refusing(MemoryTier):
+    async def begin(self, write: Any) -> None:
+        raise RemoteTierError("not now", self)
+
+
+class Slow(MemoryTier):
+    def __init__(self) -> None:
+        super().__init__()
+        self.said: list[str] = []
+
+    async def begin(self, write: Any) -> None:
+        await asyncio.sleep(0.02)
+        self.said.append("begin")
+
+    async def commit(self, write: Any, tags: Any, *, failed: bool, hold: float) -> None:
+        self.said.append("commit")
+
+
+async def test_a_refusal_of_one_tier_waits_for_what_the_others_were_told():
+    """A begin that comes after its commit holds for a lease."""
+    slow, refusing = Slow(), Refusing()
+    shop = Shop(slow)
+
+    @AgentCache(f"{shop.root}:{{id}}", name=f"{shop.root}:other", remote_cache=refusing)
+    async def other(id: str) -> str:
+        return shop.order
+
+    with pytest.raises(RemoteTierError, match="not now"):
+        await shop.put("7")
+    assert slow.said == ["begin", "commit"]
+    assert await other("7") == "old"

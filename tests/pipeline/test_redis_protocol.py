@@ -432,9 +432,9 @@ async def test_a_begin_is_not_delivered_after_its_commit(make, server, proxy):
     await tier.begin(intent)
     proxy.heal()
     await until(lambda: set(tier.stats()["servers"].values()) == {"ok"})
-    (owed,) = core.pending.orders(0.0)
+    (owed,) = core.pending.orders()
     await commit(tier, intent)
-    core.pending.orders = lambda _: [owed]
+    core.pending.orders = lambda: [owed]
     link, _ = await introduced(core, core.topology.of(0))
     await settle_up(core.topology.of(0), link)
     link.close()

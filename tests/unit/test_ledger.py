@@ -359,3 +359,20 @@ def test_a_write_in_flight_never_lapses(ledger: Ledger):
     assert not ledger.may_store(loading(ledger, home_in(ledger, "order")), ["order"])
     ledger.release_all()
     assert not ledger.holds_anything
+
+
+def test_a_hold_is_there_although_the_last_other_one_is_let_go_of_meanwhile(ledger: Ledger):
+    """By a garbage collection, for one: it closes a write that somebody has given up."""
+
+    class Collecting(dict[str, Any]):
+        def setdefault(self, key: str, default: Any = None) -> Any:
+            holds = super().setdefault(key, default)
+            if garbage:
+                ledger.release(garbage.pop())
+            return holds
+
+    region = Region(("order:7",))
+    garbage = [ledger.hold(region)]
+    ledger._holds = Collecting(ledger._holds)
+    second = ledger.hold(region)
+    assert ledger._holds == {"order": [second]}

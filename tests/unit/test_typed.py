@@ -519,8 +519,12 @@ class Color(enum.Enum):
         (dict[Decimal, int], {Decimal(1): 1}, {MESSAGE_PACK, JSON}),
         (list[frozenset[UUID]], [frozenset({UUID(int=1)})], {MESSAGE_PACK, JSON}),
         (Page[set[Spot]], Page([{Spot(1)}]), {MESSAGE_PACK, JSON}),
-        (set[int], {1}, {JSON}),
-        (dict[int, str], {1: "a"}, {JSON}),
+        (set[int], {2**62}, {JSON}),
+        (dict[int, str], {1: "9" * 20}, {JSON}),
+        (dict[int, str], {-1: "a"}, set()),
+        (set[float], {0.5}, set()),
+        (dict[date, int], {date(2026, 1, 1): 1}, set()),
+        (dict[datetime, int], {WHEN: 1}, set()),
         (set, {"a"}, {MESSAGE_PACK, JSON}),
         (set[str], {"a"}, set()),
         (dict[str, set[bytes]], {"a": {b"a"}}, set()),
@@ -536,10 +540,18 @@ def test_hashes_that_anybody_can_choose_are_looked_at_before_anything_is_built(r
     assert same(schema_of(returns).load(data, wire, is_tagged=is_tagged), value)
     if wire in wires:
         assert is_tagged
-        with pytest.raises(Undecodable, match="no direct form"):
+        with pytest.raises(Undecodable, match=r"no direct form|chosen for its hash"):
             schema_of(returns).load(wire.encode(value), wire, is_tagged=False)
     else:
         assert not is_tagged
+
+
+def test_what_is_innermost_may_be_tagged_too():
+    value: Any = 2**70
+    for _ in range(MAX_DEPTH):
+        value = {1: value}
+    for wire in (MESSAGE_PACK, JSON):
+        assert same(roundtrip(value, Any, wire), value)
 
 
 @pytest.mark.parametrize("is_tagged", [False, True])

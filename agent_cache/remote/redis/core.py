@@ -24,7 +24,7 @@ from agent_cache.remote.redis.memo import Memo
 from agent_cache.remote.redis.names import Names
 from agent_cache.remote.redis.options import Options
 from agent_cache.remote.redis.orders import Orders
-from agent_cache.remote.redis.pending import Pending, deliver
+from agent_cache.remote.redis.pending import Order, Pending, deliver
 from agent_cache.remote.redis.places import Places
 from agent_cache.remote.redis.scripts import Script, sharded
 from agent_cache.remote.redis.topology import Node, Topology
@@ -173,6 +173,14 @@ class Core:
             node.generation += 1
         self.lost()
 
+    def owe(self, order: Order) -> None:
+        """It is not known to have landed."""
+        self.pending.add(
+            order,
+            self.options.lease,
+            lambda root, until: self.orders.commit_of_root(root, os.urandom(16).hex(), until),
+        )
+
     async def settle_up(self, node: Node, link: Link, patience: float | None = None) -> None:
         """Deliver what is owed to a server. What it refuses, whatever its state, is asked of the whole root instead.
 
@@ -182,7 +190,9 @@ class Core:
         Raises:
             Unreachable: if it takes nothing.
         """
-        for order in self.pending.orders(2 * self.timeout if patience is None else patience):
+        for order in self.pending.overdue(2 * self.timeout if patience is None else patience):
+            self.owe(order)
+        for order in self.pending.orders():
             if self.topology.of(order.root.slot) is not node or not self.pending.owes(order):
                 continue
             try:

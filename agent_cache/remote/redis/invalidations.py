@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any
 
@@ -54,7 +53,7 @@ async def _end(core: Core, orders: list[Order]) -> None:
     except BaseException:  # cancelled, or closed: whether it has landed is not known
         for order in orders:
             if core.pending.owes(order):
-                _owe(core, order)
+                core.owe(order)
         if core.attendant is not None:
             core.attendant.wake()
         raise
@@ -72,10 +71,8 @@ async def _give(core: Core, orders: list[Order]) -> Unreachable | None:
     for order, outcome in zip(orders, outcomes, strict=True):
         if outcome is not None:
             failure = outcome
-            _owe(core, order)
+            core.owe(order)
             core.log.once("an invalidation could not be delivered; it is retried until it is", outcome)
-        else:
-            core.pending.settle(order.root, order.writer)
     if failure is not None and core.attendant is not None:
         core.attendant.wake()
     for order in orders:  # again: one's own message is skipped, and a lookup may have come before it landed
@@ -94,13 +91,6 @@ async def _give_one(core: Core, order: Order) -> Unreachable | None:
             return error
         else:
             core.pending.landed(order)
+            core.pending.settle(order.root, order.writer)
             break
     return None
-
-
-def _owe(core: Core, order: Order) -> None:
-    core.pending.add(
-        order,
-        core.options.lease,
-        lambda root, until: core.orders.commit_of_root(root, os.urandom(16).hex(), until),
-    )

@@ -59,13 +59,19 @@ OrderOfRoot = Callable[[RootNames, float], Order]
 
 
 class Pending:
-    """By root and writer; the latest command of a writer replaces its earlier one. What is on its way counts too."""
+    """By root and writer; the latest command of a writer replaces its earlier one. What is on its way counts too.
+
+    A garbage collection may come back in here from inside of itself. So what is looked through is a copy, and each
+    change is one step of the interpreter.
+    """
 
     def __init__(self, names: Names) -> None:
         self._names = names
         self._lock = threading.RLock()
         self._orders: dict[tuple[str, str], Order] = {}
         self._on_its_way: dict[Order, float] = {}
+        self._version = object()
+        self._owed: tuple[object, frozenset[CellKey]] = self._version, frozenset()
 
     def __len__(self) -> int:
         return len(self._orders) + len(self._on_its_way)
@@ -77,9 +83,15 @@ class Pending:
 
     def blocks(self, cells: Collection[CellKey]) -> bool:
         """Whether any of these cells is owed a move."""
-        if not self._orders and not self._on_its_way:
-            return False
-        return any(not order.cells.isdisjoint(cells) for order in [*self._orders.values(), *self._on_its_way])
+        if self._orders:
+            version = self._version
+            known, owed = self._owed
+            if known is not version:
+                owed = frozenset().union(*(order.cells for order in self.orders()))
+                self._owed = version, owed
+            if not owed.isdisjoint(cells):
+                return True
+        return bool(self._on_its_way) and any(not order.cells.isdisjoint(cells) for order in self._on_its_way.copy())
 
     def send(self, order: Order) -> None:
         """It is about to be told to the server. Whoever does that says how it went, or is never heard of again."""
@@ -98,24 +110,27 @@ class Pending:
         """
         with self._lock:
             self._orders[order.root.root, order.writer] = order
+            self._version = object()
             self.landed(order)
             if len(self._orders) > _MAX:
                 until: dict[RootNames, float] = {}
-                owed = list(self._orders.items())
-                for _, one in owed:
+                owed = self._orders.copy()
+                for one in owed.values():
                     end = boottime() + lease if one.announces else one.until or NEVER
                     until[one.root] = max(end, until.get(one.root, NEVER))
                 made = [commit_root(root, end) for root, end in until.items()]
                 self._orders.update({(one.root.root, one.writer): one for one in made})
-                for key, one in owed:
+                for key, one in owed.items():
                     if self._orders.get(key) is one:
-                        del self._orders[key]
+                        self._orders.pop(key, None)
+                self._version = object()
 
     def replace(self, order: Order, by: Order) -> None:
         """Owe another command instead, if this is still owed."""
         with self._lock:
             if self.owes(order):
                 self._orders[by.root.root, by.writer] = by
+                self._version = object()
                 self.landed(order)
 
     def done(self, order: Order) -> None:
@@ -123,13 +138,13 @@ class Pending:
         with self._lock:
             self.landed(order)
             if self._orders.get((order.root.root, order.writer)) is order:
-                del self._orders[order.root.root, order.writer]
+                self._forget(order.root, order.writer)
 
     def settle(self, root: RootNames, writer: str) -> None:
         """A later command of this writer has landed, which makes up for what it owed."""
         if self._orders:
             with self._lock:
-                self._orders.pop((root.root, writer), None)
+                self._forget(root, writer)
 
     def announced(self, order: Order) -> None:
         """A write has been announced after all: its begin is owed no more. Its commit would be."""
@@ -137,17 +152,24 @@ class Pending:
             with self._lock:
                 owed = self._orders.get((order.root.root, order.writer))
                 if owed is not None and owed.announces:
-                    del self._orders[order.root.root, order.writer]
+                    self._forget(order.root, order.writer)
 
     def owes(self, order: Order) -> bool:
         """Whether this is still what its writer owes: a begin that lands after its commit costs a lease."""
         return order in self._on_its_way or self._orders.get((order.root.root, order.writer)) is order
 
-    def orders(self, patience: float) -> list[Order]:
-        """All that is owed, and what has been on its way for longer than so many seconds: its loop may be over."""
+    def orders(self) -> list[Order]:
+        """All that is owed."""
+        return [*self._orders.copy().values()]
+
+    def overdue(self, patience: float) -> list[Order]:
+        """What has been on its way for longer than so many seconds: its loop may be over."""
         late = boottime() - patience
-        with self._lock:
-            return [*self._orders.values(), *(one for one, since in self._on_its_way.items() if since <= late)]
+        return [order for order, since in self._on_its_way.copy().items() if since <= late]
+
+    def _forget(self, root: RootNames, writer: str) -> None:
+        self._orders.pop((root.root, writer), None)
+        self._version = object()
 
 
 async def deliver(order: Order, link: Link) -> None:

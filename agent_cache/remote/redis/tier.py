@@ -253,13 +253,12 @@ class RedisTier:
         if core.attendant is None and not core.is_closed:
             with self._start_lock:
                 if core.attendant is None and not core.is_closed:
-                    attendant = Attendant(core)
+                    core.attendant = attendant = Attendant(core)  # first: a collection may come by here again
                     try:
                         attendant.start()
                     except RuntimeError as error:  # no more threads; the next call tries again
+                        core.attendant = None
                         core.log.once("no thread could be started to listen, so nothing is kept locally", error)
-                    else:
-                        core.attendant = attendant
         return core
 
     async def aclose(self) -> None:
