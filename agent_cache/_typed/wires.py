@@ -12,7 +12,7 @@ import msgspec
 from agent_cache._typed.failures import Undecodable
 from agent_cache._typed.parts import is_model
 
-__all__ = ["FEW", "JSON", "MESSAGE_PACK", "Wire", "field_values", "from_fields"]
+__all__ = ["FEW", "JSON", "MESSAGE_PACK", "NUMBERS", "Wire", "field_values", "from_fields"]
 
 
 FEW = 100

@@ -333,3 +333,21 @@ async def test_a_write_of_very_many_entities_moves_their_root(make: Make, valkey
     assert other.stats()["losses"] == before
     assert told == [Touched(("order",))] * 2
     assert await value_of(other, read("order:7")) == "nothing"
+
+
+@pytest.mark.parametrize("what", ["begin", "renew"])
+async def test_a_commit_stays_owed_whatever_of_its_write_lands_after_it(make: Make, valkey: Server, what: str):
+    """Networks delay, and a renewal may be on its way when the write ends."""
+    tier = make(valkey.url)
+    core = tier._core
+    settle_up, core.settle_up = core.settle_up, lambda *_: asyncio.sleep(0)
+    intent = write("order:7")
+    await tier.begin(intent)
+    tier.commit(intent, intent.tags, failed=False, hold=0.0).close()
+    for order in core.pending.overdue(0.0):
+        core.owe(order)
+    await getattr(tier, what)(intent)
+    assert tier.stats()["pending"] == 1
+    core.settle_up = settle_up
+    await until(lambda: is_well(tier))
+    assert valkey.command("ZCARD", "w:{agent_cache:order}") == 0

@@ -29,7 +29,6 @@ async def renew(core: Core, write: WriteIntent) -> None:
     for order, outcome in zip(orders, outcomes, strict=True):
         if outcome is None:
             core.epochs.touch(order.cells)  # as a begin: it may have been one
-            core.pending.announced(order)
 
 
 def commit(
@@ -91,6 +90,9 @@ async def _give_one(core: Core, order: Order) -> Unreachable | None:
             return error
         else:
             core.pending.landed(order)
-            core.pending.settle(order.root, order.writer)
+            if order.announces:
+                core.pending.announced(order)
+            else:
+                core.pending.settle(order.root, order.writer)
             break
     return None
