@@ -132,6 +132,18 @@ class Terminator:
     def _call(self, work: Any) -> None:
         asyncio.run_coroutine_threadsafe(work, self._loop).result(10)
 
+    def freeze(self) -> threading.Event:
+        """Have it do nothing until the event is set that this gives."""
+        is_frozen, go_on = threading.Event(), threading.Event()
+
+        def wait() -> None:
+            is_frozen.set()
+            go_on.wait(10)
+
+        self._loop.call_soon_threadsafe(wait)
+        assert is_frozen.wait(10)
+        return go_on
+
     async def _listen(self) -> None:
         self._server = await asyncio.start_server(self._carry, HOST, 0, ssl=self._context)
         self.port = self._server.sockets[0].getsockname()[1]
@@ -272,15 +284,18 @@ def test_a_connection_that_is_given_up_half_way_is_closed_at_once(authority: Aut
     """Its loop may end right then, and what is said to a silent server would never be answered."""
     with ExitStack() as exits:
         silent = exits.enter_context(socket.create_server((HOST, 0)))
-        port = silent.getsockname()[1]
+        port, tls = silent.getsockname()[1], None
         if stuck == "in the log in":
-            port = exits.enter_context(Terminator(port, authority.issue("server"), None)).port
+            tls = exits.enter_context(Terminator(port, authority.issue("server"), None))
+            port = tls.port
 
         async def give_up() -> None:
             opening = asyncio.create_task(Link.open(deployment, deployment.seeds[0], limit=100, timeout=9.0))
             arrived, _ = await asyncio.to_thread(silent.accept)
             exits.enter_context(arrived)
             await asyncio.to_thread(arrived.recv, 1)
+            if tls is not None:
+                exits.callback(tls.freeze().set)  # it does not say goodbye back before the loop is over
             opening.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await opening
