@@ -76,6 +76,11 @@ class Pending:
     def __len__(self) -> int:
         return len(self._orders) + len(self._on_its_way)
 
+    @property
+    def owed(self) -> int:
+        """How many are owed; what is on its way has not failed yet."""
+        return len(self._orders)
+
     def after_fork(self) -> None:
         """In the child, which owes the same: both may deliver it. What is on its way is so in the parent."""
         self._lock = threading.RLock()

@@ -236,12 +236,12 @@ class RedisTier:
         """Counts of this process, and how it stands: a plain copy, to be logged or exported.
 
         Returns:
-            The fields of `Counters`, and ``pending`` (invalidations that have not landed), ``servers`` (address to
+            The fields of `Counters`, and ``pending`` (invalidations that are owed), ``servers`` (address to
             ``"ok"`` or why it is not asked), ``trusted`` (whether local copies are served now).
         """
         core = self._core
         return core.counters.as_dict() | {
-            "pending": len(core.pending),
+            "pending": core.pending.owed,
             "servers": {str(node): core.state_of(node) for node in core.topology.nodes},
             "trusted": self.trusted_until() > CLOCK.now(),
         }
