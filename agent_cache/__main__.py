@@ -2,7 +2,7 @@
 
 import sys
 
-from agent_cache.cli import main
+from agent_cache.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

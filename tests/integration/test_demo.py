@@ -25,7 +25,7 @@ from agent_cache._demo.shop import READS
 from agent_cache._demo.spectator import Spectator
 from agent_cache._demo.tools import ForgetfulTools, ShopTools
 from agent_cache._demo.truth import Truth
-from agent_cache.cli import main
+from agent_cache.cli.main import main
 
 KINDS = {"hit", "miss", "shared", "write", "stopped"}
 

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 import agent_cache
-from agent_cache.cli import main
+from agent_cache.cli.main import main
 from agent_cache.recording import Cassette
 
 SECRET = "sk-" + "a1b2c3d4" * 4
