@@ -8,13 +8,13 @@ import typing
 if typing.TYPE_CHECKING:
     from agent_cache._async_cache import AsyncCache
     from agent_cache._cache import AgentCache
-    from agent_cache._core.loop_policy import LoopHints, LoopPolicy
-    from agent_cache._core.policies import RemotePolicy
-    from agent_cache._core.tags import tags_from
-    from agent_cache._core.trace import TraceRecord
+    from agent_cache.core.loop_policy import LoopHints, LoopPolicy
+    from agent_cache.core.policies import RemotePolicy
+    from agent_cache.core.tags import tags_from
+    from agent_cache.session.trace import TraceRecord
     from agent_cache._invalidator import AgentCacheInvalidator, invalidate, writing
-    from agent_cache._metrics import get_metrics
-    from agent_cache._session import AgentCacheSession
+    from agent_cache.metrics import get_metrics
+    from agent_cache.session import AgentCacheSession
     from agent_cache.config import configure
     from agent_cache.errors import (
         AgentCacheError,
@@ -50,16 +50,16 @@ __all__ = [
 _HOMES = {
     "AgentCache": "_cache",
     "AgentCacheInvalidator": "_invalidator",
-    "AgentCacheSession": "_session",
+    "AgentCacheSession": "session",
     "AsyncCache": "_async_cache",
-    "LoopHints": "_core.loop_policy",
-    "LoopPolicy": "_core.loop_policy",
-    "RemotePolicy": "_core.policies",
-    "TraceRecord": "_core.trace",
+    "LoopHints": "core.loop_policy",
+    "LoopPolicy": "core.loop_policy",
+    "RemotePolicy": "core.policies",
+    "TraceRecord": "session.trace",
     "configure": "config",
-    "get_metrics": "_metrics",
+    "get_metrics": "metrics",
     "invalidate": "_invalidator",
-    "tags_from": "_core.tags",
+    "tags_from": "core.tags",
     "writing": "_invalidator",
 }
 _MODULES = frozenset({"config", "errors", "recording", "remote", "testing"})

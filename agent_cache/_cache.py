@@ -7,20 +7,20 @@ from collections.abc import Callable, Coroutine, Hashable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, overload
 
-from agent_cache._core.checks import checked_choice, checked_function, seconds
-from agent_cache._core.entries import protection_named
-from agent_cache._core.loop_policy import NO_HINTS, LoopHints, checked_hints
-from agent_cache._core.parameters import Parameters
-from agent_cache._core.policies import ReadPolicy, RemotePolicy
-from agent_cache._core.tags import ComputedTags, TagSet
-from agent_cache._pipeline.cache_key import CacheKey
-from agent_cache._pipeline.codegen import read_body
-from agent_cache._pipeline.read_operation import ReadOperation
+from agent_cache.core.checks import checked_choice, checked_function, seconds
+from agent_cache.core.entries import protection_named
+from agent_cache.core.loop_policy import NO_HINTS, LoopHints, checked_hints
+from agent_cache.core.parameters import Parameters
+from agent_cache.core.policies import ReadPolicy, RemotePolicy
+from agent_cache.core.tags import ComputedTags, TagSet
+from agent_cache.engine.cache_key import CacheKey
+from agent_cache.engine.codegen import read_body
+from agent_cache.engine.read_operation import ReadOperation
 from agent_cache._toolcheck import checked_tool, identity_of
-from agent_cache._typed.annotations import Returns
+from agent_cache.values.annotations import Returns
 from agent_cache.config import checked_tier
 from agent_cache.errors import ConfigurationError
-from agent_cache.remote.protocols import Tier
+from agent_cache.remote.protocol import Tier
 
 __all__ = ["AgentCache", "CachedTool", "Resource", "checked_remote"]
 

@@ -8,23 +8,23 @@ from datetime import timedelta
 from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, overload
 
 from agent_cache._cache import Resource, checked_remote
-from agent_cache._core.checks import checked_choice, checked_function, seconds
-from agent_cache._core.ledger import Region
-from agent_cache._core.loop_policy import NO_HINTS, LoopHints, checked_hints
-from agent_cache._core.parameters import Parameters
-from agent_cache._core.policies import RemotePolicy, WritePolicy
-from agent_cache._core.tags import TagSet, parse_tag, root_of
-from agent_cache._metrics import METRICS
-from agent_cache._pipeline.cache_key import CacheKey
-from agent_cache._pipeline.codegen import write_body
-from agent_cache._pipeline.scope import SCOPE
-from agent_cache._pipeline.state import drop
-from agent_cache._pipeline.write_operation import WriteOperation
-from agent_cache._pipeline.writes import Write, tiers_under
+from agent_cache.core.checks import checked_choice, checked_function, seconds
+from agent_cache.core.ledger import Region
+from agent_cache.core.loop_policy import NO_HINTS, LoopHints, checked_hints
+from agent_cache.core.parameters import Parameters
+from agent_cache.core.policies import RemotePolicy, WritePolicy
+from agent_cache.core.tags import TagSet, parse_tag, root_of
+from agent_cache.metrics import METRICS
+from agent_cache.engine.cache_key import CacheKey
+from agent_cache.engine.codegen import write_body
+from agent_cache.engine.scope import SCOPE
+from agent_cache.engine.state import drop
+from agent_cache.engine.write_operation import WriteOperation
+from agent_cache.engine.writes import Write, tiers_under
 from agent_cache._toolcheck import checked_tool, identity_of
 from agent_cache.config import checked_tier
 from agent_cache.errors import ConfigurationError
-from agent_cache.remote.protocols import Tier
+from agent_cache.remote.protocol import Tier
 
 __all__ = ["AgentCacheInvalidator", "InvalidatingTool", "invalidate", "writing"]
 

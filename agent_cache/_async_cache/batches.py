@@ -14,10 +14,10 @@ from types import TracebackType
 from typing import Any, Protocol
 
 from agent_cache._async_cache.shelf import Kept, Shelf
-from agent_cache._core.keys import Part
-from agent_cache._core.ledger import Load
-from agent_cache._pipeline.call import ENCLOSING, Call
-from agent_cache._pipeline.single_flight import Flight
+from agent_cache.core.keys import Part
+from agent_cache.core.ledger import Load
+from agent_cache.engine.call import ENCLOSING, Call
+from agent_cache.engine.single_flight import Flight
 
 __all__ = ["BatchLoader", "Batches", "Limits", "Loading", "Slot"]
 

@@ -11,7 +11,7 @@ from agent_cache._fleet.screen import print_json, progress
 from agent_cache._fleet.servers import Servers, opened
 from agent_cache._fleet.survey import batches, entries_of, root_of_cell
 from agent_cache.errors import ConfigurationError
-from agent_cache.remote.protocols import WriteIntent
+from agent_cache.remote.protocol import WriteIntent
 from agent_cache.remote.redis import RedisTier
 from agent_cache.remote.redis.wire import ReplyError, Unreachable
 

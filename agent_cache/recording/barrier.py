@@ -6,9 +6,9 @@ from collections.abc import Awaitable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from agent_cache._pipeline.operation import Operation
-from agent_cache._pipeline.scope import SCOPE, Scope
-from agent_cache._pipeline.tape import ACTIVE, TapedCall, TapedScope
+from agent_cache.engine.operation import Operation
+from agent_cache.engine.scope import SCOPE, Scope
+from agent_cache.engine.tape import ACTIVE, TapedCall, TapedScope
 from agent_cache.errors import CassetteError
 from agent_cache.recording.frame import Frame
 from agent_cache.recording.redaction import Redaction

@@ -9,8 +9,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
-from agent_cache._pipeline.scope import SCOPE, Scope
-from agent_cache._pipeline.tape import ACTIVE, TapedScope
+from agent_cache.engine.scope import SCOPE, Scope
+from agent_cache.engine.tape import ACTIVE, TapedScope
 from agent_cache.errors import CassetteError, ConfigurationError
 from agent_cache.recording.barrier import beneath_barrier
 from agent_cache.recording.tape import Tape

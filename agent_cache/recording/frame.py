@@ -10,7 +10,7 @@ from agent_cache.recording.format import RecordedCall
 from agent_cache.recording.llm_shapes import Usage
 
 if TYPE_CHECKING:
-    from agent_cache._pipeline.tape import TapedCall
+    from agent_cache.engine.tape import TapedCall
     from agent_cache.recording.subject import Subject
     from agent_cache.recording.tape import Tape
 

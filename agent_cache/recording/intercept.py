@@ -7,9 +7,9 @@ import inspect
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar, overload
 
-from agent_cache._core.checks import checked_choice
-from agent_cache._pipeline.scope import SCOPE
-from agent_cache._pipeline.tape import ACTIVE, mind_escape
+from agent_cache.core.checks import checked_choice
+from agent_cache.engine.scope import SCOPE
+from agent_cache.engine.tape import ACTIVE, mind_escape
 from agent_cache.errors import ConfigurationError
 from agent_cache.recording.performance import perform, perform_now
 from agent_cache.recording.streams import played_stream, recorded_stream, relay

@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-from agent_cache._typed.failures import Undecodable, Unencodable
-from agent_cache._typed.schema import Schema, schema_of
+from agent_cache.values.failures import Undecodable, Unencodable
+from agent_cache.values.schema import Schema, schema_of
 from agent_cache.errors import CassetteError
 from agent_cache.recording.classes import name_of, registered
 from agent_cache.recording.failures import failure_of, map_failure

@@ -9,9 +9,9 @@ import weakref
 from collections.abc import Awaitable, Mapping
 from typing import Any
 
-from agent_cache._pipeline.operation import Operation
-from agent_cache._pipeline.retelling import retell
-from agent_cache._pipeline.tape import TapedCall
+from agent_cache.engine.operation import Operation
+from agent_cache.engine.retelling import retell
+from agent_cache.engine.tape import TapedCall
 from agent_cache.errors import CassetteError, ConfigurationError
 from agent_cache.recording.frame import Frame
 from agent_cache.recording.identity import ROOT_PLACE, digest_of, digest_of_key, place_of

@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from agent_cache._typed.failures import Undecodable
+from agent_cache.values.failures import Undecodable
 from agent_cache.errors import ConfigurationError
 from agent_cache.remote.envelopes import header
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from agent_cache import AgentCache, configure
-from agent_cache._pipeline import identities
+from agent_cache.engine import identities
 from agent_cache.errors import ConfigurationError
 from agent_cache.testing import MemoryServer, MemoryTier
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from agent_cache import AgentCache, AgentCacheInvalidator, RemoteTierError, configure, invalidate, writing
-from agent_cache._pipeline.writes import outlive
+from agent_cache.engine.writes import outlive
 from agent_cache.remote import WriteIntent
 from agent_cache.testing import MemoryServer, MemoryTier
 from agent_cache.testing.contract.workbench import load, read, value_of

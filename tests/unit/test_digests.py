@@ -19,8 +19,8 @@ import pytest
 from hypothesis import given
 
 import agent_cache
-from agent_cache._core.keys import canonical
-from agent_cache._core.standard import text_of_standard_value
+from agent_cache.values.encoding import canonical
+from agent_cache.values.standard import text_of_standard_value
 from agent_cache.remote import digests
 from agent_cache.remote.digests import segment_digest
 from tests.harness.digests import CORPUS, Colour, Outer, Point, digest, lines

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from agent_cache._core.entries import NEVER, Entry
-from agent_cache._core.ledger import Ledger, Load, Region
-from agent_cache._core.partition import Partition
+from agent_cache.core.entries import NEVER, Entry
+from agent_cache.core.ledger import Ledger, Load, Region
+from agent_cache.core.partition import Partition
 
 INDEFINITELY = float("inf")
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
-from agent_cache._core.sizes import is_large
-from agent_cache._core.tables import make_room
-from agent_cache.remote.protocols import Request
+from agent_cache.values.sizes import is_large
+from agent_cache.values.tables import make_room
+from agent_cache.remote.protocol import Request
 from agent_cache.remote.redis.names import CellKey, RootNames
 
 __all__ = ["Memo"]

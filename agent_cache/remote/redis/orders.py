@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from agent_cache._core.sizes import is_large
-from agent_cache._core.tables import make_room
-from agent_cache.remote.protocols import WriteIntent
+from agent_cache.values.sizes import is_large
+from agent_cache.values.tables import make_room
+from agent_cache.remote.protocol import WriteIntent
 from agent_cache.remote.redis.leases import NEVER
 from agent_cache.remote.redis.messages import message
 from agent_cache.remote.redis.names import CellKey, RootNames

@@ -6,9 +6,9 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from agent_cache._core.tables import make_room
+from agent_cache.values.tables import make_room
 from agent_cache.remote.codecs import Undecodable
-from agent_cache.remote.protocols import Found
+from agent_cache.remote.protocol import Found
 from agent_cache.remote.redis.clients import Fetched, LoopClient
 from agent_cache.remote.redis.leases import boottime
 from agent_cache.remote.redis.names import CellKey, RootNames

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import agent_cache
-from agent_cache._pipeline.scope import SCOPE
+from agent_cache.engine.scope import SCOPE
 from agent_cache.recording import Cassette, CassetteError, CassetteNotFound, intercept, record, register, replay
 
 
