@@ -14,8 +14,8 @@ from types import TracebackType
 from typing import Any, Protocol
 
 from agent_cache._async_cache.shelf import Kept, Shelf
+from agent_cache.core.coherence import Load
 from agent_cache.core.keys import Part
-from agent_cache.core.ledger import Load
 from agent_cache.engine.call import ENCLOSING, Call
 from agent_cache.engine.single_flight import Flight
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Final, TypedDict
 from agent_cache._async_cache.batches import Batches, BatchLoader, Loading, Slot
 from agent_cache._async_cache.shelf import Contents, Kept, Shelf, identity
 from agent_cache._async_cache.upstream import upstream_class
-from agent_cache.core.entries import NEVER
 from agent_cache.core.keys import PLAIN
+from agent_cache.core.store import NEVER
 from agent_cache.engine.call import ENCLOSING, Call
 from agent_cache.engine.single_flight import single_flight
 from agent_cache.errors import ConfigurationError

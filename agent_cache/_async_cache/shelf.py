@@ -14,10 +14,9 @@ from typing import Any, Final, Protocol
 from uuid import UUID
 
 from agent_cache.clock import CLOCK
-from agent_cache.core.entries import NEVER, Entry
+from agent_cache.core.coherence import Load, Partition
 from agent_cache.core.keys import PLAIN, Part, key_part
-from agent_cache.core.ledger import Load
-from agent_cache.core.partition import Partition
+from agent_cache.core.store import NEVER, Entry
 from agent_cache.engine.reaper import free
 from agent_cache.engine.state import LEDGER
 from agent_cache.errors import AgentLoopDetectedError

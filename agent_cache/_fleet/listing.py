@@ -7,10 +7,10 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from agent_cache.core.tags import parse_tag
 from agent_cache._fleet.screen import amount, duration, print_json, print_table, progress
 from agent_cache._fleet.servers import opened
 from agent_cache._fleet.survey import Entry, batches, entries_of, root_of_cell
+from agent_cache.core.tags import parse_tag
 from agent_cache.errors import ConfigurationError
 from agent_cache.remote.redis.names import CellKey
 

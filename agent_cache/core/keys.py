@@ -10,9 +10,8 @@ import marshal
 from collections.abc import Hashable
 from typing import Any
 
-from agent_cache.values.encoding import Encoder, canonical
-from agent_cache.values.tables import make_room
 from agent_cache.errors import UncacheableArgumentsError as Uncacheable
+from agent_cache.values.canonical import Encoder, canonical, make_room
 
 __all__ = ["ALIASES", "PLAIN", "Part", "Uncacheable", "key_part"]
 

@@ -14,10 +14,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from agent_cache.clock import CLOCK
-from agent_cache.core.entries import Entry
-from agent_cache.values.encoding import MISSING
-from agent_cache.core.partition import Partition
-from agent_cache.metrics import Stats
+from agent_cache.config import CURRENT
+from agent_cache.core.coherence import Partition
+from agent_cache.core.store import Entry
 from agent_cache.engine.call import Call, Stage
 from agent_cache.engine.identities import check_identity
 from agent_cache.engine.invalidate import invalidate
@@ -27,7 +26,8 @@ from agent_cache.engine.sources import load, run_tool
 from agent_cache.engine.state import log_once
 from agent_cache.engine.tiers import ask_first, consult_tiers, trust_in
 from agent_cache.engine.watches import Observe, Watch, observer
-from agent_cache.config import CURRENT
+from agent_cache.metrics import Stats
+from agent_cache.values.canonical import MISSING
 
 if TYPE_CHECKING:
     from agent_cache.engine.operation import Operation

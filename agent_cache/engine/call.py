@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Hashable
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Protocol
 
-from agent_cache.core.entries import Entry
+from agent_cache.core.store import Entry
 from agent_cache.core.tags import Tag
 
 if TYPE_CHECKING:

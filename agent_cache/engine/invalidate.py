@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agent_cache.core.entries import Entry
+from agent_cache.core.store import Entry
 from agent_cache.core.tags import Tag
 from agent_cache.engine.call import Call, Proceed
 from agent_cache.engine.scope import SCOPE

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from agent_cache.clock import CLOCK
-from agent_cache.core.entries import IMMUTABLE, NEVER, Entry, Guarded, Unprotectable
-from agent_cache.core.partition import Partition
-from agent_cache.values.sizes import size_of
+from agent_cache.config import CURRENT
+from agent_cache.core.coherence import Partition
+from agent_cache.core.store import IMMUTABLE, NEVER, Entry, Guarded, Unprotectable
 from agent_cache.core.tags import Tag
 from agent_cache.engine.call import Call
 from agent_cache.engine.reaper import free
 from agent_cache.engine.state import LEDGER, log_once, make_room
-from agent_cache.config import CURRENT
+from agent_cache.values.canonical import size_of
 
 __all__ = ["count_unstored", "keep", "keepsake", "put", "tags_of_result"]
 

@@ -14,8 +14,8 @@ from collections.abc import Callable, Hashable
 from functools import partial
 
 from agent_cache.clock import CLOCK
-from agent_cache.core.entries import NEVER
-from agent_cache.core.ledger import Region
+from agent_cache.core.coherence import Region
+from agent_cache.core.store import NEVER
 from agent_cache.core.tags import root_of
 from agent_cache.engine.reaper import free
 from agent_cache.engine.state import LEDGER, drop, log_once

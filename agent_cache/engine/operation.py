@@ -6,14 +6,14 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Generic, TypeVar
 
 from agent_cache.clock import CLOCK
-from agent_cache.core.entries import Entry
 from agent_cache.core.parameters import Parameters
 from agent_cache.core.policies import ReadPolicy, WritePolicy
+from agent_cache.core.store import Entry
 from agent_cache.core.tags import TagSet
-from agent_cache.metrics import METRICS
 from agent_cache.engine.call import ENCLOSING, Call
 from agent_cache.engine.scope import SCOPE, Plan, Scope
 from agent_cache.engine.tape import ACTIVE, mind_escape
+from agent_cache.metrics import METRICS
 from agent_cache.remote.protocol import Tier
 
 __all__ = ["Operation", "count"]

@@ -7,12 +7,9 @@ from collections.abc import Awaitable, Hashable, Mapping
 from functools import partial
 from typing import Any, Final
 
-from agent_cache.values.encoding import MISSING
+from agent_cache.config import CURRENT, Configuration
+from agent_cache.core.coherence import Partition, Region
 from agent_cache.core.keys import Uncacheable, key_part
-from agent_cache.values.encoding import canonical
-from agent_cache.core.ledger import Region
-from agent_cache.values.outcomes import is_empty
-from agent_cache.core.partition import Partition
 from agent_cache.core.policies import ReadPolicy
 from agent_cache.engine.assemble import read_plan
 from agent_cache.engine.cache_key import CacheKey
@@ -26,8 +23,9 @@ from agent_cache.engine.state import LEDGER, drop, log_once
 from agent_cache.engine.tape import TapedCall
 from agent_cache.engine.tiers import request_of
 from agent_cache.engine.writes import outlive
-from agent_cache.config import CURRENT, Configuration
 from agent_cache.remote.protocol import Request, Tier
+from agent_cache.values.canonical import MISSING, canonical
+from agent_cache.values.compare import is_empty
 
 __all__ = ["UNKEYED", "ReadOperation"]
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from agent_cache.clock import CLOCK
-from agent_cache.metrics import METRICS
 from agent_cache.engine.call import Call
 from agent_cache.engine.operation import count
 from agent_cache.engine.read_operation import UNKEYED
 from agent_cache.engine.tape import TapedCall, TapedScope
 from agent_cache.errors import AgentLoopDetectedError
+from agent_cache.metrics import METRICS
 
 __all__ = ["retell"]
 

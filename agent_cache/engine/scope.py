@@ -8,13 +8,13 @@ from collections.abc import Awaitable, Callable, Hashable
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from agent_cache.core.entries import Entry
-from agent_cache.core.partition import Partition
-from agent_cache.metrics import Metrics, Stats
+from agent_cache.config import CURRENT, Configuration
+from agent_cache.core.coherence import Partition
+from agent_cache.core.store import Entry
 from agent_cache.engine.call import Call
 from agent_cache.engine.watches import Observe, Watch, entrance, exit_past
-from agent_cache.config import CURRENT, Configuration
 from agent_cache.errors import AgentLoopDetectedError
+from agent_cache.metrics import Metrics, Stats
 
 if TYPE_CHECKING:
     from agent_cache.engine.operation import Operation

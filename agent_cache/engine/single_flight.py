@@ -19,15 +19,14 @@ from collections.abc import Awaitable, Hashable
 from typing import Any, Final, NoReturn
 
 from agent_cache.clock import CLOCK
-from agent_cache.core.entries import Entry
-from agent_cache.values.encoding import MISSING
-from agent_cache.core.ledger import Load
-from agent_cache.core.partition import Partition
+from agent_cache.core.coherence import Load, Partition
+from agent_cache.core.store import Entry
 from agent_cache.core.tags import Tag
 from agent_cache.engine.call import Call, Proceed
 from agent_cache.engine.reaper import free
 from agent_cache.engine.state import LEDGER
 from agent_cache.remote.protocol import Ticket, Tier
+from agent_cache.values.canonical import MISSING
 
 __all__ = ["PROMOTED", "Failure", "Flight", "single_flight", "take_over"]
 

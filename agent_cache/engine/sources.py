@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from agent_cache.clock import CLOCK
-from agent_cache.core.entries import Entry
+from agent_cache.core.store import Entry
 from agent_cache.engine.call import Call
 from agent_cache.engine.keep import keep
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import logging
 
-from agent_cache.core.entries import Entry
-from agent_cache.core.ledger import Ledger, Region
-from agent_cache.core.partition import Partition
-from agent_cache.engine.reaper import free
 from agent_cache.config import CURRENT, Configuration
+from agent_cache.core.coherence import Ledger, Partition, Region
+from agent_cache.core.store import Entry
+from agent_cache.engine.reaper import free
 
 __all__ = ["LEDGER", "LOG", "clear_everything", "drop", "forget_what_was_logged", "log_once", "make_room"]
 

@@ -7,19 +7,19 @@ from collections.abc import Awaitable, Hashable
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Protocol
 
-from agent_cache.core.entries import Entry
-from agent_cache.values.encoding import MISSING
+from agent_cache.config import CURRENT
+from agent_cache.core.store import Entry
 from agent_cache.engine.assemble import beneath_a_tape, under_a_tape
 from agent_cache.engine.call import Call, Proceed
 from agent_cache.engine.scope import Participant, Plan, Scope
 from agent_cache.engine.watches import Instead
-from agent_cache.config import CURRENT
+from agent_cache.values.canonical import MISSING
 
 if TYPE_CHECKING:
-    from agent_cache.metrics import Metrics
     from agent_cache.engine.operation import Operation
     from agent_cache.engine.read_operation import ReadOperation
     from agent_cache.engine.write_operation import WriteOperation
+    from agent_cache.metrics import Metrics
 
 __all__ = ["ACTIVE", "Tape", "TapedCall", "TapedScope", "mind_escape", "tell_tape", "tell_tape_of_loop"]
 

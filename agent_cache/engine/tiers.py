@@ -6,10 +6,8 @@ from collections.abc import Hashable
 from typing import Any, Final
 
 from agent_cache.clock import CLOCK
-from agent_cache.core.entries import NEVER, Entry
 from agent_cache.core.keys import PLAIN
-from agent_cache.values.sizes import is_large
-from agent_cache.values.tables import make_room
+from agent_cache.core.store import NEVER, Entry
 from agent_cache.engine.call import Call, Proceed
 from agent_cache.engine.keep import count_unstored, keepsake, put
 from agent_cache.engine.news import is_trusted, settle, trust_in
@@ -17,6 +15,7 @@ from agent_cache.engine.refreshing import refresh
 from agent_cache.engine.scope import TENANT
 from agent_cache.engine.state import log_once
 from agent_cache.remote.protocol import Found, Request, Ticket, Tier
+from agent_cache.values.canonical import is_large, make_room
 
 __all__ = ["ask_first", "consult_tiers", "request_of", "trust_in"]
 

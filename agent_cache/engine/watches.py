@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any, NamedTuple, Protocol
 
-from agent_cache.core.entries import Entry
-from agent_cache.values.encoding import MISSING
+from agent_cache.core.store import Entry
 from agent_cache.engine.call import Call
 from agent_cache.errors import AgentLoopDetectedError
+from agent_cache.values.canonical import MISSING
 
 __all__ = ["Enter", "Instead", "Leave", "Observe", "Watch", "entrance", "exit_past", "observer"]
 

@@ -17,14 +17,14 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from agent_cache.clock import CLOCK
-from agent_cache.core.ledger import Hold, Region
+from agent_cache.config import CURRENT
+from agent_cache.core.coherence import Hold, Region
 from agent_cache.core.policies import WritePolicy
 from agent_cache.core.tags import Tag, TagRule
-from agent_cache.metrics import Stats
 from agent_cache.engine.reaper import free
 from agent_cache.engine.state import LEDGER, log_once
-from agent_cache.config import CURRENT
 from agent_cache.errors import RemoteTierError
+from agent_cache.metrics import Stats
 from agent_cache.remote.protocol import Request, Tier, WriteIntent
 
 __all__ = ["Write", "outlive", "tiers_under"]

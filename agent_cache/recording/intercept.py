@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar, overload
 
-from agent_cache.core.checks import checked_choice
+from agent_cache.core.policies import checked_choice
 from agent_cache.engine.scope import SCOPE
 from agent_cache.engine.tape import ACTIVE, mind_escape
 from agent_cache.errors import ConfigurationError

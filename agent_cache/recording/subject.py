@@ -11,9 +11,9 @@ from functools import cached_property
 from typing import Any
 
 from agent_cache.core.parameters import Parameters
+from agent_cache.recording.llm_shapes import Extract
 from agent_cache.values.annotations import Returns
 from agent_cache.values.schema import Schema, schema_of
-from agent_cache.recording.llm_shapes import Extract
 
 __all__ = ["KINDS", "Subject", "module_and_name"]
 

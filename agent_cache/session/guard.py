@@ -9,15 +9,15 @@ import weakref
 from collections.abc import Callable
 from typing import Any, Final, Literal
 
-from agent_cache.core.checks import checked_choice, checked_function
-from agent_cache.values.encoding import MISSING
-from agent_cache.session.loops import Verdict
-from agent_cache.session.progress import Progress
-from agent_cache.metrics import METRICS, Metrics
+from agent_cache.core.policies import checked_choice, checked_function
 from agent_cache.engine.state import log_once
 from agent_cache.engine.tape import tell_tape_of_loop
 from agent_cache.engine.watches import Instead
 from agent_cache.errors import AgentLoopDetectedError
+from agent_cache.metrics import METRICS, Metrics
+from agent_cache.session.loops import Verdict
+from agent_cache.session.progress import Progress
+from agent_cache.values.canonical import MISSING
 
 __all__ = ["Decision", "LoopGuard", "OnLoop", "OnNotice", "report_of"]
 

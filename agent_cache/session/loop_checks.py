@@ -12,11 +12,12 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from typing import Final
 
-from agent_cache.core.entries import Entry
-from agent_cache.core.loop_policy import NEVER, NO_HINTS, LoopHints
+from agent_cache.core.policies import NO_HINTS, LoopHints
+from agent_cache.core.store import Entry
+from agent_cache.session.loop_policy import NEVER
 from agent_cache.session.loops import MASK, MAX_WITNESSES, Check, Detector, Level, Verdict
-from agent_cache.values.outcomes import fingerprint, shown
 from agent_cache.session.recurrence import Identify, Recurrence
+from agent_cache.values.compare import fingerprint, shown
 
 __all__ = ["LoopChecks"]
 

@@ -13,7 +13,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from agent_cache.core.loop_policy import NEVER, LoopPolicy
+from agent_cache.session.loop_policy import NEVER, LoopPolicy
 from agent_cache.session.progress import Progress
 from agent_cache.session.recurrence import NO_CALL, Identify, Recurrence
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from agent_cache.core.loop_policy import NEVER
+from agent_cache.session.loop_policy import NEVER
 
 __all__ = ["Progress"]
 

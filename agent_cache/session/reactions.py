@@ -7,18 +7,18 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import TYPE_CHECKING, Any, Final
 
-from agent_cache.core.entries import Entry
-from agent_cache.values.encoding import MISSING
-from agent_cache.session.loops import Verdict
-from agent_cache.session.progress import Progress
-from agent_cache.session.trace import Trace
+from agent_cache.core.store import Entry
 from agent_cache.engine.call import ENCLOSING, Call
 from agent_cache.engine.operation import Operation
 from agent_cache.engine.read_operation import ReadOperation
 from agent_cache.engine.tape import tell_tape
 from agent_cache.engine.watches import Instead
-from agent_cache.session.guard import LoopGuard, report_of
 from agent_cache.errors import AgentLoopDetectedError
+from agent_cache.session.guard import LoopGuard, report_of
+from agent_cache.session.loops import Verdict
+from agent_cache.session.progress import Progress
+from agent_cache.session.trace import Trace
+from agent_cache.values.canonical import MISSING
 
 if TYPE_CHECKING:
     from agent_cache.session.session import AgentCacheSession

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from typing import Any, Final
 
-from agent_cache.core.entries import Entry
-from agent_cache.core.loop_policy import NEVER
-from agent_cache.values.outcomes import shown
+from agent_cache.core.store import Entry
+from agent_cache.session.loop_policy import NEVER
+from agent_cache.values.compare import shown
 
 __all__ = ["NO_CALL", "Identify", "Recurrence"]
 

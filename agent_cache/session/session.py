@@ -10,23 +10,23 @@ from types import TracebackType
 from typing import Any, Self
 
 from agent_cache.clock import CLOCK
-from agent_cache.core.checks import checked_flag, checked_text, count
-from agent_cache.core.entries import NEVER
+from agent_cache.core.coherence import Partition
 from agent_cache.core.keys import Uncacheable, key_part
-from agent_cache.core.loop_policy import LoopPolicy, policy_of
-from agent_cache.session.loops import Detector
-from agent_cache.core.partition import Partition
-from agent_cache.session.progress import Progress
-from agent_cache.session.trace import Trace, TraceRecord
-from agent_cache.metrics import Metrics, Stats
+from agent_cache.core.policies import checked_flag, checked_text, count
+from agent_cache.core.store import NEVER
 from agent_cache.engine.operation import Operation
 from agent_cache.engine.read_operation import ReadOperation
 from agent_cache.engine.reaper import free
 from agent_cache.engine.scope import SCOPE, Scope
 from agent_cache.engine.state import LEDGER
-from agent_cache.session.guard import LoopGuard, OnLoop, OnNotice
-from agent_cache.session.watch import SessionWatch
 from agent_cache.errors import AgentLoopDetectedError, ConfigurationError
+from agent_cache.metrics import Metrics, Stats
+from agent_cache.session.guard import LoopGuard, OnLoop, OnNotice
+from agent_cache.session.loop_policy import LoopPolicy, policy_of
+from agent_cache.session.loops import Detector
+from agent_cache.session.progress import Progress
+from agent_cache.session.trace import Trace, TraceRecord
+from agent_cache.session.watch import SessionWatch
 
 __all__ = ["AgentCacheSession"]
 

@@ -7,21 +7,21 @@ import sys
 from collections.abc import Callable, Hashable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from agent_cache.core.entries import NEVER, Entry
-from agent_cache.values.encoding import MISSING
-from agent_cache.session.loop_checks import LoopChecks
-from agent_cache.core.loop_policy import LoopPolicy
-from agent_cache.session.loops import Detector
-from agent_cache.values.outcomes import signature_of
-from agent_cache.session.progress import Progress
-from agent_cache.session.trace import Trace
-from agent_cache.metrics import Stats
+from agent_cache.core.store import NEVER, Entry
 from agent_cache.engine.call import ENCLOSING, Call
 from agent_cache.engine.operation import Operation
 from agent_cache.engine.watches import Instead, Observe
+from agent_cache.metrics import Stats
 from agent_cache.session.guard import LoopGuard
 from agent_cache.session.identity import Identity
+from agent_cache.session.loop_checks import LoopChecks
+from agent_cache.session.loop_policy import LoopPolicy
+from agent_cache.session.loops import Detector
+from agent_cache.session.progress import Progress
 from agent_cache.session.reactions import Reactions, cached_for
+from agent_cache.session.trace import Trace
+from agent_cache.values.canonical import MISSING
+from agent_cache.values.compare import signature_of
 
 if TYPE_CHECKING:
     from agent_cache.session.session import AgentCacheSession

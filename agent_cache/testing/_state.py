@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from agent_cache.metrics import METRICS
+from agent_cache.config import CURRENT, default_configuration
 from agent_cache.engine.codegen import GENERATION
 from agent_cache.engine.news import forget_tiers
 from agent_cache.engine.state import LEDGER, clear_everything, forget_what_was_logged
-from agent_cache.config import CURRENT, default_configuration
+from agent_cache.metrics import METRICS
 
 __all__ = ["loads_in_flight", "reset", "without_codegen"]
 

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from uuid import uuid4
 
 from agent_cache.clock import CLOCK
-from agent_cache.core.entries import NEVER, Unprotectable, structural
+from agent_cache.core.store import NEVER, Unprotectable, structural
 from agent_cache.core.tags import meet, root_of
 from agent_cache.errors import RemoteTierError
 from agent_cache.remote.protocol import Found, Listener, Request, Ticket, Touched, WriteIntent

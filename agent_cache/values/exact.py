@@ -9,7 +9,7 @@ from enum import Enum
 from itertools import chain
 from typing import Any
 
-from agent_cache.values.standard import text_of_standard_value
+from agent_cache.values.canonical import text_of_standard_value
 from agent_cache.values.failures import Unencodable
 from agent_cache.values.parts import parts_of
 

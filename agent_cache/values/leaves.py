@@ -11,7 +11,7 @@ from collections.abc import Callable
 from datetime import date, datetime, time, timedelta, timezone, tzinfo
 from typing import Any
 
-from agent_cache.values.standard import text_of_standard_value
+from agent_cache.values.canonical import text_of_standard_value
 
 __all__ = ["READERS", "STANDARD", "standard_type", "written"]
 

@@ -15,8 +15,8 @@ from datetime import date, datetime, time, timedelta
 from enum import Enum
 from typing import Any
 
-from agent_cache.values.standard import text_of_standard_value
 from agent_cache.values.annotations import hints_of
+from agent_cache.values.canonical import text_of_standard_value
 from agent_cache.values.leaves import STANDARD, standard_type
 from agent_cache.values.parts import is_model
 

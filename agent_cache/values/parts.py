@@ -13,8 +13,7 @@ from operator import attrgetter
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from agent_cache.values.fields import declared_fields
-from agent_cache.values.standard import text_of_standard_value
+from agent_cache.values.canonical import declared_fields, text_of_standard_value
 
 __all__ = ["declared_names", "is_model", "is_positional", "leaves_out_defaults", "parts_of"]
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection
 from enum import Enum
 from typing import Any
 
-from agent_cache.values.fields import declared_fields
+from agent_cache.values.canonical import declared_fields
 from agent_cache.values.failures import Undecodable, Unencodable
 from agent_cache.values.leaves import READERS, written
 from agent_cache.values.nodes import ANYTHING, Node, Record

@@ -1,15 +1,4 @@
-"""The rules of coherence in one process: which load may be stored, and what a write does to loads and entries.
-
-A load is stored only if, since it *started*, no write has touched one of its tags and none is in flight. There is no
-table of
-versions: a write acts on the loads and entries that exist. It does so twice, before it runs and when it has ended,
-    however
-it ended. The second half is what makes "no read that starts later sees the old value" true; the first keeps what a
-reader of a half-done write saw from being kept.
-
-Every method runs under `lock`, taken by the caller around each of: {start a load, join or lead}, {check, insert}, and
-{mark, drop, detach}. Time is an argument.
-"""
+"""The entries of one tool in one scope: the unit that a write reaches and that a session owns."""
 
 from __future__ import annotations
 
@@ -20,10 +9,54 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from agent_cache.core.partition import Partition
+from agent_cache.core.store import Store
 from agent_cache.core.tags import Tag, meet, root_of
 
-__all__ = ["Hold", "Ledger", "Load", "Region"]
+__all__ = ["Hold", "Ledger", "Load", "Partition", "Region"]
+
+
+class Partition:
+    """A store with what the ledger must know of it.
+
+    Attributes:
+        tool: the operation whose answers it holds.
+        owner: the session it belongs to, None for the global scope.
+        static: tags that every entry in it depends on; they need no index.
+        roots: roots that any of its entries may depend on.
+        loads: the ledger's sets of loads in flight, one for each root.
+        flights: loads in flight that a reader may join, by (key, event loop).
+        requests: what tiers were told of calls, by key. Bounded.
+        is_open: False once its session has ended; nothing is stored any more.
+    """
+
+    __slots__ = ("__weakref__", "flights", "is_open", "loads", "owner", "requests", "roots", "static", "store", "tool")
+
+    def __init__(
+        self, tool: Any, owner: object | None, static: tuple[Tag, ...], roots: tuple[str, ...], maxsize: int | None
+    ) -> None:
+        self.tool = tool
+        self.owner = owner
+        self.static = static
+        self.roots = roots
+        self.store = Store(maxsize)
+        self.flights: dict[tuple[Hashable, object], Any] = {}
+        self.loads: tuple[set[Any], ...] = ()
+        self.requests: dict[Hashable, Any] = {}
+        self.is_open = True
+
+
+# The rules of coherence in one process: which load may be stored, and what a write does to loads and entries.
+#
+# A load is stored only if, since it *started*, no write has touched one of its tags and none is in flight. There is no
+# table of
+# versions: a write acts on the loads and entries that exist. It does so twice, before it runs and when it has ended,
+#     however
+# it ended. The second half is what makes "no read that starts later sees the old value" true; the first keeps what a
+# reader of a half-done write saw from being kept.
+#
+# Every method runs under `lock`, taken by the caller around each of: {start a load, join or lead}, {check, insert}, and
+# {mark, drop, detach}. Time is an argument.
+
 
 _MANY = 1_000
 """Entries under one tag that are dropped one by one, 5 us each. More, and all of the tool's entries go at once instead:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from hashlib import blake2b
 from typing import Any, Final
 
-from agent_cache.values.encoding import MISSING
-from agent_cache.core.keys import Uncacheable
-from agent_cache.values.encoding import canonical
+from agent_cache.errors import UncacheableArgumentsError as Uncacheable
+from agent_cache.values.canonical import MISSING, canonical
 
 __all__ = ["fingerprint", "is_empty", "shown", "signature_of"]
 

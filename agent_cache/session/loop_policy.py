@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from datetime import timedelta
 from functools import partial
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
-from agent_cache.core.checks import checked_flag, checked_function, checked_text, count, seconds
+from agent_cache.core.policies import checked_text, count, seconds
 from agent_cache.errors import ConfigurationError
 
-__all__ = ["NEVER", "NO_HINTS", "LoopHints", "LoopPolicy", "Threshold", "checked_hints", "policy_of"]
+__all__ = ["NEVER", "LoopPolicy", "Threshold", "policy_of"]
 
 NEVER: Final = 1_000_000_000
 """More calls than a run makes. Below 2 ** 30, so that differences to it stay within one digit of CPython's integers."""
@@ -162,62 +162,3 @@ def _threshold(check: str, level: Any) -> Threshold:
 
 
 _DEFAULT: Final = LoopPolicy()
-
-
-@dataclass(frozen=True, slots=True)
-class LoopHints:
-    """What a tool says of its own repetitions: ``loop=LoopHints(...)`` on either decorator.
-
-    Args:
-        loop_key: ``loop_key(arguments)`` is what tells its calls apart, instead of all arguments: leave out request ids
-            and timestamps. `arguments` maps parameter names to values.
-        outcome_key: ``outcome_key(result)`` is what is compared, instead of the whole result: leave out timestamps and
-            ids.
-        poll: it is asked again and again on purpose. It is judged by `max_unchanged` alone, and is no part of a cycle.
-        max_unchanged: how often in a row a poll may give one outcome; the call that does so this often is acted upon.
-            None: any number.
-        off: its calls are not looked at. A new successful write still ends the epoch; of a write, the two functions
-            say what is new.
-
-    Raises:
-        ConfigurationError: for `max_unchanged` without `poll`, or below 2, and for `off` with `poll`; at decoration,
-            for a write with `poll` and without `max_unchanged`, and for a read that is `off` and says what to compare.
-    """
-
-    loop_key: Callable[[Mapping[str, Any]], Hashable] | None = None
-    outcome_key: Callable[[Any], Any] | None = None
-    poll: bool = False
-    max_unchanged: int | None = None
-    off: bool = False
-
-    def __post_init__(self) -> None:
-        checked_function(self.loop_key, "LoopHints: loop_key")
-        checked_function(self.outcome_key, "LoopHints: outcome_key")
-        for name in ("poll", "off"):
-            checked_flag(getattr(self, name), f"LoopHints: {name}")
-        if self.max_unchanged is not None:
-            count(2, self.max_unchanged, "LoopHints: max_unchanged")
-            if not self.poll:
-                raise ConfigurationError("LoopHints: max_unchanged says how long a poll may go on; it needs poll=True")
-        if self.off and self.poll:
-            raise ConfigurationError(
-                "LoopHints: what is off is not looked at, so poll=True says nothing; leave one out"
-            )
-
-
-NO_HINTS: Final = LoopHints()
-
-
-def checked_hints(given: Any, where: str, *, is_write: bool) -> LoopHints:
-    """What stands after ``loop=``. A write that may be repeated for ever is refused."""
-    if not isinstance(given, LoopHints):
-        raise ConfigurationError(f"{where}: loop must be LoopHints(...), got {given!r}")
-    if is_write and given.poll and given.max_unchanged is None:
-        raise ConfigurationError(
-            f"{where}: loop=LoopHints(poll=True) on a write needs max_unchanged=..., or it could be repeated for ever"
-        )
-    if not is_write and given.off and (given.loop_key is not None or given.outcome_key is not None):
-        raise ConfigurationError(
-            f"{where}: a read with loop=LoopHints(off=True) is not looked at, so loop_key and outcome_key say nothing"
-        )
-    return given
