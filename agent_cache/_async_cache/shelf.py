@@ -17,8 +17,7 @@ from agent_cache.clock import CLOCK
 from agent_cache.core.coherence import Load, Partition
 from agent_cache.core.keys import PLAIN, Part, key_part
 from agent_cache.core.store import NEVER, Entry
-from agent_cache.engine.reaper import free
-from agent_cache.engine.state import LEDGER
+from agent_cache.engine.state import LEDGER, free
 from agent_cache.errors import AgentLoopDetectedError
 
 __all__ = ["Contents", "Kept", "Loads", "Shelf", "Work", "identity"]
