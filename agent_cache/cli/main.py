@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from agent_cache._cassettes import command as cassette
-from agent_cache._demo import command as demo
+from agent_cache.cli import demo
 from agent_cache._fleet import command as fleet
 
 __all__ = ["main"]
