@@ -510,12 +510,13 @@ OUTCOMES = {
         "✗", "bold red", "loop_detections", "stopped", "got the same answer five times and learned nothing: {agents}"
     ),
 }
+STALE = ("▲", "STALE", "bold white on red")
 
 
 def sign_of(call: Call) -> tuple[str, str, str]:
     """Return mark, word and style of a call. That its answer was stale comes before anything else."""
     if call.is_right is False:
-        return "▲", "STALE", "bold white on red"
+        return STALE
     if call.outcome is None:
         return "─", "", "bright_black"
     return OUTCOMES[call.outcome].mark, call.outcome, OUTCOMES[call.outcome].style
@@ -698,6 +699,7 @@ def draw_lanes(run: Run, width: int) -> RenderableType:
 def draw_log(ended: list[Call], lines: int) -> RenderableType:
     """Draw a table of the last calls, `lines` rows high."""
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(box=None, expand=True, padding=(0, 1, 0, 0), header_style=GREY, show_edge=False)
     table.add_column("sec", justify="right", width=5, no_wrap=True)
@@ -708,14 +710,16 @@ def draw_log(ended: list[Call], lines: int) -> RenderableType:
     table.add_column("", ratio=1, no_wrap=True, overflow="ellipsis")
     for call in ended[-lines:]:
         mark, word, style = sign_of(call)
-        if call.is_right is not None:
-            saved = f"[{GREY}], saved {call.saved * 1000:.0f} ms[/]" if call.saved else ""
-            remark = f"[green]✓ true{saved}[/]" if call.is_right else "[red]✗ not what the store says[/]"
+        if call.is_right is False:
+            remark = Text("✗ not what the store says", "red")
         elif call.outcome == "write":
-            remark = f"[magenta]drops {' '.join(call.drops) or 'nothing'}[/]"
+            remark = Text(f"drops {' '.join(call.drops) or 'nothing'}", "magenta")
+        elif call.outcome == "stopped":
+            remark = Text("the same answer again", "red")
         else:
-            remark = "[red]the same answer again[/]"
-        outcome = f"[{style}]{mark} {word}[/]"
+            saved = f", saved {call.saved * 1000:.0f} ms" if call.saved else ""
+            remark = Text("✓ true", "green").append(saved, GREY)
+        outcome = Text(f"{mark} {word}", style)
         table.add_row(f"{call.ended:.2f}", call.agent, str(call), outcome, f"{call.milliseconds:.0f}", remark)
     for _ in range(lines - len(ended)):
         table.add_row()
@@ -724,21 +728,21 @@ def draw_log(ended: list[Call], lines: int) -> RenderableType:
 
 def draw_totals(run: Run) -> RenderableType:
     """Draw the totals side by side."""
-    from rich import table
+    from rich import table, text
 
     metrics, answers = run.session.get_metrics(), run.answers
     totals = {
-        "hit rate": f"[bold]{metrics['hit_rate']:.0%}[/]",
-        "time saved": f"[bold]{metrics['time_saved']:.1f} s[/]",
-        "runs avoided": f"[bold]{metrics['hits'] + metrics['shared']}[/]",
-        "answers right": f"[bold]{answers['right']} of {answers['checked']}[/]",
-        "stale": f"[{'bold white on red' if answers['stale'] else 'bold green'}]{answers['stale']}[/]",
+        "hit rate": (f"{metrics['hit_rate']:.0%}", "bold"),
+        "time saved": (f"{metrics['time_saved']:.1f} s", "bold"),
+        "runs avoided": (f"{metrics['hits'] + metrics['shared']}", "bold"),
+        "answers right": (f"{answers['right']} of {answers['checked']}", "bold"),
+        "stale": (f"{answers['stale']}", STALE[2] if answers["stale"] else "bold green"),
     }
     grid = table.Table.grid(expand=True)
     for _ in totals:
         grid.add_column(justify="center", ratio=1, no_wrap=True)
-    grid.add_row(*totals.values())
-    grid.add_row(*totals, style=GREY)
+    grid.add_row(*(text.Text(value, style) for value, style in totals.values()))
+    grid.add_row(*(text.Text(label, GREY) for label in totals))
     return draw_border(grid)
 
 
@@ -753,7 +757,7 @@ def draw_summary(run: Run) -> RenderableType:
     grid.add_column(no_wrap=True, overflow="ellipsis")
     for outcome, count, meaning in summarize(run):
         style = outcome.style
-        grid.add_row(f"[{style}]{outcome.mark}[/]", str(count), f"[{style}]{outcome.plural}[/]", meaning)
+        grid.add_row(text.Text(outcome.mark, style), str(count), text.Text(outcome.plural, style), meaning)
     mark = ("✗ ", "bold red") if run.answers["stale"] else ("✓ ", "bold green")
     verdict = text.Text(*mark).append(conclude(run), "bold")
     offer = text.Text(OFFER, GREY)
