@@ -22,12 +22,12 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"engine"}),
     frozenset({"tools", "session", "_async_cache"}),
     frozenset({"recording", "testing"}),
-    frozenset({"integrations", "pytest_plugin", "_plugin", "cli", "_cassettes", "_demo", "_fleet", "__main__"}),
+    frozenset({"integrations", "pytest_plugin", "_plugin", "cli", "_cassettes", "_fleet", "__main__"}),
     frozenset({"__init__"}),
 )
 # These use the public names, as anyone's code does. `__init__` imports none of them: that would be a cycle.
 USERS_OF_PUBLIC_NAMES = frozenset(
-    {"integrations", "pytest_plugin", "_plugin", "cli", "_cassettes", "_demo", "_fleet", "__main__"}
+    {"integrations", "pytest_plugin", "_plugin", "cli", "_cassettes", "_fleet", "__main__"}
 )
 
 # Third-party module -> where it may stand. A name that is not here may stand in `integrations` only.
@@ -38,7 +38,7 @@ LEAVES: dict[str, tuple[str, ...]] = {
     "msgspec": ("values", "remote.codecs", "recording", "_cassettes"),
     "pytest": ("pytest_plugin", "_plugin", "testing"),
     "redis": ("remote.redis",),
-    "rich": ("cli", "_cassettes", "_demo"),
+    "rich": ("cli", "_cassettes"),
 }
 
 # What waits, looks at a clock or at the world. `core` is values and functions of values.
