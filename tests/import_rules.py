@@ -20,7 +20,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"core"}),
     frozenset({"clock", "metrics", "remote", "config"}),
     frozenset({"engine"}),
-    frozenset({"tools", "session", "async_cache", "_async_cache"}),
+    frozenset({"tools", "session", "async_cache"}),
     frozenset({"recording", "testing"}),
     frozenset({"integrations", "pytest_plugin", "_plugin", "cli", "_cassettes", "_demo", "_fleet", "__main__"}),
     frozenset({"__init__"}),
