@@ -33,7 +33,6 @@ USERS_OF_PUBLIC_NAMES = frozenset(
 # Third-party module -> where it may stand. A name that is not here may stand in `integrations` only.
 LEAVES: dict[str, tuple[str, ...]] = {
     "cache": ("async_cache",),  # async-cache's top-level module
-    "hypothesis": ("testing",),
     "cryptography": ("remote.guards",),
     "msgspec": ("values", "remote.codecs", "recording", "_cassettes"),
     "pytest": ("pytest_plugin", "_plugin", "testing"),

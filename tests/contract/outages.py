@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from agent_cache.clock import CLOCK
 from agent_cache.errors import RemoteTierError
-from agent_cache.testing.contract.workbench import News, Workbench, commit, load, read, value_of, write, writing
+from tests.contract.workbench import News, Workbench, commit, load, read, value_of, write, writing
 
 __all__ = ["OutageTests"]
 

@@ -13,12 +13,12 @@ subclass.
 
 from __future__ import annotations
 
-from agent_cache.testing.contract.late_tags import LateTagTests
-from agent_cache.testing.contract.leases import LeaseTests
-from agent_cache.testing.contract.news import NewsTests
-from agent_cache.testing.contract.outages import OutageTests
-from agent_cache.testing.contract.reads import ReadTests
-from agent_cache.testing.contract.writes import WriteTests
+from tests.contract.late_tags import LateTagTests
+from tests.contract.leases import LeaseTests
+from tests.contract.news import NewsTests
+from tests.contract.outages import OutageTests
+from tests.contract.reads import ReadTests
+from tests.contract.writes import WriteTests
 
 __all__ = ["TierContract"]
 

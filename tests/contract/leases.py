@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from agent_cache.testing.contract.workbench import Workbench, commit, load, read, value_of, write
+from tests.contract.workbench import Workbench, commit, load, read, value_of, write
 
 __all__ = ["LeaseTests"]
 

@@ -7,7 +7,7 @@ import weakref
 from dataclasses import replace
 
 from agent_cache.remote.protocol import Request, Tier
-from agent_cache.testing.contract.workbench import Workbench, load, read, value_of, writing
+from tests.contract.workbench import Workbench, load, read, value_of, writing
 
 __all__ = ["ReadTests"]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agent_cache.testing.contract.workbench import Workbench, commit, load, read, value_of, write, writing
+from tests.contract.workbench import Workbench, commit, load, read, value_of, write, writing
 
 __all__ = ["WriteTests"]
 

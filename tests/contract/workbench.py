@@ -41,7 +41,7 @@ class Workbench:
         time.
         """
 
-    async def cut(self, tier: Tier) -> None:  # noqa: ARG002 - for subclasses
+    async def cut(self, tier: Tier) -> None:
         """Let this client's subscription lose messages, unnoticed."""
         raise SkipTest("the subclass does not define cut() and reconnect()")
 
