@@ -6,11 +6,11 @@ The fixtures stand in `agent_cache.testing.fixtures`, which needs pytest: ``pyte
 
 from __future__ import annotations
 
+from agent_cache.remote.memory import MemoryTier
+from agent_cache.remote.memory_server import MemoryServer
 from agent_cache.testing._clock import FakeClock
 from agent_cache.testing._state import loads_in_flight, reset, without_codegen
 from agent_cache.testing.faults import FaultyTier
-from agent_cache.testing.memory import MemoryTier
-from agent_cache.testing.server import MemoryServer
 
 __all__ = [
     "FakeClock",

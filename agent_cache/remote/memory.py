@@ -1,7 +1,7 @@
 """A tier in memory: the protocol of a fleet without a network. Each client stands for a process.
 
 It is the reference: what a tier for a real server must do is done here in the fewest lines. The cells and what
-becomes of them are described in `agent_cache.testing.server`; this side decides what may be stored under which, and
+becomes of them are described in `agent_cache.remote.memory_server`; this side decides what may be stored under which, and
 for how long local copies are trusted.
 """
 
@@ -17,9 +17,9 @@ from agent_cache.clock import CLOCK
 from agent_cache.core.store import NEVER, Unprotectable, structural
 from agent_cache.core.tags import meet, root_of
 from agent_cache.errors import RemoteTierError
+from agent_cache.remote.memory_cells import CellName, armed_by, cells_of_root, moved_by, own_cell, read_by
+from agent_cache.remote.memory_server import Cell, MemoryServer, Stored
 from agent_cache.remote.protocol import Found, Listener, Request, Ticket, Touched, WriteIntent
-from agent_cache.testing.cells import CellName, armed_by, cells_of_root, moved_by, own_cell, read_by
-from agent_cache.testing.server import Cell, MemoryServer, Stored
 
 __all__ = ["MemoryTier"]
 

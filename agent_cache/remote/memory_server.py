@@ -25,8 +25,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from agent_cache.clock import CLOCK
+from agent_cache.remote.memory_cells import CellName
 from agent_cache.remote.protocol import Touched
-from agent_cache.testing.cells import CellName
 
 __all__ = ["Cell", "MemoryServer", "Mode", "Stored"]
 
