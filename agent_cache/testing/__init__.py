@@ -6,8 +6,7 @@ The fixtures stand in `agent_cache.testing.fixtures`, which needs pytest: ``pyte
 
 from __future__ import annotations
 
-from agent_cache.remote.memory import MemoryTier
-from agent_cache.remote.memory_server import MemoryServer
+from agent_cache.remote.memory import MemoryServer, MemoryTier
 from agent_cache.testing._clock import FakeClock
 from agent_cache.testing._state import loads_in_flight, reset, without_codegen
 from agent_cache.testing.faults import FaultyTier
