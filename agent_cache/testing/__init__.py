@@ -1,15 +1,11 @@
-"""For tests of agents and of tiers: a clean slate, a clock that is moved by hand, a tier in memory.
+"""Helpers for tests of agents: reset, a fake clock, a tier in memory, a tier that fails on demand.
 
-The fixtures stand in `agent_cache.testing.fixtures`, which needs pytest: ``pytest_plugins =
-["agent_cache.testing.fixtures"]`` in the topmost ``conftest.py`` makes them known.
+The pytest fixtures are in `agent_cache.testing.fixtures`: ``pytest_plugins = ["agent_cache.testing.fixtures"]`` in the
+topmost ``conftest.py`` loads them.
 """
 
-from __future__ import annotations
-
 from agent_cache.remote.memory import MemoryServer, MemoryTier
-from agent_cache.testing._clock import FakeClock
-from agent_cache.testing._state import loads_in_flight, reset, without_codegen
-from agent_cache.testing.faults import FaultyTier
+from agent_cache.testing.harness import FakeClock, FaultyTier, loads_in_flight, reset, without_codegen
 
 __all__ = [
     "FakeClock",
