@@ -62,6 +62,7 @@ class FakeClock:
         self._former: Callable[[], float] | None = None
 
     def __call__(self) -> float:
+        """Return the time, in seconds."""
         return self.time
 
     def advance(self, seconds: float) -> None:
