@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_cache._plugin.settings import Marked
+from agent_cache.pytest_plugin.markers import Marked
 
 __all__ = ["SUFFIX", "cassette_path", "folder_of"]
 

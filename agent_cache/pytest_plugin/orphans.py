@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_cache._plugin.places import SUFFIX, folder_of
+from agent_cache.pytest_plugin.places import SUFFIX, folder_of
 
 __all__ = ["orphans"]
 

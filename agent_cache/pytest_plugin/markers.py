@@ -1,6 +1,6 @@
 """How a test's cassette is used: what the command line, the `agent_cache_config` fixture, markers and the ini file say.
 
-Cheap to import, as all of this package but `agent_cache._plugin.runs`: every test run of whoever has agent_cache
+Cheap to import, as all of this package but `agent_cache.pytest_plugin.cassette_run`: every test run of whoever has agent_cache
 installed loads it.
 """
 

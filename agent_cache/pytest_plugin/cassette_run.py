@@ -11,8 +11,8 @@ from typing import Self
 
 import pytest
 
-from agent_cache._plugin.settings import Settings
 from agent_cache.errors import CassetteError, CassetteNotFound, DivergenceError, MissingFixture
+from agent_cache.pytest_plugin.markers import Settings
 from agent_cache.recording import Player, Recorder, record
 from agent_cache.recording.barrier import barrier
 from agent_cache.recording.nearest import described

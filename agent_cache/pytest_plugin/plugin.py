@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from agent_cache._plugin.orphans import orphans
-from agent_cache._plugin.places import cassette_path
-from agent_cache._plugin.settings import MODES, Marked, marked, settings_of
+from agent_cache.pytest_plugin.markers import MODES, Marked, marked, settings_of
+from agent_cache.pytest_plugin.orphans import orphans
+from agent_cache.pytest_plugin.places import cassette_path
 
 if TYPE_CHECKING:
-    from agent_cache._plugin.runs import CassetteRun, LiveGuard
+    from agent_cache.pytest_plugin.cassette_run import CassetteRun, LiveGuard
     from agent_cache.recording import Recorder
 
 __all__: list[str] = []
@@ -125,7 +125,7 @@ def agent_cassette(request: pytest.FixtureRequest, agent_cache_config: dict[str,
     """Record or replay what the agent of this test calls: the `Recorder`, with its `path`, `mode`, `player` and
     `cassette`. It ends with the test, before fixtures are torn down.
     """
-    from agent_cache._plugin.runs import CassetteRun
+    from agent_cache.pytest_plugin.cassette_run import CassetteRun
 
     item = request.node
     mark: Marked | None = marked(item)
@@ -153,7 +153,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
     config = item.config
     if not (config.getoption("agent_block_live") or config.getini("agent_block_live")):
         return (yield)
-    from agent_cache._plugin.runs import LiveGuard
+    from agent_cache.pytest_plugin.cassette_run import LiveGuard
 
     with LiveGuard(is_lifted=item.get_closest_marker("agent_live") is not None) as guard:
         item.stash[_GUARD] = guard
@@ -167,7 +167,7 @@ def pytest_fixture_setup(
     node = request.node
     if fixturedef.scope != "function" or (_RUN not in node.stash and _GUARD not in node.stash):
         return (yield)
-    from agent_cache._plugin.contexts import fixture_in_same_context
+    from agent_cache.pytest_plugin.contexts import fixture_in_same_context
 
     with fixture_in_same_context(fixturedef):
         return (yield)
@@ -183,7 +183,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
     run, guard = item.stash.get(_RUN, None), item.stash.get(_GUARD, None)
     if run is None and guard is None:
         return (yield)
-    from agent_cache._plugin.contexts import same_context
+    from agent_cache.pytest_plugin.contexts import same_context
 
     try:
         with same_context(item):
