@@ -1,1 +1,1 @@
-"""What `agent_cache.pytest_plugin` does once a test asks for it."""
+"""The pytest plugin: `plugin` has the hooks, `markers` the options, `cassette_run` records and replays."""

@@ -1,34 +1,45 @@
-"""How a test's cassette is used: what the command line, the `agent_cache_config` fixture, markers and the ini file say.
+"""Reads which cassette a test has and how it is used, from markers, the `agent_cache_config` fixture and options.
 
-Cheap to import, as all of this package but `agent_cache.pytest_plugin.cassette_run`: every test run of whoever has agent_cache
-installed loads it.
+A cassette is at ``<folder of the test file>/cassettes/<module>/<Class.test>.jsonl`` unless a marker gives its name or
+path. Cassettes in such folders that no collected test uses are *orphans*.
+
+Every test run of every project with this package installed imports this module: it imports nothing of the library.
 """
 
 from __future__ import annotations
 
+import fnmatch
+import hashlib
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 
-__all__ = ["MARKERS", "MODES", "Marked", "Settings", "marked", "settings_of"]
+__all__ = ["MODES", "CassetteMarkers", "Settings", "cassette_markers", "cassette_path", "find_orphans", "settings_of"]
 
 MODES = ("none", "once", "new_episodes", "all", "rewrite")
-MARKERS = ("agent_cassette", "replay")
 
+_MARKERS = ("agent_cassette", "replay")
 _OPTIONS = ("mode", "strict", "allow_unplayed", "redact", "policy", "model")
+_SUFFIX = ".jsonl"
+
+# Other characters are unsafe on some file system or in some shell. `\w` would allow letters that some file systems
+# store in another form than they were given.
+_UNSAFE = re.compile(r"[^A-Za-z0-9_.,=+@\[\]-]+")
+_LONGEST = 120
 
 
-@dataclass(frozen=True, slots=True)
-class Marked:
-    """What the markers of a test say.
+class CassetteMarkers(NamedTuple):
+    """The markers of one test, combined.
 
     Attributes:
-        name: name of its cassette, in the folder of its module; None if none was given.
-        path: path of it, from the folder of the test file; None likewise.
-        options: of `_OPTIONS`, those that were given.
+        name: name of its cassette in the folder of its module, or None.
+        path: path of its cassette from the folder of the test file, or None.
+        options: those of `_OPTIONS` that were given.
     """
 
     name: str | None
@@ -54,13 +65,13 @@ class Settings:
     model: str | None
 
 
-def marked(item: pytest.Item) -> Marked | None:
-    """What the markers of a test say, the closest first; None if it has none.
+def cassette_markers(item: pytest.Item) -> CassetteMarkers | None:
+    """Combine the markers of a test, of each option the closest one; None if there are none.
 
     Raises:
-        pytest.UsageError: if one cannot work.
+        pytest.UsageError: if one has wrong arguments.
     """
-    found = [mark for mark in item.iter_markers() if mark.name in MARKERS]
+    found = [mark for mark in item.iter_markers() if mark.name in _MARKERS]
     if not found:
         return None
     name = path = None
@@ -70,24 +81,57 @@ def marked(item: pytest.Item) -> Marked | None:
         if name is None and path is None:
             name, path = mark_name, mark_path
         options = {**mark_options, **options}
-    return Marked(name, path, options)
+    return CassetteMarkers(name, path, options)
 
 
-def settings_of(config: pytest.Config, fixture: Any, mark: Marked | None) -> Settings:
-    """All of it together: the command line before the fixture, that before the markers, these before the ini file.
+def _read(mark: pytest.Mark, test: str) -> CassetteMarkers:
+    label = f"{test}: @pytest.mark.{mark.name}"
+    options = dict(mark.kwargs)
+    subject = "path" if mark.name == "replay" else "name"
+    if len(mark.args) > 1 or (mark.args and subject in options):
+        raise pytest.UsageError(f"{label} takes one {subject}")
+    name = options.pop("name", None) if subject == "name" else None
+    path = options.pop("path", None)
+    if mark.args:
+        name, path = (None, mark.args[0]) if subject == "path" else (mark.args[0], path)
+    if mark.name == "replay" and path is None:
+        raise pytest.UsageError(f'{label} needs the path of a cassette: @pytest.mark.replay("fixtures/x.jsonl")')
+    if name is not None and path is not None:
+        raise pytest.UsageError(f"{label} takes a name or a path, and was given both")
+    if name is not None and (not isinstance(name, str) or not name.strip("./")):
+        raise pytest.UsageError(f"{label}: the name of a cassette must be a text, got {name!r}")
+    if path is not None and (not isinstance(path, str | os.PathLike) or not os.fspath(path)):
+        raise pytest.UsageError(f"{label}: path must be the path of a cassette, got {path!r}")
+    _check_options(options, label)
+    return CassetteMarkers(name, None if path is None else os.fspath(path), options)
+
+
+def _check_options(options: Mapping[Any, Any], label: str) -> None:
+    for name, value in options.items():
+        if name not in _OPTIONS:
+            raise pytest.UsageError(f"{label} does not know {name!r}; it knows {', '.join(_OPTIONS)}")
+        if name == "mode" and value not in MODES:
+            raise pytest.UsageError(f"{label}: mode must be one of {', '.join(MODES)}, got {value!r}")
+        if name in ("strict", "allow_unplayed") and not isinstance(value, bool):
+            raise pytest.UsageError(f"{label}: {name} must be True or False, got {value!r}")
+
+
+def settings_of(config: pytest.Config, fixture: Any, markers: CassetteMarkers | None) -> Settings:
+    """Combine all sources: the command line before the fixture, that before markers, these before the ini file.
 
     Raises:
-        pytest.UsageError: if the fixture returned something that cannot work.
+        pytest.UsageError: if the fixture returned something that is no dict of options.
     """
+    label = "the fixture agent_cache_config"
     if not isinstance(fixture, Mapping):
-        raise pytest.UsageError(f"the fixture agent_cache_config must return a dict, got {fixture!r}")
-    _check_options(fixture, "the fixture agent_cache_config")
+        raise pytest.UsageError(f"{label} must return a dict, got {fixture!r}")
+    _check_options(fixture, label)
     options: dict[str, Any] = {
         "mode": config.getini("agent_record_mode"),
         "strict": config.getini("agent_cassette_strict"),
         "allow_unplayed": config.getini("agent_allow_unplayed"),
         "redact": config.getini("agent_cassette_redact") or None,
-        **({} if mark is None else mark.options),
+        **({} if markers is None else markers.options),
         **fixture,
     }
     if (mode := config.getoption("agent_record_mode")) is not None:
@@ -95,33 +139,82 @@ def settings_of(config: pytest.Config, fixture: Any, mark: Marked | None) -> Set
     return Settings(**{name: options.get(name) for name in _OPTIONS})  # type: ignore[arg-type]  # checked one by one
 
 
-def _read(mark: pytest.Mark, where: str) -> tuple[str | None, str | None, dict[str, Any]]:
-    who = f"{where}: @pytest.mark.{mark.name}"
-    options = dict(mark.kwargs)
-    place = "path" if mark.name == "replay" else "name"
-    if len(mark.args) > 1 or (mark.args and place in options):
-        raise pytest.UsageError(f"{who} takes one {place}")
-    name = options.pop("name", None) if place == "name" else None
-    path = options.pop("path", None)
-    if mark.args:
-        name, path = (None, mark.args[0]) if place == "path" else (mark.args[0], path)
-    if mark.name == "replay" and path is None:
-        raise pytest.UsageError(f'{who} needs the path of a cassette: @pytest.mark.replay("fixtures/x.jsonl")')
-    if name is not None and path is not None:
-        raise pytest.UsageError(f"{who} takes a name or a path, and was given both")
-    if name is not None and (not isinstance(name, str) or not name.strip("./")):
-        raise pytest.UsageError(f"{who}: the name of a cassette must be a text, got {name!r}")
-    if path is not None and (not isinstance(path, str | os.PathLike) or not os.fspath(path)):
-        raise pytest.UsageError(f"{who}: path must be the path of a cassette, got {path!r}")
-    _check_options(options, who)
-    return name, None if path is None else os.fspath(path), options
+# Paths of cassettes
 
 
-def _check_options(options: Mapping[Any, Any], who: str) -> None:
-    for name, value in options.items():
-        if name not in _OPTIONS:
-            raise pytest.UsageError(f"{who} does not know {name!r}; it knows {', '.join(_OPTIONS)}")
-        if name == "mode" and value not in MODES:
-            raise pytest.UsageError(f"{who}: mode must be one of {', '.join(MODES)}, got {value!r}")
-        if name in ("strict", "allow_unplayed") and not isinstance(value, bool):
-            raise pytest.UsageError(f"{who}: {name} must be True or False, got {value!r}")
+def _cassette_folder(config: pytest.Config, file: Path) -> Path:
+    """The folder for the cassettes of all test files in the same folder."""
+    return file.parent / str(config.getini("agent_cassette_dir"))
+
+
+def cassette_path(item: pytest.Item, markers: CassetteMarkers | None) -> Path:
+    """Return the path of a test's cassette."""
+    name, path, _ = markers or (None, None, None)
+    if path is not None:
+        return item.path.parent / path
+    if name is None:
+        classes = [node.name for node in item.listchain() if isinstance(node, pytest.Class)]
+        name = _file_name(".".join((*classes, item.name))) + _SUFFIX
+    elif not name.endswith((_SUFFIX, ".json")):
+        name += _SUFFIX
+    return _cassette_folder(item.config, item.path) / item.path.stem / name
+
+
+def _file_name(name: str) -> str:
+    """Replace what is unsafe in a file name, and add a digest, so that two names never become one."""
+    safe = _UNSAFE.sub("-", name)
+    if safe == name and len(name) <= _LONGEST:
+        return name
+    digest = hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=4).hexdigest()
+    return f"{safe[:_LONGEST]}-{digest}"
+
+
+# Orphans
+
+
+def find_orphans(config: pytest.Config, used: Iterable[Path], files: Iterable[Path]) -> list[Path]:
+    """List the cassettes that no collected test uses.
+
+    Only complete collections count: those of a folder, or of a file without ``::``.
+
+    Args:
+        config: of the run.
+        used: cassettes of every collected test, deselected ones included.
+        files: files that tests were collected from.
+    """
+    if any("::" in str(one) for one in config.args):
+        return []
+    used = {path.resolve() for path in used}
+    collected = {file.resolve() for file in files}
+    arguments = [config.invocation_params.dir / str(one) for one in config.args]
+    roots = [path.resolve() for path in arguments if path.is_dir()]
+    found: set[Path] = set()
+    for folder in {_cassette_folder(config, file) for file in collected} | set(_folders_below(roots, config)):
+        is_complete = any(folder.is_relative_to(root) for root in roots)
+        for path in folder.rglob(f"*{_SUFFIX}") if folder.is_dir() else ():
+            module, *below = path.relative_to(folder).parts
+            is_collected = is_complete or (folder.parent / f"{module}.py").resolve() in collected
+            if below and is_collected and path.resolve() not in used:  # a file directly in the folder is not ours
+                found.add(path)
+    return sorted(found)
+
+
+def _folders_below(roots: list[Path], config: pytest.Config) -> Iterator[Path]:
+    """Yield folders of cassettes, those included whose last test file was deleted."""
+    name = str(config.getini("agent_cassette_dir"))
+    if Path(name).is_absolute() or len(Path(name).parts) != 1:
+        return
+    skipped = config.getini("norecursedirs")
+    pending = list(roots)
+    while pending:
+        for entry in pending.pop().iterdir():
+            if not entry.is_dir():
+                continue
+            if entry.name == name:
+                yield entry
+            elif not (
+                entry.is_symlink()
+                or any(fnmatch.fnmatch(entry.name, pattern) for pattern in skipped)
+                or (entry / "pyvenv.cfg").exists()
+            ):
+                pending.append(entry)

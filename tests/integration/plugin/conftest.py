@@ -13,7 +13,6 @@ import agent_cache
 import agent_cache.pytest_plugin.cassette_run
 
 # Runs in this process leave no module behind that they import: each would import, and rewrite, these anew.
-import agent_cache.pytest_plugin.contexts
 import agent_cache.pytest_plugin.plugin
 
 SHOP = """
