@@ -134,8 +134,8 @@ class CassetteRun:
         steps, indices = player.cassette.steps, list(player.matcher.left_over())
         were = "was" if len(indices) == 1 else "were"
         lines = [f"{len(indices)} of {len(player.cassette)} recorded calls {were} not made:"]
-        for index in indices[:_MOST_SHOWN]:
-            lines.append(f"    step {index}: {described(steps[index].name, steps[index].arguments)}")
+        shown = [(index, steps[index]) for index in indices[:_MOST_SHOWN]]
+        lines += [f"    step {index}: {described(step.name, step.arguments)}" for index, step in shown]
         if len(indices) > _MOST_SHOWN:
             lines.append(f"    and {len(indices) - _MOST_SHOWN} more")
         if self._sharing:
