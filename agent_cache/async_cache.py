@@ -33,10 +33,9 @@ from agent_cache.clock import CLOCK
 from agent_cache.core.coherence import Load, Partition
 from agent_cache.core.keys import PLAIN, Part, key_part
 from agent_cache.core.store import NEVER, Entry
-from agent_cache.engine.call import ENCLOSING, Call
-from agent_cache.engine.reaper import free
-from agent_cache.engine.single_flight import Failure, Flight, single_flight
-from agent_cache.engine.state import LEDGER
+from agent_cache.engine.runtime import ENCLOSING, Call, Failure, Flight
+from agent_cache.engine.single_flight import single_flight
+from agent_cache.engine.state import LEDGER, free
 from agent_cache.errors import AgentLoopDetectedError, ConfigurationError
 
 __all__ = ["AsyncCache", "Metrics"]
@@ -284,7 +283,7 @@ class AsyncCache(Upstream):  # type: ignore[misc]  # async-cache ships no hints
             await item.answered.wait()
             if isinstance(item.outcome, Failure):
                 item.outcome.raise_again()
-            flight.kept = item.outcome
+            flight.result = item.outcome
             return item.outcome
         assert call.loader is not None
         token = ENCLOSING.set(call)
@@ -298,7 +297,7 @@ class AsyncCache(Upstream):  # type: ignore[misc]  # async-cache ships no hints
             flight.finish()
             if flight.is_clean and call.ttl > 0:
                 storage.partition.store.insert(flight.key, entry)
-        flight.kept = entry
+        flight.result = entry
         return entry
 
     def _join_batch(self, call: LoadingCall) -> BatchItem:
@@ -612,7 +611,7 @@ class Batch:
         """Add a key, or one more flight for a key that is in it."""
         item = self.storage.loads.batch_items[call.flight] = BatchItem(self, call)
         self.items.setdefault(call.raw_key, []).append(item)
-        call.flight.blocks_on(self.flight)
+        call.flight.wait_for(self.flight)
         return item
 
     def withdraw(self, item: BatchItem) -> None:

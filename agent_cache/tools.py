@@ -25,13 +25,12 @@ from agent_cache.core.policies import (
 )
 from agent_cache.core.store import protection_named
 from agent_cache.core.tags import ComputedTags, TagSet, parse_tag, root_of
-from agent_cache.engine.cache_key import CacheKey
 from agent_cache.engine.codegen import read_body, write_body
-from agent_cache.engine.read_operation import ReadOperation
-from agent_cache.engine.scope import SCOPE
+from agent_cache.engine.plan import read_plan, write_plan
+from agent_cache.engine.read import ReadOperation
+from agent_cache.engine.runtime import SCOPE, CacheKey
 from agent_cache.engine.state import drop
-from agent_cache.engine.write_operation import WriteOperation
-from agent_cache.engine.writes import Write, tiers_under
+from agent_cache.engine.write import Write, WriteOperation, tiers_under
 from agent_cache.errors import ConfigurationError
 from agent_cache.metrics import METRICS
 from agent_cache.remote.protocol import Tier
@@ -278,6 +277,7 @@ class AgentCache:
             self._policy,
             self._backup,
             self._remote,
+            compile=read_plan,
             returns=Returns(tool),
         )
         body: Any = read_body(operation)
@@ -443,6 +443,7 @@ class AgentCacheInvalidator:
             self._policy,
             self._backup,
             self._remote,
+            compile=write_plan,
         )
         body: Any = write_body(operation)
         body.resource = self._resource

@@ -33,7 +33,7 @@ LEAVES: dict[str, tuple[str, ...]] = {
     "cache": ("async_cache",),  # async-cache's top-level module
     "cryptography": ("remote.guards",),
     "msgspec": ("values", "remote.codecs", "recording", "_cassettes"),
-    "pytest": ("pytest_plugin", "testing"),
+    "pytest": ("pytest_plugin", "testing.fixtures"),
     "redis": ("remote.redis",),
     "rich": ("cli", "_cassettes", "_demo"),
 }

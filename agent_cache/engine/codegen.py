@@ -53,10 +53,9 @@ from agent_cache.clock import CLOCK
 from agent_cache.core.keys import ALIASES, PLAIN, Uncacheable, key_part
 from agent_cache.core.parameters import Parameter, Parameters, receiver_part
 from agent_cache.core.store import NEVER
-from agent_cache.engine.operation import Operation
-from agent_cache.engine.read_operation import ReadOperation
-from agent_cache.engine.scope import ROOT, SCOPE
-from agent_cache.engine.write_operation import WriteOperation
+from agent_cache.engine.read import ReadOperation
+from agent_cache.engine.runtime import ROOT, SCOPE, Operation
+from agent_cache.engine.write import WriteOperation
 from agent_cache.values.canonical import MISSING
 
 __all__ = ["GENERATION", "read_body", "write_body"]

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from agent_cache.engine.scope import SCOPE, Scope
+from agent_cache.engine.runtime import SCOPE, Scope
 from agent_cache.errors import CassetteError, CassetteNotFound, DivergenceError, MissingFixture
 from agent_cache.pytest_plugin.markers import Settings
 from agent_cache.recording import Player, Recorder, record

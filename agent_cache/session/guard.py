@@ -10,9 +10,9 @@ from collections.abc import Callable
 from typing import Any, Final, Literal
 
 from agent_cache.core.policies import checked_choice, checked_function
-from agent_cache.engine.state import log_once
-from agent_cache.engine.tape import tell_tape_of_loop
-from agent_cache.engine.watches import Instead
+from agent_cache.engine.interception import note_loop
+from agent_cache.engine.runtime import Replacement
+from agent_cache.engine.state import warn_once
 from agent_cache.errors import AgentLoopDetectedError
 from agent_cache.metrics import METRICS, Metrics
 from agent_cache.session.loops import Verdict
@@ -80,7 +80,7 @@ class LoopGuard:
         self._log(logging.INFO, "may be a loop", loop)
         for metrics in (METRICS, self._metrics):
             metrics.noticed_loop(loop.kind)
-        tell_tape_of_loop("notice", loop.kind, self._metrics)
+        note_loop("notice", loop.kind, self._metrics)
         if self._on_notice is not None:
             try:
                 self._on_notice(loop)
@@ -89,7 +89,7 @@ class LoopGuard:
 
     def act(
         self, loop: AgentLoopDetectedError, cached: Any = MISSING, *, is_first: bool = True, is_inside: bool = False
-    ) -> Instead | None:
+    ) -> Replacement | None:
         """The action level, of a call that has not been answered yet, or is a read.
 
         Args:
@@ -116,12 +116,12 @@ class LoopGuard:
         if decision == "notice":
             if is_inside:
                 raise self._own(loop)
-            return Instead(str(loop), "notice", loop.kind)
+            return Replacement(str(loop), "notice", loop.kind)
         if decision == "short_circuit":
             if cached is MISSING:
                 raise self._own(loop)
-            return Instead(cached, "short_circuit", loop.kind)
-        tell_tape_of_loop("loop", loop.kind, self._metrics)
+            return Replacement(cached, "short_circuit", loop.kind)
+        note_loop("loop", loop.kind, self._metrics)
         return None
 
     def has_raised(self, error: Exception) -> bool:
@@ -141,7 +141,7 @@ class LoopGuard:
         """The action level, of a write that has run: its answer is given, and the next call is refused."""
         if is_first or not self.refuses:  # else it was counted before it ran
             self.count(loop)
-            tell_tape_of_loop("loop", loop.kind, self._metrics)
+            note_loop("loop", loop.kind, self._metrics)
         if self.error is None and self._on_loop == "raise":
             self.latch(loop)
         elif is_first:
@@ -178,7 +178,7 @@ class LoopGuard:
         """A function of the user's raised; the default is used. Logged once, counted."""
         for metrics in (METRICS, self._metrics):
             metrics.callback_failed()
-        log_once(f"{what}, so the default was used", tool, error)
+        warn_once(f"{what}, so the default was used", tool, error)
 
     def _decide(self, loop: AgentLoopDetectedError) -> Decision | None:
         if self.error is not None:

@@ -8,9 +8,8 @@ from collections.abc import Callable, Hashable, Mapping
 from typing import Any, Final
 
 from agent_cache.core.keys import Uncacheable, key_part
-from agent_cache.engine.call import Call
-from agent_cache.engine.operation import Operation
-from agent_cache.engine.read_operation import ReadOperation
+from agent_cache.engine.read import ReadOperation
+from agent_cache.engine.runtime import Call, Operation
 from agent_cache.session.guard import LoopGuard
 from agent_cache.values.compare import fingerprint
 

@@ -8,11 +8,9 @@ from collections.abc import Hashable
 from typing import TYPE_CHECKING, Any, Final
 
 from agent_cache.core.store import Entry
-from agent_cache.engine.call import ENCLOSING, Call
-from agent_cache.engine.operation import Operation
-from agent_cache.engine.read_operation import ReadOperation
-from agent_cache.engine.tape import tell_tape
-from agent_cache.engine.watches import Instead
+from agent_cache.engine.interception import note_answer
+from agent_cache.engine.read import ReadOperation
+from agent_cache.engine.runtime import ENCLOSING, Call, Operation, Replacement
 from agent_cache.errors import AgentLoopDetectedError
 from agent_cache.session.guard import LoopGuard, report_of
 from agent_cache.session.loops import Verdict
@@ -51,16 +49,16 @@ class Reactions:
 
     def to_spent(
         self, spent: tuple[str, int], key: Hashable, now: float, cached: Any, *, is_inside: bool
-    ) -> Instead | None:
+    ) -> Replacement | None:
         """A budget, and how much of it was spent: all."""
         report = AgentLoopDetectedError(self._operation.name, *spent, 0, self._trace.recent_tools(_RECENT))
         return self._act(report, key, now, cached, is_first=self._guard.is_news(report), is_inside=is_inside)
 
-    def to_blocked(self, verdict: Verdict, call: Call, now: float) -> Instead | None:
+    def to_blocked(self, verdict: Verdict, call: Call, now: float) -> Replacement | None:
         """A call of a loop that was found, and told of then."""
         return self._act(report_of(verdict), call.key, now, cached_for(call, now), is_first=False)
 
-    def to_hit(self, verdict: Verdict, key: Hashable, now: float, value: Any) -> Instead | None:
+    def to_hit(self, verdict: Verdict, key: Hashable, now: float, value: Any) -> Replacement | None:
         """A hit has met a level."""
         report = report_of(verdict)
         if verdict.level == "notice":
@@ -68,7 +66,7 @@ class Reactions:
             return None
         return self._act(report, key, now, value, is_first=verdict.is_first)
 
-    def to_run(self, verdict: Verdict, value: Any, witness: Entry | None) -> Instead | None:
+    def to_run(self, verdict: Verdict, value: Any, witness: Entry | None) -> Replacement | None:
         """A call that ran has met a level. A tool that ran has run: it is in the trace already."""
         report = report_of(verdict)
         if verdict.level == "notice":
@@ -88,7 +86,7 @@ class Reactions:
         *,
         is_first: bool = True,
         is_inside: bool = False,
-    ) -> Instead | None:
+    ) -> Replacement | None:
         """Act upon a call that has not been answered yet, and record it if it is refused or replaced."""
         try:
             instead = self._guard.act(report, cached, is_first=is_first, is_inside=is_inside)
@@ -97,7 +95,7 @@ class Reactions:
             raise
         if instead is not None:
             self.record(key, now, instead.outcome)
-            tell_tape(self._operation, instead)
+            note_answer(self._operation, instead)
         return instead
 
     def record(self, key: Hashable, now: float, outcome: str) -> None:

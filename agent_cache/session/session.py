@@ -14,11 +14,9 @@ from agent_cache.core.coherence import Partition
 from agent_cache.core.keys import Uncacheable, key_part
 from agent_cache.core.policies import checked_flag, checked_text, count
 from agent_cache.core.store import NEVER
-from agent_cache.engine.operation import Operation
-from agent_cache.engine.read_operation import ReadOperation
-from agent_cache.engine.reaper import free
-from agent_cache.engine.scope import SCOPE, Scope
-from agent_cache.engine.state import LEDGER
+from agent_cache.engine.read import ReadOperation
+from agent_cache.engine.runtime import SCOPE, Operation, Scope
+from agent_cache.engine.state import LEDGER, free
 from agent_cache.errors import AgentLoopDetectedError, ConfigurationError
 from agent_cache.metrics import Metrics, Stats
 from agent_cache.session.guard import LoopGuard, OnLoop, OnNotice
@@ -179,7 +177,7 @@ class AgentCacheSession:
 
     # Taking part in the calls of a scope
 
-    def watch(self, operation: Operation[Any], *, is_innermost: bool) -> SessionWatch:
+    def observer_of(self, operation: Operation[Any], *, is_innermost: bool) -> SessionWatch:
         """See every call of an operation. Loops are looked for in the innermost session only; budgets, trace and what a
         write has changed are those of all.
         """

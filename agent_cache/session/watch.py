@@ -8,9 +8,7 @@ from collections.abc import Callable, Hashable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from agent_cache.core.store import NEVER, Entry
-from agent_cache.engine.call import ENCLOSING, Call
-from agent_cache.engine.operation import Operation
-from agent_cache.engine.watches import Instead, Observe
+from agent_cache.engine.runtime import ENCLOSING, Call, Observe, Operation, Replacement
 from agent_cache.metrics import Stats
 from agent_cache.session.guard import LoopGuard
 from agent_cache.session.identity import Identity
@@ -174,7 +172,7 @@ class SessionWatch:
     def answered(self) -> None:
         self._stats.hits += 1
 
-    def ask(self, key: Hashable, now: float, call: Call | None = None, cached: Any = MISSING) -> Instead | None:
+    def ask(self, key: Hashable, now: float, call: Call | None = None, cached: Any = MISSING) -> Replacement | None:
         progress, parent = self._progress, ENCLOSING.get()
         is_inside = parent is not None and parent.number_in(self._session) is not None
         detector = None if is_inside else self._detector
@@ -201,7 +199,7 @@ class SessionWatch:
             return self._ask_loops(call, now)
         return instead
 
-    def _ask_loops(self, call: Call, now: float) -> Instead | None:
+    def _ask_loops(self, call: Call, now: float) -> Replacement | None:
         """Whether the call is part of a loop that was found, and told of then."""
         assert self._checks is not None
         if self._guard.refuses:
@@ -210,7 +208,7 @@ class SessionWatch:
                 return self._reactions.to_blocked(verdict, call, now)
         return None
 
-    def admit(self, call: Call, now: float | None = None) -> Instead | None:
+    def admit(self, call: Call, now: float | None = None) -> Replacement | None:
         progress, detector, parent = self._progress, self._detector, call.parent
         if parent is not None and parent.number_in(self._session) is not None:
             detector = None
@@ -238,7 +236,7 @@ class SessionWatch:
                 call.loop_key = call.key if self._identity.is_the_key else self._identity.of_call(call)
         return None
 
-    def done(self, call: Call, value: Any, error: BaseException | None, now: float) -> Instead | None:
+    def done(self, call: Call, value: Any, error: BaseException | None, now: float) -> Replacement | None:
         parent = None if call.parent is None else call.parent.number_in(self._session)
         outcome = "ok" if error is None else _name_of(error)
         number, duration = call.numbers[self._session], now - call.started  # type: ignore[index]  # admit() has set it
@@ -254,7 +252,7 @@ class SessionWatch:
         if task is not progress.task:
             progress.notice(task)
         if error is None:
-            witness = call.witness
+            witness = call.stored_entry
             if witness is not None and checks.met_first(call.loop_key, witness):
                 return None
             if witness is None:

@@ -16,8 +16,8 @@ from typing import Any, Literal, Self
 from agent_cache.clock import CLOCK
 from agent_cache.config import CURRENT, default_configuration
 from agent_cache.engine.codegen import GENERATION
-from agent_cache.engine.news import forget_tiers
-from agent_cache.engine.state import LEDGER, clear_everything, forget_what_was_logged
+from agent_cache.engine.state import LEDGER, clear_everything, forget_warnings
+from agent_cache.engine.tiers import unsubscribe_all
 from agent_cache.metrics import METRICS
 from agent_cache.remote.protocol import Found, Listener, Request, Ticket, Tier, WriteIntent
 
@@ -30,12 +30,12 @@ def reset() -> None:
     Decorated tools stay decorated.
     """
     CURRENT.replace(default_configuration())
-    forget_tiers()
+    unsubscribe_all()
     clear_everything()
     with LEDGER.lock:
         LEDGER.release_all()
     METRICS.clear()
-    forget_what_was_logged()
+    forget_warnings()
 
 
 def loads_in_flight() -> int:

@@ -1,42 +1,61 @@
-"""One decorated read tool: how a call enters its plan, what it is identified by, and how its answers are forgotten."""
+"""Read tools: how a call is identified, answered, and explicitly invalidated.
+
+A local hit is answered by the generated body (`engine.codegen`) or by the plan's `admit`. `ReadOperation.answer` runs
+everything else: single flight, tiers, the tool.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Hashable, Mapping
+import gc
+import inspect
+import weakref
+from collections.abc import Awaitable, Callable, Hashable, Mapping
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 from agent_cache.config import CURRENT, Configuration
 from agent_cache.core.coherence import Partition, Region
 from agent_cache.core.keys import Uncacheable, key_part
 from agent_cache.core.policies import ReadPolicy
-from agent_cache.engine.assemble import read_plan
-from agent_cache.engine.cache_key import CacheKey
-from agent_cache.engine.call import ENCLOSING, Call
-from agent_cache.engine.identities import enrol
-from agent_cache.engine.operation import Operation
-from agent_cache.engine.reaper import free
-from agent_cache.engine.scope import SCOPE, Plan, Scope
-from agent_cache.engine.single_flight import PROMOTED, Failure, Flight, take_over
-from agent_cache.engine.state import LEDGER, drop, log_once
-from agent_cache.engine.tape import TapedCall
+from agent_cache.engine.interception import InterceptedCall
+from agent_cache.engine.runtime import (
+    BECOME_LEADER,
+    ENCLOSING,
+    SCOPE,
+    UNKEYED,
+    CacheKey,
+    Call,
+    Failure,
+    Flight,
+    Operation,
+    Plan,
+    Scope,
+)
+from agent_cache.engine.single_flight import take_over
+from agent_cache.engine.state import LEDGER, drop, free, run_shielded, warn_once
 from agent_cache.engine.tiers import request_of
-from agent_cache.engine.writes import outlive
+from agent_cache.errors import ConfigurationError
 from agent_cache.remote.protocol import Request, Tier
 from agent_cache.values.canonical import MISSING, canonical
 from agent_cache.values.compare import is_empty
 
-__all__ = ["UNKEYED", "ReadOperation"]
-
-UNKEYED: Final = object()
-"""Stands for the key of a call that has none. Nothing is ever stored under it."""
+__all__ = ["ReadOperation", "check_name"]
 
 
 class ReadOperation(Operation[ReadPolicy]):
-    """A tool whose answers are cached."""
+    """A decorated read tool.
+
+    Attributes:
+        key_names: the parameters that identify a call.
+        late_roots: roots of the tags that come from the result.
+        partition: the store of its answers in the global scope.
+        returns: the return annotation, for codecs.
+    """
 
     __slots__ = ("_early", "_tiers", "key_names", "late_roots", "partition", "returns")
+
+    is_read = True
 
     def __init__(self, *args: Any, returns: Any = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -44,18 +63,18 @@ class ReadOperation(Operation[ReadPolicy]):
         self._tiers: tuple[Configuration | None, tuple[Tier, ...]] = None, ()
         self.key_names = self.parameters.key_names
         self.late_roots = tuple(dict.fromkeys(rule.root for rule in self.tags.late))
-        # Of what is known before the call, `root:{parameter}` is read straight from its place among the arguments.
+        # `root:{parameter}` is read straight from its place among the arguments.
         self._early = tuple(
             (rule, rule.of_one[1], self.parameters.names.index(rule.of_one[0]))
             if rule.of_one is not None and self.parameters.is_positional
             else (rule, None, 0)
             for rule in self.tags.early
         )
-        enrol(self)
+        _register_name(self)
         self.partition = self.new_partition(None)
 
     def new_partition(self, owner: object | None) -> Partition:
-        """Room for the answers of one scope, within reach of every write."""
+        """Make a store for the answers of one scope, and register it for invalidation."""
         partition = Partition(self, owner, self.tags.static, self.tags.roots, self.policy.maxsize)
         with LEDGER.lock:
             partition.store.switch(on=CURRENT.value.enabled)
@@ -78,21 +97,20 @@ class ReadOperation(Operation[ReadPolicy]):
         tiers = self.own_tiers or tuple(tier for tier in (configured.backup, configured.remote) if tier is not None)
         return tiers[-1:] if remote.is_strong else tiers
 
-    def compile(self, scope: Scope) -> Plan:
-        return read_plan(self, scope)
+    # Calls
 
     def answer(
         self, scope: Scope, key: Hashable, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_fresh: bool = False
     ) -> Awaitable[Any]:
-        """Whatever the gates did not answer: single flight, tiers, the tool."""
+        """Run a call that no local hit has answered: single flight, tiers, the tool."""
         plan = scope.plan(self)
         if key is UNKEYED or plan.partition is None or not plan.configuration.enabled:
-            if scope.tape is not None:  # asked here, where no cached call comes by: its plan has no partition
-                return scope.tape.play(TapedCall(self, scope, key, args, kwargs, is_fresh=is_fresh))
+            if scope.interceptor is not None:  # tested here, off the path of a miss: such a plan has no partition
+                return scope.interceptor.play(InterceptedCall(self, scope, key, args, kwargs, is_fresh=is_fresh))
             return self._run(Call(self, plan, None if key is UNKEYED else key, args, kwargs, "uncached"), plan.uncached)
         if plan.tenant is not None:
             key = plan.qualify(key)
-        if plan.partition.flights and not plan.watches and not is_fresh and ENCLOSING.get() is None:
+        if plan.partition.flights and not plan.observers and not is_fresh and ENCLOSING.get() is None:
             loop = asyncio.get_running_loop()
             flight = plan.partition.flights.get((key, loop))
             if flight is not None and flight.may_be_joined() and not LEDGER.timed and not self.policy.remote.is_strong:
@@ -104,7 +122,9 @@ class ReadOperation(Operation[ReadPolicy]):
             try:
                 call.tags += rule.make(call.arguments, None) if make is None else make(args[position])
             except Exception as error:  # noqa: BLE001 - the user's function; the call goes on without it
-                log_once(f"tags could not be computed from {rule.source!r}, so the call ran uncached", self.name, error)
+                warn_once(
+                    f"tags could not be computed from {rule.source!r}, so the call ran uncached", self.name, error
+                )
                 call.source = "uncached"
                 return self._run(call, plan.uncached)
         return self._run(call, plan.run)
@@ -118,9 +138,10 @@ class ReadOperation(Operation[ReadPolicy]):
         flight: Flight,
         waiter: asyncio.Future[Any],
     ) -> Any:
-        """Wait for somebody else's run where nobody watches: as `single_flight` has it, without a call.
+        """Wait for another caller's load where no session observes: as `single_flight`, without a `Call`.
 
-        A thousand tasks on one cold key take 1.3 times a bare gather so, instead of 1.7 times.
+        1,000 tasks on one cold key take 1.3 times a bare gather so, instead of 1.7 times (benchmarks.budgets,
+        "1,000 tasks, one cold key").
         """
         try:
             outcome = await waiter
@@ -128,7 +149,7 @@ class ReadOperation(Operation[ReadPolicy]):
             flight.leave(waiter)
             self.stats.shared += 1
             raise
-        if outcome is PROMOTED:
+        if outcome is BECOME_LEADER:
             call = Call(self, plan, key, args, kwargs, "miss")
             call.tags = flight.tags[len(plan.partition.static) :]
             return await self._run(call, partial(take_over, proceed=plan.load, flight=flight))
@@ -142,6 +163,9 @@ class ReadOperation(Operation[ReadPolicy]):
         self.stats.time_saved += outcome.cost
         return value
 
+    def local_hit(self, scope: Scope, key: Hashable, arguments: Mapping[str, Any]) -> Any:
+        return scope.plan(self).admit(key, arguments)
+
     async def invoke(self, /, *args: Any, **kwargs: Any) -> Any:
         arguments = self.parameters.bind(args, kwargs)
         scope = SCOPE.get()
@@ -152,10 +176,22 @@ class ReadOperation(Operation[ReadPolicy]):
         return await self.answer(scope, key, *self.parameters.split(arguments))
 
     async def fresh(self, /, *args: Any, **kwargs: Any) -> Any:
-        """Run the tool now, whatever is cached, and keep the answer."""
+        """Run the tool now, whatever is cached, and store the answer."""
         arguments = self.parameters.bind(args, kwargs)
         key = self.key_or_unkeyed(arguments)
         return await self.answer(SCOPE.get(), key, *self.parameters.split(arguments), is_fresh=True)
+
+    def is_successful(self, value: Any) -> bool:
+        """Whether an answer that was not stored is a success: what `cache_if` rejects is not, unless it is empty, which
+        is an answer like any other.
+        """
+        cache_if = self.policy.cache_if
+        if cache_if is None or is_empty(value):
+            return True
+        try:
+            return bool(cache_if(value))
+        except Exception:  # noqa: BLE001 - the user's function; store_result has logged that it raises
+            return True
 
     # Identity
 
@@ -179,14 +215,14 @@ class ReadOperation(Operation[ReadPolicy]):
             return self.unkeyed(error)
 
     def unkeyed(self, error: Uncacheable) -> object:
-        """A call without identity runs uncached and is counted, or is refused where the user asked for that."""
+        """The key of a call without identity: it runs uncached and is counted. Raises with ``uncacheable="raise"``."""
         if self.policy.uncacheable == "raise":
             raise Uncacheable(error.reason, self.name) from error.__cause__
-        log_once("an argument has no identity to cache under, so the call ran uncached", self.name, error)
+        warn_once("an argument has no identity to cache under, so the call ran uncached", self.name, error)
         return UNKEYED
 
     def part_by_key(self, /, *args: Any, **kwargs: Any) -> Hashable:
-        """What `key=` returned, as a part of the key."""
+        """The part of the key that `key=` returns."""
         assert self.policy.key is not None
         try:
             return key_part(self.policy.key(*args, **kwargs))
@@ -196,7 +232,7 @@ class ReadOperation(Operation[ReadPolicy]):
             raise Uncacheable(f"key= raised {type(error).__name__}", self.name) from error
 
     def part_by_vary(self, arguments: Mapping[str, Any]) -> Hashable:
-        """What `vary=` returned, as a part of the key."""
+        """The part of the key that `vary=` returns."""
         vary = self.policy.vary
         assert vary is not None
         try:
@@ -222,24 +258,15 @@ class ReadOperation(Operation[ReadPolicy]):
         key = plan.qualify(key)
         return CacheKey(self, key, request_of(Call(self, plan, key, *self.parameters.split(arguments), "write")))
 
-    def is_successful(self, value: Any) -> bool:
-        """Whether an answer that was not stored is what was asked for: what `cache_if` turns away is not, unless there
-        is nothing in it, which is an answer like any other.
-        """
-        cache_if = self.policy.cache_if
-        if cache_if is None or is_empty(value):
-            return True
-        try:
-            return bool(cache_if(value))
-        except Exception:  # noqa: BLE001 - the user's function; that it raises was said when the answer was to be kept
-            return True
-
     # Explicit invalidation
 
     async def invalidate(self, /, *args: Any, **kwargs: Any) -> bool:
-        """Forget the answer to one call, in every scope; loads of it in flight are not kept. Whether there was one.
+        """Drop the answer to one call, in every scope; loads of it in flight are not stored.
 
         It goes on in the tiers if the caller is cancelled while it waits for them.
+
+        Returns:
+            Whether there was an answer.
         """
         arguments = self.parameters.bind(args, kwargs)
         try:
@@ -252,24 +279,95 @@ class ReadOperation(Operation[ReadPolicy]):
         tiers = self.tiers()
         if tiers:
             call = Call(self, SCOPE.get().plan(self), key, *self.parameters.split(arguments), "write")
-            was_there |= bool(await outlive(self._discard(tiers, key, request_of(call))))
+            was_there |= bool(await run_shielded(self._discard(tiers, key, request_of(call))))
         return was_there
 
     async def _discard(self, tiers: tuple[Tier, ...], key: Hashable, request: Request) -> bool:
-        """Forget an answer in the tiers, the farthest first: none is filled again from one that still has it."""
+        """Drop an answer in the tiers, the farthest first, so that none is filled again from one that still has it."""
         was_there = False
         for tier in reversed(tiers):
             try:
                 was_there |= await tier.discard(request)
-            except Exception as error:  # noqa: BLE001 - a tier that fails is not a tool that fails
-                log_once(f"discarding in {type(tier).__name__} failed", self.name, error)
+            except Exception as error:  # noqa: BLE001 - a broken cache is not a broken agent
+                warn_once(f"discarding in {type(tier).__name__} failed", self.name, error)
         drop(Region(keys=((self, key),)))
         return was_there
 
     def clear(self) -> int:
-        """Forget every local answer of this tool, in every scope; loads in flight are not kept. How many there were."""
+        """Drop every local answer of this tool, in every scope; loads in flight are not stored. Returns how many."""
         with LEDGER.lock:
             garbage = LEDGER.clear(self)
         count = sum(len(dropped[0]) for dropped in garbage)
         free(garbage)
         return count
+
+
+# Names: on a shared tier, the name of a tool is all that tells its answers from another tool's
+
+_tools: dict[str, list[weakref.ref[ReadOperation]]] = {}
+
+
+def _register_name(tool: ReadOperation) -> None:
+    """Note a tool that is being decorated. Raises as `check_name`."""
+
+    def forget(reference: weakref.ref[ReadOperation], name: str = tool.name) -> None:
+        with LEDGER.lock:
+            references = _tools.get(name, [])
+            if reference in references:
+                references.remove(reference)
+            if not references:
+                _tools.pop(name, None)
+
+    reference = weakref.ref(tool, forget)
+    with LEDGER.lock:
+        _tools.setdefault(tool.name, []).append(reference)
+    try:
+        check_name(tool)
+    except ConfigurationError:
+        forget(reference)
+        raise
+
+
+def check_name(tool: ReadOperation) -> None:
+    """Refuse a tool that would be answered from another function's entries.
+
+    The same function may be decorated again: when a module is reloaded, or a notebook cell runs again. Two functions of
+    one module and qualified name count as the same, but for those defined inside of a function: a factory makes many of
+    them, each bound to other values.
+
+    Raises:
+        ConfigurationError: if another live tool has this name and shares a tier with it.
+    """
+    if len(_tools[tool.name]) > 1 and _conflicting(tool) is not None:
+        gc.collect()  # 30 ms, before an error only: a tool that is no longer used is freed by the collector alone
+        if (other := _conflicting(tool)) is not None:
+            raise ConfigurationError(
+                f"two tools are called {tool.name!r} and share a tier, so each would be answered with values that the "
+                f"other has loaded: {_location(other.function)} and {_location(tool.function)}; give one of them "
+                "another name=, or delete the first"
+            )
+
+
+def _conflicting(tool: ReadOperation) -> ReadOperation | None:
+    with LEDGER.lock:
+        others = [other for reference in _tools[tool.name] if (other := reference()) not in (None, tool)]
+    tiers = {id(tier) for tier in tool.tiers()}
+    for other in others:
+        if not tiers.isdisjoint(map(id, other.tiers())) and not _is_redefinition(tool.function, other.function):
+            return other
+    return None
+
+
+def _is_redefinition(function: Callable[..., Any], other: Callable[..., Any]) -> bool:
+    function, other = inspect.unwrap(function), inspect.unwrap(other)
+    name = function.__qualname__
+    return function is other or (
+        (function.__module__, name) == (other.__module__, other.__qualname__) and "<locals>" not in name
+    )
+
+
+def _location(function: Callable[..., Any]) -> str:
+    function = inspect.unwrap(function)
+    code = getattr(function, "__code__", None)  # a function of an extension has none
+    where = f" ({code.co_filename}:{code.co_firstlineno})" if code is not None else ""
+    return f"{function.__module__}:{function.__qualname__}{where}"
