@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from agent_cache._cassettes import command as cassette
-from agent_cache._demo import command as demo
 from agent_cache._fleet import command as fleet
+from agent_cache.cli import demo
 
 __all__ = ["main"]
 
