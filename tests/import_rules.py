@@ -20,23 +20,20 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"core"}),
     frozenset({"clock", "metrics", "remote", "config"}),
     frozenset({"engine"}),
-    frozenset({"tools", "session", "_async_cache"}),
+    frozenset({"tools", "session", "async_cache"}),
     frozenset({"recording", "testing"}),
-    frozenset({"integrations", "pytest_plugin", "_plugin", "cli", "_cassettes", "_fleet", "__main__"}),
+    frozenset({"integrations", "pytest_plugin", "cli", "_cassettes", "_fleet", "__main__"}),
     frozenset({"__init__"}),
 )
 # These use the public names, as anyone's code does. `__init__` imports none of them: that would be a cycle.
-USERS_OF_PUBLIC_NAMES = frozenset(
-    {"integrations", "pytest_plugin", "_plugin", "cli", "_cassettes", "_fleet", "__main__"}
-)
+USERS_OF_PUBLIC_NAMES = frozenset({"integrations", "pytest_plugin", "cli", "_cassettes", "_fleet", "__main__"})
 
 # Third-party module -> where it may stand. A name that is not here may stand in `integrations` only.
 LEAVES: dict[str, tuple[str, ...]] = {
-    "cache": ("_async_cache",),  # async-cache's top-level module
-    "hypothesis": ("testing",),
+    "cache": ("async_cache",),  # async-cache's top-level module
     "cryptography": ("remote.guards",),
     "msgspec": ("values", "remote.codecs", "recording", "_cassettes"),
-    "pytest": ("pytest_plugin", "_plugin", "testing"),
+    "pytest": ("pytest_plugin", "testing.fixtures"),
     "redis": ("remote.redis",),
     "rich": ("cli", "_cassettes"),
 }

@@ -89,7 +89,7 @@ def test_the_wheel_puts_one_command_on_the_path_and_one_plugin_into_pytest(wheel
     named.read_string(document(wheel, "entry_points.txt"))
     assert {group: dict(named[group]) for group in named.sections()} == {
         "console_scripts": {"agent-cache": "agent_cache.cli.main:main"},
-        "pytest11": {"agent_cache": "agent_cache.pytest_plugin"},
+        "pytest11": {"agent_cache": "agent_cache.pytest_plugin.plugin"},
     }
 
 

@@ -66,7 +66,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
         info = tmp_path / "site" / "agent_cache-0.0.dist-info"
         info.mkdir(parents=True)
         (info / "METADATA").write_text("Metadata-Version: 2.1\nName: agent-cache\nVersion: 0.0\n")
-        (info / "entry_points.txt").write_text("[pytest11]\nagent_cache = agent_cache.pytest_plugin\n")
+        (info / "entry_points.txt").write_text("[pytest11]\nagent_cache = agent_cache.pytest_plugin.plugin\n")
         search.append(str(tmp_path / "site"))
     bare = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "AGENT_CACHE_"))}
     return {**bare, "PYTHONPATH": os.pathsep.join(search), "COLUMNS": "80", "NO_COLOR": "1", "TERM": "dumb"}

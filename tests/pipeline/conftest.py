@@ -32,3 +32,6 @@ def server() -> MemoryServer:
 def truth() -> Truth:
     """The store behind the tools of a fleet."""
     return Truth()
+
+
+pytest.register_assert_rewrite("tests.contract")  # its modules are no test files, and their asserts are to be explained

@@ -15,7 +15,7 @@ pytest.importorskip("redis")
 from agent_cache.remote import Tier
 from agent_cache.remote.redis import RedisTier
 from agent_cache.remote.redis.connections import Address, Deployment
-from agent_cache.testing import TierContract
+from tests.contract import TierContract
 from tests.harness.clusters import Cluster
 from tests.harness.proxies import Proxy
 from tests.harness.servers import HOST, Server

@@ -15,7 +15,7 @@ import redis.asyncio.sentinel
 from agent_cache.clock import CLOCK
 from agent_cache.remote import Touched
 from agent_cache.remote.redis import RedisTier
-from agent_cache.testing.contract.workbench import load, read, value_of, writing
+from tests.contract.workbench import load, read, value_of, writing
 from tests.harness.clusters import Cluster
 from tests.harness.sentinels import NAME, Sentinel
 from tests.harness.servers import HOST

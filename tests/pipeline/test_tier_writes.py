@@ -13,7 +13,7 @@ from agent_cache import AgentCache, AgentCacheInvalidator, RemoteTierError, conf
 from agent_cache.engine.state import run_shielded
 from agent_cache.remote import WriteIntent
 from agent_cache.testing import MemoryServer, MemoryTier
-from agent_cache.testing.contract.workbench import load, read, value_of
+from tests.contract.workbench import load, read, value_of
 from tests.harness import library
 from tests.harness.gates import Gate, idle, started
 from tests.pipeline.fleet import Process, Truth, WatchedTier

@@ -1,7 +1,7 @@
-"""The pytest plugin: a test's agent is recorded once, and replayed ever after.
+"""The pytest plugin: a test's agent is recorded once, and replayed in every later run.
 
-It is loaded by every test run where agent_cache is installed, so what records and replays is imported by the first
-test that asks for it.
+Every test run of every project with this package installed imports this module. So the library is imported by the
+first test that records, replays or blocks live calls (`cassette_run`).
 """
 
 from __future__ import annotations
@@ -9,26 +9,32 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from agent_cache._plugin.orphans import orphans
-from agent_cache._plugin.places import cassette_path
-from agent_cache._plugin.settings import MODES, Marked, marked, settings_of
+from agent_cache.pytest_plugin.markers import (
+    MODES,
+    cassette_markers,
+    cassette_path,
+    find_orphans,
+    settings_of,
+)
 
 if TYPE_CHECKING:
-    from agent_cache._plugin.runs import CassetteRun, LiveGuard
+    from agent_cache.pytest_plugin.cassette_run import CassetteRun
     from agent_cache.recording import Recorder
+    from agent_cache.recording.barrier import Barrier
 
 __all__: list[str] = []
 
 _ON_ORPHANS = ("ignore", "report", "fail")
 
 _RUN: pytest.StashKey[CassetteRun] = pytest.StashKey()
-_GUARD: pytest.StashKey[LiveGuard] = pytest.StashKey()
-_CLAIMS: pytest.StashKey[dict[Path, list[str]]] = pytest.StashKey()
+_GUARD: pytest.StashKey[Barrier] = pytest.StashKey()
+_TESTS_BY_CASSETTE: pytest.StashKey[dict[Path, list[str]]] = pytest.StashKey()
 _ORPHANS: pytest.StashKey[list[str]] = pytest.StashKey()
 _OWN_ERROR: pytest.StashKey[BaseException] = pytest.StashKey()
 
@@ -79,7 +85,7 @@ def pytest_configure(config: pytest.Config) -> None:
     }
     for marker, promise in markers.items():
         config.addinivalue_line("markers", f"{marker}: {promise}")
-    config.stash[_CLAIMS] = {}
+    config.stash[_TESTS_BY_CASSETTE] = {}
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:
@@ -94,18 +100,18 @@ def pytest_report_header(config: pytest.Config) -> str | None:
 def pytest_collection_modifyitems(
     session: pytest.Session, config: pytest.Config, items: list[pytest.Item]
 ) -> Generator[None]:
-    claims = config.stash[_CLAIMS]
+    tests_by_cassette = config.stash[_TESTS_BY_CASSETTE]
     for item in items:
-        mark = marked(item)
-        if mark is not None or "agent_cassette" in getattr(item, "fixturenames", ()):
-            claims.setdefault(cassette_path(item, mark), []).append(item.nodeid)
+        markers = cassette_markers(item)
+        if markers is not None or "agent_cassette" in getattr(item, "fixturenames", ()):
+            tests_by_cassette.setdefault(cassette_path(item, markers), []).append(item.nodeid)
         for live in item.iter_markers("agent_live"):
             if len(live.args) != 1 or live.kwargs or not isinstance(live.args[0], str) or not live.args[0]:
                 raise pytest.UsageError(f"{item.nodeid}: @pytest.mark.agent_live needs a reason, as a text")
     config.stash[_ORPHANS] = []
     if _on_orphans(config) != "ignore" and not session.testsfailed:
         files = {item.path for item in items}
-        config.stash[_ORPHANS] = [str(path) for path in orphans(config, claims, files)]
+        config.stash[_ORPHANS] = [str(path) for path in find_orphans(config, tests_by_cassette, files)]
         if (answer := config.getoption("agent_orphans_file")) is not None:
             Path(answer).write_text(json.dumps(config.stash[_ORPHANS]), "utf-8")
     return (yield)
@@ -116,35 +122,36 @@ def pytest_collection_modifyitems(
 
 @pytest.fixture
 def agent_cache_config() -> dict[str, Any]:
-    """Override it to say how cassettes are used, as the marker does: ``return {"redact": ["order_pin"]}``."""
+    """Options of cassettes, to be overridden: ``return {"redact": ["order_pin"]}``."""
     return {}
 
 
 @pytest.fixture
 def agent_cassette(request: pytest.FixtureRequest, agent_cache_config: dict[str, Any]) -> Iterator[Recorder]:
-    """Record or replay what the agent of this test calls: the `Recorder`, with its `path`, `mode`, `player` and
-    `cassette`. It ends with the test, before fixtures are torn down.
+    """The `Recorder` that records or replays what the agent of this test calls: `path`, `mode`, `player`, `cassette`.
+
+    It ends with the test, before fixtures are torn down.
     """
-    from agent_cache._plugin.runs import CassetteRun
+    from agent_cache.pytest_plugin.cassette_run import CassetteRun
 
     item = request.node
-    mark: Marked | None = marked(item)
-    path = cassette_path(item, mark)
-    sharing = [one for one in request.config.stash[_CLAIMS].get(path, ()) if one != item.nodeid]
-    with _reported(item):
-        run = CassetteRun(path, settings_of(request.config, agent_cache_config, mark), item.nodeid, sharing)
+    markers = cassette_markers(item)
+    path = cassette_path(item, markers)
+    sharing = [one for one in request.config.stash[_TESTS_BY_CASSETTE].get(path, ()) if one != item.nodeid]
+    with _own_error(item):
+        run = CassetteRun(path, settings_of(request.config, agent_cache_config, markers), item.nodeid, sharing)
         handle = run.begin()
     item.stash[_RUN] = run
     try:
         yield handle
     finally:
         del item.stash[_RUN]
-        run.leave()
+        run.close()
 
 
 @pytest.fixture(autouse=True)
 def _agent_cassette_of_marked(request: pytest.FixtureRequest) -> None:
-    if marked(request.node) is not None:
+    if cassette_markers(request.node) is not None:
         request.getfixturevalue("agent_cassette")
 
 
@@ -153,9 +160,9 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
     config = item.config
     if not (config.getoption("agent_block_live") or config.getini("agent_block_live")):
         return (yield)
-    from agent_cache._plugin.runs import LiveGuard
+    from agent_cache.pytest_plugin.cassette_run import live_guard
 
-    with LiveGuard(is_lifted=item.get_closest_marker("agent_live") is not None) as guard:
+    with live_guard(is_lifted=item.get_closest_marker("agent_live") is not None) as guard:
         item.stash[_GUARD] = guard
         return (yield)
 
@@ -167,7 +174,7 @@ def pytest_fixture_setup(
     node = request.node
     if fixturedef.scope != "function" or (_RUN not in node.stash and _GUARD not in node.stash):
         return (yield)
-    from agent_cache._plugin.contexts import fixture_in_same_context
+    from agent_cache.pytest_plugin.cassette_run import fixture_in_same_context
 
     with fixture_in_same_context(fixturedef):
         return (yield)
@@ -183,23 +190,23 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
     run, guard = item.stash.get(_RUN, None), item.stash.get(_GUARD, None)
     if run is None and guard is None:
         return (yield)
-    from agent_cache._plugin.contexts import same_context
+    from agent_cache.pytest_plugin.cassette_run import same_context
 
     try:
         with same_context(item):
             result = yield from _watched(item)
     except BaseException as error:
         if run is not None:
-            item.add_report_section("call", "agent cassette", run.failed(error))
+            item.add_report_section("call", "agent cassette", run.end_failed(error))
         raise
     if run is None:
         return result
-    caught = getattr(item, "_excinfo", None)  # unittest keeps what it has caught to itself
+    caught = getattr(item, "_excinfo", None)  # unittest catches the error of a test
     if caught:
-        item.add_report_section("call", "agent cassette", run.failed(caught[0].value))
+        item.add_report_section("call", "agent cassette", run.end_failed(caught[0].value))
         return result
-    with _reported(item):
-        run.passed()
+    with _own_error(item):
+        run.end_passed()
     return result
 
 
@@ -215,7 +222,7 @@ def pytest_runtest_makereport(
     report = yield
     own = item.stash.get(_OWN_ERROR, None)
     if own is not None and call.excinfo is not None and call.excinfo.value is own and report.failed:
-        # The error says all there is to say: the frames that lead to it are the plugin's.
+        # Without a traceback: its frames are the plugin's.
         shown = call.excinfo.getrepr(style="value")
         shown.reprtraceback.reprentries[0].lines = call.excinfo.exconly().splitlines()
         report.longrepr = shown
@@ -223,31 +230,30 @@ def pytest_runtest_makereport(
 
 
 def _watched(item: pytest.Item) -> Generator[None, Any, Any]:
-    """One phase of a test. A call that was refused in it fails it, even if something has swallowed the error."""
+    """Run one phase of a test, and fail it for a call that was refused in it, even if something swallowed the error."""
     guard = item.stash.get(_GUARD, None)
     try:
         result = yield
     except BaseException:
         if guard is not None:
-            guard.forget()
+            guard.error = None  # the phase has failed already
         raise
     if guard is not None:
-        with _reported(item):
-            guard.check()
+        from agent_cache.pytest_plugin.cassette_run import check_live_calls
+
+        with _own_error(item):
+            check_live_calls(guard)
     return result
 
 
-class _reported:  # noqa: N801 - used as a function
-    """What is raised in here is shown without the plugin's own frames."""
-
-    def __init__(self, item: pytest.Item) -> None:
-        self._item = item
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _trace: object) -> None:
-        if error is not None:
-            self._item.stash[_OWN_ERROR] = error
+@contextmanager
+def _own_error(item: pytest.Item) -> Iterator[None]:
+    """Let an error raised in the block be reported without a traceback."""
+    try:
+        yield
+    except BaseException as error:
+        item.stash[_OWN_ERROR] = error
+        raise
 
 
 # Cassettes without a test
@@ -269,7 +275,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    """A worker of pytest-xdist has ended: each of them has collected every test."""
+    """Take the orphans of a worker of pytest-xdist that ends; each worker has collected every test."""
     found = getattr(node, "workeroutput", {}).get("agent_cache_orphans")
     if found:
         node.config.stash[_ORPHANS] = found
@@ -284,4 +290,4 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         here = Path(path)
         is_below = here.is_relative_to(config.rootpath)
         terminalreporter.line(str(here.relative_to(config.rootpath)) if is_below else path)
-    terminalreporter.line("No test that was collected uses them: delete them, or record them again.")
+    terminalreporter.line("No collected test uses them. Delete them, or record them again.")

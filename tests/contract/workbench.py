@@ -1,4 +1,4 @@
-"""What a subclass of the contract provides, and the few words its tests are written in."""
+"""Base class and helpers of the contract of tiers."""
 
 from __future__ import annotations
 
@@ -7,29 +7,30 @@ import itertools
 from collections.abc import AsyncIterator, Hashable
 from contextlib import asynccontextmanager
 from typing import Any
-from unittest import SkipTest
+
+import pytest
 
 from agent_cache.core.tags import meet
 from agent_cache.remote.protocol import Found, Request, Tier, Touched, WriteIntent
 
-__all__ = ["News", "Workbench", "commit", "load", "read", "value_of", "write", "writing"]
+__all__ = ["RecordingListener", "Workbench", "commit", "load", "read", "value_of", "write", "writing"]
 
 _numbers = itertools.count(1)
 
 
 class Workbench:
-    """What the tests stand on. A subclass overrides what it can do.
+    """Hooks of the contract that a subclass overrides.
 
     Attributes:
-        max_staleness: the bound that the tiers were made with, in seconds.
-        moment: a ttl, or a hold, in seconds: short where time is really waited for, longer than a call takes.
+        max_staleness: the option that the tiers were made with, in seconds.
+        moment: a ttl, or a hold, in seconds: short if `advance` really waits, but longer than a call takes.
     """
 
     max_staleness: float = 1.0
     moment: float = 1.0
 
     async def make_tiers(self) -> tuple[Tier, Tier]:
-        """Two clients of one empty server: two processes."""
+        """Make two clients of one empty server, which stand for two processes."""
         raise NotImplementedError(f"{type(self).__name__} must define make_tiers()")
 
     async def advance(self, seconds: float) -> None:
@@ -37,24 +38,22 @@ class Workbench:
         await asyncio.sleep(seconds)
 
     async def arrive(self) -> None:
-        """Return when every message that is on its way to a listener has arrived. The default trusts that none takes
-        time.
-        """
+        """Return when every message has arrived at its listener. By default messages take no time."""
 
-    async def cut(self, tier: Tier) -> None:  # noqa: ARG002 - for subclasses
-        """Let this client's subscription lose messages, unnoticed."""
-        raise SkipTest("the subclass does not define cut() and reconnect()")
+    async def cut(self, tier: Tier) -> None:
+        """Let this client's subscription lose messages without any sign."""
+        pytest.skip("the subclass does not define cut() and reconnect()")
 
     async def reconnect(self, tier: Tier) -> None:
-        """Let it notice and subscribe again. Follows `cut`."""
+        """Let it subscribe again, after `cut`."""
         raise NotImplementedError
 
     async def stop_server(self) -> None:
-        """Let the server answer nothing, and lose nothing."""
-        raise SkipTest("the subclass does not define stop_server() and start_server()")
+        """Let the server answer no command. It loses nothing."""
+        pytest.skip("the subclass does not define stop_server() and start_server()")
 
     async def start_server(self) -> None:
-        """Let it answer again. Follows `stop_server`."""
+        """Let it answer again, after `stop_server`."""
         raise NotImplementedError
 
     @asynccontextmanager
@@ -71,16 +70,15 @@ class Workbench:
             await b.aclose()
 
 
-class News(list[Touched | None]):
-    """A listener that remembers what it was told."""
+class RecordingListener(list[Touched | None]):
+    """A listener that records its calls."""
 
     def __call__(self, touched: Touched | None) -> None:
-        """Be told."""
         self.append(touched)
 
-    def concern(self, tag: str) -> bool:
+    def concerns(self, tag: str) -> bool:
         """Whether an entry with this tag would have been dropped."""
-        return any(told is None or any(meet(tag, path) for path in told.tags) for told in self)
+        return any(touched is None or any(meet(tag, path) for path in touched.tags) for touched in self)
 
 
 def read(
@@ -102,9 +100,9 @@ def write(*tags: str, late: tuple[str, ...] = (), entries: tuple[Request, ...] =
     return WriteIntent(f"write-{next(_numbers)}", tags, late, keys, entries)
 
 
-async def commit(tier: Tier, write: WriteIntent, *told: str, failed: bool = False, hold: float = 0.0) -> None:
-    """End a write; `told` are the tags from its result."""
-    await tier.commit(write, write.tags + told, failed=failed, hold=hold)
+async def commit(tier: Tier, write: WriteIntent, *result_tags: str, failed: bool = False, hold: float = 0.0) -> None:
+    """End a write."""
+    await tier.commit(write, write.tags + result_tags, failed=failed, hold=hold)
 
 
 @asynccontextmanager
@@ -116,13 +114,13 @@ async def writing(tier: Tier, *tags: str) -> AsyncIterator[None]:
     await commit(tier, intent)
 
 
-async def load(tier: Tier, request: Request, value: object, *told: str) -> None:
-    """Miss, load and store: what the library does. `told` are the tags from the result."""
+async def load(tier: Tier, request: Request, value: object, *result_tags: str) -> None:
+    """Miss, load and store, as the library does."""
     _, ticket = await tier.lookup(request)
-    await tier.store(ticket, value, request.tags + told, 0.5, age=0.0)
+    await tier.store(ticket, value, request.tags + result_tags, 0.5, age=0.0)
 
 
 async def value_of(tier: Tier, request: Request) -> object:
-    """What is found, ``"nothing"`` if there is nothing."""
+    """Return the value that is found, or ``"nothing"``."""
     found: Found | None = (await tier.lookup(request))[0]
     return "nothing" if found is None else found.value
