@@ -62,7 +62,7 @@ def data_directory() -> Path:
     directory = retail.data_directory()
     for name in SHELL_SETS:
         if not (directory / f"{name}.jsonl.gz").is_file():
-            raise retail.DataAbsentError(f"the recorded shell runs are not here: no '{name}.jsonl.gz' in {directory}")
+            raise retail.DataAbsentError(f"'{name}.jsonl.gz' is missing in {str(directory)!r}")
     return directory
 
 

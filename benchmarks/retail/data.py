@@ -1,4 +1,4 @@
-"""Where the recorded runs and the store's database come from."""
+"""Loads the recorded runs and the store's database from `benchmarks/data`."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from benchmarks.retail.store import RetailStore
 DATA_VARIABLE = "AGENT_CACHE_DATA"
 RUN_SETS = ("tau_retail_fork", "tau_retail_gold")
 
-_PROJECT_ROOT = Path(__file__).resolve().parents[2]
+_DATA = Path(__file__).resolve().parents[1] / "data"
 _LISTS_SENT_AS_TEXT = ("item_ids", "new_item_ids")
 
 
 class DataAbsentError(Exception):
-    """The recorded runs are not on this machine; the text says where they were looked for."""
+    """The recorded runs are not in the folder that the text names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,17 +44,17 @@ class Run:
 
 
 def data_directory() -> Path:
-    """The folder with the runs: `AGENT_CACHE_DATA`, or `shared/data` beside the project.
+    """The folder with the runs: `AGENT_CACHE_DATA` if it is set, else `benchmarks/data`.
 
-    The data is no part of the project, so its absence is a fact to report (`DataAbsentError`) and not a failure.
+    Raises `DataAbsentError` if a file is missing there.
     """
     named = os.environ.get(DATA_VARIABLE)
-    directory = Path(named) if named else _PROJECT_ROOT.parent / "shared" / "data"
+    directory = Path(named) if named else _DATA
     needed = [f"{name}.jsonl.gz" for name in RUN_SETS] + [f"retail_db/{table}.json.gz" for table in _TABLES]
     missing = [name for name in needed if not (directory / name).is_file()]
     if missing:
-        hint = f"set {DATA_VARIABLE} to the folder that holds it"
-        raise DataAbsentError(f"the recorded retail runs are not here: no {missing[0]!r} in {str(directory)!r}; {hint}")
+        hint = f"unset {DATA_VARIABLE}" if named else f"set {DATA_VARIABLE} to the folder that holds it"
+        raise DataAbsentError(f"{missing[0]!r} is missing in {str(directory)!r}; {hint}")
     return directory
 
 

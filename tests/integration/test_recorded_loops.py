@@ -22,15 +22,11 @@ from benchmarks.loops.runs import RecordedCall, Run, data_directory
 from benchmarks.loops.tally import Tally
 from benchmarks.loops.targets import median_of
 from benchmarks.loops.tools import Step
-from benchmarks.retail.data import DataAbsentError
 
 
 @pytest.fixture(scope="module")
 def recordings() -> Recordings:
-    try:
-        return Recordings.load(data_directory())
-    except DataAbsentError as absent:
-        pytest.skip(str(absent))
+    return Recordings.load(data_directory())
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.retail.arrival import crowded
-from benchmarks.retail.data import RUN_SETS, DataAbsentError, Run, data_directory, load_runs, load_store
+from benchmarks.retail.data import RUN_SETS, Run, data_directory, load_runs, load_store
 from benchmarks.retail.latency import some_turns
 from benchmarks.retail.policies import (
     CLEAR_EVERYTHING,
@@ -26,10 +26,7 @@ from benchmarks.retail.store import RetailStore
 
 @pytest.fixture(scope="module")
 def data() -> Path:
-    try:
-        return data_directory()
-    except DataAbsentError as absent:
-        pytest.skip(str(absent))
+    return data_directory()
 
 
 @pytest.fixture(scope="module")

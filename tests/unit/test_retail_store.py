@@ -308,7 +308,7 @@ def test_lists_that_were_recorded_as_text_arrive_as_lists(tmp_path: Path) -> Non
     assert run.calls[0].arguments == {"order_id": "#D", "item_ids": ["71", "72"]}
 
 
-def test_absent_data_is_said_to_be_absent_and_where_it_was_looked_for(
+def test_missing_data_is_an_error_that_names_the_folder_and_the_variable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(DATA_VARIABLE, str(tmp_path))

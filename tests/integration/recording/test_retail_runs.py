@@ -11,16 +11,13 @@ from agent_cache.recording import Redaction
 from benchmarks.loops.runs import Run, load_runs
 from benchmarks.recording.credentials import FORMS, fresh
 from benchmarks.recording.measure import at_once, in_turn, with_credentials
-from benchmarks.retail.data import RUN_SETS, DataAbsentError, data_directory, load_store
+from benchmarks.retail.data import RUN_SETS, data_directory, load_store
 from benchmarks.retail.store import RetailStore
 
 
 @pytest.fixture(scope="module")
 def data() -> Path:
-    try:
-        return data_directory()
-    except DataAbsentError as absent:
-        pytest.skip(str(absent))
+    return data_directory()
 
 
 @pytest.fixture(scope="module")
