@@ -10,7 +10,12 @@ from benchmarks.timing import Spread
 
 Unit = Literal["x", "us", "ms", "s", "B"]
 
-_FORMAT: dict[Unit, str] = {"x": "{:.2f}x", "us": "{:.2f} us", "ms": "{:.2f} ms", "s": "{:.3f} s", "B": "{:.0f} B"}
+_FORMAT: dict[str, str] = {"x": "{:.2f}x", "us": "{:.2f} us", "ms": "{:.2f} ms", "s": "{:.3f} s", "B": "{:.0f} B"}
+
+
+def format_figure(value: float, unit: str) -> str:
+    """A figure with its unit, with as many places as tables show."""
+    return _FORMAT[unit].format(value)
 
 
 @dataclass(frozen=True, slots=True)
