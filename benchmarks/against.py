@@ -34,7 +34,7 @@ SLOWER: Final = 1.05
 ROUNDS: Final[Mapping[str, int]] = {"hit": 15, "recording": 15, "import": 9, "invalidation": 9, "memory": 3}
 """By group, where a round takes seconds or hardly varies; other groups have `MOST_ROUNDS`."""
 MOST_ROUNDS: Final = 25
-QUICK_ROUNDS: Final = 3
+QUICK_ROUNDS: Final = 7
 
 HEADINGS: Final = ("", "what", "before", "after", "after/before", "quartiles", "", "note")
 _PACKAGES: Final = ("agent_cache", "benchmarks")
@@ -63,7 +63,7 @@ class Checkout:
         self.groups: tuple[str, ...] = tuple(self._budgets.GROUPS)
 
     def measure(self, group: str, *, rounds: int, seconds: float, entries: int) -> dict[str, Any]:
-        """Measure every row of a group once, and return the rows by what they measure."""
+        """Measure every row of a group once. Returns the rows by their `what`."""
         effort = self._effort(rounds=rounds, seconds=seconds, entries=entries)
         with self._active(), redirect_stderr(io.StringIO()):  # its own progress lines
             rows = asyncio.run(self._budgets.measured([group], effort))
