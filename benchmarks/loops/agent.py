@@ -213,7 +213,7 @@ class ScriptedTools:
 
     def _decorate_read(self, tool: str) -> Any:
         @AgentCache(
-            "world", cache_if=self._is_success, loop=self._hints.get(tool, LoopHints()), name=f"scripted:{tool}"
+            "scripted", cache_if=self._is_success, loop=self._hints.get(tool, LoopHints()), name=f"scripted:{tool}"
         )
         async def read(key: Any, request: Any) -> Any:
             return await self._execute(tool, key, request)
@@ -223,7 +223,7 @@ class ScriptedTools:
     def _decorate_write(self, tool: str) -> Any:
         hints = self._hints.get(tool, LoopHints())
 
-        @AgentCacheInvalidator("world", ok=self._is_success, loop=hints, name=f"scripted:{tool}")
+        @AgentCacheInvalidator("scripted", ok=self._is_success, loop=hints, name=f"scripted:{tool}")
         async def write(key: Any, request: Any) -> Any:
             return await self._execute(tool, key, request)
 

@@ -95,7 +95,7 @@ class ExecutedError(AssertionError):
     """A tool ran in a replay."""
 
 
-class RetailWorld:
+class RetailBackend:
     """The retail tools, decorated once, with or without a store behind them.
 
     Attributes:
@@ -188,12 +188,12 @@ Advance = Callable[[], None]
 async def in_turn(run_set: str, runs: Iterable[Run], store: RetailStore, advance: Advance) -> Outcome:
     """Make the calls in sequence, as the original agents did, and replay them strictly."""
     outcome = Outcome("one after the other, strict", run_set, faithful=0)
-    world = RetailWorld(store, latency=no_latency)
-    agent = Agent(world.tools)
+    backend = RetailBackend(store, latency=no_latency)
+    agent = Agent(backend.tools)
     for run in runs:
         with _folder() as folder:
-            seen = await _recorded(world, agent, run, folder, random.Random(0), outcome)
-            await _replayed(world, agent, run, folder, random.Random(0), outcome, seen, strict=True)
+            seen = await _recorded(backend, agent, run, folder, random.Random(0), outcome)
+            await _replayed(backend, agent, run, folder, random.Random(0), outcome, seen, strict=True)
         real = [call.result for call in run.calls if not call.is_oddity]
         assert outcome.faithful is not None
         outcome.faithful += sum(answer == result for (_, answer), result in zip(seen, real, strict=True))
@@ -209,13 +209,13 @@ async def at_once(
     seeds = list(seeds)
     outcome = Outcome(f"rounds at once, {len(seeds)} seeds", run_set)
     chance = random.Random()
-    world = RetailWorld(store, latency=partial(some_turns, chance))
-    agent = Agent(world.tools, at_once=True)
+    backend = RetailBackend(store, latency=partial(some_turns, chance))
+    agent = Agent(backend.tools, at_once=True)
     for seed, run in itertools.product(seeds, runs):
         chance.seed(f"{seed} {run.id}")
         with _folder() as folder:
-            seen = await _recorded(world, agent, run, folder, chance, outcome)
-            await _replayed(world, agent, run, folder, random.Random(f"{seed} {run.id} again"), outcome, seen)
+            seen = await _recorded(backend, agent, run, folder, chance, outcome)
+            await _replayed(backend, agent, run, folder, random.Random(f"{seed} {run.id} again"), outcome, seen)
         advance()
     return outcome
 
@@ -225,7 +225,7 @@ async def with_credentials(
 ) -> Outcome:
     """Make the calls in sequence, each with a new credential, and with another one in the replay."""
     outcome = Outcome("with fresh credentials", run_set)
-    world = RetailWorld(store, latency=no_latency, with_credentials=True)
+    backend = RetailBackend(store, latency=no_latency, with_credentials=True)
     chance = random.Random(0)
     carried: list[Credential] = []
     numbers = {"recorded": itertools.count(), "replayed": itertools.count()}
@@ -235,22 +235,22 @@ async def with_credentials(
         carried.append(credential)
         return {"context": credential.argument}
 
-    recording = Agent(world.tools, extra=partial(next_for, "recorded"))
-    replaying = Agent(world.tools, extra=partial(next_for, "replayed"))
+    recording = Agent(backend.tools, extra=partial(next_for, "recorded"))
+    replaying = Agent(backend.tools, extra=partial(next_for, "replayed"))
     for run in runs:
         with _folder() as folder:
             carried.clear()
-            seen = await _recorded(world, recording, run, folder, chance, outcome, redaction)
+            seen = await _recorded(backend, recording, run, folder, chance, outcome, redaction)
             outcome.credentials += len(carried)
             files = b"\n".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
             outcome.found += sum(any(trace in files for trace in one.traces()) for one in carried)
-            await _replayed(world, replaying, run, folder, chance, outcome, seen, strict=True)
+            await _replayed(backend, replaying, run, folder, chance, outcome, seen, strict=True)
         advance()
     return outcome
 
 
 async def _recorded(
-    world: RetailWorld,
+    backend: RetailBackend,
     agent: Agent,
     run: Run,
     folder: Path,
@@ -258,7 +258,7 @@ async def _recorded(
     outcome: Outcome,
     redaction: Redaction | None = None,
 ) -> Answers:
-    world.open()
+    backend.open()
     path = folder / "run.jsonl"
     with record(path, redact=redaction):
         seen = await agent.make(run, chance)
@@ -269,7 +269,7 @@ async def _recorded(
 
 
 async def _replayed(
-    world: RetailWorld,
+    backend: RetailBackend,
     agent: Agent,
     run: Run,
     folder: Path,
@@ -279,8 +279,8 @@ async def _replayed(
     *,
     strict: bool = False,
 ) -> None:
-    world.close()
-    before = world.executions
+    backend.close()
+    before = backend.executions
     player = None
     try:
         with replay(folder / "run.jsonl", strict=strict) as player:
@@ -293,7 +293,7 @@ async def _replayed(
         if equal < len(seen) or len(again) > len(seen):
             outcome.differences.append(run.id)
     outcome.left_over += 0 if player is None else player.remaining
-    outcome.executions += world.executions - before
+    outcome.executions += backend.executions - before
 
 
 @contextmanager
