@@ -22,7 +22,7 @@ from agent_cache.metrics import Metrics
 from tests.harness import library
 from tests.harness.gates import Gate, cancelled, started
 
-pytestmark = pytest.mark.usefixtures("body")
+pytestmark = pytest.mark.usefixtures("clock")
 
 COUNTERS = ("calls", "hits", "misses", "shared", "invalidations", "uncached", "evictions", "errors")
 PUBLIC = {*COUNTERS, "time_saved", "hit_rate"}

@@ -21,7 +21,7 @@ from tests.pipeline.fleet import Process, Truth, WatchedTier
 SEVEN, EIGHT, ALL = read("order:7", tool="t", key="7"), read("order:8", tool="t", key="8"), read("order", tool="t")
 
 
-pytestmark = pytest.mark.usefixtures("body")
+pytestmark = pytest.mark.usefixtures("clock")
 
 
 @pytest.fixture
