@@ -23,6 +23,7 @@ from benchmarks.loops.tally import Tally
 from benchmarks.loops.targets import median_of
 from benchmarks.loops.tools import Step
 from benchmarks.retail.data import DataAbsentError
+from tests.harness.slow import slow
 
 
 @pytest.fixture(scope="module")
@@ -115,11 +116,12 @@ async def test_short_circuit_skips_no_write_and_invents_no_answer(recordings: Re
     assert agent.audit.refused > 0 or reading is Reading.RETAIL
 
 
+@pytest.mark.parametrize("every", [160, *slow(40)])
 async def test_short_circuit_skips_no_write_and_invents_no_answer_in_loops_either(
-    agent: Agent, recordings: Recordings
+    agent: Agent, recordings: Recordings, every: int
 ) -> None:
     for loop in (*LOOPS.values(), *HONEST.values()):
-        for run, calls in injected.over(loop.family, recordings.successful_retail[::40]):
+        for run, calls in injected.over(loop.family, recordings.successful_retail[::every]):
             await injected.audited(agent, run, calls)
     assert (agent.audit.skipped, agent.audit.invented) == (0, 0)
     assert agent.audit.refused > 0
