@@ -13,6 +13,7 @@ import doctest
 import gc
 import io
 import os
+import random
 import tempfile
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +35,25 @@ settings.register_profile("agent-cache-ci", deadline=None, derandomize=True, pri
 settings.load_profile("agent-cache-ci" if os.environ.get("CI") else "agent-cache")
 
 MODULE = pytest.StashKey["Path"]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--shuffle-files", type=int, metavar="SEED", help="run files in an order that this seed decides")
+
+
+def pytest_report_header(config: pytest.Config) -> str | None:
+    seed = config.getoption("shuffle_files")
+    return None if seed is None else f"order of files: --shuffle-files {seed}"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Shuffle files, and leave the tests of one in their order: it is a file's own, and fixtures of modules last."""
+    seed = config.getoption("shuffle_files")
+    if seed is not None:
+        files = sorted({item.path for item in items})
+        random.Random(seed).shuffle(files)
+        place = {path: number for number, path in enumerate(files)}
+        items.sort(key=lambda item: place[item.path])
 
 
 @pytest.hookimpl(tryfirst=True)

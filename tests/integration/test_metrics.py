@@ -20,8 +20,8 @@ from agent_cache import (
 )
 from agent_cache.metrics import Metrics
 from tests.harness import library
-from tests.harness.slow import slow
 from tests.harness.gates import Gate, cancelled, started
+from tests.harness.slow import slow
 
 pytestmark = pytest.mark.usefixtures("clock")
 

@@ -9,13 +9,13 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.harness.slow import slow
 from tests.properties.fleet import protocol
 from tests.properties.fleet.checker import Model, TooManyStatesError, explore
 from tests.properties.fleet.configurations import AMPUTATIONS, AMPUTATIONS_OF_TRUST, CONFIGURATIONS
 from tests.properties.fleet.rules import WHOLE, Rules
 from tests.properties.fleet.state import Configuration, Faults, State
 from tests.properties.fleet.trust import Trust
-from tests.harness.slow import slow
 
 LARGE = (  # half a second and more each; the others cover each part of the protocol and each fault
     "entity and root read, entity written",
