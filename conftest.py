@@ -14,6 +14,7 @@ import gc
 import io
 import os
 import random
+import sys
 import tempfile
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +34,10 @@ settings.register_profile("agent-cache", deadline=None)
 # CI searches the same examples each time, so that a red run is red again on the next machine.
 settings.register_profile("agent-cache-ci", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("agent-cache-ci" if os.environ.get("CI") else "agent-cache")
+
+# Else each worker rewrites all assertions, and each of the hundreds of processes that tests start compiles the package.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 MODULE = pytest.StashKey["Path"]()
 
