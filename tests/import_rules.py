@@ -8,6 +8,7 @@ import ast
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -68,6 +69,7 @@ class Import:
         return f"{self.importer}:{self.line} imports {self.imported}"
 
 
+@cache
 def modules(root: Path) -> dict[str, ast.Module]:
     """Dotted name -> syntax tree, the package itself included."""
     trees = {}
@@ -135,6 +137,7 @@ def imports(trees: dict[str, ast.Module], packages: set[str]) -> list[Import]:
     return found
 
 
+@cache
 def read(root: Path) -> tuple[dict[str, ast.Module], list[Import]]:
     trees = modules(root)
     packages = {PACKAGE} | {".".join((PACKAGE, *p.relative_to(root).parent.parts)) for p in root.rglob("__init__.py")}
@@ -182,6 +185,39 @@ def cycles(root: Path) -> list[str]:
     except CycleError as error:
         return [" < ".join(error.args[1])]
     return []
+
+
+def circles(root: Path) -> list[str]:
+    """Modules that name each other, imports for types included: no reader can begin with one of them."""
+    trees, found = read(root)
+    graph: dict[str, set[str]] = {module: set() for module in trees}
+    for each in found:
+        if each.imported in graph and each.imported != each.importer:
+            graph[each.importer].add(each.imported)
+    reached = {module: reachable(graph, module) for module in graph}
+    together = {frozenset(other for other in reached[module] if module in reached[other]) for module in graph}
+    return sorted(" <> ".join(sorted(circle)) for circle in together if circle)
+
+
+def reachable(graph: dict[str, set[str]], start: str) -> set[str]:
+    """Every module that an import leads to, directly or through others."""
+    found: set[str] = set()
+    ahead = [start]
+    while ahead:
+        new = graph[ahead.pop()] - found
+        found |= new
+        ahead += new
+    return found
+
+
+def repeated_file_names(root: Path) -> list[str]:
+    """File names that occur more than once. One integration may well have the parts of another."""
+    places: dict[str, list[str]] = {}
+    for path in sorted(root.rglob("*.py")):
+        inner = path.relative_to(root)
+        if path.name != "__init__.py" and inner.parts[0] != "integrations":
+            places.setdefault(path.name, []).append(inner.as_posix())
+    return [f"{name} is the name of {', '.join(paths)}" for name, paths in places.items() if len(paths) > 1]
 
 
 def strangers(root: Path) -> list[str]:
@@ -234,4 +270,4 @@ def impurity(node: ast.AST) -> str | None:
     return None
 
 
-RULES = [upward_imports, cycles, strangers, impurities]
+RULES = [upward_imports, cycles, circles, repeated_file_names, strangers, impurities]

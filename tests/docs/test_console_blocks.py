@@ -19,10 +19,12 @@ from pathlib import Path
 import pytest
 
 import agent_cache
+from tests.harness.slow import slow
 
 pytest.importorskip("pytest_asyncio")
 
 ROOT = Path(__file__).parents[2]
+TUTORIAL = "docs/tutorial-recording.md"
 PAGES = [
     page.relative_to(ROOT).as_posix()
     for page in sorted((ROOT / "docs").rglob("*.md"))
@@ -82,7 +84,7 @@ def run(command: str, project: Path, environment: dict[str, str]) -> str:
     ).stdout  # fmt: skip
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", [TUTORIAL, *slow(*(page for page in PAGES if page != TUTORIAL))])
 def test_a_terminal_shows_what_the_page_shows(page: str, tmp_path: Path, environment: dict[str, str]) -> None:
     """Every command prints what stands below it."""
     project = tmp_path / "project"
@@ -107,4 +109,4 @@ def test_a_terminal_shows_what_the_page_shows(page: str, tmp_path: Path, environ
 
 def test_the_tutorial_is_among_these_pages() -> None:
     """Were none found, none would fail."""
-    assert "docs/tutorial-recording.md" in PAGES
+    assert TUTORIAL in PAGES

@@ -28,6 +28,7 @@ from benchmarks.loops.sessions import (
 )
 from benchmarks.loops.tally import Injection, Tally, loop_start
 from benchmarks.recorded_runs import RecordedCall, Run, data_directory
+from tests.harness.slow import slow
 
 
 @pytest.fixture(scope="module")
@@ -117,11 +118,12 @@ async def test_short_circuit_skips_no_write_and_invents_no_answer(recordings: Re
     assert agent.audit.refused > 0 or reading is Reading.RETAIL
 
 
+@pytest.mark.parametrize("every", [160, *slow(40)])
 async def test_short_circuit_skips_no_write_and_invents_no_answer_in_loops_either(
-    agent: Agent, recordings: Recordings
+    agent: Agent, recordings: Recordings, every: int
 ) -> None:
     for loop in (*LOOPS.values(), *HONEST.values()):
-        for run, calls in applicable(loop.family, recordings.successful_retail[::40]):
+        for run, calls in applicable(loop.family, recordings.successful_retail[::every]):
             await inject_audited(agent, run, calls)
     assert (agent.audit.skipped, agent.audit.invented) == (0, 0)
     assert agent.audit.refused > 0

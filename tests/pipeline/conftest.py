@@ -13,7 +13,7 @@ from tests.pipeline.fleet import Truth
 
 
 @pytest.fixture
-def nothing_left(body: str) -> Iterator[None]:
+def nothing_left(clock: library.Clock) -> Iterator[None]:
     """Whatever the test was about, it leaves no load in flight."""
     before = library.loads_in_flight()
     yield

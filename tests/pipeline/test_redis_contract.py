@@ -110,6 +110,7 @@ class Detour(Deployment):
         return Deployment.connection(self, (host, self.detours[port].port), *arguments, **options)
 
 
+@pytest.mark.slow
 class TestClusterTier(OnServers):
     """On a cluster: what belongs to one write is on several servers."""
 

@@ -260,6 +260,7 @@ async def test_who_no_longer_waits_for_messages_is_forgotten(make: Make, sink):
     assert not attendant._waiters
 
 
+@pytest.mark.slow
 async def test_nodes_that_answer_later_are_found(make: Make, cluster: Cluster, behind):
     proxy = behind(cluster.primaries[0].port)
     proxy.refuse()

@@ -9,7 +9,7 @@ from tests.contract.workbench import commit, write, writing
 from tests.harness import library
 from tests.pipeline.fleet import Process, Truth, WatchedTier
 
-pytestmark = pytest.mark.usefixtures("body")
+pytestmark = pytest.mark.usefixtures("clock")
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from tests.harness import library
 from tests.harness.gates import Gate, idle, started
 from tests.pipeline.fleet import Process, Truth, WatchedTier
 
-pytestmark = pytest.mark.usefixtures("body")
+pytestmark = pytest.mark.usefixtures("clock")
 
 
 @pytest.fixture
