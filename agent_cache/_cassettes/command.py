@@ -52,7 +52,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run a subcommand; what cannot be read ends it with 2."""
-    from agent_cache._cassettes.screen import visible
+    from agent_cache.cli.output import visible
     from agent_cache.errors import CassetteError, ConfigurationError
 
     try:
@@ -87,7 +87,7 @@ def _count(text: str) -> int:
 
 
 def _show(options: argparse.Namespace) -> int:
-    from agent_cache._cassettes.timeline import show
+    from agent_cache.cli.cassettes import show
 
     return show(options.path, options.limit, options.name, only_errors=options.errors, as_json=options.json)
 

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from agent_cache._cassettes.calls import called, came_to
-from agent_cache._cassettes.screen import Screen, load, print_json
+from agent_cache.cli.output import Screen, load, print_json
 from agent_cache.recording import Cassette, CassetteDiff, diff_cassettes
 
 __all__ = ["compare"]

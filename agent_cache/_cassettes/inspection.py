@@ -7,7 +7,7 @@ from typing import Any
 
 from agent_cache._cassettes.calls import called
 from agent_cache._cassettes.findings import rules_of, secret_places
-from agent_cache._cassettes.screen import Screen, cassettes_in, load, print_json
+from agent_cache.cli.output import Screen, cassettes_in, load, print_json
 from agent_cache.errors import CassetteError, CassetteNotFound
 from agent_cache.recording import Cassette, RecordedCall
 from agent_cache.recording.identity import digest_of, digest_of_key

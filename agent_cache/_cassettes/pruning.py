@@ -12,7 +12,7 @@ from pathlib import Path
 
 from agent_cache._cassettes.findings import rules_of
 from agent_cache._cassettes.rewriting import rewrite
-from agent_cache._cassettes.screen import Screen, cassettes_in, load, print_json
+from agent_cache.cli.output import Screen, cassettes_in, load, print_json
 from agent_cache.errors import CassetteError, ConfigurationError
 from agent_cache.recording.partial import is_idle
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from agent_cache._cassettes.findings import rules_of, secret_places
-from agent_cache._cassettes.screen import Screen, cassettes_in, load, print_json
+from agent_cache.cli.output import Screen, cassettes_in, load, print_json
 from agent_cache.errors import CassetteError, ConfigurationError
 from agent_cache.recording import Cassette, Redaction
 from agent_cache.recording.format import Trailer, call_line, header_line, trailer_line

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from agent_cache._cassettes.calls import called, came_to, duration, error_of, how, tokens
-from agent_cache._cassettes.screen import Screen, as_json_text, load
+from agent_cache.cli.output import Screen, as_json_text, load
 from agent_cache.recording import Cassette, RecordedCall
 
 __all__ = ["show"]
