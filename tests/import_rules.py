@@ -21,23 +21,21 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"_pipeline"}),
     frozenset({"_cache", "_invalidator", "_session", "_async_cache", "_toolcheck"}),
     frozenset({"recording", "testing"}),
-    frozenset({"integrations", "pytest_plugin", "_plugin", "cli", "_cassettes", "_demo", "_fleet", "__main__"}),
+    frozenset({"integrations", "pytest_plugin", "_plugin", "cli", "_demo", "_fleet", "__main__"}),
     frozenset({"__init__"}),
 )
 # These use the public names, as anyone's code does. `__init__` imports none of them: that would be a cycle.
-USERS_OF_PUBLIC_NAMES = frozenset(
-    {"integrations", "pytest_plugin", "_plugin", "cli", "_cassettes", "_demo", "_fleet", "__main__"}
-)
+USERS_OF_PUBLIC_NAMES = frozenset({"integrations", "pytest_plugin", "_plugin", "cli", "_demo", "_fleet", "__main__"})
 
 # Third-party module -> where it may stand. A name that is not here may stand in `integrations` only.
 LEAVES: dict[str, tuple[str, ...]] = {
     "cache": ("_async_cache",),  # async-cache's top-level module
     "hypothesis": ("testing",),
     "cryptography": ("remote.guards",),
-    "msgspec": ("_typed", "remote.codecs", "recording", "_cassettes"),
+    "msgspec": ("_typed", "remote.codecs", "recording", "cli"),
     "pytest": ("pytest_plugin", "_plugin", "testing"),
     "redis": ("remote.redis",),
-    "rich": ("cli", "_cassettes", "_demo"),
+    "rich": ("cli", "_demo"),
 }
 
 # What waits, looks at a clock or at the world. `_core` is values and functions of values.

@@ -1,30 +1,29 @@
-"""Where the commands write: colours and a progress bar on a terminal with `rich`, plain text everywhere else."""
+"""Prints what the commands have found: lines, tables and JSON on stdout, a progress bar on stderr.
+
+Lines are coloured on a terminal if `rich` is installed (extra ``cli``) and `NO_COLOR` is not set; otherwise the same
+text is plain. Names, arguments and keys come from files and servers that others can write to: all that a terminal
+would interpret is escaped.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
-from agent_cache.errors import CassetteNotFound
-from agent_cache.recording import Cassette
+__all__ = ["Printer", "escaped", "json_text", "plural", "print_json", "progress", "shortened", "size_text"]
 
-__all__ = ["Screen", "as_json_text", "cassettes_in", "load", "print_json", "visible"]
-
-_CONTROLS = (*range(32), *range(0x7F, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A))
-"""What a terminal obeys, or reads backwards, instead of showing it."""
-_VISIBLE = {each: repr(chr(each))[1:-1] for each in _CONTROLS}
-_IN_JSON = {each: f"\\u{each:04x}" for each in _CONTROLS if each >= 0x7F}
-_WORTH_A_BAR = 1_000_000
-_STRIDE = 1 << 17
+_INVISIBLE = re.compile("[\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
+"""Characters that `json.dumps` leaves as they are, and a terminal interprets or cannot encode."""
+_BAR = 30
 
 
-class Screen:
-    """Lines on stdout."""
+class Printer:
+    """Prints lines and tables to stdout, in colours where that is possible."""
 
     def __init__(self) -> None:
         self._console: Any = None
@@ -36,93 +35,87 @@ class Screen:
             self._console = Console(highlight=False, soft_wrap=True)
 
     def line(self, *parts: str | tuple[str, str]) -> None:
-        """One line of texts, or of texts with a style. What a cassette has of control characters is escaped."""
-        parts = tuple(visible(part) if isinstance(part, str) else (visible(part[0]), part[1]) for part in parts)
+        """Print one line. Each part is a text, or a text and a style of `rich`."""
+        pairs = [(escaped(part), "") if isinstance(part, str) else (escaped(part[0]), part[1]) for part in parts]
         if self._console is None:
-            print("".join(part if isinstance(part, str) else part[0] for part in parts).rstrip())
+            print("".join(text for text, _ in pairs).rstrip())
         else:
             from rich.text import Text
 
-            self._console.print(Text.assemble(*parts))
+            self._console.print(Text.assemble(*pairs))
+
+    def table(self, head: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1) -> None:
+        """Print rows under a head; the first `left` columns are aligned to the left, the others to the right."""
+        cells = [tuple(map(escaped, row)) for row in (head, *rows)]
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        for number, row in enumerate(cells):
+            aligned = [
+                cell.ljust(width) if column < left else cell.rjust(width)
+                for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+            ]
+            self.line(("  ".join(aligned), "" if number else "bold"))
 
 
-def visible(text: str, keeping: str = "") -> str:
-    """The same text with control characters escaped, but for those in `keeping`."""
-    return text.translate({each: shown for each, shown in _VISIBLE.items() if chr(each) not in keeping})
+def escaped(text: object, *, keep: str = "") -> str:
+    """The text with every character escaped that is not printable, except for those in `keep`."""
+    return "".join(
+        char if char.isprintable() or char in keep else char.encode("unicode_escape").decode() for char in str(text)
+    )
 
 
-def load(path: Path) -> Cassette:
-    """Read a cassette, with a progress bar if it is a long one and somebody looks on.
-
-    Raises:
-        CassetteError: as `Cassette.load`.
-    """
-    with _bar(path) as tick:
-        return Cassette.load(path, progress=tick)
+def shortened(text: str, length: int) -> str:
+    """The text, cut to `length` characters."""
+    return text if len(text) <= length else f"{text[: length - 3]}..."
 
 
-def cassettes_in(paths: list[Path]) -> list[Path]:
-    """These files, and every cassette in those of them that are folders.
+def plural(number: int, noun: str) -> str:
+    """The number with its noun: ``1 call``, ``2 calls``."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
-    Raises:
-        CassetteNotFound: if a folder has none.
-    """
-    found: list[Path] = []
-    for path in paths:
-        inside = sorted(path.rglob("*.jsonl")) if path.is_dir() else [path]
-        if not inside:
-            raise CassetteNotFound("there is no cassette in this folder", path)
-        found += inside
-    return list(dict.fromkeys(found))
+
+def size_text(size: float) -> str:
+    """A number of bytes, in the unit that fits: ``441 B``, ``4.1 MB``."""
+    if size < 1000:
+        return f"{size:.0f} B"
+    for unit in ("kB", "MB"):
+        size /= 1000
+        if size < 1000:
+            return f"{size:.1f} {unit}"
+    return f"{size / 1000:.1f} GB"
 
 
 def print_json(data: Any) -> None:
-    """One document on stdout."""
-    print(as_json_text(data, indent=2))
+    """Print one JSON document."""
+    print(json_text(data, indent=2))
 
 
-def as_json_text(data: Any, indent: int | None = None) -> str:
-    """JSON to be read by people, too, with nothing in it that a terminal obeys."""
-    return json.dumps(data, indent=indent, ensure_ascii=False).translate(_IN_JSON)
+def json_text(data: Any, indent: int | None = None) -> str:
+    """The data as JSON that can be shown on a terminal: what it would interpret is escaped."""
+    text = json.dumps(data, indent=indent, ensure_ascii=False)
+    return _INVISIBLE.sub(lambda found: json.dumps(found[0])[1:-1], text)
 
 
 @contextmanager
-def _bar(path: Path) -> Iterator[Callable[[int], None] | None]:
-    try:
-        size = path.stat().st_size
-    except (OSError, ValueError):  # the latter for a null in the name
-        size = 0
-    if size < _WORTH_A_BAR or not sys.stderr.isatty():
-        yield None
-        return
-    try:
-        from rich.console import Console
-        from rich.progress import Progress
-    except ImportError:
-        yield _plain_bar(path.name, size)
-        print("\r\033[K", end="", file=sys.stderr, flush=True)
-        return
-    with Progress(console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task(f"reading {path.name}", total=size)
-        yield _in_strides(lambda done: progress.update(task, completed=done))
+def progress(label: str, total: int, *, least: int) -> Iterator[Callable[[int], None]]:
+    """Draw a progress bar on stderr, if it is a terminal and `total` is at least `least`.
 
+    Yields a function that takes how much is done. It draws each percent once, since drawing takes longer than reading a
+    line of a file.
+    """
+    if total < least or not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    drawn, label = -1, escaped(label)
 
-def _plain_bar(name: str, size: int) -> Callable[[int], None]:
     def draw(done: int) -> None:
-        filled = 30 * done // size
-        print(f"\rreading {name} [{'#' * filled:<30}] {done / size:4.0%}", end="", file=sys.stderr, flush=True)
+        nonlocal drawn
+        percent = min(100, 100 * done // total)
+        if percent != drawn:
+            drawn = percent
+            bar = "#" * (_BAR * percent // 100)
+            print(f"\r{label} [{bar:<{_BAR}}] {percent:3}%", end="", file=sys.stderr, flush=True)
 
-    return _in_strides(draw)
-
-
-def _in_strides(draw: Callable[[int], object]) -> Callable[[int], None]:
-    """Drawing costs more than reading a line."""
-    last = 0
-
-    def tick(done: int) -> None:
-        nonlocal last
-        if done - last >= _STRIDE:
-            last = done
-            draw(done)
-
-    return tick
+    try:
+        yield draw
+    finally:
+        print("\r\033[K", end="", file=sys.stderr, flush=True)
