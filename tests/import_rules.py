@@ -34,7 +34,7 @@ LEAVES: dict[str, tuple[str, ...]] = {
     "cryptography": ("remote.guards",),
     "msgspec": ("_typed", "remote.codecs", "recording", "cli"),
     "pytest": ("pytest_plugin", "_plugin", "testing"),
-    "redis": ("remote.redis",),
+    "redis": ("remote.redis", "cli"),
     "rich": ("cli", "_demo"),
 }
 

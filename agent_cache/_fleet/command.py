@@ -154,7 +154,7 @@ def _unlogged() -> Iterator[None]:
 
 
 def _stats() -> Job:
-    from agent_cache._fleet.statistics import stats
+    from agent_cache.cli.fleet import stats
 
     return stats
 

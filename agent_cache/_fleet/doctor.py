@@ -7,11 +7,12 @@ import os
 import sys
 from collections.abc import AsyncIterator, Callable
 
-from agent_cache._fleet import health, trials
+from agent_cache._fleet import trials
 from agent_cache._fleet.findings import Check, note
 from agent_cache._fleet.patient import Patient
 from agent_cache._fleet.screen import print_json, shown
 from agent_cache._fleet.servers import opened
+from agent_cache.cli import doctor as health
 from agent_cache.remote.redis.wire import ReplyError
 
 __all__ = ["doctor"]

@@ -19,8 +19,8 @@ import pytest
 pytest.importorskip("redis")
 
 from agent_cache import AgentCache, AgentCacheInvalidator, configure, testing
-from agent_cache._fleet import health
 from agent_cache._fleet.screen import progress
+from agent_cache.cli import doctor as health
 from agent_cache.cli.main import main
 from agent_cache.remote import RedisTier
 from agent_cache.remote.redis.values import Header, head_of
