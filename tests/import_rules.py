@@ -21,11 +21,11 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"_pipeline"}),
     frozenset({"_cache", "_invalidator", "_session", "_async_cache", "_toolcheck"}),
     frozenset({"recording", "testing"}),
-    frozenset({"integrations", "pytest_plugin", "_plugin", "cli", "_demo", "_fleet", "__main__"}),
+    frozenset({"integrations", "pytest_plugin", "_plugin", "cli", "_demo", "__main__"}),
     frozenset({"__init__"}),
 )
 # These use the public names, as anyone's code does. `__init__` imports none of them: that would be a cycle.
-USERS_OF_PUBLIC_NAMES = frozenset({"integrations", "pytest_plugin", "_plugin", "cli", "_demo", "_fleet", "__main__"})
+USERS_OF_PUBLIC_NAMES = frozenset({"integrations", "pytest_plugin", "_plugin", "cli", "_demo", "__main__"})
 
 # Third-party module -> where it may stand. A name that is not here may stand in `integrations` only.
 LEAVES: dict[str, tuple[str, ...]] = {

@@ -1,155 +1,492 @@
-"""What a server says of itself: version, role, memory, persistence, replication, clients."""
+"""`agent-cache doctor`: checks that the servers of a Redis tier are fit for it, and says what to do if they are not.
+
+Exit codes: 0 nothing is wrong, 1 findings, 2 usage, or a server that cannot be used.
+
+Each check is a function of a `Target` and returns its results; `_CHECKS` has their order. The doctor writes some small
+keys of its own and deletes them.
+"""
 
 from __future__ import annotations
 
+import argparse
+import asyncio
+import os
 import re
-from collections.abc import AsyncIterator
+import statistics
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, TypeVar
 
-from agent_cache._fleet.findings import Check, finding, fine, note
-from agent_cache._fleet.patient import Patient
-from agent_cache._fleet.screen import amount
+from redis.asyncio.client import PubSub
+from redis.exceptions import ResponseError
 
-__all__ = ["clients", "cluster", "memory", "persistence", "replication", "role", "version"]
+from agent_cache.cli.fleet import (
+    Fleet,
+    Server,
+    Unusable,
+    add_common_options,
+    code_of,
+    connected,
+    error_text,
+    fields_of,
+    run_command,
+    seconds,
+)
+from agent_cache.cli.output import Printer, print_json, size_text
+from agent_cache.remote.redis.scripts import MINT
+
+__all__ = ["Target", "add_options", "run", "version"]
+
+_STYLES = {"fine": "green", "note": "cyan", "finding": "red"}
+_TRIPS = 100
+_KEY_TTL = "5000"  # milliseconds
+_REFUSALS = frozenset({"NOPERM", "READONLY", "OOM", "MISCONF", "NOREPLICAS"})
+_WITHOUT_LIMIT = (
+    "set maxmemory, and maxmemory-policy volatile-ttl: a server that takes all the memory there is gets killed"
+)
+_NO_EVICTION = (
+    "a full server refuses writes, and invalidations with them; raise maxmemory, or set maxmemory-policy volatile-ttl"
+)
+_WRONG_EVICTION = (
+    "set maxmemory-policy volatile-ttl, which takes values first: this one may take a registry of writers, and if such a "
+    "writer then dies, its change goes unnoticed until the ttl"
+)
+_NO_FENCE = (
+    "set min-replicas-to-write 1 and min-replicas-max-lag 2 on every node: otherwise a primary that is cut off from them "
+    "goes on answering readers on its side, for as long as nobody demotes it"
+)
+
+_T = TypeVar("_T")
 
 
-async def version(patient: Patient) -> AsyncIterator[Check]:
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The result of a check.
+
+    Attributes:
+        verdict: ``"note"`` if it cannot be told from here whether something is wrong.
+        says: the facts.
+        do: what to do, if anything.
+    """
+
+    name: str
+    verdict: Literal["fine", "finding", "note"]
+    says: str
+    do: str | None = None
+
+
+class Target:
+    """One server that is checked, and keys of its own slots that the doctor may write.
+
+    Attributes:
+        info: the fields of INFO.
+        timeout: that of the tiers which use the server.
+        root: a root that no process uses.
+    """
+
+    def __init__(self, fleet: Fleet, server: Server, info: dict[str, str], timeout: float) -> None:
+        def own(candidates: Iterable[_T], key_of: Callable[[_T], bytes]) -> _T:
+            return next(each for each in candidates if fleet.server_of(key_of(each)) is server)
+
+        serial, numbers, names = os.urandom(6).hex(), range(1 << 16), fleet.names
+        digests = [f"{serial}{number:x}".encode() for number in numbers]
+        self.server = server
+        self.info = info
+        self.timeout = timeout
+        self.namespace = names.namespace
+        self.is_cluster = fleet.is_cluster
+        self.root = own((names.root(f"doctor-{serial}-{number}") for number in numbers), lambda root: root.s)
+        self.value = own(map(names.value, digests), bytes)
+        self.claim = own(map(names.claim, digests), bytes)
+        self.heartbeat = own(names.heartbeats(f"doctor-{serial}".encode()), bytes)
+
+    def number(self, name: str) -> int:
+        """A number in INFO; 0 if it is missing."""
+        text = self.info.get(name, "0")
+        return int(text) if text.lstrip("-").isdigit() else 0
+
+    async def setting(self, name: str) -> str | None:
+        """A setting of the server; None if it does not exist or CONFIG GET is not allowed."""
+        try:
+            reply = await self.server.ask("CONFIG", "GET", name)
+        except ResponseError:
+            return None
+        return str(reply[1].decode()) if len(reply) > 1 else None
+
+    async def delete_keys(self) -> None:
+        """Delete what was written. What may not be deleted expires."""
+        keys = (self.root.s, self.root.d, self.root.registry, self.value, self.claim, self.heartbeat)
+        await self.server.ask_all([("DEL", key) for key in keys])
+
+
+# The command
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of `agent-cache doctor`."""
+    add_common_options(
+        parser, "Checks that a server is fit for a tier. It writes and deletes some small keys of its own."
+    )
+    parser.add_argument(
+        "--tier-timeout",
+        type=seconds,
+        default=0.25,
+        metavar="SECONDS",
+        help="the timeout of the fleet's RedisTier (default: 0.25)",
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Check every server, and print the results."""
+    return run_command(_doctor, options)
+
+
+async def _doctor(options: argparse.Namespace) -> int:
+    printer = Printer()
+    results: dict[str, list[Result]] = {}
+    async with connected(options) as fleet:
+        for server in fleet.servers:
+            target = Target(fleet, server, fields_of(await server.ask("INFO")), options.tier_timeout)
+            if not options.json:
+                printer.line(f"{server.name}, namespace {options.namespace!r}")
+            try:
+                results[server.name] = await _checked(target, None if options.json else printer)
+            finally:
+                await target.delete_keys()
+    findings = sum(result.verdict == "finding" for found in results.values() for result in found)
+    if options.json:
+        servers = {name: [asdict(result) for result in found] for name, found in results.items()}
+        print_json({"namespace": options.namespace, "findings": findings, "servers": servers})
+    elif findings:
+        printer.line(f"{findings} {'thing is' if findings == 1 else 'things are'} wrong")
+    else:
+        printer.line("nothing is wrong")
+    return 1 if findings else 0
+
+
+async def _checked(target: Target, printer: Printer | None) -> list[Result]:
+    results: list[Result] = []
+    for check in _CHECKS:
+        try:
+            found = await check(target)
+        except ResponseError as error:  # most likely a missing right, which `rights` reports
+            text = f"could not be looked at: {error_text(error)}"
+            found = [Result(check.__name__.replace("_", " "), "note", text)]
+        results += found
+        for result in found if printer is not None else ():
+            style = _STYLES[result.verdict]
+            printer.line("  ", (f"{result.verdict:<7}", style), f"  {result.name:<12} {result.says}")
+            if result.do:
+                printer.line(f"{'':24}-> {result.do}")
+        if any(result.name == "role" for result in found):
+            break  # the server cannot be written to
+    return results
+
+
+# What a server reports about itself
+
+
+async def version(target: Target) -> list[Result]:
     """Redis 6.2, in a cluster 7.0; Valkey 7.2."""
-    info = patient.info
-    is_valkey = info.get("server_name") == "valkey" or "valkey_version" in info
-    name = "Valkey" if is_valkey else "Redis"
-    text = info.get("valkey_version" if is_valkey else "redis_version", "")
-    needed = (7, 2) if is_valkey else (7, 0) if patient.servers.is_cluster else (6, 2)
+    is_valkey = target.info.get("server_name") == "valkey" or "valkey_version" in target.info
+    name, field = ("Valkey", "valkey_version") if is_valkey else ("Redis", "redis_version")
+    text = target.info.get(field, "")
+    needed = (7, 2) if is_valkey else (7, 0) if target.is_cluster else (6, 2)
     found = tuple(int(part) for part in re.findall(r"\d+", text)[:2])
     says = f"{name} {text or 'of an unknown version'}"
     if found >= needed:
-        yield fine("version", says)
-    else:
-        where = " in a cluster" if patient.servers.is_cluster else ""
-        yield finding(
-            "version", says, f"a tier needs {name} {needed[0]}.{needed[1]} or later{where}; upgrade the server"
-        )
+        return [Result("version", "fine", says)]
+    where = " in a cluster" if target.is_cluster else ""
+    do = f"a tier needs {name} {needed[0]}.{needed[1]} or later{where}; upgrade the server"
+    return [Result("version", "finding", says, do)]
 
 
-async def role(patient: Patient) -> AsyncIterator[Check]:
-    """A tier uses primaries alone: a replica may be behind."""
-    if patient.info.get("role") != "master":
-        primary = f"{patient.info.get('master_host')}:{patient.info.get('master_port')}"
-        yield finding("role", f"a replica of {primary}", "give the URL of the primary, or reach it through Sentinels")
-    elif patient.info.get("loading") == "1":
-        yield finding("role", "a primary that is still loading its data", "wait, or set appendonly no")
+async def role(target: Target) -> list[Result]:
+    """A tier uses primaries only, because a replica may be behind."""
+    if target.info.get("role") != "master":
+        says = f"a replica of {target.info.get('master_host')}:{target.info.get('master_port')}"
+        return [Result("role", "finding", says, "give the URL of the primary, or reach it through Sentinels")]
+    if target.info.get("loading") == "1":
+        says = "a primary that is still loading its data"
+        return [Result("role", "finding", says, "wait, or set appendonly no")]
+    return []
 
 
-async def memory(patient: Patient) -> AsyncIterator[Check]:
-    """Eviction must take values before registries of writers: those have the longest ttl of all."""
-    policy, limit = patient.info.get("maxmemory_policy", "unknown"), patient.number("maxmemory")
-    used = patient.number("used_memory")
-    share = used / limit if limit else 0.0
-    of = f"{amount(used)} of {amount(limit)} used" if limit else f"{amount(used)} used, without a limit"
+async def cluster(target: Target) -> list[Result]:
+    """All slots of a cluster must be served."""
+    if not target.is_cluster:
+        return []
+    fields = fields_of(await target.server.ask("CLUSTER", "INFO"))
+    state, served = fields.get("cluster_state"), fields.get("cluster_slots_ok")
+    says = f"{state}, {served} of 16384 slots served"
+    if state == "ok" and served == "16384":
+        return [Result("cluster", "fine", says)]
+    return [Result("cluster", "finding", says, "see CLUSTER NODES for what is missing")]
+
+
+async def memory(target: Target) -> list[Result]:
+    """Eviction must take values before registries of writers, which have the longest ttl of all keys."""
+    policy, limit = target.info.get("maxmemory_policy", "unknown"), target.number("maxmemory")
+    used = target.number("used_memory")
     if not limit:
-        yield finding(
-            "memory", of,
-            "set maxmemory, and maxmemory-policy volatile-ttl: a server that takes all the memory there is gets killed",
-        )  # fmt: skip
-    elif policy == "noeviction":
-        says = f"{of}, {policy}"
-        if share < 0.8:
-            yield fine("memory", says)
-        else:
-            yield finding(
-                "memory", says,
-                "a full server refuses writes, and invalidations with them; raise maxmemory, or set maxmemory-policy "
-                "volatile-ttl",
-            )  # fmt: skip
-    elif policy == "volatile-ttl":
-        yield fine("memory", f"{of}, {policy}, {patient.number('evicted_keys'):,} evicted")
-    else:
-        yield finding(
-            "memory", f"{of}, {policy}, {patient.number('evicted_keys'):,} evicted",
-            "set maxmemory-policy volatile-ttl, which takes values first: this one may take a registry of writers, and "
-            "if such a writer then dies, its change goes unnoticed until the ttl",
-        )  # fmt: skip
+        return [Result("memory", "finding", f"{size_text(used)} used, without a limit", _WITHOUT_LIMIT)]
+    says = f"{size_text(used)} of {size_text(limit)} used, {policy}"
+    if policy == "noeviction":
+        is_full = used >= 0.8 * limit
+        return [Result("memory", "finding", says, _NO_EVICTION) if is_full else Result("memory", "fine", says)]
+    says = f"{says}, {target.number('evicted_keys'):,} evicted"
+    if policy == "volatile-ttl":
+        return [Result("memory", "fine", says)]
+    return [Result("memory", "finding", says, _WRONG_EVICTION)]
 
 
-async def persistence(patient: Patient) -> AsyncIterator[Check]:
-    """A tier needs none, since a restart makes all values count as dead. It must not stop writes."""
-    info = patient.info
-    stops = await patient.setting("stop-writes-on-bgsave-error") != "no"
-    saves = await patient.setting("save")
+async def persistence(target: Target) -> list[Result]:
+    """A tier needs no persistence, since a restart makes all values count as dead. It must not stop writes."""
+    info = target.info
+    stops = await target.setting("stop-writes-on-bgsave-error") != "no"
+    saves = await target.setting("save")
+    has_log = info.get("aof_enabled") == "1"
     if info.get("aof_last_write_status", "ok") != "ok":
-        yield finding("persistence", "the append-only file cannot be written", "free the disk, or set appendonly no")
+        says, do = "the append-only file cannot be written", "free the disk, or set appendonly no"
     elif info.get("rdb_last_bgsave_status", "ok") != "ok" and stops and saves != "":
-        yield finding(
-            "persistence", "the last snapshot failed, so writes are refused, and invalidations with them",
-            'free the disk, or set save "": a tier needs no snapshots',
-        )  # fmt: skip
-    elif info.get("aof_enabled") == "1" and await patient.setting("appendfsync") == "always":
-        yield finding(
-            "persistence", "each write waits for the disk (appendfsync always)",
-            "set appendonly no, or appendfsync everysec: a restart makes all values count as dead anyway",
-        )  # fmt: skip
+        says = "the last snapshot failed, so writes are refused, and invalidations with them"
+        do = 'free the disk, or set save "": a tier needs no snapshots'
+    elif has_log and await target.setting("appendfsync") == "always":
+        says = "each write waits for the disk (appendfsync always)"
+        do = "set appendonly no, or appendfsync everysec: a restart makes all values count as dead anyway"
     else:
-        kinds = [
-            name
-            for name, is_on in (("append-only file", info.get("aof_enabled") == "1"), ("snapshots", saves))
-            if is_on
-        ]
-        yield fine("persistence", f"{' and '.join(kinds) or 'none'}; a tier needs none")
+        kinds = " and ".join(name for name, is_on in (("append-only file", has_log), ("snapshots", saves)) if is_on)
+        return [Result("persistence", "fine", f"{kinds or 'none'}; a tier needs none")]
+    return [Result("persistence", "finding", says, do)]
 
 
-async def replication(patient: Patient) -> AsyncIterator[Check]:
-    """A primary that is cut off must stop to answer as one."""
-    replicas = patient.number("connected_slaves")
-    least = await patient.setting("min-replicas-to-write")
-    lag = await patient.setting("min-replicas-max-lag")
-    if least is None:  # INFO tells as well, if it is switched on
-        least = "1" if "min_slaves_good_slaves" in patient.info else None
+async def replication(target: Target) -> list[Result]:
+    """A primary that is cut off from its replicas must stop answering."""
+
+    def result(verdict: Literal["fine", "finding", "note"], says: str, do: str | None = None) -> list[Result]:
+        return [Result("replication", verdict, says, do)]
+
+    replicas = target.number("connected_slaves")
+    least = await target.setting("min-replicas-to-write")
+    lag = await target.setting("min-replicas-max-lag")
+    if least is None and "min_slaves_good_slaves" in target.info:  # INFO has it only if the setting is not 0
+        least = "1"
     if least not in (None, "0"):
-        good = patient.number("min_slaves_good_slaves")
+        good = target.number("min_slaves_good_slaves")
         if good < int(least or 0):
-            yield finding(
-                "replication", f"{good} good replicas, and writes need {least}: they are refused now",
-                "bring the replicas back; until then tools run without the tier",
-            )  # fmt: skip
-        else:
-            yield fine(
-                "replication", f"{replicas} replicas, min-replicas-to-write {least}, max-lag {lag or 'unknown'} s"
-            )
-    elif patient.servers.is_cluster:
-        period = await patient.setting("cluster-node-timeout")
+            says = f"{good} good replicas, and writes need {least}: they are refused now"
+            return result("finding", says, "bring the replicas back; until then tools run without the tier")
+        return result("fine", f"{replicas} replicas, min-replicas-to-write {least}, max-lag {lag or 'unknown'} s")
+    if target.is_cluster:
+        period = await target.setting("cluster-node-timeout")
         bound = f"{int(period) / 1000:g} s" if period and period.isdigit() else "cluster-node-timeout"
-        yield note("replication", f"{replicas} replicas; a primary that is cut off goes on answering for {bound}")
-    elif replicas and least == "0":
-        yield finding(
-            "replication", f"{replicas} replicas, and min-replicas-to-write is 0",
-            "set min-replicas-to-write 1 and min-replicas-max-lag 2 on every node: else a primary that is cut off from "
-            "them goes on answering readers on its side, for as long as nobody demotes it",
-        )  # fmt: skip
-    elif replicas:
-        yield note(
-            "replication", f"{replicas} replicas; whether min-replicas-to-write is set cannot be seen",
-            "see that it is 1, or let this user run CONFIG GET",
-        )  # fmt: skip
+        return result("note", f"{replicas} replicas; a primary that is cut off goes on answering for {bound}")
+    if replicas and least == "0":
+        return result("finding", f"{replicas} replicas, and min-replicas-to-write is 0", _NO_FENCE)
+    if replicas:
+        says = f"{replicas} replicas; whether min-replicas-to-write is set cannot be seen"
+        return result("note", says, "see that it is 1, or let this user run CONFIG GET")
+    return result("fine", "no replicas: a restart empties the cache, and nothing else")
+
+
+async def clients(target: Target) -> list[Result]:
+    """Each process has three connections, and one more for each event loop beyond the first."""
+    connections, limit = target.number("connected_clients"), target.number("maxclients")
+    says = f"{connections:,} of {limit:,}" if limit else f"{connections:,}"
+    if limit and connections > 0.9 * limit:
+        do = "raise maxclients: a process that gets no connection runs without the tier"
+        return [Result("clients", "finding", says, do)]
+    return [Result("clients", "fine", says)]
+
+
+# What is tried
+
+
+async def rights(target: Target) -> list[Result]:
+    """Try every command of a tier, on keys and channels of each kind."""
+    root = target.root
+    publish, subscribe = ("SPUBLISH", "SSUBSCRIBE") if target.is_cluster else ("PUBLISH", "SUBSCRIBE")
+    commands: list[tuple[str | bytes, ...]] = [
+        ("PING",),
+        ("INFO", "replication"),
+        ("TIME",),
+        ("SET", target.heartbeat, "", "PX", _KEY_TTL),
+        ("SET", target.value, "x", "PX", _KEY_TTL),
+        ("SET", target.claim, "x", "NX", "PX", _KEY_TTL),
+        ("SET", root.s, "x", "PX", _KEY_TTL),
+        ("MGET", target.value),
+        ("MGET", root.s),
+        ("GET", root.s),
+        ("ZADD", root.registry, "1", "x"),
+        ("ZRANGE", root.registry, "0", "-1"),
+        ("PEXPIRE", root.registry, _KEY_TTL),
+        ("ZREM", root.registry, "x"),
+        ("EVAL", "return 1", "1", root.s),
+        ("EVALSHA", "0" * 40, "1", root.s),
+        (publish, root.channel, "doctor"),
+        ("DEL", target.value),
+    ]
+    if target.is_cluster:
+        commands.append(("CLUSTER", "SLOTS"))
+    replies = await target.server.ask_all(commands)
+    subscription, reply = await _subscribed(target)
+    await subscription.aclose()  # type: ignore[no-untyped-call]
+    commands.append((subscribe, root.channel))
+    forbidden: dict[str, str] = {}
+    refused: list[str] = []
+    for command, reply in zip(commands, [*replies, reply], strict=True):
+        if isinstance(reply, ResponseError) and code_of(reply) == "NOPERM":
+            forbidden[_command_with_pattern(target, command)] = error_text(reply)
+        elif isinstance(reply, ResponseError) and code_of(reply) in _REFUSALS:
+            refused.append(error_text(reply))
+    results = []
+    if forbidden:
+        do = "give the user the rights that the reference lists (docs/reference/tiers.md)"
+        results.append(Result("rights", "finding", "; ".join(forbidden), do))
+    elif not refused:
+        results.append(Result("rights", "fine", f"all {len(commands)} commands that a tier uses are allowed"))
+    if refused:
+        do = "until writes are taken again, tools run without the tier"
+        results.append(Result("writes", "finding", refused[0], do))
+    return results
+
+
+def _command_with_pattern(target: Target, command: tuple[str | bytes, ...]) -> str:
+    """A command with the pattern of its key or channel, as an ACL has it."""
+    patterns = {
+        target.root.s: "~t:{%s:*",
+        target.root.registry: "~w:{%s:*",
+        target.root.channel: "&c:{%s:*",
+        target.value: "~v:%s:*",
+        target.claim: "~r:%s:*",
+        target.heartbeat: "~%s:hb:*",
+    }
+    found = [patterns[part] % target.namespace for part in command if isinstance(part, bytes)]
+    return " ".join((str(command[0]), *found))
+
+
+async def messages(target: Target) -> list[Result]:
+    """A message must arrive, and a PING on the same connection must be answered after it."""
+    subscription, reply = await _subscribed(target)
+    try:
+        if isinstance(reply, ResponseError):
+            return []  # `rights` has reported it
+        start = time.perf_counter()
+        try:
+            await target.server.ask("SPUBLISH" if target.is_cluster else "PUBLISH", target.root.channel, "doctor")
+        except ResponseError:
+            return []
+        await subscription.execute_command("PING", "nonce")
+        message = await _received(subscription, target.timeout + 1.0)
+        answer = None if message is None else await _received(subscription, target.timeout + 1.0)
+        took = (time.perf_counter() - start) * 1000
+    finally:
+        await subscription.aclose()  # type: ignore[no-untyped-call]
+    if not isinstance(message, list) or message[0] not in (b"message", b"smessage"):
+        says, do = "what was published did not arrive", "is there a proxy that has no publish/subscribe?"
+    elif isinstance(answer, ResponseError):
+        says = f"a PING on a subscription is refused: {error_text(answer)}"
+        if code_of(answer) == "NOPERM":
+            return [Result("messages", "note", says)]  # `rights` has said what to do
+        do = "see what refuses it: until it is answered, nothing is kept locally"
+    elif answer != [b"pong", b"nonce"]:
+        says = "a PING on a subscription is not answered by the server"
+        do = "a proxy stands in between (Envoy?): connect to the server itself, or nothing is kept locally"
     else:
-        yield fine("replication", "no replicas: a restart empties the cache, and nothing else")
+        return [Result("messages", "fine", f"published, heard and answered within {took:.1f} ms")]
+    return [Result("messages", "finding", says, do)]
 
 
-async def clients(patient: Patient) -> AsyncIterator[Check]:
-    """Each process takes three connections and one for each event loop beyond the first."""
-    connected, limit = patient.number("connected_clients"), patient.number("maxclients")
-    says = f"{connected:,} of {limit:,}" if limit else f"{connected:,}"
-    if limit and connected > 0.9 * limit:
-        yield finding("clients", says, "raise maxclients: a process that gets no connection runs without the tier")
+async def _subscribed(target: Target) -> tuple[PubSub, Any]:
+    """A subscription to the channel of the root, and the reply of the server.
+
+    Raises:
+        RedisError, Unusable: if there is no reply.
+    """
+    subscription = target.server.client.pubsub()
+    try:
+        await subscription.execute_command("SSUBSCRIBE" if target.is_cluster else "SUBSCRIBE", target.root.channel)
+        reply = await _received(subscription, target.timeout + 1.0)
+        if reply is None:
+            raise Unusable("a subscription is not confirmed")
+    except BaseException:
+        await subscription.aclose()  # type: ignore[no-untyped-call]
+        raise
+    return subscription, reply
+
+
+async def _received(subscription: PubSub, timeout: float) -> Any:  # noqa: ASYNC109 - of redis-py's call
+    """The next reply or message on a subscription, an error included; None if there is none in time."""
+    try:
+        return await subscription.parse_response(block=False, timeout=timeout)
+    except ResponseError as error:
+        return error
+
+
+async def latency(target: Target) -> list[Result]:
+    """Measure round trips of the commands that a tier sends most: a ping, a read, a script."""
+    root = target.root
+    script = (
+        "2", root.registry, root.s, root.prefix, _KEY_TTL, os.urandom(12).hex(), "", "0", "1", root.name(root.s),
+    )  # fmt: skip
+    medians, slowest = [], 0.0
+    try:
+        await target.server.ask("EVAL", MINT.source, *script)
+        for command in (("PING",), ("MGET", root.s), ("EVALSHA", MINT.digest, *script)):
+            times = []
+            for _ in range(_TRIPS):
+                before = time.perf_counter()
+                await target.server.ask(*command)
+                times.append(time.perf_counter() - before)
+            medians.append(f"{command[0]} {statistics.median(times) * 1000:.2f} ms")
+            slowest = max(slowest, sorted(times)[_TRIPS * 98 // 100])
+    except ResponseError as error:
+        return [Result("latency", "note", f"could not be measured: {error_text(error)}")]
+    says = f"{', '.join(medians)} (medians of {_TRIPS}), 98 of 100 within {slowest * 1000:.1f} ms"
+    if slowest > target.timeout:
+        do = (
+            f"the tier gives up after timeout={target.timeout:g} s: move the server closer, or raise timeout and "
+            "max_staleness"
+        )
+    elif slowest > target.timeout / 5:
+        do = "a hit takes one such trip: is the server in another region, or busy with something slow (SLOWLOG GET)?"
     else:
-        yield fine("clients", says)
+        return [Result("latency", "fine", says)]
+    return [Result("latency", "finding", says, do)]
 
 
-async def cluster(patient: Patient) -> AsyncIterator[Check]:
-    """All slots are served."""
-    if patient.servers.is_cluster:
-        reply = await patient.server.ask(b"CLUSTER", b"INFO")
-        found = dict(line.split(":", 1) for line in reply.decode().split() if ":" in line)
-        says = f"{found.get('cluster_state')}, {found.get('cluster_slots_ok')} of 16384 slots served"
-        if found.get("cluster_state") == "ok" and found.get("cluster_slots_ok") == "16384":
-            yield fine("cluster", says)
-        else:
-            yield finding("cluster", says, "see CLUSTER NODES for what is missing")
+async def clock(target: Target) -> list[Result]:
+    """The clock of the server, which leases and ages are counted by, may be wrong but must not jump."""
+    before, started = await _server_time(target)
+    await asyncio.sleep(0.5)
+    after, ended = await _server_time(target)
+    jump = (after - before) - (ended - started)
+    offset = after - time.time()
+    says = f"{abs(offset):.3f} s {'ahead of' if offset > 0 else 'behind'} this machine's"
+    if abs(jump) > 0.1:
+        says += f", and jumped by {jump:+.3f} s within half a second"
+        return [Result("clock", "finding", says, "see to its time service")]
+    return [Result("clock", "fine", f"{says}; it counts alone, and runs evenly")]
+
+
+async def _server_time(target: Target) -> tuple[float, float]:
+    """The time of the server, and the time here at that moment, in seconds."""
+    before = time.monotonic()
+    whole, micros = await target.server.ask("TIME")
+    return int(whole) + int(micros) / 1e6, (before + time.monotonic()) / 2
+
+
+_CHECKS: tuple[Callable[[Target], Awaitable[list[Result]]], ...] = (
+    version,
+    role,
+    cluster,
+    memory,
+    persistence,
+    replication,
+    clients,
+    rights,
+    messages,
+    latency,
+    clock,
+)

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from agent_cache._demo import command as demo
-from agent_cache._fleet import command as fleet
 
 __all__ = ["main"]
 
@@ -52,6 +51,22 @@ def _cassette() -> Functions:
     return cassettes.add_options, cassettes.run
 
 
+def _fleet(name: str) -> Functions:
+    from agent_cache.cli import fleet
+
+    return {
+        "stats": (fleet.add_stats_options, fleet.stats),
+        "keys": (fleet.add_keys_options, fleet.keys),
+        "clear": (fleet.add_clear_options, fleet.clear),
+    }[name]
+
+
+def _doctor() -> Functions:
+    from agent_cache.cli import doctor
+
+    return doctor.add_options, doctor.run
+
+
 def _deferred(load: Callable[[], Functions]) -> Functions:
     """`add_options` and `run` of a command, whose module is imported when one of them is called."""
 
@@ -67,7 +82,10 @@ def _deferred(load: Callable[[], Functions]) -> Functions:
 COMMANDS = (
     Command("demo", demo.SUMMARY, demo.add_options, demo.run),
     Command("cassette", "show, compare, redact, verify, convert and prune recordings", *_deferred(_cassette)),
-    *(Command(*each) for each in fleet.COMMANDS),
+    Command("stats", "count what a tier holds for each resource, and its hits", *_deferred(lambda: _fleet("stats"))),
+    Command("keys", "list the entries of a tier", *_deferred(lambda: _fleet("keys"))),
+    Command("clear", "drop entries of a tier by tag, in every process", *_deferred(lambda: _fleet("clear"))),
+    Command("doctor", "check that the servers of a tier are fit for it", *_deferred(_doctor)),
 )
 """In the order of `--help`."""
 
@@ -75,7 +93,11 @@ COMMANDS = (
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the exit code. argparse itself exits, with 2, where it cannot read the arguments."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    parser = _parser(arguments)
+    try:
+        parser = _parser(arguments)
+    except ModuleNotFoundError as error:  # the command needs an extra, which the error names
+        print(f"agent-cache: {error}", file=sys.stderr)
+        return 2
     options = parser.parse_args(arguments)
     if options.version:
         print(f"agent-cache {importlib.metadata.version('agent-cache')}")
