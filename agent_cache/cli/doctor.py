@@ -16,7 +16,7 @@ import statistics
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from redis.asyncio.client import PubSub
 from redis.exceptions import ResponseError
@@ -30,8 +30,8 @@ from agent_cache.cli.fleet import (
     connected,
     error_text,
     fields_of,
-    run_command,
     seconds,
+    server_command,
 )
 from agent_cache.cli.output import Printer, print_json, size_text
 from agent_cache.remote.redis.scripts import MINT
@@ -40,24 +40,36 @@ __all__ = ["Target", "add_options", "run", "version"]
 
 _STYLES = {"fine": "green", "note": "cyan", "finding": "red"}
 _TRIPS = 100
-_KEY_TTL = "5000"  # milliseconds
-_REFUSALS = frozenset({"NOPERM", "READONLY", "OOM", "MISCONF", "NOREPLICAS"})
-_WITHOUT_LIMIT = (
-    "set maxmemory, and maxmemory-policy volatile-ttl: a server that takes all the memory there is gets killed"
-)
+_REFUSALS = frozenset({"READONLY", "OOM", "MISCONF", "NOREPLICAS"})
+_PATTERNS = {
+    "cell": "~t:{%s:*",
+    "registry": "~w:{%s:*",
+    "channel": "&c:{%s:*",
+    "value": "~v:%s:*",
+    "claim": "~r:%s:*",
+    "heartbeat": "~%s:hb:*",
+}
+"""Patterns of an ACL for each kind of key, and for channels."""
+_COMMANDS = (
+    "PING", "INFO replication", "TIME", "SET heartbeat x PX 5000", "SET value x PX 5000", "SET claim x NX PX 5000",
+    "SET cell x PX 5000", "MGET value", "MGET cell", "GET cell", "ZADD registry 1 x", "ZRANGE registry 0 -1",
+    "PEXPIRE registry 5000", "ZREM registry x", "EVAL return(1) 1 cell", f"EVALSHA {'0' * 40} 1 cell", "DEL value",
+)  # fmt: skip
+"""What a tier sends. A name of `_PATTERNS` stands for a key of that kind."""
+_SINGLE_COMMANDS = ("PUBLISH channel x",)
+_CLUSTER_COMMANDS = ("SPUBLISH channel x", "CLUSTER SLOTS")
+_NO_LIMIT = "set maxmemory, and maxmemory-policy volatile-ttl: a server that takes all the memory there is gets killed"
 _NO_EVICTION = (
     "a full server refuses writes, and invalidations with them; raise maxmemory, or set maxmemory-policy volatile-ttl"
 )
 _WRONG_EVICTION = (
-    "set maxmemory-policy volatile-ttl, which takes values first: this one may take a registry of writers, and if such a "
-    "writer then dies, its change goes unnoticed until the ttl"
+    "set maxmemory-policy volatile-ttl, which takes values first: this one may take a registry of writers, and if such "
+    "a writer then dies, its change goes unnoticed until the ttl"
 )
 _NO_FENCE = (
-    "set min-replicas-to-write 1 and min-replicas-max-lag 2 on every node: otherwise a primary that is cut off from them "
-    "goes on answering readers on its side, for as long as nobody demotes it"
+    "set min-replicas-to-write 1 and min-replicas-max-lag 2 on every node: otherwise a primary that is cut off from "
+    "them goes on answering readers on its side, for as long as nobody demotes it"
 )
-
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,23 +95,30 @@ class Target:
         info: the fields of INFO.
         timeout: that of the tiers which use the server.
         root: a root that no process uses.
+        keys: a key of each kind, and a channel, by the names of `_PATTERNS`.
     """
 
     def __init__(self, fleet: Fleet, server: Server, info: dict[str, str], timeout: float) -> None:
-        def own(candidates: Iterable[_T], key_of: Callable[[_T], bytes]) -> _T:
-            return next(each for each in candidates if fleet.server_of(key_of(each)) is server)
+        def own(keys: Iterable[bytes]) -> bytes:
+            return next(key for key in keys if fleet.server_of(key) is server)
 
-        serial, numbers, names = os.urandom(6).hex(), range(1 << 16), fleet.names
-        digests = [f"{serial}{number:x}".encode() for number in numbers]
+        serial, names = os.urandom(6).hex(), fleet.names
+        digests = [f"{serial}{number:x}".encode() for number in range(1 << 16)]
+        roots = (names.root(f"doctor-{serial}-{number}") for number in range(1 << 16))
         self.server = server
         self.info = info
         self.timeout = timeout
         self.namespace = names.namespace
         self.is_cluster = fleet.is_cluster
-        self.root = own((names.root(f"doctor-{serial}-{number}") for number in numbers), lambda root: root.s)
-        self.value = own(map(names.value, digests), bytes)
-        self.claim = own(map(names.claim, digests), bytes)
-        self.heartbeat = own(names.heartbeats(f"doctor-{serial}".encode()), bytes)
+        self.root = next(root for root in roots if fleet.server_of(root.s) is server)
+        self.keys: dict[str, bytes] = {
+            "cell": self.root.s,
+            "registry": self.root.registry,
+            "channel": self.root.channel,
+            "value": own(map(names.value, digests)),
+            "claim": own(map(names.claim, digests)),
+            "heartbeat": own(names.heartbeats(f"doctor-{serial}".encode())),
+        }
 
     def number(self, name: str) -> int:
         """A number in INFO; 0 if it is missing."""
@@ -116,8 +135,8 @@ class Target:
 
     async def delete_keys(self) -> None:
         """Delete what was written. What may not be deleted expires."""
-        keys = (self.root.s, self.root.d, self.root.registry, self.value, self.claim, self.heartbeat)
-        await self.server.ask_all([("DEL", key) for key in keys])
+        keys = (key for kind, key in self.keys.items() if kind != "channel")
+        await self.server.ask_all([("DEL", key) for key in (*keys, self.root.d)])
 
 
 # The command
@@ -137,21 +156,26 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(options: argparse.Namespace) -> int:
-    """Check every server, and print the results."""
-    return run_command(_doctor, options)
-
-
-async def _doctor(options: argparse.Namespace) -> int:
+@server_command
+async def run(options: argparse.Namespace) -> int:
+    """Check every server, and print the results. Returns 1 if there are findings."""
     printer = Printer()
     results: dict[str, list[Result]] = {}
+
+    def show(result: Result) -> None:
+        if not options.json:
+            verdict = f"{result.verdict:<7}", _STYLES[result.verdict]
+            printer.line("  ", verdict, f"  {result.name:<12} {result.says}")
+            if result.do:
+                printer.line(f"{'':24}-> {result.do}")
+
     async with connected(options) as fleet:
         for server in fleet.servers:
             target = Target(fleet, server, fields_of(await server.ask("INFO")), options.tier_timeout)
             if not options.json:
                 printer.line(f"{server.name}, namespace {options.namespace!r}")
             try:
-                results[server.name] = await _checked(target, None if options.json else printer)
+                results[server.name] = await _checked(target, show)
             finally:
                 await target.delete_keys()
     findings = sum(result.verdict == "finding" for found in results.values() for result in found)
@@ -165,22 +189,18 @@ async def _doctor(options: argparse.Namespace) -> int:
     return 1 if findings else 0
 
 
-async def _checked(target: Target, printer: Printer | None) -> list[Result]:
+async def _checked(target: Target, show: Callable[[Result], None]) -> list[Result]:
     results: list[Result] = []
     for check in _CHECKS:
         try:
             found = await check(target)
         except ResponseError as error:  # most likely a missing right, which `rights` reports
-            text = f"could not be looked at: {error_text(error)}"
-            found = [Result(check.__name__.replace("_", " "), "note", text)]
-        results += found
-        for result in found if printer is not None else ():
-            style = _STYLES[result.verdict]
-            printer.line("  ", (f"{result.verdict:<7}", style), f"  {result.name:<12} {result.says}")
-            if result.do:
-                printer.line(f"{'':24}-> {result.do}")
-        if any(result.name == "role" for result in found):
-            break  # the server cannot be written to
+            found = [Result(check.__name__, "note", f"could not be looked at: {error_text(error)}")]
+        for result in found:
+            results.append(result)
+            show(result)
+            if result.name == "role":
+                return results  # the server cannot be written to
     return results
 
 
@@ -230,7 +250,7 @@ async def memory(target: Target) -> list[Result]:
     policy, limit = target.info.get("maxmemory_policy", "unknown"), target.number("maxmemory")
     used = target.number("used_memory")
     if not limit:
-        return [Result("memory", "finding", f"{size_text(used)} used, without a limit", _WITHOUT_LIMIT)]
+        return [Result("memory", "finding", f"{size_text(used)} used, without a limit", _NO_LIMIT)]
     says = f"{size_text(used)} of {size_text(limit)} used, {policy}"
     if policy == "noeviction":
         is_full = used >= 0.8 * limit
@@ -305,39 +325,18 @@ async def clients(target: Target) -> list[Result]:
 
 async def rights(target: Target) -> list[Result]:
     """Try every command of a tier, on keys and channels of each kind."""
-    root = target.root
-    publish, subscribe = ("SPUBLISH", "SSUBSCRIBE") if target.is_cluster else ("PUBLISH", "SUBSCRIBE")
-    commands: list[tuple[str | bytes, ...]] = [
-        ("PING",),
-        ("INFO", "replication"),
-        ("TIME",),
-        ("SET", target.heartbeat, "", "PX", _KEY_TTL),
-        ("SET", target.value, "x", "PX", _KEY_TTL),
-        ("SET", target.claim, "x", "NX", "PX", _KEY_TTL),
-        ("SET", root.s, "x", "PX", _KEY_TTL),
-        ("MGET", target.value),
-        ("MGET", root.s),
-        ("GET", root.s),
-        ("ZADD", root.registry, "1", "x"),
-        ("ZRANGE", root.registry, "0", "-1"),
-        ("PEXPIRE", root.registry, _KEY_TTL),
-        ("ZREM", root.registry, "x"),
-        ("EVAL", "return 1", "1", root.s),
-        ("EVALSHA", "0" * 40, "1", root.s),
-        (publish, root.channel, "doctor"),
-        ("DEL", target.value),
-    ]
-    if target.is_cluster:
-        commands.append(("CLUSTER", "SLOTS"))
-    replies = await target.server.ask_all(commands)
-    subscription, reply = await _subscribed(target)
+    lines = [*_COMMANDS, *(_CLUSTER_COMMANDS if target.is_cluster else _SINGLE_COMMANDS)]
+    subscribe = "SSUBSCRIBE channel" if target.is_cluster else "SUBSCRIBE channel"
+    replies = await target.server.ask_all([target.keys.get(part, part) for part in line.split()] for line in lines)
+    subscription, subscribed = await _subscribed(target)
     await subscription.aclose()  # type: ignore[no-untyped-call]
-    commands.append((subscribe, root.channel))
-    forbidden: dict[str, str] = {}
+    forbidden: dict[str, None] = {}
     refused: list[str] = []
-    for command, reply in zip(commands, [*replies, reply], strict=True):
+    for line, reply in zip([*lines, subscribe], [*replies, subscribed], strict=True):
         if isinstance(reply, ResponseError) and code_of(reply) == "NOPERM":
-            forbidden[_command_with_pattern(target, command)] = error_text(reply)
+            name, *rest = line.split()
+            patterns = [_PATTERNS[part] % target.namespace for part in rest if part in _PATTERNS]
+            forbidden[" ".join((name, *patterns))] = None
         elif isinstance(reply, ResponseError) and code_of(reply) in _REFUSALS:
             refused.append(error_text(reply))
     results = []
@@ -345,25 +344,11 @@ async def rights(target: Target) -> list[Result]:
         do = "give the user the rights that the reference lists (docs/reference/tiers.md)"
         results.append(Result("rights", "finding", "; ".join(forbidden), do))
     elif not refused:
-        results.append(Result("rights", "fine", f"all {len(commands)} commands that a tier uses are allowed"))
+        results.append(Result("rights", "fine", f"all {len(lines) + 1} commands that a tier uses are allowed"))
     if refused:
         do = "until writes are taken again, tools run without the tier"
         results.append(Result("writes", "finding", refused[0], do))
     return results
-
-
-def _command_with_pattern(target: Target, command: tuple[str | bytes, ...]) -> str:
-    """A command with the pattern of its key or channel, as an ACL has it."""
-    patterns = {
-        target.root.s: "~t:{%s:*",
-        target.root.registry: "~w:{%s:*",
-        target.root.channel: "&c:{%s:*",
-        target.value: "~v:%s:*",
-        target.claim: "~r:%s:*",
-        target.heartbeat: "~%s:hb:*",
-    }
-    found = [patterns[part] % target.namespace for part in command if isinstance(part, bytes)]
-    return " ".join((str(command[0]), *found))
 
 
 async def messages(target: Target) -> list[Result]:
@@ -405,14 +390,10 @@ async def _subscribed(target: Target) -> tuple[PubSub, Any]:
         RedisError, Unusable: if there is no reply.
     """
     subscription = target.server.client.pubsub()
-    try:
-        await subscription.execute_command("SSUBSCRIBE" if target.is_cluster else "SUBSCRIBE", target.root.channel)
-        reply = await _received(subscription, target.timeout + 1.0)
-        if reply is None:
-            raise Unusable("a subscription is not confirmed")
-    except BaseException:
-        await subscription.aclose()  # type: ignore[no-untyped-call]
-        raise
+    await subscription.execute_command("SSUBSCRIBE" if target.is_cluster else "SUBSCRIBE", target.root.channel)
+    reply = await _received(subscription, target.server.timeout)
+    if reply is None:
+        raise Unusable("a subscription is not confirmed")
     return subscription, reply
 
 
@@ -427,9 +408,8 @@ async def _received(subscription: PubSub, timeout: float) -> Any:  # noqa: ASYNC
 async def latency(target: Target) -> list[Result]:
     """Measure round trips of the commands that a tier sends most: a ping, a read, a script."""
     root = target.root
-    script = (
-        "2", root.registry, root.s, root.prefix, _KEY_TTL, os.urandom(12).hex(), "", "0", "1", root.name(root.s),
-    )  # fmt: skip
+    keys = ("2", root.registry, root.s)
+    script = (*keys, root.prefix, "5000", os.urandom(12).hex(), "", "0", "1", root.name(root.s))
     medians, slowest = [], 0.0
     try:
         await target.server.ask("EVAL", MINT.source, *script)

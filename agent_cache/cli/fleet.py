@@ -18,9 +18,9 @@ import re
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from contextlib import aclosing, asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 
 try:
@@ -55,8 +55,8 @@ __all__ = [
     "error_text",
     "fields_of",
     "keys",
-    "run_command",
     "seconds",
+    "server_command",
     "stats",
 ]
 
@@ -72,7 +72,8 @@ _MAX_ROOTS = 10_000
 _ROOTS_AT_ONCE = 100
 _LEAST_FOR_A_PROGRESS_BAR = 20_000  # keys
 _DIGEST = 12
-_COUNTED = ("hits", "misses", "shared")
+_CALLS = ("hits", "misses", "shared")
+_NO_LOG = logging.NullHandler()
 
 
 # Options
@@ -171,11 +172,12 @@ class Unusable(Exception):
 
 
 class Server:
-    """One server and a client of redis-py to it, which returns replies as they are received and never retries."""
+    """One server, asked through a client of redis-py that never retries and returns replies as they are received."""
 
     def __init__(self, deployment: Deployment, address: tuple[str, int], timeout: float) -> None:
         host, port = address
         self.name = f"{host}:{port}" if port else host
+        self.timeout = timeout
         kinds: dict[str, Any] = {"tcp": Connection, "tls": SSLConnection, "unix": UnixDomainSocketConnection}
         place: dict[str, Any] = {"path": host} if deployment.transport == "unix" else {"host": host, "port": port}
         self.client = Redis(
@@ -199,7 +201,7 @@ class Server:
         Raises:
             RedisError: if there is no reply in time, or the reply is an error (`ResponseError`).
         """
-        return await self.client.execute_command(*command)
+        return await self.client.execute_command(*command)  # type: ignore[no-untyped-call]
 
     async def ask_all(self, commands: Iterable[Sequence[str | bytes]]) -> list[Any]:
         """Send commands in one round trip. Errors that the server replies with stand among the replies.
@@ -325,35 +327,31 @@ def error_text(error: ResponseError) -> str:
     return text if text.startswith(code) else f"{code} {text}"
 
 
-def run_command(job: Callable[[argparse.Namespace], Coroutine[Any, Any, int]], options: argparse.Namespace) -> int:
-    """Run a command against servers, and print errors of usage and of servers. Returns the exit code."""
-    if not options.url:
-        print(f"no server is given: use --url, or set {_URL}", file=sys.stderr)
-        return 2
-    try:
-        with _without_log():
+def server_command(
+    job: Callable[[argparse.Namespace], Coroutine[Any, Any, int]],
+) -> Callable[[argparse.Namespace], int]:
+    """Make a command of a coroutine function. It prints errors of usage and of servers, and then returns 2."""
+
+    def run(options: argparse.Namespace) -> int:
+        if not options.url:
+            print(f"no server is given: use --url, or set {_URL}", file=sys.stderr)
+            return 2
+        # Without logging configured, Python prints warnings of the library to stderr. The command reports its errors
+        # itself, and its tier does not try again, as the warnings say.
+        logging.getLogger("agent_cache").addHandler(_NO_LOG)
+        try:
             return asyncio.run(job(options))
-    except (ConfigurationError, RemoteTierError) as error:
-        print(escaped(_CALL.sub("", str(error))), file=sys.stderr)
-    except ResponseError as error:
-        print(f"the server has refused: {escaped(error_text(error))}", file=sys.stderr)
-    except (RedisError, Unusable) as error:
-        print(f"the server cannot be used: {escaped(error)}", file=sys.stderr)
-    return 2
+        except (ConfigurationError, RemoteTierError) as error:
+            print(escaped(_CALL.sub("", str(error))), file=sys.stderr)
+        except ResponseError as error:
+            print(f"the server has refused: {escaped(error_text(error))}", file=sys.stderr)
+        except (RedisError, Unusable) as error:
+            print(f"the server cannot be used: {escaped(error)}", file=sys.stderr)
+        finally:
+            logging.getLogger("agent_cache").removeHandler(_NO_LOG)
+        return 2
 
-
-@contextmanager
-def _without_log() -> Iterator[None]:
-    """Keep warnings of the library off the terminal, where Python prints them if no logging is configured.
-
-    The command reports its errors itself, and its tier does not try again, as the warnings say.
-    """
-    log, nowhere = logging.getLogger("agent_cache"), logging.NullHandler()
-    log.addHandler(nowhere)
-    try:
-        yield
-    finally:
-        log.removeHandler(nowhere)
+    return run
 
 
 # Keys and entries
@@ -365,24 +363,24 @@ _Batch = Mapping[str, list[bytes]]
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """One value on a server.
+    """A value on a server.
 
     Attributes:
-        bytes: its length; 0 if the key holds something else.
+        size: its length in bytes; 0 if the key holds something else.
         left: seconds until the server deletes it.
         header: what it depends on; None if it is damaged or of another version.
         is_current: whether a lookup would find it: nothing that it depends on was written since.
     """
 
     digest: str
-    bytes: int
+    size: int
     left: float
     header: Header | None
     is_current: bool
 
     @property
     def roots(self) -> set[str]:
-        """Roots that it depends on. The cell of the entry itself belongs to a root, but does not depend on it."""
+        """Roots that it depends on. The cell of the entry itself (K) belongs to a root, but is no dependency."""
         cells = () if self.header is None else self.header.cells
         return {_root_of(cell) for cell in cells if not _name_of(cell).startswith(b"K")}
 
@@ -485,188 +483,121 @@ def _is_current(header: Header | None, cells: Mapping[CellKey, Seen]) -> bool:
 # stats
 
 
-@dataclass(slots=True)
-class _RootCount:
-    """Counts of one root. `entries`, `bytes` and `current` are of the values that were read."""
-
-    entries: int = 0
-    bytes: int = 0
-    current: int = 0
-    entities: int = 0
-    writers: int = 0
-    calls: Counter[str] = field(default_factory=Counter)
-
-    @property
-    def hit_rate(self) -> float | None:
-        """Hits per call; None if no process has reported calls."""
-        total = sum(self.calls[name] for name in _COUNTED)
-        return self.calls["hits"] / total if total else None
-
-
-@dataclass(slots=True)
-class _Counts:
-    """Counts of a namespace. `bytes` is of the `inspected` values that were read."""
-
-    roots: dict[str, _RootCount] = field(default_factory=dict)
-    entries: int = 0
-    inspected: int = 0
-    bytes: int = 0
-    unreadable: int = 0
-    processes: set[str] = field(default_factory=set)
-
-    @property
-    def scale(self) -> float:
-        """Values for each one that was read."""
-        return self.entries / self.inspected if self.inspected else 1.0
-
-    def root(self, name: str) -> _RootCount:
-        """The counts of a root. Forged keys may name any number of roots: beyond 10,000 they are counted together."""
-        if name not in self.roots and len(self.roots) >= _MAX_ROOTS:
-            name = "(others)"
-        return self.roots.setdefault(name, _RootCount())
-
-
-def stats(options: argparse.Namespace) -> int:
+@server_command
+async def stats(options: argparse.Namespace) -> int:
     """Print entries, bytes and hit rates for each resource root."""
-    return run_command(_stats, options)
+    totals: Counter[str] = Counter()
+    roots: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    processes: set[bytes] = set()
 
+    def counts_of(root: str) -> Counter[str]:
+        return roots[root if root in roots or len(roots) < _MAX_ROOTS else "(others)"]  # forged keys name any number
 
-async def _stats(options: argparse.Namespace) -> int:
-    counts = _Counts()
     async with connected(options) as fleet:
         left = dict.fromkeys(fleet.servers, options.sample)
         async for server, batch in _scan(fleet, "scanning"):
-            values = batch["values"]
+            values, registries, heartbeats = batch["values"], batch["registries"], batch["heartbeats"]
             sample = values[: left[server]]
             left[server] -= len(sample)
-            counts.entries += len(values)
-            counts.inspected += len(
-                sample
-            )  # those that expire meanwhile too: they would be missing in the rest as well
+            totals.update(entries=len(values), inspected=len(sample))
             for entry in await _entries(fleet, server, sample):
-                _count_entry(counts, entry)
-            await _count_other_keys(counts, server, batch)
+                totals.update(bytes=entry.size, unreadable=entry.header is None)
+                for root in entry.roots:
+                    counts_of(root).update(entries=1, bytes=entry.size, current=entry.is_current)
+            for cell in batch["cells"]:
+                counts_of(_root_of(cell))["entities"] += _name_of(cell).startswith(b"T")
+            numbers = await server.look_up(("ZCARD", registry) for registry in registries)
+            for registry, number in zip(registries, numbers, strict=True):
+                counts_of(_root_of(registry))["writers"] += number or 0
+            reports = await server.look_up(("GET", heartbeat) for heartbeat in heartbeats)
+            for heartbeat, report in zip(heartbeats, reports, strict=True):
+                if report is not None and _name_of(heartbeat) not in processes:  # a process has one on each server
+                    processes.add(_name_of(heartbeat))
+                    for root, calls in _reported_calls(report):
+                        counts_of(root).update(calls)
+    scale = totals["entries"] / totals["inspected"] if totals["inspected"] else 1.0
+    document = {
+        "namespace": options.namespace,
+        "servers": [server.name for server in fleet.servers],
+        "entries": totals["entries"],
+        "bytes": round(totals["bytes"] * scale),
+        "inspected": totals["inspected"],
+        "unreadable": totals["unreadable"],
+        "processes": len(processes),
+        "roots": {root: _root_document(counts, scale) for root, counts in sorted(roots.items())},
+    }
     if options.json:
-        print_json(_stats_document(counts, fleet))
+        print_json(document)
     else:
-        _print_stats(counts, options.namespace)
+        _print_stats(document)
     return 0
 
 
-def _count_entry(counts: _Counts, entry: _Entry) -> None:
-    counts.bytes += entry.bytes
-    counts.unreadable += entry.header is None
-    for name in entry.roots:
-        root = counts.root(name)
-        root.entries += 1
-        root.bytes += entry.bytes
-        root.current += entry.is_current
-
-
-async def _count_other_keys(counts: _Counts, server: Server, batch: _Batch) -> None:
-    for cell in batch["cells"]:
-        counts.root(_root_of(cell)).entities += _name_of(cell).startswith(b"T")
-    writers = await server.look_up(("ZCARD", registry) for registry in batch["registries"])
-    for registry, number in zip(batch["registries"], writers, strict=True):
-        counts.root(_root_of(registry)).writers += number or 0
-    reports = await server.look_up(("GET", key) for key in batch["heartbeats"])
-    for key, report in zip(batch["heartbeats"], reports, strict=True):
-        process = _name_of(key).decode("utf-8", "replace")
-        if process not in counts.processes and report is not None:  # in a cluster each server has one
-            counts.processes.add(process)
-            for name, calls in _reported_calls(report).items():
-                counts.root(name).calls.update(calls)
-
-
-def _reported_calls(report: bytes) -> dict[str, dict[str, int]]:
-    """Hits, misses and shared calls for each root, as a process reports them in its heartbeat.
+def _reported_calls(report: bytes) -> Iterator[tuple[str, dict[str, int]]]:
+    """Hits, misses and shared calls of each root, as a process reports them with its heartbeat.
 
     Whoever can write to the server can forge a report: a root whose numbers cannot be counts is left out.
     """
     try:
         roots = json.loads(report)
     except (ValueError, RecursionError):
-        return {}
-    if not isinstance(roots, dict):
-        return {}
+        return
+    for root, numbers in roots.items() if isinstance(roots, dict) else ():
+        if isinstance(numbers, list) and len(numbers) >= len(_CALLS) and all(map(_is_count, numbers)):
+            yield root, dict(zip(_CALLS, numbers, strict=False))
+
+
+def _is_count(number: object) -> bool:
+    return type(number) is int and 0 <= number < 1 << 63
+
+
+def _root_document(counts: Counter[str], scale: float) -> dict[str, Any]:
+    calls = sum(counts[name] for name in _CALLS)
     return {
-        root: dict(zip(_COUNTED, numbers, strict=False))
-        for root, numbers in roots.items()
-        if isinstance(numbers, list)
-        and len(numbers) >= len(_COUNTED)
-        and all(type(number) is int and 0 <= number < 1 << 63 for number in numbers)
+        **{name: round(counts[name] * scale) for name in ("entries", "bytes", "current")},
+        **{name: counts[name] for name in ("entities", "writers")},
+        **{name: counts.get(name) for name in _CALLS},  # None: no process has reported this root
+        "hit_rate": counts["hits"] / calls if calls else None,
     }
 
 
-def _stats_document(counts: _Counts, fleet: Fleet) -> dict[str, Any]:
-    return {
-        "namespace": fleet.names.namespace,
-        "servers": [server.name for server in fleet.servers],
-        "entries": counts.entries,
-        "bytes": round(counts.bytes * counts.scale),
-        "inspected": counts.inspected,
-        "unreadable": counts.unreadable,
-        "processes": len(counts.processes),
-        "roots": {
-            name: {
-                "entries": round(root.entries * counts.scale),
-                "bytes": round(root.bytes * counts.scale),
-                "current": round(root.current * counts.scale),
-                "entities": root.entities,
-                "writers": root.writers,
-                **{name: root.calls[name] if root.calls else None for name in _COUNTED},
-                "hit_rate": root.hit_rate,
-            }
-            for name, root in sorted(counts.roots.items())
-        },
-    }
-
-
-def _print_stats(counts: _Counts, namespace: str) -> None:
-    printer, is_sample = Printer(), counts.inspected < counts.entries
+def _print_stats(document: dict[str, Any]) -> None:
+    printer, is_sample = Printer(), document["inspected"] < document["entries"]
     about = "~" if is_sample else ""
     rows = [
         (
             name,
-            f"{about}{root.entries * counts.scale:,.0f}",
-            f"{about}{size_text(root.bytes * counts.scale)}",
-            f"{root.current / root.entries:.0%}" if root.entries else "-",
-            f"{root.entities:,}",
-            str(root.writers),
-            "-" if root.hit_rate is None else f"{root.hit_rate:.1%}",
+            f"{about}{root['entries']:,}",
+            f"{about}{size_text(root['bytes'])}",
+            f"{root['current'] / root['entries']:.0%}" if root["entries"] else "-",
+            f"{root['entities']:,}",
+            str(root["writers"]),
+            "-" if root["hit_rate"] is None else f"{root['hit_rate']:.1%}",
         )
-        for name, root in sorted(counts.roots.items(), key=lambda each: (-each[1].bytes, each[0]))
+        for name, root in sorted(document["roots"].items(), key=lambda each: (-each[1]["bytes"], each[0]))
     ]
     if rows:
         printer.table(("root", "entries", "bytes", "current", "entities", "writers", "hit rate"), rows)
         printer.line()
-    sampled = f", {counts.inspected:,} of them looked into" if is_sample else ""
-    unreadable = f"; {counts.unreadable:,} of another version or damaged" if counts.unreadable else ""
+    sampled = f", {document['inspected']:,} of them looked into" if is_sample else ""
+    unreadable = f"; {document['unreadable']:,} of another version or damaged" if document["unreadable"] else ""
     printer.line(
-        f"{counts.entries:,} entries in {namespace!r}{sampled}, {about}{size_text(counts.bytes * counts.scale)}"
-        f"{unreadable}; {len(counts.processes)} processes"
+        f"{document['entries']:,} entries in {document['namespace']!r}{sampled}, {about}{size_text(document['bytes'])}"
+        f"{unreadable}; {document['processes']} processes"
     )
 
 
 # keys
 
 
-def keys(options: argparse.Namespace) -> int:
+@server_command
+async def keys(options: argparse.Namespace) -> int:
     """Print entries: digests, tags, sizes and ages."""
-    return run_command(_keys, options)
-
-
-async def _keys(options: argparse.Namespace) -> int:
     tags = _tags(options)
+    listed: list[dict[str, Any]] = []
+    is_cut = False
     async with connected(options) as fleet, aclosing(_matching(fleet, tags)) as found:
-        names = fleet.names
-        named = {
-            names.entity(names.root(head), segments[0]): f"{head}:{segments[0]}"
-            for head, *segments in (tag.split(":", 2) for tag in tags)
-            if segments
-        }
-        listed: list[dict[str, Any]] = []
-        is_cut = False
+        named = {cell: ":".join(tag.split(":")[:2]) for tag in tags if ":" in tag for cell in fleet.names.read_by(tag)}
         async for entry in found:
             if is_cut := len(listed) == options.limit:
                 break
@@ -677,7 +608,7 @@ async def _keys(options: argparse.Namespace) -> int:
     rows = [
         (
             each["digest"][:_DIGEST],
-            ", ".join(each["tags"][:4]) + (", ..." if len(each["tags"]) > 4 else ""),
+            ", ".join((*each["tags"][:4], *(["..."] if len(each["tags"]) > 4 else []))),
             size_text(each["bytes"]),
             "-" if each["age"] is None else _duration_text(each["age"]),
             _duration_text(each["expires_in"]),
@@ -689,12 +620,12 @@ async def _keys(options: argparse.Namespace) -> int:
     if rows:
         printer.table(("digest", "depends on", "bytes", "age", "expires in", "current"), rows, left=2)
         printer.line()
-    number = f"{len(rows)} {'entry' if len(rows) == 1 else 'entries'}"
-    printer.line(f"{number}, and more: --limit {options.limit}" if is_cut else number)
+    more = f", and more: --limit {options.limit}" if is_cut else ""
+    printer.line(f"{len(rows)} {'entry' if len(rows) == 1 else 'entries'}{more}")
     return 0
 
 
-async def _matching(fleet: Fleet, tags: list[str]) -> AsyncIterator[_Entry]:
+async def _matching(fleet: Fleet, tags: list[str]) -> AsyncGenerator[_Entry, None]:
     """All entries, or with tags those that a write of these tags would drop."""
     written = fleet.names.moved_by(tags).keys()
     async for server, batch in _scan(fleet, "scanning"):
@@ -704,11 +635,19 @@ async def _matching(fleet: Fleet, tags: list[str]) -> AsyncIterator[_Entry]:
 
 
 def _entry_document(entry: _Entry, named: Mapping[CellKey, str]) -> dict[str, Any]:
+    """Facts of an entry. The id of an entity is a digest, ``order:#3fa9c1d2e4b5``, unless the command line names it."""
     header = entry.header
+    tags: dict[str, None] = {}
+    for cell in () if header is None else header.cells:
+        name, root = _name_of(cell).decode("utf-8", "replace"), _root_of(cell)
+        if name.startswith("T"):
+            tags[named.get(cell, f"{root}:#{name[1 : 1 + _DIGEST]}")] = None
+        elif name == "D":
+            tags[root] = None
     return {
         "digest": entry.digest,
-        "tags": [] if header is None else _tags_of(header.cells, named),
-        "bytes": entry.bytes,
+        "tags": list(tags),
+        "bytes": entry.size,
         "age": None if header is None else max(0.0, round(time.time() - header.loaded, 3)),
         "ttl": None if header is None else header.ttl,
         "grace": None if header is None else header.grace,
@@ -716,20 +655,6 @@ def _entry_document(entry: _Entry, named: Mapping[CellKey, str]) -> dict[str, An
         "expires_in": entry.left,
         "is_current": entry.is_current,
     }
-
-
-def _tags_of(cells: Iterable[CellKey], named: Mapping[CellKey, str]) -> list[str]:
-    """Tags of an entry. The id of an entity is a digest, ``order:#3fa9c1d2e4b5``, unless the command line names it."""
-    tags: dict[str, None] = {}
-    for cell in cells:
-        name, root = _name_of(cell).decode("utf-8", "replace"), _root_of(cell)
-        if cell in named:
-            tags[named[cell]] = None
-        elif name.startswith("T"):
-            tags[f"{root}:#{name[1 : 1 + _DIGEST]}"] = None
-        elif name == "D":
-            tags[root] = None
-    return list(tags)
 
 
 def _duration_text(duration: float) -> str:
@@ -741,12 +666,9 @@ def _duration_text(duration: float) -> str:
 # clear
 
 
-def clear(options: argparse.Namespace) -> int:
+@server_command
+async def clear(options: argparse.Namespace) -> int:
     """Drop entries by tag: begin and commit a write of these tags, which has no other effect."""
-    return run_command(_clear, options)
-
-
-async def _clear(options: argparse.Namespace) -> int:
     tags = _tags(options)
     if options.all == bool(tags):
         raise ConfigurationError("clear: name tags, such as order:7 or order, or --all for everything; not both")
@@ -759,7 +681,15 @@ async def _clear(options: argparse.Namespace) -> int:
             tags = sorted(await _all_roots(fleet))
         async with _tier(options, is_cluster=fleet.is_cluster) as tier:
             for start in range(0, len(tags), _ROOTS_AT_ONCE):
-                await _write(tier, tuple(tags[start : start + _ROOTS_AT_ONCE]))
+                some = tuple(tags[start : start + _ROOTS_AT_ONCE])
+                write = WriteIntent(os.urandom(16).hex(), some, on_unreachable="refuse")
+                await tier.begin(write)
+                await tier.commit(write, some, failed=False, hold=0.0)
+                if tier.stats()["pending"]:
+                    raise Unusable(
+                        "the connection was lost between begin and commit; the tags are dropped when the lease "
+                        "expires, but run the command again to be sure"
+                    )
         if options.all:
             deleted = await _delete_values(fleet)
     if options.json:
@@ -769,23 +699,6 @@ async def _clear(options: argparse.Namespace) -> int:
     else:
         print(f"cleared {', '.join(tags)}")
     return 0
-
-
-async def _write(tier: RedisTier, tags: tuple[str, ...]) -> None:
-    """Begin and commit a write of these tags.
-
-    Raises:
-        RemoteTierError: if it could not be begun.
-        Unusable: if it could not be committed.
-    """
-    write = WriteIntent(os.urandom(16).hex(), tags, on_unreachable="refuse")
-    await tier.begin(write)
-    await tier.commit(write, tags, failed=False, hold=0.0)
-    if tier.stats()["pending"]:
-        raise Unusable(
-            "the connection was lost between begin and commit; the tags are dropped when the lease expires, but run the "
-            "command again to be sure"
-        )
 
 
 async def _all_roots(fleet: Fleet) -> set[str]:

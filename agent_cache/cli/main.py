@@ -1,6 +1,7 @@
-"""The command line: `agent-cache COMMAND`, data on stdout, messages on stderr.
+"""The command line: `agent-cache COMMAND`. Data goes to stdout, messages to stderr.
 
-Exit codes: 0 all is well, 1 findings, 2 usage or a disk that is full, 130 interrupted.
+Exit codes: 0 fine, 1 findings, 2 usage or an error of the operating system, 130 interrupted, 141 if the reader of the
+output has closed it.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class Command:
 
 
 class Parser(argparse.ArgumentParser):
-    """One that repeats no URL in its errors: there may be a password in it, and logs keep what a job has printed."""
+    """A parser that repeats no URL in its errors: it may contain a password, and logs of jobs keep what was printed."""
 
     def error(self, message: str) -> NoReturn:
         """Show the usage and the error, and exit with 2."""
@@ -42,60 +43,57 @@ class Parser(argparse.ArgumentParser):
         super().error(f"{shown}\nthe URL of a server belongs to --url, or into AGENT_CACHE_URL" if count else message)
 
 
-Functions = tuple[Callable[[argparse.ArgumentParser], None], Callable[[argparse.Namespace], int]]
+def _functions(command: str) -> tuple[Callable[[argparse.ArgumentParser], None], Callable[[argparse.Namespace], int]]:
+    """Import `add_options` and `run` of a command.
 
+    Raises:
+        ModuleNotFoundError: if the command needs an extra that is not installed. The text names it.
+    """
+    if command == "cassette":
+        from agent_cache.cli import cassettes
 
-def _cassette() -> Functions:
-    from agent_cache.cli import cassettes
+        return cassettes.add_options, cassettes.run
+    if command == "doctor":
+        from agent_cache.cli import doctor
 
-    return cassettes.add_options, cassettes.run
-
-
-def _fleet(name: str) -> Functions:
+        return doctor.add_options, doctor.run
     from agent_cache.cli import fleet
 
-    return {
+    functions = {
         "stats": (fleet.add_stats_options, fleet.stats),
         "keys": (fleet.add_keys_options, fleet.keys),
         "clear": (fleet.add_clear_options, fleet.clear),
-    }[name]
+    }
+    return functions[command]
 
 
-def _doctor() -> Functions:
-    from agent_cache.cli import doctor
-
-    return doctor.add_options, doctor.run
-
-
-def _deferred(load: Callable[[], Functions]) -> Functions:
-    """`add_options` and `run` of a command, whose module is imported when one of them is called."""
-
+def _imported_later(name: str, summary: str) -> Command:
     def add_options(parser: argparse.ArgumentParser) -> None:
-        load()[0](parser)
+        _functions(name)[0](parser)
 
     def run(options: argparse.Namespace) -> int:
-        return load()[1](options)
+        return _functions(name)[1](options)
 
-    return add_options, run
+    return Command(name, summary, add_options, run)
 
 
 COMMANDS = (
     Command("demo", demo.SUMMARY, demo.add_options, demo.run),
-    Command("cassette", "show, compare, redact, verify, convert and prune recordings", *_deferred(_cassette)),
-    Command("stats", "count what a tier holds for each resource, and its hits", *_deferred(lambda: _fleet("stats"))),
-    Command("keys", "list the entries of a tier", *_deferred(lambda: _fleet("keys"))),
-    Command("clear", "drop entries of a tier by tag, in every process", *_deferred(lambda: _fleet("clear"))),
-    Command("doctor", "check that the servers of a tier are fit for it", *_deferred(_doctor)),
+    _imported_later("cassette", "show, compare, redact, verify, convert and prune recordings"),
+    _imported_later("stats", "count what a tier holds for each resource, and its hits"),
+    _imported_later("keys", "list the entries of a tier"),
+    _imported_later("clear", "drop entries of a tier by tag, in every process"),
+    _imported_later("doctor", "check that the servers of a tier are fit for it"),
 )
 """In the order of `--help`."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; the exit code. argparse itself exits, with 2, where it cannot read the arguments."""
+    """Run one command and return its exit code. For wrong arguments, argparse exits with 2."""
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
         parser = _parser(arguments)
-    except ModuleNotFoundError as error:  # the command needs an extra, which the error names
+    except ModuleNotFoundError as error:
         print(f"agent-cache: {error}", file=sys.stderr)
         return 2
     options = parser.parse_args(arguments)
@@ -111,7 +109,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("\nstopped", file=sys.stderr)
         return 130
-    except BrokenPipeError:  # whoever read the output has had enough
+    except BrokenPipeError:
         _close_output()
         return 141
     except OSError as error:
@@ -122,7 +120,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _close_output() -> None:
-    """Or Python would complain again when it flushes at exit."""
+    """Send the rest of the output nowhere, so that Python does not fail again when it flushes at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -131,9 +129,10 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     parser.add_argument("--version", action="store_true", help="show the version and exit")
     parser.set_defaults(command=None)
     subparsers = parser.add_subparsers(metavar="COMMAND", title="commands")
+    given = next((argument for argument in arguments if not argument.startswith("-")), None)
     for command in COMMANDS:
         subparser = subparsers.add_parser(command.name, help=command.summary)
-        if command.name in arguments:
+        if command.name == given:
             command.add_options(subparser)
         subparser.set_defaults(command=command)
     return parser

@@ -18,6 +18,7 @@ import pytest
 
 pytest.importorskip("redis")
 
+import agent_cache
 from agent_cache import AgentCache, AgentCacheInvalidator, configure, testing
 from agent_cache.cli.doctor import version
 from agent_cache.cli.main import main
@@ -693,3 +694,16 @@ def test_the_url_may_come_from_the_environment(valkey):
     )
     assert made.returncode == 0
     assert json.loads(made.stdout)["entries"] == 0
+
+
+@pytest.mark.parametrize(("command", "code", "says"), [("stats", 2, "agent-cache[redis]"), ("cassette", 2, "usage: ")])
+def test_without_redis_py_a_command_names_the_extra_and_the_others_work(tmp_path, command, code, says):
+    (tmp_path / "redis.py").write_text("raise ModuleNotFoundError(name='redis')")
+    made = subprocess.run(
+        [sys.executable, "-m", "agent_cache", command],
+        env=os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{Path(agent_cache.__file__).parents[1]}"},
+        capture_output=True,
+        text=True,
+    )
+    assert (made.returncode, made.stdout) == (code, "")
+    assert says in made.stderr
