@@ -7,15 +7,9 @@ import typing
 
 if typing.TYPE_CHECKING:
     from agent_cache._async_cache import AsyncCache
-    from agent_cache._cache import AgentCache
-    from agent_cache._core.loop_policy import LoopHints, LoopPolicy
-    from agent_cache._core.policies import RemotePolicy
-    from agent_cache._core.tags import tags_from
-    from agent_cache._core.trace import TraceRecord
-    from agent_cache._invalidator import AgentCacheInvalidator, invalidate, writing
-    from agent_cache._metrics import get_metrics
-    from agent_cache._session import AgentCacheSession
     from agent_cache.config import configure
+    from agent_cache.core.policies import LoopHints, RemotePolicy
+    from agent_cache.core.tags import tags_from
     from agent_cache.errors import (
         AgentCacheError,
         AgentLoopDetectedError,
@@ -23,6 +17,11 @@ if typing.TYPE_CHECKING:
         RemoteTierError,
         UncacheableArgumentsError,
     )
+    from agent_cache.metrics import get_metrics
+    from agent_cache.session import AgentCacheSession
+    from agent_cache.session.loop_policy import LoopPolicy
+    from agent_cache.session.trace import TraceRecord
+    from agent_cache.tools import AgentCache, AgentCacheInvalidator, invalidate, writing
 
 __all__ = [
     "AgentCache",
@@ -48,19 +47,19 @@ __all__ = [
 # Each name is loaded when it is asked for: the pytest plugin is imported by every test run of every project that has
 # this package installed, and the commands by every `--help`.
 _HOMES = {
-    "AgentCache": "_cache",
-    "AgentCacheInvalidator": "_invalidator",
-    "AgentCacheSession": "_session",
+    "AgentCache": "tools",
+    "AgentCacheInvalidator": "tools",
+    "AgentCacheSession": "session",
     "AsyncCache": "_async_cache",
-    "LoopHints": "_core.loop_policy",
-    "LoopPolicy": "_core.loop_policy",
-    "RemotePolicy": "_core.policies",
-    "TraceRecord": "_core.trace",
+    "LoopHints": "core.policies",
+    "LoopPolicy": "session.loop_policy",
+    "RemotePolicy": "core.policies",
+    "TraceRecord": "session.trace",
     "configure": "config",
-    "get_metrics": "_metrics",
-    "invalidate": "_invalidator",
-    "tags_from": "_core.tags",
-    "writing": "_invalidator",
+    "get_metrics": "metrics",
+    "invalidate": "tools",
+    "tags_from": "core.tags",
+    "writing": "tools",
 }
 _MODULES = frozenset({"config", "errors", "recording", "remote", "testing"})
 

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from agent_cache.errors import ConfigurationError
-from agent_cache.remote.protocols import Tier
+from agent_cache.remote.protocol import Tier
 
 __all__ = ["CURRENT", "Configuration", "Restore", "checked_tier", "configure", "default_configuration"]
 

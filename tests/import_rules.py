@@ -1,6 +1,6 @@
 """The import rules of the package, as functions from a source tree to the sentences that say what breaks them.
 
-Imports go one way, `_core` is pure, and a third-party name stands only in the leaf that needs it. The tree is an
+Imports go one way, `core` is pure, and a third-party name stands only in the leaf that needs it. The tree is an
 argument, so that `test_architecture.py` can show each rule a broken one.
 """
 
@@ -16,29 +16,30 @@ PACKAGE = "agent_cache"
 # From the ground up. A module may import from its own layer and from those below it.
 LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"errors"}),
-    frozenset({"_core"}),
-    frozenset({"_clock", "_metrics", "_typed", "remote", "config"}),
-    frozenset({"_pipeline"}),
-    frozenset({"_cache", "_invalidator", "_session", "_async_cache", "_toolcheck"}),
+    frozenset({"values"}),
+    frozenset({"core"}),
+    frozenset({"clock", "metrics", "remote", "config"}),
+    frozenset({"engine"}),
+    frozenset({"tools", "session", "_async_cache"}),
     frozenset({"recording", "testing"}),
-    frozenset({"integrations", "pytest_plugin", "_plugin", "cli", "_demo", "__main__"}),
+    frozenset({"integrations", "pytest_plugin", "_plugin", "cli", "__main__"}),
     frozenset({"__init__"}),
 )
 # These use the public names, as anyone's code does. `__init__` imports none of them: that would be a cycle.
-USERS_OF_PUBLIC_NAMES = frozenset({"integrations", "pytest_plugin", "_plugin", "cli", "_demo", "__main__"})
+USERS_OF_PUBLIC_NAMES = frozenset({"integrations", "pytest_plugin", "_plugin", "cli", "__main__"})
 
 # Third-party module -> where it may stand. A name that is not here may stand in `integrations` only.
 LEAVES: dict[str, tuple[str, ...]] = {
     "cache": ("_async_cache",),  # async-cache's top-level module
     "hypothesis": ("testing",),
     "cryptography": ("remote.guards",),
-    "msgspec": ("_typed", "remote.codecs", "recording", "cli"),
+    "msgspec": ("values", "remote.codecs", "recording", "cli"),
     "pytest": ("pytest_plugin", "_plugin", "testing"),
     "redis": ("remote.redis", "cli"),
-    "rich": ("cli", "_demo"),
+    "rich": ("cli",),
 }
 
-# What waits, looks at a clock or at the world. `_core` is values and functions of values.
+# What waits, looks at a clock or at the world. `core` is values and functions of values.
 IMPURE_MODULES = frozenset({
     "_asyncio", "_thread", "asyncio", "concurrent", "contextvars", "ctypes", "fcntl", "getpass", "glob", "http", "io",
     "logging", "mmap", "multiprocessing", "platform", "queue", "random", "sched", "secrets", "select",
@@ -198,17 +199,17 @@ def strangers(root: Path) -> list[str]:
 
 
 def impurities(root: Path) -> list[str]:
-    """What in `_core` waits, looks at a clock or at the world, or comes from outside the standard library."""
+    """What in `core` waits, looks at a clock or at the world, or comes from outside the standard library."""
     trees, found = read(root)
     wrong = []
     for each in found:
-        if unit(each.importer) != "_core":
+        if unit(each.importer) != "core":
             continue
         top = each.imported.split(".")[0]
         if top in IMPURE_MODULES or (top != PACKAGE and top not in sys.stdlib_module_names):
             wrong.append(f"{each}")
     for module, tree in trees.items():
-        if unit(module) == "_core":
+        if unit(module) == "core":
             wrong += [f"{module}:{line(node)} {what}" for node in ast.walk(tree) if (what := impurity(node))]
     return wrong
 

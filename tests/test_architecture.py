@@ -29,38 +29,38 @@ def test_the_package_keeps_its_import_rules(rule, package: Path):
 
 
 BROKEN = [
-    (upward_imports, {"_core/store.py": "from agent_cache._pipeline import scope", "_pipeline/scope.py": ""}),
-    (upward_imports, {"errors.py": "def late():\n    from agent_cache._core import keys", "_core/keys.py": ""}),
-    (upward_imports, {"_core/calls.py": "from ..config import configure", "config.py": "configure = None"}),
-    (upward_imports, {"_cache.py": "import importlib\nimportlib.import_module('agent_cache.cli')", "cli.py": ""}),
-    (upward_imports, {"_pipeline/single_flight.py": "from agent_cache import AgentCache"}),
+    (upward_imports, {"core/store.py": "from agent_cache.engine import scope", "engine/scope.py": ""}),
+    (upward_imports, {"errors.py": "def late():\n    from agent_cache.core import keys", "core/keys.py": ""}),
+    (upward_imports, {"core/calls.py": "from ..config import configure", "config.py": "configure = None"}),
+    (upward_imports, {"tools.py": "import importlib\nimportlib.import_module('agent_cache.cli')", "cli.py": ""}),
+    (upward_imports, {"engine/single_flight.py": "from agent_cache import AgentCache"}),
     (
         upward_imports,
         {
-            "_core/a.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import agent_cache.config",
+            "core/a.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import agent_cache.config",
             "config.py": "",
         },
     ),
     (upward_imports, {"helpers.py": ""}),
-    (cycles, {"_cache.py": "from agent_cache import _session", "_session.py": "from agent_cache import _cache"}),
-    (cycles, {"_core/a.py": "from ._x import b", "_core/_x/__init__.py": "", "_core/_x/b.py": "from ..a import c"}),
+    (cycles, {"tools.py": "from agent_cache import session", "session.py": "from agent_cache import tools"}),
+    (cycles, {"core/a.py": "from ._x import b", "core/_x/__init__.py": "", "core/_x/b.py": "from ..a import c"}),
     (cycles, {"__init__.py": "from agent_cache.cli import main", "cli.py": "from agent_cache import AgentCache"}),
     (strangers, {"remote/codecs.py": "import redis.asyncio"}),
     (strangers, {"remote/redis_extra.py": "import redis"}),
-    (strangers, {"_session.py": "def show():\n    from rich.table import Table"}),
+    (strangers, {"session.py": "def show():\n    from rich.table import Table"}),
     (strangers, {"config.py": "import msgspec"}),
-    (strangers, {"_cache.py": "from cache import AsyncCache"}),
+    (strangers, {"tools.py": "from cache import AsyncCache"}),
     (strangers, {"testing.py": "import langchain_core"}),
-    (impurities, {"_core/keys.py": "import msgspec"}),
-    (impurities, {"_core/flights.py": "import asyncio"}),
-    (impurities, {"_core/store.py": "from time import monotonic"}),
-    (impurities, {"_core/store.py": "from threading import Lock, Thread"}),
-    (impurities, {"_core/store.py": "import threading\nevent = threading.Event()"}),
-    (impurities, {"_core/store.py": "import os\nhome = os.environ['HOME']"}),
-    (impurities, {"_core/store.py": "import os as lock"}),
-    (impurities, {"_core/store.py": "async def get(): ..."}),
-    (impurities, {"_core/trace.py": "import datetime\nstarted = datetime.datetime.now()"}),
-    (impurities, {"_core/trace.py": "def show(row):\n    print(row)"}),
+    (impurities, {"core/keys.py": "import msgspec"}),
+    (impurities, {"core/flights.py": "import asyncio"}),
+    (impurities, {"core/store.py": "from time import monotonic"}),
+    (impurities, {"core/store.py": "from threading import Lock, Thread"}),
+    (impurities, {"core/store.py": "import threading\nevent = threading.Event()"}),
+    (impurities, {"core/store.py": "import os\nhome = os.environ['HOME']"}),
+    (impurities, {"core/store.py": "import os as lock"}),
+    (impurities, {"core/store.py": "async def get(): ..."}),
+    (impurities, {"core/trace.py": "import datetime\nstarted = datetime.datetime.now()"}),
+    (impurities, {"core/trace.py": "def show(row):\n    print(row)"}),
 ]
 
 
@@ -77,19 +77,19 @@ def test_a_tree_that_keeps_the_rules_is_let_through(tmp_path: Path):
         from typing import TYPE_CHECKING
         from agent_cache.errors import AgentCacheError
         if TYPE_CHECKING:
-            from agent_cache._core.tags import Index
+            from agent_cache.core.tags import Index
         lock = threading.Lock()
         os.register_at_fork(before=lock.acquire)
         """
     write_tree(
         tmp_path,
         {
-            "__init__.py": "from agent_cache._cache import AgentCache",
+            "__init__.py": "from agent_cache.tools import AgentCache",
             "errors.py": "class AgentCacheError(Exception): ...",
-            "_core/store.py": type_only,
-            "_core/tags.py": "import uuid\nfrom agent_cache._core.store import lock\nkinds = uuid.UUID",
-            "_cache.py": "import asyncio\nfrom agent_cache._pipeline import scope",
-            "_pipeline/scope.py": "import contextvars",
+            "core/store.py": type_only,
+            "core/tags.py": "import uuid\nfrom agent_cache.core.store import lock\nkinds = uuid.UUID",
+            "tools.py": "import asyncio\nfrom agent_cache.engine import scope",
+            "engine/scope.py": "import contextvars",
             "remote/redis.py": "import redis.asyncio\nfrom . import codecs",
             "remote/codecs.py": "import msgspec",
             "cli.py": "from agent_cache import AgentCache\ndef main():\n    import rich",
@@ -138,18 +138,18 @@ def test_importing_the_package_does_not_load(name: str, strangers_loaded_by_impo
 
 
 def test_the_core_stands_alone(package: Path, tmp_path: Path):
-    # Of the package only `errors` and `_core` are there, so anything else that `_core` needs is missed.
+    # Of the package only `errors`, `values` and `core` may be loaded by it.
     trees = modules(package)
     script = f"""
 import importlib, sys, types
 bare = types.ModuleType({PACKAGE!r}); bare.__path__ = [{str(package)!r}]; sys.modules[{PACKAGE!r}] = bare
-for name in {sorted(name for name in trees if unit(name) == "_core")}: importlib.import_module(name)
+for name in {sorted(name for name in trees if unit(name) == "core")}: importlib.import_module(name)
 print(" ".join(name for name in sys.modules if name.startswith({PACKAGE + "."!r}) or name == "asyncio"))
 """
     run = subprocess.run(
         [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True, timeout=60
     )
-    allowed = {f"{PACKAGE}.errors", *(name for name in trees if unit(name) == "_core")}
+    allowed = {f"{PACKAGE}.errors", *(name for name in trees if unit(name) in {"core", "values"})}
     assert set(run.stdout.split()) <= allowed
 
 

@@ -14,10 +14,9 @@ from types import TracebackType
 from typing import Any, Protocol
 
 from agent_cache._async_cache.shelf import Kept, Shelf
-from agent_cache._core.keys import Part
-from agent_cache._core.ledger import Load
-from agent_cache._pipeline.call import ENCLOSING, Call
-from agent_cache._pipeline.single_flight import Flight
+from agent_cache.core.coherence import Load
+from agent_cache.core.keys import Part
+from agent_cache.engine.runtime import ENCLOSING, Call, Flight
 
 __all__ = ["BatchLoader", "Batches", "Limits", "Loading", "Slot"]
 
@@ -95,7 +94,7 @@ class Slot(Load):
                 self.waiter = None
         if self.error is not None:
             raise self.error.with_traceback(self.traceback)
-        self.flight.kept = self.answer
+        self.flight.result = self.answer
         return self.answer
 
     def finish(self) -> None:
@@ -159,7 +158,7 @@ class Batch:
         """Take one more key, or one more flight for a key that is in it."""
         self.slots.setdefault(slot.key, []).append(slot)
         self.raws[slot.raw] = slot.key
-        slot.flight.blocks_on(self.under)
+        slot.flight.wait_for(self.under)
 
     def withdraw(self, slot: Slot) -> None:
         """A key is not wanted any more, at least not by this flight."""

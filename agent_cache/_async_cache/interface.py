@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, Final, TypedDict
 from agent_cache._async_cache.batches import Batches, BatchLoader, Loading, Slot
 from agent_cache._async_cache.shelf import Contents, Kept, Shelf, identity
 from agent_cache._async_cache.upstream import upstream_class
-from agent_cache._core.entries import NEVER
-from agent_cache._core.keys import PLAIN
-from agent_cache._pipeline.call import ENCLOSING, Call
-from agent_cache._pipeline.single_flight import single_flight
+from agent_cache.core.keys import PLAIN
+from agent_cache.core.store import NEVER
+from agent_cache.engine.runtime import ENCLOSING, Call
+from agent_cache.engine.single_flight import single_flight
 from agent_cache.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -231,7 +231,7 @@ class AsyncCache(Upstream):  # type: ignore[misc]  # async-cache ships no hints
         finally:
             with suppress(ValueError):  # closed by the garbage collector, in another context than it ran in
                 ENCLOSING.reset(token)
-        flight.kept = kept = self._shelf.keep(flight, call.raw, value, call.ttl)
+        flight.result = kept = self._shelf.keep(flight, call.raw, value, call.ttl)
         return kept
 
 

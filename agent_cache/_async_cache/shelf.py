@@ -13,13 +13,11 @@ from fractions import Fraction
 from typing import Any, Final, Protocol
 from uuid import UUID
 
-from agent_cache._clock import CLOCK
-from agent_cache._core.entries import NEVER, Entry
-from agent_cache._core.keys import PLAIN, Part, key_part
-from agent_cache._core.ledger import Load
-from agent_cache._core.partition import Partition
-from agent_cache._pipeline.reaper import free
-from agent_cache._pipeline.state import LEDGER
+from agent_cache.clock import CLOCK
+from agent_cache.core.coherence import Load, Partition
+from agent_cache.core.keys import PLAIN, Part, key_part
+from agent_cache.core.store import NEVER, Entry
+from agent_cache.engine.state import LEDGER, free
 from agent_cache.errors import AgentLoopDetectedError
 
 __all__ = ["Contents", "Kept", "Loads", "Shelf", "Work", "identity"]

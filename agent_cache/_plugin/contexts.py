@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from agent_cache._pipeline.scope import SCOPE, Scope
+from agent_cache.engine.runtime import SCOPE, Scope
 
 __all__ = ["fixture_in_same_context", "same_context"]
 

@@ -32,8 +32,8 @@ from redis.backoff import NoBackoff
 from redis.crc import key_slot
 from redis.exceptions import NoPermissionError, OutOfMemoryError, ReadOnlyError, RedisError, ResponseError
 
-from agent_cache._core.tags import parse_tag
 from agent_cache.cli.output import Printer, escaped, print_json, progress, size_text
+from agent_cache.core.tags import parse_tag
 from agent_cache.errors import ConfigurationError, RemoteTierError
 from agent_cache.remote import RedisTier, WriteIntent
 from agent_cache.remote.redis.connections import Deployment

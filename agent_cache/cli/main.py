@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
-from agent_cache._demo import command as demo
+from agent_cache.cli import demo
 
 __all__ = ["main"]
 

@@ -6,9 +6,8 @@ from collections.abc import Awaitable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from agent_cache._pipeline.operation import Operation
-from agent_cache._pipeline.scope import SCOPE, Scope
-from agent_cache._pipeline.tape import ACTIVE, TapedCall, TapedScope
+from agent_cache.engine.interception import INTERCEPTORS, InterceptedCall, InterceptedScope
+from agent_cache.engine.runtime import SCOPE, Operation, Scope
 from agent_cache.errors import CassetteError
 from agent_cache.recording.frame import Frame
 from agent_cache.recording.redaction import Redaction
@@ -45,7 +44,7 @@ class Barrier(Tape):
             raise self._refusal(subject.name)
         return Frame(self, subject, {}, None, b"")
 
-    def play(self, call: TapedCall) -> Awaitable[Any]:
+    def play(self, call: InterceptedCall) -> Awaitable[Any]:
         """Let a tool run.
 
         Raises:
@@ -77,17 +76,17 @@ def barrier(advice: str) -> Iterator[Barrier]:
     threads that have no context are refused, too.
     """
     one = Barrier(advice)
-    token = SCOPE.set(TapedScope(SCOPE.get(), one))
-    ACTIVE[one] = ""
+    token = SCOPE.set(InterceptedScope(SCOPE.get(), one))
+    INTERCEPTORS[one] = ""
     try:
         yield one
     finally:
-        del ACTIVE[one]
+        del INTERCEPTORS[one]
         SCOPE.reset(token)
 
 
 def beneath_barrier(scope: Scope) -> Scope:
     """The same place without a barrier that stands there."""
-    while isinstance(scope, TapedScope) and isinstance(scope.tape, Barrier):
+    while isinstance(scope, InterceptedScope) and isinstance(scope.interceptor, Barrier):
         scope = scope.outside
     return scope

@@ -9,8 +9,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
-from agent_cache._pipeline.scope import SCOPE, Scope
-from agent_cache._pipeline.tape import ACTIVE, TapedScope
+from agent_cache.engine.interception import INTERCEPTORS, InterceptedScope
+from agent_cache.engine.runtime import SCOPE, Scope
 from agent_cache.errors import CassetteError, ConfigurationError
 from agent_cache.recording.barrier import beneath_barrier
 from agent_cache.recording.tape import Tape
@@ -49,8 +49,8 @@ class Block(Generic[H]):
         self._tape, handle = self._open()
         self._has_ended = False
         self._tape.is_guarded = self.is_guarded
-        ACTIVE[self._tape] = os.path.realpath(self._path)
-        self._token = SCOPE.set(TapedScope(beneath_barrier(scope), self._tape))
+        INTERCEPTORS[self._tape] = os.path.realpath(self._path)
+        self._token = SCOPE.set(InterceptedScope(beneath_barrier(scope), self._tape))
         return handle
 
     def end(self, error: BaseException | None = None) -> None:
@@ -83,7 +83,7 @@ class Block(Generic[H]):
         self._tape = self._token = None
         if tape is None or token is None:
             raise CassetteError("is not entered", self._path)
-        ACTIVE.pop(tape, None)
+        INTERCEPTORS.pop(tape, None)
         try:
             if not self._has_ended:
                 try:
@@ -105,13 +105,13 @@ class Block(Generic[H]):
 def _not_on_a_tape(scope: Scope, path: Path) -> None:
     """A tape on this path around this place already would read what this one writes, or the other way round."""
     name = os.path.realpath(path)
-    if any(ACTIVE.get(tape) == name for tape in _tapes(scope)):
+    if any(INTERCEPTORS.get(tape) == name for tape in _tapes(scope)):
         raise CassetteError("is being recorded or replayed already, around this block; use another path", path)
 
 
 def _tapes(scope: Scope) -> Iterator[Any]:
-    while isinstance(scope, TapedScope):
-        yield scope.tape
+    while isinstance(scope, InterceptedScope):
+        yield scope.interceptor
         scope = scope.outside
 
 

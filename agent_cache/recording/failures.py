@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from agent_cache._typed.schema import schema_of
 from agent_cache.errors import RecordedError
 from agent_cache.recording.classes import exception_named, name_of
 from agent_cache.recording.plain import exact_json
+from agent_cache.values.schema import schema_of
 
 __all__ = ["failure_of", "raised_from"]
 

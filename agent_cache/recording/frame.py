@@ -10,7 +10,7 @@ from agent_cache.recording.format import RecordedCall
 from agent_cache.recording.llm_shapes import Usage
 
 if TYPE_CHECKING:
-    from agent_cache._pipeline.tape import TapedCall
+    from agent_cache.engine.interception import InterceptedCall
     from agent_cache.recording.subject import Subject
     from agent_cache.recording.tape import Tape
 
@@ -86,7 +86,7 @@ class Frame:
         self.lane = 0
         self.started = 0.0
         self.source = ""
-        self.taped: TapedCall | None = None
+        self.taped: InterceptedCall | None = None
         self.passed: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
         self.usage: Usage | None = None
         self.chunks: list[Any] | None = None

@@ -7,9 +7,9 @@ import inspect
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar, overload
 
-from agent_cache._core.checks import checked_choice
-from agent_cache._pipeline.scope import SCOPE
-from agent_cache._pipeline.tape import ACTIVE, mind_escape
+from agent_cache.core.policies import checked_choice
+from agent_cache.engine.interception import INTERCEPTORS, report_escape
+from agent_cache.engine.runtime import SCOPE
 from agent_cache.errors import ConfigurationError
 from agent_cache.recording.performance import perform, perform_now
 from agent_cache.recording.streams import played_stream, recorded_stream, relay
@@ -109,9 +109,9 @@ def _frame(tape: Any, subject: Subject, args: tuple[Any, ...], kwargs: dict[str,
 def _async_body(function: Any, subject: Subject, outside: Callable[[], None] | None) -> Any:
     async def body(*args: Any, **kwargs: Any) -> Any:
         scope = SCOPE.get()
-        if scope.tape is None:
-            if ACTIVE:
-                mind_escape(subject)
+        if scope.interceptor is None:
+            if INTERCEPTORS:
+                report_escape(subject)
             if outside is not None:
                 outside()
         return await perform_on(scope, function, subject, args, kwargs)
@@ -121,7 +121,7 @@ def _async_body(function: Any, subject: Subject, outside: Callable[[], None] | N
 
 def perform_on(scope: Any, function: Any, subject: Subject, args: Any, kwargs: Any) -> Awaitable[Any]:
     """Run an awaited call on every tape around it, innermost first."""
-    frame = None if scope.tape is None else _frame(scope.tape, subject, args, kwargs)
+    frame = None if scope.interceptor is None else _frame(scope.interceptor, subject, args, kwargs)
     if frame is None:
         awaited: Awaitable[Any] = function(*args, **kwargs)
         return awaited
@@ -131,9 +131,9 @@ def perform_on(scope: Any, function: Any, subject: Subject, args: Any, kwargs: A
 def _plain_body(function: Any, subject: Subject, outside: Callable[[], None] | None) -> Any:
     def body(*args: Any, **kwargs: Any) -> Any:
         scope = SCOPE.get()
-        if scope.tape is None:
-            if ACTIVE:
-                mind_escape(subject)
+        if scope.interceptor is None:
+            if INTERCEPTORS:
+                report_escape(subject)
             if outside is not None:
                 outside()
         return perform_now_on(scope, function, subject, args, kwargs)
@@ -143,7 +143,7 @@ def _plain_body(function: Any, subject: Subject, outside: Callable[[], None] | N
 
 def perform_now_on(scope: Any, function: Any, subject: Subject, args: Any, kwargs: Any) -> Any:
     """Run a plain call on every tape around it, innermost first."""
-    frame = None if scope.tape is None else _frame(scope.tape, subject, args, kwargs)
+    frame = None if scope.interceptor is None else _frame(scope.interceptor, subject, args, kwargs)
     if frame is None:
         return function(*args, **kwargs)
     return perform_now(frame, functools.partial(perform_now_on, scope.outside, function, subject, args, kwargs))
@@ -152,9 +152,9 @@ def perform_now_on(scope: Any, function: Any, subject: Subject, args: Any, kwarg
 def _stream_body(function: Any, subject: Subject, outside: Callable[[], None] | None) -> Any:
     def body(*args: Any, **kwargs: Any) -> Any:
         scope = SCOPE.get()
-        if scope.tape is None:
-            if ACTIVE:
-                mind_escape(subject)
+        if scope.interceptor is None:
+            if INTERCEPTORS:
+                report_escape(subject)
             if outside is not None:
                 outside()
             return (yield from function(*args, **kwargs))
@@ -166,9 +166,9 @@ def _stream_body(function: Any, subject: Subject, outside: Callable[[], None] | 
 def _async_stream_body(function: Any, subject: Subject, outside: Callable[[], None] | None) -> Any:
     async def body(*args: Any, **kwargs: Any) -> Any:
         scope = SCOPE.get()
-        if scope.tape is None:
-            if ACTIVE:
-                mind_escape(subject)
+        if scope.interceptor is None:
+            if INTERCEPTORS:
+                report_escape(subject)
             if outside is not None:
                 outside()
             stream = function(*args, **kwargs)
@@ -196,9 +196,9 @@ def _async_stream_body(function: Any, subject: Subject, outside: Callable[[], No
 
 def _stream_on(scope: Any, function: Any, subject: Subject, args: Any, kwargs: Any) -> Any:
     """A stream on every tape around it, innermost first. It starts when its first chunk is asked for, which is now."""
-    if scope.tape is None:
+    if scope.interceptor is None:
         return function(*args, **kwargs)
-    frame = _frame(scope.tape, subject, args, kwargs)
+    frame = _frame(scope.interceptor, subject, args, kwargs)
     if frame is None:
         return function(*args, **kwargs)
     if frame.recorded is not None:

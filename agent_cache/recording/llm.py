@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from agent_cache._core.checks import checked_function
+from agent_cache.core.policies import checked_function
 from agent_cache.errors import ConfigurationError
 from agent_cache.recording.intercept import checked_for_recording, taped
 from agent_cache.recording.llm_shapes import Extract

@@ -8,14 +8,14 @@ from typing import Any
 
 import msgspec
 
-from agent_cache._typed.failures import Undecodable, Unencodable
-from agent_cache._typed.schema import Schema, schema_of
 from agent_cache.errors import CassetteError
 from agent_cache.recording.classes import name_of, registered
 from agent_cache.recording.failures import failure_of, map_failure
 from agent_cache.recording.plain import encode, exact_json
 from agent_cache.recording.positional import without_secret_fields
 from agent_cache.recording.redaction import Redaction
+from agent_cache.values.failures import Undecodable, Unencodable
+from agent_cache.values.schema import Schema, schema_of
 
 __all__ = ["error_outcome", "map_payload", "read_value", "value_outcome"]
 

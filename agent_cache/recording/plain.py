@@ -17,8 +17,7 @@ from typing import Any
 
 import msgspec
 
-from agent_cache._core.fields import declared_fields
-from agent_cache._core.standard import text_of_standard_value
+from agent_cache.values.canonical import declared_fields, text_of_standard_value
 
 __all__ = ["decode", "encode", "encode_sorted", "exact_json", "plain_arguments"]
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from agent_cache._core.checks import checked_choice
+from agent_cache.core.policies import checked_choice
 from agent_cache.errors import CassetteError, CassetteNotFound, ConfigurationError
 from agent_cache.recording.block import Block
 from agent_cache.recording.cassette import Cassette, bring_under, said_of

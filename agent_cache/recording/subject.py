@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Any
 
-from agent_cache._core.parameters import Parameters
-from agent_cache._typed.annotations import Returns
-from agent_cache._typed.schema import Schema, schema_of
+from agent_cache.core.parameters import Parameters
 from agent_cache.recording.llm_shapes import Extract
+from agent_cache.values.annotations import Returns
+from agent_cache.values.schema import Schema, schema_of
 
 __all__ = ["KINDS", "Subject", "module_and_name"]
 

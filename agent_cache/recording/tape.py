@@ -9,9 +9,8 @@ import weakref
 from collections.abc import Awaitable, Mapping
 from typing import Any
 
-from agent_cache._pipeline.operation import Operation
-from agent_cache._pipeline.retelling import retell
-from agent_cache._pipeline.tape import TapedCall
+from agent_cache.engine.interception import InterceptedCall, replay_into_sessions
+from agent_cache.engine.runtime import Operation
 from agent_cache.errors import CassetteError, ConfigurationError
 from agent_cache.recording.frame import Frame
 from agent_cache.recording.identity import ROOT_PLACE, digest_of, digest_of_key, place_of
@@ -220,8 +219,8 @@ class Tape:
         source = frame.source
         if frame.taped is not None:
             source = frame.taped.source
-            if frame.taped.instead is not None:
-                outcome["instead"] = list(frame.taped.instead)
+            if frame.taped.replaced is not None:
+                outcome["instead"] = list(frame.taped.replaced)
             if frame.taped.loops:
                 outcome["loops"] = frame.taped.loops
         with self._lock:
@@ -255,18 +254,18 @@ class Tape:
             instead = call.outcome.get("instead")
             taped = frame.taped
             taped.source, taped.loops = source, call.outcome.get("loops", [])
-            taped.instead = None if instead is None else (instead[0], instead[1])
-            if taped.above is not None:
-                taped.above.source, taped.above.instead, taped.above.loops = source, taped.instead, taped.loops
-            retell(taped, value, error, call.duration_ms / 1000)
+            taped.replaced = None if instead is None else (instead[0], instead[1])
+            if taped.outer is not None:
+                taped.outer.source, taped.outer.replaced, taped.outer.loops = source, taped.replaced, taped.loops
+            replay_into_sessions(taped, value, error, call.duration_ms / 1000)
 
     # Tools come here from the pipeline
 
-    def play(self, call: TapedCall) -> Awaitable[Any]:
+    def play(self, call: InterceptedCall) -> Awaitable[Any]:
         """What the caller of a tool gets."""
         return self._play(call)
 
-    async def _play(self, call: TapedCall) -> Any:
+    async def _play(self, call: InterceptedCall) -> Any:
         frame = self.begin(_subject_of(call.operation), call.arguments)
         frame.taped = call
         return await perform(frame, call.proceed)

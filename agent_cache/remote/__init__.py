@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from agent_cache.remote.protocols import Found, Listener, Request, Ticket, Tier, Touched, WriteIntent
+from agent_cache.remote.protocol import Found, Listener, Request, Ticket, Tier, Touched, WriteIntent
 
 if TYPE_CHECKING:
     from agent_cache.remote.redis import RedisTier

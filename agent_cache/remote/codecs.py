@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import Protocol, runtime_checkable
 
-from agent_cache._typed.failures import Undecodable, Unencodable
-from agent_cache._typed.schema import schema_of
-from agent_cache._typed.wires import JSON, MESSAGE_PACK, Wire
 from agent_cache.errors import ConfigurationError
 from agent_cache.remote.envelopes import compressed, decompressed, header, seal, unseal
 from agent_cache.remote.guards import EncryptedCodec, SignedCodec
+from agent_cache.values.failures import Undecodable, Unencodable
+from agent_cache.values.schema import schema_of
+from agent_cache.values.wires import JSON, MESSAGE_PACK, Wire
 
 __all__ = [
     "Codec",

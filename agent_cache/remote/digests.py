@@ -13,9 +13,9 @@ from pathlib import Path
 from types import FunctionType
 from typing import Any, ClassVar
 
-from agent_cache._core.encoding import Encoder
-from agent_cache._core.keys import Uncacheable
-from agent_cache.remote.protocols import Request
+from agent_cache.core.keys import Uncacheable
+from agent_cache.remote.protocol import Request
+from agent_cache.values.canonical import Encoder
 
 __all__ = ["entry_digest", "lasting_digest", "segment_digest"]
 

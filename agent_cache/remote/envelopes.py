@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from hashlib import blake2b
 
-from agent_cache._typed.failures import Undecodable
+from agent_cache.values.failures import Undecodable
 
 __all__ = ["SCHEMA_VERSION", "compressed", "decompressed", "header", "seal", "unseal"]
 

@@ -11,9 +11,9 @@ import os
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from agent_cache._typed.failures import Undecodable
 from agent_cache.errors import ConfigurationError
 from agent_cache.remote.envelopes import header
+from agent_cache.values.failures import Undecodable
 
 if TYPE_CHECKING:
     from agent_cache.remote.codecs import Codec

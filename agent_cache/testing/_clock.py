@@ -6,7 +6,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
-from agent_cache._clock import CLOCK
+from agent_cache.clock import CLOCK
 
 __all__ = ["FakeClock"]
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from agent_cache._metrics import METRICS
-from agent_cache._pipeline.codegen import GENERATION
-from agent_cache._pipeline.news import forget_tiers
-from agent_cache._pipeline.state import LEDGER, clear_everything, forget_what_was_logged
 from agent_cache.config import CURRENT, default_configuration
+from agent_cache.engine.codegen import GENERATION
+from agent_cache.engine.state import LEDGER, clear_everything, forget_warnings
+from agent_cache.engine.tiers import unsubscribe_all
+from agent_cache.metrics import METRICS
 
 __all__ = ["loads_in_flight", "reset", "without_codegen"]
 
@@ -19,12 +19,12 @@ def reset() -> None:
     decorated.
     """
     CURRENT.replace(default_configuration())
-    forget_tiers()
+    unsubscribe_all()
     clear_everything()
     with LEDGER.lock:
         LEDGER.release_all()
     METRICS.clear()
-    forget_what_was_logged()
+    forget_warnings()
 
 
 def loads_in_flight() -> int:

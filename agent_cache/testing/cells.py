@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
 
-from agent_cache.remote.protocols import WriteIntent
+from agent_cache.remote.protocol import WriteIntent
 
 __all__ = ["CellName", "armed_by", "cells_of_root", "moved_by", "own_cell", "read_by"]
 

@@ -7,7 +7,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable
 from typing import Any, Literal
 
-from agent_cache.remote.protocols import Found, Listener, Request, Ticket, Tier, WriteIntent
+from agent_cache.remote.protocol import Found, Listener, Request, Ticket, Tier, WriteIntent
 
 __all__ = ["FaultyTier", "Order"]
 

@@ -13,11 +13,11 @@ from collections.abc import Callable, Hashable
 from typing import Any, Literal
 from uuid import uuid4
 
-from agent_cache._clock import CLOCK
-from agent_cache._core.entries import NEVER, Unprotectable, structural
-from agent_cache._core.tags import meet, root_of
+from agent_cache.clock import CLOCK
+from agent_cache.core.store import NEVER, Unprotectable, structural
+from agent_cache.core.tags import meet, root_of
 from agent_cache.errors import RemoteTierError
-from agent_cache.remote.protocols import Found, Listener, Request, Ticket, Touched, WriteIntent
+from agent_cache.remote.protocol import Found, Listener, Request, Ticket, Touched, WriteIntent
 from agent_cache.testing.cells import CellName, armed_by, cells_of_root, moved_by, own_cell, read_by
 from agent_cache.testing.server import Cell, MemoryServer, Stored
 

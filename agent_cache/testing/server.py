@@ -24,8 +24,8 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from agent_cache._clock import CLOCK
-from agent_cache.remote.protocols import Touched
+from agent_cache.clock import CLOCK
+from agent_cache.remote.protocol import Touched
 from agent_cache.testing.cells import CellName
 
 __all__ = ["Cell", "MemoryServer", "Mode", "Stored"]

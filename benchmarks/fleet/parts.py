@@ -11,7 +11,7 @@ from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from agent_cache.remote.protocols import WriteIntent
+    from agent_cache.remote.protocol import WriteIntent
     from agent_cache.remote.redis.clients import LoopClient
     from agent_cache.remote.redis.core import Core
     from agent_cache.remote.redis.subscription import Subscription

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from zoneinfo import ZoneInfo
 
 from agent_cache.remote.digests import entry_digest, segment_digest
-from agent_cache.remote.protocols import Request
+from agent_cache.remote.protocol import Request
 
 
 class Colour(enum.Enum):

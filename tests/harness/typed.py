@@ -15,7 +15,7 @@ from zoneinfo import ZoneInfo
 import msgspec
 from hypothesis import strategies as st
 
-from agent_cache._core.keys import canonical
+from agent_cache.values.canonical import canonical
 
 
 class Status(enum.Enum):

@@ -1,4 +1,4 @@
-"""`agent-cache demo`: every answer is checked, everything there is to see is seen, and the check can fail."""
+"""`agent-cache demo`: every outcome occurs, every answer is checked, and the check can fail."""
 
 from __future__ import annotations
 
@@ -12,19 +12,14 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import asynccontextmanager
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 import agent_cache
-from agent_cache._demo.chronicle import Chronicle
-from agent_cache._demo.closing import EXAMPLE
-from agent_cache._demo.play import play
-from agent_cache._demo.shop import READS
-from agent_cache._demo.spectator import Spectator
-from agent_cache._demo.tools import ForgetfulTools, ShopTools
-from agent_cache._demo.truth import Truth
+from agent_cache.cli.demo import EXAMPLE, READS, AnswerChecker, Call, draw, has_room, play, show_picture
 from agent_cache.cli.main import main
 
 KINDS = {"hit", "miss", "shared", "write", "stopped"}
@@ -107,15 +102,15 @@ def test_a_write_drops_what_only_its_result_names(facts):
 
 @pytest.mark.parametrize("seed", range(1, 13))
 def test_any_seed_shows_everything_and_is_right(seed):
-    chronicle = play(Spectator(), seed=seed, is_fast=True)
-    assert {call.outcome for call in chronicle.calls} == KINDS
-    assert chronicle.totals().stale == 0
-    assert 5 < chronicle.clock() < 9
+    run = play(nullcontext, seed=seed, is_fast=True)
+    assert {call.outcome for call in run.calls} == KINDS
+    assert run.answers["stale"] == 0
+    assert 5 < run.seconds < 9
 
 
 @pytest.mark.parametrize("seed", range(1, 13))
 def test_at_any_seed_a_forgotten_invalidation_is_caught(seed):
-    assert play(Spectator(), seed=seed, is_fast=True, tools=ForgetfulTools).totals().stale > 0
+    assert play(nullcontext, seed=seed, is_fast=True, sabotage=True).answers["stale"] > 0
 
 
 def test_one_seed_is_one_run(capsys):
@@ -126,9 +121,8 @@ def test_one_seed_is_one_run(capsys):
     assert documents[0] == documents[1]
 
 
-def test_a_write_that_skips_its_invalidation_makes_the_command_fail(monkeypatch, capsys):
-    monkeypatch.setattr(ShopTools, "set_price", ShopTools.set_price.__wrapped__)
-    assert main(["demo", "--fast"]) == 1
+def test_a_write_that_skips_its_invalidation_makes_the_command_fail(capsys):
+    assert main(["demo", "--fast", "--sabotage"]) == 1
     out = capsys.readouterr().out
     assert "STALE" in out
     assert "not what the store says" in out
@@ -141,45 +135,52 @@ def test_sabotage_is_caught(capsys):
     assert answers["right"] + answers["stale"] == answers["checked"]
 
 
+class CheckedLamp:
+    """A checker of one question: the price of the lamp."""
+
+    def __init__(self) -> None:
+        self.price = 39
+        self.checker = AnswerChecker(lambda tool, arguments: self.price)
+        self.read()
+
+    def read(self):
+        return self.checker.begin_read("get_product", ("lamp",))
+
+    def write(self, price: int) -> Call:
+        """A write that has changed the price and has not returned."""
+        self.price = price
+        write = Call("Cleo", "set_price", ("lamp", price), started=0.0)
+        self.checker.record_change(write)
+        return write
+
+
 def test_an_answer_from_before_a_write_that_had_ended_is_stale():
-    price = {"lamp": 39}
-    truth = Truth(lambda tool, arguments: price[arguments[0]])
-    truth.watch("get_product", ("lamp",))
-    with truth.writing():
-        price["lamp"] = 49
-        truth.changed()
-    witness = truth.watch("get_product", ("lamp",))
-    assert witness.confirms(49)
-    assert not witness.confirms(39)
+    lamp = CheckedLamp()
+    lamp.write(49).ended = 1.0
+    is_right = lamp.read()
+    assert is_right(49)
+    assert not is_right(39)
 
 
 def test_an_answer_from_before_or_after_a_write_that_overlaps_the_read_is_right():
-    price = {"lamp": 39}
-    truth = Truth(lambda tool, arguments: price[arguments[0]])
-    early = truth.watch("get_product", ("lamp",))
-    with truth.writing():
-        price["lamp"] = 49
-        truth.changed()
-        late = truth.watch("get_product", ("lamp",))
-    for witness in (early, late):
-        assert witness.confirms(39)
-        assert witness.confirms(49)
-        assert not witness.confirms(59)
+    lamp = CheckedLamp()
+    early = lamp.read()
+    write = lamp.write(49)
+    late = lamp.read()
+    write.ended = 1.0
+    for is_right in (early, late):
+        assert is_right(39)
+        assert is_right(49)
+        assert not is_right(59)
 
 
 def test_two_writes_are_told_apart_by_which_of_them_still_runs():
-    price = {"lamp": 39}
-    truth = Truth(lambda tool, arguments: price[arguments[0]])
-    truth.watch("get_product", ("lamp",))
-    with truth.writing():
-        price["lamp"] = 49
-        truth.changed()
-    with truth.writing():
-        price["lamp"] = 59
-        truth.changed()
-        witness = truth.watch("get_product", ("lamp",))
-    assert witness.confirms(49)
-    assert not witness.confirms(39)
+    lamp = CheckedLamp()
+    lamp.write(49).ended = 1.0
+    lamp.write(59)
+    is_right = lamp.read()
+    assert is_right(49)
+    assert not is_right(39)
 
 
 def test_a_pipe_gets_plain_text():
@@ -260,7 +261,7 @@ def test_an_output_that_cannot_be_written_ends_the_demo_without_a_traceback():
 
 
 def test_importing_the_package_does_not_load_the_demo():
-    script = "import agent_cache, sys; print([m for m in sys.modules if '_demo' in m or m == 'agent_cache.cli'])"
+    script = "import agent_cache, sys; print([m for m in sys.modules if m.startswith('agent_cache.cli')])"
     environment = os.environ | {"PYTHONPATH": str(Path(agent_cache.__file__).parent.parent)}
     run = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "[]"
@@ -283,55 +284,39 @@ def test_the_lines_to_copy_run():
     asyncio.run(run())
 
 
-class Frames(Spectator):
-    """Draws the picture whenever a call has ended."""
-
-    def __init__(self, width: int, height: int) -> None:
-        self.size = (width, height)
-        self.frames: list[list[str]] = []
-
-    @asynccontextmanager
-    async def watching(self, chronicle: Chronicle):
-        self.chronicle = chronicle
-        self.draw()
-        yield
-
-    def call_ended(self, call) -> None:
-        self.draw()
-
-    def draw(self) -> None:
-        from rich.console import Console
-
-        from agent_cache._demo.frame import frame
-
-        width, height = self.size
-        console = Console(file=io.StringIO(), width=width, height=height, force_terminal=True)
-        console.print(frame(self.chronicle, width=width, height=height - 1))
-        self.frames.append(console.file.getvalue().splitlines())
-
-
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (100, 30), (120, 50)])
 def test_every_picture_has_one_size_and_fits(width, height):
-    pytest.importorskip("rich")
-    frames = Frames(width, height)
-    play(frames, seed=0, is_fast=True)
-    assert {len(lines) for lines in frames.frames} == {height - 1}
+    console_module = pytest.importorskip("rich.console")
+    frames = []
+
+    @contextmanager
+    def draw_each_event(run) -> Iterator[None]:
+        def draw_now(event: object) -> None:
+            console = console_module.Console(file=io.StringIO(), width=width, height=height, force_terminal=True)
+            console.print(draw(run, width=width, height=height - 1))
+            frames.append(console.file.getvalue().splitlines())
+
+        draw_now(None)
+        run.show = draw_now
+        yield
+
+    play(draw_each_event, seed=0, is_fast=True)
+    assert len(frames) > 80
+    assert {len(lines) for lines in frames} == {height - 1}
 
 
 def test_a_terminal_is_drawn_on():
     console_module = pytest.importorskip("rich.console")
-    from agent_cache._demo.screen import Screen, has_room
-
     options = {"force_terminal": True, "width": 80, "height": 24, "legacy_windows": False}
     console = console_module.Console(file=io.TextIOWrapper(io.BytesIO(), "utf-8"), **options)
     assert has_room(console)
     assert not has_room(console_module.Console(file=io.StringIO(), **(options | {"width": 70})))
-    chronicle = play(Screen(console, is_live=True), seed=0, is_fast=True)
+    run = play(partial(show_picture, console, is_live=True), seed=0, is_fast=True)
     console.file.flush()
     drawn = console.file.buffer.getvalue().decode()
     assert drawn.count("answers right") > 50
     assert "What happened" in drawn
-    assert f"{chronicle.totals().checked} of {chronicle.totals().checked} answers" in drawn
+    assert "{0} of {0} answers".format(run.answers["checked"]) in drawn
 
 
 def test_the_picture_is_the_same_each_time_and_asks_nobody_for_fonts(tmp_path, capsys):

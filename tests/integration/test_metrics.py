@@ -18,7 +18,7 @@ from agent_cache import (
     tags_from,
     writing,
 )
-from agent_cache._metrics import Metrics
+from agent_cache.metrics import Metrics
 from tests.harness import library
 from tests.harness.gates import Gate, cancelled, started
 

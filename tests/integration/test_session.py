@@ -860,7 +860,7 @@ async def test_a_loop_over_an_answer_without_a_text_is_reported_all_the_same():
 
 async def test_being_refused_costs_the_same_however_long_the_run_was(monkeypatch: pytest.MonkeyPatch):
     """An agent that swallows the error may go on asking; its whole trace need not be read each time."""
-    from agent_cache._core import trace
+    from agent_cache.session import trace
 
     made = []
     real = trace.TraceRecord

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from agent_cache import AgentCache, configure
-from agent_cache._pipeline import identities
+from agent_cache.engine import read
 from agent_cache.errors import ConfigurationError
 from agent_cache.testing import MemoryServer, MemoryTier
 
@@ -88,8 +88,8 @@ async def test_names_that_no_tool_has_are_forgotten(clock, server: MemoryServer)
             gc.collect()
     gc.collect()
     assert kept.__name__ == "get_order"
-    assert "kept of many" in identities._tools
-    assert len([name for name in identities._tools if name.endswith("of many")]) < 1_000
+    assert "kept of many" in read._tools
+    assert len([name for name in read._tools if name.endswith("of many")]) < 1_000
 
 
 async def test_other_tiers_and_none_are_not_concerned(clock, server: MemoryServer):
@@ -139,19 +139,19 @@ async def test_so_are_those_of_two_modules(clock, server: MemoryServer):
         exec(source, namespaces[1])
 
 
-async def test_two_functions_of_one_module_that_have_one_name_are_refused(clock, server: MemoryServer):
-    """A registry has the first; the name leads to the second."""
+async def test_two_functions_of_one_module_that_have_one_name_count_as_one(clock, server: MemoryServer):
+    """The second is taken for the first, defined again: what `def` does with the name, too."""
     namespace = {"AgentCache": AgentCache, "TIER": MemoryTier(server), "__name__": "a_script"}
     source = """
 @AgentCache("order:{id}", remote_cache=TIER)
 async def get(id): return "order"
 registry = [get]
-@AgentCache("user:{id}", remote_cache=TIER)
-async def get(id): return "user"
+@AgentCache("order:{id}", remote_cache=TIER)
+async def get(id): return "order, defined again"
 """
-    with pytest.raises(ConfigurationError, match="name="):
-        exec(source, namespace)
-    assert await namespace["registry"][0]("7") == "order"
+    exec(source, namespace)
+    assert await namespace["registry"][0].fresh("7") == "order"
+    assert await namespace["get"].fresh("7") == "order, defined again"
 
 
 async def test_a_cell_may_be_run_again_while_a_registry_has_its_former_function(clock, server: MemoryServer):
@@ -193,10 +193,12 @@ async def test_cases_of_one_test_may_define_one_tool_each(clock, module: Path, a
     assert await get_order.fresh("7") == answer
 
 
-async def test_what_a_factory_binds_to_the_same_is_the_same(clock, server: MemoryServer):
+async def test_a_factory_needs_names_also_for_what_it_binds_to_the_same(clock, server: MemoryServer):
     tier = MemoryTier(server)
-    tools = [made("one", tier), made("one", tier)]
-    assert [await tool("7") for tool in tools] == ["one", "one"]
+    tools = [made("one", tier)]
+    with pytest.raises(ConfigurationError, match="name="):
+        tools.append(made("one", tier))
+    assert await tools[0]("7") == "one"
 
 
 async def test_a_default_tells_two_functions_apart(clock, server: MemoryServer):

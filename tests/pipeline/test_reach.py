@@ -429,6 +429,6 @@ async def test_many_dropped_entries_are_freed_in_turns_and_all_of_them():
     assert turns > 1
     for _ in range(10):
         await asyncio.sleep(0)
-    from agent_cache._pipeline import reaper
+    from agent_cache.engine import state
 
-    assert not reaper._pending, "nothing is left to do"
+    assert not state._garbage, "nothing is left to do"

@@ -12,7 +12,7 @@ import redis
 import redis.asyncio
 import redis.asyncio.sentinel
 
-from agent_cache._clock import CLOCK
+from agent_cache.clock import CLOCK
 from agent_cache.remote import Touched
 from agent_cache.remote.redis import RedisTier
 from agent_cache.testing.contract.workbench import load, read, value_of, writing

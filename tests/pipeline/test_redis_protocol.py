@@ -17,7 +17,7 @@ pytest.importorskip("redis")
 import redis
 import redis.asyncio
 
-from agent_cache._clock import CLOCK
+from agent_cache.clock import CLOCK
 from agent_cache.errors import ConfigurationError, RemoteTierError
 from agent_cache.remote import Touched, WriteIntent
 from agent_cache.remote.redis import RedisTier

@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("redis")
 
 from agent_cache import AgentCache
-from agent_cache._clock import CLOCK
+from agent_cache.clock import CLOCK
 from agent_cache.remote.redis import RedisTier, core, identity, leases, lines, reads, subscription, tickets
 from agent_cache.remote.redis.leases import boottime
 from agent_cache.testing import reset

@@ -10,7 +10,7 @@ import pytest
 
 from agent_cache.errors import RemoteTierError
 from agent_cache.remote import Tier
-from agent_cache.remote.protocols import Found, Request, Ticket, WriteIntent
+from agent_cache.remote.protocol import Found, Request, Ticket, WriteIntent
 from agent_cache.testing import FakeClock, MemoryServer, MemoryTier, TierContract
 
 

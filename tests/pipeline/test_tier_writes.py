@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from agent_cache import AgentCache, AgentCacheInvalidator, RemoteTierError, configure, invalidate, writing
-from agent_cache._pipeline.writes import outlive
+from agent_cache.engine.state import run_shielded
 from agent_cache.remote import WriteIntent
 from agent_cache.testing import MemoryServer, MemoryTier
 from agent_cache.testing.contract.workbench import load, read, value_of
@@ -318,7 +318,7 @@ async def test_a_renewal_sees_the_context_of_its_write(server: MemoryServer):
 async def test_what_outlives_its_caller_and_is_cancelled_before_it_began_leaves_nobody_waiting():
     async def commit() -> None: ...
 
-    caller = asyncio.ensure_future(outlive(work := commit()))
+    caller = asyncio.ensure_future(run_shielded(work := commit()))
     await asyncio.sleep(0)  # its task is there, and has not begun
     for task in asyncio.all_tasks() - {asyncio.current_task(), caller}:
         task.cancel()

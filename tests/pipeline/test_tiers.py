@@ -79,7 +79,7 @@ async def test_a_tag_from_an_argument_that_does_not_count_is_asked_for_anew(here
 
 
 async def test_requests_that_are_remembered_are_bounded(here: WatchedTier, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("agent_cache._pipeline.tiers._MAX_REQUESTS", 3)
+    monkeypatch.setattr("agent_cache.engine.tiers._MAX_REQUESTS", 3)
 
     @AgentCache("order:{id}", remote_cache=here, maxsize=1)
     async def get_order(id: str) -> str:

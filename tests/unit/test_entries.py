@@ -16,7 +16,8 @@ from uuid import UUID
 import pytest
 from hypothesis import given
 
-from agent_cache._core.entries import MISSING, NEVER, Entry, Guarded, Unprotectable, protection_named, structural
+from agent_cache.core.store import NEVER, Entry, Guarded, Unprotectable, protection_named, structural
+from agent_cache.values.canonical import MISSING
 from tests.harness.structure import VALUES, WHEN, Colour, Pair, Place, Point, same, spoil
 
 SHARED = [

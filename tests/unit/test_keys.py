@@ -27,9 +27,11 @@ import pytest
 from hypothesis import given, strategies as st
 
 from agent_cache import AgentCache, UncacheableArgumentsError, get_metrics
-from agent_cache._core import keys, serials
-from agent_cache._core.keys import canonical, key_part
-from agent_cache._core.parameters import receiver_part
+from agent_cache.core import keys
+from agent_cache.core.keys import key_part
+from agent_cache.core.parameters import receiver_part
+from agent_cache.values import canonical as serials
+from agent_cache.values.canonical import canonical
 from tests.harness import library
 from tests.harness.structure import (
     VALUES,

@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from agent_cache._core.entries import NEVER, Entry
-from agent_cache._core.ledger import Ledger, Load, Region
-from agent_cache._core.partition import Partition
+from agent_cache.core.coherence import Ledger, Load, Partition, Region
+from agent_cache.core.store import NEVER, Entry
 
 INDEFINITELY = float("inf")
 

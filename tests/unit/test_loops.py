@@ -15,13 +15,14 @@ from typing import Any
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from agent_cache._core.entries import NEVER, Entry
-from agent_cache._core.loop_checks import LoopChecks
-from agent_cache._core.loop_policy import LoopHints, LoopPolicy, checked_hints, policy_of
-from agent_cache._core.loops import Detector, Verdict
-from agent_cache._core.progress import Progress
-from agent_cache._core.recurrence import NO_CALL, Recurrence
+from agent_cache.core.policies import LoopHints, checked_hints
+from agent_cache.core.store import NEVER, Entry
 from agent_cache.errors import ConfigurationError
+from agent_cache.session.loop_checks import LoopChecks
+from agent_cache.session.loop_policy import LoopPolicy, policy_of
+from agent_cache.session.loops import Detector, Verdict
+from agent_cache.session.progress import Progress
+from agent_cache.session.recurrence import NO_CALL, Recurrence
 
 _NUMBERS = count(1_000_000)
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from agent_cache._core.outcomes import fingerprint, is_empty, shown, signature_of
+from agent_cache.values.compare import fingerprint, is_empty, shown, signature_of
 from tests.harness.structure import near_pairs, same
 
 

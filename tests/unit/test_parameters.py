@@ -10,7 +10,7 @@ from typing import Annotated, Any, Optional
 import pytest
 
 from agent_cache import ConfigurationError, UncacheableArgumentsError
-from agent_cache._core.parameters import Parameters
+from agent_cache.core.parameters import Parameters
 
 
 def parameters_of(function: Callable[..., Any], skip_args: int = 0) -> Parameters:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from agent_cache._core.sizes import size_of
+from agent_cache.values.canonical import size_of
 
 NOTHING = size_of(None)
 

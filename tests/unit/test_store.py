@@ -10,8 +10,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from agent_cache._core.entries import NEVER, Entry
-from agent_cache._core.store import Store
+from agent_cache.core.store import NEVER, Entry, Store
 
 KEYS = st.sampled_from([None, 0, "0", (1, b"T")])
 TAGS = st.sampled_from(["a", "a:1", "a:2", "a:1:x", "a:1:y", "b:1:x"])

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from agent_cache import ConfigurationError, tags_from
-from agent_cache._core.tags import TagSet, ancestors, escape, meet, parse_tag, root_of
+from agent_cache.core.tags import TagSet, ancestors, escape, meet, parse_tag, root_of
 
 SEGMENTS = st.text(alphabet="ab:%5A2", max_size=4)
 """Ids with everything in them that the separator, or its escape, is written with."""

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from agent_cache import TraceRecord
-from agent_cache._core.trace import Trace
+from agent_cache.session.trace import Trace
 
 
 def fields(number: int) -> tuple[object, ...]:

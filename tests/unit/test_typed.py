@@ -24,11 +24,11 @@ import msgspec
 import pytest
 from hypothesis import given
 
-from agent_cache._typed.annotations import Returns
-from agent_cache._typed.exact import MAX_DEPTH
-from agent_cache._typed.failures import Undecodable, Unencodable
-from agent_cache._typed.schema import schema_of
-from agent_cache._typed.wires import JSON, MESSAGE_PACK
+from agent_cache.values.annotations import Returns
+from agent_cache.values.exact import MAX_DEPTH
+from agent_cache.values.failures import Undecodable, Unencodable
+from agent_cache.values.schema import schema_of
+from agent_cache.values.wires import JSON, MESSAGE_PACK
 from tests.harness.typed import ANNOTATED, Frozen, Line, Parcel, Rights, Row, Spot, Status, Tree, same
 
 if TYPE_CHECKING:
@@ -639,8 +639,8 @@ def test_a_model_with_a_secret_in_it_is_not_written():
 def test_pydantic_is_not_imported_for_who_does_not_use_it():
     script = """if True:
         import sys
-        from agent_cache._typed.schema import schema_of
-        from agent_cache._typed.wires import JSON
+        from agent_cache.values.schema import schema_of
+        from agent_cache.values.wires import JSON
         schema_of(dict).dump({1: (2,)}, JSON)
         print('pydantic' in sys.modules)
     """

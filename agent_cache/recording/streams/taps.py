@@ -11,10 +11,10 @@ from collections.abc import AsyncGenerator, Callable, Generator
 from contextvars import Token
 from typing import Any
 
-from agent_cache._typed.schema import schema_of
 from agent_cache.recording.frame import FRAME, Frame
 from agent_cache.recording.outcomes import value_outcome
 from agent_cache.recording.streams.relays import thrown
+from agent_cache.values.schema import schema_of
 
 __all__ = ["AsyncTap", "Tap"]
 

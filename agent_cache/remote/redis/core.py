@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from redis.crc import key_slot
 
-from agent_cache._clock import CLOCK
-from agent_cache.remote.protocols import Listener, Touched
+from agent_cache.clock import CLOCK
+from agent_cache.remote.protocol import Listener, Touched
 from agent_cache.remote.redis.clients import LoopClient
 from agent_cache.remote.redis.connections import Deployment
 from agent_cache.remote.redis.counters import Counters, Log

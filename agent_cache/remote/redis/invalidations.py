@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any
 
-from agent_cache.remote.protocols import WriteIntent
+from agent_cache.remote.protocol import WriteIntent
 from agent_cache.remote.redis.leases import NEVER, boottime
 from agent_cache.remote.redis.pending import Order
 from agent_cache.remote.redis.wire import Interrupted, Unreachable

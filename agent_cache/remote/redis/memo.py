@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
-from agent_cache._core.sizes import is_large
-from agent_cache._core.tables import make_room
-from agent_cache.remote.protocols import Request
+from agent_cache.remote.protocol import Request
 from agent_cache.remote.redis.names import CellKey, RootNames
+from agent_cache.values.canonical import is_large, make_room
 
 __all__ = ["Memo"]
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from agent_cache.remote.protocols import Touched
+from agent_cache.remote.protocol import Touched
 from agent_cache.remote.redis.names import CellKey, RootNames
 
 if TYPE_CHECKING:

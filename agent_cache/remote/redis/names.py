@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from redis.crc import key_slot
 
-from agent_cache._core.tags import root_of
+from agent_cache.core.tags import root_of
 from agent_cache.remote.digests import lasting_digest, segment_digest
-from agent_cache.remote.protocols import Request, WriteIntent
+from agent_cache.remote.protocol import Request, WriteIntent
 
 __all__ = ["SCHEMA", "CellKey", "Names", "RootNames"]
 

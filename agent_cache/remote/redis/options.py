@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from agent_cache._core.checks import seconds
+from agent_cache.core.policies import seconds
 from agent_cache.errors import ConfigurationError
 from agent_cache.remote.codecs import Codec, MessagePackCodec
 

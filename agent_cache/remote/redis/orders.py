@@ -6,14 +6,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from agent_cache._core.sizes import is_large
-from agent_cache._core.tables import make_room
-from agent_cache.remote.protocols import WriteIntent
+from agent_cache.remote.protocol import WriteIntent
 from agent_cache.remote.redis.leases import NEVER
 from agent_cache.remote.redis.messages import message
 from agent_cache.remote.redis.names import CellKey, RootNames
 from agent_cache.remote.redis.pending import Order
 from agent_cache.remote.redis.scripts import BEGIN, COMMIT, RENEW, Script
+from agent_cache.values.canonical import is_large, make_room
 
 if TYPE_CHECKING:
     from agent_cache.remote.redis.core import Core

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from agent_cache._core.sizes import is_large
-from agent_cache._core.tables import make_room
-from agent_cache.remote.protocols import Request
+from agent_cache.remote.protocol import Request
 from agent_cache.remote.redis.memo import Memo
 from agent_cache.remote.redis.names import CellKey, Names, RootNames
 from agent_cache.remote.redis.wire import bulk
+from agent_cache.values.canonical import is_large, make_room
 
 __all__ = ["Place", "Places"]
 

@@ -6,9 +6,8 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from agent_cache._core.tables import make_room
 from agent_cache.remote.codecs import Undecodable
-from agent_cache.remote.protocols import Found
+from agent_cache.remote.protocol import Found
 from agent_cache.remote.redis.clients import Fetched, LoopClient
 from agent_cache.remote.redis.leases import boottime
 from agent_cache.remote.redis.names import CellKey, RootNames
@@ -28,6 +27,7 @@ from agent_cache.remote.redis.values import (
     version_of,
 )
 from agent_cache.remote.redis.wire import Unreachable
+from agent_cache.values.canonical import make_room
 
 if TYPE_CHECKING:
     from agent_cache.remote.redis.core import Core

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from agent_cache._metrics import METRICS
+from agent_cache.metrics import METRICS
 from agent_cache.remote.redis.leases import NEVER, boottime
 
 __all__ = ["Report"]

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from agent_cache._clock import CLOCK
-from agent_cache.remote.protocols import Request, Ticket
+from agent_cache.clock import CLOCK
+from agent_cache.remote.protocol import Request, Ticket
 from agent_cache.remote.redis.leases import boottime
 from agent_cache.remote.redis.names import CellKey
 from agent_cache.remote.redis.values import Seen, is_held, is_idle, version_of

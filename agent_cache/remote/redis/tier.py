@@ -12,10 +12,10 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
-from agent_cache._clock import CLOCK
+from agent_cache.clock import CLOCK
 from agent_cache.errors import ConfigurationError, RemoteTierError
 from agent_cache.remote.codecs import Codec
-from agent_cache.remote.protocols import Found, Listener, Request, Ticket, WriteIntent
+from agent_cache.remote.protocol import Found, Listener, Request, Ticket, WriteIntent
 from agent_cache.remote.redis.attendant import Attendant, stop_with
 from agent_cache.remote.redis.connections import Deployment, of_client
 from agent_cache.remote.redis.core import Core

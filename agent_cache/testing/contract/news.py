@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from agent_cache._clock import CLOCK
+from agent_cache.clock import CLOCK
 from agent_cache.testing.contract.workbench import News, Workbench, commit, load, read, write, writing
 
 __all__ = ["NewsTests"]

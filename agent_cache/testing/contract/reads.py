@@ -6,7 +6,7 @@ import asyncio
 import weakref
 from dataclasses import replace
 
-from agent_cache.remote.protocols import Request, Tier
+from agent_cache.remote.protocol import Request, Tier
 from agent_cache.testing.contract.workbench import Workbench, load, read, value_of, writing
 
 __all__ = ["ReadTests"]

@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 from typing import Any
 from unittest import SkipTest
 
-from agent_cache._core.tags import meet
-from agent_cache.remote.protocols import Found, Request, Tier, Touched, WriteIntent
+from agent_cache.core.tags import meet
+from agent_cache.remote.protocol import Found, Request, Tier, Touched, WriteIntent
 
 __all__ = ["News", "Workbench", "commit", "load", "read", "value_of", "write", "writing"]
 

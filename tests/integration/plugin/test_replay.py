@@ -51,7 +51,7 @@ def test_a_suite_that_does_not_use_it_does_not_load_the_library(suite):
         import sys
 
         def test_it():
-            assert not {"agent_cache._cache", "agent_cache.recording", "msgspec"} & set(sys.modules)
+            assert not {"agent_cache.tools", "agent_cache.recording", "msgspec"} & set(sys.modules)
         """,
     )
     suite.run("-p", "no:asyncio", "-o", "addopts=", "-W", "ignore", apart=True, passed=1)

@@ -16,7 +16,7 @@ import pytest
 
 import agent_cache
 from agent_cache import AgentCache, AgentCacheInvalidator
-from agent_cache._pipeline.scope import ROOT, SCOPE
+from agent_cache.engine.runtime import ROOT, SCOPE
 from agent_cache.recording import Cassette, DivergenceError, cached_llm_call, diff_cassettes, intercept, record, replay
 
 

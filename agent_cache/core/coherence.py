@@ -1,0 +1,335 @@
+"""The entries of one tool in one scope: the unit that a write reaches and that a session owns."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from agent_cache.core.store import Store
+from agent_cache.core.tags import Tag, meet, root_of
+
+__all__ = ["Hold", "Ledger", "Load", "Partition", "Region"]
+
+
+class Partition:
+    """A store with what the ledger must know of it.
+
+    Attributes:
+        tool: the operation whose answers it holds.
+        owner: the session it belongs to, None for the global scope.
+        static: tags that every entry in it depends on; they need no index.
+        roots: roots that any of its entries may depend on.
+        loads: the ledger's sets of loads in flight, one for each root.
+        flights: loads in flight that a reader may join, by (key, event loop).
+        requests: what tiers were told of calls, by key. Bounded.
+        is_open: False once its session has ended; nothing is stored any more.
+    """
+
+    __slots__ = ("__weakref__", "flights", "is_open", "loads", "owner", "requests", "roots", "static", "store", "tool")
+
+    def __init__(
+        self, tool: Any, owner: object | None, static: tuple[Tag, ...], roots: tuple[str, ...], maxsize: int | None
+    ) -> None:
+        self.tool = tool
+        self.owner = owner
+        self.static = static
+        self.roots = roots
+        self.store = Store(maxsize)
+        self.flights: dict[tuple[Hashable, object], Any] = {}
+        self.loads: tuple[set[Any], ...] = ()
+        self.requests: dict[Hashable, Any] = {}
+        self.is_open = True
+
+
+# The rules of coherence in one process: which load may be stored, and what a write does to loads and entries.
+#
+# A load is stored only if, since it *started*, no write has touched one of its tags and none is in flight. There is no
+# table of
+# versions: a write acts on the loads and entries that exist. It does so twice, before it runs and when it has ended,
+#     however
+# it ended. The second half is what makes "no read that starts later sees the old value" true; the first keeps what a
+# reader of a half-done write saw from being kept.
+#
+# Every method runs under `lock`, taken by the caller around each of: {start a load, join or lead}, {check, insert}, and
+# {mark, drop, detach}. Time is an argument.
+
+
+_MANY = 1_000
+"""Entries under one tag that are dropped one by one, 5 us each. More, and all of the tool's entries go at once instead:
+that is always safe, and a write must not hold the event loop for half a second."""
+
+_MAX_WRITTEN = 64
+"""How many writes a load remembers while its own tags are unknown. One more, and it is not stored."""
+
+
+class Load:
+    """One run of a read tool, from its start until it is stored or given up: the ticket of the in-process protocol.
+
+    Its one question is `is_clean`; `is_open` until it has ended. Tags known before the load are compared when a write
+    happens; while some of its tags are known only from the result, the paths written under their roots are remembered
+    and compared then.
+    """
+
+    __slots__ = ("home", "is_clean", "is_open", "key", "late_roots", "tags", "written")
+
+    def __init__(self, home: Partition, key: Hashable, tags: tuple[Tag, ...], late_roots: tuple[str, ...]) -> None:
+        self.home = home
+        self.key = key
+        self.tags = tags
+        self.late_roots = late_roots
+        self.written: list[Region] | None = None
+        self.is_clean = True
+        self.is_open = True
+
+    def restart(self) -> None:
+        """Begin again: what was written before does not concern the run that starts now."""
+        self.written = None
+        self.is_clean = True
+
+    def spoil(self) -> None:
+        """This load may not be stored, and nobody may join it any more."""
+        self.is_clean = False
+        self.detach()
+
+    def detach(self) -> None:
+        """Let no reader that starts later join. Flights override it."""
+
+    def resolve(self, tags: Sequence[Tag]) -> None:
+        """Compare what was written meanwhile with the tags that the result has given."""
+        if self.written and any(region.touches(tags) for region in self.written):
+            self.is_clean = False
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """What a write touches, in every scope or in some sessions only.
+
+    Attributes:
+        paths: tags that it names: all that meets them.
+        keys: single entries that it names: (tool, key).
+        owners: sessions that an invalidation with ``scope="session"`` reaches; None for every scope.
+        bare: roots below which it touches nothing, because it named no id: what depends on all of the root changes.
+    """
+
+    paths: tuple[Tag, ...] = ()
+    keys: tuple[tuple[Any, Hashable], ...] = ()
+    owners: frozenset[object] | None = None
+    bare: tuple[str, ...] = ()
+
+    @property
+    def roots(self) -> set[str]:
+        return {root_of(path) for path in (*self.paths, *self.bare)}
+
+    def reaches(self, home: Partition) -> bool:
+        return self.owners is None or home.owner in self.owners
+
+    def touches(self, tags: Sequence[Tag]) -> bool:
+        """Whether what depends on these tags changes."""
+        return any(meet(tag, path) for path in self.paths for tag in tags) or any(root in tags for root in self.bare)
+
+
+@dataclass(slots=True, eq=False)
+class Hold:
+    """A write in flight, or one that may still take effect: nothing it names is stored until it is released."""
+
+    region: Region
+    until: float = field(default=float("inf"))
+
+
+class Ledger:
+    """All loads in flight, all holds and all stores of the process, by root."""
+
+    def __init__(self) -> None:
+        # Re-entrant: a collection that starts inside may close an abandoned call, whose clean-up comes back here.
+        self.lock = threading.RLock()
+        self._homes: dict[str, weakref.WeakSet[Partition]] = {}
+        self._loads: dict[str, set[Load]] = {}
+        self._holds: dict[str, list[Hold]] = {}
+        self._key_holds: list[Hold] = []
+        self.timed: list[Hold] = []
+        os.register_at_fork(
+            before=self.lock.acquire, after_in_parent=self.lock.release, after_in_child=self._go_on_in_child
+        )
+
+    def _go_on_in_child(self) -> None:
+        """The writes and loads of the parent end there. Here nobody would ever release them."""
+        try:
+            for hold in {*self._key_holds, *(hold for holds in self._holds.values() for hold in holds)}:
+                if hold.until == float("inf"):
+                    self.release(hold)
+            for loads in self._loads.values():
+                for load in loads:
+                    load.spoil()
+                loads.clear()
+        finally:
+            self.lock.release()
+
+    # Partitions
+
+    def register(self, home: Partition) -> None:
+        """Let writes to its roots reach a partition, for as long as it lives."""
+        for root in home.roots:
+            self._homes.setdefault(root, weakref.WeakSet()).add(home)
+        home.loads = tuple(self._loads.setdefault(root, set()) for root in home.roots)
+
+    def unregister(self, home: Partition) -> None:
+        """Its session has ended: writes need not reach it any more."""
+        for root in home.roots:
+            homes = self._homes.get(root)
+            if homes is not None:
+                homes.discard(home)
+                if not homes:
+                    del self._homes[root]
+
+    def partitions(self) -> list[Partition]:
+        """Every partition that a write can reach."""
+        return list({home for homes in self._homes.values() for home in homes})
+
+    def partitions_under(self, root: str) -> list[Partition]:
+        """Every partition whose entries may depend on a root."""
+        return list(self._homes.get(root, ()))
+
+    # Loads
+
+    @staticmethod
+    def start(load: Load) -> None:
+        """From now on, until it is discarded from its partition's `loads`, every write is compared with this load."""
+        load.is_open = True
+        for loads in load.home.loads:
+            loads.add(load)
+
+    def may_store(self, load: Load, tags: Sequence[Tag]) -> bool:
+        """Whether a load that has ended may be kept: no write since it started, none in flight, none in doubt.
+
+        `tags` are all that the entry will depend on, those from the result included.
+        """
+        if not load.is_clean:
+            return False
+        if self._holds:
+            for root in load.home.roots:
+                for hold in self._holds.get(root, ()):
+                    if hold.region.reaches(load.home) and hold.region.touches(tags):
+                        return False
+        return not self._key_holds or not any(
+            hold.region.reaches(load.home) and (load.home.tool, load.key) in hold.region.keys
+            for hold in self._key_holds
+        )
+
+    def clear(self, tool: object | None = None) -> list[Any]:
+        """Drop all entries, of one tool or of all, and let none of their loads in flight be stored or joined."""
+        for loads in list(self._loads.values()):
+            for load in list(loads):
+                if tool is None or load.home.tool is tool:
+                    load.spoil()
+        return [home.store.drop_all() for home in self.partitions() if tool is None or home.tool is tool]
+
+    def loads_in_flight(self) -> int:
+        """How many loads have started and not ended. For diagnosis and tests."""
+        return len({load for loads in self._loads.values() for load in loads})
+
+    # Writes
+
+    def hold(self, region: Region, until: float = float("inf")) -> Hold:
+        """Keep what a region names from being stored, until released or until a clock reading."""
+        hold = Hold(region, until)
+        for root in region.roots:
+            holds = None
+            while holds is None or self._holds.get(root) is not holds:  # a collection may let go of the last other one
+                holds = self._holds.setdefault(root, [])
+                holds.append(hold)
+        if region.keys:
+            self._key_holds.append(hold)
+        if until != float("inf"):
+            self.timed.append(hold)
+        return hold
+
+    def release(self, hold: Hold) -> None:
+        for root in hold.region.roots:
+            holds = self._holds.get(root, [])
+            if hold in holds:
+                holds.remove(hold)
+            if not holds:
+                self._holds.pop(root, None)
+        if hold in self._key_holds:
+            self._key_holds.remove(hold)
+        if hold in self.timed:
+            self.timed.remove(hold)
+
+    @property
+    def holds_anything(self) -> bool:
+        """Whether any write is in flight or in doubt."""
+        return bool(self._holds or self._key_holds)
+
+    def release_all(self) -> None:
+        """Forget every hold, whoever has it."""
+        self._holds.clear()
+        self._key_holds.clear()
+        self.timed.clear()
+
+    def lapse(self, now: float) -> list[Any]:
+        """End the holds whose time is over. The end of a hold is a move like any other: a load that began inside it,
+        when the write's effect may not have landed yet, is not stored after it and not joined after it.
+        """
+        over = [hold for hold in self.timed if hold.until <= now]
+        garbage: list[Any] = []
+        for hold in over:
+            self.release(hold)
+            garbage += self.move(hold.region)
+        return garbage
+
+    def move(self, region: Region) -> list[Any]:
+        """A region has changed: spoil and detach the loads it touches, drop the entries.
+
+        Returns:
+            What was dropped, still alive: freeing it is the caller's business, outside the lock and in slices.
+        """
+        garbage: list[Any] = []
+        for root in region.roots:
+            for load in list(self._loads.get(root, ())):
+                if region.reaches(load.home):
+                    self._touch(load, region, root)
+        for paths, exactly in ((region.paths, False), (region.bare, True)):
+            for path in paths:
+                for home in self.partitions_under(root_of(path)):
+                    if region.reaches(home):
+                        garbage += (_drop(home, path, exactly=exactly),)
+        for tool, key in region.keys:
+            garbage.extend(self._move_key(tool, key, region))
+        return garbage
+
+    @staticmethod
+    def _touch(load: Load, region: Region, root: str) -> None:
+        if region.touches(load.tags):
+            load.spoil()
+        elif root in load.late_roots:
+            # Its tags are unknown, so nobody may join; whether it may be stored is decided when they are known.
+            load.detach()
+            if load.written is None:
+                load.written = []
+            if len(load.written) < _MAX_WRITTEN:
+                load.written.append(region)
+            else:
+                load.is_clean = False
+
+    def _move_key(self, tool: object, key: Hashable, region: Region) -> Iterable[Any]:
+        for loads in list(self._loads.values()):
+            for load in list(loads):
+                if load.home.tool is tool and load.key == key and region.reaches(load.home):
+                    load.spoil()
+        for home in self.partitions():
+            if home.tool is tool and region.reaches(home):
+                entry = home.store.discard(key)
+                if entry is not None:
+                    yield [entry]
+
+
+def _drop(home: Partition, path: Tag, *, exactly: bool) -> Any:
+    store = home.store
+    drops_all = path in home.static if exactly else ":" not in path or any(meet(tag, path) for tag in home.static)
+    if drops_all or store.count_under(path) > _MANY:
+        return store.drop_all()
+    return store.drop_exactly(path) if exactly else store.drop_tag(path)

@@ -1,0 +1,66 @@
+"""What makes two calls the same call: what each argument is in their key.
+
+`str` and `int` stand for themselves. Everything else becomes canonical `bytes` (see `encoding`), which cache their hash
+and compare with `memcmp`, so a nested dict costs no more to look up than a string does.
+"""
+
+from __future__ import annotations
+
+import marshal
+from collections.abc import Hashable
+from typing import Any
+
+from agent_cache.errors import UncacheableArgumentsError as Uncacheable
+from agent_cache.values.canonical import Encoder, canonical, make_room
+
+__all__ = ["ALIASES", "PLAIN", "Part", "Uncacheable", "key_part"]
+
+Part = Hashable
+"""One component of a key: `str` or `int` as they are, or canonical `bytes`."""
+
+PLAIN: frozenset[type] = frozenset({str, int})
+"""The types that stand for themselves. `bytes` does not: it would be taken for canonical bytes; nor does None, which
+says that a call has no key."""
+
+_MAX_ALIASES = 4096
+_MAX_ALIAS_BYTES = 4096
+
+ALIASES: dict[bytes, bytes] = {}
+"""`marshal` images (version 4) of containers seen before, and their canonical bytes. Bounded."""
+
+
+def key_part(value: Any) -> Part:
+    """Give the identity of one argument, as a key has it.
+
+    A container that has been seen before is recognised by its `marshal` image (0.4 us, against 5 us for the
+    encoding). Only trees of exact builtins are entered there, `bytes` not among them: a marshal image determines such
+    a tree, but marshal writes whatever has a buffer as plain bytes.
+
+    Raises:
+        Uncacheable: if the value, or anything in it, declares no identity, is cyclic, or is larger than the bounds.
+    """
+    kind = type(value)
+    if kind in PLAIN:
+        return value  # type: ignore[no-any-return]
+    if value is None:
+        return b"N"
+    if kind is bool:
+        return b"T" if value else b"F"
+    if kind is dict or kind is list or kind is tuple:
+        try:
+            # Version 4 refers back to objects already written: a cyclic or heavily shared value stays linear in size.
+            image = marshal.dumps(value, 4)
+        except ValueError:
+            return canonical(value)
+        known = ALIASES.get(image)
+        return known if known is not None else _encode_and_remember(value, image)
+    return canonical(value)
+
+
+def _encode_and_remember(value: Any, image: bytes) -> bytes:
+    encoder = Encoder()
+    encoded = encoder.encode(value)
+    if encoder.is_plain and len(image) <= _MAX_ALIAS_BYTES:
+        make_room(ALIASES, _MAX_ALIASES)
+        ALIASES[image] = encoded
+    return encoded

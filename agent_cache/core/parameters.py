@@ -1,0 +1,333 @@
+"""Which parameters a framework fills in by itself: run contexts and dependencies, which are no part of a call's
+identity.
+
+They are recognised by class name *and* defining package, from the text of the annotation, so that nothing is imported
+and nothing is evaluated. A class of the user's own that is called ``Context`` is an argument like any other.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import inspect
+import sys
+import types
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from agent_cache.core.keys import Part, Uncacheable, key_part
+from agent_cache.errors import ConfigurationError
+from agent_cache.values.canonical import serial_of
+
+__all__ = ["Parameter", "Parameters", "is_injected", "receiver_part"]
+
+
+_CONTEXTS: dict[str, frozenset[str]] = {
+    "RunContext": frozenset({"pydantic_ai"}),
+    "RunContextWrapper": frozenset({"agents"}),
+    "ToolContext": frozenset({"agents"}),
+    "ToolRuntime": frozenset({"langchain", "langgraph"}),
+    "Runtime": frozenset({"langgraph"}),
+    "RunnableConfig": frozenset({"langchain_core"}),
+    "InjectedToolArg": frozenset({"langchain_core"}),
+    "InjectedToolCallId": frozenset({"langchain_core"}),
+    "InjectedState": frozenset({"langchain", "langgraph"}),
+    "InjectedStore": frozenset({"langchain", "langgraph"}),
+    "Context": frozenset({"fastmcp", "mcp"}),
+}
+_DEPENDENCIES = frozenset({"docket", "fastapi", "fast_depends", "fastmcp", "mcp", "uncalled_for"})
+_TRANSPARENT = frozenset({"Annotated", "Optional", "Union"})
+
+
+def is_injected(annotation: Any, default: Any, function: Callable[..., Any]) -> bool:
+    """Whether a framework, and not the model, provides this parameter."""
+    return _is_dependency(default) or (
+        _text_is_injected(annotation, function)
+        if isinstance(annotation, str)
+        else _object_is_injected(annotation, function)
+    )
+
+
+def _is_dependency(value: Any) -> bool:
+    """``Depends(f)`` as a default or in `Annotated`, or the function that makes one."""
+    return any(
+        "Depend" in kind.__qualname__ and _package(kind.__module__ or "") in _DEPENDENCIES
+        for kind in (*type(value).__mro__, value)
+        if isinstance(getattr(kind, "__qualname__", None), str)
+    )
+
+
+def _package(module: str) -> str:
+    return module.partition(".")[0]
+
+
+def _is_context(name: str, module: str) -> bool:
+    return _package(module) in _CONTEXTS.get(name, ())
+
+
+def _object_is_injected(hint: Any, function: Callable[..., Any]) -> bool:
+    if isinstance(hint, str | typing.ForwardRef):
+        return _text_is_injected(hint if isinstance(hint, str) else hint.__forward_arg__, function)
+    origin = typing.get_origin(hint)
+    if origin is typing.Annotated:
+        members: tuple[Any, ...] = (hint.__origin__, *hint.__metadata__)
+    elif origin is typing.Union or origin is types.UnionType:
+        members = typing.get_args(hint)
+    else:
+        return _object_is_context(origin or hint)
+    return any(_object_is_injected(member, function) for member in members)
+
+
+def _object_is_context(kind: Any) -> bool:
+    if _is_dependency(kind):
+        return True
+    if not hasattr(kind, "__qualname__"):
+        kind = type(kind)  # a marker instance, as in Annotated[str, InjectedState("x")]
+    return any(
+        _is_context(base.__name__, base.__module__)
+        for base in getattr(kind, "__mro__", (kind,))
+        if hasattr(base, "__name__")
+    )
+
+
+def _text_is_injected(text: str, function: Callable[..., Any]) -> bool:
+    try:
+        tree = ast.parse(text.strip(), mode="eval").body
+    except SyntaxError:
+        return False
+    return _tree_is_injected(tree, function)
+
+
+def _tree_is_injected(node: ast.expr, function: Callable[..., Any]) -> bool:
+    match node:
+        case ast.BinOp(left=left, op=ast.BitOr(), right=right):
+            return _tree_is_injected(left, function) or _tree_is_injected(right, function)
+        case ast.Subscript(value=value, slice=inner):
+            name = value.attr if isinstance(value, ast.Attribute) else getattr(value, "id", "")
+            if name in _TRANSPARENT:
+                members = inner.elts if isinstance(inner, ast.Tuple) else [inner]
+                return any(_tree_is_injected(member, function) for member in members)
+            return _tree_is_injected(value, function)
+        case ast.Call(func=called):
+            return _tree_is_injected(called, function)
+        case ast.Constant(value=str(text)):
+            return _text_is_injected(text, function)
+        case ast.Name(id=name):
+            return _name_is_context(name, function)
+        case ast.Attribute():
+            return _attribute_is_context(node, function)
+    return False
+
+
+def _name_is_context(name: str, function: Callable[..., Any]) -> bool:
+    scope = getattr(function, "__globals__", {})
+    if name in scope:
+        return _object_is_context(scope[name])
+    if hasattr(builtins, name):
+        return False
+    module, _, original = _imported_for_typing(function).get(name, "").rpartition(":")
+    return _is_context(original, module)
+
+
+def _attribute_is_context(node: ast.Attribute, function: Callable[..., Any]) -> bool:
+    base: ast.expr = node
+    path: list[str] = []
+    while isinstance(base, ast.Attribute):
+        path.insert(0, base.attr)
+        base = base.value
+    if not isinstance(base, ast.Name):
+        return False
+    found = getattr(function, "__globals__", {}).get(base.id)
+    if found is None:
+        return _is_context(path[-1], _imported_for_typing(function).get(base.id, base.id).replace(":", "."))
+    for attribute in path:
+        found = getattr(found, attribute, None)
+    return _object_is_context(found)
+
+
+def _imported_for_typing(function: Callable[..., Any]) -> dict[str, str]:
+    """Names that a module imports, `TYPE_CHECKING` blocks included, as ``name -> module:original``, read from its
+    source.
+    """
+    module = sys.modules.get(function.__module__)
+    try:
+        tree = ast.parse(inspect.getsource(module)) if module is not None else None
+    except (OSError, TypeError, SyntaxError):
+        tree = None
+    names: dict[str, str] = {}
+    for node in ast.walk(tree) if tree is not None else ():
+        if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names |= {alias.asname or alias.name: f"{node.module}:{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.Import):
+            names |= {alias.asname or _package(alias.name): alias.name for alias in node.names}
+    return names
+
+
+# The parameters of a tool, settled once at decoration: which of them identify a call, and in what form.
+
+
+_LIKELY: dict[str, type] = {"str": str, "int": int, "bool": bool, "dict": dict, "list": list}
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One parameter of a tool.
+
+    Attributes:
+        in_key: whether its value identifies the call: not if it is skipped or filled in by a framework.
+        is_receiver: whether it is the ``self`` or ``cls`` of a method.
+        hint: ``"str"``, ``"int"``, ``"bool"``, ``"dict"`` or ``"list"`` where the annotation says just that, so that
+            the likely case is tested first. It decides nothing else: what is passed decides the key.
+    """
+
+    name: str
+    kind: inspect._ParameterKind
+    default: Any
+    in_key: bool
+    is_receiver: bool
+    hint: str
+
+    @property
+    def has_default(self) -> bool:
+        return self.default is not inspect.Parameter.empty
+
+    def part(self, value: Any) -> Part:
+        """Its component of the key."""
+        return receiver_part(value) if self.is_receiver else key_part(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    """All parameters of a tool, in order."""
+
+    all: tuple[Parameter, ...]
+    signature: inspect.Signature
+    names: tuple[str, ...]
+    is_positional: bool
+    """Whether a call in its canonical spelling is just one value for each name, in order."""
+    positional_only: tuple[str, ...]
+    surplus: str | None
+    """Name of the parameter that takes surplus keywords."""
+
+    @classmethod
+    def of(cls, function: Callable[..., Any], skip_args: int, tool: str) -> Parameters:
+        """Read a tool's signature.
+
+        Raises:
+            ConfigurationError: if `skip_args` is not a number of its positional parameters.
+        """
+        signature = inspect.signature(function)
+        positional = [parameter for parameter in signature.parameters.values() if parameter.kind in _POSITIONAL]
+        if isinstance(skip_args, bool) or not isinstance(skip_args, int) or not 0 <= skip_args <= len(positional):
+            raise ConfigurationError(
+                f"{tool}: skip_args is how many of the tool's {len(positional)} positional parameters to leave out, "
+                f"got {skip_args!r}"
+            )
+        skipped = {parameter.name for parameter in positional[:skip_args]}
+        receiver = _receiver(function, positional)
+        return cls(
+            tuple(
+                Parameter(
+                    name=parameter.name,
+                    kind=parameter.kind,
+                    default=parameter.default,
+                    in_key=parameter.name not in skipped
+                    and not is_injected(parameter.annotation, parameter.default, function),
+                    is_receiver=parameter.name == receiver,
+                    hint=_hint(parameter.annotation),
+                )
+                for parameter in signature.parameters.values()
+            ),
+            signature,
+            tuple(signature.parameters),
+            len(positional) == len(signature.parameters),
+            tuple(one.name for one in positional if one.kind is inspect.Parameter.POSITIONAL_ONLY),
+            next(
+                (name for name, one in signature.parameters.items() if one.kind is inspect.Parameter.VAR_KEYWORD), None
+            ),
+        )
+
+    @property
+    def key_names(self) -> tuple[str, ...]:
+        """Parameters that identify a call."""
+        return tuple(parameter.name for parameter in self.all if parameter.in_key)
+
+    def named(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Names and values of a call in its canonical spelling."""
+        if self.is_positional:
+            return dict(zip(self.names, args, strict=True))
+        return self.bind(args, kwargs)
+
+    def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Names and values of a call, defaults filled in: what the generated body does by being called.
+
+        Raises:
+            TypeError: as the tool itself would.
+        """
+        surplus: dict[str, Any] = {}
+        if self.surplus is not None:
+            # Signature.bind of Python 3.11 refuses a keyword with the name of a positional-only parameter; the
+            # interpreter takes it for a surplus one.
+            surplus = {name: kwargs[name] for name in self.positional_only if name in kwargs}
+        bound = self.signature.bind(*args, **{name: value for name, value in kwargs.items() if name not in surplus})
+        bound.apply_defaults()
+        if surplus and self.surplus is not None:
+            bound.arguments[self.surplus] |= surplus
+        return bound.arguments
+
+    def split(self, arguments: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The one canonical spelling of a call: keyword-only and surplus keywords by name, everything else by
+        position.
+        """
+        args: list[Any] = []
+        kwargs: dict[str, Any] = {}
+        for parameter in self.all:
+            value = arguments[parameter.name]
+            if parameter.kind in _POSITIONAL:
+                args.append(value)
+            elif parameter.kind is inspect.Parameter.VAR_POSITIONAL:
+                args.extend(value)
+            elif parameter.kind is inspect.Parameter.KEYWORD_ONLY:
+                kwargs[parameter.name] = value
+            else:
+                kwargs.update(value)
+        return tuple(args), kwargs
+
+    def key(self, arguments: Mapping[str, Any]) -> Part:
+        """Identity of a call by its arguments: one part as it is, several as a tuple.
+
+        Raises:
+            Uncacheable: if an argument has none.
+        """
+        parts = tuple(parameter.part(arguments[parameter.name]) for parameter in self.all if parameter.in_key)
+        return parts[0] if len(parts) == 1 else parts
+
+
+def receiver_part(value: Any) -> Part:
+    """Identity of the object a method is called on: its declared fields if it is a value, else a serial of the
+    instance.
+    """
+    try:
+        return key_part(value)
+    except Uncacheable:
+        return b"#%d" % serial_of(value)
+
+
+def _receiver(function: Callable[..., Any], positional: list[inspect.Parameter]) -> str | None:
+    """Name of the receiver, if the function was written inside a class body."""
+    owner = getattr(function, "__qualname__", "").rpartition(".")[0]
+    if not owner or owner.endswith("<locals>") or not positional:
+        return None
+    first = positional[0].name
+    return first if first in {"self", "cls", "mcs"} else None
+
+
+def _hint(annotation: Any) -> str:
+    if isinstance(annotation, str):
+        text = annotation.partition("[")[0]
+        return text if text in _LIKELY else ""
+    kind = typing.get_origin(annotation) or annotation
+    return kind.__name__ if kind in _LIKELY.values() else ""

@@ -1,0 +1,300 @@
+"""The call body of a tool: a real `async def` with the tool's own signature, generated once at decoration.
+
+So the interpreter itself binds positional, keyword and default spellings, and the one case that must be fastest, a
+hit outside of any session, is answered inline, in one Python frame. For
+
+    async def get_order(order_id: str, *, full: bool = False) -> Order: ...
+
+this is generated (names shortened; ``root`` is the scope outside of any session):
+
+    async def get_order(order_id, *, full=default_full):
+        here = scope()
+        try:
+            key = (order_id if type(order_id) is str else part(order_id), b"T" if full is True else b"F" if full is
+            False else part(full))
+        except Uncacheable as error:
+            key = unkeyed(error)
+        if here is root:
+            entry = store.lookup(key)
+            if entry is not None:
+                moment = now()
+                if moment < entry.fast:
+                    [if entry is not store.newest: move it to the end]
+                    stats.hits += 1
+                    stats.time_saved += entry.cost
+                    return entry.value
+                value = entry.recall(moment)
+                if value is not MISSING:
+                    [the same]
+                    return value
+        elif here.answers_inline:
+            [the same, with one more line: value = here.plan(operation).observe(key, entry, value, moment, None)]
+        else:
+            value = here.plan(operation).admit(key, None)
+            if value is not MISSING:
+                return value
+        return await answer(here, key, (order_id,), {"full": full})
+
+Everything it says about keys, entries and counts is also said, once, by `Operation.key_of` and
+`assemble._local_lookup`; the property tests run on both. The technique is that of `dataclasses` and attrs: source
+text, `exec`, `linecache`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import linecache
+import marshal
+from collections.abc import Awaitable, Callable
+from functools import wraps
+from typing import Any
+
+from agent_cache.clock import CLOCK
+from agent_cache.core.keys import ALIASES, PLAIN, Uncacheable, key_part
+from agent_cache.core.parameters import Parameter, Parameters, receiver_part
+from agent_cache.core.store import NEVER
+from agent_cache.engine.read import ReadOperation
+from agent_cache.engine.runtime import ROOT, SCOPE, Operation
+from agent_cache.engine.write import WriteOperation
+from agent_cache.values.canonical import MISSING
+
+__all__ = ["GENERATION", "read_body", "write_body"]
+
+Body = Callable[..., Awaitable[Any]]
+
+
+class _Generation:
+    """Whether bodies are generated. Off, every call takes `Operation.invoke`: for tests that compare the two."""
+
+    is_on = True
+
+
+GENERATION = _Generation()
+
+
+def read_body(operation: ReadOperation) -> Body:
+    """The callable that takes a read tool's place."""
+    if not GENERATION.is_on:
+        return _plain_body(operation)
+    prefix, parameters, policy = _prefix(operation.parameters), operation.parameters, operation.policy
+    key = _key_expression(operation)
+    told = "None" if policy.loop.loop_key is None else _mapping(parameters)
+    lines = [
+        "$here = $scope()",
+        "try:",
+        f"    $key = {key}",
+        "except $Uncacheable as $error:",
+        "    $key = $unkeyed($error)",
+        *(("except ValueError:", f"    $key = $key_or_unkeyed({_mapping(parameters)})") if "$image" in key else ()),
+        *(_through_the_plan(told) if policy.scope == "session" else _inline(told, expires=policy.ttl is not None)),
+        f"return await $answer($here, $key, {_canonical_call(parameters)})",
+    ]
+    names = {
+        "scope": SCOPE.get,
+        "root": ROOT,
+        "Uncacheable": Uncacheable,
+        "unkeyed": operation.unkeyed,
+        "part": key_part,
+        "receiver_part": receiver_part,
+        "PLAIN": PLAIN,
+        "type": type,
+        "store": operation.partition.store,
+        "stats": operation.stats,
+        "MISSING": MISSING,
+        "NEVER": NEVER,
+        "operation": operation,
+        "answer": operation.answer,
+        "known": ALIASES.get,
+        "image": marshal.dumps,
+        "key_or_unkeyed": operation.key_or_unkeyed,
+        "by_key": operation.part_by_key,
+        "by_vary": operation.part_by_vary,
+    }
+    return _compile(operation, prefix, [line.replace("$", prefix) for line in lines], names)
+
+
+def write_body(operation: WriteOperation) -> Body:
+    """The callable that takes a write tool's place."""
+    if not GENERATION.is_on:
+        return _plain_body(operation)
+    prefix = _prefix(operation.parameters)
+    lines = [f"return await {prefix}write({prefix}scope(), {_canonical_call(operation.parameters)})"]
+    return _compile(operation, prefix, lines, {"write": operation.write, "scope": SCOPE.get})
+
+
+_USE = """\
+if $entry is not $store.newest:
+    try:
+        $store.touch($key)
+        $store.newest = $entry
+    except KeyError:
+        pass
+$stats.hits += 1
+$stats.time_saved += $entry.cost
+""".splitlines()
+
+
+def _indented(lines: list[str], levels: int) -> list[str]:
+    return ["    " * levels + line for line in lines]
+
+
+def _through_the_plan(arguments: str) -> list[str]:
+    return [
+        f"$value = $here.plan($operation).admit($key, {arguments})",
+        "if $value is not $MISSING:",
+        "    return $value",
+    ]
+
+
+def _inline(arguments: str, *, expires: bool) -> list[str]:
+    """The answer to a local hit. An entry that never expires is told from others without reading the clock (50 ns)."""
+    # A slot that holds a function is read first and called then: `store.lookup(key)` would look for a method (7 ns).
+    find = ["$lookup = $store.lookup", "$entry = $lookup($key)"]
+    if expires:
+        share = ["$moment = $now()", "if $moment < $entry.fast:", *_indented([*_USE, "return $entry.value"], 1)]
+    else:
+        share = ["if $entry.fast == $NEVER:", *_indented([*_USE, "return $entry.value"], 1), "$moment = $now()"]
+    return [
+        "if $here is $root:",
+        *_indented(find, 1),
+        "    if $entry is not None:",
+        *_indented(share, 2),
+        "        $value = $entry.recall($moment)",
+        "        if $value is not $MISSING:",
+        *_indented(_USE, 3),
+        "            return $value",
+        "elif $here.answers_inline:",
+        *_indented(find, 1),
+        "    if $entry is not None:",
+        "        $moment = $now()",
+        "        $value = $entry.value if $moment < $entry.fast else $entry.recall($moment)",
+        "        if $value is not $MISSING:",
+        "            $observe = ($here.plans.get($operation) or $here.plan($operation)).observe",
+        f"            $value = $observe($key, $entry, $value, $moment, {arguments})",
+        *_indented(_USE, 3),
+        "            return $value",
+        "else:",
+        *_indented(_through_the_plan(arguments), 1),
+    ]
+
+
+def _plain_body(operation: Operation[Any]) -> Body:
+    invoke = operation.invoke
+
+    @wraps(operation.function)
+    async def body(*args: Any, **kwargs: Any) -> Any:
+        return await invoke(*args, **kwargs)
+
+    return body
+
+
+def _prefix(parameters: Parameters) -> str:
+    """A beginning that no parameter of the tool has."""
+    prefix = "_cache_"
+    while any(name.startswith(prefix) for name in parameters.names):
+        prefix = "_" + prefix
+    return prefix
+
+
+def _key_expression(operation: ReadOperation) -> str:
+    parameters = operation.parameters
+    if operation.policy.key is not None:
+        key = f"$by_key({_passed_on(parameters)})"
+    else:
+        parts = [_part_expression(parameter) for parameter in parameters.all if parameter.in_key]
+        key = parts[0] if len(parts) == 1 else f"({', '.join(parts)})"
+    if operation.policy.vary is None:
+        return key
+    return f"($by_vary({_mapping(parameters)}), {key})"
+
+
+def _mapping(parameters: Parameters) -> str:
+    return "{" + ", ".join(f"{name!r}: {name}" for name in parameters.names) + "}"
+
+
+def _part_expression(parameter: Parameter) -> str:
+    name = parameter.name
+    if parameter.is_receiver:
+        return f"$receiver_part({name})"
+    if parameter.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD):
+        return f"$part({name})"
+    match parameter.hint:
+        case "str" | "int" as kind:
+            return f"{name} if $type({name}) is ${kind} else $part({name})"
+        case "bool":
+            return f'b"T" if {name} is True else b"F" if {name} is False else $part({name})'
+        case "dict" | "list" as kind:  # as key_part does it, without the frame
+            return f"$known($image({name}, 4)) or $part({name}) if $type({name}) is ${kind} else $part({name})"
+    return f'{name} if $type({name}) in $PLAIN else b"N" if {name} is None else $part({name})'
+
+
+def _passed_on(parameters: Parameters) -> str:
+    """The arguments of a call in its canonical spelling, as source text."""
+    passed = []
+    for parameter in parameters.all:
+        match parameter.kind:
+            case inspect.Parameter.VAR_POSITIONAL:
+                passed.append(f"*{parameter.name}")
+            case inspect.Parameter.KEYWORD_ONLY:
+                passed.append(f"{parameter.name}={parameter.name}")
+            case inspect.Parameter.VAR_KEYWORD:
+                passed.append(f"**{parameter.name}")
+            case _:
+                passed.append(parameter.name)
+    return ", ".join(passed)
+
+
+def _canonical_call(parameters: Parameters) -> str:
+    """The same as a tuple and a dict, as source text."""
+    args, kwargs = [], []
+    for parameter in parameters.all:
+        match parameter.kind:
+            case inspect.Parameter.VAR_POSITIONAL:
+                args.append(f"*{parameter.name}")
+            case inspect.Parameter.KEYWORD_ONLY:
+                kwargs.append(f"{parameter.name!r}: {parameter.name}")
+            case inspect.Parameter.VAR_KEYWORD:
+                kwargs.append(f"**{parameter.name}")
+            case _:
+                args.append(parameter.name)
+    return f"({', '.join(args)}{',' if args else ''}), {{{', '.join(kwargs)}}}"
+
+
+def _header(parameters: Parameters, prefix: str) -> str:
+    """The parameter list, with defaults by name."""
+    parts: list[str] = []
+    seen_star = slash_due = False
+    for parameter in parameters.all:
+        kind = parameter.kind
+        if slash_due and kind is not inspect.Parameter.POSITIONAL_ONLY:
+            parts.append("/")
+            slash_due = False
+        if kind is inspect.Parameter.POSITIONAL_ONLY:
+            slash_due = True
+        if kind is inspect.Parameter.KEYWORD_ONLY and not seen_star:
+            parts.append("*")
+            seen_star = True
+        stars = (
+            "*" if kind is inspect.Parameter.VAR_POSITIONAL else "**" if kind is inspect.Parameter.VAR_KEYWORD else ""
+        )
+        seen_star |= stars == "*"
+        parts.append(stars + parameter.name + (f"={prefix}default_{parameter.name}" if parameter.has_default else ""))
+    if slash_due:
+        parts.append("/")
+    return ", ".join(parts)
+
+
+def _compile(operation: Operation[Any], prefix: str, lines: list[str], names: dict[str, Any]) -> Body:
+    parameters = operation.parameters
+    source = "\n".join(
+        [f"async def {prefix}body({_header(parameters, prefix)}):", *(f"    {line}" for line in lines), ""]
+    )
+    namespace = {prefix + name: value for name, value in names.items()}
+    namespace |= {prefix + kind.__name__: kind for kind in (str, int, dict, list)}
+    namespace |= {f"{prefix}default_{one.name}": one.default for one in parameters.all if one.has_default}
+    filename = f"<agent_cache body of {operation.name}>"
+    exec(compile(source, filename, "exec"), namespace)  # noqa: S102 - source is made of parameter names only, as in dataclasses
+    linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
+    body: Body = wraps(operation.function)(namespace[prefix + "body"])
+    CLOCK.show_in(body, prefix + "now")
+    return body

@@ -1,0 +1,234 @@
+"""The order of the stages. No other module knows it.
+
+read:   gates [local lookup, sessions]  ->  stages [(versions,) single flight, tiers]  ->  source [load: run, store]
+write:  gates [sessions]                ->  stages [invalidate: begin ... commit]      ->  source [run_tool]
+
+Recording and replaying stand before the gates: see `engine.interception`. The decorators give `read_plan` and
+`write_plan` to the operations they make; nothing else imports this module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from agent_cache.clock import CLOCK
+from agent_cache.config import CURRENT
+from agent_cache.core.coherence import Partition
+from agent_cache.core.store import Entry
+from agent_cache.engine.read import ReadOperation, check_name
+from agent_cache.engine.runtime import (
+    TENANT,
+    Call,
+    CallObserver,
+    Enter,
+    Leave,
+    Observe,
+    Operation,
+    Plan,
+    Replacement,
+    Scope,
+    Stage,
+)
+from agent_cache.engine.single_flight import single_flight
+from agent_cache.engine.state import warn_once
+from agent_cache.engine.store_result import load, run_tool
+from agent_cache.engine.tiers import check_versions, consult_tiers, trust_in
+from agent_cache.engine.write import WriteOperation, invalidate
+from agent_cache.errors import AgentLoopDetectedError
+from agent_cache.metrics import Stats
+from agent_cache.values.canonical import MISSING
+
+__all__ = ["read_plan", "write_plan"]
+
+Run = Callable[[Call], Awaitable[Entry]]
+
+
+def read_plan(operation: ReadOperation, scope: Scope) -> Plan:
+    """Compile how a read tool runs in a scope."""
+    configuration = CURRENT.value  # first: a change in another thread meanwhile makes this plan an outdated one
+    if operation.policy.scope == "global":
+        partition: Partition | None = operation.partition
+        tenant = scope.tenant
+    else:
+        partition = scope.participants[0].partition_of(operation) if scope.participants else None
+        # A session has one tenant, and its answers stay in it unless they are shared.
+        tenant = scope.tenant if operation.policy.remote.share else None
+    observers, stats = _of_sessions(operation, scope)
+    observe = _observe(observers)
+    tiers = operation.tiers()
+    if tiers:
+        check_name(operation)
+    stages: list[Stage] = [single_flight, consult_tiers] if tiers else [single_flight]
+    if operation.policy.remote.share and not tiers:
+        warn_once("share=True has no effect without a remote tier: see remote_cache= and configure()", operation.name)
+    if tiers and operation.policy.remote.is_strong:
+        stages.insert(0, check_versions)
+    return Plan(
+        partition=partition,
+        admit=_no_hit if partition is None else _local_lookup(partition, observe, operation.stats, tenant),
+        observe=observe,
+        enter=_enter(observers),
+        leave=_leave(observers),
+        run=run_tool if partition is None else _compose(stages, load),
+        load=_compose(stages[stages.index(single_flight) + 1 :], load),
+        uncached=run_tool,
+        observers=observers,
+        stats=stats,
+        tenant=tenant,
+        trust=trust_in(tiers),
+        configuration=configuration,
+    )
+
+
+def write_plan(operation: WriteOperation, scope: Scope) -> Plan:
+    """Compile how a write tool runs in a scope."""
+    configuration = CURRENT.value
+    observers, stats = _of_sessions(operation, scope)
+    return Plan(
+        partition=None,
+        admit=_no_hit,
+        observe=_observe(observers),
+        enter=_enter(observers),
+        leave=_leave(observers),
+        run=_compose([invalidate], run_tool),
+        load=run_tool,
+        uncached=run_tool,
+        observers=observers,
+        stats=stats,
+        tenant=scope.tenant,
+        trust=None,
+        configuration=configuration,
+    )
+
+
+def _compose(stages: Sequence[Stage], source: Run) -> Run:
+    run = source
+    for stage in reversed(stages):
+        run = partial(stage, proceed=run)
+    return run
+
+
+def _no_hit(_key: Hashable, _arguments: Mapping[str, Any] | None = None) -> Any:
+    return MISSING
+
+
+def _local_lookup(partition: Partition, observe: Observe, stats: Stats, tenant: Hashable | None) -> Callable[..., Any]:
+    """Make the gate that answers local hits. `engine.codegen` generates the same code inline for the scopes it serves:
+    one frame less is half of a hit (benchmarks.budgets, "hit, scalar").
+    """
+    store, clock = partition.store, CLOCK
+
+    def local_lookup(key: Hashable, arguments: Mapping[str, Any] | None = None) -> Any:
+        entry = store.lookup(key)
+        if entry is None:
+            return MISSING
+        now = clock.now()
+        value = entry.value if now < entry.fast else entry.recall(now)
+        if value is MISSING:
+            return MISSING
+        value = observe(key, entry, value, now, arguments)
+        if entry is not store.newest:
+            store.use(key, entry)
+        stats.hits += 1
+        stats.time_saved += entry.cost
+        return value
+
+    if tenant is None:
+        return local_lookup
+    return lambda key, arguments=None: local_lookup((TENANT, tenant, key), arguments)
+
+
+# Sessions: one observer is called directly; of several, all are asked before any of them sees the call
+
+
+def _of_sessions(operation: Operation[Any], scope: Scope) -> tuple[tuple[CallObserver, ...], tuple[Stats, ...]]:
+    """The observers that the sessions of a scope contribute, innermost first, and all counters of the tool."""
+    observers = tuple(
+        observer
+        for index, participant in enumerate(scope.participants)
+        if (observer := participant.observer_of(operation, is_innermost=index == 0)) is not None
+    )
+    counted = tuple(
+        stats for participant in scope.participants if (stats := participant.stats_of(operation)) is not None
+    )
+    return observers, (operation.stats, *counted)
+
+
+def _enter(observers: tuple[CallObserver, ...]) -> Enter | None:
+    if len(observers) < 2:
+        return observers[0].admit if observers else None
+
+    def enter(call: Call, now: float) -> Replacement | None:
+        replacement = _ask(observers, call.key, now, call)
+        if replacement is None:
+            for observer in observers:
+                observer.admit(call)
+        return replacement
+
+    return enter
+
+
+def _leave(observers: tuple[CallObserver, ...]) -> Leave | None:
+    """Every session sees the end of a call, also if one of them stops the run because of it."""
+    if len(observers) < 2:
+        return observers[0].done if observers else None
+
+    def leave(call: Call, value: Any, error: BaseException | None, now: float) -> Replacement | None:
+        last: Replacement | None = None
+        stopped: AgentLoopDetectedError | None = None
+        for observer in observers:
+            try:
+                last = observer.done(call, value, error, now) or last
+            except AgentLoopDetectedError as loop:
+                stopped = stopped or loop
+        if stopped is not None:
+            raise stopped
+        return last
+
+    return leave
+
+
+def _observe(observers: tuple[CallObserver, ...]) -> Observe:
+    if len(observers) == 1:
+        return observers[0].hit
+
+    def observe(key: Hashable, entry: Entry, value: Any, now: float, arguments: Mapping[str, Any] | None = None) -> Any:
+        replacement = _ask(observers, key, now, cached=value)
+        if replacement is not None:
+            for observer in observers:
+                observer.answered()
+            return replacement.answer
+        for observer in observers:
+            try:
+                value = observer.see(key, entry, value, now, arguments)
+            except AgentLoopDetectedError as loop:
+                _report_blocked(observers, observer, key, now, type(loop).__name__, loop.kind)
+                raise
+        return value
+
+    return observe
+
+
+def _ask(
+    observers: tuple[CallObserver, ...], key: Hashable, now: float, call: Call | None = None, cached: Any = MISSING
+) -> Replacement | None:
+    for observer in observers:
+        try:
+            replacement = observer.ask(key, now, call, cached)
+        except AgentLoopDetectedError as loop:
+            _report_blocked(observers, observer, key, now, type(loop).__name__, loop.kind)
+            raise
+        if replacement is not None:
+            _report_blocked(observers, observer, key, now, replacement.outcome, replacement.kind)
+            return replacement
+    return None
+
+
+def _report_blocked(
+    observers: tuple[CallObserver, ...], by: CallObserver, key: Hashable, now: float, outcome: str, kind: str
+) -> None:
+    for observer in observers:
+        if observer is not by:
+            observer.blocked(key, now, outcome, kind)

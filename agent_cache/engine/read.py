@@ -1,0 +1,373 @@
+"""Read tools: how a call is identified, answered, and explicitly invalidated.
+
+A local hit is answered by the generated body (`engine.codegen`) or by the plan's `admit`. `ReadOperation.answer` runs
+everything else: single flight, tiers, the tool.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import inspect
+import weakref
+from collections.abc import Awaitable, Callable, Hashable, Mapping
+from functools import partial
+from typing import Any
+
+from agent_cache.config import CURRENT, Configuration
+from agent_cache.core.coherence import Partition, Region
+from agent_cache.core.keys import Uncacheable, key_part
+from agent_cache.core.policies import ReadPolicy
+from agent_cache.engine.interception import InterceptedCall
+from agent_cache.engine.runtime import (
+    BECOME_LEADER,
+    ENCLOSING,
+    SCOPE,
+    UNKEYED,
+    CacheKey,
+    Call,
+    Failure,
+    Flight,
+    Operation,
+    Plan,
+    Scope,
+)
+from agent_cache.engine.single_flight import take_over
+from agent_cache.engine.state import LEDGER, drop, free, run_shielded, warn_once
+from agent_cache.engine.tiers import request_of
+from agent_cache.errors import ConfigurationError
+from agent_cache.remote.protocol import Request, Tier
+from agent_cache.values.canonical import MISSING, canonical
+from agent_cache.values.compare import is_empty
+
+__all__ = ["ReadOperation", "check_name"]
+
+
+class ReadOperation(Operation[ReadPolicy]):
+    """A decorated read tool.
+
+    Attributes:
+        key_names: the parameters that identify a call.
+        late_roots: roots of the tags that come from the result.
+        partition: the store of its answers in the global scope.
+        returns: the return annotation, for codecs.
+    """
+
+    __slots__ = ("_early", "_tiers", "key_names", "late_roots", "partition", "returns")
+
+    is_read = True
+
+    def __init__(self, *args: Any, returns: Any = None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.returns = returns
+        self._tiers: tuple[Configuration | None, tuple[Tier, ...]] = None, ()
+        self.key_names = self.parameters.key_names
+        self.late_roots = tuple(dict.fromkeys(rule.root for rule in self.tags.late))
+        # `root:{parameter}` is read straight from its place among the arguments.
+        self._early = tuple(
+            (rule, rule.of_one[1], self.parameters.names.index(rule.of_one[0]))
+            if rule.of_one is not None and self.parameters.is_positional
+            else (rule, None, 0)
+            for rule in self.tags.early
+        )
+        _register_name(self)
+        self.partition = self.new_partition(None)
+
+    def new_partition(self, owner: object | None) -> Partition:
+        """Make a store for the answers of one scope, and register it for invalidation."""
+        partition = Partition(self, owner, self.tags.static, self.tags.roots, self.policy.maxsize)
+        with LEDGER.lock:
+            partition.store.switch(on=CURRENT.value.enabled)
+            LEDGER.register(partition)
+        return partition
+
+    def tiers(self) -> tuple[Tier, ...]:
+        """Tiers behind the local store, nearest first: its own, else the configured ones."""
+        under, tiers = self._tiers
+        configured = CURRENT.value
+        if under is not configured:
+            tiers = self._tiers_under(configured)
+            self._tiers = configured, tiers
+        return tiers
+
+    def _tiers_under(self, configured: Configuration) -> tuple[Tier, ...]:
+        remote = self.policy.remote
+        if self.policy.scope != "global" and not remote.share:
+            return ()
+        tiers = self.own_tiers or tuple(tier for tier in (configured.backup, configured.remote) if tier is not None)
+        return tiers[-1:] if remote.is_strong else tiers
+
+    # Calls
+
+    def answer(
+        self, scope: Scope, key: Hashable, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_fresh: bool = False
+    ) -> Awaitable[Any]:
+        """Run a call that no local hit has answered: single flight, tiers, the tool."""
+        plan = scope.plan(self)
+        if key is UNKEYED or plan.partition is None or not plan.configuration.enabled:
+            if scope.interceptor is not None:  # tested here, off the path of a miss: such a plan has no partition
+                return scope.interceptor.play(InterceptedCall(self, scope, key, args, kwargs, is_fresh=is_fresh))
+            return self._run(Call(self, plan, None if key is UNKEYED else key, args, kwargs, "uncached"), plan.uncached)
+        if plan.tenant is not None:
+            key = plan.qualify(key)
+        if plan.partition.flights and not plan.observers and not is_fresh and ENCLOSING.get() is None:
+            loop = asyncio.get_running_loop()
+            flight = plan.partition.flights.get((key, loop))
+            if flight is not None and flight.may_be_joined() and not LEDGER.timed and not self.policy.remote.is_strong:
+                return self._follow(plan, key, args, kwargs, flight, flight.join(loop))
+        call = Call(self, plan, key, args, kwargs, "miss")
+        if is_fresh:
+            call.is_fresh = True
+        for rule, make, position in self._early:
+            try:
+                call.tags += rule.make(call.arguments, None) if make is None else make(args[position])
+            except Exception as error:  # noqa: BLE001 - the user's function; the call goes on without it
+                warn_once(
+                    f"tags could not be computed from {rule.source!r}, so the call ran uncached", self.name, error
+                )
+                call.source = "uncached"
+                return self._run(call, plan.uncached)
+        return self._run(call, plan.run)
+
+    async def _follow(
+        self,
+        plan: Plan,
+        key: Hashable,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        flight: Flight,
+        waiter: asyncio.Future[Any],
+    ) -> Any:
+        """Wait for another caller's load where no session observes: as `single_flight`, without a `Call`.
+
+        1,000 tasks on one cold key take 1.3 times a bare gather so, instead of 1.7 times (benchmarks.budgets,
+        "1,000 tasks, one cold key").
+        """
+        try:
+            outcome = await waiter
+        except BaseException:
+            flight.leave(waiter)
+            self.stats.shared += 1
+            raise
+        if outcome is BECOME_LEADER:
+            call = Call(self, plan, key, args, kwargs, "miss")
+            call.tags = flight.tags[len(plan.partition.static) :]
+            return await self._run(call, partial(take_over, proceed=plan.load, flight=flight))
+        if type(outcome) is Failure:
+            self.stats.shared += 1
+            outcome.raise_again()
+        value = outcome.share()
+        if value is MISSING:  # it could not be copied for this caller
+            return await self._run(Call(self, plan, key, args, kwargs, "uncached"), plan.uncached)
+        self.stats.shared += 1
+        self.stats.time_saved += outcome.cost
+        return value
+
+    def local_hit(self, scope: Scope, key: Hashable, arguments: Mapping[str, Any]) -> Any:
+        return scope.plan(self).admit(key, arguments)
+
+    async def invoke(self, /, *args: Any, **kwargs: Any) -> Any:
+        arguments = self.parameters.bind(args, kwargs)
+        scope = SCOPE.get()
+        key = self.key_or_unkeyed(arguments)
+        value = scope.plan(self).admit(key, arguments)
+        if value is not MISSING:
+            return value
+        return await self.answer(scope, key, *self.parameters.split(arguments))
+
+    async def fresh(self, /, *args: Any, **kwargs: Any) -> Any:
+        """Run the tool now, whatever is cached, and store the answer."""
+        arguments = self.parameters.bind(args, kwargs)
+        key = self.key_or_unkeyed(arguments)
+        return await self.answer(SCOPE.get(), key, *self.parameters.split(arguments), is_fresh=True)
+
+    def is_successful(self, value: Any) -> bool:
+        """Whether an answer that was not stored is a success: what `cache_if` rejects is not, unless it is empty, which
+        is an answer like any other.
+        """
+        cache_if = self.policy.cache_if
+        if cache_if is None or is_empty(value):
+            return True
+        try:
+            return bool(cache_if(value))
+        except Exception:  # noqa: BLE001 - the user's function; store_result has logged that it raises
+            return True
+
+    # Identity
+
+    def key_of(self, arguments: Mapping[str, Any]) -> Hashable:
+        """Identity of a call by its arguments, by `key=`, and by what `vary=` adds.
+
+        Raises:
+            UncacheableArgumentsError: if it has none.
+        """
+        if self.policy.key is None:
+            key: Hashable = self.parameters.key(arguments)
+        else:
+            args, kwargs = self.parameters.split(arguments)
+            key = self.part_by_key(*args, **kwargs)
+        return key if self.policy.vary is None else (self.part_by_vary(arguments), key)
+
+    def key_or_unkeyed(self, arguments: Mapping[str, Any]) -> Hashable:
+        try:
+            return self.key_of(arguments)
+        except Uncacheable as error:
+            return self.unkeyed(error)
+
+    def unkeyed(self, error: Uncacheable) -> object:
+        """The key of a call without identity: it runs uncached and is counted. Raises with ``uncacheable="raise"``."""
+        if self.policy.uncacheable == "raise":
+            raise Uncacheable(error.reason, self.name) from error.__cause__
+        warn_once("an argument has no identity to cache under, so the call ran uncached", self.name, error)
+        return UNKEYED
+
+    def part_by_key(self, /, *args: Any, **kwargs: Any) -> Hashable:
+        """The part of the key that `key=` returns."""
+        assert self.policy.key is not None
+        try:
+            return key_part(self.policy.key(*args, **kwargs))
+        except Uncacheable:
+            raise
+        except Exception as error:
+            raise Uncacheable(f"key= raised {type(error).__name__}", self.name) from error
+
+    def part_by_vary(self, arguments: Mapping[str, Any]) -> Hashable:
+        """The part of the key that `vary=` returns."""
+        vary = self.policy.vary
+        assert vary is not None
+        try:
+            return canonical(vary(arguments) if self.policy.vary_takes_arguments else vary())
+        except Uncacheable:
+            raise
+        except Exception as error:
+            raise Uncacheable(f"vary= raised {type(error).__name__}", self.name) from error
+
+    def cache_key(self, /, *args: Any, **kwargs: Any) -> CacheKey:
+        """Identity of the call that these arguments would make, here and now.
+
+        Raises:
+            TypeError: if the tool cannot be called so.
+            UncacheableArgumentsError: if an argument has no identity.
+        """
+        try:
+            arguments = self.parameters.bind(args, kwargs)
+            key = self.key_of(arguments)
+        except Uncacheable as error:
+            raise Uncacheable(error.reason, self.name) from error.__cause__
+        plan = SCOPE.get().plan(self)
+        key = plan.qualify(key)
+        return CacheKey(self, key, request_of(Call(self, plan, key, *self.parameters.split(arguments), "write")))
+
+    # Explicit invalidation
+
+    async def invalidate(self, /, *args: Any, **kwargs: Any) -> bool:
+        """Drop the answer to one call, in every scope; loads of it in flight are not stored.
+
+        It goes on in the tiers if the caller is cancelled while it waits for them.
+
+        Returns:
+            Whether there was an answer.
+        """
+        arguments = self.parameters.bind(args, kwargs)
+        try:
+            key = SCOPE.get().plan(self).qualify(self.key_of(arguments))
+        except Uncacheable:
+            return False
+        was_there = drop(Region(keys=((self, key),))) > 0
+        for stats in SCOPE.get().plan(self).stats:
+            stats.invalidations += 1
+        tiers = self.tiers()
+        if tiers:
+            call = Call(self, SCOPE.get().plan(self), key, *self.parameters.split(arguments), "write")
+            was_there |= bool(await run_shielded(self._discard(tiers, key, request_of(call))))
+        return was_there
+
+    async def _discard(self, tiers: tuple[Tier, ...], key: Hashable, request: Request) -> bool:
+        """Drop an answer in the tiers, the farthest first, so that none is filled again from one that still has it."""
+        was_there = False
+        for tier in reversed(tiers):
+            try:
+                was_there |= await tier.discard(request)
+            except Exception as error:  # noqa: BLE001 - a broken cache is not a broken agent
+                warn_once(f"discarding in {type(tier).__name__} failed", self.name, error)
+        drop(Region(keys=((self, key),)))
+        return was_there
+
+    def clear(self) -> int:
+        """Drop every local answer of this tool, in every scope; loads in flight are not stored. Returns how many."""
+        with LEDGER.lock:
+            garbage = LEDGER.clear(self)
+        count = sum(len(dropped[0]) for dropped in garbage)
+        free(garbage)
+        return count
+
+
+# Names: on a shared tier, the name of a tool is all that tells its answers from another tool's
+
+_tools: dict[str, list[weakref.ref[ReadOperation]]] = {}
+
+
+def _register_name(tool: ReadOperation) -> None:
+    """Note a tool that is being decorated. Raises as `check_name`."""
+
+    def forget(reference: weakref.ref[ReadOperation], name: str = tool.name) -> None:
+        with LEDGER.lock:
+            references = _tools.get(name, [])
+            if reference in references:
+                references.remove(reference)
+            if not references:
+                _tools.pop(name, None)
+
+    reference = weakref.ref(tool, forget)
+    with LEDGER.lock:
+        _tools.setdefault(tool.name, []).append(reference)
+    try:
+        check_name(tool)
+    except ConfigurationError:
+        forget(reference)
+        raise
+
+
+def check_name(tool: ReadOperation) -> None:
+    """Refuse a tool that would be answered from another function's entries.
+
+    The same function may be decorated again: when a module is reloaded, or a notebook cell runs again. Two functions of
+    one module and qualified name count as the same, but for those defined inside of a function: a factory makes many of
+    them, each bound to other values.
+
+    Raises:
+        ConfigurationError: if another live tool has this name and shares a tier with it.
+    """
+    if len(_tools[tool.name]) > 1 and _conflicting(tool) is not None:
+        gc.collect()  # 30 ms, before an error only: a tool that is no longer used is freed by the collector alone
+        if (other := _conflicting(tool)) is not None:
+            raise ConfigurationError(
+                f"two tools are called {tool.name!r} and share a tier, so each would be answered with values that the "
+                f"other has loaded: {_location(other.function)} and {_location(tool.function)}; give one of them "
+                "another name=, or delete the first"
+            )
+
+
+def _conflicting(tool: ReadOperation) -> ReadOperation | None:
+    with LEDGER.lock:
+        others = [other for reference in _tools[tool.name] if (other := reference()) not in (None, tool)]
+    tiers = {id(tier) for tier in tool.tiers()}
+    for other in others:
+        if not tiers.isdisjoint(map(id, other.tiers())) and not _is_redefinition(tool.function, other.function):
+            return other
+    return None
+
+
+def _is_redefinition(function: Callable[..., Any], other: Callable[..., Any]) -> bool:
+    function, other = inspect.unwrap(function), inspect.unwrap(other)
+    name = function.__qualname__
+    return function is other or (
+        (function.__module__, name) == (other.__module__, other.__qualname__) and "<locals>" not in name
+    )
+
+
+def _location(function: Callable[..., Any]) -> str:
+    function = inspect.unwrap(function)
+    code = getattr(function, "__code__", None)  # a function of an extension has none
+    where = f" ({code.co_filename}:{code.co_firstlineno})" if code is not None else ""
+    return f"{function.__module__}:{function.__qualname__}{where}"

@@ -1,0 +1,740 @@
+"""What the stages of a call work on: the operation, its call, the load it takes part in, its scope and its plan.
+
+An `Operation` is one decorated tool. A `Scope` is where a call is made: outside of any session, or inside a chain of
+them; one context variable holds it. For each operation a scope has one `Plan`, compiled once by `engine.plan`. A `Call`
+exists only for what a local hit did not answer, a `Flight` is one load that several calls may wait for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Awaitable, Callable, Hashable, Mapping
+from contextvars import ContextVar
+from typing import Any, Final, Generic, NamedTuple, NoReturn, Protocol, TypeVar
+
+from agent_cache.clock import CLOCK
+from agent_cache.config import CURRENT, Configuration
+from agent_cache.core.coherence import Load, Partition
+from agent_cache.core.parameters import Parameters
+from agent_cache.core.policies import ReadPolicy, WritePolicy
+from agent_cache.core.store import Entry
+from agent_cache.core.tags import Tag, TagSet
+from agent_cache.engine.state import LEDGER
+from agent_cache.errors import AgentLoopDetectedError
+from agent_cache.metrics import METRICS, Metrics, Stats
+from agent_cache.remote.protocol import Request, Ticket, Tier
+from agent_cache.values.canonical import MISSING
+
+__all__ = [
+    "BECOME_LEADER",
+    "ENCLOSING",
+    "INTERCEPTORS",
+    "ROOT",
+    "SCOPE",
+    "TENANT",
+    "UNKEYED",
+    "CacheKey",
+    "Call",
+    "CallObserver",
+    "Enter",
+    "Failure",
+    "Flight",
+    "Interceptor",
+    "Leave",
+    "Observe",
+    "Operation",
+    "Participant",
+    "Plan",
+    "Proceed",
+    "Replacement",
+    "Scope",
+    "Stage",
+    "count",
+    "report_escape",
+]
+
+P = TypeVar("P", bound="ReadPolicy | WritePolicy")
+
+TENANT: Final = object()
+"""Marks the key of a tenant's entry. No argument can produce it."""
+
+UNKEYED: Final = object()
+"""The key of a call that has no identity. Nothing is ever stored under it."""
+
+
+# Sessions in a call
+
+
+class Replacement(NamedTuple):
+    """An answer that a session gives in place of the tool's.
+
+    Attributes:
+        answer: the value.
+        outcome: the name of this outcome in the trace.
+        kind: the loop or the budget behind it.
+    """
+
+    answer: Any
+    outcome: str
+    kind: str
+
+
+Observe = Callable[[Hashable, Entry, Any, float, Mapping[str, Any] | None], Any]
+"""Shown each local hit: key, entry, value, clock reading, and the arguments where the tool's loop guard needs them.
+Returns the value that the caller gets, or raises.
+"""
+
+Enter = Callable[["Call", float], Replacement | None]
+"""Admits a call at this clock reading by returning None, or replaces its answer, or raises."""
+
+Leave = Callable[["Call", Any, BaseException | None, float], Replacement | None]
+"""Shown how a call ended: its value or its error, and the clock reading. Replaces the answer, or leaves it by None."""
+
+
+class CallObserver(Protocol):
+    """What a session contributes to the calls of one operation. All of it is synchronous.
+
+    - `ask` refuses a call by raising, or replaces its answer, or admits it by None. It counts nothing. It is given the
+      answer of a hit.
+    - `admit` lets a miss or a write in; given the clock reading, it asks first.
+    - `hit` is shown a local hit, which has ended by then; it refuses or replaces it likewise. `see` does the same for a
+      hit that was asked about.
+    - `done` is shown how an admitted call ended, and may replace its answer, or raise.
+    - `blocked` is told of a call that another session refused, `answered` of a hit whose answer another session
+      replaced: it counts as a hit all the same.
+    - `has_refused` recognises the errors that this session raised.
+    """
+
+    hit: Observe
+    see: Observe
+
+    def ask(self, key: Hashable, now: float, call: Call | None = None, cached: Any = MISSING) -> Replacement | None: ...
+    def admit(self, call: Call, now: float | None = None) -> Replacement | None: ...
+    def done(self, call: Call, value: Any, error: BaseException | None, now: float) -> Replacement | None: ...
+    def blocked(self, key: Hashable, now: float, outcome: str, kind: str) -> None: ...
+    def answered(self) -> None: ...
+    def has_refused(self, error: Exception) -> bool: ...
+
+
+class Participant(Protocol):
+    """A session, as the calls made inside it see it."""
+
+    metrics: Metrics
+
+    def observer_of(self, operation: Operation[Any], *, is_innermost: bool) -> CallObserver | None:
+        """The observer of this operation's calls; None if they are not observed."""
+        ...
+
+    def stats_of(self, operation: Operation[Any]) -> Stats | None:
+        """The counters of this operation's calls, beside the process-wide ones."""
+        ...
+
+    def partition_of(self, operation: Any) -> Partition:
+        """The store of the answers of a session-scoped `ReadOperation`."""
+        ...
+
+    def stop(self, loop: AgentLoopDetectedError) -> None:
+        """End the run for a loop that was detected when it was recorded."""
+        ...
+
+
+# Recorders and players
+
+
+class Interceptor(Protocol):
+    """A recorder or a player: receives every call of a scope before anything is looked up.
+
+    Attributes:
+        thread: the identifier of the thread that it was installed in.
+    """
+
+    thread: int
+
+    def play(self, call: Any) -> Awaitable[Any]:
+        """Return what the caller gets: the outcome of ``call.proceed()``, or a recorded one.
+
+        Args:
+            call: an `engine.interception.InterceptedCall`.
+        """
+        ...
+
+    def escaped(self, called: Any) -> None:
+        """Handle a call in another thread that may belong to this run, but has lost its context.
+
+        Args:
+            called: the tool's operation, or the recorder's own description of a function.
+        """
+        ...
+
+
+INTERCEPTORS: dict[Interceptor, str] = {}
+"""Active interceptors of this process, and the real path of each one's file; empty for those without one."""
+
+
+def report_escape(called: Any) -> None:
+    """Report a call without an interceptor to those of other threads.
+
+    In a thread in which no interceptor was installed, a call may have lost its context on the way there, also if that
+    thread has an event loop of its own. In any other thread it was made outside of the recording on purpose.
+    """
+    thread = threading.get_ident()
+    if thread == threading.main_thread().ident:
+        return
+    for interceptor in list(INTERCEPTORS):
+        if interceptor.thread != thread:
+            interceptor.escaped(called)
+
+
+# Plans and scopes
+
+
+class Plan:
+    """How the calls of one operation run in one scope. Compiled once, by `engine.plan`.
+
+    Attributes:
+        partition: the store of the answers; None if they are not stored.
+        admit: the synchronous half. Takes a key, and the arguments as `observe` does; returns the value of a local hit,
+            or `MISSING`.
+        observe: shows a local hit to the sessions, for callers that found one without `admit`.
+        enter: asks the sessions whether a call may run; None outside of sessions.
+        leave: shows the sessions how the call ended; None outside of sessions.
+        run: the asynchronous half, from single flight to the tool.
+        load: the stages behind single flight.
+        uncached: the tool alone.
+        observers: what the sessions of the scope contribute, innermost first.
+        stats: counters of the tool, in the process and in each session.
+        tenant: the owner of these entries, None without tenants.
+        trust: gives the time up to which local copies may be served; None without tiers.
+        configuration: the settings it was compiled under.
+    """
+
+    __slots__ = (
+        "admit",
+        "configuration",
+        "enter",
+        "leave",
+        "load",
+        "observe",
+        "observers",
+        "partition",
+        "run",
+        "stats",
+        "tenant",
+        "trust",
+        "uncached",
+    )
+
+    def __init__(
+        self,
+        *,
+        partition: Partition | None,
+        admit: Callable[..., Any],
+        observe: Observe,
+        enter: Enter | None,
+        leave: Leave | None,
+        run: Callable[[Call], Awaitable[Entry]],
+        load: Callable[[Call], Awaitable[Entry]],
+        uncached: Callable[[Call], Awaitable[Entry]],
+        observers: tuple[CallObserver, ...],
+        stats: tuple[Stats, ...],
+        tenant: Hashable | None,
+        trust: Callable[[], float] | None,
+        configuration: Configuration,
+    ) -> None:
+        self.configuration = configuration
+        self.partition: Any = partition
+        self.admit = admit
+        self.observe = observe
+        self.enter = enter
+        self.leave = leave
+        self.run = run
+        self.load = load
+        self.uncached = uncached
+        self.observers = observers
+        self.stats = stats
+        self.tenant = tenant
+        self.trust = trust
+
+    def has_refused(self, error: Exception) -> bool:
+        """Whether a session around the call raised this error, for a call that the tool made.
+
+        Such an error is no result of the tool, so it is not shared with other runs.
+        """
+        return any(observer.has_refused(error) for observer in self.observers)
+
+    def qualify(self, key: Hashable) -> Hashable:
+        """The key under which the partition stores an entry: with the tenant, where there is one."""
+        return key if self.tenant is None else (TENANT, self.tenant, key)
+
+
+class Scope:
+    """An immutable place in the nesting of sessions.
+
+    Attributes:
+        participants: the sessions, innermost first; empty for the root.
+        owners: the same sessions as a set: what an invalidation with ``scope="session"`` reaches.
+        tenant: whose run this is, None without tenants.
+        answers_inline: whether the generated body of a global tool may look into its store directly: not for tenants,
+            whose keys differ, nor under an interceptor, which receives every call.
+        interceptor: records or replays the calls made here; None outside of recordings.
+        plans: compiled plans by operation; a cache, and the only thing here that changes.
+    """
+
+    __slots__ = ("answers_inline", "interceptor", "owners", "participants", "plans", "tenant")
+
+    def __init__(self, participants: tuple[Participant, ...] = (), tenant: Hashable | None = None) -> None:
+        self.participants = participants
+        self.tenant = tenant
+        self.answers_inline = tenant is None
+        self.owners: frozenset[object] = frozenset(participants)
+        self.plans: dict[Operation[Any], Plan] = {}
+        self.interceptor: Interceptor | None = None
+
+    def within(self, participant: Participant, tenant: Hashable | None) -> Scope:
+        """This place with one more session, innermost."""
+        return Scope((participant, *self.participants), tenant)
+
+    def plan(self, operation: Operation[Any]) -> Plan:
+        """The plan of an operation here, compiled at its first call and again after a change of the configuration."""
+        plan = self.plans.get(operation)
+        if plan is None or plan.configuration is not CURRENT.value:
+            plan = self.plans[operation] = operation.compile(operation, self)
+        return plan
+
+
+class _Root(Scope):
+    """The scope outside of any session. Each operation keeps its own plan, so that both are freed together."""
+
+    __slots__ = ()
+
+    def plan(self, operation: Operation[Any]) -> Plan:
+        plan = operation.root_plan
+        if plan is None or plan.configuration is not CURRENT.value:
+            plan = operation.root_plan = operation.compile(operation, self)
+        return plan
+
+
+ROOT: Final[Scope] = _Root()
+"""Outside of any session."""
+
+SCOPE: ContextVar[Scope] = ContextVar("agent_cache_scope", default=ROOT)
+"""The scope of the running context. Child tasks and threads inherit it."""
+
+
+# Loads that several calls may wait for
+
+
+BECOME_LEADER: Final = object()
+"""Wakes a follower that must run the tool, because the leader was cancelled."""
+
+
+class Failure:
+    """The exception of a load, with the traceback it had when it left the tool."""
+
+    __slots__ = ("error", "traceback")
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+        self.traceback = error.__traceback__
+
+    def raise_again(self) -> NoReturn:
+        """Raise it for one more follower."""
+        error, context = self.error, self.error.__context__
+        try:
+            raise error.with_traceback(self.traceback)
+        finally:
+            error.__context__ = context  # the exception that this follower was handling does not concern the others
+
+
+class Flight(Load):
+    """One running load and the callers that wait for it.
+
+    Attributes:
+        id: its key and its event loop.
+        waiters: one future for each follower; None until there is one.
+        waits_for: flights that calls made under this one wait for, or lead: the edges of the wait-for graph.
+        joinable: whether readers find it.
+        result: the entry that followers are answered from, set by `store_result`.
+        stored_tags: everything that the stored entry depends on, None until it is stored: the tags for the tiers.
+        tickets: one from each tier that was asked.
+    """
+
+    __slots__ = ("id", "joinable", "result", "stored_tags", "tickets", "waiters", "waits_for")
+
+    def __init__(
+        self,
+        home: Partition,
+        id: tuple[Hashable, asyncio.AbstractEventLoop],  # noqa: A002 - the attribute's name
+        tags: tuple[Tag, ...],
+        late_roots: tuple[str, ...],
+    ) -> None:
+        # Repeats Load.__init__: one call less is 2.5 % of a miss (benchmarks.budgets, "miss, static tag").
+        self.home = home
+        self.key = id[0]
+        self.tags = tags
+        self.late_roots = late_roots
+        self.written = None
+        self.is_clean = True
+        self.is_open = True
+        self.id = id
+        self.waiters: deque[asyncio.Future[Any]] | None = None
+        self.waits_for: list[Flight] | None = None
+        self.joinable = False
+        self.result: Entry | None = None
+        self.stored_tags: tuple[Tag, ...] | None = None
+        self.tickets: tuple[Ticket, ...] = ()
+
+    def detach(self) -> None:
+        if self.joinable:
+            self.joinable = False
+            self.home.flights.pop(self.id, None)
+
+    def may_be_joined(self) -> bool:
+        """Whether the tiers that were asked still vouch for its value towards a reader that starts now."""
+        return all(ticket.is_joinable() for ticket in self.tickets)
+
+    def agrees_with(self, asked: tuple[tuple[Tier, Ticket], ...]) -> bool:
+        """Whether a reader that asked the tiers itself saw the versions that this load began with."""
+        return len(self.tickets) == len(asked) and all(
+            mine.agrees_with(theirs) for (_, mine), theirs in zip(asked, self.tickets, strict=True)
+        )
+
+    def restart(self) -> None:
+        super().restart()
+        self.tickets = ()
+
+    def finish(self) -> None:
+        """End the load, under the lock: no reader joins any more, and writes need not consider it."""
+        home = self.home
+        if self.joinable:
+            self.joinable = False
+            home.flights.pop(self.id, None)
+        self.is_open = False
+        for loads in home.loads:
+            loads.discard(self)
+
+    def land(self, outcome: object) -> None:
+        """Give every follower the outcome."""
+        if self.is_open:
+            with LEDGER.lock:
+                self.finish()
+        if self.waiters:
+            for waiter in self.waiters:
+                if not waiter.done():
+                    waiter.set_result(outcome)
+
+    def join(self, loop: asyncio.AbstractEventLoop) -> asyncio.Future[Any]:
+        """Wait for the outcome. Returns a future for this follower alone."""
+        waiter = loop.create_future()
+        if self.waiters is None:
+            self.waiters = deque()
+        self.waiters.append(waiter)
+        return waiter
+
+    def leave(self, waiter: asyncio.Future[Any]) -> None:
+        """Remove a follower that was interrupted. If it had just become the leader, the next follower does."""
+        if waiter.done() and not waiter.cancelled() and waiter.result() is BECOME_LEADER:
+            self.hand_over()
+        elif self.waiters and waiter in self.waiters:
+            self.waiters.remove(waiter)
+
+    def hand_over(self) -> None:
+        """Make the first follower that still waits the leader; without one the flight ends."""
+        if self.waiters and not self._is_on_its_loop():
+            # The garbage collector closes an abandoned call, on whatever thread it runs.
+            try:
+                self.id[1].call_soon_threadsafe(self.hand_over)
+                return
+            except RuntimeError:
+                self.waiters.clear()  # the loop is closed: nobody waits on it any more
+        while self.waiters:
+            waiter = self.waiters.popleft()
+            if not waiter.done():
+                waiter.set_result(BECOME_LEADER)
+                return
+        with LEDGER.lock:
+            self.finish()
+
+    def _is_on_its_loop(self) -> bool:
+        try:
+            return asyncio.get_running_loop() is self.id[1]
+        except RuntimeError:
+            return False
+
+    def would_wait_for(self, other: Flight) -> bool:
+        """Whether this flight, directly or through others, waits for another one (or is it)."""
+        pending, seen = [self], {id(self)}
+        while pending:
+            flight = pending.pop()
+            if flight is other:
+                return True
+            for awaited in flight.waits_for or ():
+                if id(awaited) not in seen:
+                    seen.add(id(awaited))
+                    pending.append(awaited)
+        return False
+
+    def wait_for(self, other: Flight) -> None:
+        """Note that something under this flight waits for another one."""
+        if self.waits_for is None:
+            self.waits_for = [other]
+        else:
+            self.waits_for.append(other)
+
+
+# Calls
+
+
+class Call:
+    """A miss, a write or an uncached run. A local hit has none.
+
+    Attributes:
+        operation: the tool's `ReadOperation` or `WriteOperation`.
+        key: its identity, None where it has none.
+        args, kwargs: its arguments in the one canonical spelling.
+        tags: its dependencies beside the static tags, as far as they are known before the load.
+        asked: tiers that were asked before single flight, with their tickets: for a tool with strong consistency.
+        source: how it was answered: ``miss``, ``hit`` (of a tier), ``shared``, ``uncached`` or ``write``.
+        is_fresh: the caller asked for a fresh value: no lookup, and no flight of others is joined.
+        parent: the call whose tool made this one, or None.
+        leading: the innermost flight that this call runs under: its own, or its parent's.
+        flight: the flight it leads or follows. Only a call that takes part in one has it.
+        started: clock reading when the tool was started.
+        numbers: its number in each session that saw it; None outside of sessions.
+        depth: how many calls enclose it, itself included.
+        began: how many calls its session's loop guard had counted when it began.
+        loop_key: its identity for the loop guard; None if it has none.
+    """
+
+    __slots__ = (
+        "_arguments",
+        "args",
+        "asked",
+        "began",
+        "depth",
+        "flight",
+        "is_fresh",
+        "key",
+        "kwargs",
+        "leading",
+        "loop_key",
+        "numbers",
+        "operation",
+        "parent",
+        "plan",
+        "source",
+        "started",
+        "tags",
+    )
+
+    flight: Flight
+    began: int
+    loop_key: Hashable | None
+
+    def __init__(
+        self, operation: Any, plan: Plan, key: Hashable, args: tuple[Any, ...], kwargs: dict[str, Any], source: str
+    ) -> None:
+        self.operation = operation
+        self.plan = plan
+        self.key = key
+        self.args = args
+        self.kwargs = kwargs
+        self.source = source
+        self.is_fresh = False
+        self.asked: tuple[tuple[Tier, Ticket], ...] = ()
+        self.parent = parent = ENCLOSING.get()
+        if parent is None:
+            self.leading: Flight | None = None
+            self.depth = 1
+        else:
+            self.leading = parent.leading
+            self.depth = parent.depth + 1
+        self.started = 0.0
+        self.tags: tuple[Tag, ...] = ()
+        self.numbers: dict[object, int] | None = None
+        self._arguments: dict[str, Any] | None = None
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Parameter names and values, injected contexts included."""
+        if self._arguments is None:
+            self._arguments = self.operation.parameters.named(self.args, self.kwargs)
+        return self._arguments
+
+    @property
+    def stored_entry(self) -> Entry | None:
+        """The entry that the answer was stored as; None if it was not stored."""
+        if self.source == "uncached" or self.source == "write" or self.flight.stored_tags is None:
+            return None
+        return self.flight.result
+
+    def number_in(self, session: object) -> int | None:
+        """Its number among the calls of a session, if that session saw it."""
+        return None if self.numbers is None else self.numbers.get(session)
+
+
+ENCLOSING: ContextVar[Call | None] = ContextVar("agent_cache_enclosing_call", default=None)
+"""The call whose tool is running in this context. Child tasks and threads inherit it."""
+
+Proceed = Callable[[Call], Awaitable[Entry]]
+"""The rest of the plan."""
+
+
+class Stage(Protocol):
+    """A step that may wait. It calls `proceed` to go on, or answers the call itself."""
+
+    def __call__(self, call: Call, proceed: Proceed) -> Awaitable[Entry]: ...
+
+
+# Operations
+
+
+class Operation(Generic[P]):
+    """One decorated tool: everything that was settled at decoration. Base of `ReadOperation` and `WriteOperation`.
+
+    Attributes:
+        compile: makes the plan of a scope: ``read_plan`` or ``write_plan`` of `engine.plan`.
+        own_tiers: the tiers that its decorator named, nearest first.
+        root_plan: its plan outside of sessions.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "compile",
+        "function",
+        "name",
+        "own_tiers",
+        "parameters",
+        "policy",
+        "root_plan",
+        "stats",
+        "tags",
+    )
+
+    is_read: bool
+
+    def __init__(
+        self,
+        function: Callable[..., Awaitable[Any]],
+        name: str,
+        parameters: Parameters,
+        tags: TagSet,
+        policy: P,
+        backup: Tier | None,
+        remote: Tier | None,
+        compile: Callable[[Any, Scope], Plan],  # noqa: A002 - the attribute's name
+    ) -> None:
+        self.function = function
+        self.name = name
+        self.parameters = parameters
+        self.tags = tags
+        self.policy = policy
+        self.own_tiers = tuple(tier for tier in (backup, remote) if tier is not None)
+        self.compile = compile
+        self.stats = METRICS.stats_of(name, tags.roots)
+        self.root_plan: Plan | None = None
+
+    def local_hit(self, scope: Scope, key: Hashable, arguments: Mapping[str, Any]) -> Any:
+        """The value of a local hit, or `MISSING`."""
+        raise NotImplementedError
+
+    def answer(
+        self, scope: Scope, key: Hashable, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_fresh: bool = False
+    ) -> Awaitable[Any]:
+        """Run a call that no local hit has answered."""
+        raise NotImplementedError
+
+    async def invoke(self, /, *args: Any, **kwargs: Any) -> Any:
+        """Call the tool with any spelling of its arguments. The generated body does the same in fewer steps."""
+        raise NotImplementedError
+
+    def is_successful(self, value: Any) -> bool:
+        """Whether a call that returned this value achieved its purpose."""
+        raise NotImplementedError
+
+    async def _run(self, call: Call, run: Callable[[Call], Awaitable[Entry]]) -> Any:
+        """Let the sessions admit a call, run it, count it, and show the sessions how it ended."""
+        if INTERCEPTORS and SCOPE.get().interceptor is None:
+            report_escape(self)
+        plan = call.plan
+        if plan.enter is not None:
+            call.started = now = CLOCK.now()
+            replacement = plan.enter(call, now)
+            if replacement is not None:
+                return replacement.answer
+        token = ENCLOSING.set(call)
+        try:
+            entry = await run(call)
+        except BaseException as error:
+            count(call, 0.0, failed=isinstance(error, Exception))
+            replacement = None if plan.leave is None else plan.leave(call, None, error, CLOCK.now())
+            if replacement is None:
+                raise
+            return replacement.answer
+        finally:
+            try:
+                ENCLOSING.reset(token)
+            except ValueError:
+                pass  # closed by the garbage collector, in another context than it ran in
+        if call.source == "miss":
+            for stats in plan.stats:
+                stats.misses += 1
+        else:
+            count(call, entry.cost)
+        if plan.leave is None:
+            return entry.value
+        replacement = plan.leave(call, entry.value, None, CLOCK.now())
+        return entry.value if replacement is None else replacement.answer
+
+
+def count(call: Call, cost: float, *, failed: bool = False) -> None:
+    """Count a call by its source, and a failure where the tool itself was run."""
+    source = call.source
+    for stats in call.plan.stats:
+        if source == "miss":
+            stats.misses += 1
+        elif source == "write":
+            stats.writes += 1
+        elif source == "uncached":
+            stats.bypassed += 1
+        else:
+            stats.time_saved += cost
+            if source == "hit":
+                stats.hits += 1
+            else:
+                stats.shared += 1
+        if failed and source != "shared":
+            stats.errors += 1
+
+
+class CacheKey:
+    """Identity of one call of one tool: opaque, hashable, equal for every spelling of the call.
+
+    It includes the tenant and what `vary=` returned when it was made.
+
+    Attributes:
+        request: the call as tiers know it. The key itself names classes and instances by numbers of this process.
+    """
+
+    __slots__ = ("_key", "_tool", "request")
+
+    def __init__(self, tool: Operation[Any], key: Hashable, request: Request) -> None:
+        self._tool = tool
+        self._key = key
+        self.request = request
+
+    @property
+    def entry(self) -> tuple[Operation[Any], Hashable]:
+        """The tool and the key of the entry."""
+        return self._tool, self._key
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, CacheKey) and self.entry == other.entry
+
+    def __hash__(self) -> int:
+        return hash((self._tool.name, self._key))
+
+    def __repr__(self) -> str:
+        return f"<CacheKey of {self._tool.name}, {hash(self) & 0xFFFFFFFF:08x}>"

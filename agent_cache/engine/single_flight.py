@@ -1,0 +1,135 @@
+"""Single flight: concurrent identical reads of one event loop run the tool once.
+
+The leader runs the tool inline, in its own task and context; each follower waits on a future of its own. If the leader
+is cancelled, it hands the *same* flight to a follower, and so does a follower that is cancelled between becoming the
+leader and waking. A write detaches the flights it overlaps, so a reader that starts later never joins a load from
+before it.
+
+A call that would wait for itself, directly or through other flights, runs the tool instead: the wait-for graph is
+walked before a follower joins (Holt 1972, "Some deadlock properties of computer systems": each flight is one resource
+with one holder, so a cycle is the deadlock).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+
+from agent_cache.clock import CLOCK
+from agent_cache.core.coherence import Partition
+from agent_cache.core.store import Entry
+from agent_cache.engine.runtime import BECOME_LEADER, Call, Failure, Flight, Proceed
+from agent_cache.engine.state import LEDGER, free
+from agent_cache.values.canonical import MISSING
+
+__all__ = ["single_flight", "take_over"]
+
+
+def single_flight(call: Call, proceed: Proceed) -> Awaitable[Entry]:
+    """Lead a flight for this key, or follow the one under way.
+
+    Takes no lock: flights belong to one event loop, so only its thread looks them up, joins and ends them. A write in
+    another thread marks and detaches what it finds in the ledger's sets; a load that enters them later has not started
+    the tool yet, and a reader that finds a flight just before it is detached began before that write ended.
+    """
+    home: Partition = call.plan.partition
+    loop = asyncio.get_running_loop()
+    under = call.leading
+    if LEDGER.timed:
+        _expire_holds()
+    ident = call.key, loop
+    present: Flight | None = home.flights.get(ident)
+    if present is not None:
+        if call.is_fresh:
+            with LEDGER.lock:
+                present.spoil()  # its value is older than the one asked for now
+        elif not (present.agrees_with(call.asked) if call.asked else present.may_be_joined()):
+            with LEDGER.lock:
+                present.detach()  # this call leads, and later ones join it
+            present = None
+        elif under is None or not _would_deadlock(under, present):
+            waiter = present.join(loop)
+            if under is not None:
+                under.wait_for(present)
+            return _follow(call, proceed, present, waiter, under)
+    flight = Flight(home, ident, home.static + call.tags, call.operation.late_roots)
+    if call.asked:
+        flight.tickets = tuple(ticket for _, ticket in call.asked)
+    for loads in home.loads:
+        loads.add(flight)
+    if present is None or call.is_fresh:
+        flight.joinable = True
+        home.flights[ident] = flight
+    if under is not None:
+        under.wait_for(flight)
+    return _lead(call, proceed, flight, under)
+
+
+def _expire_holds() -> None:
+    with LEDGER.lock:
+        garbage = LEDGER.lapse(CLOCK.now())
+    free(garbage)
+
+
+def _would_deadlock(under: Flight, flight: Flight) -> bool:
+    with LEDGER.lock:
+        return flight.would_wait_for(under)
+
+
+async def _lead(call: Call, proceed: Proceed, flight: Flight, under: Flight | None) -> Entry:
+    call.leading = call.flight = flight
+    call.source = "miss"
+    try:
+        entry = await proceed(call)
+    except Exception as error:
+        if call.plan.has_refused(error):
+            flight.hand_over()  # the leader's run was stopped, not the tool: a follower runs the tool in its own run
+        else:
+            flight.land(Failure(error))
+        raise
+    except BaseException:
+        if flight.stored_tags is not None:  # interrupted after the value was stored, while a tier was given its copy
+            flight.land(flight.result)
+        else:
+            flight.hand_over()
+        raise
+    finally:
+        if under is not None:
+            under.waits_for.remove(flight)  # type: ignore[union-attr]  # wait_for() has made it a list
+    if flight.is_open or flight.waiters:
+        flight.land(flight.result)
+    return entry
+
+
+async def _follow(
+    call: Call, proceed: Proceed, flight: Flight, waiter: asyncio.Future[object], under: Flight | None
+) -> Entry:
+    call.source = "shared"
+    call.flight = flight
+    try:
+        outcome = await waiter
+    except BaseException:
+        flight.leave(waiter)
+        if under is not None:
+            under.waits_for.remove(flight)  # type: ignore[union-attr]  # as in _lead()
+        raise
+    if outcome is BECOME_LEADER:
+        return await take_over(call, proceed, flight, under)
+    if under is not None:
+        under.waits_for.remove(flight)  # type: ignore[union-attr]  # as in _lead()
+    if type(outcome) is Failure:
+        outcome.raise_again()
+    assert isinstance(outcome, Entry)
+    value = outcome.share()
+    if value is MISSING:  # it could not be copied for this caller
+        call.source = "uncached"
+        return await call.plan.uncached(call)
+    return Entry(value, 0.0, outcome.cost)
+
+
+def take_over(call: Call, proceed: Proceed, flight: Flight, under: Flight | None = None) -> Awaitable[Entry]:
+    """Lead a flight whose leader was cancelled: the tool runs again, in this caller's task and context."""
+    with LEDGER.lock:
+        flight.restart()
+        LEDGER.start(flight)
+    return _lead(call, proceed, flight, under)

@@ -1,0 +1,352 @@
+"""Tiers behind the local store: lookups before the tool runs, stores after it, and invalidations from other processes.
+
+The order is local store, backup, remote tier. An invalidation received from a tier drops local copies at once. To the
+farther tier, the nearer one is another local store: it must drop what other processes write, drop everything when
+messages may have been lost, and is used only while the farther tier is trusted to pass messages on. A listener cannot
+wait, so the nearer tier gets these invalidations before it is next asked (`_catch_up`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import weakref
+from collections.abc import Callable, Hashable
+from functools import partial
+from typing import Any, Final
+
+from agent_cache.clock import CLOCK
+from agent_cache.core.coherence import Region
+from agent_cache.core.keys import PLAIN
+from agent_cache.core.store import NEVER, Entry
+from agent_cache.core.tags import root_of
+from agent_cache.engine.runtime import TENANT, Call, Proceed
+from agent_cache.engine.state import LEDGER, drop, free, warn_once
+from agent_cache.engine.store_result import count_unstored, insert_if_valid, protected_copy, refresh
+from agent_cache.remote.protocol import Found, Request, Ticket, Tier, Touched, WriteIntent
+from agent_cache.values.canonical import is_large, make_room
+
+__all__ = ["check_versions", "consult_tiers", "request_of", "trust_in", "unsubscribe_all"]
+
+_MAX_REQUESTS: Final = 1_024
+
+
+# Stages
+
+
+async def check_versions(call: Call, proceed: Proceed) -> Entry:
+    """Ask the farthest tier before anything is shared: the first stage of a tool with strong consistency.
+
+    A running load of others is joined only if it began with the versions seen here: see `Ticket.agrees_with`. A nearer
+    tier is not asked, as it would be no better than a local copy.
+    """
+    (tier,) = call.operation.tiers()
+    found, ticket = await _ask(tier, (), call)
+    call.asked = ((tier, ticket),)
+    if found is None or call.is_fresh:
+        return await proceed(call)
+    call.source = "hit"
+    call.flight = _NO_FLIGHT
+    if found.is_to_refresh:
+        refresh(call)
+    return Entry(found.value, 0.0, found.cost)
+
+
+class _NoFlight:
+    """The flight of a call that a tier answered before single flight: nothing was stored."""
+
+    result = stored_tags = None
+
+
+_NO_FLIGHT: Any = _NoFlight()
+
+
+async def consult_tiers(call: Call, proceed: Proceed) -> Entry:
+    """Answer from the nearest tier that has the value; else run the rest of the plan and store the result in the tiers.
+
+    A tier that fails counts as a miss: the tool still runs.
+    """
+    flight = call.flight
+    asked = call.asked
+    if asked:
+        flight.tickets = tuple([ticket for _, ticket in asked])
+    else:
+        tiers = call.operation.tiers()
+        for farther, tier in enumerate(tiers, 1):
+            found, ticket = await _ask(tier, tiers[farther:], call)
+            asked += ((tier, ticket),)
+            flight.tickets += (ticket,)
+            if found is not None and not call.is_fresh:
+                entry = _store_found(call, found)
+                if farther > 1 and (found.ttl is None or found.ttl > 0):  # else it is in its grace period: not stored
+                    await _offer(call, asked, farther - 1, found.value, found.tags, found.cost)
+                return entry
+    entry = await proceed(call)
+    if flight.stored_tags is not None:
+        await _offer(call, asked, len(asked), entry.value, flight.stored_tags, entry.cost)
+    return entry
+
+
+class _NoTicket:
+    """The ticket of a tier that failed: the versions are unknown, so what is loaded now is not stored.
+
+    Other callers may join the load for a second, the default bound of staleness, so that a broken tier does not make
+    every caller run the tool.
+    """
+
+    __slots__ = ("_until",)
+
+    def __init__(self) -> None:
+        self._until = CLOCK.now() + 1.0
+
+    def is_clean(self) -> bool:
+        return False
+
+    def is_joinable(self) -> bool:
+        return CLOCK.now() < self._until
+
+    lasts = None
+
+    def agrees_with(self, other: Ticket) -> bool:  # noqa: ARG002 - it knows no versions, so it agrees with none
+        return False
+
+
+async def _ask(tier: Tier, farther: tuple[Tier, ...], call: Call) -> tuple[Found | None, Ticket]:
+    try:
+        if farther:
+            await _catch_up(tier, call.operation.tags.roots)
+        found, ticket = await tier.lookup(request_of(call))
+    except Exception as error:  # noqa: BLE001 - a broken cache is not a broken agent
+        warn_once(f"lookup in {type(tier).__name__} failed", call.operation.name, error)
+        return None, _NoTicket()
+    return (found if all(map(_is_trusted, farther)) else None), ticket
+
+
+def _store_found(call: Call, found: Found) -> Entry:
+    """Store a local copy of what a tier had. It expires no later than the tier's."""
+    call.source = "hit"
+    now = CLOCK.now()
+    call.started = now - found.age
+    static = call.plan.partition.static
+    tags = tuple([tag for tag in found.tags if tag not in static]) if static else tuple(found.tags)
+    entry = Entry(found.value, NEVER if found.ttl is None else now + found.ttl, found.cost)
+    stored = protected_copy(call, entry, tags, entry.fast)
+    if found.ttl is not None and found.ttl <= 0:  # in its grace period
+        if found.is_to_refresh:
+            refresh(call)
+        return entry
+    if stored is None:
+        count_unstored(call)
+    else:
+        insert_if_valid(call, stored, tags)
+    return entry
+
+
+async def _offer(
+    call: Call, asked: tuple[tuple[Tier, Ticket], ...], count: int, value: Any, tags: tuple[str, ...], cost: float
+) -> None:
+    """Store a value in the nearest `count` tiers, in each only if all farther ones still vouch for it."""
+    for farther, (tier, ticket) in enumerate(asked[:count], 1):
+        if isinstance(ticket, _NoTicket) or not all(behind.is_clean() for _, behind in asked[farther:]):
+            continue
+        try:
+            await tier.store(ticket, value, tags, cost, age=CLOCK.now() - call.started)
+        except Exception as error:  # noqa: BLE001 - a broken cache is not a broken agent
+            warn_once(f"storing in {type(tier).__name__} failed", call.operation.name, error)
+
+
+# Requests: a call as tiers know it
+
+
+def request_of(call: Call) -> Request:
+    """The call as tiers know it.
+
+    For a key of texts and numbers the same object is returned again, so that a tier can remember it: no argument can
+    have changed since.
+    """
+    key, home = call.key, call.plan.partition
+    if home is None:
+        return _request_of(call)
+    request: Request | None = home.requests.get(key)
+    if request is None or request.tags != home.static + call.tags:
+        request = _request_of(call)
+        if _is_plain(key) and not is_large((key, request.tags)):
+            make_room(home.requests, _MAX_REQUESTS)
+            home.requests[key] = request
+    return request
+
+
+def _is_plain(key: Hashable) -> bool:
+    return key is TENANT or type(key) in PLAIN or (type(key) is tuple and all(map(_is_plain, key)))
+
+
+def _request_of(call: Call) -> Request:
+    operation, policy = call.operation, call.operation.policy
+    home = call.plan.partition
+    return Request(
+        tool=operation.name,
+        key=call.key,
+        arguments=_identity(call),
+        tags=operation.tags.static + call.tags,
+        late_roots=operation.late_roots,
+        ttl=policy.ttl,
+        session=home.owner.session_id if home is not None and home.owner is not None else None,
+        tenant=call.plan.tenant,
+        returns=operation.returns,
+        roots=operation.tags.roots,
+        grace=policy.remote.grace,
+        strong=policy.remote.is_strong,
+    )
+
+
+def _identity(call: Call) -> tuple[tuple[str, Any], ...]:
+    """The values that the key was made of: calls that `key=` or `vary=` tells apart must not meet in a tier."""
+    operation, policy = call.operation, call.operation.policy
+    if policy.key is None:
+        arguments = call.arguments
+        parts = [(name, arguments[name]) for name in operation.key_names]
+    else:
+        parts = [("key=", policy.key(*call.args, **call.kwargs))]
+    if policy.vary is not None:
+        parts.append(("vary=", policy.vary(call.arguments) if policy.vary_takes_arguments else policy.vary()))
+    return tuple(parts)
+
+
+# Invalidations from other processes
+
+_MAX_PENDING = 1_000
+"""Paths pending for a nearer tier before they are merged into their roots."""
+
+_next_serial = itertools.count().__next__
+# Weak: a tier that is no longer used goes, with everything known of it.
+_subscriptions: weakref.WeakKeyDictionary[Tier, Callable[[], None]] = weakref.WeakKeyDictionary()
+_pending: weakref.WeakKeyDictionary[Tier, _Pending] = weakref.WeakKeyDictionary()
+_nearer: weakref.WeakKeyDictionary[Tier, weakref.WeakSet[Tier]] = weakref.WeakKeyDictionary()
+
+
+class _Pending:
+    """Invalidations that a nearer tier has not received yet.
+
+    Each has a serial number, so that `acknowledge` leaves what was added again meanwhile.
+
+    Attributes:
+        roots: roots under which the tier holds nothing older than this process's subscription.
+    """
+
+    __slots__ = ("keys", "paths", "roots")
+
+    def __init__(self) -> None:
+        self.paths: dict[str, int] = {}
+        self.keys: dict[tuple[str, Hashable], int] = {}
+        self.roots: set[str] = set()
+
+    def add(self, touched: Touched | None) -> None:
+        """Add an invalidation; None, after a loss of messages, stands for everything under every root."""
+        serial = _next_serial()
+        self.paths.update(dict.fromkeys(self.roots if touched is None else touched.tags, serial))
+        if len(self.paths) > _MAX_PENDING:
+            self.paths = dict.fromkeys(map(root_of, self.paths), serial)
+        if touched is not None:
+            self.keys.update(dict.fromkeys(touched.keys, serial))
+
+    def acknowledge(self, paths: dict[str, int], keys: dict[tuple[str, Hashable], int]) -> None:
+        """Remove invalidations that the tier has received."""
+        for path, serial in paths.items():
+            if self.paths.get(path) == serial:
+                del self.paths[path]
+        for key, serial in keys.items():
+            if self.keys.get(key) == serial:
+                del self.keys[key]
+
+
+def trust_in(tiers: tuple[Tier, ...]) -> Callable[[], float] | None:
+    """Subscribe to these tiers, nearest first. Returns a function that gives the time up to which local copies of their
+    values may be served; None without tiers.
+    """
+    deadlines = [tier.trusted_until if _subscribe(tier, tiers[:index]) else _never for index, tier in enumerate(tiers)]
+    if len(deadlines) < 2:
+        return deadlines[0] if deadlines else None
+    return lambda: min(deadline() for deadline in deadlines)
+
+
+def unsubscribe_all() -> None:
+    """Unsubscribe from all tiers. Plans that are compiled later subscribe again."""
+    with LEDGER.lock:
+        ends = list(_subscriptions.values())
+        for state in (_subscriptions, _pending, _nearer):
+            state.clear()
+    for end in ends:
+        end()
+
+
+def _is_trusted(tier: Tier) -> bool:
+    """Whether copies of this tier's values may be served now."""
+    return tier in _subscriptions and CLOCK.now() < tier.trusted_until()
+
+
+async def _catch_up(tier: Tier, roots: tuple[str, ...]) -> None:
+    """Invalidate in a nearer tier what is pending for it. If the tier raises, it stays pending and the error passes."""
+    with LEDGER.lock:
+        pending = _pending.setdefault(tier, _Pending())
+        new = [root for root in roots if root not in pending.roots]
+        if not new and not pending.paths and not pending.keys:
+            return
+        pending.paths.update(dict.fromkeys(new, _next_serial()))
+        paths, keys = dict(pending.paths), dict(pending.keys)
+    tags = tuple(paths)
+    await tier.commit(WriteIntent(os.urandom(16).hex(), tags, keys=tuple(keys)), tags, failed=False, hold=0.0)
+    with LEDGER.lock:
+        pending.acknowledge(paths, keys)
+        pending.roots.update(new)
+
+
+def _subscribe(tier: Tier, nearer: tuple[Tier, ...]) -> bool:
+    """Subscribe once to a tier, before any copy of its values is stored. Returns whether that succeeded."""
+    with LEDGER.lock:
+        _nearer.setdefault(tier, weakref.WeakSet()).update(nearer)
+        if tier in _subscriptions:
+            return True
+    try:
+        end = tier.subscribe(partial(_receive, weakref.ref(tier)))
+    except Exception as error:  # noqa: BLE001 - a broken cache is not a broken agent
+        warn_once("subscription failed, so no copies of its values are served", type(tier).__name__, error)
+        return False
+    with LEDGER.lock:
+        if _subscriptions.setdefault(tier, end) is end:
+            return True
+    end()  # another thread was faster
+    return True
+
+
+def _receive(subscribed: weakref.ref[Tier], touched: Touched | None) -> None:
+    """Apply an invalidation of another process; None means that some may have been lost."""
+    tier = subscribed()
+    if tier is None:
+        return
+    with LEDGER.lock:
+        for nearer in _nearer.get(tier, ()):
+            _pending.setdefault(nearer, _Pending()).add(touched)
+    if touched is None:
+        _drop_copies_of(tier)
+    else:  # also entries of tools without tiers: they depend on the same data
+        drop(Region(touched.tags, _entries_named(touched.keys) if touched.keys else ()))
+
+
+def _entries_named(keys: tuple[tuple[str, Hashable], ...]) -> tuple[tuple[object, Hashable], ...]:
+    with LEDGER.lock:
+        tools = {home.tool for home in LEDGER.partitions()}
+    return tuple((tool, key) for name, key in keys for tool in tools if tool.name == name)
+
+
+def _drop_copies_of(tier: Tier) -> None:
+    """Drop the entries of every tool that uses this tier."""
+    garbage = []
+    with LEDGER.lock:
+        for tool in {home.tool for home in LEDGER.partitions()}:
+            if tier in tool.tiers():
+                garbage += LEDGER.clear(tool)
+    free(garbage)
+
+
+def _never() -> float:
+    return -NEVER

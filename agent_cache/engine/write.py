@@ -1,0 +1,405 @@
+"""Write tools: invalidate what a side effect touches, before it runs and again when it has ended, however it ended.
+
+The hardest case: a write is cancelled while its request is on the wire, during a read of the same entity. Before the
+side effect its tags are held, and the read's flight is marked and detached: its callers get what it loads, and nothing
+stores it. The cancellation ends the write. In the same step, before anything is awaited, its hold becomes one of
+`doubt` seconds, and entries and flights under its tags are dropped again. Until that hold ends nothing under them is
+stored; its end invalidates once more. The commit to the tiers goes on in a task of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterable, Mapping
+from contextvars import Context, copy_context
+from dataclasses import replace
+from typing import Any
+
+from agent_cache.clock import CLOCK
+from agent_cache.config import CURRENT
+from agent_cache.core.coherence import Hold, Region
+from agent_cache.core.policies import WritePolicy
+from agent_cache.core.store import Entry
+from agent_cache.core.tags import Tag, TagRule
+from agent_cache.engine.interception import InterceptedCall
+from agent_cache.engine.runtime import SCOPE, CacheKey, Call, Operation, Proceed, Scope
+from agent_cache.engine.state import LEDGER, free, run_shielded, warn_once
+from agent_cache.errors import ConfigurationError, RemoteTierError
+from agent_cache.metrics import Stats
+from agent_cache.remote.protocol import Request, Tier, WriteIntent
+from agent_cache.values.canonical import MISSING
+
+__all__ = ["Write", "WriteOperation", "invalidate", "tiers_under"]
+
+
+class WriteOperation(Operation[WritePolicy]):
+    """A decorated write tool."""
+
+    __slots__ = ()
+
+    is_read = False
+
+    def write(self, scope: Scope, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Awaitable[Any]:
+        """Run a write through its plan."""
+        if scope.interceptor is not None:
+            return scope.interceptor.play(InterceptedCall(self, scope, None, args, kwargs))
+        plan = scope.plan(self)
+        return self._run(Call(self, plan, None, args, kwargs, "write"), plan.run)
+
+    def local_hit(self, scope: Scope, key: Hashable, arguments: Mapping[str, Any]) -> Any:  # noqa: ARG002 - as reads
+        """A write is never answered from the cache."""
+        return MISSING
+
+    def answer(
+        self,
+        scope: Scope,
+        key: Hashable,  # noqa: ARG002 - a write has none
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        is_fresh: bool = False,  # noqa: ARG002 - every write is
+    ) -> Awaitable[Any]:
+        return self.write(scope, args, kwargs)
+
+    async def invoke(self, /, *args: Any, **kwargs: Any) -> Any:
+        return await self.write(SCOPE.get(), *self.parameters.split(self.parameters.bind(args, kwargs)))
+
+    def is_successful(self, value: Any) -> bool:
+        """Whether a write that returned this value succeeded; `settle` holds only then."""
+        ok = self.policy.ok
+        if ok is None:
+            return True
+        try:
+            return bool(ok(value))
+        except Exception as error:  # noqa: BLE001 - the user's function; the call goes on without it
+            warn_once("ok= raised, so the write was taken for successful", self.name, error)
+            return True
+
+    def cache_keys(self, call: Call) -> tuple[CacheKey, ...]:
+        """The entries that `key_fn` names.
+
+        Raises:
+            ConfigurationError: if it returns anything but `tool.cache_key(...)` or several of them.
+        """
+        key_fn = self.policy.key_fn
+        assert key_fn is not None
+        named = key_fn(call.args, call.kwargs)
+        keys = (named,) if isinstance(named, CacheKey) else named
+        if isinstance(keys, str | bytes) or not isinstance(keys, Iterable):
+            raise ConfigurationError(_not_a_key(self.name, named))
+        listed = tuple(keys)
+        for key in listed:
+            if not isinstance(key, CacheKey):
+                raise ConfigurationError(_not_a_key(self.name, key))
+        return listed
+
+
+def _not_a_key(tool: str, found: object) -> str:
+    return (
+        f"{tool}: key_fn(args, kwargs) must return tool.cache_key(...) of a tool decorated with AgentCache, or a list "
+        f"of them; it returned {type(found).__name__}"
+    )
+
+
+async def invalidate(call: Call, proceed: Proceed) -> Entry:
+    """Begin the write, run the tool, commit. The stage of every write tool.
+
+    A tag or key function that raises makes the write invalidate the whole root; the write itself runs.
+    """
+    write = _write_of(call)
+    if write is None:
+        return await proceed(call)
+    await write.begin()
+    for stats in call.plan.stats:
+        stats.invalidations += 1
+    try:
+        entry = await proceed(call)
+    except BaseException as error:
+        await write.fail(error)
+        raise
+    await write.succeed(entry.value, ok=call.operation.is_successful(entry.value))
+    return entry
+
+
+def _write_of(call: Call) -> Write | None:
+    """The write that a call makes; None if it touches nothing, as a session-scoped invalidator outside a session."""
+    operation = call.operation
+    policy = operation.policy
+    owners = SCOPE.get().owners if policy.scope == "session" else None
+    if owners is not None and not owners:
+        return None
+    if policy.key_fn is not None:
+        named = operation.cache_keys(call)
+        roots: tuple[str, ...] = tuple(dict.fromkeys(root for key in named for root in key.request.roots))
+        return Write(
+            operation.name,
+            policy,
+            (),
+            keys=tuple(key.entry for key in named),
+            entries=tuple(key.request for key in named),
+            owners=owners,
+            tiers=tiers_under(roots, operation.own_tiers, in_sessions=owners is not None),
+            stats=call.plan.stats,
+        )
+    paths, bare = _made_by(operation.tags.early, call.arguments, None, operation.name, call.plan.stats)
+    return Write(
+        operation.name,
+        policy,
+        operation.tags.static + paths,
+        operation.tags.late,
+        call.arguments,
+        bare,
+        owners=owners,
+        tiers=tiers_under(operation.tags.roots, operation.own_tiers, in_sessions=owners is not None),
+        stats=call.plan.stats,
+    )
+
+
+def _made_by(
+    rules: tuple[TagRule, ...], arguments: Mapping[str, Any], result: Any, tool: str, stats: tuple[Stats, ...]
+) -> tuple[tuple[Tag, ...], tuple[str, ...]]:
+    """The tags that rules give for a write, and the roots for which they gave no id. A failing rule gives its root."""
+    paths: tuple[Tag, ...] = ()
+    bare: tuple[str, ...] = ()
+    for rule in rules:
+        try:
+            made = rule.make(arguments, result)
+        except Exception as error:  # noqa: BLE001 - the user's function; the write goes on without it
+            for each in stats:
+                each.unstored += 1
+            warn_once(
+                f"tags of a write could not be computed from {rule.source!r}, so all of {rule.root!r} was dropped",
+                tool,
+                error,
+            )
+            paths += (rule.root,)
+            continue
+        if made == (rule.root,):
+            bare += made
+        else:
+            paths += made
+    return paths, bare
+
+
+class Write:
+    """One write, from before its side effect until it is committed everywhere.
+
+    Args:
+        name: the writer, for messages.
+        policy: the meaning of its failures.
+        tags: what it touches, as far as that is known before it runs.
+        late: rules that give the rest from its result.
+        arguments: of the call, for the late rules.
+        bare: roots for which no id was given: only what depends on the whole root changes.
+        keys: (tool, key) pairs that it touches instead of tags.
+        entries: the same, as tiers know them.
+        owners: sessions it is limited to, None for everything.
+        tiers: tiers to announce it to.
+        stats: counters of failing tag rules.
+    """
+
+    __slots__ = (
+        "_arguments",
+        "_entries",
+        "_hold",
+        "_intent",
+        "_late",
+        "_renewal",
+        "_stats",
+        "_tiers",
+        "name",
+        "policy",
+        "region",
+    )
+
+    def __init__(
+        self,
+        name: str,
+        policy: WritePolicy,
+        tags: tuple[Tag, ...],
+        late: tuple[TagRule, ...] = (),
+        arguments: Mapping[str, Any] | None = None,
+        bare: tuple[str, ...] = (),
+        keys: tuple[tuple[Any, Hashable], ...] = (),
+        owners: frozenset[object] | None = None,
+        tiers: tuple[Tier, ...] = (),
+        stats: tuple[Stats, ...] = (),
+        entries: tuple[Request, ...] = (),
+    ) -> None:
+        self.name = name
+        self.policy = policy
+        self.region = Region(tags, keys, owners, bare)
+        self._late = late
+        self._entries = entries
+        self._arguments = arguments or {}
+        self._hold: Hold | None = None
+        self._tiers = tiers
+        self._stats = stats
+        self._intent: WriteIntent | None = None
+        self._renewal: asyncio.TimerHandle | asyncio.Task[None] | None = None
+
+    async def begin(self) -> None:
+        """Announce the write, hold its tags and drop what they cover. Before the side effect.
+
+        Raises:
+            RemoteTierError: if a tier refuses the write; nothing has happened then.
+        """
+        if self._tiers:
+            await self._announce()
+        with LEDGER.lock:
+            self._hold = LEDGER.hold(self._all_possibly_touched())
+            garbage = LEDGER.move(self.region)
+        free(garbage)
+
+    async def succeed(self, result: Any, *, ok: bool = True) -> None:
+        """Commit after a side effect that returned."""
+        region = self.region
+        if self._late:
+            paths, bare = _made_by(self._late, self._arguments, result, self.name, self._stats)
+            region = replace(region, paths=region.paths + paths, bare=region.bare + bare)
+        await self._end(region, failed=False, hold=self.policy.settle if ok else 0.0)
+
+    async def fail(self, error: BaseException) -> None:
+        """Commit after a side effect that raised, or was cancelled.
+
+        The local half is done when this first awaits; the rest goes on if the caller is cancelled again.
+        """
+        may_wait = not isinstance(error, GeneratorExit)  # a coroutine that is being closed must not wait
+        if isinstance(error, self.policy.no_effect):
+            await self._end(self.region, failed=False, hold=0.0, may_wait=may_wait)
+            return
+        doubt = self.policy.doubt if self.policy.leaves_in_doubt(error) else 0.0
+        await self._end(self._all_possibly_touched(), failed=True, hold=doubt, may_wait=may_wait)
+
+    @property
+    def _late_roots(self) -> tuple[str, ...]:
+        return tuple(rule.root for rule in self._late)
+
+    def _all_possibly_touched(self) -> Region:
+        return replace(self.region, paths=self.region.paths + self._late_roots) if self._late else self.region
+
+    async def _end(self, region: Region, *, failed: bool, hold: float, may_wait: bool = True) -> None:
+        self._invalidate_locally(region, hold)
+        if self._intent is not None:
+            if self._renewal is not None:
+                self._renewal.cancel()
+            commits = self._start_commits(self._intent, region.paths + region.bare, failed=failed, hold=hold)
+            await run_shielded(self._finish_commits(commits, region), *commits.values(), may_wait=may_wait)
+
+    def _invalidate_locally(self, region: Region, hold: float) -> None:
+        with LEDGER.lock:
+            if self._hold is not None:
+                LEDGER.release(self._hold)
+                self._hold = None
+            if hold:
+                LEDGER.hold(region, CLOCK.now() + hold)
+            garbage = LEDGER.move(region)
+        free(garbage)
+
+    # Tiers
+
+    async def _announce(self) -> None:
+        self._intent = WriteIntent(
+            id=os.urandom(16).hex(),
+            tags=self.region.paths + self.region.bare,
+            late_roots=self._late_roots,
+            keys=tuple((tool.name, key) for tool, key in self.region.keys),
+            entries=self._entries,
+            on_unreachable=self.policy.remote.on_unreachable,
+        )
+        intent, cancels = self._intent, _cancel_count()
+        try:
+            await self._send("begin", self._tiers, lambda tier: tier.begin(intent))
+            if _cancel_count() > cancels:
+                raise asyncio.CancelledError  # noqa: TRY301 - a tier has swallowed it; the tool must not run
+        except BaseException as error:
+            # Refused, or cancelled before the side effect: end what was announced.
+            may_wait = not isinstance(error, GeneratorExit)
+            commits = self._start_commits(intent, intent.tags, failed=False, hold=0.0)
+            await run_shielded(self._finish_commits(commits, None), *commits.values(), may_wait=may_wait)
+            raise
+        interval = min(tier.lease for tier in self._tiers) / 3
+        loop, context = asyncio.get_running_loop(), copy_context()
+        # A task is made only for a write that takes that long. The timer gets an empty context: also a cancelled one
+        # keeps its context alive.
+        self._renewal = loop.call_later(interval, self._start_renewing, intent, interval, context, context=Context())
+
+    def _start_renewing(self, intent: WriteIntent, interval: float, context: Context) -> None:
+        loop, name = asyncio.get_running_loop(), f"agent_cache renews {self.name}"
+        self._renewal = loop.create_task(self._renew(intent, interval), name=name, context=context)
+
+    async def _renew(self, intent: WriteIntent, interval: float) -> None:
+        while True:
+            await self._send("renew", self._tiers, lambda tier: tier.renew(intent))
+            await asyncio.sleep(interval)
+
+    def _start_commits(
+        self, intent: WriteIntent, tags: tuple[Tag, ...], *, failed: bool, hold: float
+    ) -> dict[Tier, Coroutine[Any, Any, None]]:
+        """Call `commit` of every tier in this very step. What each returns is still to be awaited."""
+        commits: dict[Tier, Coroutine[Any, Any, None]] = {}
+        for tier in self._tiers:
+            try:
+                commits[tier] = tier.commit(intent, tags, failed=failed, hold=hold)
+            except Exception as error:  # noqa: BLE001 - a broken cache is not a broken agent
+                self._warn_of_failure("commit", tier, error)
+        return commits
+
+    async def _finish_commits(self, commits: dict[Tier, Coroutine[Any, Any, None]], region: Region | None) -> None:
+        await self._send("commit", tuple(commits), commits.__getitem__)
+        if region is not None:
+            self._invalidate_locally(region, 0.0)  # entries filled from a tier between the end and the commit
+
+    async def _send(
+        self, step: str, tiers: tuple[Tier, ...], to_tier: Callable[[Tier], Coroutine[Any, Any, None]]
+    ) -> None:
+        """Do one step in all tiers at once. Most writes have one tier, which takes no task."""
+        if len(tiers) == 1:
+            await self._guarded(to_tier, step, tiers[0])
+        else:
+            steps = (self._guarded(to_tier, step, tier) for tier in tiers)
+            for outcome in await asyncio.gather(*steps, return_exceptions=True):  # wait for all before one raises
+                if outcome is not None:
+                    raise outcome
+
+    async def _guarded(self, to_tier: Callable[[Tier], Coroutine[Any, Any, None]], step: str, tier: Tier) -> None:
+        """Log a tier's failure. Only a refusal before the side effect is raised."""
+        try:
+            await to_tier(tier)
+        except Exception as error:
+            if step == "begin" and isinstance(error, RemoteTierError):
+                raise
+            if step == "begin" and self.policy.remote.on_unreachable == "refuse":
+                text = f"the write was not begun, because announcing it raised {type(error).__name__}"
+                raise RemoteTierError(text, tier) from error
+            self._warn_of_failure(step, tier, error)
+
+    def _warn_of_failure(self, step: str, tier: Tier, error: Exception) -> None:
+        warn_once(f"{step} of a write in {type(tier).__name__} failed", self.name, error)
+
+
+def _cancel_count() -> int:
+    """How often the running task was asked to end."""
+    task = asyncio.current_task()
+    return 0 if task is None else task.cancelling()
+
+
+def tiers_under(roots: tuple[str, ...], own: tuple[Tier, ...], *, in_sessions: bool = False) -> tuple[Tier, ...]:
+    """Every tier that may hold entries under these roots: the writer's own, the configured ones, and those of any tool
+    that reads there.
+
+    Args:
+        in_sessions: only tiers with answers of sessions, for a write that is limited to a session.
+    """
+    found: dict[Tier, None] = {}
+    if not in_sessions:
+        configured = CURRENT.value
+        found.update(dict.fromkeys(own))
+        found.update(dict.fromkeys(tier for tier in (configured.backup, configured.remote) if tier is not None))
+    with LEDGER.lock:
+        for root in roots:
+            for home in LEDGER.partitions_under(root):
+                if home.owner is None and (not in_sessions or home.tool.policy.remote.share):
+                    found.update(dict.fromkeys(home.tool.tiers()))
+    return tuple(found)

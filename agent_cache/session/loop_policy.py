@@ -1,0 +1,164 @@
+"""When a repetition is a loop, and what a tool says of its own repetitions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from datetime import timedelta
+from functools import partial
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
+
+from agent_cache.core.policies import checked_text, count, seconds
+from agent_cache.errors import ConfigurationError
+
+__all__ = ["NEVER", "LoopPolicy", "Threshold", "policy_of"]
+
+NEVER: Final = 1_000_000_000
+"""More calls than a run makes. Below 2 ** 30, so that differences to it stay within one digit of CPython's integers."""
+
+
+class Threshold(NamedTuple):
+    """How often a check must be met to be noticed, and to be acted upon."""
+
+    notice: int
+    action: int
+
+
+_DEFAULTS: Final = {
+    "repeat": Threshold(3, 5),
+    "error": Threshold(2, 4),
+    "cycle": Threshold(3, 5),
+    "any_error": Threshold(4, 6),
+    "write_repeat": Threshold(5, 10),
+}
+_Level = int | tuple[int, int] | None
+_Seconds = float | timedelta | None
+
+
+@dataclass(frozen=True, slots=True)
+class LoopPolicy:
+    """When a session notices a loop and when it acts, and what a run may spend.
+
+    A call's *signature* is its tool, its arguments and what came back. An *epoch* is the time in which the same
+    question should have the same answer: a successful write with a new signature ends it, and so does `new_turn`.
+    Calls that overlap and have one signature are one round, and count once.
+
+    Each check is a pair: how often it must be met for a notice (logged, counted, given to ``on_notice``) and for the
+    action (``on_loop``); the call that meets it is the first one that is acted upon. A single number is the action,
+    with the notice at its default or one below. None switches the check off.
+
+    Args:
+        repeat: one signature, in an epoch; ``(3, 5)``.
+        error: one call with the same error, in a row in an epoch; ``(2, 4)``.
+        cycle: calls in a row with nothing new among them, the last of them seen three times, and not all of them
+            alike; ``(3, 5)``. It finds every period; a set of things that is read twice is no cycle.
+        any_error: one tool with the same error, in a row, whatever the arguments; ``(4, 6)``.
+        write_repeat: one signature, in an epoch, of a write that succeeds; ``(5, 10)``, since one more of the same item
+            is no loop.
+        max_execution_depth: calls that a run may make. None: any number.
+        max_nesting: how deep tools may call tools. None: any depth.
+        max_duration: seconds, or a `timedelta`, that a run may take from entering the session to the start of its last
+            call. None: any time.
+        max_tool_calls: calls that each tool may make in a run, or a mapping from ``module:qualname`` (or `name=`) to
+            that. None: any number.
+
+    Raises:
+        ConfigurationError: for a threshold below 2, a notice above its action, or a budget below 1.
+    """
+
+    repeat: _Level = _DEFAULTS["repeat"]
+    error: _Level = _DEFAULTS["error"]
+    cycle: _Level = _DEFAULTS["cycle"]
+    any_error: _Level = _DEFAULTS["any_error"]
+    write_repeat: _Level = _DEFAULTS["write_repeat"]
+    max_execution_depth: int | None = 200
+    max_nesting: int | None = 25
+    max_duration: _Seconds = None
+    max_tool_calls: int | Mapping[str, int] | None = None
+
+    def __post_init__(self) -> None:
+        for check in _DEFAULTS:
+            level = getattr(self, check)
+            _threshold(check, level)
+            if isinstance(level, list):
+                object.__setattr__(self, check, tuple(level))
+        for name in ("max_execution_depth", "max_nesting"):
+            if getattr(self, name) is not None:
+                count(1, getattr(self, name), f"LoopPolicy: {name}")
+        if self.max_duration is not None:
+            seconds(self.max_duration, "LoopPolicy: max_duration")
+        if isinstance(self.max_tool_calls, Mapping):
+            for tool, limit in self.max_tool_calls.items():
+                checked_text(tool, "LoopPolicy: max_tool_calls: a tool's name")
+                count(1, limit, f"LoopPolicy: max_tool_calls[{tool!r}]")
+            object.__setattr__(self, "max_tool_calls", MappingProxyType(dict(self.max_tool_calls)))
+        elif self.max_tool_calls is not None:
+            count(1, self.max_tool_calls, "LoopPolicy: max_tool_calls")
+
+    def __hash__(self) -> int:
+        limits = self.max_tool_calls
+        named = frozenset(limits.items()) if isinstance(limits, Mapping) else limits
+        others = (getattr(self, one.name) for one in fields(self) if one.name != "max_tool_calls")
+        return hash((named, *others))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        given = {one.name: getattr(self, one.name) for one in fields(self)}
+        if isinstance(self.max_tool_calls, Mapping):
+            given["max_tool_calls"] = dict(self.max_tool_calls)
+        return partial(type(self), **given), ()
+
+    @property
+    def thresholds(self) -> dict[str, Threshold]:
+        """The two levels of each check."""
+        return {check: _threshold(check, getattr(self, check)) for check in _DEFAULTS}
+
+    @property
+    def seconds(self) -> float | None:
+        """`max_duration` in seconds."""
+        return None if self.max_duration is None else seconds(self.max_duration, "LoopPolicy: max_duration")
+
+    def calls_of(self, tool: str) -> int | None:
+        """How many calls a tool may make, None for any number."""
+        limit = self.max_tool_calls
+        return limit.get(tool) if isinstance(limit, Mapping) else limit
+
+
+def policy_of(given: object, max_tool_repeats: int | None, max_execution_depth: int | None) -> LoopPolicy:
+    """The policy of a session: what stands after ``loop_policy=``, changed by its two short forms.
+
+    Raises:
+        ConfigurationError: if any of it cannot work, unknown names in a mapping included.
+    """
+    if isinstance(given, Mapping):
+        known = [one.name for one in fields(LoopPolicy)]
+        if unknown := [name for name in given if name not in known]:
+            raise ConfigurationError(f"loop_policy has no {unknown[0]!r}; it has {', '.join(known)}")
+        given = LoopPolicy(**given)
+    policy = _DEFAULT if given is None else given
+    if not isinstance(policy, LoopPolicy):
+        raise ConfigurationError(f"AgentCacheSession: loop_policy must be a LoopPolicy, got {given!r}")
+    if max_tool_repeats is not None:
+        policy = replace(policy, repeat=count(2, max_tool_repeats, "AgentCacheSession: max_tool_repeats"))
+    if max_execution_depth is not None:
+        count(1, max_execution_depth, "AgentCacheSession: max_execution_depth")
+        policy = replace(policy, max_execution_depth=max_execution_depth)
+    return policy
+
+
+def _threshold(check: str, level: Any) -> Threshold:
+    what = f"LoopPolicy: {check}"
+    if level is None:
+        return Threshold(NEVER, NEVER)
+    if isinstance(level, int):
+        # 2 leaves no room for a notice before the action: a notice at 1 would be one for every call.
+        return Threshold(max(2, min(_DEFAULTS[check].notice, level - 1)), count(2, level, what))
+    if not isinstance(level, tuple | list) or len(level) != 2:  # settings files have lists
+        raise ConfigurationError(f"{what} must be (notice, action), or a number, or None for off, got {level!r}")
+    notice, action = count(2, level[0], f"{what}'s notice"), count(2, level[1], f"{what}'s action")
+    if notice > action:
+        raise ConfigurationError(f"{what}: a notice at {notice} never comes, since the action stands at {action}")
+    return Threshold(notice, action)
+
+
+_DEFAULT: Final = LoopPolicy()

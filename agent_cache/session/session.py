@@ -1,0 +1,247 @@
+"""`AgentCacheSession`: one run of an agent, with its own cache, trace, metrics and loop guard."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Hashable, Mapping
+from contextvars import Context, Token
+from types import TracebackType
+from typing import Any, Self
+
+from agent_cache.clock import CLOCK
+from agent_cache.core.coherence import Partition
+from agent_cache.core.keys import Uncacheable, key_part
+from agent_cache.core.policies import checked_flag, checked_text, count
+from agent_cache.core.store import NEVER
+from agent_cache.engine.read import ReadOperation
+from agent_cache.engine.runtime import SCOPE, Operation, Scope
+from agent_cache.engine.state import LEDGER, free
+from agent_cache.errors import AgentLoopDetectedError, ConfigurationError
+from agent_cache.metrics import Metrics, Stats
+from agent_cache.session.guard import LoopGuard, OnLoop, OnNotice
+from agent_cache.session.loop_policy import LoopPolicy, policy_of
+from agent_cache.session.loops import Detector
+from agent_cache.session.progress import Progress
+from agent_cache.session.trace import Trace, TraceRecord
+from agent_cache.session.watch import SessionWatch
+
+__all__ = ["AgentCacheSession"]
+
+
+class AgentCacheSession:
+    """One run of an agent: ``async with AgentCacheSession() as session: ...``
+
+    Inside, session-scoped tools have a cache of their own, every call is traced and counted, and a run that repeats
+    itself without progress, or makes too many calls, is stopped. Child tasks belong to the session they were started
+    in. An inner session's calls also count in the trace, the metrics and the budgets of the outer one, not in its
+    loops; what it newly writes lets the outer one, too, ask again. What a tool calls by itself counts likewise: for all
+    but the loops. Metrics and trace stay readable after the end; a session may be entered again then: same id, empty
+    cache, counters go on.
+
+    Args:
+        session_id: name of the run; a random one if left out.
+        loop_detection: False traces and counts only: neither loops nor budgets are looked at.
+        max_tool_repeats: how often one call may give one outcome; the call that does so this often is acted upon. At
+            least 2. Short for ``LoopPolicy(repeat=...)``, 5 unless told otherwise.
+        max_execution_depth: how many calls the run may make. Short for ``LoopPolicy(max_execution_depth=...)``, 200
+            unless told otherwise.
+        on_loop: what happens to a call that goes on with a loop, or is one too many.
+
+            ``"raise"``: `AgentLoopDetectedError`. It is latched: later calls are refused too, and it is raised again at
+            exit if something has swallowed it.
+            ``"warn"``: a line in the log, once for each streak; the call goes on.
+            ``"short_circuit"``: the answer that the cache has for exactly this call; where it has none, and for writes,
+            `AgentLoopDetectedError`, not latched.
+            ``"notice"``: the caller gets the error's text as its answer, for the model to read; a write that is refused
+            so is not carried out.
+            A function of the `AgentLoopDetectedError` decides by returning one of these words, or None for going on.
+
+            A read is refused or replaced at once, also where it has failed; a write has its answer returned, and the
+            next call is the one that is refused. A call that a tool makes gets no text instead of its answer.
+        tenant: whose run this is. Tenants never see each other's answers. An inner session has the tenant of the outer
+            one unless it names its own.
+        trace_size: how many calls the trace keeps.
+        loop_policy: when a loop is noticed and when it is acted upon, and what the run may spend: a `LoopPolicy`, or
+            a mapping of its arguments.
+        on_notice: a function that is told, by an `AgentLoopDetectedError` that is not raised, of what may become a
+            loop.
+
+    Raises:
+        ConfigurationError: if any of this cannot work; on entering a session that is already entered; on leaving it in
+            another context than it was entered in, or before one that was entered inside of it.
+    """
+
+    def __init__(
+        self,
+        session_id: str | None = None,
+        loop_detection: bool = True,  # noqa: FBT001, FBT002 - positional for those who come from async-cache's agent layer
+        max_tool_repeats: int | None = None,
+        max_execution_depth: int | None = None,
+        on_loop: OnLoop = "raise",
+        *,
+        tenant: Hashable | None = None,
+        trace_size: int = 10_000,
+        loop_policy: LoopPolicy | Mapping[str, Any] | None = None,
+        on_notice: OnNotice | None = None,
+    ) -> None:
+        if session_id is not None:
+            checked_text(session_id, "AgentCacheSession: session_id")
+        checked_flag(loop_detection, "AgentCacheSession: loop_detection")
+        self.session_id = session_id or os.urandom(16).hex()
+        self.metrics = Metrics()
+        self._policy = policy_of(loop_policy, max_tool_repeats, max_execution_depth)
+        self._detects_loops = loop_detection
+        self._progress = Progress(self._max_calls)
+        self._guard = LoopGuard(self.session_id, on_loop, on_notice, self.metrics, self._progress)
+        self._detector: Detector | None = None
+        self._deadline = NEVER
+        self._tenant = tenant
+        self._tenant_part = None if tenant is None else _tenant_part(tenant)
+        self._trace = Trace(count(1, trace_size, "AgentCacheSession: trace_size"))
+        self._partitions: dict[ReadOperation, Partition] = {}
+        self._token: Token[Scope] | None = None
+        self._scope: Scope | None = None
+
+    @property
+    def _max_calls(self) -> int | None:
+        return self._policy.max_execution_depth if self._detects_loops else None
+
+    async def __aenter__(self) -> Self:
+        if self._token is not None:
+            raise ConfigurationError(
+                f"session {self.session_id!r} is already entered; use another AgentCacheSession inside of it"
+            )
+        outer = SCOPE.get()
+        tenant = self._tenant_part if self._tenant_part is not None else outer.tenant
+        self._guard.reset()
+        self._progress.restart(self._max_calls)
+        longest = self._policy.seconds if self._detects_loops else None
+        self._deadline = NEVER if longest is None else CLOCK.now() + longest
+        self._scope = outer.within(self, tenant)
+        self._token = SCOPE.set(self._scope)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        token, self._token = self._token, None
+        if token is None:
+            raise ConfigurationError(f"session {self.session_id!r} is not entered")
+        self._close_partitions()
+        self._detector = None
+        self._progress.task = None
+        is_out_of_order = SCOPE.get() is not self._scope
+        self._scope = None
+        try:
+            SCOPE.reset(token)
+        except ValueError:
+            raise ConfigurationError(
+                f"session {self.session_id!r} was entered in one context and left in another, so what ran in between "
+                "may have been outside of it; enter and leave it in the same task, as one `async with` does"
+            ) from error
+        if is_out_of_order:
+            raise ConfigurationError(
+                f"session {self.session_id!r} was left before another one that was entered inside of it; leave the "
+                "inner one first, as nested `async with` blocks do"
+            ) from error
+        if error is None and self._guard.swallowed is not None:
+            raise self._guard.swallowed.with_traceback(None)
+
+    def new_turn(self) -> None:
+        """The user has spoken: what the run has asked before it may ask again. Call it before each turn."""
+        if self._detector is not None:
+            self._detector.new_turn()
+
+    def get_metrics(self) -> dict[str, Any]:
+        """Counts of this session, as `agent_cache.get_metrics` gives them for the process."""
+        return self.metrics.snapshot()
+
+    def get_execution_trace(self) -> list[TraceRecord]:
+        """The last `trace_size` calls, in the order they ended."""
+        return self._trace.records()
+
+    @property
+    def loop_error(self) -> AgentLoopDetectedError | None:
+        """The loop or the spent budget that has stopped this run, if one has."""
+        return self._guard.error
+
+    def raise_for_loop(self) -> None:
+        """Raise the loop that has stopped the run, if one has: for callers behind a framework that swallows exceptions.
+
+        Raises:
+            AgentLoopDetectedError: `loop_error`, also if no call has been refused for it yet.
+        """
+        if self._guard.error is not None:
+            raise self._guard.error.with_traceback(None)
+
+    # Taking part in the calls of a scope
+
+    def observer_of(self, operation: Operation[Any], *, is_innermost: bool) -> SessionWatch:
+        """See every call of an operation. Loops are looked for in the innermost session only; budgets, trace and what a
+        write has changed are those of all.
+        """
+        if self._detector is None and self._detects_loops:
+            self._detector = Detector(self._policy, self._progress)
+        return SessionWatch(
+            operation,
+            session=self,
+            policy=self._policy if self._detects_loops else None,
+            detector=self._detector,
+            is_innermost=is_innermost,
+            guard=self._guard,
+            progress=self._progress,
+            trace=self._trace,
+            stats=self.stats_of(operation),
+            deadline=self._deadline,
+        )
+
+    def stats_of(self, operation: Operation[Any]) -> Stats:
+        """Where the calls of an operation are counted in this session."""
+        return self.metrics.stats_of(operation.name, operation.tags.roots)
+
+    def partition_of(self, operation: ReadOperation) -> Partition:
+        """Where the answers of a session-scoped tool live; closed once the session has ended."""
+        partition = self._partitions.get(operation)
+        if partition is None:
+            partition = operation.new_partition(self)
+            if self._token is None:  # a task that has outlived its session
+                self._close(partition)
+            else:
+                self._partitions[operation] = partition
+        return partition
+
+    def _close_partitions(self) -> None:
+        partitions, self._partitions = self._partitions, {}
+        for partition in partitions.values():
+            self._close(partition)
+
+    @staticmethod
+    def _close(partition: Partition) -> None:
+        with LEDGER.lock:
+            partition.is_open = False
+            LEDGER.unregister(partition)
+            garbage: list[Any] = [partition.store.drop_all()]
+        free(garbage)
+
+    def stop(self, loop: AgentLoopDetectedError) -> None:
+        """A loop that was detected when this run was recorded: it ends the run as it did then."""
+        self._guard.stop(loop)
+
+    def begin_tick(self) -> asyncio.AbstractEventLoop:
+        """Notice when this iteration of the event loop is over. Costs nothing while no call is made."""
+        self._progress.loop = loop = asyncio.get_running_loop()
+        loop.call_soon(self._end_tick, context=Context())  # the loop need not keep this run's context until then
+        return loop
+
+    def _end_tick(self) -> None:
+        self._progress.end_tick()
+
+
+def _tenant_part(tenant: Hashable) -> Hashable:
+    try:
+        return key_part(tenant)
+    except Uncacheable as error:
+        raise ConfigurationError(
+            f"AgentCacheSession: tenant must be a value with an identity, such as a text: {error.reason}"
+        ) from error

@@ -1,0 +1,526 @@
+"""Is this something that can be decorated? If not, what to do instead."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, overload
+
+from agent_cache.config import checked_tier
+from agent_cache.core.coherence import Region
+from agent_cache.core.parameters import Parameters
+from agent_cache.core.policies import (
+    NO_HINTS,
+    LoopHints,
+    ReadPolicy,
+    RemotePolicy,
+    WritePolicy,
+    checked_choice,
+    checked_function,
+    checked_hints,
+    seconds,
+)
+from agent_cache.core.store import protection_named
+from agent_cache.core.tags import ComputedTags, TagSet, parse_tag, root_of
+from agent_cache.engine.codegen import read_body, write_body
+from agent_cache.engine.plan import read_plan, write_plan
+from agent_cache.engine.read import ReadOperation
+from agent_cache.engine.runtime import SCOPE, CacheKey
+from agent_cache.engine.state import drop
+from agent_cache.engine.write import Write, WriteOperation, tiers_under
+from agent_cache.errors import ConfigurationError
+from agent_cache.metrics import METRICS
+from agent_cache.remote.protocol import Tier
+from agent_cache.values.annotations import Returns
+
+__all__ = [
+    "AgentCache",
+    "AgentCacheInvalidator",
+    "CachedTool",
+    "InvalidatingTool",
+    "Resource",
+    "checked_remote",
+    "checked_tool",
+    "identity_of",
+    "invalidate",
+    "writing",
+]
+
+
+_FRAMEWORKS = {
+    "langchain_core": "LangChain's @tool",
+    "langchain": "LangChain's @tool",
+    "agents": "the OpenAI Agents SDK's @function_tool",
+    "pydantic_ai": "Pydantic AI's Tool",
+    "fastmcp": "FastMCP's @tool",
+    "mcp": "MCP's @tool",
+    "claude_agent_sdk": "the Claude Agent SDK's @tool",
+}
+
+
+def checked_tool(function: Any, decorator: str) -> Callable[..., Coroutine[Any, Any, Any]]:
+    """An `async def`, or a `TypeError` that says what to do."""
+    package = type(function).__module__.partition(".")[0]
+    if package in _FRAMEWORKS:
+        raise TypeError(
+            f"{decorator} was given a tool object made by {_FRAMEWORKS[package]}; put @{decorator} closest to the "
+            "function, below the framework's decorator"
+        )
+    if hasattr(function, "__fastmcp__"):
+        raise TypeError(
+            f"{decorator} was given {_name(function)}, which FastMCP has already registered without it; put "
+            f"@{decorator} closest to the function, below @mcp.tool"
+        )
+    if isinstance(function, staticmethod | classmethod):
+        kind = type(function).__name__
+        raise TypeError(f"{decorator} was given a {kind}; put @{decorator} closest to the function, below @{kind}")
+    if hasattr(function, "__agent_cache__"):
+        raise TypeError(
+            f"{_name(function)} is already decorated with AgentCache or AgentCacheInvalidator; one of them is enough"
+        )
+    if inspect.isasyncgenfunction(function) or inspect.isgeneratorfunction(function):
+        raise TypeError(
+            f"{decorator} cannot take the generator {_name(function)}: a stream is not one answer. Collect it in an "
+            "`async def` that returns a list, or leave it undecorated"
+        )
+    if isinstance(function, functools.partial):
+        raise TypeError(
+            f"{decorator} cannot take a functools.partial; decorate the function, and pass the rest as arguments"
+        )
+    if not inspect.iscoroutinefunction(function) or not inspect.isroutine(function):
+        what = f"the synchronous function {_name(function)}" if inspect.isroutine(function) else f"{function!r}"
+        raise TypeError(
+            f"{decorator} cannot take {what}; it takes `async def` functions. Make it one, for example with "
+            f"`return await asyncio.to_thread(...)`"
+        )
+    if inspect.ismethod(function):
+        raise TypeError(f"{decorator} was given the bound method {_name(function)}; decorate it in the class body")
+    checked: Callable[..., Coroutine[Any, Any, Any]] = function
+    return checked
+
+
+def identity_of(function: Callable[..., Any], name: str | None) -> str:
+    """``module:qualname``, or the name that the user gave."""
+    return name if name is not None else f"{function.__module__}:{function.__qualname__}"
+
+
+def _name(function: Any) -> str:
+    return getattr(function, "__qualname__", None) or repr(function)
+
+
+# `AgentCache`: cache what a read tool answers.
+
+
+P = ParamSpec("P")
+Q = ParamSpec("Q")
+R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
+S = TypeVar("S")
+
+Resource = str | ComputedTags | Sequence[str | ComputedTags]
+"""A tag, a template over the tool's parameters and its result, what `tags_from` returns, or several of these."""
+
+
+class CachedTool(Protocol[P, R_co]):
+    """A tool decorated with `AgentCache`: a coroutine function with the tool's own signature, and a few attributes.
+
+    For a method the attributes are reached through the class, with the instance as first argument:
+    ``await Shop.get_order.invalidate(shop, "7")``.
+    """
+
+    __agent_cache__: ReadOperation
+    __name__: str
+    __qualname__: str
+
+    @property
+    def __wrapped__(self) -> Callable[P, Coroutine[Any, Any, R_co]]: ...
+    @property
+    def resource(self) -> Resource:
+        """What stood after ``resource=``."""
+        ...
+
+    @property
+    def scope(self) -> Literal["global", "session"]:
+        """What stood after ``scope=``."""
+        ...
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R_co]: ...
+    @overload
+    def __get__(self, instance: None, owner: type[Any] | None = None) -> CachedTool[P, R_co]: ...
+    @overload
+    def __get__(
+        self: CachedTool[Concatenate[S, Q], R_co], instance: S, owner: type[Any] | None = None
+    ) -> Callable[Q, Coroutine[Any, Any, R_co]]: ...
+    def cache_key(self, *args: P.args, **kwargs: P.kwargs) -> CacheKey:
+        """Identity of the call that these arguments would make: opaque and hashable, equal for every spelling."""
+        ...
+
+    async def invalidate(self, *args: P.args, **kwargs: P.kwargs) -> bool:
+        """Forget the answer to one call, in every scope. Whether there was one."""
+        ...
+
+    async def fresh(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
+        """Run the tool now, whatever is cached, store its answer and return it."""
+        ...
+
+    async def refresh(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
+        """The same as `fresh`."""
+        ...
+
+    def clear(self) -> int:
+        """Forget every local answer of this tool, in every scope. How many there were."""
+        ...
+
+
+class AgentCache:
+    """Cache what a read tool answers, until something it depends on is written.
+
+    Concurrent identical calls run the tool once. After a write tool that names one of its tags has ended, no call that
+    starts later is answered with what was loaded before. Errors are never cached.
+
+    Args:
+        resource: what the answer depends on: a tag (``"cart"``), a template over the tool's parameters and its result
+            (``"order:{order_id}"``, ``"user:{result[user_id]}"``), what `tags_from` returns, or a sequence of these.
+        scope: ``"global"``: shared by everything in the process; ``"session"``: belongs to the innermost
+            `AgentCacheSession`, and the tool runs uncached outside of one.
+        ttl: seconds, or a `timedelta`, that an answer lives, counted from the start of its load. None: for ever.
+        maxsize: how many answers are kept, least recently used out first, in each scope. None: no bound.
+        skip_args: how many leading positional parameters do not count as identity (1 leaves ``self`` out, so that all
+            instances share).
+        backup: a tier between the local store and the remote one.
+        remote_cache: a tier shared with other processes.
+        key: ``key(*args, **kwargs)`` is the identity instead of the arguments.
+        vary: ``vary(arguments)`` or ``vary()`` is added to the identity: tenant, working directory, version. The
+            mapping has every parameter in it, also contexts that the framework injects.
+        cache_if: ``cache_if(result)`` says whether an answer is worth keeping; the way to keep "Error: ..." texts out.
+            To a session's loop guard, what it turns away is a failed call, unless there is nothing in it.
+        copy: how a hit is protected from callers that mutate what they were given. ``"auto"`` shares what is immutable
+            and copies the rest, ``"never"`` shares everything, a function copies as it likes.
+        loop: what its repetitions mean to a session's loop guard: see `LoopHints`.
+        uncacheable: ``"bypass"`` runs a call uncached whose arguments have no identity, and counts it; ``"raise"``
+            raises `UncacheableArgumentsError`.
+        name: identity of the tool instead of ``module:qualname``; for functions made in a loop or a factory.
+        remote: how the shared tier is used, beyond what holds for every tool: see `RemotePolicy`.
+
+    Raises:
+        ConfigurationError: at decoration, naming the tool and the fix, if any of this cannot work.
+        TypeError: at decoration, if what is decorated is no `async def`.
+    """
+
+    def __init__(
+        self,
+        resource: Resource,
+        scope: Literal["global", "session"] = "global",
+        ttl: float | timedelta | None = None,
+        maxsize: int | None = 128,
+        skip_args: int = 0,
+        backup: Tier | None = None,
+        remote_cache: Tier | None = None,
+        *,
+        key: Callable[..., Any] | None = None,
+        vary: Callable[[Mapping[str, Any]], Hashable] | Callable[[], Hashable] | None = None,
+        cache_if: Callable[[Any], bool] | None = None,
+        copy: Literal["auto", "never"] | Callable[[Any], Any] = "auto",
+        uncacheable: Literal["bypass", "raise"] = "bypass",
+        loop: LoopHints = NO_HINTS,
+        name: str | None = None,
+        remote: RemotePolicy | None = None,
+    ) -> None:
+        where = f"AgentCache({resource!r})"
+        self._resource = resource
+        self._skip_args = skip_args
+        self._name = name
+        self._backup = checked_tier(backup, f"{where}: backup")
+        self._remote = checked_tier(remote_cache, f"{where}: remote_cache")
+        if callable(copy):
+            checked_function(copy, f"{where}: copy")
+        protection = protection_named(copy)
+        if protection is None:
+            raise ConfigurationError(f"{where}: copy must be 'auto', 'never' or a function of one value, got {copy!r}")
+        if maxsize is not None and (isinstance(maxsize, bool) or not isinstance(maxsize, int) or maxsize < 1):
+            raise ConfigurationError(
+                f"{where}: maxsize must be 1 or more entries, or None for no bound, got {maxsize!r}"
+            )
+        for option, given in (("key", key), ("vary", vary), ("cache_if", cache_if)):
+            checked_function(given, f"{where}: {option}")
+        self._policy = ReadPolicy(
+            scope=checked_choice(scope, ("global", "session"), f"{where}: scope"),
+            ttl=None if ttl is None else seconds(ttl, f"{where}: ttl"),
+            maxsize=maxsize,
+            protection=protection,
+            key=key,
+            vary=vary,
+            vary_takes_arguments=vary is not None and _takes_arguments(vary),
+            cache_if=cache_if,
+            uncacheable=checked_choice(uncacheable, ("bypass", "raise"), f"{where}: uncacheable"),
+            loop=checked_hints(loop, where, is_write=False),
+            remote=checked_remote(remote, where).checked(where, scope=scope, is_read=True),
+        )
+        if scope == "session" and (backup is not None or remote_cache is not None) and not self._policy.remote.share:
+            raise ConfigurationError(
+                f"{where}: answers of a session do not leave the process; leave out backup and remote_cache, or add "
+                "remote=RemotePolicy(share=True)"
+            )
+
+    def __call__(self, function: Callable[P, Coroutine[Any, Any, R]]) -> CachedTool[P, R]:
+        tool = checked_tool(function, "AgentCache")
+        name = identity_of(tool, self._name)
+        parameters = Parameters.of(tool, self._skip_args, name)
+        operation = ReadOperation(
+            tool,
+            name,
+            parameters,
+            TagSet.compile(self._resource, parameters.names, name),
+            self._policy,
+            self._backup,
+            self._remote,
+            compile=read_plan,
+            returns=Returns(tool),
+        )
+        body: Any = read_body(operation)
+        body.resource = self._resource
+        body.scope = self._policy.scope
+        body.__agent_cache__ = operation
+        body.cache_key = operation.cache_key
+        body.invalidate = operation.invalidate
+        body.fresh = body.refresh = operation.fresh
+        body.clear = operation.clear
+        cached: CachedTool[P, R] = body
+        return cached
+
+
+def checked_remote(remote: Any, where: str) -> RemotePolicy:
+    """What stands after ``remote=``; None asks for nothing."""
+    if remote is None:
+        return RemotePolicy()
+    if not isinstance(remote, RemotePolicy):
+        raise ConfigurationError(
+            f"{where}: remote must be a RemotePolicy(...), got {remote!r}; a tier goes into remote_cache"
+        )
+    return remote
+
+
+def _takes_arguments(vary: Callable[..., Any]) -> bool:
+    """Whether ``vary`` needs the arguments. What can be called without is: ``ContextVar.get`` would take them for a
+    default.
+    """
+    try:
+        inspect.signature(vary).bind()
+    except TypeError:
+        return True
+    except ValueError:  # a builtin without a signature
+        return True
+    return False
+
+
+# `AgentCacheInvalidator`: a write tool drops what it makes stale. And the same for writes that are no tools.
+
+
+DOUBT = 5.0
+"""Seconds that a write with an unknown outcome may still take effect, unless told otherwise."""
+
+
+class InvalidatingTool(Protocol[P, R_co]):
+    """A tool decorated with `AgentCacheInvalidator`: a coroutine function with the tool's own signature."""
+
+    __agent_cache__: WriteOperation
+    __name__: str
+    __qualname__: str
+
+    @property
+    def __wrapped__(self) -> Callable[P, Coroutine[Any, Any, R_co]]: ...
+    @property
+    def resource(self) -> Resource: ...
+    @property
+    def scope(self) -> Literal["global", "session"]: ...
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R_co]: ...
+    @overload
+    def __get__(self, instance: None, owner: type[Any] | None = None) -> InvalidatingTool[P, R_co]: ...
+    @overload
+    def __get__(
+        self: InvalidatingTool[Concatenate[S, Q], R_co], instance: S, owner: type[Any] | None = None
+    ) -> Callable[Q, Coroutine[Any, Any, R_co]]: ...
+
+
+class AgentCacheInvalidator:
+    """Drop what a write tool makes stale: before it runs, and again when it has ended, however it ended.
+
+    After the tool has returned, raised or been cancelled, no read that starts later is answered with what was loaded
+    before. A write that was cancelled, or failed in a way that leaves its effect unknown, bars its tags for `doubt`
+    seconds.
+
+    Args:
+        resource: what the write touches: a tag, a template over the tool's parameters and its result
+            (``"user:{result[user_id]}"``), what `tags_from` returns, or a sequence of these. ``"order"`` covers every
+            ``"order:..."``. A tag that only the result tells costs the whole root when the write fails: prefer
+            ``tags_from(root, lambda arguments: ...)``, or name the harmless failures in `no_effect`.
+        scope: ``"global"`` drops in every scope and tenant; ``"session"`` only in the current session and those
+            around it.
+        skip_args: must be 0; which entries are dropped is `key_fn`'s business.
+        clear_all: True drops everything under `resource`; False only what `key_fn` names.
+        key_fn: ``key_fn(args, kwargs)`` returns ``tool.cache_key(...)`` or several of them. It is called before the
+            side effect.
+        settle: seconds after a successful write during which nothing under its tags is stored, for sources that are
+            eventually consistent (replicas, search indexes).
+        doubt: seconds that a write may take effect after it was cancelled or timed out.
+        in_doubt: exceptions that leave the effect unknown, beside `TimeoutError` and `OSError`; httpx's timeouts, say.
+        no_effect: exceptions that say that nothing was changed.
+        ok: ``ok(result)`` says whether a write that returned was successful; the default says yes.
+        loop: what its repetitions mean to a session's loop guard: see `LoopHints`.
+        remote_cache, backup: tiers it acts on, beside the configured ones and those of every tool that shares a root.
+        name: identity of the tool instead of ``module:qualname``.
+        remote: what to do when the shared tier cannot be told of the write: see `RemotePolicy`.
+
+    Raises:
+        ConfigurationError: at decoration, naming the tool and the fix, if any of this cannot work.
+        TypeError: at decoration, if what is decorated is no `async def`, or `skip_args` is not 0.
+    """
+
+    def __init__(
+        self,
+        resource: Resource,
+        scope: Literal["global", "session"] = "global",
+        skip_args: int = 0,
+        clear_all: bool = True,  # noqa: FBT001, FBT002 - positional for those who come from async-cache's agent layer
+        key_fn: Callable[[tuple[Any, ...], Mapping[str, Any]], CacheKey | Sequence[CacheKey]] | None = None,
+        *,
+        settle: float | timedelta = 0.0,
+        doubt: float | timedelta = DOUBT,
+        in_doubt: Sequence[type[BaseException]] = (),
+        no_effect: Sequence[type[BaseException]] = (),
+        ok: Callable[[Any], bool] | None = None,
+        loop: LoopHints = NO_HINTS,
+        remote_cache: Tier | None = None,
+        backup: Tier | None = None,
+        name: str | None = None,
+        remote: RemotePolicy | None = None,
+    ) -> None:
+        where = f"AgentCacheInvalidator({resource!r})"
+        if skip_args != 0:
+            raise TypeError(
+                f"{where}: skip_args has no meaning for a write; name what to drop with clear_all=False, key_fn=..."
+            )
+        if not isinstance(clear_all, bool):
+            raise ConfigurationError(f"{where}: clear_all must be True or False, got {clear_all!r}")
+        if not clear_all and key_fn is None:
+            raise ConfigurationError(
+                f"{where}: clear_all=False drops nothing by itself; add key_fn=lambda args, kwargs: tool.cache_key(...)"
+            )
+        if clear_all and key_fn is not None:
+            raise ConfigurationError(
+                f"{where}: key_fn names single entries; add clear_all=False, or leave it out to drop all"
+            )
+        for option, given in (("key_fn", key_fn), ("ok", ok)):
+            checked_function(given, f"{where}: {option}")
+        self._resource = resource
+        self._name = name
+        self._backup = checked_tier(backup, f"{where}: backup")
+        self._remote = checked_tier(remote_cache, f"{where}: remote_cache")
+        self._policy = WritePolicy(
+            scope=checked_choice(scope, ("global", "session"), f"{where}: scope"),
+            settle=seconds(settle, f"{where}: settle", zero=True),
+            doubt=seconds(doubt, f"{where}: doubt", zero=True),
+            in_doubt=_exceptions(in_doubt, f"{where}: in_doubt"),
+            no_effect=_exceptions(no_effect, f"{where}: no_effect"),
+            ok=ok,
+            key_fn=key_fn,
+            loop=checked_hints(loop, where, is_write=True),
+            remote=checked_remote(remote, where).checked(where, scope=scope, is_read=False),
+        )
+
+    def __call__(self, function: Callable[P, Coroutine[Any, Any, R]]) -> InvalidatingTool[P, R]:
+        tool = checked_tool(function, "AgentCacheInvalidator")
+        name = identity_of(tool, self._name)
+        parameters = Parameters.of(tool, 0, name)
+        operation = WriteOperation(
+            tool,
+            name,
+            parameters,
+            TagSet.compile(self._resource, parameters.names, name),
+            self._policy,
+            self._backup,
+            self._remote,
+            compile=write_plan,
+        )
+        body: Any = write_body(operation)
+        body.resource = self._resource
+        body.scope = self._policy.scope
+        body.__agent_cache__ = operation
+        invalidating: InvalidatingTool[P, R] = body
+        return invalidating
+
+
+def _exceptions(given: Any, where: str) -> tuple[type[BaseException], ...]:
+    classes = (given,) if isinstance(given, type) else tuple(given) if isinstance(given, Iterable) else (given,)
+    if not all(isinstance(one, type) and issubclass(one, BaseException) for one in classes):
+        raise ConfigurationError(f"{where} must be exception classes, got {given!r}")
+    return classes
+
+
+async def invalidate(*tags: str | Sequence[object]) -> int:
+    """Something outside of the tools has changed: a webhook, a job, a migration. Drop what depends on it, everywhere.
+
+    Args:
+        tags: ``"order:7"``, ``"order"`` for everything under it, or ``("order", "a:b")`` where an id may contain a
+            colon.
+
+    Returns:
+        How many local entries were dropped.
+
+    Raises:
+        ConfigurationError: if there is no tag, or one is malformed.
+    """
+    paths = _parsed(tags, "invalidate")
+    dropped = drop(Region(paths))
+    _count(paths)
+    write = _write(paths)
+    await write.begin()
+    await write.succeed(None)
+    return dropped
+
+
+@asynccontextmanager
+async def writing(*tags: str | Sequence[object]) -> AsyncIterator[None]:
+    """Surround a write that is no tool, exactly as `AgentCacheInvalidator` surrounds one.
+
+    Args:
+        tags: as for `invalidate`.
+
+    Example: ``async with writing("order:7"): await database.execute(...)``
+
+    Raises:
+        ConfigurationError: if there is no tag, or one is malformed.
+    """
+    paths = _parsed(tags, "writing")
+    _count(paths)
+    write = _write(paths)
+    await write.begin()
+    try:
+        yield
+    except BaseException as error:
+        await write.fail(error)
+        raise
+    await write.succeed(None)
+
+
+def _count(paths: tuple[str, ...]) -> None:
+    roots = tuple(dict.fromkeys(map(root_of, paths)))
+    for metrics in (METRICS, *(participant.metrics for participant in SCOPE.get().participants)):
+        metrics.invalidated(roots)
+
+
+def _parsed(tags: tuple[str | Sequence[object], ...], who: str) -> tuple[str, ...]:
+    if not tags:
+        raise ConfigurationError(f"{who}() needs at least one tag, for example {who}('order:7')")
+    return tuple(dict.fromkeys(map(parse_tag, tags)))
+
+
+_OUTSIDE = WritePolicy(scope="global", settle=0.0, doubt=DOUBT, in_doubt=(), no_effect=(), ok=None, key_fn=None)
+
+
+def _write(paths: tuple[str, ...]) -> Write:
+    roots = tuple(dict.fromkeys(map(root_of, paths)))
+    return Write("writing " + ", ".join(roots), _OUTSIDE, paths, tiers=tiers_under(roots, ()))

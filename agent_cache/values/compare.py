@@ -1,0 +1,103 @@
+"""What a call has come to, as 16 bytes to compare and as a short text to show."""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from typing import Any, Final
+
+from agent_cache.errors import UncacheableArgumentsError as Uncacheable
+from agent_cache.values.canonical import MISSING, canonical
+
+__all__ = ["fingerprint", "is_empty", "shown", "signature_of"]
+
+_MAX_SHOWN: Final = 80
+
+_BRACKETS: Final[dict[type, tuple[str, str]]] = {list: ("[", "]"), tuple: ("(", ")"), set: ("{", "}"), dict: ("{", "}")}
+
+_SCALARS: Final = frozenset({type(None), bool, int, float, complex, str, bytes})
+
+_COLLECTIONS: Final = frozenset({dict, list, tuple, set, frozenset})
+
+_MAX_LEAVES: Final = 1_000
+"""How many parts of a nested answer are looked at, to find that there is nothing in it."""
+
+
+def fingerprint(value: object) -> bytes | None:
+    """16 bytes that stand for an outcome; None if it has no identity, and is never the same as another."""
+    if value is MISSING:
+        return None
+    try:
+        data = b"s" + value.encode("utf-8", "surrogatepass") if type(value) is str else canonical(value)
+    except Uncacheable:
+        return None
+    return blake2b(data, digest_size=16).digest()
+
+
+def signature_of(error: BaseException) -> bytes | None:
+    """The same for an error: its type and its whole message, of a group also those of what is in it, in any order; None
+    if it has no text.
+    """
+    try:
+        return _signature_of(error)
+    except Exception:  # noqa: BLE001 - somebody's text; an error without one is like no other
+        return None
+
+
+def _signature_of(error: BaseException) -> bytes | None:
+    if isinstance(error, BaseExceptionGroup):
+        inner = sorted(map(_signature_of, error.exceptions))  # type: ignore[type-var]  # one without text raises
+        return fingerprint((id(type(error)), error.message, inner))
+    return fingerprint(f"{id(type(error))} {error}")
+
+
+def shown(value: object) -> str:
+    """A value as short text for people, whatever its `repr` does. Of a large one no more is looked at than is shown."""
+    if value is MISSING:
+        return ""
+    try:
+        text = _text(value, _MAX_SHOWN + 1)
+    except Exception:  # noqa: BLE001 - somebody's repr; what it was asked for is only a message
+        return f"<{type(value).__qualname__}>"
+    return text if len(text) <= _MAX_SHOWN else text[: _MAX_SHOWN - 3] + "..."
+
+
+def _text(value: Any, room: int) -> str:
+    """What `repr` gives, if that has room; else at least that much of it. Builtin containers are not walked further."""
+    kind = type(value)
+    if kind is str or kind is bytes:
+        return repr(value[:room])
+    if isinstance(value, BaseException) and kind.__repr__ is BaseException.__repr__:  # type: ignore[comparison-overlap]
+        only = len(value.args) == 1
+        return kind.__name__ + (f"({_text(value.args[0], room)})" if only else _text(value.args, room))
+    if kind not in _BRACKETS or not value:
+        return repr(value)
+    text, end = _BRACKETS[kind]
+    for number, part in enumerate(value):
+        text += ", " if number else ""
+        if len(text) >= room:
+            return text
+        text += _text(part, room - len(text))
+        if kind is dict:
+            text += ": "
+            if len(text) >= room:
+                return text
+            text += _text(value[part], room - len(text))
+    return text + (",)" if kind is tuple and len(value) == 1 else end)
+
+
+def is_empty(value: object) -> bool:
+    """Whether there is nothing in an answer: None, False, 0, an empty text or collection, or a collection of such."""
+    pending: list[Any] = [value]
+    seen = 0
+    while pending:
+        found = pending.pop()
+        kind = type(found)
+        if kind in _SCALARS:
+            if found:
+                return False
+        elif kind not in _COLLECTIONS or seen + len(found) > _MAX_LEAVES:
+            return False
+        else:
+            seen += len(found)
+            pending.extend(found.values() if kind is dict else found)
+    return True
