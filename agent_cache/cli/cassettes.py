@@ -549,15 +549,13 @@ def _findings(path: Path) -> tuple[list[dict[str, Any]], int]:
     has_lines = _has_our_format(path)  # a document of agentcassette does not have one line for each call
     for index, call in enumerate(cassette):
         line = index + 2 if has_lines else 0
-        for message in _structure_findings(call, ids):
-            add("structure", line, f"step {index}, {_call_text(call)}: {message}")
         digest = digest_of(call.name, call.arguments) if call.key is None else digest_of_key(call.name, call.key)
+        messages = [("structure", message) for message in _structure_findings(call, ids)]
         if call.digest != digest.hex():
-            add(
-                "digest", line,
-                f"step {index}, {_call_text(call)}: the digest does not match the name and the arguments; the line was "
-                "edited, and a replay will not find the call",
-            )  # fmt: skip
+            what = "the digest does not match the name and the arguments"
+            messages.append(("digest", f"{what}; the line was edited, and a replay will not find the call"))
+        for kind, message in messages:
+            add(kind, line, f"step {index}, {_call_text(redacted_call(call, rules))}: {message}")
         for place in secret_places(call, rules):
             add("secret", line, f"step {index}, {call.name}: {place} contains a secret")
     return found, len(cassette)

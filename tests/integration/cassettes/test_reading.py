@@ -245,6 +245,13 @@ def test_secrets_that_the_recording_was_told_of_count_as_secrets(cassette, docum
     assert {one["kind"] for one in data["cassettes"][0]["findings"]} == {"digest", "secret"}
 
 
+def test_verify_prints_no_secret_of_a_call_that_was_edited(cassette, document, command):
+    path = edited(cassette("a.jsonl", "x"), ('"question":"x"', f'"question":"{SECRET}"'))
+    code, data = document("verify", path)
+    assert (code, {one["kind"] for one in data["cassettes"][0]["findings"]}) == (1, {"digest", "secret"})
+    assert SECRET not in command("verify", path)[1]
+
+
 # Exit codes
 
 
