@@ -23,20 +23,20 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"engine"}),
     frozenset({"tools", "session", "async_cache"}),
     frozenset({"recording", "testing"}),
-    frozenset({"integrations", "pytest_plugin", "cli", "_cassettes", "_fleet", "__main__"}),
+    frozenset({"integrations", "pytest_plugin", "cli", "__main__"}),
     frozenset({"__init__"}),
 )
 # These use the public names, as anyone's code does. `__init__` imports none of them: that would be a cycle.
-USERS_OF_PUBLIC_NAMES = frozenset({"integrations", "pytest_plugin", "cli", "_cassettes", "_fleet", "__main__"})
+USERS_OF_PUBLIC_NAMES = frozenset({"integrations", "pytest_plugin", "cli", "__main__"})
 
 # Third-party module -> where it may stand. A name that is not here may stand in `integrations` only.
 LEAVES: dict[str, tuple[str, ...]] = {
     "cache": ("async_cache",),  # async-cache's top-level module
     "cryptography": ("remote.guards",),
-    "msgspec": ("values", "remote.codecs", "recording", "_cassettes"),
+    "msgspec": ("values", "remote.codecs", "recording", "cli"),
     "pytest": ("pytest_plugin", "testing.fixtures"),
-    "redis": ("remote.redis",),
-    "rich": ("cli", "_cassettes"),
+    "redis": ("remote.redis", "cli"),
+    "rich": ("cli",),
 }
 
 # What waits, looks at a clock or at the world. `core` is values and functions of values.

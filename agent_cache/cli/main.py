@@ -1,6 +1,7 @@
-"""The command line: `agent-cache COMMAND`, data on stdout, messages on stderr.
+"""The command line: `agent-cache COMMAND`. Data goes to stdout, messages to stderr.
 
-Exit codes: 0 all is well, 1 findings, 2 usage or a disk that is full, 130 interrupted.
+Exit codes: 0 fine, 1 findings, 2 usage or an error of the operating system, 130 interrupted, 141 if the reader of the
+output has closed it.
 """
 
 from __future__ import annotations
@@ -14,8 +15,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
-from agent_cache._cassettes import command as cassette
-from agent_cache._fleet import command as fleet
 from agent_cache.cli import demo
 
 __all__ = ["main"]
@@ -23,9 +22,10 @@ __all__ = ["main"]
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One subcommand: `add_options` declares what it understands, `run` does it and returns the exit code.
+    """A subcommand: `add_options` declares its options, `run` runs it and returns the exit code.
 
-    Both live in a module that is cheap to import; what the command needs is imported when it runs.
+    Both are called only if the command is given, so that no command waits for the imports of another (recording takes
+    0.1 s), or needs its extra.
     """
 
     name: str
@@ -35,7 +35,7 @@ class Command:
 
 
 class Parser(argparse.ArgumentParser):
-    """One that repeats no URL in its errors: there may be a password in it, and logs keep what a job has printed."""
+    """A parser that repeats no URL in its errors: it may contain a password, and logs of jobs keep what was printed."""
 
     def error(self, message: str) -> NoReturn:
         """Show the usage and the error, and exit with 2."""
@@ -43,17 +43,59 @@ class Parser(argparse.ArgumentParser):
         super().error(f"{shown}\nthe URL of a server belongs to --url, or into AGENT_CACHE_URL" if count else message)
 
 
+def _functions(command: str) -> tuple[Callable[[argparse.ArgumentParser], None], Callable[[argparse.Namespace], int]]:
+    """Import `add_options` and `run` of a command.
+
+    Raises:
+        ModuleNotFoundError: if the command needs an extra that is not installed. The text names it.
+    """
+    if command == "cassette":
+        from agent_cache.cli import cassettes
+
+        return cassettes.add_options, cassettes.run
+    if command == "doctor":
+        from agent_cache.cli import doctor
+
+        return doctor.add_options, doctor.run
+    from agent_cache.cli import fleet
+
+    functions = {
+        "stats": (fleet.add_stats_options, fleet.stats),
+        "keys": (fleet.add_keys_options, fleet.keys),
+        "clear": (fleet.add_clear_options, fleet.clear),
+    }
+    return functions[command]
+
+
+def _imported_later(name: str, summary: str) -> Command:
+    def add_options(parser: argparse.ArgumentParser) -> None:
+        _functions(name)[0](parser)
+
+    def run(options: argparse.Namespace) -> int:
+        return _functions(name)[1](options)
+
+    return Command(name, summary, add_options, run)
+
+
 COMMANDS = (
     Command("demo", demo.SUMMARY, demo.add_options, demo.run),
-    Command("cassette", cassette.SUMMARY, cassette.add_options, cassette.run),
-    *(Command(*each) for each in fleet.COMMANDS),
+    _imported_later("cassette", "show, compare, redact, verify, convert and prune recordings"),
+    _imported_later("stats", "count what a tier holds for each resource, and its hits"),
+    _imported_later("keys", "list the entries of a tier"),
+    _imported_later("clear", "drop entries of a tier by tag, in every process"),
+    _imported_later("doctor", "check that the servers of a tier are fit for it"),
 )
 """In the order of `--help`."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; the exit code. argparse itself exits, with 2, where it cannot read the arguments."""
-    parser = _parser()
+    """Run one command and return its exit code. For wrong arguments, argparse exits with 2."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    try:
+        parser = _parser(arguments)
+    except ModuleNotFoundError as error:
+        print(f"agent-cache: {error}", file=sys.stderr)
+        return 2
     options = parser.parse_args(arguments)
     if options.version:
         print(f"agent-cache {importlib.metadata.version('agent-cache')}")
@@ -67,7 +109,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("\nstopped", file=sys.stderr)
         return 130
-    except BrokenPipeError:  # whoever read the output has had enough
+    except BrokenPipeError:
         _close_output()
         return 141
     except OSError as error:
@@ -78,17 +120,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _close_output() -> None:
-    """Or Python would complain again when it flushes at exit."""
+    """Send the rest of the output nowhere, so that Python does not fail again when it flushes at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     parser = Parser(prog="agent-cache", description="Coherent caching for the tool calls of async Python agents.")
     parser.add_argument("--version", action="store_true", help="show the version and exit")
     parser.set_defaults(command=None)
     subparsers = parser.add_subparsers(metavar="COMMAND", title="commands")
+    given = next((argument for argument in arguments if not argument.startswith("-")), None)
     for command in COMMANDS:
         subparser = subparsers.add_parser(command.name, help=command.summary)
-        command.add_options(subparser)
+        if command.name == given:
+            command.add_options(subparser)
         subparser.set_defaults(command=command)
     return parser

@@ -18,10 +18,11 @@ import pytest
 
 pytest.importorskip("redis")
 
+import agent_cache
 from agent_cache import AgentCache, AgentCacheInvalidator, configure, testing
-from agent_cache._fleet import health
-from agent_cache._fleet.screen import progress
+from agent_cache.cli.doctor import version
 from agent_cache.cli.main import main
+from agent_cache.cli.output import progress
 from agent_cache.remote import RedisTier
 from agent_cache.remote.redis.values import Header, head_of
 from tests.harness import rights
@@ -221,10 +222,10 @@ def test_everything_takes_along_what_others_have_written(stray, run):
 @pytest.mark.parametrize(
     ("option", "value", "says"),
     [
-        ("--timeout", "0", "seconds are wanted, more than 0"),
-        ("--timeout", "x", "seconds are wanted, more than 0"),
-        ("--limit", "0", "a number is wanted, 1 or more"),
-        ("--limit", "x", "a number is wanted, 1 or more"),
+        ("--timeout", "0", "must be seconds, more than 0"),
+        ("--timeout", "x", "must be seconds, more than 0"),
+        ("--limit", "0", "must be a number, 1 or more"),
+        ("--limit", "x", "must be a number, 1 or more"),
     ],
 )
 def test_a_number_that_will_not_do_is_answered_with_one_that_will(run, capsys, option, value, says):
@@ -547,9 +548,8 @@ def test_the_doctor_finds_replicas_without_a_fence_and_that_a_replica_is_none(fi
     ],
 )
 async def test_the_doctor_knows_which_versions_will_do(info, is_cluster, verdict):
-    patient = SimpleNamespace(info=info, servers=SimpleNamespace(is_cluster=is_cluster))
-    (check,) = [check async for check in health.version(patient)]
-    assert check.verdict == verdict
+    (result,) = await version(SimpleNamespace(info=info, is_cluster=is_cluster))
+    assert result.verdict == verdict
 
 
 def test_the_doctor_finds_a_server_that_is_too_far_away(fit, run):
@@ -682,7 +682,7 @@ def test_a_long_scan_shows_how_far_it_is_to_somebody_who_looks_on(monkeypatch):
         (io.StringIO(), 100_000, False),
     ):
         monkeypatch.setattr(sys, "stderr", stream)
-        with progress("scanning", total) as tick:
+        with progress("scanning", total, least=20_000) as tick:
             tick(total // 2)
         assert ("50%" in stream.getvalue()) is is_shown
         assert not is_shown or stream.getvalue().endswith("\033[K")
@@ -695,3 +695,16 @@ def test_the_url_may_come_from_the_environment(valkey):
     )
     assert made.returncode == 0
     assert json.loads(made.stdout)["entries"] == 0
+
+
+@pytest.mark.parametrize(("command", "code", "says"), [("stats", 2, "agent-cache[redis]"), ("cassette", 2, "usage: ")])
+def test_without_redis_py_a_command_names_the_extra_and_the_others_work(tmp_path, command, code, says):
+    (tmp_path / "redis.py").write_text("raise ModuleNotFoundError(name='redis')")
+    made = subprocess.run(
+        [sys.executable, "-m", "agent_cache", command],
+        env=os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{Path(agent_cache.__file__).parents[1]}"},
+        capture_output=True,
+        text=True,
+    )
+    assert (made.returncode, made.stdout) == (code, "")
+    assert says in made.stderr

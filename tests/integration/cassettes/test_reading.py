@@ -207,14 +207,14 @@ def test_verify_of_good_cassettes_is_0(cassette, command, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "kind", "line", "message"),
     [
-        ([('"question":"x"', '"question":"z"')], "digest", 2, "its digest is not that of its name and arguments"),
-        ([('"kind":"call"', '"kind":"cal"')], "structure", 2, "its kind 'cal' is none"),
+        ([('"question":"x"', '"question":"z"')], "digest", 2, "the digest does not match the name and the arguments"),
+        ([('"kind":"call"', '"kind":"cal"')], "structure", 2, "the kind 'cal' is unknown"),
         ([('"id":1,', '"id":1,"parent":7,')], "structure", 2, "enclosed by call 7"),
-        ([('"outcome":{"value"', '"outcome":{"valeu"')], "structure", 2, "outcome is of no known kind: valeu"),
-        ([('{"calls":2', '{"calls":3')], "structure", 0, "the trailer says 3 calls, and there are 2"),
+        ([('"outcome":{"value"', '"outcome":{"valeu"')], "structure", 2, "the outcome has no known form: valeu"),
+        ([('{"calls":2', '{"calls":3')], "structure", 0, "the trailer counts 3 calls, but the file has 2"),
         ([('{"id":2', '<<<<<<< HEAD\n{"id":2')], "structure", 3, "has a merge conflict"),
         ([('"agent_cache_cassette":1', '"agent_cache_cassette":99')], "structure", 1, "has format version 99"),
-        ([('"answer":"X"', f'"answer":"{SECRET}"')], "secret", 2, "outcome.value.answer has a secret in it"),
+        ([('"answer":"X"', f'"answer":"{SECRET}"')], "secret", 2, "outcome.value.answer contains a secret"),
     ],
 )
 def test_verify_finds(cassette, document, command, changes, kind, line, message):
@@ -245,6 +245,13 @@ def test_secrets_that_the_recording_was_told_of_count_as_secrets(cassette, docum
     code, data = document("verify", path)
     assert code == 1
     assert {one["kind"] for one in data["cassettes"][0]["findings"]} == {"digest", "secret"}
+
+
+def test_verify_prints_no_secret_of_a_call_that_was_edited(cassette, document, command):
+    path = edited(cassette("a.jsonl", "x"), ('"question":"x"', f'"question":"{SECRET}"'))
+    code, data = document("verify", path)
+    assert (code, {one["kind"] for one in data["cassettes"][0]["findings"]}) == (1, {"digest", "secret"})
+    assert SECRET not in command("verify", path)[1]
 
 
 # Exit codes

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from agent_cache import ConfigurationError
-from agent_cache._cassettes.findings import secret_places
+from agent_cache.cli.cassettes import secret_places
 from agent_cache.recording import Cassette, DivergenceError, Redaction, cached_llm_call, intercept, record, replay
 from agent_cache.recording.plain import encode
 

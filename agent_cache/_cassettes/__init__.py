@@ -1,1 +1,0 @@
-"""What `agent-cache cassette ...` does with recordings."""

@@ -1,0 +1,653 @@
+"""`agent-cache cassette`: shows, compares, redacts, verifies, converts and prunes recordings.
+
+Exit codes: 0 no differences or findings, 1 differences or findings, 2 usage, or a file that cannot be read or written.
+
+Cassettes may be large: every command reads them call by call and keeps a few bytes of each. A file is replaced as a
+whole. Of a secret, the place is printed and never the text.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import importlib.util
+import json
+import subprocess
+import sys
+import tempfile
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from agent_cache.cli.output import Printer, escaped, json_text, plural, print_json, progress, shortened
+from agent_cache.errors import CassetteError, CassetteNotFound, ConfigurationError
+from agent_cache.recording import Cassette, RecordedCall, Redaction, diff_cassettes
+from agent_cache.recording.identity import digest_of, digest_of_key
+from agent_cache.recording.partial import is_idle
+from agent_cache.recording.redacted import redacted_call
+
+__all__ = ["add_options", "run", "secret_places"]
+
+_BAR = 16
+_DEEPEST = 12
+_LEAST_FOR_A_PROGRESS_BAR = 1_000_000  # bytes
+_LONG, _SHORT = 200, 60
+_STYLES = {"hit": "green", "shared": "green", "miss": "yellow", "write": "magenta", "blocked": "red", "llm": "cyan"}
+_KINDS = frozenset({"tool", "llm", "call", "env"})
+_FORMS = frozenset({"value", "typed", "any", "object", "error", "stream", "cancelled", "unencodable", "unfinished"})
+
+
+class _Missing:
+    def __repr__(self) -> str:
+        return "(none)"
+
+
+_MISSING = _Missing()
+
+
+# Options
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of `agent-cache cassette`."""
+    parser.description = "Exit codes: 0 the same or fine, 1 differences or findings, 2 usage or an unreadable file."
+    commands = parser.add_subparsers(metavar="COMMAND", title="commands", required=True, dest="cassette_command")
+
+    def add(name: str, function: Callable[[argparse.Namespace], int], summary: str) -> argparse.ArgumentParser:
+        command = commands.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
+        command.set_defaults(run_cassette=function)
+        command.add_argument("--json", action="store_true", help="JSON on stdout")
+        return command
+
+    command = add("show", _show, "show the calls of a recording, in the order in which they started")
+    command.add_argument("path", type=Path)
+    command.add_argument("--limit", type=_count, metavar="N", help="show the first N calls only")
+    command.add_argument("--name", metavar="PATTERN", help="only calls of this name, such as 'shop:*'")
+    command.add_argument("--errors", action="store_true", help="only calls that raised")
+
+    command = add("diff", _diff, "compare two recordings")
+    command.add_argument("a", type=Path)
+    command.add_argument("b", type=Path)
+
+    cassettes: dict[str, Any] = {"type": Path, "nargs": "+", "metavar": "PATH", "help": "cassettes, or folders of them"}
+    command = add("redact", _redact, "remove secrets from recordings, in place")
+    command.add_argument("paths", **cassettes)
+    command.add_argument("--name", action="append", default=[], metavar="NAME", help="redact values of this name, too")
+    command.add_argument("--pattern", action="append", default=[], metavar="REGEX", help="redact matching text, too")
+    command.add_argument("--check", action="store_true", help="write nothing; exit code 1 if there is something to do")
+
+    command = add("verify", _verify, "check structure and digests, and search for secrets")
+    command.add_argument("paths", **cassettes)
+
+    command = add("convert", _convert, "convert cassettes of agentcassette (JSON)")
+    command.add_argument("paths", type=Path, nargs="+", metavar="SOURCE")
+    command.add_argument("-o", "--output", type=Path, metavar="PATH", help="default: SOURCE with the ending .jsonl")
+    command.add_argument("--force", action="store_true", help="replace an existing file")
+
+    command = add("prune", _prune, "delete cassettes that no test uses, or calls by name")
+    command.add_argument(
+        "paths", type=Path, nargs="*", metavar="PATH", help="folders of tests; with --calls, cassettes"
+    )
+    command.add_argument("--calls", action="append", default=[], metavar="PATTERN", help="remove calls of this name")
+    command.add_argument("--yes", action="store_true", help="delete; without it, only list what would be deleted")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run a subcommand. Returns its exit code, or 2 for an error of a file or of usage."""
+    try:
+        code: int = options.run_cassette(options)
+    except (CassetteError, ConfigurationError) as error:
+        print(escaped(error, keep="\n"), file=sys.stderr)
+        return 2
+    return code
+
+
+def _count(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise ValueError(text)
+    return number
+
+
+def _load(path: Path) -> Cassette:
+    """Load a cassette, with a progress bar if it is large.
+
+    Raises:
+        CassetteError: as `Cassette.load`.
+    """
+    try:
+        size = path.stat().st_size
+    except (OSError, ValueError):  # ValueError: a null character in the name
+        size = 0
+    with progress(f"reading {path.name}", size, least=_LEAST_FOR_A_PROGRESS_BAR) as update:
+        return Cassette.load(path, progress=update)
+
+
+def _cassettes_in(paths: list[Path]) -> list[Path]:
+    """The files among `paths`, and all ``*.jsonl`` in the folders among them.
+
+    Raises:
+        CassetteNotFound: if a folder has none.
+    """
+    found: list[Path] = []
+    for path in paths:
+        inside = sorted(path.rglob("*.jsonl")) if path.is_dir() else [path]
+        if not inside:
+            raise CassetteNotFound("there is no cassette in this folder", path)
+        found += inside
+    return list(dict.fromkeys(found))
+
+
+def _has_our_format(path: Path) -> bool:
+    """Whether a file that was loaded is one of agent-cache, and not one of agentcassette."""
+    with path.open("rb") as file:
+        return b'"agent_cache_cassette"' in file.readline()
+
+
+# One call as text
+
+
+def _call_text(call: RecordedCall) -> str:
+    if call.key is not None:
+        return f"{call.name} [{shortened(repr(call.key), _SHORT)}]"
+    arguments = ", ".join(f"{name}={shortened(repr(value), _SHORT)}" for name, value in call.arguments.items())
+    return f"{call.name}({arguments if len(arguments) <= 2 * _LONG else arguments[: 2 * _LONG] + '...'})"
+
+
+def _outcome_text(call: RecordedCall) -> str:
+    stream = call.outcome.get("stream")
+    if not isinstance(stream, dict):
+        return _result_text(call.outcome)
+    chunks, end = plural(len(stream.get("chunks", ())), "chunk"), stream.get("end") or {}
+    is_plain_end = "value" in end and end["value"] is None
+    return chunks if is_plain_end else f"{chunks}, {_result_text(end)}"
+
+
+def _result_text(outcome: dict[str, Any]) -> str:
+    error = outcome.get("error")
+    if isinstance(error, dict):
+        name, message = str(error.get("type", "")).removeprefix("builtins:"), str(error.get("message") or "")
+        return f"raised {name}{': ' if message else ''}{shortened(message.replace(chr(10), ' '), _SHORT)}"
+    for form in ("value", "typed", "any"):
+        if form in outcome:
+            return shortened(repr(outcome[form]), _SHORT)
+    if "object" in outcome:
+        return f"{outcome['object'][0]} {shortened(repr(outcome['object'][1]), _SHORT)}"
+    if "unencodable" in outcome:
+        return f"a {outcome['unencodable']}, not written down"
+    return ", ".join(outcome) or "nothing"
+
+
+def _has_error(call: RecordedCall) -> bool:
+    """Whether the call raised, or the stream that it returned did."""
+    outcome, stream = call.outcome, call.outcome.get("stream")
+    if isinstance(stream, dict) and isinstance(stream.get("end"), dict):
+        outcome = stream["end"]
+    return isinstance(outcome.get("error"), dict)
+
+
+def _tokens_text(call: RecordedCall) -> str:
+    parts = [call.model] if call.model else []
+    if call.input_tokens or call.output_tokens:
+        parts.append(f"{call.input_tokens}+{call.output_tokens} tokens")
+    return f"  ({', '.join(parts)})" if parts else ""
+
+
+def _duration_text(ms: float) -> str:
+    if ms < 1:
+        return f"{ms * 1000:.0f} us"
+    if ms < 1000:
+        return f"{ms:.0f} ms"
+    return f"{ms / 1000:.1f} s" if ms < 120_000 else f"{ms / 60_000:.1f} min"
+
+
+# show
+
+
+def _show(options: argparse.Namespace) -> int:
+    """Print the calls of a cassette in the order in which they started, nested as they were."""
+    cassette = _load(options.path)
+    order, depths, totals = _timeline(cassette)
+
+    def calls() -> Iterator[tuple[int, RecordedCall]]:
+        for index in order:
+            call = cassette[index]
+            is_named = not options.name or fnmatch.fnmatchcase(call.name, options.name)
+            if is_named and (not options.errors or _has_error(call)):
+                yield index, call
+
+    chosen = islice(calls(), options.limit)
+    if options.json:
+        _show_json(cassette, options.path, chosen, depths, totals)
+    else:
+        _show_lines(cassette, options.path, chosen, depths, totals)
+    return 0
+
+
+def _timeline(cassette: Cassette) -> tuple[list[int], array[int], dict[str, Any]]:
+    """Indices of the calls in the order of their start, how deep each is nested, and the totals."""
+    ids: dict[int, int] = {}
+    parents = array("q")
+    kinds: Counter[str] = Counter()
+    sources: Counter[str] = Counter()
+    errors = input_tokens = output_tokens = 0
+    for index, call in enumerate(cassette):
+        ids[call.id] = index
+        parents.append(0 if call.parent is None else call.parent)
+        kinds[call.kind] += 1
+        sources[call.source] += 1
+        errors += _has_error(call)
+        input_tokens += call.input_tokens
+        output_tokens += call.output_tokens
+    order = [ids[number] for number in sorted(ids)]
+    depths = array("H", bytes(2 * len(order)))
+    for index in order:  # a call starts after the one that encloses it
+        if parents[index] in ids:
+            depths[index] = min(depths[ids[parents[index]]] + 1, _DEEPEST)
+    totals = {
+        "calls": len(order),
+        "kinds": dict(kinds),
+        "sources": {source: number for source, number in sources.items() if source},
+        "errors": errors,
+        "input_tokens": input_tokens,
+        "output_tokens": output_tokens,
+    }
+    return order, depths, totals
+
+
+def _show_json(
+    cassette: Cassette,
+    path: Path,
+    calls: Iterator[tuple[int, RecordedCall]],
+    depths: array[int],
+    totals: dict[str, Any],
+) -> None:
+    """Print one document with one line for each call, without holding it in memory."""
+    head = {"path": str(path), "header": msgspec.to_builtins(cassette.header), "is_partial": cassette.is_partial}
+    sys.stdout.write(f'{json_text(head)[:-1]},\n"calls": [')
+    for number, (index, call) in enumerate(calls):
+        row = {"index": index, "depth": depths[index], **msgspec.to_builtins(call)}
+        sys.stdout.write(f"{',' if number else ''}\n{json_text(row)}")
+    trailer = msgspec.to_builtins(cassette.trailer)
+    tail = {"totals": totals, "duration_ms": cassette.duration_ms, "trailer": trailer}
+    sys.stdout.write(f"],\n{json_text(tail)[1:]}\n")
+
+
+def _show_lines(
+    cassette: Cassette,
+    path: Path,
+    calls: Iterator[tuple[int, RecordedCall]],
+    depths: array[int],
+    totals: dict[str, Any],
+) -> None:
+    printer, whole = Printer(), cassette.duration_ms
+    facts = [f"recorded {cassette.recorded_at}" if cassette.recorded_at else "", cassette.model or ""]
+    printer.line((str(path), "bold"), *(f"  {fact}" for fact in facts if fact))
+    if cassette.is_partial:
+        printer.line(("The recording was killed: calls may be missing.", "red"))
+    elif cassette.trailer is not None and cassette.trailer.ended != "returned":
+        printer.line((f"The run {cassette.trailer.ended}.", "red"))
+    printer.line((f"{'step':>6}  {'start':>8}  {'took':>8}  {'':{_BAR}}  {'':8}  call", "dim"))
+    shown = 0
+    for index, call in calls:
+        shown += 1
+        kind, error_style = call.source or call.kind, "red" if _has_error(call) else ""
+        style = error_style or _STYLES.get(kind, "")
+        printer.line(
+            f"{index:>6}  {_duration_text(call.started_ms):>8}  {_duration_text(call.duration_ms):>8}  ",
+            (_bar(call, whole), style),
+            "  ",
+            (f"{kind:<8}", style),
+            f"  {'  ' * depths[index]}{_call_text(call)}",
+            (" -> ", "dim"),
+            (_outcome_text(call), error_style),
+            (_tokens_text(call), "dim"),
+        )
+    if shown < len(cassette):
+        printer.line((f"{len(cassette) - shown} more calls are not shown", "dim"))
+    parts = [f"{plural(totals['calls'], 'call')} in {_duration_text(whole)}"]
+    parts += [f"{number} {name}" for name, number in sorted(totals["sources"].items())]
+    parts += [f"{number} {name}" for name, number in sorted(totals["kinds"].items()) if name not in {"tool", "call"}]
+    if totals["input_tokens"] or totals["output_tokens"]:
+        parts.append(f"{totals['input_tokens']}+{totals['output_tokens']} tokens")
+    printer.line(", ".join((*parts, plural(totals["errors"], "error"))))
+
+
+def _bar(call: RecordedCall, whole: float) -> str:
+    """The part of the run in which the call was running."""
+    if whole <= 0:
+        return " " * _BAR
+    start = min(int(_BAR * call.started_ms / whole), _BAR - 1)
+    length = max(1, min(round(_BAR * call.duration_ms / whole), _BAR - start))
+    return f"{' ' * start}{'=' * length}".ljust(_BAR)
+
+
+# diff
+
+
+def _diff(options: argparse.Namespace) -> int:
+    """Print how two cassettes differ. Returns 1 if they do."""
+    one, other = _load(options.a), _load(options.b)
+    diff = diff_cassettes(one, other)
+    exit_code = 0 if diff.identical else 1
+    if options.json:
+        names = {"a": str(options.a), "b": str(options.b)}
+        sums = {"identical": diff.identical, "token_delta": diff.token_delta}
+        print_json({**names, **sums, **msgspec.to_builtins(diff)})
+        return exit_code
+    printer = Printer()
+    printer.line(("--- ", "red"), f"{one.path}  {len(one)} calls")
+    printer.line(("+++ ", "green"), f"{other.path}  {len(other)} calls")
+    for index in diff.dropped_steps:
+        printer.line((f"- {index:>5}  {_call_text(one[index])} -> {_outcome_text(one[index])}", "red"))
+    for index in diff.new_steps:
+        printer.line((f"+ {index:>5}  {_call_text(other[index])} -> {_outcome_text(other[index])}", "green"))
+    for change in diff.changed_calls:
+        a, b = change["index"], change["index_b"]
+        steps = f"{a}" if a == b else f"{a}>{b}"
+        printer.line((f"~ {steps:>5}  {change['name']}: {', '.join(change['changed'])}", "yellow"))
+        for part in change["changed"]:
+            for path, before, after in _differences(getattr(change["a"], part), getattr(change["b"], part), part):
+                texts = shortened(repr(before), _LONG), shortened(repr(after), _LONG)
+                printer.line(f"           {path}: ", (texts[0], "red"), " -> ", (texts[1], "green"))
+    for move in diff.moved_calls:
+        printer.line((f"> {move['index']:>5}  {move['name']} is now step {move['index_b']}", "cyan"))
+    if diff.identical:
+        printer.line("The same calls in the same order, with the same outcomes.")
+    else:
+        printer.line(
+            f"{len(diff.new_steps)} new, {len(diff.dropped_steps)} dropped, {len(diff.changed_calls)} changed, "
+            f"{len(diff.moved_calls)} moved, {diff.token_delta:+} tokens"
+        )
+    return exit_code
+
+
+def _differences(before: Any, after: Any, path: str, *, hides_keys: bool = False) -> Iterator[tuple[str, Any, Any]]:
+    """The innermost parts of plain data that differ: path, part before, part after.
+
+    With `hides_keys`, a dict whose keys differ counts as one part, because the keys must not be named.
+    """
+    if isinstance(before, dict) and isinstance(after, dict) and not (hides_keys and list(before) != list(after)):
+        for key in dict.fromkeys((*before, *after)):
+            values = before.get(key, _MISSING), after.get(key, _MISSING)
+            yield from _differences(*values, f"{path}.{key}", hides_keys=hides_keys)
+    elif isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
+        for index, values in enumerate(zip(before, after, strict=True)):
+            yield from _differences(*values, f"{path}[{index}]", hides_keys=hides_keys)
+    elif before != after or type(before) is not type(after):
+        yield path, before, after
+
+
+# redact, convert
+
+
+def secret_places(call: RecordedCall, rules: Redaction) -> list[str]:
+    """Paths of the parts of a call that contain secrets."""
+    clean = redacted_call(call, rules)
+    found = [
+        path
+        for part in ("arguments", "outcome")
+        for path, _, _ in _differences(getattr(call, part), getattr(clean, part), part, hides_keys=True)
+    ]
+    return found + [part for part in ("key", "model") if getattr(call, part) != getattr(clean, part)]
+
+
+def _recorded_rules(cassette: Cassette) -> dict[str, Any]:
+    """The redaction rules in the header, except for a hook: its code is not in the file, and it has run."""
+    return {name: value for name, value in cassette.header.redact.items() if name != "hook"}
+
+
+def _rules(cassette: Cassette, options: argparse.Namespace | None = None) -> Redaction:
+    """The default rules, those of the recording, and those of the options."""
+    given = Redaction() if options is None else Redaction(options.name, options.pattern)
+    return given.joined(_recorded_rules(cassette))
+
+
+def _secrets(cassette: Cassette, rules: Redaction) -> Counter[str]:
+    """How often each part of the calls of each name contains a secret."""
+    return Counter(f"{call.name} {place}" for call in cassette for place in secret_places(call, rules))
+
+
+class _RewrittenCalls(Sequence[RecordedCall]):
+    """Some calls of a cassette, redacted when they are read."""
+
+    def __init__(self, cassette: Cassette, rules: Redaction, removed: frozenset[int]) -> None:
+        self._calls = cassette.steps
+        self._rules = rules
+        self._removed = removed
+        self._kept = array("L", [index for index, call in enumerate(cassette) if call.id not in removed])
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def __getitem__(self, index: Any) -> Any:
+        call = redacted_call(self._calls[self._kept[index]], self._rules)
+        if call.after not in self._removed:
+            return call
+        above = self._calls[self._kept[index - 1]].id if index else 0
+        return msgspec.structs.replace(call, after=above if above < call.id else 0)
+
+
+def _rewrite(cassette: Cassette, path: Path, rules: Redaction, removed: frozenset[int] = frozenset()) -> None:
+    """Write a cassette redacted, with new digests, and without the calls whose ids are `removed`.
+
+    Raises:
+        CassetteError: if it cannot be written.
+    """
+    hook = {"hook": True} if cassette.header.redact.get("hook") else {}
+    cassette.header = msgspec.structs.replace(cassette.header, redact={**rules.describe(), **hook})
+    cassette.steps = _RewrittenCalls(cassette, rules, removed)
+    cassette.save(path)
+
+
+def _redact(options: argparse.Namespace) -> int:
+    """Redact cassettes in place. Returns 1 with ``--check`` if there is something to redact.
+
+    An error ends the command; files before it are redacted by then.
+    """
+    printer, results, count = Printer(), [], 0
+    for path in _cassettes_in(options.paths):
+        cassette = _load(path)
+        if not _has_our_format(path):
+            raise CassetteError("is a cassette of agentcassette; `agent-cache cassette convert` redacts it, too", path)
+        rules = _rules(cassette, options)
+        found = _secrets(cassette, rules)
+        count += found.total()
+        is_written = not options.check and (found.total() > 0 or rules.describe() != _recorded_rules(cassette))
+        if is_written:
+            if cassette.header.redact.get("hook"):
+                print(f"{escaped(path)}: its recording had a redaction hook; a replay still needs it", file=sys.stderr)
+            _rewrite(cassette, path, rules)
+        results.append({"path": str(path), "redacted": dict(found), "is_written": is_written})
+        if not options.json:
+            _print_secrets(printer, path, found, "to redact" if options.check else "redacted")
+    if options.json:
+        print_json({"findings": count, "cassettes": results})
+    return 1 if options.check and count else 0
+
+
+def _print_secrets(printer: Printer, path: Path, found: Counter[str], verb: str) -> None:
+    printer.line(f"{path}: {found.total() or 'nothing'} {verb}")
+    for place, number in found.most_common():
+        printer.line(f"  {number:>6} x {place}")
+
+
+def _convert(options: argparse.Namespace) -> int:
+    """Convert cassettes of agentcassette, redacted as a recording would be."""
+    if options.output is not None and len(options.paths) > 1:
+        raise ConfigurationError("--output takes one SOURCE")
+    printer, results = Printer(), []
+    for path in options.paths:
+        cassette = _load(path)
+        if _has_our_format(path):
+            raise CassetteError("is a cassette of agent-cache already", path)
+        target = options.output or path.with_suffix(".jsonl")
+        if target.exists() and not options.force:
+            raise CassetteError("exists already; --force replaces it", target)
+        rules = _rules(cassette)
+        found = _secrets(cassette, rules)
+        _rewrite(cassette, target, rules)
+        results.append({"path": str(path), "target": str(target), "calls": len(cassette), "redacted": dict(found)})
+        if not options.json:
+            printer.line(f"{path} -> {target}  {len(cassette)} calls")
+            if found:
+                _print_secrets(printer, target, found, "redacted")
+    if options.json:
+        print_json({"cassettes": results})
+    return 0
+
+
+# verify
+
+
+def _verify(options: argparse.Namespace) -> int:
+    """Print what is wrong with cassettes. Returns 1 if something is."""
+    printer, results, count = Printer(), [], 0
+    for path in _cassettes_in(options.paths):
+        findings, calls = _findings(path)
+        count += len(findings)
+        results.append({"path": str(path), "calls": calls, "findings": findings})
+        if options.json:
+            continue
+        if not findings:
+            printer.line(("ok", "green"), f"  {path}  {calls} calls")
+        for finding in findings:
+            place = f"{path}:{finding['line']}" if finding["line"] else str(path)
+            printer.line((finding["kind"], "red"), f"  {place}: {finding['message']}")
+    if options.json:
+        print_json({"findings": count, "cassettes": results})
+    elif count:
+        printer.line(f"{plural(count, 'finding')} in {plural(len(results), 'cassette')}")
+    return 1 if count else 0
+
+
+def _findings(path: Path) -> tuple[list[dict[str, Any]], int]:
+    """What is wrong with one cassette, and how many calls it has."""
+    found: list[dict[str, Any]] = []
+
+    def add(kind: str, line: int, message: str) -> None:
+        found.append({"kind": kind, "line": line, "message": message})
+
+    try:
+        cassette = _load(path)
+    except CassetteError as error:
+        if isinstance(error, CassetteNotFound) or error.reason.startswith("cannot be read"):
+            raise
+        add("structure", error.line, error.reason)
+        return found, 0
+    if cassette.is_partial:
+        add("structure", 0, "the recording was killed: the trailer is missing, and calls may be missing too")
+    elif cassette.trailer is not None and cassette.trailer.calls != len(cassette):
+        add("structure", 0, f"the trailer counts {cassette.trailer.calls} calls, but the file has {len(cassette)}")
+    ids = {call.id for call in cassette}
+    rules = _rules(cassette)
+    has_lines = _has_our_format(path)  # a document of agentcassette does not have one line for each call
+    for index, call in enumerate(cassette):
+        line = index + 2 if has_lines else 0
+        digest = digest_of(call.name, call.arguments) if call.key is None else digest_of_key(call.name, call.key)
+        messages = [("structure", message) for message in _structure_findings(call, ids)]
+        if call.digest != digest.hex():
+            what = "the digest does not match the name and the arguments"
+            messages.append(("digest", f"{what}; the line was edited, and a replay will not find the call"))
+        for kind, message in messages:
+            add(kind, line, f"step {index}, {_call_text(redacted_call(call, rules))}: {message}")
+        for place in secret_places(call, rules):
+            add("secret", line, f"step {index}, {call.name}: {place} contains a secret")
+    return found, len(cassette)
+
+
+def _structure_findings(call: RecordedCall, ids: set[int]) -> Iterator[str]:
+    if call.kind not in _KINDS:
+        yield f"the kind {call.kind!r} is unknown"
+    if call.parent is not None and (call.parent not in ids or call.parent >= call.id):
+        yield f"it is enclosed by call {call.parent}, which is missing or started later"
+    if call.after and call.after not in ids:
+        yield f"it started after call {call.after}, which is missing"
+    if len(_FORMS & call.outcome.keys()) != 1:
+        yield f"the outcome has no known form: {', '.join(call.outcome) or 'empty'}"
+
+
+# prune
+
+
+def _prune(options: argparse.Namespace) -> int:
+    """Delete cassettes or calls with ``--yes``, otherwise list them. Returns 1 if there are some, and no ``--yes``."""
+    if options.calls:
+        results = _prune_calls(options)
+        lines = [f"{one['path']}  {one['calls']} of {one['of']} calls" for one in results]
+    else:
+        results = _prune_files(options)
+        lines = [f"{one['path']}  {one['reason']}" for one in results]
+    if options.json:
+        print_json({"deleted": options.yes, "cassettes": results})
+    else:
+        printer = Printer()
+        for line in lines:
+            printer.line(line)
+        if not lines:
+            printer.line("There is nothing to prune.")
+        else:
+            printer.line("Deleted." if options.yes else "Nothing was deleted; --yes does it.")
+    return 1 if results and not options.yes else 0
+
+
+def _prune_files(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Delete cassettes that no test uses, and partial files of recordings that were killed."""
+    folders = options.paths or [Path()]
+    for folder in folders:
+        if not folder.is_dir():
+            raise ConfigurationError(f"prune takes folders of tests, and {str(folder)!r} is not a folder; see --calls")
+    found = [(path, "no test uses it") for path in _orphans(folders)]
+    for folder in folders:
+        for pattern in ("*.jsonl.partial", "*.jsonl.partial.old"):
+            found += [(path, "left by a killed recording") for path in sorted(folder.rglob(pattern)) if is_idle(path)]
+    for path, _ in found if options.yes else ():
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            raise CassetteError(f"cannot be deleted: {error.strerror}", path) from error
+    return [{"path": str(path), "reason": reason} for path, reason in found]
+
+
+def _prune_calls(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Remove calls by name, and the calls that they enclose, from cassettes."""
+    if not options.paths:
+        raise ConfigurationError("prune --calls needs cassettes, or folders of them")
+    results = []
+    for path in _cassettes_in(options.paths):
+        cassette = _load(path)
+        if not _has_our_format(path):
+            raise CassetteError("is a cassette of agentcassette; convert it first", path)
+        removed: set[int] = set()
+        for call in sorted(cassette, key=lambda call: call.id):
+            if call.parent in removed or any(fnmatch.fnmatchcase(call.name, pattern) for pattern in options.calls):
+                removed.add(call.id)
+        if removed:
+            results.append({"path": str(path), "calls": len(removed), "of": len(cassette)})
+            if options.yes:
+                _rewrite(cassette, path, _rules(cassette), frozenset(removed))
+    return results
+
+
+def _orphans(folders: list[Path]) -> list[Path]:
+    """The cassettes that no test uses. Only pytest knows which tests there are: it is asked in a process of its own.
+
+    Raises:
+        CassetteError: if the tests cannot be collected.
+    """
+    if importlib.util.find_spec("pytest") is None:
+        raise ConfigurationError("prune needs pytest to find out which tests there are, and it is not installed")
+    with tempfile.TemporaryDirectory() as scratch:
+        report = Path(scratch, "orphans.json")
+        command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "--agent-orphans=report"]
+        command += [f"--agent-orphans-file={report}", "-p", "no:cacheprovider", *map(str, folders)]
+        result = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - our own command
+        if result.returncode not in (0, 5) or not report.exists():
+            tail = "\n".join((result.stdout + result.stderr).strip().splitlines()[-15:])
+            raise CassetteError(f"the tests could not be collected, so nothing was deleted:\n{tail}", folders[0])
+        return [Path(path) for path in json.loads(report.read_text("utf-8"))]

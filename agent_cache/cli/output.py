@@ -1,0 +1,121 @@
+"""Prints what the commands have found: lines, tables and JSON on stdout, a progress bar on stderr.
+
+Lines are coloured on a terminal if `rich` is installed (extra ``cli``) and `NO_COLOR` is not set; otherwise the same
+text is plain. Names, arguments and keys come from files and servers that others can write to: all that a terminal
+would interpret is escaped.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+__all__ = ["Printer", "escaped", "json_text", "plural", "print_json", "progress", "shortened", "size_text"]
+
+_INVISIBLE = re.compile("[\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
+"""Characters that `json.dumps` leaves as they are, and a terminal interprets or cannot encode."""
+_BAR = 30
+
+
+class Printer:
+    """Prints lines and tables to stdout, in colours where that is possible."""
+
+    def __init__(self) -> None:
+        self._console: Any = None
+        if sys.stdout.isatty() and not os.environ.get("NO_COLOR"):
+            try:
+                from rich.console import Console
+            except ImportError:
+                return
+            self._console = Console(highlight=False, soft_wrap=True)
+
+    def line(self, *parts: str | tuple[str, str]) -> None:
+        """Print one line. Each part is a text, or a text and a style of `rich`."""
+        pairs = [(escaped(part), "") if isinstance(part, str) else (escaped(part[0]), part[1]) for part in parts]
+        if self._console is None:
+            print("".join(text for text, _ in pairs).rstrip())
+        else:
+            from rich.text import Text
+
+            self._console.print(Text.assemble(*pairs))
+
+    def table(self, head: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1) -> None:
+        """Print rows under a head; the first `left` columns are aligned to the left, the others to the right."""
+        cells = [tuple(map(escaped, row)) for row in (head, *rows)]
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        for number, row in enumerate(cells):
+            aligned = [
+                cell.ljust(width) if column < left else cell.rjust(width)
+                for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+            ]
+            self.line(("  ".join(aligned), "" if number else "bold"))
+
+
+def escaped(text: object, *, keep: str = "") -> str:
+    """The text with every character escaped that is not printable, except for those in `keep`."""
+    return "".join(
+        char if char.isprintable() or char in keep else char.encode("unicode_escape").decode() for char in str(text)
+    )
+
+
+def shortened(text: str, length: int) -> str:
+    """The text, cut to `length` characters."""
+    return text if len(text) <= length else f"{text[: length - 3]}..."
+
+
+def plural(number: int, noun: str) -> str:
+    """The number with its noun: ``1 call``, ``2 calls``."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def size_text(size: float) -> str:
+    """A number of bytes, in the unit that fits: ``441 B``, ``4.1 MB``."""
+    if size < 1000:
+        return f"{size:.0f} B"
+    for unit in ("kB", "MB"):
+        size /= 1000
+        if size < 1000:
+            return f"{size:.1f} {unit}"
+    return f"{size / 1000:.1f} GB"
+
+
+def print_json(data: Any) -> None:
+    """Print one JSON document."""
+    print(json_text(data, indent=2))
+
+
+def json_text(data: Any, indent: int | None = None) -> str:
+    """The data as JSON that can be shown on a terminal: what it would interpret is escaped."""
+    text = json.dumps(data, indent=indent, ensure_ascii=False)
+    return _INVISIBLE.sub(lambda found: json.dumps(found[0])[1:-1], text)
+
+
+@contextmanager
+def progress(label: str, total: int, *, least: int) -> Iterator[Callable[[int], None]]:
+    """Draw a progress bar on stderr, if it is a terminal and `total` is at least `least`.
+
+    Yields a function that takes how much is done. It draws each percent once, since drawing takes longer than reading a
+    line of a file.
+    """
+    if total < least or not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    drawn, label = -1, escaped(label)
+
+    def draw(done: int) -> None:
+        nonlocal drawn
+        percent = min(100, 100 * done // total)
+        if percent != drawn:
+            drawn = percent
+            bar = "#" * (_BAR * percent // 100)
+            print(f"\r{label} [{bar:<{_BAR}}] {percent:3}%", end="", file=sys.stderr, flush=True)
+
+    try:
+        yield draw
+    finally:
+        print("\r\033[K", end="", file=sys.stderr, flush=True)
