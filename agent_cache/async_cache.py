@@ -4,7 +4,7 @@ The class derives from async-cache's class of that name, so that it goes whereve
 code runs: upstream blocks its waiters for ever when a leader is cancelled, and treats distinct keys as one.
 
 A loaded value is stored only if nothing was set, deleted or cleared under its key since the load began. As with the
-tools, {check, insert} and {spoil loads, drop entries} are one step each, under the ledger's lock; hits take none.
+tools, {check, insert} and {mark loads dirty, drop entries} are one step each, under the ledger's lock; hits take none.
 
 With a batch loader, too, each key has a flight of its own, so that its callers share it, take over from each other and
 never deadlock. The flights of one window wait for a `Batch`, which runs the loader in a task that belongs to none of
@@ -405,10 +405,10 @@ class LoadsByKey:
             with suppress(RuntimeError):  # the loop is closed, and the batch with it
                 item.batch.loop.call_soon_threadsafe(item.batch.withdraw, item)
 
-    def spoil(self, key: Hashable) -> None:
+    def mark_dirty(self, key: Hashable) -> None:
         """Let no load under way for a key be stored or joined."""
         for load in self.by_key.get(key, ()):
-            load.spoil()
+            load.mark_dirty()
             if load in self.batch_items:
                 self.batch_items[load].is_clean = False
 
@@ -462,7 +462,7 @@ class Storage:
         part = key_identity(key)
         entry = KeyedEntry(key, value, ttl)
         with LEDGER.lock:
-            self.loads.spoil(part)
+            self.loads.mark_dirty(part)
             if ttl > 0:
                 self.partition.store.insert(part, entry)
             else:
@@ -472,14 +472,14 @@ class Storage:
         """Delete an entry and return it. No load under way restores it."""
         part = key_identity(key)
         with LEDGER.lock:
-            self.loads.spoil(part)
+            self.loads.mark_dirty(part)
             return self.partition.store.discard(part)
 
     def delete_all(self) -> None:
         """Delete all entries. No load under way restores one."""
         with LEDGER.lock:
             for key in list(self.loads.by_key):
-                self.loads.spoil(key)
+                self.loads.mark_dirty(key)
             garbage: list[Any] = [self.partition.store.drop_all()]
         free(garbage)
 

@@ -29,7 +29,7 @@ from typing import Any, Literal
 from uuid import uuid4
 
 from agent_cache.clock import CLOCK
-from agent_cache.core.store import NEVER, Unprotectable, structural
+from agent_cache.core.store import NEVER, UncopyableError, auto_copier
 from agent_cache.core.tags import meet, root_of
 from agent_cache.errors import RemoteTierError
 from agent_cache.remote.protocol import Found, Listener, Request, Ticket, Touched, WriteIntent
@@ -350,7 +350,7 @@ class MemoryTier:
         assert isinstance(ticket, MemoryTicket)
         loaded = CLOCK.now() - age
         try:
-            copy = structural(value)
+            copy = auto_copier(value)
             self._send_pending()
             header = self._header(ticket, tags)
             if header is not None:
@@ -358,7 +358,7 @@ class MemoryTier:
                     value if copy is None else None, copy, header, tags, cost, loaded, loaded + ticket.lasts
                 )
                 self.server.store(_address(ticket.request), stored)
-        except (ConnectionError, Unprotectable):
+        except (ConnectionError, UncopyableError):
             pass  # the value is not shared; the tool's caller has it all the same
 
     def _header(self, ticket: MemoryTicket, tags: tuple[str, ...]) -> dict[CellName, str] | None:
