@@ -13,6 +13,8 @@ import doctest
 import gc
 import io
 import os
+import random
+import sys
 import tempfile
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +35,42 @@ settings.register_profile("agent-cache", deadline=None)
 settings.register_profile("agent-cache-ci", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("agent-cache-ci" if os.environ.get("CI") else "agent-cache")
 
+# Else each worker rewrites all assertions, and each of the hundreds of processes that tests start compiles the package.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
 MODULE = pytest.StashKey["Path"]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--shuffle-files", type=int, metavar="SEED", help="run files in an order that this seed decides")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # By xdist's default the files with the fewest tests come last, among them the longest: those of `properties`.
+    if hasattr(config.option, "loadscopereorder"):
+        config.option.loadscopereorder = False
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """Two workers for each core: a third of the suite's time is waiting for servers and other processes."""
+    return 2 * (os.cpu_count() or 1)
+
+
+def pytest_report_header(config: pytest.Config) -> str | None:
+    seed = config.getoption("shuffle_files")
+    return None if seed is None else f"order of files: --shuffle-files {seed}"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Shuffle files, and leave the tests of one in their order: it is a file's own, and fixtures of modules last."""
+    seed = config.getoption("shuffle_files")
+    if seed is not None:
+        files = sorted({item.path for item in items})
+        random.Random(seed).shuffle(files)
+        place = {path: number for number, path in enumerate(files)}
+        items.sort(key=lambda item: place[item.path])
 
 
 @pytest.hookimpl(tryfirst=True)

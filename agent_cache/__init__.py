@@ -6,7 +6,7 @@ PYTEST_DONT_REWRITE: there is a pytest plugin in here, so pytest would warn of a
 import typing
 
 if typing.TYPE_CHECKING:
-    from agent_cache._async_cache import AsyncCache
+    from agent_cache.async_cache import AsyncCache
     from agent_cache.config import configure
     from agent_cache.core.policies import LoopHints, RemotePolicy
     from agent_cache.core.tags import tags_from
@@ -50,7 +50,7 @@ _HOMES = {
     "AgentCache": "tools",
     "AgentCacheInvalidator": "tools",
     "AgentCacheSession": "session",
-    "AsyncCache": "_async_cache",
+    "AsyncCache": "async_cache",
     "LoopHints": "core.policies",
     "LoopPolicy": "session.loop_policy",
     "RemotePolicy": "core.policies",

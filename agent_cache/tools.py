@@ -23,7 +23,7 @@ from agent_cache.core.policies import (
     checked_hints,
     seconds,
 )
-from agent_cache.core.store import protection_named
+from agent_cache.core.store import copy_rule_named
 from agent_cache.core.tags import ComputedTags, TagSet, parse_tag, root_of
 from agent_cache.engine.codegen import read_body, write_body
 from agent_cache.engine.plan import read_plan, write_plan
@@ -237,8 +237,8 @@ class AgentCache:
         self._remote = checked_tier(remote_cache, f"{where}: remote_cache")
         if callable(copy):
             checked_function(copy, f"{where}: copy")
-        protection = protection_named(copy)
-        if protection is None:
+        copy_rule = copy_rule_named(copy)
+        if copy_rule is None:
             raise ConfigurationError(f"{where}: copy must be 'auto', 'never' or a function of one value, got {copy!r}")
         if maxsize is not None and (isinstance(maxsize, bool) or not isinstance(maxsize, int) or maxsize < 1):
             raise ConfigurationError(
@@ -250,7 +250,7 @@ class AgentCache:
             scope=checked_choice(scope, ("global", "session"), f"{where}: scope"),
             ttl=None if ttl is None else seconds(ttl, f"{where}: ttl"),
             maxsize=maxsize,
-            protection=protection,
+            copy_rule=copy_rule,
             key=key,
             vary=vary,
             vary_takes_arguments=vary is not None and _takes_arguments(vary),

@@ -1,6 +1,7 @@
-"""Every in-process budget of agent_cache with what this machine measures: `python -m benchmarks.budgets`.
+"""Measures every in-process budget of agent_cache: `python -m benchmarks.budgets`.
 
-Exit status 1 if a budget is missed. A figure near its limit on a busy machine deserves a second run.
+Exit status 1 if a budget is missed. A figure near its limit on a busy machine deserves a second run. `--against PATH`
+compares each row with the same row of another checkout (`benchmarks/against.py`).
 """
 
 from __future__ import annotations
@@ -13,25 +14,28 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from agent_cache import testing
-from benchmarks import page
-from benchmarks.machine import described
-from benchmarks.rows import footprint, hits, imports, invalidation, misses, recording, sessions, stampede
+from benchmarks import against
+from benchmarks.commands import describe_machine, put_table
+from benchmarks.rows import calls, invalidation, process, recording
 from benchmarks.table import HEADINGS, SHOWN, Row, markdown
 from benchmarks.timing import QUICK, Effort
 
+ROOT = Path(__file__).resolve().parents[1]
+
 GROUPS: dict[str, Callable[[Effort], Awaitable[list[Row]]]] = {
-    "hit": hits.rows,
-    "miss": misses.rows,
-    "single-flight": stampede.rows,
-    "session": sessions.rows,
-    "memory": footprint.rows,
-    "import": imports.rows,
+    "hit": calls.hits,
+    "miss": calls.misses,
+    "single-flight": calls.single_flight,
+    "session": calls.sessions,
+    "memory": process.memory,
+    "import": process.imports,
     "invalidation": invalidation.rows,
     "recording": recording.rows,
 }
 
 
 async def measured(groups: list[str], effort: Effort) -> list[Row]:
+    """The rows of these groups, each group from empty caches."""
     table: list[Row] = []
     for group in groups:
         testing.reset()
@@ -46,25 +50,46 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("groups", nargs="*", metavar="group", help=f"only these: {', '.join(GROUPS)}")
     parser.add_argument(
-        "--quick", action="store_true", help="fewer, shorter rounds and a tenth of the entries: a look, not a verdict"
+        "--quick",
+        action="store_true",
+        help="fewer, shorter rounds and a tenth of the entries: not exact",
     )
     parser.add_argument("--json", type=Path, metavar="PATH", help="also write every figure with its quartiles to PATH")
-    parser.add_argument("--markdown", action="store_true", help="print what the documentation shows: no budgets")
-    parser.add_argument("--page", action="store_true", help="put that into docs/benchmarks.md; needs all groups")
+    parser.add_argument("--markdown", action="store_true", help="print the table of the documentation: no budgets")
+    parser.add_argument("--page", action="store_true", help="put that table into docs/benchmarks.md; needs all groups")
+    parser.add_argument(
+        "--against", type=Path, metavar="PATH",
+        help="compare with the checkout at PATH in this process; exit code 1 if a row is more than 5 % slower",
+    )  # fmt: skip
     options = parser.parse_args(argv)
     if unknown := [group for group in options.groups if group not in GROUPS]:
-        parser.error(f"no such group: {', '.join(unknown)}; there are {', '.join(GROUPS)}")
+        parser.error(f"unknown group: {', '.join(unknown)}; choose from {', '.join(GROUPS)}")
+    if options.against is not None:
+        return _compared(parser, options)
     table = asyncio.run(measured(options.groups or list(GROUPS), QUICK if options.quick else Effort()))
-    shown = described(["agent-cache"]) + "\n\n" + markdown(SHOWN, [row.shown() for row in table])
+    shown = describe_machine(["agent-cache"]) + "\n\n" + markdown(SHOWN, [row.shown() for row in table])
     print(shown if options.markdown else markdown(HEADINGS, [row.cells() for row in table]))
     if options.json:
         options.json.write_text(json.dumps([row.as_json() for row in table], indent=1) + "\n", encoding="utf-8")
     if options.page:
-        page.put("budgets", shown)
+        put_table("budgets", shown)
     missed = [row.what for row in table if not row.holds]
     if missed:
         print(f"{len(missed)} missed: {'; '.join(missed)}", file=sys.stderr)
     return 1 if missed else 0
+
+
+def _compared(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
+    if options.page or options.markdown:
+        parser.error("--against prints a table of its own: leave out --page and --markdown")
+    try:
+        table = against.compare(options.against, ROOT, options.groups, quick=options.quick)
+    except ValueError as error:
+        parser.error(str(error))
+    print(against.report(table))
+    if options.json:
+        options.json.write_text(json.dumps([row.as_json() for row in table], indent=1) + "\n", encoding="utf-8")
+    return 1 if any(row.is_slower for row in table) else 0
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Rows of the budget table: a figure, its limit, and whether it holds."""
+"""Tables: the rows of figures with their limits, and Markdown."""
 
 from __future__ import annotations
 
@@ -10,12 +10,17 @@ from benchmarks.timing import Spread
 
 Unit = Literal["x", "us", "ms", "s", "B"]
 
-_FORMAT: dict[Unit, str] = {"x": "{:.2f}x", "us": "{:.2f} us", "ms": "{:.2f} ms", "s": "{:.3f} s", "B": "{:.0f} B"}
+_FORMAT: dict[str, str] = {"x": "{:.2f}x", "us": "{:.2f} us", "ms": "{:.2f} ms", "s": "{:.3f} s", "B": "{:.0f} B"}
+
+
+def format_figure(value: float, unit: str) -> str:
+    """A figure with its unit, with as many places as tables show."""
+    return _FORMAT[unit].format(value)
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One figure of ours. A row without a `limit` is there for scale and cannot fail."""
+    """A measured figure. A row without a `limit` is for comparison and cannot fail."""
 
     group: str
     what: str
@@ -26,7 +31,7 @@ class Row:
 
     @property
     def holds(self) -> bool:
-        """The median keeps the limit; the quartiles are for the reader."""
+        """Whether the median is within the limit; the quartiles are only shown."""
         return self.limit is None or self.measured.median <= self.limit
 
     def cells(self) -> tuple[str, ...]:
@@ -44,7 +49,7 @@ class Row:
         )
 
     def shown(self) -> tuple[str, ...]:
-        """The cells that a reader of the documentation wants."""
+        """The cells of the table in the documentation."""
         what, measured, spread, _, _, note = self.cells()
         return (self.group, what, measured, spread, note)
 

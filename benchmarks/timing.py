@@ -1,11 +1,10 @@
-"""Time several callables fairly in one noisy process.
+"""Times several callables in one noisy process.
 
-What is compared is always `await f(argument)` in a loop of one coroutine, as an agent's own code would have it,
-against the same loop over the bare tool. The step of that loop (about 10 ns) is on both sides and is left in. Four
-things keep a busy machine out of the result: the clock is the thread's own, which stands still while another process
-has the core; every round times every subject once, shortly and in a new order; a subject is compared with the base
-*of its own round*, since a neighbour on the same core slows both; and what is reported is the median over many
-rounds, with its quartiles.
+Compared is `await f(argument)` in a loop of one coroutine, as in an agent's own code, with the same loop over the bare
+tool. The step of that loop (about 10 ns) is on both sides and is left in. Four measures keep a busy machine out of the
+result: the clock is the thread's processor time; every round times every subject once, briefly and in a new order; a
+subject is compared with the base *of its own round*, because another process on the same core slows both; and the
+result is the median over many rounds, with its quartiles.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from time import thread_time
 from typing import Any
 
 Sample = Callable[[int], Awaitable[float]]
-"""Make `n` calls and return the seconds that they took together; what it prepares first is not timed."""
+"""Makes `n` calls and returns the seconds that they took together. Its preparations are not timed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,17 +54,17 @@ class Figure:
         return Spread.of(self.seconds)
 
     def over(self, base: Figure) -> Spread:
-        """How many times the base, each round against the base of the same round."""
+        """Multiples of the base, each round against the base of the same round."""
         return Spread.of([mine / theirs for mine, theirs in zip(self.seconds, base.seconds, strict=True)])
 
     def above(self, base: Figure) -> Spread:
-        """How many seconds more than the base, each round against the base of the same round."""
+        """Seconds over the base, each round against the base of the same round."""
         return Spread.of([mine - theirs for mine, theirs in zip(self.seconds, base.seconds, strict=True)])
 
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How long to measure: rounds, and seconds that one subject runs for in each."""
+    """How long to measure: rounds, the seconds of one subject in each, and entries where a row fills a cache."""
 
     rounds: int = 75
     seconds: float = 0.004
@@ -83,8 +82,8 @@ Clock = Callable[[], float]
 def calling(function: Callable[..., Awaitable[object]], argument: object, *, clock: Clock = thread_time) -> Sample:
     """A sample of `await function(argument)`, always the same call.
 
-    Each sample gets a code object of its own: CPython specialises a call site on the function that it sees there, and a
-    loop shared by all subjects would be specialised for none of them.
+    Each sample gets a code object of its own: CPython specialises a call site for the function that it sees there. A
+    loop shared by all subjects would be specialised for none.
     """
 
     async def run(n: int, function: Any = function, argument: Any = argument) -> float:
@@ -97,7 +96,7 @@ def calling(function: Callable[..., Awaitable[object]], argument: object, *, clo
 
 
 def hitting(tool: Callable[..., Awaitable[object]], argument: object) -> Sample:
-    """A sample of calls that hit: the entry is stored before the clock starts, whatever ran in between."""
+    """A sample of hits: the entry is stored before the clock starts."""
     sample = calling(tool, argument)
 
     async def run(n: int) -> float:
@@ -129,8 +128,8 @@ def _with_code_of_its_own(run: Any) -> Sample:
 async def measure(subjects: Mapping[str, Sample], effort: Effort, *, title: str) -> dict[str, Figure]:
     """Time every subject once a round, in an order that changes with the round, and return its figure.
 
-    The number of calls in a sample is found first, per subject, so that each runs for about `effort.seconds`. Garbage
-    collection is off while the clock runs, and runs between the rounds.
+    First the number of calls is determined for each subject, so that a sample takes about `effort.seconds`. Garbage is
+    collected between rounds and never while the clock runs.
     """
     with gc_off():
         counts = {name: await _calibrated(sample, effort.seconds) for name, sample in subjects.items()}
@@ -157,7 +156,7 @@ async def _calibrated(sample: Sample, seconds: float) -> int:
 
 @contextmanager
 def gc_off() -> Iterator[None]:
-    """Collect, then keep the collector off inside the block: a full collection costs more than what is measured."""
+    """Collect garbage, then keep the collector off inside the block: a collection takes longer than a sample."""
     was_on = gc.isenabled()
     gc.collect()
     gc.disable()
@@ -169,7 +168,7 @@ def gc_off() -> Iterator[None]:
 
 
 def progress(title: str, done: int = 0, total: int = 0) -> None:
-    """Say on stderr what is being measured: one line that is overwritten on a terminal, one line a title elsewhere."""
+    """Show progress on stderr: one line that is overwritten on a terminal, one line for each title elsewhere."""
     if sys.stderr.isatty():
         sys.stderr.write(f"\r\x1b[2K{title} {done}/{total}" if done < total else "\r\x1b[2K")
         sys.stderr.flush()

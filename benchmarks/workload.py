@@ -1,6 +1,7 @@
-"""The tool bodies and arguments that every measurement shares, ours and the peers' alike.
+"""Tools and arguments shared by all measurements, of agent_cache and of the caches it is compared with.
 
-Each function returns a new bare tool, so that no two subjects share a code object (see `timing.calling`).
+Each `..._tool` function returns a new undecorated tool, so that no two subjects share a code object (see
+`timing.calling`).
 """
 
 from __future__ import annotations
@@ -8,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from time import thread_time
 from typing import Any
 
 ScalarTool = Callable[[str], Coroutine[Any, Any, str]]
@@ -20,7 +22,7 @@ CARD = "gift_card_3827561"
 TTL = 3600.0
 
 FILTERS: dict[str, Any] = json.loads('{"status": "pending", "price": {"min": 10, "max": 250}, "limit": 20}')
-"""A nested argument as models write them and frameworks read them: three keys, an object inside, four leaves."""
+"""A nested argument as frameworks parse them from JSON: three keys, an object inside, four leaves."""
 
 LARGER_FILTERS: dict[str, Any] = json.loads(
     '{"status": ["pending", "delivered"], "price": {"min": 10, "max": 250}, "sort": "created", "limit": 20}'
@@ -29,7 +31,7 @@ LARGER_FILTERS: dict[str, Any] = json.loads(
 
 
 def scalar_tool() -> ScalarTool:
-    """One string in, one string out, and nothing done in between."""
+    """Takes a string and returns a constant string."""
 
     async def get_card(user_id: str) -> str:
         return CARD
@@ -38,7 +40,7 @@ def scalar_tool() -> ScalarTool:
 
 
 def filter_tool() -> FilterTool:
-    """A nested dict in, one string out."""
+    """Takes a nested dict and returns a constant string."""
 
     async def search(filters: dict[str, Any]) -> str:
         return CARD
@@ -47,7 +49,7 @@ def filter_tool() -> FilterTool:
 
 
 def flat_tool() -> FlatTool:
-    """One string in, a new flat dict of five scalars out."""
+    """Takes a string and returns a new flat dict of five scalars."""
 
     async def get_user(user_id: str) -> dict[str, Any]:
         return {"user_id": user_id, "name": "Sara Doe", "email": "sara@example.com", "orders": 4, "active": True}
@@ -56,7 +58,7 @@ def flat_tool() -> FlatTool:
 
 
 def tree_tool() -> FlatTool:
-    """One string in, a new tree out: two levels of dicts and a list in a dict, twelve leaves."""
+    """Takes a string and returns a new tree: two levels of dicts and a list in a dict, twelve leaves."""
 
     async def get_order(order_id: str) -> dict[str, Any]:
         return {
@@ -74,7 +76,7 @@ def tree_tool() -> FlatTool:
 
 
 def slow_tool(executions: list[str]) -> ScalarTool:
-    """Lets the loop go round once, as anything that waits does, and writes down that it ran."""
+    """Appends to `executions` and awaits one turn of the event loop, as a tool that waits for something does."""
 
     async def get_card(user_id: str) -> str:
         executions.append(user_id)
@@ -85,7 +87,7 @@ def slow_tool(executions: list[str]) -> ScalarTool:
 
 
 def new_ids(prefix: str) -> Callable[[int], Sequence[str]]:
-    """A source of batches of ids, none of which was ever given out before."""
+    """A function that returns `n` ids, different ones in each call."""
     numbers = itertools.count()
 
     def batch(n: int) -> Sequence[str]:
@@ -98,5 +100,34 @@ USERS = 100
 
 
 def users_in_turn(n: int) -> Sequence[str]:
-    """Ids of a hundred users, again and again."""
+    """`n` ids that repeat after `USERS`."""
     return [f"user_{number % USERS}" for number in range(n)]
+
+
+TASKS = 1_000
+
+
+class Stampede:
+    """Times `gather` of `TASKS` equal calls on a cold key, and counts how often one of them ran the tool.
+
+    `decorate=None` measures the tool without a cache.
+    """
+
+    def __init__(self, decorate: Callable[[ScalarTool], Callable[[str], Awaitable[object]]] | None = None) -> None:
+        self.most_executions = 0
+        self._executions: list[str] = []
+        tool = slow_tool(self._executions)
+        self._tool: Callable[[str], Awaitable[object]] = decorate(tool) if decorate else tool
+        self._ids = new_ids("cold")
+
+    async def sample(self, n: int) -> float:
+        """Processor time of `n` stampedes, each on a new key."""
+        tool = self._tool
+        seconds = 0.0
+        for user_id in self._ids(n):
+            start = thread_time()
+            await asyncio.gather(*[tool(user_id) for _ in range(TASKS)])
+            seconds += thread_time() - start
+            self.most_executions = max(self.most_executions, len(self._executions))
+            self._executions.clear()
+        return seconds

@@ -8,6 +8,7 @@ import ast
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -20,21 +21,20 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"core"}),
     frozenset({"clock", "metrics", "remote", "config"}),
     frozenset({"engine"}),
-    frozenset({"tools", "session", "_async_cache"}),
+    frozenset({"tools", "session", "async_cache"}),
     frozenset({"recording", "testing"}),
-    frozenset({"integrations", "pytest_plugin", "_plugin", "cli", "__main__"}),
+    frozenset({"integrations", "pytest_plugin", "cli", "__main__"}),
     frozenset({"__init__"}),
 )
 # These use the public names, as anyone's code does. `__init__` imports none of them: that would be a cycle.
-USERS_OF_PUBLIC_NAMES = frozenset({"integrations", "pytest_plugin", "_plugin", "cli", "__main__"})
+USERS_OF_PUBLIC_NAMES = frozenset({"integrations", "pytest_plugin", "cli", "__main__"})
 
 # Third-party module -> where it may stand. A name that is not here may stand in `integrations` only.
 LEAVES: dict[str, tuple[str, ...]] = {
-    "cache": ("_async_cache",),  # async-cache's top-level module
-    "hypothesis": ("testing",),
+    "cache": ("async_cache",),  # async-cache's top-level module
     "cryptography": ("remote.guards",),
     "msgspec": ("values", "remote.codecs", "recording", "cli"),
-    "pytest": ("pytest_plugin", "_plugin", "testing"),
+    "pytest": ("pytest_plugin", "testing.fixtures"),
     "redis": ("remote.redis", "cli"),
     "rich": ("cli",),
 }
@@ -69,6 +69,7 @@ class Import:
         return f"{self.importer}:{self.line} imports {self.imported}"
 
 
+@cache
 def modules(root: Path) -> dict[str, ast.Module]:
     """Dotted name -> syntax tree, the package itself included."""
     trees = {}
@@ -136,6 +137,7 @@ def imports(trees: dict[str, ast.Module], packages: set[str]) -> list[Import]:
     return found
 
 
+@cache
 def read(root: Path) -> tuple[dict[str, ast.Module], list[Import]]:
     trees = modules(root)
     packages = {PACKAGE} | {".".join((PACKAGE, *p.relative_to(root).parent.parts)) for p in root.rglob("__init__.py")}
@@ -183,6 +185,39 @@ def cycles(root: Path) -> list[str]:
     except CycleError as error:
         return [" < ".join(error.args[1])]
     return []
+
+
+def circles(root: Path) -> list[str]:
+    """Modules that name each other, imports for types included: no reader can begin with one of them."""
+    trees, found = read(root)
+    graph: dict[str, set[str]] = {module: set() for module in trees}
+    for each in found:
+        if each.imported in graph and each.imported != each.importer:
+            graph[each.importer].add(each.imported)
+    reached = {module: reachable(graph, module) for module in graph}
+    together = {frozenset(other for other in reached[module] if module in reached[other]) for module in graph}
+    return sorted(" <> ".join(sorted(circle)) for circle in together if circle)
+
+
+def reachable(graph: dict[str, set[str]], start: str) -> set[str]:
+    """Every module that an import leads to, directly or through others."""
+    found: set[str] = set()
+    ahead = [start]
+    while ahead:
+        new = graph[ahead.pop()] - found
+        found |= new
+        ahead += new
+    return found
+
+
+def repeated_file_names(root: Path) -> list[str]:
+    """File names that occur more than once. One integration may well have the parts of another."""
+    places: dict[str, list[str]] = {}
+    for path in sorted(root.rglob("*.py")):
+        inner = path.relative_to(root)
+        if path.name != "__init__.py" and inner.parts[0] != "integrations":
+            places.setdefault(path.name, []).append(inner.as_posix())
+    return [f"{name} is the name of {', '.join(paths)}" for name, paths in places.items() if len(paths) > 1]
 
 
 def strangers(root: Path) -> list[str]:
@@ -235,4 +270,4 @@ def impurity(node: ast.AST) -> str | None:
     return None
 
 
-RULES = [upward_imports, cycles, strangers, impurities]
+RULES = [upward_imports, cycles, circles, repeated_file_names, strangers, impurities]

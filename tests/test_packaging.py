@@ -6,8 +6,10 @@ import importlib.util
 import re
 import subprocess
 import sys
+import tarfile
 import tomllib
 import zipfile
+from collections.abc import Iterator
 from email import message_from_string
 from email.message import Message
 from importlib.metadata import EntryPoint
@@ -32,17 +34,21 @@ def names_required(requirements: list[str], extra: str | None = None) -> set[str
     return found
 
 
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
-    pytest.importorskip("hatchling", reason='building the wheel needs pip install "agent-cache[test]"')
+def build(target: str, out: Path) -> Path:
+    """The wheel or the sdist of this checkout, built without the network."""
+    pytest.importorskip("hatchling", reason='building needs pip install "agent-cache[test]"')
     if not (ROOT / "agent_cache").is_dir() or not (ROOT / "pyproject.toml").is_file():
         pytest.skip("the tests run against an installed wheel: there is no source beside them to build from")
-    out = tmp_path_factory.mktemp("dist")
-    build = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(out)]
-    run = subprocess.run(build, cwd=ROOT, capture_output=True, text=True, timeout=100)
+    command = [sys.executable, "-m", "hatchling", "build", "--target", target, "--directory", str(out)]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
     assert run.returncode == 0, run.stdout + run.stderr
-    (path,) = out.glob("agent_cache-*.whl")
-    with zipfile.ZipFile(path) as archive:
+    (path,) = out.glob("agent_cache-*")
+    return path
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[zipfile.ZipFile]:
+    with zipfile.ZipFile(build("wheel", tmp_path_factory.mktemp("wheel"))) as archive:
         yield archive
 
 
@@ -63,6 +69,14 @@ def test_the_wheel_holds_the_whole_package_and_nothing_else(wheel: zipfile.ZipFi
         if path.is_file() and "__pycache__" not in path.parts
     }
     assert {name for name in wheel.namelist() if ".dist-info/" not in name} == source
+
+
+def test_the_recorded_runs_are_in_the_sdist_and_not_in_the_wheel(wheel: zipfile.ZipFile, tmp_path: Path):
+    data = {path.relative_to(ROOT).as_posix() for path in (ROOT / "benchmarks" / "data").rglob("*") if path.is_file()}
+    assert len(data) >= 14
+    with tarfile.open(build("sdist", tmp_path)) as archive:
+        assert data <= {name.partition("/")[2] for name in archive.getnames()}
+    assert not [name for name in wheel.namelist() if name.startswith("benchmarks/") or name.endswith(".gz")]
 
 
 def test_the_wheel_is_typed_and_licensed(wheel: zipfile.ZipFile, metadata: Message):
@@ -89,7 +103,7 @@ def test_the_wheel_puts_one_command_on_the_path_and_one_plugin_into_pytest(wheel
     named.read_string(document(wheel, "entry_points.txt"))
     assert {group: dict(named[group]) for group in named.sections()} == {
         "console_scripts": {"agent-cache": "agent_cache.cli.main:main"},
-        "pytest11": {"agent_cache": "agent_cache.pytest_plugin"},
+        "pytest11": {"agent_cache": "agent_cache.pytest_plugin.plugin"},
     }
 
 

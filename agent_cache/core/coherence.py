@@ -74,10 +74,10 @@ class Load:
     and compared then.
     """
 
-    __slots__ = ("home", "is_clean", "is_open", "key", "late_roots", "tags", "written")
+    __slots__ = ("is_clean", "is_open", "key", "late_roots", "partition", "tags", "written")
 
-    def __init__(self, home: Partition, key: Hashable, tags: tuple[Tag, ...], late_roots: tuple[str, ...]) -> None:
-        self.home = home
+    def __init__(self, partition: Partition, key: Hashable, tags: tuple[Tag, ...], late_roots: tuple[str, ...]) -> None:
+        self.partition = partition
         self.key = key
         self.tags = tags
         self.late_roots = late_roots
@@ -90,7 +90,7 @@ class Load:
         self.written = None
         self.is_clean = True
 
-    def spoil(self) -> None:
+    def mark_dirty(self) -> None:
         """This load may not be stored, and nobody may join it any more."""
         self.is_clean = False
         self.detach()
@@ -124,8 +124,8 @@ class Region:
     def roots(self) -> set[str]:
         return {root_of(path) for path in (*self.paths, *self.bare)}
 
-    def reaches(self, home: Partition) -> bool:
-        return self.owners is None or home.owner in self.owners
+    def reaches(self, partition: Partition) -> bool:
+        return self.owners is None or partition.owner in self.owners
 
     def touches(self, tags: Sequence[Tag]) -> bool:
         """Whether what depends on these tags changes."""
@@ -146,11 +146,11 @@ class Ledger:
     def __init__(self) -> None:
         # Re-entrant: a collection that starts inside may close an abandoned call, whose clean-up comes back here.
         self.lock = threading.RLock()
-        self._homes: dict[str, weakref.WeakSet[Partition]] = {}
+        self._partitions: dict[str, weakref.WeakSet[Partition]] = {}
         self._loads: dict[str, set[Load]] = {}
         self._holds: dict[str, list[Hold]] = {}
         self._key_holds: list[Hold] = []
-        self.timed: list[Hold] = []
+        self.timed_holds: list[Hold] = []
         os.register_at_fork(
             before=self.lock.acquire, after_in_parent=self.lock.release, after_in_child=self._go_on_in_child
         )
@@ -163,35 +163,35 @@ class Ledger:
                     self.release(hold)
             for loads in self._loads.values():
                 for load in loads:
-                    load.spoil()
+                    load.mark_dirty()
                 loads.clear()
         finally:
             self.lock.release()
 
     # Partitions
 
-    def register(self, home: Partition) -> None:
+    def register(self, partition: Partition) -> None:
         """Let writes to its roots reach a partition, for as long as it lives."""
-        for root in home.roots:
-            self._homes.setdefault(root, weakref.WeakSet()).add(home)
-        home.loads = tuple(self._loads.setdefault(root, set()) for root in home.roots)
+        for root in partition.roots:
+            self._partitions.setdefault(root, weakref.WeakSet()).add(partition)
+        partition.loads = tuple(self._loads.setdefault(root, set()) for root in partition.roots)
 
-    def unregister(self, home: Partition) -> None:
+    def unregister(self, partition: Partition) -> None:
         """Its session has ended: writes need not reach it any more."""
-        for root in home.roots:
-            homes = self._homes.get(root)
-            if homes is not None:
-                homes.discard(home)
-                if not homes:
-                    del self._homes[root]
+        for root in partition.roots:
+            partitions = self._partitions.get(root)
+            if partitions is not None:
+                partitions.discard(partition)
+                if not partitions:
+                    del self._partitions[root]
 
     def partitions(self) -> list[Partition]:
         """Every partition that a write can reach."""
-        return list({home for homes in self._homes.values() for home in homes})
+        return list({partition for partitions in self._partitions.values() for partition in partitions})
 
     def partitions_under(self, root: str) -> list[Partition]:
         """Every partition whose entries may depend on a root."""
-        return list(self._homes.get(root, ()))
+        return list(self._partitions.get(root, ()))
 
     # Loads
 
@@ -199,7 +199,7 @@ class Ledger:
     def start(load: Load) -> None:
         """From now on, until it is discarded from its partition's `loads`, every write is compared with this load."""
         load.is_open = True
-        for loads in load.home.loads:
+        for loads in load.partition.loads:
             loads.add(load)
 
     def may_store(self, load: Load, tags: Sequence[Tag]) -> bool:
@@ -210,12 +210,12 @@ class Ledger:
         if not load.is_clean:
             return False
         if self._holds:
-            for root in load.home.roots:
+            for root in load.partition.roots:
                 for hold in self._holds.get(root, ()):
-                    if hold.region.reaches(load.home) and hold.region.touches(tags):
+                    if hold.region.reaches(load.partition) and hold.region.touches(tags):
                         return False
         return not self._key_holds or not any(
-            hold.region.reaches(load.home) and (load.home.tool, load.key) in hold.region.keys
+            hold.region.reaches(load.partition) and (load.partition.tool, load.key) in hold.region.keys
             for hold in self._key_holds
         )
 
@@ -223,9 +223,9 @@ class Ledger:
         """Drop all entries, of one tool or of all, and let none of their loads in flight be stored or joined."""
         for loads in list(self._loads.values()):
             for load in list(loads):
-                if tool is None or load.home.tool is tool:
-                    load.spoil()
-        return [home.store.drop_all() for home in self.partitions() if tool is None or home.tool is tool]
+                if tool is None or load.partition.tool is tool:
+                    load.mark_dirty()
+        return [partition.store.drop_all() for partition in self.partitions() if tool is None or partition.tool is tool]
 
     def loads_in_flight(self) -> int:
         """How many loads have started and not ended. For diagnosis and tests."""
@@ -244,7 +244,7 @@ class Ledger:
         if region.keys:
             self._key_holds.append(hold)
         if until != float("inf"):
-            self.timed.append(hold)
+            self.timed_holds.append(hold)
         return hold
 
     def release(self, hold: Hold) -> None:
@@ -256,8 +256,8 @@ class Ledger:
                 self._holds.pop(root, None)
         if hold in self._key_holds:
             self._key_holds.remove(hold)
-        if hold in self.timed:
-            self.timed.remove(hold)
+        if hold in self.timed_holds:
+            self.timed_holds.remove(hold)
 
     @property
     def holds_anything(self) -> bool:
@@ -268,20 +268,20 @@ class Ledger:
         """Forget every hold, whoever has it."""
         self._holds.clear()
         self._key_holds.clear()
-        self.timed.clear()
+        self.timed_holds.clear()
 
-    def lapse(self, now: float) -> list[Any]:
+    def expire_holds(self, now: float) -> list[Any]:
         """End the holds whose time is over. The end of a hold is a move like any other: a load that began inside it,
         when the write's effect may not have landed yet, is not stored after it and not joined after it.
         """
-        over = [hold for hold in self.timed if hold.until <= now]
+        over = [hold for hold in self.timed_holds if hold.until <= now]
         garbage: list[Any] = []
         for hold in over:
             self.release(hold)
-            garbage += self.move(hold.region)
+            garbage += self.invalidate(hold.region)
         return garbage
 
-    def move(self, region: Region) -> list[Any]:
+    def invalidate(self, region: Region) -> list[Any]:
         """A region has changed: spoil and detach the loads it touches, drop the entries.
 
         Returns:
@@ -290,21 +290,21 @@ class Ledger:
         garbage: list[Any] = []
         for root in region.roots:
             for load in list(self._loads.get(root, ())):
-                if region.reaches(load.home):
-                    self._touch(load, region, root)
+                if region.reaches(load.partition):
+                    self._mark_if_touched(load, region, root)
         for paths, exactly in ((region.paths, False), (region.bare, True)):
             for path in paths:
-                for home in self.partitions_under(root_of(path)):
-                    if region.reaches(home):
-                        garbage += (_drop(home, path, exactly=exactly),)
+                for partition in self.partitions_under(root_of(path)):
+                    if region.reaches(partition):
+                        garbage += (_drop(partition, path, exactly=exactly),)
         for tool, key in region.keys:
-            garbage.extend(self._move_key(tool, key, region))
+            garbage.extend(self._invalidate_key(tool, key, region))
         return garbage
 
     @staticmethod
-    def _touch(load: Load, region: Region, root: str) -> None:
+    def _mark_if_touched(load: Load, region: Region, root: str) -> None:
         if region.touches(load.tags):
-            load.spoil()
+            load.mark_dirty()
         elif root in load.late_roots:
             # Its tags are unknown, so nobody may join; whether it may be stored is decided when they are known.
             load.detach()
@@ -315,21 +315,23 @@ class Ledger:
             else:
                 load.is_clean = False
 
-    def _move_key(self, tool: object, key: Hashable, region: Region) -> Iterable[Any]:
+    def _invalidate_key(self, tool: object, key: Hashable, region: Region) -> Iterable[Any]:
         for loads in list(self._loads.values()):
             for load in list(loads):
-                if load.home.tool is tool and load.key == key and region.reaches(load.home):
-                    load.spoil()
-        for home in self.partitions():
-            if home.tool is tool and region.reaches(home):
-                entry = home.store.discard(key)
+                if load.partition.tool is tool and load.key == key and region.reaches(load.partition):
+                    load.mark_dirty()
+        for partition in self.partitions():
+            if partition.tool is tool and region.reaches(partition):
+                entry = partition.store.discard(key)
                 if entry is not None:
                     yield [entry]
 
 
-def _drop(home: Partition, path: Tag, *, exactly: bool) -> Any:
-    store = home.store
-    drops_all = path in home.static if exactly else ":" not in path or any(meet(tag, path) for tag in home.static)
+def _drop(partition: Partition, path: Tag, *, exactly: bool) -> Any:
+    store = partition.store
+    drops_all = (
+        path in partition.static if exactly else ":" not in path or any(meet(tag, path) for tag in partition.static)
+    )
     if drops_all or store.count_under(path) > _MANY:
         return store.drop_all()
     return store.drop_exactly(path) if exactly else store.drop_tag(path)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Final, Literal
 
-from agent_cache.core.store import Protection
+from agent_cache.core.store import CopyRule
 from agent_cache.errors import ConfigurationError
 
 __all__ = [
@@ -228,7 +228,7 @@ class ReadPolicy:
     scope: Scope
     ttl: float | None
     maxsize: int | None
-    protection: Protection
+    copy_rule: CopyRule
     key: Callable[..., Any] | None
     vary: Callable[..., Hashable] | None
     vary_takes_arguments: bool

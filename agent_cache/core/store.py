@@ -19,14 +19,14 @@ from agent_cache.values.canonical import MISSING, text_of_standard_value
 
 __all__ = [
     "Entry",
-    "Guarded",
+    "GuardedEntry",
     "IMMUTABLE",
     "NEVER",
-    "Protection",
+    "CopyRule",
     "Store",
-    "Unprotectable",
-    "protection_named",
-    "structural",
+    "UncopyableError",
+    "copy_rule_named",
+    "auto_copier",
 ]
 
 
@@ -58,12 +58,12 @@ class Entry:
         """The value for one who has waited for its load, `MISSING` if it cannot be copied for him."""
         return self.value
 
-    def recall(self, now: float) -> Any:
+    def value_at(self, now: float) -> Any:
         """A second look, after the inline test has failed: there is nothing more to it than that it has expired."""
         return self.value if now < self.fast else MISSING
 
 
-class Guarded(Entry):
+class GuardedEntry(Entry):
     """A cached answer that needs a second look at each hit: a copy of a mutable value, or a remote tier that must be
     trusted.
 
@@ -99,7 +99,7 @@ class Guarded(Entry):
     def expires(self) -> float:
         return self._expires
 
-    def recall(self, now: float) -> Any:
+    def value_at(self, now: float) -> Any:
         """The second look: a fresh copy if it has neither expired nor lost the trust of its tiers, else `MISSING`."""
         if now >= self._expires or (self.trust is not None and now >= self.trust()):
             return MISSING
@@ -121,16 +121,16 @@ class Guarded(Entry):
             return MISSING
 
 
-class Unprotectable(Exception):
+class UncopyableError(Exception):
     """A result cannot be copied, so it is returned and not stored."""
 
 
 @dataclass(frozen=True, slots=True)
-class Protection:
+class CopyRule:
     """How a cached value is kept apart from callers that mutate what they were given.
 
     `snapshot(value)` is called once, before the first caller has the value: it returns None if the value may be
-    shared as it is, or a function that makes a fresh copy for each hit. It raises `Unprotectable`.
+    shared as it is, or a function that makes a fresh copy for each hit. It raises `UncopyableError`.
     """
 
     name: str
@@ -144,14 +144,14 @@ IMMUTABLE: frozenset[type] = _SCALARS | {datetime, date, time, timedelta, timezo
 _MAX_NODES = 100_000
 
 
-def structural(value: Any) -> Callable[[], Any] | None:
+def auto_copier(value: Any) -> Callable[[], Any] | None:
     """Share what is immutable, copy what is not: the rule of ``copy="auto"``.
 
     A flat dict, list or set is copied by its own `copy` (60 ns), a tree of plain builtins by reading back its
     `marshal` image (0.5 us for 12 leaves; `copy.deepcopy` takes 3.5), anything else by `copy.deepcopy`.
 
     Raises:
-        Unprotectable: if the value cannot be copied.
+        UncopyableError: if the value cannot be copied.
     """
     kind = type(value)
     if kind is dict or kind is list or kind is set:
@@ -167,7 +167,7 @@ def structural(value: Any) -> Callable[[], Any] | None:
             return partial(marshal.loads, marshal.dumps(value))
         original = copy.deepcopy(value)
     except Exception as error:
-        raise Unprotectable(f"a result of type {kind.__qualname__} cannot be copied") from error
+        raise UncopyableError(f"a result of type {kind.__qualname__} cannot be copied") from error
     return partial(copy.deepcopy, original)
 
 
@@ -205,11 +205,11 @@ def _is_plain_tree(value: Any) -> bool:
     return True
 
 
-AUTO: Final = Protection("auto", structural)
-SHARED: Final = Protection("never", lambda _value: None)
+AUTO: Final = CopyRule("auto", auto_copier)
+SHARED: Final = CopyRule("never", lambda _value: None)
 
 
-def protection_named(choice: object) -> Protection | None:
+def copy_rule_named(choice: object) -> CopyRule | None:
     """Read what stands after ``copy=``: ``"auto"``, ``"never"`` or a callable; None if it is none of these."""
     if choice == "auto":
         return AUTO
@@ -223,9 +223,9 @@ def protection_named(choice: object) -> Protection | None:
         try:
             return partial(copier, copier(value))
         except Exception as error:
-            raise Unprotectable(f"copy={copier!r} failed") from error
+            raise UncopyableError(f"copy={copier!r} failed") from error
 
-    return Protection("custom", snapshot)
+    return CopyRule("custom", snapshot)
 
 
 # A bounded store of entries: strict LRU, expiry, and an index from tag to keys. Free of clocks and of locks.

@@ -23,7 +23,7 @@ this is generated (names shortened; ``root`` is the scope outside of any session
                     stats.hits += 1
                     stats.time_saved += entry.cost
                     return entry.value
-                value = entry.recall(moment)
+                value = entry.value_at(moment)
                 if value is not MISSING:
                     [the same]
                     return value
@@ -159,7 +159,7 @@ def _inline(arguments: str, *, expires: bool) -> list[str]:
         *_indented(find, 1),
         "    if $entry is not None:",
         *_indented(share, 2),
-        "        $value = $entry.recall($moment)",
+        "        $value = $entry.value_at($moment)",
         "        if $value is not $MISSING:",
         *_indented(_USE, 3),
         "            return $value",
@@ -167,7 +167,7 @@ def _inline(arguments: str, *, expires: bool) -> list[str]:
         *_indented(find, 1),
         "    if $entry is not None:",
         "        $moment = $now()",
-        "        $value = $entry.value if $moment < $entry.fast else $entry.recall($moment)",
+        "        $value = $entry.value if $moment < $entry.fast else $entry.value_at($moment)",
         "        if $value is not $MISSING:",
         "            $observe = ($here.plans.get($operation) or $here.plan($operation)).observe",
         f"            $value = $observe($key, $entry, $value, $moment, {arguments})",

@@ -125,7 +125,7 @@ def _local_lookup(partition: Partition, observe: Observe, stats: Stats, tenant: 
         if entry is None:
             return MISSING
         now = clock.now()
-        value = entry.value if now < entry.fast else entry.recall(now)
+        value = entry.value if now < entry.fast else entry.value_at(now)
         if value is MISSING:
             return MISSING
         value = observe(key, entry, value, now, arguments)

@@ -113,7 +113,12 @@ class ReadOperation(Operation[ReadPolicy]):
         if plan.partition.flights and not plan.observers and not is_fresh and ENCLOSING.get() is None:
             loop = asyncio.get_running_loop()
             flight = plan.partition.flights.get((key, loop))
-            if flight is not None and flight.may_be_joined() and not LEDGER.timed and not self.policy.remote.is_strong:
+            if (
+                flight is not None
+                and flight.may_be_joined()
+                and not LEDGER.timed_holds
+                and not self.policy.remote.is_strong
+            ):
                 return self._follow(plan, key, args, kwargs, flight, flight.join(loop))
         call = Call(self, plan, key, args, kwargs, "miss")
         if is_fresh:

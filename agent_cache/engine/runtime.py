@@ -365,13 +365,13 @@ class Flight(Load):
 
     def __init__(
         self,
-        home: Partition,
+        partition: Partition,
         id: tuple[Hashable, asyncio.AbstractEventLoop],  # noqa: A002 - the attribute's name
         tags: tuple[Tag, ...],
         late_roots: tuple[str, ...],
     ) -> None:
         # Repeats Load.__init__: one call less is 2.5 % of a miss (benchmarks.budgets, "miss, static tag").
-        self.home = home
+        self.partition = partition
         self.key = id[0]
         self.tags = tags
         self.late_roots = late_roots
@@ -389,7 +389,7 @@ class Flight(Load):
     def detach(self) -> None:
         if self.joinable:
             self.joinable = False
-            self.home.flights.pop(self.id, None)
+            self.partition.flights.pop(self.id, None)
 
     def may_be_joined(self) -> bool:
         """Whether the tiers that were asked still vouch for its value towards a reader that starts now."""
@@ -407,12 +407,12 @@ class Flight(Load):
 
     def finish(self) -> None:
         """End the load, under the lock: no reader joins any more, and writes need not consider it."""
-        home = self.home
+        partition = self.partition
         if self.joinable:
             self.joinable = False
-            home.flights.pop(self.id, None)
+            partition.flights.pop(self.id, None)
         self.is_open = False
-        for loads in home.loads:
+        for loads in partition.loads:
             loads.discard(self)
 
     def land(self, outcome: object) -> None:

@@ -32,17 +32,17 @@ def single_flight(call: Call, proceed: Proceed) -> Awaitable[Entry]:
     another thread marks and detaches what it finds in the ledger's sets; a load that enters them later has not started
     the tool yet, and a reader that finds a flight just before it is detached began before that write ended.
     """
-    home: Partition = call.plan.partition
+    partition: Partition = call.plan.partition
     loop = asyncio.get_running_loop()
     under = call.leading
-    if LEDGER.timed:
+    if LEDGER.timed_holds:
         _expire_holds()
     ident = call.key, loop
-    present: Flight | None = home.flights.get(ident)
+    present: Flight | None = partition.flights.get(ident)
     if present is not None:
         if call.is_fresh:
             with LEDGER.lock:
-                present.spoil()  # its value is older than the one asked for now
+                present.mark_dirty()  # its value is older than the one asked for now
         elif not (present.agrees_with(call.asked) if call.asked else present.may_be_joined()):
             with LEDGER.lock:
                 present.detach()  # this call leads, and later ones join it
@@ -52,14 +52,14 @@ def single_flight(call: Call, proceed: Proceed) -> Awaitable[Entry]:
             if under is not None:
                 under.wait_for(present)
             return _follow(call, proceed, present, waiter, under)
-    flight = Flight(home, ident, home.static + call.tags, call.operation.late_roots)
+    flight = Flight(partition, ident, partition.static + call.tags, call.operation.late_roots)
     if call.asked:
         flight.tickets = tuple(ticket for _, ticket in call.asked)
-    for loads in home.loads:
+    for loads in partition.loads:
         loads.add(flight)
     if present is None or call.is_fresh:
         flight.joinable = True
-        home.flights[ident] = flight
+        partition.flights[ident] = flight
     if under is not None:
         under.wait_for(flight)
     return _lead(call, proceed, flight, under)
@@ -67,7 +67,7 @@ def single_flight(call: Call, proceed: Proceed) -> Awaitable[Entry]:
 
 def _expire_holds() -> None:
     with LEDGER.lock:
-        garbage = LEDGER.lapse(CLOCK.now())
+        garbage = LEDGER.expire_holds(CLOCK.now())
     free(garbage)
 
 

@@ -74,7 +74,7 @@ def forget_warnings() -> None:
 def drop(region: Region) -> int:
     """Invalidate a region at once. Returns how many local entries were dropped."""
     with LEDGER.lock:
-        garbage = LEDGER.move(region)
+        garbage = LEDGER.invalidate(region)
     count = sum(len(dropped[0]) if type(dropped) is tuple else len(dropped) for dropped in garbage)
     free(garbage)
     return count

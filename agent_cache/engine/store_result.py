@@ -12,7 +12,7 @@ import asyncio
 from agent_cache.clock import CLOCK
 from agent_cache.config import CURRENT
 from agent_cache.core.coherence import Partition
-from agent_cache.core.store import IMMUTABLE, NEVER, Entry, Guarded, Unprotectable
+from agent_cache.core.store import IMMUTABLE, NEVER, Entry, GuardedEntry, UncopyableError
 from agent_cache.core.tags import Tag
 from agent_cache.engine.runtime import ENCLOSING, Call
 from agent_cache.engine.state import LEDGER, evict_for, free, warn_once
@@ -61,7 +61,7 @@ def store_result(call: Call, entry: Entry) -> None:
         insert_if_valid(call, stored, tags)
     elif call.is_fresh:
         with LEDGER.lock:
-            call.flight.home.store.discard(call.key)  # older than the value that is not to be stored
+            call.flight.partition.store.discard(call.key)  # older than the value that is not to be stored
 
 
 def _result_tags(call: Call, value: object) -> tuple[Tag, ...] | None:
@@ -91,8 +91,8 @@ def protected_copy(call: Call, entry: Entry, tags: tuple[Tag, ...], expires: flo
     copy = None
     if type(entry.value) not in IMMUTABLE:
         try:
-            copy = operation.policy.protection.snapshot(entry.value)
-        except Unprotectable as error:
+            copy = operation.policy.copy_rule.snapshot(entry.value)
+        except UncopyableError as error:
             warn_once("a result could not be copied, so it was not cached", operation.name, error)
             return None
     plan = call.plan
@@ -102,7 +102,7 @@ def protected_copy(call: Call, entry: Entry, tags: tuple[Tag, ...], expires: flo
         entry.fast, entry.tags, entry.size = expires, tags, size
         return entry
     value, fast = (entry.value, 0.0) if copy is None else (None, -NEVER)
-    flight.result = Guarded(value, fast, entry.cost, tags, size, expires, copy, trust)
+    flight.result = GuardedEntry(value, fast, entry.cost, tags, size, expires, copy, trust)
     return flight.result
 
 
@@ -130,43 +130,43 @@ def insert_if_valid(call: Call, entry: Entry, tags: tuple[Tag, ...]) -> bool:
         Whether no invalidation overlapped. If so, ``flight.stored_tags`` allows the tiers to store the value.
     """
     flight = call.flight
-    home = flight.home
-    all_tags = home.static + tags
+    partition = flight.partition
+    all_tags = partition.static + tags
     with LEDGER.lock:
-        if LEDGER.timed:
-            free(LEDGER.lapse(CLOCK.now()))
+        if LEDGER.timed_holds:
+            free(LEDGER.expire_holds(CLOCK.now()))
         if flight.written is not None:
             flight.resolve(all_tags)
         is_valid = (
             flight.is_clean
-            and home.is_open
+            and partition.is_open
             and CURRENT.value.enabled
             and (not LEDGER.holds_anything or LEDGER.may_store(flight, all_tags))
         )
         if is_valid:
             flight.stored_tags = all_tags
             doubts = [ticket for ticket in flight.tickets if not ticket.is_clean()] if flight.tickets else ()
-            if not doubts and (not entry.size or _make_room(call, home, entry)):
-                if type(entry) is Guarded and entry.copy is not None:
-                    _warn_of_failed_copy(call, home.store.peek(flight.key))
-                if home.store.insert(flight.key, entry) is not None:
+            if not doubts and (not entry.size or _make_room(call, partition, entry)):
+                if type(entry) is GuardedEntry and entry.copy is not None:
+                    _warn_of_failed_copy(call, partition.store.peek(flight.key))
+                if partition.store.insert(flight.key, entry) is not None:
                     for stats in call.plan.stats:
                         stats.evictions += 1
         flight.finish()
     return is_valid
 
 
-def _make_room(call: Call, home: Partition, entry: Entry) -> bool:
+def _make_room(call: Call, partition: Partition, entry: Entry) -> bool:
     """Evict what exceeds ``max_bytes``. Returns whether the entry fits."""
     evicted = evict_for(entry)
-    for partition in evicted or ():
-        for stats in call.plan.stats if partition is home else (partition.tool.stats,):
+    for other in evicted or ():
+        for stats in call.plan.stats if other is partition else (other.tool.stats,):
             stats.evictions += 1
     return evicted is not None
 
 
 def _warn_of_failed_copy(call: Call, old: Entry | None) -> None:
-    if type(old) is Guarded and old.failure is not None:
+    if type(old) is GuardedEntry and old.failure is not None:
         warn_once("copying a hit failed, so it was loaded anew", call.operation.name, old.failure)
 
 

@@ -164,15 +164,15 @@ def request_of(call: Call) -> Request:
     For a key of texts and numbers the same object is returned again, so that a tier can remember it: no argument can
     have changed since.
     """
-    key, home = call.key, call.plan.partition
-    if home is None:
+    key, partition = call.key, call.plan.partition
+    if partition is None:
         return _request_of(call)
-    request: Request | None = home.requests.get(key)
-    if request is None or request.tags != home.static + call.tags:
+    request: Request | None = partition.requests.get(key)
+    if request is None or request.tags != partition.static + call.tags:
         request = _request_of(call)
         if _is_plain(key) and not is_large((key, request.tags)):
-            make_room(home.requests, _MAX_REQUESTS)
-            home.requests[key] = request
+            make_room(partition.requests, _MAX_REQUESTS)
+            partition.requests[key] = request
     return request
 
 
@@ -182,7 +182,7 @@ def _is_plain(key: Hashable) -> bool:
 
 def _request_of(call: Call) -> Request:
     operation, policy = call.operation, call.operation.policy
-    home = call.plan.partition
+    partition = call.plan.partition
     return Request(
         tool=operation.name,
         key=call.key,
@@ -190,7 +190,7 @@ def _request_of(call: Call) -> Request:
         tags=operation.tags.static + call.tags,
         late_roots=operation.late_roots,
         ttl=policy.ttl,
-        session=home.owner.session_id if home is not None and home.owner is not None else None,
+        session=partition.owner.session_id if partition is not None and partition.owner is not None else None,
         tenant=call.plan.tenant,
         returns=operation.returns,
         roots=operation.tags.roots,
@@ -334,7 +334,7 @@ def _receive(subscribed: weakref.ref[Tier], touched: Touched | None) -> None:
 
 def _entries_named(keys: tuple[tuple[str, Hashable], ...]) -> tuple[tuple[object, Hashable], ...]:
     with LEDGER.lock:
-        tools = {home.tool for home in LEDGER.partitions()}
+        tools = {partition.tool for partition in LEDGER.partitions()}
     return tuple((tool, key) for name, key in keys for tool in tools if tool.name == name)
 
 
@@ -342,7 +342,7 @@ def _drop_copies_of(tier: Tier) -> None:
     """Drop the entries of every tool that uses this tier."""
     garbage = []
     with LEDGER.lock:
-        for tool in {home.tool for home in LEDGER.partitions()}:
+        for tool in {partition.tool for partition in LEDGER.partitions()}:
             if tier in tool.tiers():
                 garbage += LEDGER.clear(tool)
     free(garbage)

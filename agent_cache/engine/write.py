@@ -249,7 +249,7 @@ class Write:
             await self._announce()
         with LEDGER.lock:
             self._hold = LEDGER.hold(self._all_possibly_touched())
-            garbage = LEDGER.move(self.region)
+            garbage = LEDGER.invalidate(self.region)
         free(garbage)
 
     async def succeed(self, result: Any, *, ok: bool = True) -> None:
@@ -294,7 +294,7 @@ class Write:
                 self._hold = None
             if hold:
                 LEDGER.hold(region, CLOCK.now() + hold)
-            garbage = LEDGER.move(region)
+            garbage = LEDGER.invalidate(region)
         free(garbage)
 
     # Tiers
@@ -399,7 +399,7 @@ def tiers_under(roots: tuple[str, ...], own: tuple[Tier, ...], *, in_sessions: b
         found.update(dict.fromkeys(tier for tier in (configured.backup, configured.remote) if tier is not None))
     with LEDGER.lock:
         for root in roots:
-            for home in LEDGER.partitions_under(root):
-                if home.owner is None and (not in_sessions or home.tool.policy.remote.share):
-                    found.update(dict.fromkeys(home.tool.tiers()))
+            for partition in LEDGER.partitions_under(root):
+                if partition.owner is None and (not in_sessions or partition.tool.policy.remote.share):
+                    found.update(dict.fromkeys(partition.tool.tiers()))
     return tuple(found)

@@ -3,7 +3,7 @@
 A tier must keep one promise: what `lookup` finds was loaded after the last write that `commit` has acknowledged for
 any of its tags, and a value stored under a `Ticket` counts only if no `begin` and no `commit` came between the
 lookup that gave the ticket and the `store`. How it does that (versions, tokens, locks) is its own business.
-`TierContract` in `agent_cache.testing` tests it.
+`TierContract` in the checkout (`tests/contract`) tests it.
 """
 
 from __future__ import annotations

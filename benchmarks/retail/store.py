@@ -1,24 +1,22 @@
-"""What the retail store answers to each of its tools, without any cache."""
+"""The retail store without a cache: its records, its tools, and the database it starts from.
+
+`benchmarks/data/RETAIL.md` describes the tools. With each run on a fresh copy of the database they return every
+recorded result byte for byte.
+"""
 
 from __future__ import annotations
 
+import ast
+import gzip
 import json
-from collections.abc import Mapping, Sequence
+import operator
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeAlias
 
-from benchmarks.retail.calculator import calculate
-from benchmarks.retail.records import (
-    Record,
-    RefusedError,
-    Table,
-    address_record,
-    check_covers,
-    first_not_ordered,
-    found,
-    item_of,
-    payment_entry,
-)
+Record: TypeAlias = dict[str, Any]
+Table: TypeAlias = dict[str, Record]
 
 READ_TOOLS = (
     "get_user_details",
@@ -44,11 +42,15 @@ TOOLS = READ_TOOLS + WRITE_TOOLS + OTHER_TOOLS
 _CANCEL_REASONS = ("no longer needed", "ordered by mistake")
 
 
-class RetailStore:
-    """The retail store: three tables, and every tool as a method that answers in text.
+class RefusedError(Exception):
+    """A tool's check failed and nothing was changed; the tool returns `Error: ...` with this text."""
 
-    A write *replaces* the records it changes and never mutates one. So a fresh copy of the whole store costs two
-    shallow copies of a table (a thousand runs each get their own), and a write shows only when its checks are done.
+
+class RetailStore:
+    """The retail store: three tables, and every tool as a method that returns text.
+
+    A write *replaces* the records it changes and never mutates one. So a copy of the whole store costs two shallow
+    copies of a table (each of a thousand runs gets its own), and a write is visible only after all its checks.
     `version` counts the writes that were not refused.
     """
 
@@ -59,13 +61,13 @@ class RetailStore:
         self.version = 0
 
     def copy(self) -> RetailStore:
-        """A store in the same state that no write to this one reaches."""
+        """An independent store in the same state."""
         return RetailStore(self.users, self.orders, self.products)
 
     def answer(self, tool: str, arguments: Mapping[str, Any]) -> str:
-        """Run one tool. A failed check answers `Error: ...`, as the real tools do, and never raises."""
+        """Run one tool. A failed check returns `Error: ...`, as in the real tools, and never raises."""
         if tool not in TOOLS:
-            raise LookupError(f"{tool!r} is no tool of the store")
+            raise LookupError(f"{tool!r} is not a tool of the store")
         try:
             text: str = getattr(self, tool)(**arguments)
         except RefusedError as refusal:
@@ -73,7 +75,7 @@ class RetailStore:
         return text
 
     def owner_of(self, order_id: str) -> str | None:
-        """Whose order it is, which no write changes. No tool: what the application around the tools knows anyway."""
+        """The user of an order, which no write changes. Not a tool: an application knows it without a call."""
         order = self.orders.get(order_id)
         return None if order is None else order["user_id"]
 
@@ -108,7 +110,7 @@ class RetailStore:
     def calculate(self, expression: str) -> str:
         return calculate(expression)
 
-    # neither
+    # neither reads nor writes
 
     def think(self, thought: str) -> str:
         return ""
@@ -199,7 +201,7 @@ class RetailStore:
         order["exchange_price_difference"] = difference
         return self._put(self.orders, order_id, order)
 
-    # what the writes have in common
+    # shared by the writes
 
     def _pending(self, order_id: str, verb: str) -> Record:
         return self._order_to_change(order_id, "pending", verb)
@@ -208,7 +210,7 @@ class RetailStore:
         return self._order_to_change(order_id, "delivered", verb)
 
     def _order_to_change(self, order_id: str, status: str, verb: str) -> Record:
-        """A private copy of the order: nothing is visible before `_put`."""
+        """A private copy of the order; nothing is visible before `_put`."""
         order = found(self.orders, order_id, "order")
         if order["status"] != status:
             raise RefusedError(f"non-{status} order cannot be {verb}")
@@ -245,3 +247,77 @@ class RetailStore:
                 raise RefusedError(f"new item {new_item_id} not found or available")
             difference += variant["price"] - item["price"]
         return difference
+
+
+def load_store(directory: Path) -> RetailStore:
+    """The store in the state in which every recorded run began."""
+    return RetailStore(
+        *(_load_table(directory / "retail_db" / f"{table}.json.gz") for table in ("users", "orders", "products"))
+    )
+
+
+def _load_table(path: Path) -> Table:
+    with gzip.open(path, "rt", encoding="utf-8") as text:
+        table: Table = json.load(text)
+    return table
+
+
+def found(table: Table, key: str, what: str) -> Record:
+    try:
+        return table[key]
+    except KeyError:
+        raise RefusedError(f"{what} not found") from None
+
+
+def item_of(order: Record, item_id: str) -> Record:
+    return next(item for item in order["items"] if item["item_id"] == item_id)
+
+
+def first_not_ordered(order: Record, item_ids: Sequence[str]) -> str | None:
+    ordered = [item["item_id"] for item in order["items"]]
+    return next((id_ for id_ in item_ids if item_ids.count(id_) > ordered.count(id_)), None)
+
+
+def payment_entry(kind: str, amount: float, payment_method_id: str) -> Record:
+    return {"transaction_type": kind, "amount": amount, "payment_method_id": payment_method_id}
+
+
+def address_record(address1: str, address2: str, city: str, state: str, country: str, zip: str) -> Record:  # noqa: A002 - the tool's own name
+    return {"address1": address1, "address2": address2, "city": city, "state": state, "country": country, "zip": zip}
+
+
+def check_covers(method: Record, amount: float, what: str) -> None:
+    if method["source"] == "gift_card" and method["balance"] < amount:
+        raise RefusedError(f"insufficient gift card balance to pay for {what}")
+
+
+_ALLOWED = frozenset("0123456789+-*/(). ")
+_BINARY: dict[type[ast.operator], Callable[[float, float], float]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+}
+_UNARY: dict[type[ast.unaryop], Callable[[float], float]] = {ast.UAdd: operator.pos, ast.USub: operator.neg}
+
+
+def calculate(expression: str) -> str:
+    """The value of an arithmetic expression, rounded to 2 places, or an error text. Nothing is executed."""
+    if not _ALLOWED.issuperset(expression):
+        return "Error: invalid characters in expression"
+    try:
+        return str(round(float(_value(ast.parse(expression.strip(), mode="eval").body)), 2))
+    except (SyntaxError, ValueError, ZeroDivisionError, OverflowError, RecursionError) as problem:
+        return f"Error: {problem}"
+
+
+def _value(node: ast.expr) -> float:
+    match node:
+        case ast.Constant(value=int() | float() as number):
+            return number
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in _BINARY:
+            return _BINARY[type(op)](_value(left), _value(right))
+        case ast.UnaryOp(op=op, operand=operand) if type(op) in _UNARY:
+            return _UNARY[type(op)](_value(operand))
+        case _:
+            raise ValueError(f"cannot evaluate {ast.unparse(node)!r}")

@@ -1,22 +1,45 @@
-"""The store's tools as an agent gets them: async, a little slow, and decorated."""
+"""The store's tools as an agent calls them: async, with latency, and decorated."""
 
 from __future__ import annotations
 
+import asyncio
+import random
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol, TypeAlias
 
 from agent_cache import AgentCache, AgentCacheInvalidator, RemotePolicy
-from benchmarks.retail.latency import Latency, no_latency
 from benchmarks.retail.policies import Policy, is_refusal
 
 Tool: TypeAlias = Callable[..., Awaitable[str]]
+Latency: TypeAlias = Callable[[], Awaitable[None]]
+RandomLatency: TypeAlias = Callable[[random.Random], Awaitable[None]]
+
+# In seconds, waited twice by every executed tool. Long enough that at 16 sessions most calls overlap some write, short
+# enough that the 4,145 calls of one policy take seconds even in sequence.
+LONGEST_SLEEP = 0.002
+MOST_TURNS = 8
+
+
+async def no_latency() -> None:
+    """Return at once."""
+
+
+async def short_sleep(chance: random.Random) -> None:
+    """Sleep up to two milliseconds, so that the time saved by the cache can be measured."""
+    await asyncio.sleep(chance.uniform(0.0, LONGEST_SLEEP))
+
+
+async def some_turns(chance: random.Random) -> None:
+    """Await a few turns of the event loop: calls overlap as much, and a seed always gives the same interleaving."""
+    for _ in range(chance.randint(0, MOST_TURNS)):
+        await asyncio.sleep(0)
 
 
 class Backend(Protocol):
-    """What stands behind the tools."""
+    """Runs the tools' calls: a store, or a connection to one."""
 
     def answer(self, tool: str, arguments: Mapping[str, Any]) -> str:
-        """Run one tool at once, and answer in text."""
+        """Run one tool and return its text."""
 
 
 def make_tools(
@@ -27,12 +50,12 @@ def make_tools(
     change: Callable[[Tool], Tool] = lambda tool: tool,
     remote: RemotePolicy | None = None,
 ) -> dict[str, Tool]:
-    """Every tool of the store by its name, decorated as the policy says, after `change` has had its way with it.
+    """Every tool of the store by name, wrapped by `change` and then decorated by the policy.
 
-    `remote` is what is said of a remote tier to the tools that read.
+    `remote` is the remote policy of the tools that read.
 
-    The latency is paid twice, before and after the store is asked: a write has its effect somewhere in the middle of
-    the call, and a read has its answer some time before it returns. Both are where a cache goes wrong.
+    The latency is awaited twice, before and after the call of the backend: a write takes effect in the middle of the
+    call, and a read has its result some time before it returns. These are the moments at which a cache goes wrong.
     """
 
     async def ask(tool: str, **arguments: Any) -> str:
@@ -166,10 +189,10 @@ def make_tools(
 
 
 def _decorated(tool: Callable[..., Any], policy: Policy, remote: RemotePolicy) -> Tool:
-    """The tool under its policy.
+    """Decorate one tool.
 
-    Unbounded, so that the hit rate speaks of coherence and not of the bound. The answers that say "not found" are
-    cached as well, since each is tagged with what would make it untrue.
+    Unbounded, so that the hit rate depends on invalidations and not on the bound. Results that say "not found" are
+    cached as well, because each is tagged with the entity whose change would make it wrong.
     """
     name = f"retail:{tool.__name__}"
     if tool.__name__ in policy.reads:

@@ -1,1 +1,1 @@
-"""One module per group of budget rows: what is measured, how, and its limit."""
+"""The budget rows: how each is measured, and its limit."""

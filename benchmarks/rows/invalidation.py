@@ -1,9 +1,8 @@
-"""How long the event loop is held while a resource with a million local entries is invalidated.
+"""Rows of invalidation: how long the event loop is blocked while a resource with a million entries is invalidated.
 
-A task that only yields watches the loop: the time between two of its turns is how long everything else held it. The
-time that counts is the thread's own (a busy machine that gives the core away is not the library's doing); the wall
-clock stands beside it. The watch goes on until the last entry has been freed, which is seen from the reference count
-of an object that every entry holds.
+A task that only yields watches the loop: the time between two of its turns is the time that everything else held it.
+Processor time is judged, because a busy machine also takes the core away; wall time is shown beside it. The watch ends
+when the last entry has been freed: then the reference count of an object that every entry holds is back.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ PATIENCE = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """The longest turn of the loop, by both clocks, and how long the call and the freeing took in all (seconds)."""
+    """The longest turn of the loop by both clocks, and the seconds that the call and the freeing took."""
 
     cpu: float
     wall: float
@@ -35,7 +34,7 @@ class Hold:
 
 
 class Watch:
-    """Takes a turn of the loop again and again, and remembers the longest time between two."""
+    """A task that yields again and again, and keeps the longest time between two of its turns."""
 
     def __init__(self) -> None:
         self.cpu = self.wall = 0.0
@@ -54,21 +53,21 @@ class Watch:
         await asyncio.wait([self._task])
 
 
-class Witness:
+class Marker:
     """An object that every entry holds."""
 
 
 async def _hold(resource: str | list[str], entries: int, write: Callable[[], Awaitable[object]]) -> Hold:
-    witness = Witness()
+    marker = Marker()
 
-    async def get_card(user_id: str, shop: str = "main") -> tuple[Witness, str]:
-        return (witness, f"card {user_id}")
+    async def get_card(user_id: str, shop: str = "main") -> tuple[Marker, str]:
+        return (marker, f"card {user_id}")
 
     tool = AgentCache(resource=resource, ttl=TTL, maxsize=None, copy="never")(get_card)
     with gc_off():
         for number in range(entries):
             await tool(f"user_{number:08d}")
-        held = sys.getrefcount(witness)
+        held = sys.getrefcount(marker)
         if held < entries:
             message = f"only {held} of {entries} entries were stored"
             raise AssertionError(message)
@@ -77,12 +76,12 @@ async def _hold(resource: str | list[str], entries: int, write: Callable[[], Awa
         start = perf_counter()
         await write()
         call = perf_counter() - start
-        while sys.getrefcount(witness) > held - entries + 1 and perf_counter() - start < PATIENCE:  # noqa: ASYNC110 - no event
+        while sys.getrefcount(marker) > held - entries + 1 and perf_counter() - start < PATIENCE:  # noqa: ASYNC110 - no event
             await asyncio.sleep(0)
         freed = perf_counter() - start
-        await asyncio.sleep(0)  # the watch has the last turn too
+        await asyncio.sleep(0)  # the watch measures the last turn too
         await watch.stop()
-    left = sys.getrefcount(witness) - (held - entries)
+    left = sys.getrefcount(marker) - (held - entries)
     if left > 1:
         message = f"{left} entries of {resource!r} were not freed in {PATIENCE} s"
         raise AssertionError(message)
@@ -91,7 +90,7 @@ async def _hold(resource: str | list[str], entries: int, write: Callable[[], Awa
 
 async def rows(effort: Effort) -> list[Row]:
     async def write(name: str) -> None:
-        """A write tool that does nothing itself."""
+        """A write tool without an effect of its own."""
 
     write_root = AgentCacheInvalidator(resource="card")(write)
     write_card = AgentCacheInvalidator(resource="card:{name}")(write)

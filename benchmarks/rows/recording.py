@@ -1,4 +1,4 @@
-"""What recording and replaying add to a call whose result is about 1 KB of JSON."""
+"""Rows of recording: the time that recording and replaying add to a call with a result of about 1 KB of JSON."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from benchmarks.timing import Effort, Sample, calling_each, measure
 from benchmarks.workload import new_ids
 
 CALLS = 1_000
-"""In one recording: what a recording costs as a whole is not to be seen in a call."""
+"""In one recording: enough that opening and closing it does not show in a call."""
 
 AsyncTool = Callable[[str], Coroutine[Any, Any, dict[str, Any]]]
 
@@ -41,7 +41,7 @@ ORDER: dict[str, Any] = {
 
 
 def order_tool() -> AsyncTool:
-    """A new bare tool."""
+    """A new undecorated tool."""
 
     async def get_order(order_id: str) -> dict[str, Any]:
         return ORDER
@@ -56,7 +56,7 @@ def folder() -> Iterator[Path]:
 
 
 def in_recordings(one: Callable[[], Awaitable[float]]) -> Sample:
-    """A sample of whole recordings or replays of `CALLS` calls, as many as it takes and at least one."""
+    """A sample of whole recordings or replays of `CALLS` calls, at least one."""
 
     async def run(n: int) -> float:
         count = max(1, round(n / CALLS))
@@ -65,7 +65,7 @@ def in_recordings(one: Callable[[], Awaitable[float]]) -> Sample:
     return run
 
 
-def recording(tool: AsyncTool, path: Path) -> Sample:
+def record_sample(tool: AsyncTool, path: Path) -> Sample:
     """Calls that are recorded; opening and closing the recording is not timed."""
     call = calling_each(tool, new_ids("order_"))
 
@@ -76,24 +76,24 @@ def recording(tool: AsyncTool, path: Path) -> Sample:
     return in_recordings(one)
 
 
-def replaying(tool: AsyncTool, path: Path) -> Sample:
+def replay_sample(tool: AsyncTool, path: Path) -> Sample:
     """Calls that are replayed; loading the recording is not timed."""
     call = calling_each(tool, _same_ids)
 
     async def one() -> float:
-        await recorded_anew(tool, path)
+        await ensure_recorded(tool, path)
         with replay(path):
             return await call(CALLS)
 
     return in_recordings(one)
 
 
-def replaying_all(tool: AsyncTool, path: Path) -> Sample:
+def load_and_replay_sample(tool: AsyncTool, path: Path) -> Sample:
     """Whole replays, loading included."""
     call = calling_each(tool, _same_ids)
 
     async def one() -> float:
-        await recorded_anew(tool, path)
+        await ensure_recorded(tool, path)
         start = thread_time()
         with replay(path):
             await call(CALLS)
@@ -102,7 +102,7 @@ def replaying_all(tool: AsyncTool, path: Path) -> Sample:
     return in_recordings(one)
 
 
-async def recorded_anew(tool: AsyncTool, path: Path) -> None:
+async def ensure_recorded(tool: AsyncTool, path: Path) -> None:
     if path.exists():  # noqa: ASYNC240 - a benchmark, alone in its event loop
         return
     with record(path):
@@ -122,11 +122,11 @@ async def rows(effort: Effort) -> list[Row]:
             {
                 "bare": calling_each(order_tool(), _same_ids),
                 "miss": calling_each(AgentCache("order:{order_id}")(order_tool()), new_ids("missing_")),
-                "record": recording(plain, place / "recorded.jsonl"),
-                "replay": replaying(plain, place / "replayed.jsonl"),
-                "all": replaying_all(plain, place / "all.jsonl"),
-                "record cached": recording(cached, place / "cached recorded.jsonl"),
-                "replay cached": replaying(cached, place / "cached again.jsonl"),
+                "record": record_sample(plain, place / "recorded.jsonl"),
+                "replay": replay_sample(plain, place / "replayed.jsonl"),
+                "all": load_and_replay_sample(plain, place / "all.jsonl"),
+                "record cached": record_sample(cached, place / "cached recorded.jsonl"),
+                "replay cached": replay_sample(cached, place / "cached again.jsonl"),
             },
             Effort(rounds=max(9, effort.rounds // 3), seconds=effort.seconds),
             title="recording",

@@ -19,10 +19,12 @@ from pathlib import Path
 import pytest
 
 import agent_cache
+from tests.harness.slow import slow
 
 pytest.importorskip("pytest_asyncio")
 
 ROOT = Path(__file__).parents[2]
+TUTORIAL = "docs/tutorial-recording.md"
 PAGES = [
     page.relative_to(ROOT).as_posix()
     for page in sorted((ROOT / "docs").rglob("*.md"))
@@ -66,7 +68,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
         info = tmp_path / "site" / "agent_cache-0.0.dist-info"
         info.mkdir(parents=True)
         (info / "METADATA").write_text("Metadata-Version: 2.1\nName: agent-cache\nVersion: 0.0\n")
-        (info / "entry_points.txt").write_text("[pytest11]\nagent_cache = agent_cache.pytest_plugin\n")
+        (info / "entry_points.txt").write_text("[pytest11]\nagent_cache = agent_cache.pytest_plugin.plugin\n")
         search.append(str(tmp_path / "site"))
     bare = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "AGENT_CACHE_"))}
     return {**bare, "PYTHONPATH": os.pathsep.join(search), "COLUMNS": "80", "NO_COLOR": "1", "TERM": "dumb"}
@@ -82,7 +84,7 @@ def run(command: str, project: Path, environment: dict[str, str]) -> str:
     ).stdout  # fmt: skip
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", [TUTORIAL, *slow(*(page for page in PAGES if page != TUTORIAL))])
 def test_a_terminal_shows_what_the_page_shows(page: str, tmp_path: Path, environment: dict[str, str]) -> None:
     """Every command prints what stands below it."""
     project = tmp_path / "project"
@@ -107,4 +109,4 @@ def test_a_terminal_shows_what_the_page_shows(page: str, tmp_path: Path, environ
 
 def test_the_tutorial_is_among_these_pages() -> None:
     """Were none found, none would fail."""
-    assert "docs/tutorial-recording.md" in PAGES
+    assert TUTORIAL in PAGES

@@ -18,6 +18,8 @@ def clock() -> Iterator[library.Clock]:
 
 @pytest.fixture(params=library.CALL_BODIES)
 def body(request: pytest.FixtureRequest, clock: library.Clock) -> Iterator[str]:
-    """Tools that the test decorates answer by a generated body, and then once more by the general path."""
+    """Answer calls by a generated body, and then once more by the general path. Only `tests/unit/test_codegen.py`
+    and the property tests ask for both: they prove that the two agree, and all other tests use the generated one.
+    """
     with library.call_body(request.param):
         yield request.param

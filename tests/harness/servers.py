@@ -6,6 +6,7 @@ gone when the process that started it is, also after a SIGKILL (`lifeline`).
 
 from __future__ import annotations
 
+import random
 import shutil
 import signal
 import socket
@@ -28,6 +29,7 @@ PATIENCE = 20.0
 """Seconds that a server gets for what it must do: a shared machine with two cores stalls."""
 ATTEMPTS = 5
 HOST = "127.0.0.1"
+PORTS = (10_000, 32_000)
 
 
 class Server:
@@ -260,11 +262,19 @@ class Server:
 
 
 def free_port() -> int:
-    """Find a port that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """Find a port that nobody listens on now.
+
+    By chance, so that test runs beside this one choose others, and below the ports that a system gives to outgoing
+    connections: one that a killed server leaves is still free when it comes back.
+    """
+    while True:
+        port = random.SystemRandom().randrange(*PORTS)  # a property test seeds the plain one
+        with socket.socket() as probe:
+            try:
+                probe.bind((HOST, port))
+            except OSError:
+                continue
+            return port
 
 
 def wait_until(what: str, happened: Callable[[], object], patience: float = PATIENCE) -> None:

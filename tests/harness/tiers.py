@@ -9,8 +9,9 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from agent_cache.remote.redis import RedisTier
+from tests.harness.servers import Server
 
-__all__ = ["Make", "making", "until"]
+__all__ = ["Make", "making", "server_time", "until"]
 
 Make = Callable[..., RedisTier]
 
@@ -43,3 +44,14 @@ async def until(condition: Callable[[], object], seconds: float = 15.0) -> None:
     while not condition():
         assert time.monotonic() < deadline, "it never came true"
         await asyncio.sleep(0.005)
+
+
+async def server_time(server: Server, seconds: float) -> None:
+    """Wait until a server's own clock, by which entries expire there, has moved on by so much."""
+
+    def now() -> float:
+        whole, micro = server.command("TIME")
+        return float(whole) + float(micro) / 1e6
+
+    end = now() + seconds
+    await until(lambda: now() > end)

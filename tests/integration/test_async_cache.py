@@ -582,7 +582,7 @@ async def test_different_keys_never_share_an_entry(one, other):
         (Point(1), Point(1)),
         (Caseless("Key"), Caseless("kEY")),
         ((1, "a", (Point(2), 3.5)), (1, "a", (Point(2), 3.5))),
-        (frozenset({1, "a"}), frozenset({"a", 1})),
+        (frozenset({1, 9}), frozenset({9, 1})),  # of one hash to a small set: the order in which they came is seen
         (float("nan"), float("nan")),
         (datetime(2024, 1, 1), datetime(2024, 1, 1)),  # noqa: DTZ001 - a key like any other
     ],

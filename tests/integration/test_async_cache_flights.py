@@ -470,7 +470,7 @@ def test_a_loop_that_stops_in_the_middle_of_a_window_does_not_wedge_the_next():
         return await asyncio.gather(*(cache.get(key, batch_loader=load) for key in ("k", "l")))
 
     assert asyncio.run(run()) == ["k", "l"]
-    assert loop not in cache._batches._open
+    assert not cache._open_batches
 
 
 async def test_a_run_that_is_stopped_while_it_loads_stops_nobody_else():

@@ -27,7 +27,7 @@ from agent_cache import (
     writing,
 )
 
-pytestmark = pytest.mark.usefixtures("body")
+pytestmark = pytest.mark.usefixtures("clock")
 
 BOTH = [AgentCache, AgentCacheInvalidator]
 

@@ -30,7 +30,7 @@ from agent_cache.testing import MemoryTier
 from tests.harness import library
 from tests.harness.gates import Gate, idle, started
 
-pytestmark = pytest.mark.usefixtures("body")
+pytestmark = pytest.mark.usefixtures("clock")
 
 
 class Runs:

@@ -440,6 +440,7 @@ def test_the_rights_of_the_guide_are_enough_for_the_doctor(fit, run):
     assert checks["rights"][0] == "fine"
 
 
+@pytest.mark.slow
 def test_the_rights_of_the_guide_for_a_cluster_are_enough_for_the_doctor(cluster, run):
     for node in cluster.primaries:
         node.command("ACL", "SETUSER", "agent", *rights.in_cluster(rights.least()))

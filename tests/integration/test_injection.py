@@ -14,6 +14,8 @@ import pytest
 
 from agent_cache import AgentCache, get_metrics
 
+pytestmark = pytest.mark.usefixtures("clock")
+
 STUBS = {
     "pydantic_ai": "class RunContext(Generic[T]): pass",
     "pydantic_ai.tools": "from pydantic_ai import RunContext",
@@ -132,7 +134,7 @@ INJECTED = {
 @pytest.mark.parametrize("text", [False, True], ids=["objects", "text"])
 @pytest.mark.parametrize("name", INJECTED)
 @pytest.mark.usefixtures("frameworks")
-async def test_a_context_is_no_part_of_the_key(body: str, load: Any, name: str, text: bool):
+async def test_a_context_is_no_part_of_the_key(load: Any, name: str, text: bool):
     tool = load(module(*INJECTED[name], text=text))
     answer = await tool(object(), "tea")
     assert await tool(ctx=object(), query="tea") == answer
@@ -155,7 +157,7 @@ TYPING_ONLY = {
 @pytest.mark.parametrize("name", TYPING_ONLY)
 @pytest.mark.parametrize("installed", [True, False])
 async def test_a_context_imported_for_typing_alone_is_recognised_from_the_text(
-    body: str, load: Any, name: str, installed: bool, request: pytest.FixtureRequest
+    load: Any, name: str, installed: bool, request: pytest.FixtureRequest
 ):
     """Nothing is imported for it: the framework need not even be there."""
     if installed:
@@ -167,7 +169,7 @@ async def test_a_context_imported_for_typing_alone_is_recognised_from_the_text(
 
 
 @pytest.mark.usefixtures("frameworks")
-async def test_a_context_imported_inside_the_function_that_makes_the_tool_is_recognised(body: str, load: Any):
+async def test_a_context_imported_inside_the_function_that_makes_the_tool_is_recognised(load: Any):
     tool = load(
         """
         from __future__ import annotations
@@ -189,7 +191,7 @@ async def test_a_context_imported_inside_the_function_that_makes_the_tool_is_rec
 @pytest.mark.parametrize("imported", ["from fastapi import Depends", "from fastmcp.dependencies import Depends"])
 @pytest.mark.parametrize("text", [False, True], ids=["objects", "text"])
 @pytest.mark.usefixtures("frameworks")
-async def test_what_a_dependency_provides_is_no_part_of_the_key(body: str, load: Any, imported: str, text: bool):
+async def test_what_a_dependency_provides_is_no_part_of_the_key(load: Any, imported: str, text: bool):
     tool = load(module(imported, "dict", text=text, default=" = Depends(dict)"))
     answer = await tool({"connection": 1}, "tea")
     assert await tool({"connection": 2}, "tea") == answer
@@ -209,16 +211,14 @@ OWN = {
 @pytest.mark.parametrize("text", [False, True], ids=["objects", "text"])
 @pytest.mark.parametrize("name", OWN)
 @pytest.mark.usefixtures("frameworks")
-async def test_a_class_of_the_users_own_that_is_called_context_is_an_argument(
-    body: str, load: Any, name: str, text: bool
-):
+async def test_a_class_of_the_users_own_that_is_called_context_is_an_argument(load: Any, name: str, text: bool):
     tool = load(module(*OWN[name], text=text))
     assert await tool("one", "tea") != await tool("other", "tea")
     assert await tool("one", "tea") == await tool("one", "tea")
 
 
 @pytest.mark.usefixtures("frameworks")
-async def test_a_users_context_imported_for_typing_alone_is_an_argument(body: str, load: Any):
+async def test_a_users_context_imported_for_typing_alone_is_an_argument(load: Any):
     tool = load(module("if TYPE_CHECKING:\n    from shop import Context", "Context", text=True))
     assert await tool("one", "tea") != await tool("other", "tea")
     tool = load(module("if TYPE_CHECKING:\n    from .shop import Context", "Context", text=True))
@@ -238,13 +238,13 @@ UNREADABLE = {
 
 
 @pytest.mark.parametrize("name", UNREADABLE)
-async def test_a_hint_that_cannot_be_read_makes_an_argument(body: str, load: Any, name: str):
+async def test_a_hint_that_cannot_be_read_makes_an_argument(load: Any, name: str):
     tool = load(module("", UNREADABLE[name], text=name == "unknown name"))
     assert await tool("one", "tea") != await tool("other", "tea")
 
 
 @pytest.mark.usefixtures("frameworks")
-async def test_a_context_without_identity_is_passed_on_and_stays_out_of_everything(body: str, load: Any):
+async def test_a_context_without_identity_is_passed_on_and_stays_out_of_everything(load: Any):
     """The tool gets the context of its own call, and `vary=` sees it, since it carries the tenant."""
     from fastmcp import Context  # type: ignore[import-not-found]
 
@@ -263,7 +263,7 @@ async def test_a_context_without_identity_is_passed_on_and_stays_out_of_everythi
 
 
 @pytest.mark.usefixtures("frameworks")
-async def test_no_framework_is_imported_to_recognise_its_context(body: str, load: Any, monkeypatch: pytest.MonkeyPatch):
+async def test_no_framework_is_imported_to_recognise_its_context(load: Any, monkeypatch: pytest.MonkeyPatch):
     def refuse(name: str, *_: Any, **__: Any) -> Any:
         raise AssertionError(f"imported {name}")
 

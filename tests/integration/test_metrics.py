@@ -21,8 +21,9 @@ from agent_cache import (
 from agent_cache.metrics import Metrics
 from tests.harness import library
 from tests.harness.gates import Gate, cancelled, started
+from tests.harness.slow import slow
 
-pytestmark = pytest.mark.usefixtures("body")
+pytestmark = pytest.mark.usefixtures("clock")
 
 COUNTERS = ("calls", "hits", "misses", "shared", "invalidations", "uncached", "evictions", "errors")
 PUBLIC = {*COUNTERS, "time_saved", "hit_rate"}
@@ -471,8 +472,9 @@ def in_threads(count: int, work: Callable[[int], Any]) -> None:
 
 
 @pytest.mark.usefixtures("_busy_switching")
-def test_counts_are_exact_when_several_threads_read_and_write():
-    threads, rounds = 4, 400
+@pytest.mark.parametrize("rounds", [100, *slow(400)])
+def test_counts_are_exact_when_several_threads_read_and_write(rounds: int):
+    threads = 4
 
     @AgentCache("order:{id}", name="get", maxsize=None)
     async def get(id: int) -> int:

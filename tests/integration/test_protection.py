@@ -75,7 +75,7 @@ def look(value: Any) -> Any:
 
 @pytest.mark.parametrize("scope", ["global", "session"])
 @pytest.mark.parametrize("form", FORMS)
-async def test_a_caller_that_changes_its_answer_changes_nobody_elses(body: str, form: str, scope: Any):
+async def test_a_caller_that_changes_its_answer_changes_nobody_elses(clock: library.Clock, form: str, scope: Any):
     make, change = FORMS[form]
     truth = make()
 
@@ -95,7 +95,7 @@ async def test_a_caller_that_changes_its_answer_changes_nobody_elses(body: str, 
 
 
 @pytest.mark.parametrize("form", FORMS)
-async def test_concurrent_callers_have_answers_of_their_own(body: str, form: str):
+async def test_concurrent_callers_have_answers_of_their_own(clock: library.Clock, form: str):
     make, change = FORMS[form]
     gate = Gate()
 
@@ -122,7 +122,7 @@ async def test_concurrent_callers_have_answers_of_their_own(body: str, form: str
 
 
 @pytest.mark.parametrize("outcome", ["not wanted", "no tags"])
-async def test_concurrent_callers_have_answers_of_their_own_though_nothing_is_kept(body: str, outcome: str):
+async def test_concurrent_callers_have_answers_of_their_own_though_nothing_is_kept(clock: library.Clock, outcome: str):
     from agent_cache import tags_from
 
     gate = Gate()
@@ -141,7 +141,7 @@ async def test_concurrent_callers_have_answers_of_their_own_though_nothing_is_ke
         answer.append(2)
 
 
-async def test_a_tool_that_goes_on_changing_what_it_returned_changes_no_hit(body: str):
+async def test_a_tool_that_goes_on_changing_what_it_returned_changes_no_hit(clock: library.Clock):
     inside = {"lines": ["a"]}
 
     @AgentCache("r")
@@ -154,7 +154,7 @@ async def test_a_tool_that_goes_on_changing_what_it_returned_changes_no_hit(body
     assert await tool() == {"lines": ["a"]}
 
 
-async def test_the_answer_is_kept_as_it_was_before_any_caller_had_it(body: str):
+async def test_the_answer_is_kept_as_it_was_before_any_caller_had_it(clock: library.Clock):
     """The leader may change it in the same step in which it gets it."""
 
     @AgentCache("r")
@@ -165,7 +165,7 @@ async def test_the_answer_is_kept_as_it_was_before_any_caller_had_it(body: str):
     assert await tool() == [1]
 
 
-async def test_a_fresh_answer_is_protected_too(body: str):
+async def test_a_fresh_answer_is_protected_too(clock: library.Clock):
     @AgentCache("r")
     async def tool() -> list[int]:
         return [1]
@@ -175,7 +175,7 @@ async def test_a_fresh_answer_is_protected_too(body: str):
     assert await tool() == [1]
 
 
-async def test_arguments_that_are_changed_afterwards_change_no_answer(body: str):
+async def test_arguments_that_are_changed_afterwards_change_no_answer(clock: library.Clock):
     @AgentCache("r")
     async def tool(ids: list[int]) -> Any:
         return ids
@@ -188,7 +188,7 @@ async def test_arguments_that_are_changed_afterwards_change_no_answer(body: str)
     assert get_metrics()["misses"] == 2
 
 
-async def test_what_is_immutable_is_one_object_for_all(body: str):
+async def test_what_is_immutable_is_one_object_for_all(clock: library.Clock):
     value = ("a", 1, (2.0, frozenset({"x"})))
 
     @AgentCache("r")
@@ -199,7 +199,7 @@ async def test_what_is_immutable_is_one_object_for_all(body: str):
     assert await tool() is value
 
 
-async def test_never_means_never(body: str):
+async def test_never_means_never(clock: library.Clock):
     value = {"a": [1]}
 
     @AgentCache("r", copy="never")

@@ -8,56 +8,59 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import page
-from benchmarks.loops import injected, recorded
+from benchmarks import commands
 from benchmarks.loops.__main__ import main
-from benchmarks.loops.agent import Agent
-from benchmarks.loops.audit import Audit, Ledger
+from benchmarks.loops.agent import Agent, Audit, Ledger, Step
 from benchmarks.loops.families import HONEST, LOOPS, UNDECLARED_POLL, Loop
-from benchmarks.loops.injected import Injection
-from benchmarks.loops.labels import loop_start
-from benchmarks.loops.measure import AUDITED, Recordings, loops_unsaid
-from benchmarks.loops.recorded import Reading
-from benchmarks.loops.runs import RecordedCall, Run, data_directory
-from benchmarks.loops.tally import Tally
-from benchmarks.loops.targets import median_of
-from benchmarks.loops.tools import Step
-from benchmarks.retail.data import DataAbsentError
+from benchmarks.loops.report import median_of
+from benchmarks.loops.sessions import (
+    AUDITED,
+    Reading,
+    Recordings,
+    agent_for,
+    applicable,
+    inject_audited,
+    inject_guarded,
+    make_audited,
+    make_guarded,
+    muted_loop_warnings,
+    scripted_agent,
+)
+from benchmarks.loops.tally import Injection, Tally, loop_start
+from benchmarks.recorded_runs import RecordedCall, Run, data_directory
+from tests.harness.slow import slow
 
 
 @pytest.fixture(scope="module")
 def recordings() -> Recordings:
-    try:
-        return Recordings.load(data_directory())
-    except DataAbsentError as absent:
-        pytest.skip(str(absent))
+    return Recordings.load(data_directory())
 
 
 @pytest.fixture(scope="module")
 def agent(recordings: Recordings) -> Agent:
     """The one that more calls are appended with. Its world is new in each run, its tools are decorated once."""
-    return injected.agent_with(recordings.store)
+    return scripted_agent(recordings.store)
 
 
 @pytest.fixture(autouse=True)
 def quiet() -> Iterator[None]:
-    with loops_unsaid():
+    with muted_loop_warnings():
         yield
 
 
 async def tally_of(recordings: Recordings, reading: Reading, every: int = 1) -> Tally:
-    agent, tally = recorded.agent_for(reading, recordings.store), Tally()
+    agent, tally = agent_for(reading, recordings.store), Tally()
     for runs in recordings.of(reading).values():
         for run in runs[::every]:
-            tally.add(run, await recorded.guarded(agent, run, reading))
+            tally.add(run, await make_guarded(agent, run, reading))
     return tally
 
 
 async def injection_of(agent: Agent, recordings: Recordings, name: str, loop: Loop) -> Injection:
     """One family, appended to every sixteenth successful retail run."""
     injection = Injection(name, loop.length)
-    for run, calls in injected.over(loop.family, recordings.successful_retail[::16]):
-        await injected.guarded(agent, run, calls, injection)
+    for run, calls in applicable(loop.family, recordings.successful_retail[::16]):
+        await inject_guarded(agent, run, calls, injection)
     assert injection.runs >= 5
     return injection
 
@@ -106,21 +109,22 @@ async def test_a_poll_that_nobody_has_declared_is_taken_for_a_loop_while_it_brin
 
 @pytest.mark.parametrize("reading", AUDITED)
 async def test_short_circuit_skips_no_write_and_invents_no_answer(recordings: Recordings, reading: Reading) -> None:
-    agent = recorded.agent_for(reading, recordings.store)
+    agent = agent_for(reading, recordings.store)
     for runs in recordings.of(reading).values():
         for run in runs[::5]:
-            await recorded.audited(agent, run, reading)
+            await make_audited(agent, run, reading)
     assert (agent.audit.skipped, agent.audit.invented) == (0, 0)
     assert agent.audit.calls > 500
     assert agent.audit.refused > 0 or reading is Reading.RETAIL
 
 
+@pytest.mark.parametrize("every", [160, *slow(40)])
 async def test_short_circuit_skips_no_write_and_invents_no_answer_in_loops_either(
-    agent: Agent, recordings: Recordings
+    agent: Agent, recordings: Recordings, every: int
 ) -> None:
     for loop in (*LOOPS.values(), *HONEST.values()):
-        for run, calls in injected.over(loop.family, recordings.successful_retail[::40]):
-            await injected.audited(agent, run, calls)
+        for run, calls in applicable(loop.family, recordings.successful_retail[::every]):
+            await inject_audited(agent, run, calls)
     assert (agent.audit.skipped, agent.audit.invented) == (0, 0)
     assert agent.audit.refused > 0
     assert agent.audit.repeated > 0
@@ -201,17 +205,17 @@ def test_the_label_in_hindsight(calls: str, start: int | None) -> None:
 def test_a_table_goes_between_its_markers_and_nowhere_else(tmp_path: Path) -> None:
     file = tmp_path / "page.md"
     file.write_text("before\n<!-- loops: a: begin -->\nold\n<!-- loops: a: end -->\nafter\n", encoding="utf-8")
-    page.put("loops: a", "new", file)
-    page.put("loops: a", "newer", file)
+    commands.put_table("loops: a", "new", file)
+    commands.put_table("loops: a", "newer", file)
     assert file.read_text(encoding="utf-8") == (
         "before\n<!-- loops: a: begin -->\n\nnewer\n\n<!-- loops: a: end -->\nafter\n"
     )
     with pytest.raises(SystemExit, match="no place for 'loops: b'"):
-        page.put("loops: b", "new", file)
+        commands.put_table("loops: b", "new", file)
 
 
 @pytest.mark.parametrize("name", ["recorded", "frontier", "injected"])
 def test_the_page_on_loops_has_a_place_for_each_table(name: str) -> None:
     """A benchmark of minutes is not to find that out at its end."""
-    text = page.LOOPS.read_text(encoding="utf-8")
+    text = commands.LOOPS.read_text(encoding="utf-8")
     assert text.count(f"<!-- loops: {name}: begin -->") == text.count(f"<!-- loops: {name}: end -->") == 1

@@ -6,9 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.retail.arrival import crowded
-from benchmarks.retail.data import RUN_SETS, DataAbsentError, Run, data_directory, load_runs, load_store
-from benchmarks.retail.latency import some_turns
+from benchmarks.recorded_runs import RETAIL_SETS, Run, data_directory, load_runs
 from benchmarks.retail.policies import (
     CLEAR_EVERYTHING,
     NO_CACHE,
@@ -19,17 +17,15 @@ from benchmarks.retail.policies import (
     Policy,
     tags_from_results,
 )
-from benchmarks.retail.replay import replay
-from benchmarks.retail.shared_store import SharedStoreOutcome, share_store
-from benchmarks.retail.store import RetailStore
+from benchmarks.retail.replay import SharedStoreOutcome, by_customer, replay, share_store
+from benchmarks.retail.store import RetailStore, load_store
+from benchmarks.retail.tools import some_turns
+from tests.harness.slow import slow
 
 
 @pytest.fixture(scope="module")
 def data() -> Path:
-    try:
-        return data_directory()
-    except DataAbsentError as absent:
-        pytest.skip(str(absent))
+    return data_directory()
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +35,7 @@ def store(data: Path) -> RetailStore:
 
 @pytest.fixture(scope="module")
 def all_runs(data: Path) -> list[Run]:
-    return [run for run_set in RUN_SETS for run in load_runs(data, run_set)]
+    return [run for run_set in RETAIL_SETS for run in load_runs(data, run_set)]
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +49,7 @@ def assert_every_read_is_accounted_for(outcome: SharedStoreOutcome) -> None:
     assert outcome.hits + outcome.shared + outcome.executions == outcome.reads
 
 
-@pytest.mark.parametrize("run_set", RUN_SETS)
+@pytest.mark.parametrize("run_set", RETAIL_SETS)
 def test_the_store_alone_answers_every_recorded_call_as_it_was_recorded(
     data: Path, store: RetailStore, run_set: str
 ) -> None:
@@ -63,7 +59,7 @@ def test_the_store_alone_answers_every_recorded_call_as_it_was_recorded(
             assert call.is_oddity or fresh.answer(call.tool, call.arguments) == call.result, (run.id, call)
 
 
-@pytest.mark.parametrize("run_set", RUN_SETS)
+@pytest.mark.parametrize("run_set", RETAIL_SETS)
 async def test_a_run_sees_through_the_cache_what_it_saw_without_one(
     data: Path, store: RetailStore, run_set: str
 ) -> None:
@@ -73,8 +69,8 @@ async def test_a_run_sees_through_the_cache_what_it_saw_without_one(
     assert outcome.hits > 0
 
 
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("sessions", [1, 16, 64])
+@pytest.mark.parametrize("seed", [0, *slow(1, 2)])
+@pytest.mark.parametrize("sessions", [1, *slow(16), 64])
 async def test_no_answer_is_stale_when_many_runs_share_one_store(
     store: RetailStore, runs: list[Run], sessions: int, seed: int
 ) -> None:
@@ -84,8 +80,8 @@ async def test_no_answer_is_stale_when_many_runs_share_one_store(
     assert_every_read_is_accounted_for(outcome)
 
 
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("sessions", [8, 32])
+@pytest.mark.parametrize("seed", [0, *slow(1, 2)])
+@pytest.mark.parametrize("sessions", [8, *slow(32)])
 async def test_no_answer_is_stale_when_agents_crowd_around_one_customer(
     store: RetailStore, all_runs: list[Run], sessions: int, seed: int
 ) -> None:
@@ -96,7 +92,7 @@ async def test_no_answer_is_stale_when_agents_crowd_around_one_customer(
         sessions=sessions,
         seed=seed,
         latency=some_turns,
-        arrival=crowded,
+        arrival=by_customer,
     )
     assert outcome.stale == []
     assert_every_read_is_accounted_for(outcome)
@@ -116,7 +112,9 @@ async def test_two_in_five_reads_are_hits_when_all_runs_share_one_store_at_16_se
 async def test_no_answer_is_stale_under_other_tags_that_name_every_change(
     store: RetailStore, runs: list[Run], policy: Policy
 ) -> None:
-    outcome = await share_store(runs, store, policy=policy, sessions=16, seed=0, latency=some_turns, arrival=crowded)
+    outcome = await share_store(
+        runs, store, policy=policy, sessions=16, seed=0, latency=some_turns, arrival=by_customer
+    )
     assert outcome.stale == []
     assert_every_read_is_accounted_for(outcome)
 

@@ -25,7 +25,7 @@ from agent_cache import (
 from tests.harness import library
 from tests.harness.gates import Gate, cancelled, started
 
-pytestmark = pytest.mark.usefixtures("body")
+pytestmark = pytest.mark.usefixtures("clock")
 
 
 class Runs:

@@ -20,6 +20,8 @@ from agent_cache import AgentCache, AgentCacheInvalidator, AgentCacheSession, ge
 from tests.harness.gates import Gate, idle
 from tests.integration import tools_with_text_annotations as example
 
+pytestmark = pytest.mark.usefixtures("clock")
+
 DECORATORS: dict[str, Callable[[], Callable[[Any], Any]]] = {
     "cached": lambda: AgentCache("r"),
     "cached in a session": lambda: AgentCache("r", "session"),
@@ -28,7 +30,7 @@ DECORATORS: dict[str, Callable[[], Callable[[Any], Any]]] = {
 
 
 @pytest.fixture(params=DECORATORS)
-def decorate(body: str, request: pytest.FixtureRequest) -> Callable[[Any], Any]:
+def decorate(request: pytest.FixtureRequest) -> Callable[[Any], Any]:
     return DECORATORS[request.param]()
 
 
@@ -57,7 +59,7 @@ def test_a_framework_reads_the_tools_own_interface(decorate: Callable[[Any], Any
 
 
 @pytest.mark.parametrize("name", ["stock", "take", "price", "label"])
-def test_methods_keep_their_interface_on_the_class_and_on_the_instance(body: str, name: str):
+def test_methods_keep_their_interface_on_the_class_and_on_the_instance(name: str):
     shop = example.make_shop()
     for owner in (shop, shop()):
         method = getattr(owner, name)
@@ -71,7 +73,7 @@ def test_methods_keep_their_interface_on_the_class_and_on_the_instance(body: str
         assert method.__qualname__ == f"make_shop.<locals>.Shop.{name}"
 
 
-async def test_methods_are_called_on_the_class_and_on_the_instance(body: str):
+async def test_methods_are_called_on_the_class_and_on_the_instance():
     shop = example.make_shop()
     one = shop()
     assert await one.stock("tea") == await shop.stock(one, "tea") == await shop.stock(self=one, item="tea")
@@ -84,14 +86,14 @@ async def test_methods_are_called_on_the_class_and_on_the_instance(body: str):
     assert get_metrics()["misses"] == 4
 
 
-async def test_a_subclass_is_another_receiver_of_a_class_method(body: str):
+async def test_a_subclass_is_another_receiver_of_a_class_method():
     shop = example.make_shop()
     other = type("Other", (shop,), {"name": "other"})
     assert (await shop.label("tea")).lines == ["shop"]
     assert (await other.label("tea")).lines == ["other"]
 
 
-def test_a_decorated_tool_carries_what_it_was_decorated_with(body: str):
+def test_a_decorated_tool_carries_what_it_was_decorated_with():
     async def tool(x: int) -> int:
         return x
 
@@ -105,7 +107,7 @@ def test_a_decorated_tool_carries_what_it_was_decorated_with(body: str):
     assert AgentCache("order", name="mine")(tool).__agent_cache__.name == "mine"
 
 
-def test_a_decorated_tool_is_pickled_and_copied_as_a_function_is(body: str, monkeypatch: pytest.MonkeyPatch):
+def test_a_decorated_tool_is_pickled_and_copied_as_a_function_is(monkeypatch: pytest.MonkeyPatch):
     async def tool(x: int) -> int:
         return x
 
@@ -165,7 +167,7 @@ NAMES = [
 
 
 @pytest.mark.parametrize("name", NAMES)
-async def test_a_parameter_may_have_any_name(body: str, name: str):
+async def test_a_parameter_may_have_any_name(name: str):
     namespace: dict[str, Any] = {}
     exec(
         f"async def tool({name}, /, *, other=1): return ({name}, other)\n"
@@ -186,7 +188,7 @@ async def test_a_parameter_may_have_any_name(body: str, name: str):
 
 
 @pytest.mark.parametrize("name", ["self", "cls", "operation", "args", "kwargs", "key", "scope"])
-async def test_what_a_tool_has_takes_a_parameter_of_any_name_by_keyword(body: str, name: str):
+async def test_what_a_tool_has_takes_a_parameter_of_any_name_by_keyword(name: str):
     namespace: dict[str, Any] = {"runs": []}
     exec(f"async def tool({name}, other=1): runs.append({name}); return len(runs)", namespace)
     tool = AgentCache("r", vary=lambda arguments: arguments[name], key=lambda *args, **kwargs: args)(namespace["tool"])
@@ -200,7 +202,7 @@ async def test_what_a_tool_has_takes_a_parameter_of_any_name_by_keyword(body: st
     assert await write.__agent_cache__.invoke(**{name: "x"}) == 4
 
 
-async def test_a_positional_only_name_may_come_again_among_the_keywords(body: str):
+async def test_a_positional_only_name_may_come_again_among_the_keywords():
     @AgentCache("r")
     async def tool(a: int, /, **kwargs: int) -> tuple[int, dict[str, int]]:
         return a, kwargs
@@ -211,7 +213,7 @@ async def test_a_positional_only_name_may_come_again_among_the_keywords(body: st
     assert get_metrics()["hits"] == 2
 
 
-async def test_the_tool_gets_its_default_objects_and_the_very_arguments(body: str):
+async def test_the_tool_gets_its_default_objects_and_the_very_arguments():
     default: list[int] = []
     seen = []
 
@@ -325,7 +327,7 @@ async def test_the_context_of_an_error_is_what_the_tool_and_its_caller_gave_it(d
     assert caught.value.__suppress_context__
 
 
-async def test_an_argument_without_identity_leaves_no_trace_in_the_tools_error(body: str):
+async def test_an_argument_without_identity_leaves_no_trace_in_the_tools_error():
     @AgentCache("r")
     async def tool(x: object) -> None:
         raise ValueError("no")
@@ -335,7 +337,7 @@ async def test_an_argument_without_identity_leaves_no_trace_in_the_tools_error(b
     assert caught.value.__context__ is None
 
 
-async def test_callers_that_share_a_flight_share_its_exception_and_no_context_of_each_other(body: str):
+async def test_callers_that_share_a_flight_share_its_exception_and_no_context_of_each_other():
     gate = Gate()
 
     @AgentCache("r")
@@ -380,7 +382,7 @@ async def test_tracebacks_show_the_tool_and_readable_lines_of_the_body(decorate:
     assert all(frame.line for frame in frames), "the source of generated code must be found"
 
 
-async def test_a_follower_sees_where_in_the_tool_the_error_arose(body: str):
+async def test_a_follower_sees_where_in_the_tool_the_error_arose():
     gate = Gate()
 
     @AgentCache("r")
@@ -395,7 +397,7 @@ async def test_a_follower_sees_where_in_the_tool_the_error_arose(body: str):
         assert "tool" in [frame.name for frame in traceback.extract_tb(error.__traceback__)]
 
 
-async def test_an_error_is_never_cached(body: str):
+async def test_an_error_is_never_cached():
     outcomes: list[Any] = [ValueError("no"), "yes"]
 
     @AgentCache("r")
@@ -411,7 +413,7 @@ async def test_an_error_is_never_cached(body: str):
     assert await tool() == "yes"
 
 
-async def test_a_result_that_is_an_exception_is_an_answer(body: str):
+async def test_a_result_that_is_an_exception_is_an_answer():
     @AgentCache("r")
     async def tool() -> Exception:
         return ValueError("an answer")
@@ -421,7 +423,7 @@ async def test_a_result_that_is_an_exception_is_an_answer(body: str):
     assert get_metrics()["hits"] == 1
 
 
-async def test_none_is_an_answer_like_any_other(body: str):
+async def test_none_is_an_answer_like_any_other():
     runs = []
 
     @AgentCache("r")
@@ -436,7 +438,7 @@ async def test_none_is_an_answer_like_any_other(body: str):
 # -- Nothing is kept alive -----------------------------------------------------------------------------------
 
 
-async def test_a_tool_that_nobody_has_any_more_is_freed_with_its_answers(body: str):
+async def test_a_tool_that_nobody_has_any_more_is_freed_with_its_answers():
     class Answer(str):
         pass
 
@@ -454,7 +456,7 @@ async def test_a_tool_that_nobody_has_any_more_is_freed_with_its_answers(body: s
     assert answer() is None
 
 
-async def test_tools_made_in_a_loop_leave_no_source_behind(body: str):
+async def test_tools_made_in_a_loop_leave_no_source_behind():
     before = len(linecache.cache)
     for _ in range(200):
 
@@ -466,7 +468,7 @@ async def test_tools_made_in_a_loop_leave_no_source_behind(body: str):
     assert len(linecache.cache) <= before + 5
 
 
-async def test_the_caller_keeps_its_context_variables_and_task(body: str):
+async def test_the_caller_keeps_its_context_variables_and_task():
     import contextvars
 
     variable: contextvars.ContextVar[str] = contextvars.ContextVar("variable", default="unset")

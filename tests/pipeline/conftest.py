@@ -13,7 +13,7 @@ from tests.pipeline.fleet import Truth
 
 
 @pytest.fixture
-def nothing_left(body: str) -> Iterator[None]:
+def nothing_left(clock: library.Clock) -> Iterator[None]:
     """Whatever the test was about, it leaves no load in flight."""
     before = library.loads_in_flight()
     yield
@@ -32,3 +32,6 @@ def server() -> MemoryServer:
 def truth() -> Truth:
     """The store behind the tools of a fleet."""
     return Truth()
+
+
+pytest.register_assert_rewrite("tests.contract")  # its modules are no test files, and their asserts are to be explained

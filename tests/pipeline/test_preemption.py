@@ -115,7 +115,6 @@ def test_a_read_may_be_stopped_anywhere_by_a_whole_write(resource):
         assert asyncio.run(shop.read()) == shop.version, where
 
 
-@pytest.mark.parametrize("body", ["generated"], indirect=True)  # A write takes the same path without it.
 def test_a_write_may_be_stopped_anywhere_by_a_whole_read():
     """Whatever the read met: once the write has ended, nobody is given the old version."""
     shop = Shop("preempted:{id}")

@@ -18,7 +18,7 @@ from agent_cache import AgentCache
 from agent_cache.errors import ConfigurationError, RemoteTierError
 from agent_cache.remote import WriteIntent
 from agent_cache.remote.redis import RedisTier
-from agent_cache.testing.contract.workbench import commit, load, read, value_of, write
+from tests.contract.workbench import commit, load, read, value_of, write
 from tests.harness.proxies import Proxy
 from tests.harness.servers import Server
 from tests.harness.tiers import until

@@ -15,7 +15,7 @@ pytest.importorskip("redis")
 from agent_cache.remote import Tier
 from agent_cache.remote.redis import RedisTier
 from agent_cache.remote.redis.connections import Address, Deployment
-from agent_cache.testing import TierContract
+from tests.contract import TierContract
 from tests.harness.clusters import Cluster
 from tests.harness.proxies import Proxy
 from tests.harness.servers import HOST, Server
@@ -110,6 +110,7 @@ class Detour(Deployment):
         return Deployment.connection(self, (host, self.detours[port].port), *arguments, **options)
 
 
+@pytest.mark.slow
 class TestClusterTier(OnServers):
     """On a cluster: what belongs to one write is on several servers."""
 

@@ -16,7 +16,7 @@ from agent_cache.remote.redis import RedisTier
 from agent_cache.remote.redis.identity import introduced
 from agent_cache.remote.redis.pending import Order, deliver
 from agent_cache.remote.redis.scripts import Script
-from agent_cache.testing.contract.workbench import commit, load, read, value_of, write
+from tests.contract.workbench import commit, load, read, value_of, write
 from tests.harness.servers import Server
 from tests.harness.tiers import Make, making, until
 

@@ -15,14 +15,15 @@ import redis.asyncio.sentinel
 from agent_cache.clock import CLOCK
 from agent_cache.remote import Touched
 from agent_cache.remote.redis import RedisTier
-from agent_cache.testing.contract.workbench import load, read, value_of, writing
+from tests.contract.workbench import load, read, value_of, writing
 from tests.harness.clusters import Cluster
 from tests.harness.sentinels import NAME, Sentinel
 from tests.harness.servers import HOST
+from tests.harness.slow import slow
 from tests.harness.tiers import until
 
 
-@pytest.mark.parametrize("kind", ["sync", "async"])
+@pytest.mark.parametrize("kind", ["async", *slow("sync")])
 async def test_a_client_of_a_cluster_is_a_template(cluster, kind):
     made = redis.RedisCluster if kind == "sync" else redis.asyncio.RedisCluster
     client = made(host="127.0.0.1", port=cluster.primaries[0].port)
@@ -33,6 +34,7 @@ async def test_a_client_of_a_cluster_is_a_template(cluster, kind):
     await client.aclose() if kind == "async" else client.close()
 
 
+@pytest.mark.slow
 async def test_a_failover_is_a_loss_and_nothing_from_before_is_found(own_cluster: Cluster):
     """Its new primary has another identity. Afterwards everything works again."""
     async with RedisTier.from_url(own_cluster.url, cluster=True, max_staleness=0.6, timeout=0.3) as tier:

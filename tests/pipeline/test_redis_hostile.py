@@ -28,7 +28,7 @@ from agent_cache.remote.redis.subscription import Subscription
 from agent_cache.remote.redis.topology import Node
 from agent_cache.remote.redis.wire import OVERSIZED
 from agent_cache.testing import reset
-from agent_cache.testing.contract.workbench import commit, load, read, value_of, write
+from tests.contract.workbench import commit, load, read, value_of, write
 from tests.harness.servers import Server
 from tests.harness.tiers import Make, making
 

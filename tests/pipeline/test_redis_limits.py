@@ -14,7 +14,7 @@ from agent_cache.errors import ConfigurationError
 from agent_cache.remote import Touched
 from agent_cache.remote.codecs import JsonCodec, MessagePackCodec, SignedCodec
 from agent_cache.remote.redis import RedisTier
-from agent_cache.testing.contract.workbench import load, read, value_of
+from tests.contract.workbench import load, read, value_of
 from tests.harness.servers import HOST, Server
 from tests.harness.tiers import Make, making
 

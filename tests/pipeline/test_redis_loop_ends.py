@@ -20,7 +20,7 @@ from agent_cache.errors import RemoteTierError
 from agent_cache.remote import RedisTier, Tier
 from agent_cache.remote.redis.attendant import Attendant
 from agent_cache.testing import MemoryTier
-from agent_cache.testing.contract.workbench import load, read, value_of, write
+from tests.contract.workbench import load, read, value_of, write
 from tests.harness.proxies import Proxy
 from tests.harness.servers import Server
 from tests.harness.tiers import until

@@ -22,7 +22,7 @@ from agent_cache.remote.redis.connections import Deployment
 from agent_cache.remote.redis.links import Link
 from agent_cache.remote.redis.tickets import RedisTicket
 from agent_cache.remote.redis.wire import Replies
-from agent_cache.testing.contract.workbench import load, read, value_of, write
+from tests.contract.workbench import load, read, value_of, write
 from tests.harness.clusters import Cluster
 from tests.harness.proxies import Proxy
 from tests.harness.servers import HOST, Server, free_port
@@ -260,6 +260,7 @@ async def test_who_no_longer_waits_for_messages_is_forgotten(make: Make, sink):
     assert not attendant._waiters
 
 
+@pytest.mark.slow
 async def test_nodes_that_answer_later_are_found(make: Make, cluster: Cluster, behind):
     proxy = behind(cluster.primaries[0].port)
     proxy.refuse()

@@ -22,7 +22,7 @@ from agent_cache.errors import ConfigurationError, RemoteTierError
 from agent_cache.remote import Touched, WriteIntent
 from agent_cache.remote.redis import RedisTier
 from agent_cache.remote.redis.identity import introduced
-from agent_cache.testing.contract.workbench import commit, load, read, value_of, write, writing
+from tests.contract.workbench import commit, load, read, value_of, write, writing
 from tests.harness.proxies import Proxy
 from tests.harness.rights import least
 from tests.harness.servers import HOST, Server, free_port

@@ -15,7 +15,7 @@ from agent_cache.clock import CLOCK
 from agent_cache.remote.redis import RedisTier, core, identity, leases, lines, reads, subscription, tickets
 from agent_cache.remote.redis.leases import boottime
 from agent_cache.testing import reset
-from agent_cache.testing.contract.workbench import load, read
+from tests.contract.workbench import load, read
 from tests.harness.servers import Server
 
 SLEEP = 600.0

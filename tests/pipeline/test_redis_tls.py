@@ -37,7 +37,7 @@ from agent_cache.remote.redis import RedisTier
 from agent_cache.remote.redis.connections import of_client
 from agent_cache.remote.redis.links import Link
 from agent_cache.remote.redis.urls import of_url
-from agent_cache.testing.contract.workbench import load, read, value_of, writing
+from tests.contract.workbench import load, read, value_of, writing
 from tests.harness.servers import HOST, Server
 
 Make = Callable[..., RedisTier]

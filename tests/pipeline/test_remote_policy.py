@@ -18,7 +18,7 @@ from agent_cache.remote import WriteIntent
 from agent_cache.remote.redis import RedisTier
 from agent_cache.testing import reset
 from tests.harness.servers import Server
-from tests.harness.tiers import Make, making, until
+from tests.harness.tiers import Make, making, server_time, until
 from tests.pipeline.fleet import Truth
 
 STRONG = RemotePolicy(consistency="strong")
@@ -75,7 +75,7 @@ async def test_a_strong_read_sees_a_write_elsewhere_although_no_message_arrives(
         get_order = reader(truth, mine, **options)
         assert await get_order("7") == "old"
         while not await mine.caught_up():
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0)
         assert await get_order("7") == "old"
         proxy.lose_news()
         await written_elsewhere(other, truth)
@@ -97,8 +97,12 @@ async def test_strong_reads_are_hits_and_each_asks(make, server, truth):
 
 async def test_concurrent_strong_reads_run_the_tool_once(make, server, truth):
     tier = make(server.url)
-    get_order = reader(truth, tier, body=lambda: asyncio.sleep(0.02), remote=STRONG)
-    assert await asyncio.gather(*(get_order("7") for _ in range(50))) == ["old"] * 50
+    go = asyncio.Event()
+    get_order = reader(truth, tier, body=go.wait, remote=STRONG)
+    reads = [asyncio.ensure_future(get_order("7")) for _ in range(50)]
+    await until(lambda: truth.runs)
+    go.set()
+    assert await asyncio.gather(*reads) == ["old"] * 50
     assert truth.runs == ["get 7"]
 
 
@@ -184,7 +188,7 @@ async def test_an_answer_within_its_grace_is_served_and_loaded_anew_once(make, s
     tools = [reader(truth, tier, **options) for tier in (a, b)]
     assert await tools[0]("7") == "old"
     truth.orders["7"] = "new"  # nobody says so
-    await asyncio.sleep(0.5)
+    await server_time(server, 0.3)
     assert await asyncio.gather(*(tool("7") for tool in tools for _ in range(5))) == ["old"] * 10
     go.set()
     await until(lambda: a.stats()["stores"] + b.stats()["stores"] == 2)
@@ -197,7 +201,7 @@ async def test_a_strong_answer_has_its_grace_too(make, server, truth):
     get_order = reader(truth, tier, ttl=0.2, remote=RemotePolicy(grace=30.0, consistency="strong"))
     assert await get_order("7") == "old"
     truth.orders["7"] = "new"
-    await asyncio.sleep(0.5)
+    await server_time(server, 0.3)
     assert await get_order("7") == "old"
     await until(lambda: tier.stats()["stores"] == 2)
     assert await get_order("7") == "new"
@@ -207,7 +211,7 @@ async def test_grace_ends_with_a_write(make, server, truth):
     a, b = make(server.url), make(server.url)
     get_order = reader(truth, a, ttl=0.2, remote=RemotePolicy(grace=30.0))
     assert await get_order("7") == "old"
-    await asyncio.sleep(0.5)
+    await server_time(server, 0.3)
     await written_elsewhere(b, truth)
     assert await get_order("7") == "new"
 
@@ -217,7 +221,7 @@ async def test_an_answer_is_gone_when_its_grace_is_over(make, server, truth):
     get_order = reader(truth, tier, ttl=0.1, remote=RemotePolicy(grace=0.1))
     assert await get_order("7") == "old"
     truth.orders["7"] = "new"
-    await asyncio.sleep(0.5)
+    await server_time(server, 0.3)
     assert await get_order("7") == "new"
 
 
@@ -232,7 +236,7 @@ async def test_a_refresh_that_fails_leaves_the_caller_its_answer(make, server, t
     get_order = reader(truth, tier, body=body, ttl=0.1, remote=RemotePolicy(grace=30.0))
     assert await get_order("7") == "old"
     fails = True
-    await asyncio.sleep(0.4)
+    await server_time(server, 0.2)
     assert await get_order("7") == "old"
     await until(lambda: len(truth.runs) == 2)
     await asyncio.sleep(0)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from agent_cache.testing import MemoryServer, MemoryTier
-from agent_cache.testing.contract.workbench import commit, write, writing
+from tests.contract.workbench import commit, write, writing
 from tests.harness import library
 from tests.pipeline.fleet import Process, Truth, WatchedTier
 
-pytestmark = pytest.mark.usefixtures("body")
+pytestmark = pytest.mark.usefixtures("clock")
 
 
 @pytest.fixture

@@ -11,7 +11,8 @@ import pytest
 from agent_cache.errors import RemoteTierError
 from agent_cache.remote import Tier
 from agent_cache.remote.protocol import Found, Request, Ticket, WriteIntent
-from agent_cache.testing import FakeClock, MemoryServer, MemoryTier, TierContract
+from agent_cache.testing import FakeClock, MemoryServer, MemoryTier
+from tests.contract import TierContract
 
 
 class TestMemoryTier(TierContract):
@@ -58,6 +59,11 @@ class RefusesByAnotherError(MemoryTier):
 class RefusesEveryWrite(MemoryTier):
     async def begin(self, write: WriteIntent) -> None:
         await super().begin(replace(write, on_unreachable="refuse"))
+
+
+class Forgetful(MemoryTier):
+    async def commit(self, write: WriteIntent, tags: tuple[str, ...], *, failed: bool, hold: float) -> None:
+        pass
 
 
 class ReadsEscapesInTags(MemoryTier):
@@ -110,6 +116,7 @@ BROKEN = {
     RunsWhatIsToBeRefused: "test_a_write_that_asks_for_it_is_refused_without_the_server",
     RefusesByAnotherError: "test_a_write_that_asks_for_it_is_refused_without_the_server",
     RefusesEveryWrite: "test_a_write_is_made_up_for_when_the_server_is_back",
+    Forgetful: "test_what_is_loaded_after_a_write_is_found",
     ReadsEscapesInTags: "test_a_write_ends_what_meets_its_tag",
     TakesGraceForLife: "test_within_its_grace_a_value_is_known_to_be_old",
     HasEverybodyRefresh: "test_within_its_grace_a_value_is_known_to_be_old",

@@ -13,7 +13,7 @@ from agent_cache import AgentCache, AgentCacheInvalidator, RemoteTierError, conf
 from agent_cache.engine.state import run_shielded
 from agent_cache.remote import WriteIntent
 from agent_cache.testing import MemoryServer, MemoryTier
-from agent_cache.testing.contract.workbench import load, read, value_of
+from tests.contract.workbench import load, read, value_of
 from tests.harness import library
 from tests.harness.gates import Gate, idle, started
 from tests.pipeline.fleet import Process, Truth, WatchedTier
@@ -21,7 +21,7 @@ from tests.pipeline.fleet import Process, Truth, WatchedTier
 SEVEN, EIGHT, ALL = read("order:7", tool="t", key="7"), read("order:8", tool="t", key="8"), read("order", tool="t")
 
 
-pytestmark = pytest.mark.usefixtures("body")
+pytestmark = pytest.mark.usefixtures("clock")
 
 
 @pytest.fixture
@@ -269,7 +269,7 @@ async def test_a_write_does_not_run_where_a_tier_has_swallowed_its_cancellation(
     class Deaf(WatchedTier):
         async def begin(self, write: WriteIntent) -> None:
             try:
-                await asyncio.sleep(60)
+                await asyncio.Event().wait()
             except asyncio.CancelledError:
                 self.orders.append("begin")
 

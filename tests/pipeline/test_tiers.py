@@ -14,12 +14,12 @@ from agent_cache import AgentCache, AgentCacheInvalidator, AgentCacheSession, co
 from agent_cache.errors import ConfigurationError
 from agent_cache.remote import Request
 from agent_cache.testing import MemoryServer, MemoryTier
-from agent_cache.testing.contract.workbench import commit, load, read, value_of, write, writing
+from tests.contract.workbench import commit, load, read, value_of, write, writing
 from tests.harness import library
 from tests.harness.gates import Gate, idle, started
 from tests.pipeline.fleet import Process, Truth, WatchedTier
 
-pytestmark = pytest.mark.usefixtures("body")
+pytestmark = pytest.mark.usefixtures("clock")
 
 
 @pytest.fixture

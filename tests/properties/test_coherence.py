@@ -1,10 +1,12 @@
 """P1 and P3 for every interleaving: readers, writers, cancellations, time and sessions as moves of a state machine.
 
-Each machine runs twice, once over the generated call body and once with generation switched off.
+Each machine runs twice, once over the generated call body and once with generation switched off; `-m slow` searches
+twice as long.
 """
 
 from __future__ import annotations
 
+import unittest
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from typing import TypeVar
@@ -259,15 +261,25 @@ MACHINES = (
     SessionsInvalidatedByHand,
 )
 SEARCH = settings(
-    max_examples=max(1, settings.default.max_examples * 6 // 10),  # So a profile still decides how long to look.
+    max_examples=max(1, settings.default.max_examples * 3 // 10),  # So a profile still decides how long to look.
     stateful_step_count=40,
     phases=set(Phase) - {Phase.explain},  # To explain costs far more than to shrink, and every move is in the report.
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
 pytestmark = pytest.mark.timeout(600)  # To find takes seconds; to make what was found small may take minutes.
+LONG_SEARCH = settings(SEARCH, max_examples=2 * SEARCH.max_examples)
+
+
+def case(machine: type[Coherence], body: str, search: settings) -> type[unittest.TestCase]:
+    """Make a class that pytest collects."""
+    made = type(f"{machine.__name__}{body.title()}", (machine,), {"body": body}).TestCase
+    made.settings = search
+    return made
+
+
 for machine in MACHINES:
     for body in library.CALL_BODIES:
-        case = type(f"{machine.__name__}{body.title()}", (machine,), {"body": body}).TestCase
-        case.settings = SEARCH
-        globals()[f"Test{machine.__name__}{body.title()}"] = case
-del machine, body, case
+        name = f"Test{machine.__name__}{body.title()}"
+        globals()[name] = case(machine, body, SEARCH)
+        globals()[f"{name}Longer"] = pytest.mark.slow(case(machine, body, LONG_SEARCH))
+del machine, body, name

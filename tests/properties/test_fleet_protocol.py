@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.harness.slow import slow
 from tests.properties.fleet import protocol
 from tests.properties.fleet.checker import Model, TooManyStatesError, explore
 from tests.properties.fleet.configurations import AMPUTATIONS, AMPUTATIONS_OF_TRUST, CONFIGURATIONS
@@ -16,8 +17,24 @@ from tests.properties.fleet.rules import WHOLE, Rules
 from tests.properties.fleet.state import Configuration, Faults, State
 from tests.properties.fleet.trust import Trust
 
+LARGE = (  # half a second and more each; the others cover each part of the protocol and each fault
+    "entity and root read, entity written",
+    "entity read in both processes, root written",
+    "tags from read results, entity written",
+    "tags from read and written results",
+    "entity written from both processes",
+    "root and a result's tag written",
+    "results' tags written twice, nothing there yet",
+    "the own process reads",
+    "lost, late and doubled commands",
+    "a doubled commit beside another write",
+    "failover and failback",
+    "failover while a write dies",
+    "a cell is evicted",
+)
 
-@pytest.mark.parametrize("name", CONFIGURATIONS)
+
+@pytest.mark.parametrize("name", [*(name for name in CONFIGURATIONS if name not in LARGE), *slow(*LARGE)])
 def test_the_whole_protocol_keeps_its_promises(name: str):
     verdict = explore(protocol.model(CONFIGURATIONS[name]))
     sys.stdout.write(f"{name}: {verdict}\n")

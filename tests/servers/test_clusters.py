@@ -7,6 +7,7 @@ import pytest
 from tests.harness import sentinels
 from tests.harness.clusters import Cluster
 from tests.harness.sentinels import Sentinel
+from tests.harness.slow import slow
 
 redis = pytest.importorskip("redis")
 pytestmark = pytest.mark.timeout(180)
@@ -35,6 +36,7 @@ def test_sharded_publish_reaches_the_subscribers_of_the_slot_s_node(cluster: Clu
         assert subscription.get_sharded_message(timeout=10)["data"] == "news"
 
 
+@pytest.mark.slow
 def test_failover_and_failback_keep_what_was_written_and_change_the_replication_id(own_cluster: Cluster):
     first = own_cluster.primary_for("key")
     first.command("SET", "key", "value")
@@ -53,6 +55,7 @@ def test_failover_and_failback_keep_what_was_written_and_change_the_replication_
     assert first.info("replication")["master_replid"] != identity
 
 
+@pytest.mark.slow
 def test_a_killed_primary_is_replaced_and_returns_as_a_replica(own_cluster: Cluster):
     first = own_cluster.primary_for("key")
     heir = own_cluster.kill(first)
@@ -65,7 +68,7 @@ def test_a_killed_primary_is_replaced_and_returns_as_a_replica(own_cluster: Clus
     assert own_cluster.primary_for("key") is heir
 
 
-@pytest.mark.parametrize("how", ["failover", "kill"])
+@pytest.mark.parametrize("how", ["failover", *slow("kill")])
 def test_a_sentinel_puts_a_replica_in_the_primary_s_place(own_sentinel: Sentinel, how: str):
     first = own_sentinel.primary
     second = getattr(own_sentinel, how)()

@@ -15,6 +15,7 @@ from benchmarks.fleet.amputations import CASES
 from benchmarks.fleet.conductor import Fleet, Outcome, run
 from benchmarks.fleet.faults import FAULTS
 from tests.harness.binaries import ServerUnavailableError
+from tests.harness.slow import slow
 from tests.properties.fleet.configurations import AMPUTATIONS, AMPUTATIONS_OF_TRUST
 
 BRIEF = Fleet(processes=2, operations=4_000, writes=0.05, lease=0.5, lives=2)
@@ -29,7 +30,7 @@ def played(name: str, fleet: Fleet) -> Outcome:
 
 @pytest.mark.parametrize("consistency", ["bounded", "strong"])
 @pytest.mark.parametrize(
-    "name", ["none", "subscriptions killed", "flushed", "restarted empty", "writer dies after its effect"]
+    "name", ["flushed", *slow("none", "subscriptions killed", "restarted empty", "writer dies after its effect")]
 )
 def test_every_promise_is_kept(name: str, consistency):
     fleet = replace(BRIEF, consistency=consistency)
@@ -43,6 +44,7 @@ def test_every_promise_is_kept(name: str, consistency):
     assert outcome.struck > 0 or name == "none"
 
 
+@pytest.mark.slow
 def test_without_a_begin_a_writer_that_dies_leaves_what_is_stale():
     """Of the seven deaths that somebody lives to see, most are seen, whatever is read and written at random."""
     case = CASES["begin"]

@@ -6,12 +6,13 @@ import asyncio
 import dataclasses
 import itertools
 from collections.abc import Callable, Coroutine, Iterator
+from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from agent_cache import AgentCache, AgentCacheInvalidator, get_metrics
+from agent_cache import AgentCache, AgentCacheInvalidator, AgentCacheSession, AgentLoopDetectedError, get_metrics
 from tests.harness import library
 from tests.harness.structure import same
 
@@ -284,3 +285,79 @@ async def test_an_adapter_may_call_a_tool_by_its_operation_in_any_spelling(body:
     assert await invoke(1, "other") != first
     assert await write.__agent_cache__.invoke(kwargs=3, self=1, args=2) == (1, 2, 3)
     assert await invoke(1, self=2) != first
+
+
+MOVES = st.sampled_from(
+    [
+        *(("read", id) for id in (1, 2, 3) for _ in range(6)),
+        *((move, id) for move in ("read at once", "refresh", "forget", "write") for id in (1, 2)),
+        *(("wait", 0.5), ("wait", 2.5), ("clear", 0), ("enter", 0), ("leave", 0)),
+    ]
+)
+POLICIES = st.fixed_dictionaries(
+    {
+        "resource": st.sampled_from(["r", "r:{id}", "r:{result[0]}"]),
+        "scope": st.sampled_from(["global", "session"]),
+        "ttl": st.sampled_from([None, 2.0]),
+        "maxsize": st.sampled_from([None, 2]),
+    }
+)
+
+
+async def history(
+    kind: str, policy: dict[str, Any], form: type, moves: list[tuple[str, Any]], clock: library.Clock
+) -> list[Any]:
+    """All that can be seen from outside of a run: answers, errors, traces and counts."""
+    versions = itertools.count()
+    with library.call_body(kind):
+
+        @AgentCache(**policy, name="get")
+        async def get(id: int) -> Any:
+            clock.advance(0.25)
+            if id == 3 and next(versions) % 3 == 0:
+                raise ValueError(id)
+            return form([id, next(versions)])
+
+        @AgentCacheInvalidator("r:{id}", name="put")
+        async def put(id: int) -> int:
+            return next(versions)
+
+    seen: list[Any] = []
+    sessions: list[AgentCacheSession] = []
+    entered = AsyncExitStack()
+
+    async def enter(_: Any) -> None:
+        session = AgentCacheSession(f"s{len(sessions)}")
+        await entered.enter_async_context(session)
+        sessions.append(session)
+
+    steps: dict[str, Callable[[Any], Any]] = {
+        "read": get,
+        "read at once": lambda id: asyncio.gather(get(id), get(id), get(id), return_exceptions=True),
+        "refresh": get.fresh,
+        "forget": get.invalidate,
+        "write": put,
+        "enter": enter,
+        "leave": lambda _: entered.aclose(),
+    }
+    for move, value in [*moves, ("leave", 0)]:
+        if move == "wait":
+            clock.advance(value)
+        elif move == "clear":
+            get.clear()
+        else:
+            try:
+                seen.append(await steps[move](value))
+            except (ValueError, AgentLoopDetectedError) as error:
+                seen.append(repr(error))
+    return [str(seen), *(session.get_execution_trace() for session in sessions), get_metrics()]
+
+
+@given(POLICIES, st.sampled_from([list, tuple]), st.lists(MOVES, min_size=5, max_size=30))
+def test_both_bodies_answer_count_and_trace_alike(policy: dict[str, Any], form: type, moves: list[tuple[str, Any]]):
+    histories = []
+    for kind in library.CALL_BODIES:
+        with library.fresh_library() as clock:
+            histories.append(asyncio.run(history(kind, policy, form, moves, clock)))
+    generated, general = histories
+    assert generated == general

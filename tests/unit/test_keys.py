@@ -337,7 +337,7 @@ def test_what_was_keyed_before_does_not_make_two_values_one(name: str):
 
 
 @pytest.mark.parametrize("hint", HINTS)
-async def test_different_arguments_are_different_calls(body: str, hint: str):
+async def test_different_arguments_are_different_calls(clock: library.Clock, hint: str):
     probe = Probe(HINTS[hint])
     shared = []
     for name, pair in DIFFERENT.items():
@@ -348,7 +348,7 @@ async def test_different_arguments_are_different_calls(body: str, hint: str):
     assert shared == []
 
 
-def test_no_two_cache_keys_of_different_arguments_are_equal(body: str):
+def test_no_two_cache_keys_of_different_arguments_are_equal(clock: library.Clock):
     tool = Probe().tool
     equal = []
     for name, (one, other) in DIFFERENT.items():
@@ -408,7 +408,7 @@ SAME: dict[str, Callable[[], tuple[Any, Any]]] = {
 
 
 @pytest.mark.parametrize("hint", HINTS)
-async def test_equal_arguments_are_one_call(body: str, hint: str):
+async def test_equal_arguments_are_one_call(clock: library.Clock, hint: str):
     probe = Probe(HINTS[hint])
     apart = []
     for name, make in SAME.items():
@@ -427,7 +427,7 @@ def test_a_key_is_hashable_and_compares_with_what_is_no_key():
     assert "hunter2" not in repr(key), "a key must not show its arguments"
 
 
-async def test_every_spelling_of_a_call_is_one_call(body: str):
+async def test_every_spelling_of_a_call_is_one_call(clock: library.Clock):
     @AgentCache("r")
     async def tool(a: int, b: int = 2, *, c: int = 3, d: str = "x") -> object:
         return object()
@@ -451,7 +451,7 @@ async def test_every_spelling_of_a_call_is_one_call(body: str):
     assert tool.cache_key(1) != tool.cache_key(1, 3)
 
 
-async def test_surplus_arguments_identify_a_call_and_the_order_of_keywords_does_not(body: str):
+async def test_surplus_arguments_identify_a_call_and_the_order_of_keywords_does_not(clock: library.Clock):
     @AgentCache("r")
     async def tool(*args: Any, **kwargs: Any) -> str:
         return f"{args} {sorted(kwargs.items())}"
@@ -477,7 +477,7 @@ async def test_surplus_arguments_identify_a_call_and_the_order_of_keywords_does_
     assert get_metrics()["misses"] == len(calls)
 
 
-async def test_functions_of_one_name_in_two_modules_share_nothing(body: str):
+async def test_functions_of_one_name_in_two_modules_share_nothing(clock: library.Clock):
     answers = []
     for name in ("one", "other"):
         module = types.ModuleType(name)
@@ -487,7 +487,7 @@ async def test_functions_of_one_name_in_two_modules_share_nothing(body: str):
     assert answers == ["one", "other"]
 
 
-async def test_tools_of_one_module_and_name_share_nothing(body: str):
+async def test_tools_of_one_module_and_name_share_nothing(clock: library.Clock):
     def make(answer: str) -> Callable[[int], Coroutine[Any, Any, str]]:
         @AgentCache("r")
         async def get(x: int) -> str:
@@ -537,7 +537,7 @@ def test_an_instance_at_the_address_of_another_is_another_receiver():
     assert receiver_part(other) == receiver_part(other)
 
 
-async def test_methods_of_two_instances_share_nothing_and_one_instance_hits(body: str):
+async def test_methods_of_two_instances_share_nothing_and_one_instance_hits(clock: library.Clock):
     class Shop:
         def __init__(self, name: str) -> None:
             self.name = name
@@ -560,7 +560,7 @@ async def test_methods_of_two_instances_share_nothing_and_one_instance_hits(body
     assert [await one.shared("tea"), await other.shared("tea")] == ["tea of one"] * 2
 
 
-async def test_a_value_object_is_a_receiver_by_value(body: str):
+async def test_a_value_object_is_a_receiver_by_value(clock: library.Clock):
     @dataclasses.dataclass(frozen=True)
     class Client:
         token: str
@@ -573,7 +573,7 @@ async def test_a_value_object_is_a_receiver_by_value(body: str):
     assert get_metrics()["misses"] == 2
 
 
-async def test_a_receiver_that_cannot_be_told_apart_is_never_cached(body: str):
+async def test_a_receiver_that_cannot_be_told_apart_is_never_cached(clock: library.Clock):
     class Bare:
         __slots__ = ("x",)
 
@@ -710,7 +710,7 @@ STRANGE: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize("name", STRANGE)
 @pytest.mark.timeout(20)
-async def test_strange_arguments_are_keyed_or_run_uncached_and_never_crash(body: str, name: str):
+async def test_strange_arguments_are_keyed_or_run_uncached_and_never_crash(clock: library.Clock, name: str):
     probe = Probe()
     for value in (STRANGE[name](), {"in": [STRANGE[name]()]}):
         before = get_metrics()
@@ -730,7 +730,7 @@ async def test_strange_arguments_are_keyed_or_run_uncached_and_never_crash(body:
 @pytest.mark.parametrize(
     "name", ["object", "instance", "unreadable dataclass", "cyclic list", "list 5,000 deep", "generator"]
 )
-async def test_strictness_refuses_what_has_no_identity_before_the_tool_runs(body: str, name: str):
+async def test_strictness_refuses_what_has_no_identity_before_the_tool_runs(clock: library.Clock, name: str):
     probe = Probe(uncacheable="raise")
     value = STRANGE[name]()
     with pytest.raises(UncacheableArgumentsError) as caught:
@@ -744,14 +744,14 @@ async def test_strictness_refuses_what_has_no_identity_before_the_tool_runs(body
 @pytest.mark.parametrize(
     "name", ["object", "instance", "unreadable dataclass", "cyclic list", "list 5,000 deep", "generator"]
 )
-def test_there_is_no_key_for_what_has_no_identity(body: str, name: str):
+def test_there_is_no_key_for_what_has_no_identity(clock: library.Clock, name: str):
     tool = Probe().tool
     with pytest.raises(UncacheableArgumentsError) as caught:
         tool.cache_key(STRANGE[name]())
     assert tool.__agent_cache__.name in str(caught.value)
 
 
-async def test_forgetting_a_call_without_identity_finds_nothing(body: str):
+async def test_forgetting_a_call_without_identity_finds_nothing(clock: library.Clock):
     assert await Probe().tool.invalidate(object()) is False
 
 
@@ -825,7 +825,7 @@ def test_bytes_like_leaves_in_a_container_never_share_an_alias():
 # -- Libraries of declared fields ----------------------------------------------------------------------------
 
 
-async def test_pydantic_models_are_known_by_their_fields(body: str):
+async def test_pydantic_models_are_known_by_their_fields(clock: library.Clock):
     pydantic = pytest.importorskip("pydantic")
 
     class Query(pydantic.BaseModel):
@@ -859,7 +859,7 @@ async def test_pydantic_models_are_known_by_their_fields(body: str):
     assert not await probe.shares(Query(text="a"), hidden)
 
 
-async def test_an_unfinished_pydantic_model_does_not_crash_the_agent(body: str):
+async def test_an_unfinished_pydantic_model_does_not_crash_the_agent(clock: library.Clock):
     pydantic = pytest.importorskip("pydantic")
 
     class Query(pydantic.BaseModel):
@@ -869,7 +869,7 @@ async def test_an_unfinished_pydantic_model_does_not_crash_the_agent(body: str):
     assert not await probe.shares(Query.model_construct(), Query.model_construct(text="a"))
 
 
-async def test_msgspec_structs_are_known_by_their_fields(body: str):
+async def test_msgspec_structs_are_known_by_their_fields(clock: library.Clock):
     msgspec = pytest.importorskip("msgspec")
 
     class Query(msgspec.Struct):
@@ -894,7 +894,7 @@ async def test_msgspec_structs_are_known_by_their_fields(body: str):
     assert not await probe.shares(unset, Query("a"))
 
 
-async def test_attrs_classes_are_known_by_their_fields(body: str):
+async def test_attrs_classes_are_known_by_their_fields(clock: library.Clock):
     attrs = pytest.importorskip("attrs")
 
     @attrs.define

@@ -26,23 +26,23 @@ def ledger() -> Ledger:
     return Ledger()
 
 
-def home_in(
+def partition_in(
     ledger: Ledger, *static: str, roots: tuple[str, ...] = (), owner: object = None, tool: object = "tool"
 ) -> Partition:
     """A partition within reach of writes."""
-    home = Partition(tool, owner, static, roots or tuple(tag.partition(":")[0] for tag in static), None)
-    ledger.register(home)
-    return home
+    partition = Partition(tool, owner, static, roots or tuple(tag.partition(":")[0] for tag in static), None)
+    ledger.register(partition)
+    return partition
 
 
-def loading(ledger: Ledger, home: Partition, *tags: str, late: tuple[str, ...] = (), key: Any = "k") -> Joined:
-    load = Joined(home, key, (*home.static, *tags), late)
+def loading(ledger: Ledger, partition: Partition, *tags: str, late: tuple[str, ...] = (), key: Any = "k") -> Joined:
+    load = Joined(partition, key, (*partition.static, *tags), late)
     ledger.start(load)
     return load
 
 
-def put(home: Partition, key: Any, *tags: str) -> None:
-    home.store.insert(key, Entry(key, NEVER, 0.0, tags))
+def put(partition: Partition, key: Any, *tags: str) -> None:
+    partition.store.insert(key, Entry(key, NEVER, 0.0, tags))
 
 
 def fate(load: Joined) -> str:
@@ -68,34 +68,34 @@ def fate(load: Joined) -> str:
     ],
 )
 def test_a_write_spoils_the_loads_it_meets_and_no_other(ledger: Ledger, tags: list[str], written: str, expected: str):
-    load = loading(ledger, home_in(ledger, roots=("order", "cart")), *tags)
-    ledger.move(Region((written,)))
+    load = loading(ledger, partition_in(ledger, roots=("order", "cart")), *tags)
+    ledger.invalidate(Region((written,)))
     assert fate(load) == expected
     assert ledger.may_store(load, tags) is (expected == "untouched")
 
 
 def test_a_load_that_has_ended_is_compared_with_nothing(ledger: Ledger):
-    home = home_in(ledger, "order")
-    load = loading(ledger, home)
+    partition = partition_in(ledger, "order")
+    load = loading(ledger, partition)
     assert ledger.loads_in_flight() == 1
-    for loads in home.loads:
+    for loads in partition.loads:
         loads.discard(load)
     assert ledger.loads_in_flight() == 0
-    ledger.move(Region(("order",)))
+    ledger.invalidate(Region(("order",)))
     assert fate(load) == "untouched"
 
 
 def test_a_load_of_several_roots_is_one_load(ledger: Ledger):
-    load = loading(ledger, home_in(ledger, "order", "cart"))
+    load = loading(ledger, partition_in(ledger, "order", "cart"))
     assert ledger.loads_in_flight() == 1
-    ledger.move(Region(("cart",)))
+    ledger.invalidate(Region(("cart",)))
     assert fate(load) == "spoilt"
 
 
 def test_what_was_written_before_a_load_begins_again_does_not_concern_it(ledger: Ledger):
-    home = home_in(ledger, "order", roots=("order", "user"))
-    load = loading(ledger, home, late=("user",))
-    ledger.move(Region(("order", "user:1")))
+    partition = partition_in(ledger, "order", roots=("order", "user"))
+    load = loading(ledger, partition, late=("user",))
+    ledger.invalidate(Region(("order", "user:1")))
     load.restart()
     assert load.is_clean
     load.resolve(["user:1"])
@@ -117,8 +117,8 @@ def test_what_was_written_before_a_load_begins_again_does_not_concern_it(ledger:
 def test_a_load_whose_tags_are_not_known_yet_is_compared_when_they_are(
     ledger: Ledger, written: str, resolved: list[str], stored: bool
 ):
-    load = loading(ledger, home_in(ledger, roots=("user", "cart")), late=("user",))
-    ledger.move(Region((written,)))
+    load = loading(ledger, partition_in(ledger, roots=("user", "cart")), late=("user",))
+    ledger.invalidate(Region((written,)))
     assert fate(load) == ("untouched" if written.startswith("cart") else "detached")
     load.resolve(resolved)
     assert ledger.may_store(load, resolved) is stored
@@ -126,9 +126,9 @@ def test_a_load_whose_tags_are_not_known_yet_is_compared_when_they_are(
 
 def test_a_load_during_which_more_was_written_than_it_remembers_is_not_stored(ledger: Ledger):
     for count, stored in ((64, True), (65, False)):
-        load = loading(ledger, home_in(ledger, roots=("user",)), late=("user",))
+        load = loading(ledger, partition_in(ledger, roots=("user",)), late=("user",))
         for number in range(count):
-            ledger.move(Region((f"user:{number}",)))
+            ledger.invalidate(Region((f"user:{number}",)))
         load.resolve(["user:other"])
         assert ledger.may_store(load, ["user:other"]) is stored, count
 
@@ -149,13 +149,13 @@ def test_a_load_during_which_more_was_written_than_it_remembers_is_not_stored(le
     ],
 )
 def test_a_write_drops_what_it_meets_and_nothing_beside_it(ledger: Ledger, written: str, left: list[str]):
-    home = home_in(ledger, roots=("order",))
-    put(home, "all", "order")
-    put(home, "7", "order:7")
-    put(home, "7:lines", "order:7:lines")
-    put(home, "8", "order:8")
-    ledger.move(Region((written,)))
-    assert home.store.keys() == left
+    partition = partition_in(ledger, roots=("order",))
+    put(partition, "all", "order")
+    put(partition, "7", "order:7")
+    put(partition, "7:lines", "order:7:lines")
+    put(partition, "8", "order:8")
+    ledger.invalidate(Region((written,)))
+    assert partition.store.keys() == left
 
 
 @pytest.mark.parametrize(
@@ -169,19 +169,19 @@ def test_a_write_drops_what_it_meets_and_nothing_beside_it(ledger: Ledger, writt
     ],
 )
 def test_what_every_entry_of_a_tool_depends_on_needs_no_index(ledger: Ledger, static: str, written: str, emptied: bool):
-    home = home_in(ledger, static)
-    put(home, "k")
-    ledger.move(Region((written,)))
-    assert home.store.keys() == ([] if emptied else ["k"])
+    partition = partition_in(ledger, static)
+    put(partition, "k")
+    ledger.invalidate(Region((written,)))
+    assert partition.store.keys() == ([] if emptied else ["k"])
 
 
 def test_a_write_that_touched_no_entity_drops_what_depends_on_all_and_nothing_below(ledger: Ledger):
-    whole, parts = home_in(ledger, "order"), home_in(ledger, roots=("order",))
+    whole, parts = partition_in(ledger, "order"), partition_in(ledger, roots=("order",))
     put(whole, "k")
     put(parts, "all", "order")
     put(parts, "7", "order:7")
     loads = [loading(ledger, whole), loading(ledger, parts, "order"), loading(ledger, parts, "order:7")]
-    ledger.move(Region(bare=("order",)))
+    ledger.invalidate(Region(bare=("order",)))
     assert whole.store.keys() == []
     assert parts.store.keys() == ["7"]
     assert [fate(load) for load in loads] == ["spoilt", "spoilt", "untouched"]
@@ -189,88 +189,97 @@ def test_a_write_that_touched_no_entity_drops_what_depends_on_all_and_nothing_be
 
 def test_a_write_that_touched_no_entity_is_remembered_by_loads_that_may_depend_on_all(ledger: Ledger):
     for resolved, stored in (("order", False), ("order:7", True)):
-        load = loading(ledger, home_in(ledger, roots=("order",)), late=("order",))
-        ledger.move(Region(bare=("order",)))
+        load = loading(ledger, partition_in(ledger, roots=("order",)), late=("order",))
+        ledger.invalidate(Region(bare=("order",)))
         load.resolve([resolved])
         assert ledger.may_store(load, [resolved]) is stored
 
 
 def test_what_touches_a_whole_root_is_not_made_less_by_what_touches_no_entity_of_it(ledger: Ledger):
     """One tag of a write gave no id, another could not be made: all of the root may have changed."""
-    home = home_in(ledger, roots=("order",))
-    put(home, "all", "order")
-    put(home, "7", "order:7")
-    ledger.move(Region(("order",), bare=("order",)))
-    assert home.store.keys() == []
+    partition = partition_in(ledger, roots=("order",))
+    put(partition, "all", "order")
+    put(partition, "7", "order:7")
+    ledger.invalidate(Region(("order",), bare=("order",)))
+    assert partition.store.keys() == []
 
 
 @pytest.mark.parametrize("region", [Region(("order:7",)), Region(bare=("order",))])
 def test_a_write_that_meets_more_than_a_write_may_take_empties_the_store_at_once(ledger: Ledger, region: Region):
     """One by one they take 5 us each, and a write must not hold the event loop for long: all go, which is safe."""
-    home = home_in(ledger, roots=("order",))
-    put(home, "8", "order:8")
+    partition = partition_in(ledger, roots=("order",))
+    put(partition, "8", "order:8")
     for number in range(5_000):
-        put(home, number, *(region.paths or region.bare))
-    store = home.store._data
-    ledger.move(region)
-    assert len(home.store) == 0
+        put(partition, number, *(region.paths or region.bare))
+    store = partition.store._data
+    ledger.invalidate(region)
+    assert len(partition.store) == 0
     assert len(store) == 5_001, "handed back whole, to be freed in slices"
 
 
 def test_what_was_dropped_is_handed_back_alive(ledger: Ledger):
-    home = home_in(ledger, roots=("order",))
-    put(home, "7", "order:7")
-    assert [entry.value for [entry] in [dropped for dropped in ledger.move(Region(("order:7",))) if dropped]] == ["7"]
+    partition = partition_in(ledger, roots=("order",))
+    put(partition, "7", "order:7")
+    assert [entry.value for [entry] in [dropped for dropped in ledger.invalidate(Region(("order:7",))) if dropped]] == [
+        "7"
+    ]
 
 
 # -- Reach ---------------------------------------------------------------------------------------------------
 
 
 def test_a_write_limited_to_sessions_reaches_them_alone(ledger: Ledger):
-    mine, others, everyones = (home_in(ledger, "order", owner=owner) for owner in ("mine", "other", None))
-    loads = [loading(ledger, home) for home in (mine, others, everyones)]
-    for home in (mine, others, everyones):
-        put(home, "k")
+    mine, others, everyones = (partition_in(ledger, "order", owner=owner) for owner in ("mine", "other", None))
+    loads = [loading(ledger, partition) for partition in (mine, others, everyones)]
+    for partition in (mine, others, everyones):
+        put(partition, "k")
     ledger.hold(Region(("order",), (), frozenset({"mine"})))
-    ledger.move(Region(("order",), (), frozenset({"mine"})))
-    assert [len(home.store) for home in (mine, others, everyones)] == [0, 1, 1]
+    ledger.invalidate(Region(("order",), (), frozenset({"mine"})))
+    assert [len(partition.store) for partition in (mine, others, everyones)] == [0, 1, 1]
     assert [fate(load) for load in loads] == ["spoilt", "untouched", "untouched"]
-    fresh = [loading(ledger, home) for home in (mine, others, everyones)]
+    fresh = [loading(ledger, partition) for partition in (mine, others, everyones)]
     assert [ledger.may_store(load, ["order"]) for load in fresh] == [False, True, True]
 
 
 def test_single_keys_of_single_tools(ledger: Ledger):
-    homes = [home_in(ledger, "order", owner=owner, tool=tool) for tool in ("a", "b") for owner in (None, "session")]
-    loads = [loading(ledger, home, key=key) for home in homes for key in ("k", "other")]
-    for home in homes:
-        put(home, "k")
-        put(home, "other")
+    partitions = [
+        partition_in(ledger, "order", owner=owner, tool=tool) for tool in ("a", "b") for owner in (None, "session")
+    ]
+    loads = [loading(ledger, partition, key=key) for partition in partitions for key in ("k", "other")]
+    for partition in partitions:
+        put(partition, "k")
+        put(partition, "other")
     region = Region(keys=(("a", "k"),))
     hold = ledger.hold(region)
-    ledger.move(region)
-    assert [home.store.keys() for home in homes] == [["other"], ["other"], ["k", "other"], ["k", "other"]]
+    ledger.invalidate(region)
+    assert [partition.store.keys() for partition in partitions] == [
+        ["other"],
+        ["other"],
+        ["k", "other"],
+        ["k", "other"],
+    ]
     spoilt = ["spoilt", "untouched"]
     assert [fate(load) for load in loads] == [*spoilt, *spoilt, *["untouched"] * 4]
-    fresh = [loading(ledger, home, key=key) for home in homes for key in ("k", "other")]
+    fresh = [loading(ledger, partition, key=key) for partition in partitions for key in ("k", "other")]
     assert [ledger.may_store(load, ["order"]) for load in fresh] == [False, True, False, True, *[True] * 4]
     ledger.release(hold)
     assert all(ledger.may_store(load, ["order"]) for load in fresh)
 
 
 def test_a_partition_that_has_left_is_reached_no_more_and_its_root_is_forgotten(ledger: Ledger):
-    home = home_in(ledger, "order")
-    put(home, "k")
-    assert ledger.partitions_under("order") == [home]
-    ledger.unregister(home)
-    ledger.unregister(home)
+    partition = partition_in(ledger, "order")
+    put(partition, "k")
+    assert ledger.partitions_under("order") == [partition]
+    ledger.unregister(partition)
+    ledger.unregister(partition)
     assert ledger.partitions() == []
-    assert ledger._homes == {}
-    ledger.move(Region(("order",)))
-    assert home.store.keys() == ["k"]
+    assert ledger._partitions == {}
+    ledger.invalidate(Region(("order",)))
+    assert partition.store.keys() == ["k"]
 
 
 def test_clearing_one_tool_spares_the_others(ledger: Ledger):
-    one, other = home_in(ledger, "order", tool="one"), home_in(ledger, "order", tool="other")
+    one, other = partition_in(ledger, "order", tool="one"), partition_in(ledger, "order", tool="other")
     loads = [loading(ledger, one), loading(ledger, other)]
     put(one, "k")
     put(other, "k")
@@ -298,9 +307,9 @@ def test_clearing_one_tool_spares_the_others(ledger: Ledger):
     ],
 )
 def test_while_a_write_is_in_flight_nothing_it_names_is_stored(ledger: Ledger, held: Region, tag: str, stored: bool):
-    home = home_in(ledger, roots=("order", "cart"))
+    partition = partition_in(ledger, roots=("order", "cart"))
     hold = ledger.hold(held)
-    load = loading(ledger, home, tag)
+    load = loading(ledger, partition, tag)
     assert ledger.may_store(load, [tag]) is stored
     ledger.release(hold)
     assert ledger.may_store(load, [tag])
@@ -308,9 +317,9 @@ def test_while_a_write_is_in_flight_nothing_it_names_is_stored(ledger: Ledger, h
 
 
 def test_of_two_writes_each_has_its_own_hold(ledger: Ledger):
-    home = home_in(ledger, "order")
+    partition = partition_in(ledger, "order")
     first, second = ledger.hold(Region(("order",))), ledger.hold(Region(("order",)))
-    load = loading(ledger, home)
+    load = loading(ledger, partition)
     ledger.release(first)
     assert not ledger.may_store(load, ["order"])
     ledger.release(first)
@@ -321,41 +330,41 @@ def test_of_two_writes_each_has_its_own_hold(ledger: Ledger):
 
 def test_a_hold_of_several_roots_is_released_in_all(ledger: Ledger):
     hold = ledger.hold(Region(("order:1", "order:2", "cart"), (("tool", "k"),), bare=("user",)), 5.0)
-    assert ledger.timed == [hold]
+    assert ledger.timed_holds == [hold]
     ledger.release(hold)
     assert not ledger.holds_anything
-    assert ledger.timed == []
+    assert ledger.timed_holds == []
 
 
 def test_a_hold_lapses_at_its_time_and_not_before(ledger: Ledger):
-    home = home_in(ledger, "order")
+    partition = partition_in(ledger, "order")
     ledger.hold(Region(("order",)), 10.0)
     ledger.hold(Region(("cart",)), 20.0)
-    put(home, "k")
-    load = loading(ledger, home)
-    ledger.lapse(9.9)
+    put(partition, "k")
+    load = loading(ledger, partition)
+    ledger.expire_holds(9.9)
     assert not ledger.may_store(load, ["order"])
-    assert home.store.keys() == ["k"]
-    ledger.lapse(10.0)
-    assert [hold.until for hold in ledger.timed] == [20.0]
-    assert ledger.may_store(loading(ledger, home), ["order"])
+    assert partition.store.keys() == ["k"]
+    ledger.expire_holds(10.0)
+    assert [hold.until for hold in ledger.timed_holds] == [20.0]
+    assert ledger.may_store(loading(ledger, partition), ["order"])
 
 
 def test_the_end_of_a_hold_is_a_move(ledger: Ledger):
     """What began to load inside it may be from before the effect; what was kept inside it likewise."""
-    home = home_in(ledger, "order")
+    partition = partition_in(ledger, "order")
     ledger.hold(Region(("order",)), 10.0)
-    load = loading(ledger, home)
-    put(home, "k")
-    ledger.lapse(10.0)
+    load = loading(ledger, partition)
+    put(partition, "k")
+    ledger.expire_holds(10.0)
     assert fate(load) == "spoilt"
-    assert home.store.keys() == []
+    assert partition.store.keys() == []
 
 
 def test_a_write_in_flight_never_lapses(ledger: Ledger):
     ledger.hold(Region(("order",)))
-    ledger.lapse(1e300)
-    assert not ledger.may_store(loading(ledger, home_in(ledger, "order")), ["order"])
+    ledger.expire_holds(1e300)
+    assert not ledger.may_store(loading(ledger, partition_in(ledger, "order")), ["order"])
     ledger.release_all()
     assert not ledger.holds_anything
 

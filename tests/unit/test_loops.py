@@ -23,6 +23,7 @@ from agent_cache.session.loop_policy import LoopPolicy, policy_of
 from agent_cache.session.loops import Detector, Verdict
 from agent_cache.session.progress import Progress
 from agent_cache.session.recurrence import NO_CALL, Recurrence
+from tests.harness.slow import slow
 
 _NUMBERS = count(1_000_000)
 
@@ -669,13 +670,14 @@ def containers(held: object, path: str = "") -> Iterator[tuple[str, int]]:
                 yield from containers(member, f"{path}{name}.")
 
 
-def test_memory_is_bounded_however_long_the_session() -> None:
+@pytest.mark.parametrize("last", [5_999, *slow(19_999)])
+def test_memory_is_bounded_however_long_the_session(last: int) -> None:
     """Calls, outcomes of one call, answers kept alive, order, blocks: all of it is full long before the end, and what
     there is then is all there will be.
     """
     run = Run(LoopPolicy(any_error=None))
     most: dict[int, dict[str, int]] = {}
-    for n in range(20_000):
+    for n in range(last + 1):
         run.hit("get", n, Answer(n))
         run.hit("get", -1, Answer(n // 3))
         run.read("list", n)
@@ -684,13 +686,13 @@ def test_memory_is_bounded_however_long_the_session() -> None:
             run.write("put", n)
         for _ in range(4):
             run.write("add", n, "full", error=True)
-        if n in (5_000, 19_999):
+        if n in (5_000, last):
             run.detector.tools = dict(run.tools)
             sizes = most[n] = {}
             for name, size in containers(run.detector):
                 sizes[name] = max(size, sizes.get(name, 0))
-    assert most[5_000] == most[19_999]
-    assert most[19_999] == {
+    assert most[5_000] == most[last]
+    assert most[last] == {
         "blocked": 1_000,
         "kept": 256,
         "levels": 5,

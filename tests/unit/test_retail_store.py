@@ -10,10 +10,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.retail.calculator import calculate
-from benchmarks.retail.data import DATA_VARIABLE, DataAbsentError, data_directory, load_runs
-from benchmarks.retail.records import Record
-from benchmarks.retail.store import RetailStore
+from benchmarks.recorded_runs import DATA_VARIABLE, DataAbsentError, data_directory, load_runs
+from benchmarks.retail.store import Record, RetailStore, calculate
 from benchmarks.retail.truth import ObservedStore, Verdict, Witness
 
 MOVED = {
@@ -199,7 +197,7 @@ def test_a_copy_is_not_reached_by_writes_to_the_original(store: RetailStore) -> 
 
 
 def test_only_tools_of_the_store_can_be_called(store: RetailStore) -> None:
-    with pytest.raises(LookupError, match="'copy' is no tool"):
+    with pytest.raises(LookupError, match="'copy' is not a tool"):
         store.answer("copy", {})
 
 
@@ -302,13 +300,14 @@ def test_only_reads_can_be_watched(store: RetailStore) -> None:
 
 def test_lists_that_were_recorded_as_text_arrive_as_lists(tmp_path: Path) -> None:
     call = {"tool": RETURN, "args": {"order_id": "#D", "item_ids": "['71', '72']"}, "result": "", "error": False}
+    call |= {"kind": "write", "turn": 1, "batch": 1}
     with gzip.open(tmp_path / "set.jsonl.gz", "wt", encoding="utf-8") as lines:
-        lines.write(json.dumps({"id": "run", "calls": [call]}) + "\n")
+        lines.write(json.dumps({"id": "run", "success": True, "calls": [call]}) + "\n")
     (run,) = load_runs(tmp_path, "set")
     assert run.calls[0].arguments == {"order_id": "#D", "item_ids": ["71", "72"]}
 
 
-def test_absent_data_is_said_to_be_absent_and_where_it_was_looked_for(
+def test_missing_data_is_an_error_that_names_the_folder_and_the_variable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(DATA_VARIABLE, str(tmp_path))

@@ -184,8 +184,8 @@ def suite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         info = tmp_path / "site" / "agent_cache-0.0.dist-info"
         info.mkdir(parents=True)
         (info / "METADATA").write_text("Metadata-Version: 2.1\nName: agent-cache\nVersion: 0.0\n")
-        (info / "RECORD").write_text("agent_cache/__init__.py,,\nagent_cache/pytest_plugin.py,,\n")
-        (info / "entry_points.txt").write_text("[pytest11]\nagent_cache = agent_cache.pytest_plugin\n")
+        (info / "RECORD").write_text("agent_cache/__init__.py,,\nagent_cache/pytest_plugin/plugin.py,,\n")
+        (info / "entry_points.txt").write_text("[pytest11]\nagent_cache = agent_cache.pytest_plugin.plugin\n")
         search.append(str(info.parent))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(search))
     folder = tmp_path / "tests"

@@ -10,11 +10,10 @@ from pathlib import Path
 import pytest
 
 import agent_cache
+import agent_cache.pytest_plugin.cassette_run
 
 # Runs in this process leave no module behind that they import: each would import, and rewrite, these anew.
-import agent_cache._plugin.contexts
-import agent_cache._plugin.runs
-import agent_cache.pytest_plugin
+import agent_cache.pytest_plugin.plugin
 
 SHOP = """
     import os
@@ -98,8 +97,8 @@ def suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, bytecode: 
         info = site / "agent_cache-0.0.dist-info"
         info.mkdir()
         (info / "METADATA").write_text("Metadata-Version: 2.1\nName: agent-cache\nVersion: 0.0\n")
-        (info / "RECORD").write_text("agent_cache/__init__.py,,\nagent_cache/pytest_plugin.py,,\n")
-        (info / "entry_points.txt").write_text("[pytest11]\nagent_cache = agent_cache.pytest_plugin\n")
+        (info / "RECORD").write_text("agent_cache/__init__.py,,\nagent_cache/pytest_plugin/plugin.py,,\n")
+        (info / "entry_points.txt").write_text("[pytest11]\nagent_cache = agent_cache.pytest_plugin.plugin\n")
         search.append(str(site))
     for folder in search[1:]:
         monkeypatch.syspath_prepend(folder)

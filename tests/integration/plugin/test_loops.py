@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from tests.harness.slow import slow
+
 pytest_plugins = ["pytester"]
 
 UNITTEST = """
@@ -123,7 +125,8 @@ def test_a_failing_unittest_shows_what_diverged(suite):
     suite.run("-k", "Plain", failed=1).stdout.fnmatch_lines(["*1 of 1 recorded calls was not made*"])
 
 
-def test_workers_of_xdist_record_and_replay(suite):
+@pytest.mark.parametrize("workers", ["-n1", *slow("-n2")])
+def test_workers_of_xdist_record_and_replay(suite, workers):
     pytest.importorskip("xdist")
     suite.write(
         "test_many.py",
@@ -138,8 +141,8 @@ def test_workers_of_xdist_record_and_replay(suite):
         """,
     )
     suite.write("cassettes/test_many/test_gone.jsonl", "")
-    suite.run("-n2", "--agent-record-mode=rewrite", apart=True, passed=6)
+    suite.run(workers, "--agent-record-mode=rewrite", apart=True, passed=6)
     assert len(suite.cassettes) == 7
-    result = suite.run("-n2", "--agent-orphans=fail", apart=True, passed=6)
+    result = suite.run(workers, "--agent-orphans=fail", apart=True, passed=6)
     assert (suite.live, result.ret) == ([], 1)
     result.stdout.fnmatch_lines(["*cassettes without a test*", "cassettes/test_many/test_gone.jsonl"])

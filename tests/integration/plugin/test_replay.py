@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import agent_cache
-from agent_cache._plugin.settings import MODES
+from agent_cache.pytest_plugin.markers import MODES
 from agent_cache.recording import Cassette
 from agent_cache.recording.runs import MODES as MODES_OF_RECORD
 
@@ -32,14 +32,14 @@ CASSETTE = "cassettes/test_order/test_cancel.jsonl"
 
 def test_the_plugin_is_light(tmp_path: Path):
     """Loading it loads nothing of the library, and no event loop."""
-    script = "import pytest, sys; before = set(sys.modules); import agent_cache.pytest_plugin\n"
+    script = "import pytest, sys; before = set(sys.modules); import agent_cache.pytest_plugin.plugin\n"
     script += "import json; print(json.dumps(sorted(set(sys.modules) - before)))"
     environment = os.environ | {"PYTHONPATH": str(Path(agent_cache.__file__).parent.parent)}
     run = subprocess.run([sys.executable, "-c", script], env=environment, cwd=tmp_path, capture_output=True, check=True)
     loaded = set(json.loads(run.stdout))
-    own = {"agent_cache", "agent_cache.pytest_plugin", "agent_cache._plugin"}
-    own |= {f"agent_cache._plugin.{name}" for name in ("orphans", "places", "settings")}
-    assert "agent_cache.pytest_plugin" in loaded
+    own = {"agent_cache", "agent_cache.pytest_plugin"}
+    own |= {f"agent_cache.pytest_plugin.{name}" for name in ("markers", "plugin")}
+    assert "agent_cache.pytest_plugin.plugin" in loaded
     assert {name for name in loaded if name.partition(".")[0] not in sys.stdlib_module_names} == own
     assert not {"asyncio", "sqlite3", "msgspec", "ssl"} & loaded
 
@@ -87,7 +87,7 @@ def test_without_a_recording_nothing_runs_and_the_error_says_how_to_record(suite
             "*pytest --agent-record-mode=once test_order.py::test_cancel",
         ]
     )
-    assert "pytest_plugin.py" not in result.stdout.str()  # no frames of ours in between
+    assert "pytest_plugin" not in result.stdout.str()  # no frames of ours in between
     assert (suite.live, suite.cassettes) == ([], [])
 
 
@@ -171,7 +171,7 @@ def test_calls_that_are_left_over_fail_the_test_itself(suite):
             "*pytest --agent-record-mode=rewrite test_order.py::test_cancel",
         ]
     )
-    assert "pytest_plugin.py" not in result.stdout.str()
+    assert "pytest_plugin" not in result.stdout.str()
 
 
 def test_an_agent_that_calls_nothing_any_more_fails(suite):

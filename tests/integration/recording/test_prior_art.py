@@ -134,12 +134,12 @@ async def test_a_cancelled_run_leaves_a_whole_cassette(path):
     async def agent() -> None:
         with record(path):
             await fetch("x")
+            fetched.set()
             await asyncio.Event().wait()
 
+    fetched = asyncio.Event()
     task = asyncio.create_task(agent())
-    while not World.runs:
-        await asyncio.sleep(0)
-    await asyncio.sleep(0.01)
+    await fetched.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task

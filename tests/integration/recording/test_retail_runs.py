@@ -8,19 +8,15 @@ from pathlib import Path
 import pytest
 
 from agent_cache.recording import Redaction
-from benchmarks.loops.runs import Run, load_runs
+from benchmarks.recorded_runs import RETAIL_SETS, Run, data_directory, load_runs
 from benchmarks.recording.credentials import FORMS, fresh
-from benchmarks.recording.measure import at_once, in_turn, with_credentials
-from benchmarks.retail.data import RUN_SETS, DataAbsentError, data_directory, load_store
-from benchmarks.retail.store import RetailStore
+from benchmarks.recording.replayed import at_once, in_turn, with_credentials
+from benchmarks.retail.store import RetailStore, load_store
 
 
 @pytest.fixture(scope="module")
 def data() -> Path:
-    try:
-        return data_directory()
-    except DataAbsentError as absent:
-        pytest.skip(str(absent))
+    return data_directory()
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +27,7 @@ def store(data: Path) -> RetailStore:
 @pytest.fixture(scope="module")
 def runs(data: Path) -> list[Run]:
     """Every eighth run of each set."""
-    return [run for name in RUN_SETS for run in load_runs(data, name)[::8]]
+    return [run for name in RETAIL_SETS for run in load_runs(data, name)[::8]]
 
 
 def nothing() -> None:

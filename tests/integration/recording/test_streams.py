@@ -412,7 +412,7 @@ async def test_a_plain_function_whose_awaited_answer_is_open_at_the_end_is_await
 
     async def answer() -> None:
         started.set()
-        await asyncio.sleep(60)
+        await asyncio.Event().wait()
 
     ask = intercept(lambda: answer(), name="ask")
     with record(path):

@@ -50,8 +50,8 @@ class Shop:
 
 
 @pytest.fixture
-def shop(body: str) -> Shop:
-    """Decorated anew for each way to answer a call."""
+def shop(clock: object) -> Shop:
+    """A shop of its own for each test, whose tools have cached nothing yet."""
     return Shop()
 
 

@@ -1,0 +1,270 @@
+"""Records or replays one test, and explains its failure.
+
+Imported by the first test that records, replays or runs under ``--agent-block-live``, since it imports the library.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import shlex
+import traceback
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent_cache.engine.runtime import SCOPE, Scope
+from agent_cache.errors import CassetteError, CassetteNotFound, DivergenceError, MissingFixture
+from agent_cache.pytest_plugin.markers import Settings
+from agent_cache.recording import Player, Recorder, record
+from agent_cache.recording.barrier import Barrier, barrier
+from agent_cache.recording.nearest import described
+
+__all__ = ["CassetteRun", "check_live_calls", "fixture_in_same_context", "live_guard", "same_context"]
+
+_MOST_SHOWN = 10
+
+
+class CassetteRun:
+    """The recording or replay of one test.
+
+    Args:
+        path: the cassette.
+        settings: how it is used.
+        test: the test's node id.
+        sharing: other tests with the same cassette.
+
+    Raises:
+        CassetteError: if the settings cannot work.
+    """
+
+    def __init__(self, path: Path, settings: Settings, test: str, sharing: list[str]) -> None:
+        self._path = path
+        self._test = test
+        self._sharing = sharing
+        self._settings = settings
+        # In the other modes new calls are recorded, and those that are left over are kept.
+        self._is_replay = settings.mode in ("none", "once")
+        if settings.mode == "rewrite" and sharing:
+            raise CassetteError(
+                f"is the cassette of {sharing[0]}, too, so that one would lose what the other has recorded; give each "
+                "a name of its own, or record with --agent-record-mode=new_episodes",
+                path,
+            )
+        self._record = record(
+            path,
+            mode=settings.mode,  # type: ignore[arg-type]  # checked when it was read
+            strict=settings.strict and self._is_replay,
+            redact=settings.redact,
+            policy=settings.policy,  # type: ignore[arg-type]  # checked by `record`
+            model=settings.model,
+        )
+        self._record.is_guarded = True
+        self._player: Player | None = None
+        self._has_ended = False
+
+    def begin(self) -> Recorder:
+        """Start to record or to replay.
+
+        Raises:
+            MissingFixture: if there is nothing to replay.
+            CassetteError: as `record`.
+        """
+        try:
+            handle = self._record.__enter__()
+        except CassetteNotFound as error:
+            reason = error.reason.replace("; record it first", "")
+            raise MissingFixture(f"{reason}. Record it:\n    {self._command('once')}", self._path) from None
+        self._player = handle.player
+        return handle
+
+    def end_passed(self) -> None:
+        """End the run of a test that has passed.
+
+        Raises:
+            CassetteError: if the replay and the recording do not agree.
+        """
+        self._has_ended = True
+        player = self._player
+        swallowed = None if player is None else player.error
+        origin = _origin_of(swallowed)
+        try:
+            self._record.end()
+        except CassetteError as error:
+            if swallowed is not None or player is None or not player.remaining:
+                error.add_note(f"This was raised{origin}, and something has caught it.")
+                for note in (*self._recorded_failure, f"To record it again:\n    {self._command('rewrite')}"):
+                    error.add_note(note)
+                raise error.with_traceback(None) from None
+        may_remain = self._settings.allow_unplayed and not self._settings.strict
+        if player is not None and player.remaining and self._is_replay and not may_remain:
+            raise self._unplayed(player)
+
+    def end_failed(self, error: BaseException) -> str:
+        """End the run of a test that has failed or was skipped. Returns a section of its report."""
+        self._has_ended = True
+        player = self._player
+        lines = [f"cassette: {self._path}, mode {self._settings.mode}"]
+        if isinstance(error, pytest.skip.Exception):
+            self._record.drop()
+            return lines[0]
+        if player is not None:
+            lines.append(f"played: {player.cursor} of {len(player.cassette)} recorded calls, {player.remaining} left")
+            if player.error is not None and player.error is not error:
+                lines.append(f"Before it failed, the replay had diverged{_origin_of(player.error)}:")
+                lines.append(str(player.error))
+            if player.error is not None or self._recorded_failure:
+                lines += [*self._recorded_failure, f"To record it again:\n    {self._command('rewrite')}"]
+        try:
+            self._record.end(error)
+        except CassetteError as failure:
+            lines.append(str(failure))
+        return "\n".join(lines)
+
+    def close(self) -> None:
+        """Leave the recording. If the test was never called, nothing is written."""
+        if not self._has_ended:
+            self._record.drop()
+        self._record.__exit__(None, None, None)
+
+    def _unplayed(self, player: Player) -> DivergenceError:
+        steps, indices = player.cassette.steps, list(player.matcher.left_over())
+        were = "was" if len(indices) == 1 else "were"
+        lines = [f"{len(indices)} of {len(player.cassette)} recorded calls {were} not made:"]
+        shown = [(index, steps[index]) for index in indices[:_MOST_SHOWN]]
+        lines += [f"    step {index}: {described(step.name, step.arguments)}" for index, step in shown]
+        if len(indices) > _MOST_SHOWN:
+            lines.append(f"    and {len(indices) - _MOST_SHOWN} more")
+        if self._sharing:
+            lines.append(f"{self._sharing[0]} has the same cassette: mark both with allow_unplayed=True.")
+        else:
+            lines += self._recorded_failure
+            lines.append(f"If the agent has changed on purpose, record it again:\n    {self._command('rewrite')}")
+            lines.append("allow_unplayed=True lets calls be left out.")
+        first = steps[indices[0]]
+        expected = {"name": first.name, "arguments": first.arguments}
+        return DivergenceError(indices[0], expected, None, "\n".join(lines), self._path)
+
+    @property
+    def _recorded_failure(self) -> list[str]:
+        """A line about a recording whose test had failed, as `once` keeps one."""
+        trailer = None if self._player is None else self._player.cassette.trailer
+        if trailer is None or trailer.ended == "returned":
+            return []
+        return [f"The test that was recorded had failed itself: it {trailer.ended}."]
+
+    def _command(self, mode: str) -> str:
+        return f"pytest --agent-record-mode={mode} {shlex.quote(self._test)}"
+
+
+def _origin_of(error: BaseException | None) -> str:
+    """The place in the code under test where an error was raised: the last frame that is not the library's."""
+    if error is None:
+        return " in the test"
+    own = (str(Path(__file__).parents[1]), "<agent_cache ")  # the latter are generated functions
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(own)]
+    return f" at {frames[-1].filename}:{frames[-1].lineno}, in {frames[-1].name}" if frames else " in the test"
+
+
+# Live calls
+
+
+@contextmanager
+def live_guard(*, is_lifted: bool) -> Iterator[Barrier]:
+    """Refuse live calls around one test."""
+    with barrier(
+        "--agent-block-live forbids that: mark the test with @pytest.mark.agent_cassette, or with "
+        '@pytest.mark.agent_live("reason") if it is to run'
+    ) as guard:
+        guard.is_lifted = is_lifted
+        yield guard
+
+
+def check_live_calls(guard: Barrier) -> None:
+    """Raise the error of a refused call that the test has swallowed.
+
+    Raises:
+        CassetteError: if there is one.
+    """
+    error, guard.error = guard.error, None
+    if error is not None:
+        error.add_note(f"This was raised{_origin_of(error)}, and something has caught it.")
+        raise error.with_traceback(None)
+
+
+# Contexts. A coroutine runs in the recording if its event loop is started here. But `unittest.IsolatedAsyncioTestCase`
+# has copied the context when it was made, and a runner that outlives the test (anyio has one for fixtures of wider
+# scopes) when that was started: the recording is unknown there, and the tools would run live.
+
+
+@contextmanager
+def same_context(item: pytest.Item) -> Iterator[None]:
+    """Let a test's coroutine run in the recording that is open here."""
+    context = getattr(getattr(item, "instance", None), "_asyncioTestContext", None)
+    if context is not None:
+        context.run(SCOPE.set, SCOPE.get())
+    function = getattr(item, "obj", None)
+    if not inspect.iscoroutinefunction(function):
+        yield
+        return
+    assert isinstance(item, pytest.Function)
+    item.obj = _within(SCOPE.get(), function)
+    try:
+        yield
+    finally:
+        item.obj = function
+
+
+@contextmanager
+def fixture_in_same_context(fixture: pytest.FixtureDef[Any]) -> Iterator[None]:
+    """Let an asynchronous fixture of the test run in the recording that is open here."""
+    function, scope = fixture.func, SCOPE.get()
+    if inspect.iscoroutinefunction(function):
+        within: Callable[..., Any] = _within(scope, function)
+    elif inspect.isasyncgenfunction(function):
+        within = _steps_within(scope, function)
+    else:
+        yield
+        return
+    writable: Any = fixture  # typed as read-only; pytest's own plugins write it
+    writable.func = within
+    try:
+        yield
+    finally:
+        writable.func = function
+
+
+def _within(scope: Scope, function: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[..., Coroutine[Any, Any, Any]]:
+    @functools.wraps(function)
+    async def body(*args: Any, **kwargs: Any) -> Any:
+        token = SCOPE.set(scope)
+        try:
+            return await function(*args, **kwargs)
+        finally:
+            SCOPE.reset(token)
+
+    return body
+
+
+def _steps_within(scope: Scope, function: Callable[..., AsyncIterator[Any]]) -> Callable[..., AsyncIterator[Any]]:
+    """Set the scope for each step: the last one may run in another context than the first."""
+
+    @functools.wraps(function)
+    async def body(*args: Any, **kwargs: Any) -> AsyncIterator[Any]:
+        steps = function(*args, **kwargs)
+
+        async def step() -> Any:
+            return await steps.__anext__()
+
+        step_within = _within(scope, step)
+        while True:
+            try:
+                value = await step_within()
+            except StopAsyncIteration:
+                return
+            yield value
+
+    return body

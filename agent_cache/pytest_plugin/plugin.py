@@ -1,0 +1,293 @@
+"""The pytest plugin: a test's agent is recorded once, and replayed in every later run.
+
+Every test run of every project with this package installed imports this module. So the library is imported by the
+first test that records, replays or blocks live calls (`cassette_run`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from agent_cache.pytest_plugin.markers import (
+    MODES,
+    cassette_markers,
+    cassette_path,
+    find_orphans,
+    settings_of,
+)
+
+if TYPE_CHECKING:
+    from agent_cache.pytest_plugin.cassette_run import CassetteRun
+    from agent_cache.recording import Recorder
+    from agent_cache.recording.barrier import Barrier
+
+__all__: list[str] = []
+
+_ON_ORPHANS = ("ignore", "report", "fail")
+
+_RUN: pytest.StashKey[CassetteRun] = pytest.StashKey()
+_GUARD: pytest.StashKey[Barrier] = pytest.StashKey()
+_TESTS_BY_CASSETTE: pytest.StashKey[dict[Path, list[str]]] = pytest.StashKey()
+_ORPHANS: pytest.StashKey[list[str]] = pytest.StashKey()
+_OWN_ERROR: pytest.StashKey[BaseException] = pytest.StashKey()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("agent-cache", "agent-cache: recording and replay of agents")
+    group.addoption(
+        "--agent-record-mode",
+        choices=MODES,
+        default=None,
+        help="none: replay only (default). once: record where there is no cassette. new_episodes: also record calls "
+        "that are not in it. all: run and record every call. rewrite: record anew.",
+    )
+    group.addoption(
+        "--agent-block-live",
+        action="store_true",
+        default=False,
+        help="fail tests that call a recordable tool or function outside of a recording",
+    )
+    group.addoption(
+        "--agent-orphans",
+        choices=_ON_ORPHANS,
+        default=None,
+        help="what to do about cassettes that no test uses (default: report)",
+    )
+    group.addoption("--agent-orphans-file", default=None, help=argparse.SUPPRESS)  # for `agent-cache cassette prune`
+    parser.addini("agent_record_mode", "default of --agent-record-mode", default="none")
+    parser.addini("agent_cassette_dir", "folder of cassettes, from that of the test file", default="cassettes")
+    parser.addini(
+        "agent_cassette_strict", "whether calls must come in their recorded order", type="bool", default=False
+    )
+    parser.addini("agent_allow_unplayed", "whether recorded calls may be left over", type="bool", default=False)
+    parser.addini("agent_cassette_redact", "names of secrets beside the known ones", type="args", default=[])
+    parser.addini("agent_block_live", "as --agent-block-live", type="bool", default=False)
+    parser.addini("agent_orphans", "default of --agent-orphans", default="report")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    for name, allowed in (("agent_record_mode", MODES), ("agent_orphans", _ON_ORPHANS)):
+        if (given := config.getini(name)) not in allowed:
+            raise pytest.UsageError(f"{name} must be one of {', '.join(allowed)}, got {given!r}")
+    options = "mode=None, strict=None, allow_unplayed=None, redact=None, policy=None, model=None"
+    markers = {
+        f"agent_cassette(name=None, *, path=None, {options})": "record what the agent of this test calls, and replay "
+        "it ever after: in the cassette of that name, or of the test's",
+        f"replay(path, *, {options})": "the same with the cassette at this path, from the folder of the test file",
+        "agent_live(reason)": "let this test call tools under --agent-block-live",
+    }
+    for marker, promise in markers.items():
+        config.addinivalue_line("markers", f"{marker}: {promise}")
+    config.stash[_TESTS_BY_CASSETTE] = {}
+
+
+def pytest_report_header(config: pytest.Config) -> str | None:
+    mode = config.getoption("agent_record_mode") or config.getini("agent_record_mode")
+    return None if mode == "none" else f"agent-cache: record mode {mode}"
+
+
+# Which cassette belongs to which test
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(
+    session: pytest.Session, config: pytest.Config, items: list[pytest.Item]
+) -> Generator[None]:
+    tests_by_cassette = config.stash[_TESTS_BY_CASSETTE]
+    for item in items:
+        markers = cassette_markers(item)
+        if markers is not None or "agent_cassette" in getattr(item, "fixturenames", ()):
+            tests_by_cassette.setdefault(cassette_path(item, markers), []).append(item.nodeid)
+        for live in item.iter_markers("agent_live"):
+            if len(live.args) != 1 or live.kwargs or not isinstance(live.args[0], str) or not live.args[0]:
+                raise pytest.UsageError(f"{item.nodeid}: @pytest.mark.agent_live needs a reason, as a text")
+    config.stash[_ORPHANS] = []
+    if _on_orphans(config) != "ignore" and not session.testsfailed:
+        files = {item.path for item in items}
+        config.stash[_ORPHANS] = [str(path) for path in find_orphans(config, tests_by_cassette, files)]
+        if (answer := config.getoption("agent_orphans_file")) is not None:
+            Path(answer).write_text(json.dumps(config.stash[_ORPHANS]), "utf-8")
+    return (yield)
+
+
+# The run of one test
+
+
+@pytest.fixture
+def agent_cache_config() -> dict[str, Any]:
+    """Options of cassettes, to be overridden: ``return {"redact": ["order_pin"]}``."""
+    return {}
+
+
+@pytest.fixture
+def agent_cassette(request: pytest.FixtureRequest, agent_cache_config: dict[str, Any]) -> Iterator[Recorder]:
+    """The `Recorder` that records or replays what the agent of this test calls: `path`, `mode`, `player`, `cassette`.
+
+    It ends with the test, before fixtures are torn down.
+    """
+    from agent_cache.pytest_plugin.cassette_run import CassetteRun
+
+    item = request.node
+    markers = cassette_markers(item)
+    path = cassette_path(item, markers)
+    sharing = [one for one in request.config.stash[_TESTS_BY_CASSETTE].get(path, ()) if one != item.nodeid]
+    with _own_error(item):
+        run = CassetteRun(path, settings_of(request.config, agent_cache_config, markers), item.nodeid, sharing)
+        handle = run.begin()
+    item.stash[_RUN] = run
+    try:
+        yield handle
+    finally:
+        del item.stash[_RUN]
+        run.close()
+
+
+@pytest.fixture(autouse=True)
+def _agent_cassette_of_marked(request: pytest.FixtureRequest) -> None:
+    if cassette_markers(request.node) is not None:
+        request.getfixturevalue("agent_cassette")
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
+    config = item.config
+    if not (config.getoption("agent_block_live") or config.getini("agent_block_live")):
+        return (yield)
+    from agent_cache.pytest_plugin.cassette_run import live_guard
+
+    with live_guard(is_lifted=item.get_closest_marker("agent_live") is not None) as guard:
+        item.stash[_GUARD] = guard
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_fixture_setup(
+    fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest
+) -> Generator[None, Any, Any]:
+    node = request.node
+    if fixturedef.scope != "function" or (_RUN not in node.stash and _GUARD not in node.stash):
+        return (yield)
+    from agent_cache.pytest_plugin.cassette_run import fixture_in_same_context
+
+    with fixture_in_same_context(fixturedef):
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item: pytest.Item) -> Generator[None, Any, Any]:
+    return (yield from _watched(item))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
+    run, guard = item.stash.get(_RUN, None), item.stash.get(_GUARD, None)
+    if run is None and guard is None:
+        return (yield)
+    from agent_cache.pytest_plugin.cassette_run import same_context
+
+    try:
+        with same_context(item):
+            result = yield from _watched(item)
+    except BaseException as error:
+        if run is not None:
+            item.add_report_section("call", "agent cassette", run.end_failed(error))
+        raise
+    if run is None:
+        return result
+    caught = getattr(item, "_excinfo", None)  # unittest catches the error of a test
+    if caught:
+        item.add_report_section("call", "agent cassette", run.end_failed(caught[0].value))
+        return result
+    with _own_error(item):
+        run.end_passed()
+    return result
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, Any, Any]:
+    return (yield from _watched(item))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    own = item.stash.get(_OWN_ERROR, None)
+    if own is not None and call.excinfo is not None and call.excinfo.value is own and report.failed:
+        # Without a traceback: its frames are the plugin's.
+        shown = call.excinfo.getrepr(style="value")
+        shown.reprtraceback.reprentries[0].lines = call.excinfo.exconly().splitlines()
+        report.longrepr = shown
+    return report
+
+
+def _watched(item: pytest.Item) -> Generator[None, Any, Any]:
+    """Run one phase of a test, and fail it for a call that was refused in it, even if something swallowed the error."""
+    guard = item.stash.get(_GUARD, None)
+    try:
+        result = yield
+    except BaseException:
+        if guard is not None:
+            guard.error = None  # the phase has failed already
+        raise
+    if guard is not None:
+        from agent_cache.pytest_plugin.cassette_run import check_live_calls
+
+        with _own_error(item):
+            check_live_calls(guard)
+    return result
+
+
+@contextmanager
+def _own_error(item: pytest.Item) -> Iterator[None]:
+    """Let an error raised in the block be reported without a traceback."""
+    try:
+        yield
+    except BaseException as error:
+        item.stash[_OWN_ERROR] = error
+        raise
+
+
+# Cassettes without a test
+
+
+def _on_orphans(config: pytest.Config) -> str:
+    return str(config.getoption("agent_orphans") or config.getini("agent_orphans"))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    found = session.config.stash.get(_ORPHANS, [])
+    output = getattr(session.config, "workeroutput", None)
+    if output is not None:
+        output["agent_cache_orphans"] = found
+    elif found and _on_orphans(session.config) == "fail" and session.exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Take the orphans of a worker of pytest-xdist that ends; each worker has collected every test."""
+    found = getattr(node, "workeroutput", {}).get("agent_cache_orphans")
+    if found:
+        node.config.stash[_ORPHANS] = found
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    found = config.stash.get(_ORPHANS, [])
+    if not found:
+        return
+    terminalreporter.section("cassettes without a test", yellow=True)
+    for path in found:
+        here = Path(path)
+        is_below = here.is_relative_to(config.rootpath)
+        terminalreporter.line(str(here.relative_to(config.rootpath)) if is_below else path)
+    terminalreporter.line("No collected test uses them. Delete them, or record them again.")

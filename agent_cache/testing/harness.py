@@ -1,0 +1,166 @@
+"""Controls for tests of agents: reset, a fake clock, a tier that fails on demand.
+
+`reset` clears the state of the whole process; decorated tools stay decorated. `FakeClock` replaces the library's clock.
+`FaultyTier` wraps a tier and fails or hangs, to show how a tool behaves when its shared cache does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, Literal, Self
+
+from agent_cache.clock import CLOCK
+from agent_cache.config import CURRENT, default_configuration
+from agent_cache.engine.codegen import GENERATION
+from agent_cache.engine.state import LEDGER, clear_everything, forget_warnings
+from agent_cache.engine.tiers import unsubscribe_all
+from agent_cache.metrics import METRICS
+from agent_cache.remote.protocol import Found, Listener, Request, Ticket, Tier, WriteIntent
+
+__all__ = ["FakeClock", "FaultyTier", "Order", "loads_in_flight", "reset", "without_codegen"]
+
+
+def reset() -> None:
+    """Empty the cache: no entries, no writes in flight or in doubt, counters at zero, the default configuration.
+
+    Decorated tools stay decorated.
+    """
+    CURRENT.replace(default_configuration())
+    unsubscribe_all()
+    clear_everything()
+    with LEDGER.lock:
+        LEDGER.release_all()
+    METRICS.clear()
+    forget_warnings()
+
+
+def loads_in_flight() -> int:
+    """Return the number of runs of read tools that have started and not ended."""
+    with LEDGER.lock:
+        return LEDGER.loads_in_flight()
+
+
+@contextmanager
+def without_codegen() -> Iterator[None]:
+    """Let tools decorated inside run the general path at every call, instead of a generated function."""
+    former, GENERATION.is_on = GENERATION.is_on, False
+    try:
+        yield
+    finally:
+        GENERATION.is_on = former
+
+
+class FakeClock:
+    """Replaces the library's clock by one that is moved by hand: ``with FakeClock() as clock: clock.advance(60)``."""
+
+    def __init__(self, start: float = 1_000.0) -> None:
+        self.time = start
+        self._former: Callable[[], float] | None = None
+
+    def __call__(self) -> float:
+        """Return the time, in seconds."""
+        return self.time
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass."""
+        self.time += seconds
+
+    def __enter__(self) -> Self:
+        self._former = CLOCK.now
+        CLOCK.set(self)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._former is not None:
+            CLOCK.set(self._former)
+
+
+Order = Literal["lookup", "store", "discard", "begin", "renew", "commit", "aclose"]
+
+
+class FaultyTier:
+    """Wraps a tier and lets its methods fail or hang.
+
+    Faults of one method are used one by one, in the order in which they were added; without one the call goes through.
+
+    Attributes:
+        orders: names of the methods that were called, in order.
+
+    Example: ``tier.fail("lookup", OSError("gone"))``, ``tier.hang("commit", until=event)``.
+    """
+
+    def __init__(self, tier: Tier) -> None:
+        self.tier = tier
+        self.orders: list[Order] = []
+        self._faults: defaultdict[Order, deque[BaseException | asyncio.Event]] = defaultdict(deque)
+
+    def fail(self, order: Order, error: BaseException, *, times: int = 1) -> None:
+        """Let the next calls of a method raise an error."""
+        self._faults[order].extend([error] * times)
+
+    def hang(self, order: Order, until: asyncio.Event) -> None:
+        """Let the next call of a method wait for an event before it goes through."""
+        self._faults[order].append(until)
+
+    async def _inject_fault(self, order: Order) -> None:
+        self.orders.append(order)
+        faults = self._faults[order]
+        if faults:
+            fault = faults.popleft()
+            if isinstance(fault, BaseException):
+                raise fault
+            await fault.wait()
+
+    @property
+    def lease(self) -> float:
+        """As `Tier.lease`."""
+        return self.tier.lease
+
+    async def lookup(self, request: Request) -> tuple[Found | None, Ticket]:
+        """As `Tier.lookup`, or a fault."""
+        await self._inject_fault("lookup")
+        return await self.tier.lookup(request)
+
+    async def store(self, ticket: Ticket, value: Any, tags: tuple[str, ...], cost: float, *, age: float) -> None:
+        """As `Tier.store`, or a fault."""
+        await self._inject_fault("store")
+        await self.tier.store(ticket, value, tags, cost, age=age)
+
+    async def discard(self, request: Request) -> bool:
+        """As `Tier.discard`, or a fault."""
+        await self._inject_fault("discard")
+        return await self.tier.discard(request)
+
+    async def begin(self, write: WriteIntent) -> None:
+        """As `Tier.begin`, or a fault."""
+        await self._inject_fault("begin")
+        await self.tier.begin(write)
+
+    async def renew(self, write: WriteIntent) -> None:
+        """As `Tier.renew`, or a fault."""
+        await self._inject_fault("renew")
+        await self.tier.renew(write)
+
+    async def commit(self, write: WriteIntent, tags: tuple[str, ...], *, failed: bool, hold: float) -> None:
+        """As `Tier.commit`, or a fault."""
+        await self._inject_fault("commit")
+        await self.tier.commit(write, tags, failed=failed, hold=hold)
+
+    def trusted_until(self) -> float:
+        """As `Tier.trusted_until`."""
+        return self.tier.trusted_until()
+
+    def subscribe(self, listener: Listener) -> Callable[[], None]:
+        """As `Tier.subscribe`."""
+        return self.tier.subscribe(listener)
+
+    async def aclose(self) -> None:
+        """As `Tier.aclose`, or a fault."""
+        await self._inject_fault("aclose")
+        await self.tier.aclose()

@@ -1,0 +1,80 @@
+"""Shared by the benchmark commands: options, progress, the machine's description, and tables in the documentation."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import os
+import platform
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib import metadata
+from pathlib import Path
+
+from benchmarks.timing import progress
+
+DOCS = Path(__file__).parent.parent / "docs"
+BENCHMARKS = DOCS / "benchmarks.md"
+LOOPS = DOCS / "explanation" / "loops.md"
+FLEET = DOCS / "explanation" / "fleet.md"
+
+
+def command_parser(module: str, description: str | None) -> argparse.ArgumentParser:
+    """A parser with the options of every command that reads recorded runs."""
+    parser = argparse.ArgumentParser(prog=f"python -m {module}", description=description)
+    parser.add_argument("--limit", type=positive, metavar="N", help="only the first N runs of each set")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    return parser
+
+
+def positive(text: str) -> int:
+    """Parse an integer of 1 or more."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not 1 or more")
+    return number
+
+
+@contextmanager
+def run_progress(title: str, total: int) -> Iterator[Callable[[], None]]:
+    """Show on stderr how many of `total` runs are done. Yields the function to call after each run."""
+    done = 0
+
+    def advance() -> None:
+        nonlocal done
+        done += 1
+        progress(title, done, total)
+
+    progress(title, 0, total)
+    yield advance
+
+
+def describe_machine(distributions: Sequence[str]) -> str:
+    """One paragraph above a table: interpreter, system, cores, date, and the versions of these distributions."""
+    versions = ", ".join(f"{name} {_version(name)}" for name in distributions)
+    today = datetime.datetime.now(tz=datetime.UTC).date().isoformat()
+    return (
+        f"{platform.python_implementation()} {platform.python_version()}, {platform.system()} {platform.machine()}, "
+        f"{os.cpu_count()} cores, {today}; {versions}."
+    )
+
+
+def _version(distribution: str) -> str:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return "(source tree)"
+
+
+def put_table(name: str, text: str, page: Path = BENCHMARKS) -> None:
+    """Replace the text between the comments `<!-- name: begin -->` and `<!-- name: end -->` of a page.
+
+    Tables of measured figures get into the documentation this way and never by hand.
+    """
+    begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
+    before, _, rest = page.read_text(encoding="utf-8").partition(begin)
+    old, _, after = rest.partition(end)
+    if not old:
+        message = f"{page.name} has no place for {name!r}: it needs the lines {begin!r} and {end!r}"
+        raise SystemExit(message)
+    page.write_text(f"{before}{begin}\n\n{text}\n\n{end}{after}", encoding="utf-8")

@@ -1,1 +1,0 @@
-"""Side by side with other caches for async functions, in one process, interleaved."""

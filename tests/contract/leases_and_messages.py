@@ -1,0 +1,371 @@
+"""Contract of tiers, second part: dead writers, messages to other processes, lost connections."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from agent_cache.clock import CLOCK
+from agent_cache.errors import RemoteTierError
+from tests.contract.workbench import RecordingListener, Workbench, commit, load, read, value_of, write, writing
+
+__all__ = ["LeaseTests", "OutageTests", "SubscriptionTests"]
+
+
+class LeaseTests(Workbench):
+    """Writers that take long or die: a `begin` lasts for its lease."""
+
+    async def test_nothing_is_stored_for_a_lease_after_a_writer_has_died(self) -> None:
+        """Its effect may come late. After the lease, loads are stored again, and earlier values stay invalid."""
+        async with self.tiers() as (a, b):
+            await load(a, read("order:7"), "old")
+            await b.begin(write("order:7"))
+            await load(a, read("order:7"), "old")
+            assert await value_of(a, read("order:7")) == "nothing"
+            await self.advance(b.lease * 1.1)
+            assert await value_of(a, read("order:7")) == "nothing"
+            await load(a, read("order:7"), "new")
+            assert await value_of(a, read("order:7")) == "new"
+
+    async def test_the_end_of_a_lease_is_a_move(self) -> None:
+        """A load that began inside, before the effect perhaps, is not stored after it."""
+        async with self.tiers() as (a, b):
+            await b.begin(write("order:7"))
+            _, ticket = await a.lookup(read("order:7"))
+            await self.advance(b.lease * 1.1)
+            await a.store(ticket, "old", ("order:7",), 0.5, age=0.0)
+            assert await value_of(a, read("order:7")) == "nothing"
+
+    async def test_a_write_that_is_renewed_keeps_its_hold(self) -> None:
+        """However long it runs."""
+        async with self.tiers() as (a, b):
+            intent = write("order:7")
+            await b.begin(intent)
+            for _ in range(3):
+                await self.advance(b.lease * 0.7)
+                await b.renew(intent)
+            await load(a, read("order:7"), "half")
+            assert await value_of(a, read("order:7")) == "nothing"
+            await commit(b, intent)
+            assert await value_of(a, read("order:7")) == "nothing"
+
+    async def test_a_write_that_is_renewed_keeps_its_root_armed(self) -> None:
+        """Hits go on, and the root is invalidated one lease after the last renewal."""
+        async with self.tiers() as (a, b):
+            intent = write(late=("order",))
+            await load(a, read("order:7"), "old")
+            await b.begin(intent)
+            for _ in range(3):
+                await self.advance(b.lease * 0.7)
+                await b.renew(intent)
+            assert await value_of(a, read("order:7")) == "old"
+            await self.advance(b.lease * 1.1)
+            assert await value_of(a, read("order:7")) == "nothing"
+
+    async def test_strong_reads_pass_over_what_depends_on_an_armed_root(self) -> None:
+        """Its writer may have died after its effect. They share no load that began so, either."""
+        async with self.tiers() as (a, b):
+            requests = [replace(request, strong=True) for request in (read("order:7"), read("order", key="all"))]
+            for request in requests:
+                await load(a, request, "old")
+                assert await value_of(a, request) == "old"
+            intent = write(late=("order",))
+            await b.begin(intent)
+            for request in requests:
+                assert await value_of(a, request) == "nothing"
+                assert await value_of(a, replace(request, strong=False)) == "old"
+                _, first = await a.lookup(request)
+                _, second = await a.lookup(request)
+                assert not second.agrees_with(first)
+            await commit(b, intent, "order:8")
+            assert await value_of(a, requests[0]) == "old"
+            assert await value_of(a, requests[1]) == "nothing"
+
+    async def test_a_renewal_that_finds_its_write_forgotten_begins_it_again(self) -> None:
+        """A server may have lost it: restarted, failed over, or out of memory."""
+        async with self.tiers() as (a, b):
+            intent = write("order:7")
+            await b.renew(intent)
+            await load(a, read("order:7"), "half")
+            assert await value_of(a, read("order:7")) == "nothing"
+            await commit(b, intent)
+            assert await value_of(a, read("order:7")) == "nothing"
+
+    async def test_a_begin_that_arrives_after_its_commit_costs_a_lease_and_no_more(self) -> None:
+        """Networks delay messages. No invalidated value is restored."""
+        async with self.tiers() as (a, b):
+            intent = write("order:7")
+            await load(a, read("order:7"), "old")
+            await commit(b, intent)
+            await b.begin(intent)
+            assert await value_of(a, read("order:7")) == "nothing"
+            await self.advance(b.lease * 1.1)
+            await load(a, read("order:7"), "new")
+            assert await value_of(a, read("order:7")) == "new"
+
+    async def test_a_commit_after_the_lease_still_ends_what_it_names(self) -> None:
+        """The writer was slow: a value loaded after its lease and before its commit may be from before the effect."""
+        async with self.tiers() as (a, b):
+            intent = write("order:7")
+            await b.begin(intent)
+            await self.advance(b.lease * 1.1)
+            await load(a, read("order:7"), "old")
+            await commit(b, intent)
+            assert await value_of(a, read("order:7")) == "nothing"
+
+    async def test_a_death_is_noticed_although_another_writer_is_at_work(self) -> None:
+        """The other one arms the same root, so its cells outlive the lease that has ended."""
+        async with self.tiers() as (a, b):
+            await load(a, read("order:7"), "old")
+            await b.begin(write(late=("order",)))
+            await self.advance(b.lease * 0.6)
+            second = write(late=("order",))
+            await a.begin(second)
+            await self.advance(b.lease * 0.6)
+            await commit(a, second, "order:8")
+            assert await value_of(a, read("order:7")) == "nothing"
+
+
+class SubscriptionTests(Workbench):
+    """Listeners, tickets, and how long local copies are trusted."""
+
+    async def test_a_listener_is_told_when_others_begin_to_write_and_when_they_have_written(self) -> None:
+        """Both drop local copies."""
+        async with self.tiers() as (a, b):
+            received = RecordingListener()
+            b.subscribe(received)
+            await load(b, read("order:7"), "old")
+            intent = write("order:7")
+            await a.begin(intent)
+            await self.arrive()
+            assert received.concerns("order:7")
+            assert received.concerns("order")
+            assert not received.concerns("user:1")
+            received.clear()
+            await commit(a, intent)
+            await self.arrive()
+            assert received.concerns("order:7")
+
+    async def test_a_listener_is_told_the_root_by_a_write_that_will_be_told_its_entity(self) -> None:
+        """Its commit never comes if that writer dies, so its begin drops local copies."""
+        async with self.tiers() as (a, b):
+            received = RecordingListener()
+            b.subscribe(received)
+            await load(b, read("order:7"), "old")
+            await a.begin(write(late=("order",)))
+            await self.arrive()
+            assert received.concerns("order:7")
+            assert received.concerns("order:8")
+
+    async def test_a_listener_is_told_what_a_write_was_told(self) -> None:
+        """The entity, or the root after a failure."""
+        for failed, result_tags in ((False, ("order:7",)), (True, ())):
+            async with self.tiers() as (a, b):
+                received = RecordingListener()
+                await load(b, read("order:7"), "old")
+                intent = write(late=("order",))
+                await a.begin(intent)
+                await self.arrive()
+                b.subscribe(received)
+                await commit(a, intent, *result_tags, failed=failed)
+                await self.arrive()
+                assert received.concerns("order:7")
+
+    async def test_a_listener_is_told_of_single_entries(self) -> None:
+        """By a write that names keys, and by `discard`."""
+        async with self.tiers() as (a, b):
+            received = RecordingListener()
+            b.subscribe(received)
+            request = read("order:7")
+            await load(b, request, "old")
+            intent = write(entries=(request,))
+            await a.begin(intent)
+            await commit(a, intent)
+            await self.arrive()
+            assert any(touched is None or (request.tool, request.key) in touched.keys for touched in received)
+            received.clear()
+            await a.discard(request)
+            await self.arrive()
+            assert any(touched is None or (request.tool, request.key) in touched.keys for touched in received)
+
+    async def test_a_subscription_that_was_ended_is_told_nothing(self) -> None:
+        """Ending it again is no error."""
+        async with self.tiers() as (a, b):
+            received = RecordingListener()
+            end = b.subscribe(received)
+            end()
+            end()
+            async with writing(a, "order:7"):
+                pass
+            await self.arrive()
+            assert received == []
+
+    async def test_a_ticket_is_clean_until_what_it_depends_on_is_touched(self) -> None:
+        """By another process or by this one; writes to other tags do not matter."""
+        for writer in (0, 1):
+            async with self.tiers() as tiers:
+                _, ticket = await tiers[1].lookup(read("order:7"))
+                _, late = await tiers[1].lookup(read(late=("order",), key="Mei"))
+                async with writing(tiers[writer], "user:1"):
+                    pass
+                await self.arrive()
+                assert ticket.is_clean()
+                assert late.is_clean()
+                async with writing(tiers[writer], "order:7"):
+                    pass
+                await self.arrive()
+                assert not ticket.is_clean()
+                assert not late.is_clean()
+                assert not ticket.is_joinable()
+
+    async def test_a_ticket_agrees_with_none_that_was_taken_before_a_write(self) -> None:
+        """A strong reader does not share a load that may have read before the write, of any process."""
+        for writer in (0, 1):
+            async with self.tiers() as tiers:
+                request = replace(read("order:7"), strong=True)
+                _, first = await tiers[1].lookup(request)
+                async with writing(tiers[writer], "order:7"):
+                    pass
+                _, second = await tiers[1].lookup(request)
+                assert not second.agrees_with(first)
+
+    async def test_a_ticket_taken_while_a_write_runs_is_never_clean(self) -> None:
+        """A local copy would outlive the writer's death. That goes for a hit under an armed root, too."""
+        for intent in (write("order:7"), write(late=("order",))):
+            async with self.tiers() as (a, b):
+                await load(b, read("order:7"), "old")
+                await a.begin(intent)
+                _, ticket = await b.lookup(read("order:7"))
+                assert not ticket.is_clean()
+                await commit(a, intent)
+                assert not ticket.is_clean()
+
+    async def test_a_load_is_not_shared_that_began_while_a_write_ran(self) -> None:
+        """Its writer may die after its effect and before its commit."""
+        async with self.tiers() as (a, b):
+            await a.begin(write("order:7"))
+            _, ticket = await b.lookup(read("order:7"))
+            assert not ticket.is_joinable()
+
+    async def test_an_old_load_is_shared_only_as_long_as_messages_come_in(self) -> None:
+        """Without messages, any write may have overtaken it."""
+        async with self.tiers() as (_, b):
+            _, ticket = await b.lookup(read("order:7"))
+            assert ticket.is_joinable()
+            await self.advance(self.max_staleness * 1.2)
+            assert ticket.is_joinable()
+            await self.cut(b)
+            await self.advance(self.max_staleness * 1.2)
+            assert not ticket.is_joinable()
+
+    async def test_local_copies_are_trusted_for_the_bound_of_staleness_at_the_most(self) -> None:
+        """Asking again does not extend it."""
+        async with self.tiers() as (_, b):
+            await self.arrive()
+            for _ in range(2):
+                until, now = b.trusted_until(), CLOCK.now()
+                assert now < until <= now + self.max_staleness
+                await self.advance(self.max_staleness / 2)
+
+    async def test_nothing_is_trusted_that_nobody_listens_for(self) -> None:
+        """No message could drop a local copy."""
+        a, b = await self.make_tiers()
+        try:
+            assert b.trusted_until() <= CLOCK.now()
+        finally:
+            await a.aclose()
+            await b.aclose()
+
+
+class OutageTests(Workbench):
+    """Reads fail open, writes are committed later, and only a refused write raises."""
+
+    async def test_trust_lapses_when_messages_stop_coming_in(self) -> None:
+        """At the latest after the bound of staleness."""
+        async with self.tiers() as (_, b):
+            await load(b, read("order:7"), "old")
+            await self.cut(b)
+            await self.advance(self.max_staleness * 1.2)
+            assert b.trusted_until() <= CLOCK.now()
+
+    async def test_after_a_loss_anything_may_have_changed(self) -> None:
+        """Listeners receive None, loads under way are not stored, and then local copies are trusted again."""
+        async with self.tiers() as (a, b):
+            received = RecordingListener()
+            b.subscribe(received)
+            _, ticket = await b.lookup(read("order:7"))
+            await self.cut(b)
+            async with writing(a, "order:7"):
+                pass
+            await self.reconnect(b)
+            await self.arrive()
+            assert None in received
+            assert not ticket.is_clean()
+            assert not ticket.is_joinable()
+            assert b.trusted_until() > CLOCK.now()
+
+    async def test_a_server_that_is_away_makes_every_read_a_miss(self) -> None:
+        """There is no error, and a load is not stored, since writes under way are unknown."""
+        async with self.tiers() as (a, _):
+            await load(a, read("order:7"), "old")
+            await self.stop_server()
+            found, ticket = await a.lookup(read("order:7"))
+            assert found is None
+            assert not ticket.is_clean()
+            await a.store(ticket, "new", ("order:7",), 0.5, age=0.0)
+            assert not await a.discard(read("order:7"))
+
+    async def test_what_is_loaded_without_the_server_is_not_stored_when_it_is_back(self) -> None:
+        """Its ticket holds no versions."""
+        async with self.tiers() as (a, b):
+            await self.stop_server()
+            _, ticket = await a.lookup(read("order:7"))
+            await self.start_server()
+            await a.store(ticket, "old", ("order:7",), 0.5, age=0.0)
+            assert await value_of(b, read("order:7")) == "nothing"
+
+    async def test_a_write_is_made_up_for_when_the_server_is_back(self) -> None:
+        """The writing process finds no overwritten value from the start, the others not after the server is back."""
+        for late in ((), ("order",)):
+            async with self.tiers() as (a, b):
+                await load(a, read("order:7"), "old")
+                await self.stop_server()
+                intent = write(*(() if late else ("order:7",)), late=late)
+                await a.begin(intent)
+                await a.renew(intent)
+                await commit(a, intent, *(("order:7",) if late else ()))
+                await self.start_server()
+                assert await value_of(a, read("order:7")) == "nothing"
+                assert await value_of(b, read("order:7")) == "nothing"
+                await load(a, read("order:7"), "new")
+                assert await value_of(b, read("order:7")) == "new"
+
+    async def test_a_write_that_loses_the_server_half_way_is_made_up_for(self) -> None:
+        """Its lease invalidates what its commit could not, and the commit is sent when the server is back."""
+        async with self.tiers() as (a, b):
+            await load(a, read("order:7"), "old")
+            intent = write("order:7")
+            await a.begin(intent)
+            await self.stop_server()
+            await commit(a, intent)
+            await self.start_server()
+            assert await value_of(a, read("order:7")) == "nothing"
+            assert await value_of(b, read("order:7")) == "nothing"
+
+    async def test_a_write_that_asks_for_it_is_refused_without_the_server(self) -> None:
+        """Its tool must not run."""
+        async with self.tiers() as (a, _):
+            await self.stop_server()
+            try:
+                await a.begin(replace(write("order:7"), on_unreachable="refuse"))
+            except RemoteTierError:
+                pass
+            else:
+                raise AssertionError("the write was begun although it could not be announced")
+            await self.start_server()
+
+    async def test_a_closed_tier_is_harmless(self) -> None:
+        """Closing twice is no error, and nothing is trusted afterwards."""
+        async with self.tiers() as (_, b):
+            await b.aclose()
+            await b.aclose()
+            assert b.trusted_until() <= CLOCK.now()

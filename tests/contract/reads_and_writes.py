@@ -1,0 +1,466 @@
+"""Contract of tiers, first part: which value a read finds, and what a write invalidates."""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from dataclasses import replace
+
+from agent_cache.remote.protocol import Request, Tier
+from tests.contract.workbench import Workbench, commit, load, read, value_of, write, writing
+
+__all__ = ["LateTagTests", "ReadTests", "WriteTests"]
+
+
+class ReadTests(Workbench):
+    """A stored value is found, for as long as it lives, by those it belongs to."""
+
+    async def test_a_tier_can_be_told_from_others_and_forgotten(self) -> None:
+        """A tier is a key of tables that hold it weakly."""
+        async with self.tiers() as (a, b):
+            assert len({a, b}) == 2
+            assert [weakref.ref(tier)() for tier in (a, b)] == [a, b]
+
+    async def test_a_miss_finds_nothing_and_gives_a_ticket(self) -> None:
+        """A reader that finds nothing may load, store, and keep a local copy."""
+        async with self.tiers() as (a, _):
+            found, ticket = await a.lookup(read("order:7"))
+            assert found is None
+            assert ticket.is_clean()
+
+    async def test_what_one_process_stores_another_finds(self) -> None:
+        """The value comes with all its tags and with what its load cost."""
+        async with self.tiers() as (a, b):
+            await load(a, read("order:7", "shop"), "old")
+            found, ticket = await b.lookup(read("order:7", "shop"))
+            assert found is not None
+            assert (found.value, set(found.tags), found.cost) == ("old", {"order:7", "shop"}, 0.5)
+            assert ticket.is_clean()
+
+    async def test_none_is_a_value(self) -> None:
+        """None is cached like any other result."""
+        async with self.tiers() as (a, b):
+            await load(a, read("order:7"), None)
+            assert await value_of(b, read("order:7")) is None
+
+    async def test_a_value_belongs_to_whoever_asked(self) -> None:
+        """Neither the loader nor a reader can change what others find."""
+        async with self.tiers() as (a, _):
+            loaded = {"items": ["shoe"]}
+            await load(a, read("order:7"), loaded)
+            loaded["items"].append("mine")
+            found, _ = await a.lookup(read("order:7"))
+            assert found is not None
+            found.value["items"].append("yours")
+            assert await value_of(a, read("order:7")) == {"items": ["shoe"]}
+
+    async def test_a_later_value_replaces_an_earlier_one(self) -> None:
+        """A `fresh` read loads although there is a value, and stores."""
+        async with self.tiers() as (a, b):
+            await load(a, read("order:7"), "old")
+            await load(b, read("order:7"), "new")
+            assert await value_of(a, read("order:7")) == "new"
+
+    async def test_a_value_lives_for_its_ttl(self) -> None:
+        """It is found before, and not after."""
+        async with self.tiers() as (a, b):
+            await load(a, read("order:7", ttl=self.moment), "old")
+            found, _ = await b.lookup(read("order:7", ttl=self.moment))
+            assert found is not None
+            assert found.ttl is not None
+            assert 0 < found.ttl <= self.moment
+            await self.advance(self.moment * 1.1)
+            assert await value_of(b, read("order:7", ttl=self.moment)) == "nothing"
+
+    async def test_a_ttl_counts_from_the_start_of_the_load(self) -> None:
+        """Storing does not renew a value from a farther tier or a slow load."""
+        async with self.tiers() as (a, b):
+            request = read("order:7", ttl=self.moment * 4)
+            _, ticket = await a.lookup(request)
+            await a.store(ticket, "old", request.tags, 0.5, age=self.moment * 3)
+            found, _ = await b.lookup(request)
+            assert found is not None
+            assert found.age >= self.moment * 3
+            assert found.ttl is not None
+            assert found.ttl <= self.moment
+            await self.advance(self.moment * 1.1)
+            assert await value_of(b, request) == "nothing"
+
+    async def test_within_its_grace_a_value_is_known_to_be_old(self) -> None:
+        """A tier with grace finds it, and lets at most one reader reload it. It does not outlive a write."""
+        for is_written in (False, True):
+            async with self.tiers() as (a, b):
+                request = replace(read("order:7", ttl=self.moment), grace=self.moment * 4)
+                await load(a, request, "old")
+                found, _ = await b.lookup(request)
+                assert found is not None
+                assert not found.is_to_refresh
+                assert found.ttl is not None
+                assert 0 < found.ttl <= self.moment
+                if is_written:
+                    async with writing(a, "order:7"):
+                        pass
+                await self.advance(self.moment * 1.1)
+                late = [found for tier in (a, b, a, b) if (found := (await tier.lookup(request))[0]) is not None]
+                assert not (late and is_written)
+                assert all(found.ttl is not None and found.ttl <= 0 for found in late)
+                assert sum(found.is_to_refresh for found in late) <= 1
+
+    async def test_tools_calls_sessions_and_tenants_are_kept_apart(self) -> None:
+        """One difference is enough."""
+        async with self.tiers() as (a, b):
+            mine = read("order:7", key="7", session="s", tenant="t")
+            await load(a, mine, "mine")
+            others = (
+                replace(mine, tool="shop:get_user"),
+                replace(mine, key="8", arguments=(("id", "8"),)),
+                replace(mine, key=7, arguments=(("id", 7),)),
+                replace(mine, session="other"),
+                replace(mine, session=None),
+                replace(mine, tenant="other"),
+                replace(mine, tenant=None),
+            )
+            assert [await value_of(b, other) for other in others] == ["nothing"] * len(others)
+            assert await value_of(b, mine) == "mine"
+
+    async def test_a_discarded_value_is_gone_for_everyone(self) -> None:
+        """`discard` returns whether there was one."""
+        async with self.tiers() as (a, b):
+            await load(a, read("order:7"), "old")
+            assert await b.discard(read("order:7"))
+            assert not await b.discard(read("order:7"))
+            assert await value_of(a, read("order:7")) == "nothing"
+
+    async def test_a_load_under_way_does_not_bring_back_what_was_discarded(self) -> None:
+        """It may have read the value that was discarded as wrong."""
+        async with self.tiers() as (a, b):
+            _, ticket = await a.lookup(read("order:7"))
+            await b.discard(read("order:7"))
+            await a.store(ticket, "old", ("order:7",), 0.5, age=0.0)
+            assert await value_of(b, read("order:7")) == "nothing"
+
+    async def test_several_event_loops_and_threads_share_a_client(self) -> None:
+        """Each finds what the others have stored."""
+        async with self.tiers() as (a, b):
+            requests = [read("order", key=str(number)) for number in range(4)]
+            for request in requests:
+                await asyncio.to_thread(_load_alone, a, request)
+            assert [await value_of(b, request) for request in requests] == ["old"] * 4
+
+
+def _load_alone(tier: Tier, request: Request) -> None:
+    """Load in an event loop of its own."""
+    asyncio.run(load(tier, request, "old"))
+
+
+REACH = (
+    ("order:7", "order:7", True),
+    ("order:7", "order", True),
+    ("order", "order:7", True),
+    ("order", "order", True),
+    ("order:7", "order:8", False),
+    ("order:7", "user:7", False),
+    ("order", "user", False),
+    ("order:7:items", "order:7", True),
+    ("order:7", "order:7:items", True),
+    ("order:a%3Ab", "order:a", False),
+    ("order:a%3Ab", "order:a%3Ab", True),
+)
+"""Tag of a read, tag of a write, and whether the write invalidates the read's value."""
+
+
+class WriteTests(Workbench):
+    """Writes whose tags are known before they run: begin, side effect, commit."""
+
+    async def test_a_write_ends_what_meets_its_tag(self) -> None:
+        """The entity, those below it, and values that depend on the whole root; no other."""
+        for stored, written, is_ended in REACH:
+            async with self.tiers() as (a, b):
+                await load(a, read(stored), "old")
+                async with writing(b, written):
+                    pass
+                assert await value_of(a, read(stored)) == ("nothing" if is_ended else "old"), (stored, written)
+
+    async def test_nothing_is_found_while_a_write_runs(self) -> None:
+        """Its effect may be half done."""
+        async with self.tiers() as (a, b):
+            await load(a, read("order:7"), "old")
+            async with writing(b, "order:7"):
+                assert await value_of(a, read("order:7")) == "nothing"
+
+    async def test_what_is_loaded_while_a_write_runs_is_never_found(self) -> None:
+        """Neither before it ends nor after."""
+        async with self.tiers() as (a, b):
+            async with writing(b, "order:7"):
+                await load(a, read("order:7"), "half")
+                assert await value_of(b, read("order:7")) == "nothing"
+            assert await value_of(b, read("order:7")) == "nothing"
+
+    async def test_a_load_that_a_write_overtakes_is_never_found(self) -> None:
+        """It looked before the write began and stores when the write has ended."""
+        async with self.tiers() as (a, b):
+            _, ticket = await a.lookup(read("order:7"))
+            async with writing(b, "order:7"):
+                pass
+            await a.store(ticket, "old", ("order:7",), 0.5, age=0.0)
+            assert await value_of(b, read("order:7")) == "nothing"
+
+    async def test_a_load_that_a_write_outlasts_is_never_found(self) -> None:
+        """It looked before the write began and stores while the write runs."""
+        async with self.tiers() as (a, b):
+            _, ticket = await a.lookup(read("order:7"))
+            async with writing(b, "order:7"):
+                await a.store(ticket, "old", ("order:7",), 0.5, age=0.0)
+                assert await value_of(b, read("order:7")) == "nothing"
+            assert await value_of(b, read("order:7")) == "nothing"
+
+    async def test_a_load_that_begins_in_a_write_and_ends_after_it_is_never_found(self) -> None:
+        """It may have read before the effect."""
+        async with self.tiers() as (a, b):
+            async with writing(b, "order:7"):
+                _, ticket = await a.lookup(read("order:7"))
+            await a.store(ticket, "old", ("order:7",), 0.5, age=0.0)
+            assert await value_of(b, read("order:7")) == "nothing"
+
+    async def test_what_is_loaded_after_a_write_is_found(self) -> None:
+        """A write is over with its commit."""
+        async with self.tiers() as (a, b):
+            async with writing(b, "order:7"):
+                pass
+            await load(a, read("order:7"), "new")
+            assert await value_of(b, read("order:7")) == "new"
+
+    async def test_a_hold_after_the_commit_keeps_loads_out(self) -> None:
+        """A write in doubt, or one with `settle`, may take effect after its commit. A load from inside the hold is not
+        stored after it.
+        """
+        async with self.tiers() as (a, b):
+            intent = write("order:7")
+            await b.begin(intent)
+            await commit(b, intent, hold=self.moment)
+            await load(a, read("order:7"), "half")
+            _, ticket = await a.lookup(read("order:7"))
+            assert await value_of(b, read("order:7")) == "nothing"
+            await self.advance(self.moment * 1.1)
+            await a.store(ticket, "half", ("order:7",), 0.5, age=0.0)
+            assert await value_of(b, read("order:7")) == "nothing"
+            await load(a, read("order:7"), "new")
+            assert await value_of(b, read("order:7")) == "new"
+
+    async def test_a_value_depends_on_each_of_its_tags(self) -> None:
+        """Whichever root is written."""
+        for written in ("order:7", "user:1"):
+            async with self.tiers() as (a, b):
+                await load(a, read("order:7", "user:1"), "old")
+                async with writing(b, written):
+                    pass
+                assert await value_of(a, read("order:7", "user:1")) == "nothing"
+
+    async def test_a_write_touches_each_of_its_tags(self) -> None:
+        """Under several roots at once."""
+        async with self.tiers() as (a, b):
+            order, user = read("order:7"), read("user:1", tool="shop:get_user")
+            async with writing(b, "order:7", "user:1"):
+                await load(a, order, "half")
+                await load(a, user, "half")
+            assert await value_of(a, order) == "nothing"
+            assert await value_of(a, user) == "nothing"
+
+    async def test_one_writers_commit_does_not_end_anothers_hold(self) -> None:
+        """Writers are known by id. If they were counted, a repeated commit would release another writer's hold."""
+        async with self.tiers() as (a, b):
+            first, second = write("order:7"), write("order:7")
+            await a.begin(first)
+            await b.begin(second)
+            await commit(a, first)
+            await commit(a, first)
+            await load(a, read("order:7"), "half")
+            assert await value_of(b, read("order:7")) == "nothing"
+            await commit(b, second)
+            await load(a, read("order:7"), "new")
+            assert await value_of(b, read("order:7")) == "new"
+
+    async def test_commands_that_come_twice_are_harmless(self) -> None:
+        """The write is over after begin, begin, commit, commit."""
+        async with self.tiers() as (a, b):
+            intent = write("order:7")
+            for _ in range(2):
+                await b.begin(intent)
+            for _ in range(2):
+                await commit(b, intent)
+            await load(a, read("order:7"), "new")
+            assert await value_of(b, read("order:7")) == "new"
+
+    async def test_a_write_of_single_entries_spares_the_others(self) -> None:
+        """Those of the same tool and tags included."""
+        async with self.tiers() as (a, b):
+            seven, eight = read("order", key="7"), read("order", key="8")
+            for request in (seven, eight):
+                await load(a, request, "old")
+            intent = write(entries=(seven,))
+            await b.begin(intent)
+            await load(a, seven, "half")
+            assert await value_of(b, seven) == "nothing"
+            _, ticket = await a.lookup(seven)
+            await commit(b, intent)
+            await a.store(ticket, "half", seven.tags, 0.5, age=0.0)
+            assert await value_of(b, seven) == "nothing"
+            assert await value_of(b, eight) == "old"
+            await load(a, seven, "new")
+            assert await value_of(b, seven) == "new"
+
+
+WHO_HAS_SEVEN = read(late=("order",), tool="shop:find_order", key="Mei")
+
+
+class LateTagTests(Workbench):
+    """Reads and writes whose tags are known only from their results."""
+
+    async def test_a_result_says_what_its_value_depends_on(self) -> None:
+        """A write to another entity of the root keeps the value; one to the entity ends it."""
+        async with self.tiers() as (a, b):
+            await load(a, WHO_HAS_SEVEN, "old", "order:7")
+            found, _ = await b.lookup(WHO_HAS_SEVEN)
+            assert found is not None
+            assert (found.value, found.tags) == ("old", ("order:7",))
+            async with writing(b, "order:8"):
+                pass
+            assert await value_of(b, WHO_HAS_SEVEN) == "old"
+            async with writing(b, "order:7"):
+                pass
+            assert await value_of(b, WHO_HAS_SEVEN) == "nothing"
+
+    async def test_a_write_to_the_root_ends_it_as_well(self) -> None:
+        """An entity depends on its root."""
+        async with self.tiers() as (a, b):
+            await load(a, WHO_HAS_SEVEN, "old", "order:7")
+            async with writing(b, "order"):
+                pass
+            assert await value_of(b, WHO_HAS_SEVEN) == "nothing"
+
+    async def test_a_result_that_names_no_entity_depends_on_the_whole_root(self) -> None:
+        """A search without a result depends on every entity that could become one."""
+        async with self.tiers() as (a, b):
+            await load(a, WHO_HAS_SEVEN, None, "order")
+            assert await value_of(b, WHO_HAS_SEVEN) is None
+            async with writing(b, "order:9"):
+                pass
+            assert await value_of(b, WHO_HAS_SEVEN) == "nothing"
+
+    async def test_known_tags_count_beside_late_ones(self) -> None:
+        """A value depends on all of them."""
+        for written in ("user:Mei", "order:7"):
+            async with self.tiers() as (a, b):
+                request = read("user:Mei", late=("order",))
+                await load(a, request, "old", "order:7")
+                assert await value_of(b, request) == "old"
+                async with writing(b, written):
+                    pass
+                assert await value_of(b, request) == "nothing"
+
+    async def test_a_load_overtaken_by_a_write_to_what_it_turns_out_to_depend_on_is_never_found(self) -> None:
+        """The entity's own version, read after the load, would look current for ever."""
+        for written in ("order:7", "order"):
+            async with self.tiers() as (a, b):
+                _, ticket = await a.lookup(WHO_HAS_SEVEN)
+                async with writing(b, written):
+                    pass
+                await a.store(ticket, "old", ("order:7",), 0.5, age=0.0)
+                assert await value_of(b, WHO_HAS_SEVEN) == "nothing"
+
+    async def test_a_load_that_begins_in_a_write_and_ends_after_it_is_never_found_either(self) -> None:
+        """Whether the write ends by its commit or, dead, by its lease."""
+        for is_dead in (False, True):
+            async with self.tiers() as (a, b):
+                intent = write("order:7")
+                await b.begin(intent)
+                _, ticket = await a.lookup(WHO_HAS_SEVEN)
+                await (self.advance(b.lease * 1.1) if is_dead else commit(b, intent))
+                await a.store(ticket, "old", ("order:7",), 0.5, age=0.0)
+                assert await value_of(b, WHO_HAS_SEVEN) == "nothing"
+
+    async def test_nothing_is_stored_while_what_it_depends_on_is_written(self) -> None:
+        """If the writer dies after its effect, no value that was loaded before is found."""
+        async with self.tiers() as (a, b):
+            _, early = await a.lookup(WHO_HAS_SEVEN)
+            await b.begin(write("order:7"))
+            await a.store(early, "old", ("order:7",), 0.5, age=0.0)
+            await load(a, WHO_HAS_SEVEN, "old", "order:7")
+            assert await value_of(b, WHO_HAS_SEVEN) == "nothing"
+            await self.advance(b.lease * 1.1)
+            assert await value_of(b, WHO_HAS_SEVEN) == "nothing"
+
+    async def test_hits_go_on_until_a_write_tells_what_it_touches(self) -> None:
+        """Its commit ends values of the entities it names, and those that depend on the whole root."""
+        async with self.tiers() as (a, b):
+            seven, eight, everything = read("order:7"), read("order:8", key="8"), read("order", key="all")
+            for request in (seven, eight, everything):
+                await load(a, request, "old")
+            intent = write(late=("order",))
+            await b.begin(intent)
+            assert await value_of(a, seven) == "old"
+            await commit(b, intent, "order:7")
+            assert [await value_of(a, request) for request in (seven, eight, everything)] == [
+                "nothing",
+                "old",
+                "nothing",
+            ]
+            await load(a, seven, "new")
+            assert await value_of(b, seven) == "new"
+
+    async def test_a_load_overtaken_by_a_write_that_told_its_entity_is_never_found(self) -> None:
+        """Both kinds of reads of the entity."""
+        for request in (read("order:7"), WHO_HAS_SEVEN):
+            async with self.tiers() as (a, b):
+                _, ticket = await a.lookup(request)
+                intent = write(late=("order",))
+                await b.begin(intent)
+                _, inside = await a.lookup(request)
+                await commit(b, intent, "order:7")
+                await a.store(ticket, "old", ("order:7",), 0.5, age=0.0)
+                await a.store(inside, "old", ("order:7",), 0.5, age=0.0)
+                assert await value_of(b, request) == "nothing"
+
+    async def test_a_write_that_failed_without_telling_ends_the_whole_root(self) -> None:
+        """It may have touched anything there."""
+        async with self.tiers() as (a, b):
+            await load(a, read("order:7"), "old")
+            await load(a, read("user:1", tool="shop:get_user"), "old")
+            intent = write(late=("order",))
+            await b.begin(intent)
+            await commit(b, intent, failed=True)
+            assert await value_of(a, read("order:7")) == "nothing"
+            assert await value_of(a, read("user:1", tool="shop:get_user")) == "old"
+
+    async def test_a_write_that_touched_nothing_there_ends_nothing_there(self) -> None:
+        """It did not fail, and its result names no entity of the root."""
+        async with self.tiers() as (a, b):
+            await load(a, read("order:7"), "old")
+            intent = write(late=("order",))
+            await b.begin(intent)
+            await commit(b, intent)
+            assert await value_of(a, read("order:7")) == "old"
+
+    async def test_a_writer_that_dies_before_it_tells_takes_the_root_with_it(self) -> None:
+        """At the end of its lease: values stored before its begin and since."""
+        async with self.tiers() as (a, b):
+            await load(a, read("order:7"), "old")
+            await b.begin(write(late=("order",)))
+            await load(a, read("order:8", key="8"), "old")
+            await self.advance(b.lease * 1.1)
+            assert await value_of(a, read("order:7")) == "nothing"
+            assert await value_of(a, read("order:8", key="8")) == "nothing"
+            await load(a, read("order:7"), "new")
+            assert await value_of(b, read("order:7")) == "new"
+
+    async def test_a_write_may_know_some_of_its_tags_and_be_told_others(self) -> None:
+        """The known tags are held, the root of the others is armed, and the commit ends values of both."""
+        async with self.tiers() as (a, b):
+            seven, eight = read("order:7"), read("order:8", key="8")
+            for request in (seven, eight):
+                await load(a, request, "old")
+            intent = write("order:7", late=("order",))
+            await b.begin(intent)
+            assert [await value_of(a, request) for request in (seven, eight)] == ["nothing", "old"]
+            await commit(b, intent, "order:8")
+            assert [await value_of(a, request) for request in (seven, eight)] == ["nothing", "nothing"]

@@ -1,0 +1,150 @@
+"""Two checkouts are measured in one process, each with its own modules, and a slower row fails the comparison."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks import against
+from benchmarks.against import Checkout, Comparison, compare, report
+from benchmarks.budgets import main
+
+ROOT = Path(__file__).resolve().parents[2]
+
+BUDGETS = """
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from benchmarks.timing import Spread
+
+GROUPS = {"hit": None, "OWN": None}
+
+@dataclass
+class Row:
+    what: str
+    measured: Spread
+    unit: str = "us"
+
+async def measured(groups, effort):
+    from agent_cache.late import COST
+
+    assert Path.cwd() == Path(__file__).parents[1]
+    assert os.environ["PYTHONPATH"] == str(Path.cwd())
+    return [Row(f"{groups[0]}, cost", Spread(COST)), Row(f"{groups[0]}, constant", Spread(effort.rounds))]
+"""
+TIMING = """
+from dataclasses import dataclass
+
+@dataclass
+class Effort:
+    rounds: int
+    seconds: float
+    entries: int
+
+@dataclass
+class Spread:
+    median: float
+"""
+
+
+def checkout(root: Path, cost: float, own: str) -> Path:
+    """A source tree whose package costs this much: a constant in a module that is imported while it is measured."""
+    files = {
+        "agent_cache/__init__.py": "",
+        "agent_cache/late.py": f"COST = {cost}",
+        "benchmarks/__init__.py": "",
+        "benchmarks/budgets.py": BUDGETS.replace("OWN", own),
+        "benchmarks/timing.py": TIMING,
+    }
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return root
+
+
+def comparison(before: list[float], after: list[float]) -> Comparison:
+    return Comparison("hit", "a row", "us", tuple(before), tuple(after))
+
+
+@pytest.mark.parametrize(
+    ("after", "is_slower"),
+    [
+        ([1.0, 1.0, 1.0, 1.0, 1.0], False),
+        ([1.04, 1.04, 1.04, 1.04, 1.04], False),
+        ([1.06, 1.06, 1.06, 1.06, 1.06], True),
+        ([1.0, 1.0, 1.2, 1.2, 1.2], False),  # the median is, the lower quartile is not
+        ([1.0, 1.06, 1.06, 1.2, 1.2], True),
+        ([0.5, 0.5, 0.5, 0.5, 9.0], False),
+    ],
+)
+def test_a_row_is_slower_if_the_lower_quartile_of_its_ratios_exceeds_the_limit(
+    after: list[float], is_slower: bool
+) -> None:
+    assert comparison([1.0] * 5, after).is_slower is is_slower
+
+
+def test_a_round_is_compared_with_itself() -> None:
+    row = comparison([1.0, 2.0, 1.5, 1.25], [1.0, 2.0, 1.5, 1.25])
+    assert row.ratio is not None
+    assert (row.ratio.low, row.ratio.median, row.ratio.high) == (1.0, 1.0, 1.0)
+    assert comparison([1.0, 2.0, 1.5, 1.25], [2.0, 1.0, 1.5, 1.25]).ratio != row.ratio
+
+
+@pytest.mark.parametrize("before", [[-0.1, -0.2, 0.1], [0.0, 0.0, 0.0], [-1.0, 1.0, 4.0], [0.1, 5.0, 20.0]])
+def test_a_row_around_zero_is_shown_and_not_judged(before: list[float]) -> None:
+    row = comparison(before, [9.0, 9.0, 9.0])
+    assert row.ratio is None
+    assert not row.is_slower
+    assert "not judged" in row.cells()[-1]
+
+
+@pytest.mark.parametrize(("before", "after", "note"), [([1.0], [], "only before"), ([], [1.0], "only after")])
+def test_a_row_of_one_checkout_is_shown_and_not_judged(before: list[float], after: list[float], note: str) -> None:
+    row = comparison(before, after)
+    assert not row.is_slower
+    assert row.cells()[-1] == note
+
+
+def test_each_checkout_is_measured_with_its_own_modules(tmp_path: Path) -> None:
+    old, new = checkout(tmp_path / "old", 2.0, "old"), checkout(tmp_path / "new", 3.0, "new")
+    modules, surroundings = dict(sys.modules), (list(sys.path), Path.cwd(), os.environ.get("PYTHONPATH"))
+    cost, constant = compare(old, new)
+    assert (cost.group, cost.what, set(cost.before), set(cost.after)) == ("hit", "hit, cost", {2.0}, {3.0})
+    assert len(cost.before) == len(cost.after) == against.ROUNDS["hit"]
+    assert cost.is_slower
+    assert not constant.is_slower
+    assert {name: sys.modules[name] for name in modules} == modules
+    assert "agent_cache.late" not in sys.modules
+    assert (sys.path, Path.cwd(), os.environ.get("PYTHONPATH")) == surroundings
+
+
+def test_the_report_names_the_slower_rows(tmp_path: Path) -> None:
+    old, new = checkout(tmp_path / "old", 2.0, "old"), checkout(tmp_path / "new", 3.0, "new")
+    lines = report(compare(old, new)).splitlines()
+    assert [cell.strip() for cell in lines[0].split("|")[2:-1]] == list(against.HEADINGS[1:])
+    assert [cell.strip() for cell in lines[2].split("|")[1:-1]] == [
+        "hit", "hit, cost", "2.00 us", "3.00 us", "1.500", "1.500 to 1.500", "SLOWER", "",
+    ]  # fmt: skip
+    assert lines[-1] == "1 of 2 rows are slower (lower quartile above 1.05): hit, cost"
+
+
+def test_a_folder_that_is_no_checkout_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no checkout"):
+        Checkout(tmp_path)
+
+
+@pytest.mark.skipif(not (ROOT / "agent_cache").is_dir(), reason="the tests run without the source beside them")
+def test_the_command_compares_this_checkout_with_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    facts = tmp_path / "facts.json"
+    status = main(["session", "--quick", "--against", str(ROOT), "--json", str(facts)])
+    (row,) = json.loads(facts.read_text())
+    out = capsys.readouterr().out
+    assert status == int(row["is_slower"])
+    assert (row["group"], row["what"]) == ("session", "opening and closing a session")
+    assert len(row["before"]) == len(row["after"]) == against.QUICK_ROUNDS
+    assert "opening and closing a session" in out
+    assert "lower quartile above 1.05" in out
