@@ -35,10 +35,10 @@ this is generated (names shortened; ``root`` is the scope outside of any session
                 return value
         return await answer(here, key, (order_id,), {"full": full})
 
-It repeats `ReadOperation.key_of` and the local lookup of `engine.plan`. Without the branch for sessions a hit in a
-session takes 13 % longer, without the other one a hit outside takes several times as long (benchmarks.budgets, "hit"). tests/unit/test_codegen.py and the property tests
-run with and without generation and hold both to the same answers. The technique is that of `dataclasses` and attrs:
-source text, `exec`, `linecache`.
+It repeats `ReadOperation.key_of` and the local lookup of `engine.plan`, to save frames: without its branch for
+sessions, a hit in a session takes 13 % longer (benchmarks.budgets, "hit": the same in a session). The property tests
+and tests/unit/test_codegen.py run with and without generation, and hold both to the same answers. The technique is that
+of `dataclasses` and attrs: source text, `exec`, `linecache`.
 """
 
 from __future__ import annotations
