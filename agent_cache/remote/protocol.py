@@ -138,8 +138,8 @@ class WriteIntent:
         keys: single entries that it touches instead: (identity of the tool, key).
         entries: the same as requests, for a tier that names entries by digests of its own. Entries that are known from
             another tier's invalidations only are not among them.
-        on_unreachable: if the write cannot be announced, `begin` returns (``"run"``), and the tier commits it as soon as
-            it can, or `begin` raises `RemoteTierError` (``"refuse"``).
+        on_unreachable: if the write cannot be announced, `begin` returns (``"run"``) and the tier commits it later, as soon
+            as it can, or `begin` raises `RemoteTierError` (``"refuse"``).
     """
 
     id: str
@@ -217,7 +217,7 @@ class Tier(Protocol):
         ...
 
     def subscribe(self, listener: Listener) -> Callable[[], None]:
-        """Call a listener with invalidations of other processes. Returns a function that ends this. Any thread may call."""
+        """Call a listener with invalidations of other processes. Returns a function that ends this. For any thread."""
         ...
 
     async def aclose(self) -> None:
