@@ -138,7 +138,7 @@ class WriteIntent:
         keys: single entries that it touches instead: (identity of the tool, key).
         entries: the same as requests, for a tier that names entries by digests of its own. Entries that are known from
             another tier's invalidations only are not among them.
-        on_unreachable: if the write cannot be announced, `begin` returns (``"run"``) and the tier commits it later, as soon
+        on_unreachable: if the write cannot be announced, `begin` returns (``"run"``) and the tier commits it as soon
             as it can, or `begin` raises `RemoteTierError` (``"refuse"``).
     """
 
