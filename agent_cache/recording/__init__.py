@@ -8,6 +8,7 @@ from agent_cache.errors import (
     RecordedError,
     ReplayExhausted,
 )
+from agent_cache.recording.api import Recorder, record, replay
 from agent_cache.recording.cassette import Cassette
 from agent_cache.recording.classes import register
 from agent_cache.recording.diff import CassetteDiff, diff_cassettes
@@ -16,7 +17,6 @@ from agent_cache.recording.intercept import intercept
 from agent_cache.recording.llm import cached_llm_call
 from agent_cache.recording.player import Player
 from agent_cache.recording.redaction import Redaction
-from agent_cache.recording.runs import Recorder, record, replay
 from agent_cache.recording.world import now, random, uuid4
 
 __all__ = [

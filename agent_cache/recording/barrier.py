@@ -10,8 +10,8 @@ from agent_cache.engine.interception import INTERCEPTORS, InterceptedCall, Inter
 from agent_cache.engine.runtime import SCOPE, Operation, Scope
 from agent_cache.errors import CassetteError
 from agent_cache.recording.frame import Frame
+from agent_cache.recording.functions import Subject
 from agent_cache.recording.redaction import Redaction
-from agent_cache.recording.subject import Subject
 from agent_cache.recording.tape import Tape
 
 __all__ = ["Barrier", "barrier", "beneath_barrier"]

@@ -11,7 +11,7 @@ from agent_cache.recording.llm_shapes import Usage
 
 if TYPE_CHECKING:
     from agent_cache.engine.interception import InterceptedCall
-    from agent_cache.recording.subject import Subject
+    from agent_cache.recording.functions import Subject
     from agent_cache.recording.tape import Tape
 
 __all__ = ["FRAME", "Frame"]

@@ -11,9 +11,9 @@ from agent_cache.core.policies import checked_choice
 from agent_cache.engine.interception import INTERCEPTORS, report_escape
 from agent_cache.engine.runtime import SCOPE
 from agent_cache.errors import ConfigurationError
+from agent_cache.recording.functions import KINDS, Subject, module_and_name
 from agent_cache.recording.performance import perform, perform_now
 from agent_cache.recording.streams import played_stream, recorded_stream, relay
-from agent_cache.recording.subject import KINDS, Subject, module_and_name
 
 __all__ = ["intercept", "taped"]
 

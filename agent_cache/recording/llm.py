@@ -8,9 +8,9 @@ from typing import Any, TypeVar
 
 from agent_cache.core.policies import checked_function
 from agent_cache.errors import ConfigurationError
+from agent_cache.recording.functions import Subject, module_and_name
 from agent_cache.recording.intercept import checked_for_recording, taped
 from agent_cache.recording.llm_shapes import Extract
-from agent_cache.recording.subject import Subject, module_and_name
 
 __all__ = ["cached_llm_call"]
 

@@ -8,10 +8,10 @@ from typing import Any
 
 from agent_cache.recording.cassette import Cassette
 from agent_cache.recording.format import RecordedCall
+from agent_cache.recording.functions import Subject
 from agent_cache.recording.identity import ROOT_PLACE, digest_of, place_of
 from agent_cache.recording.plain import plain_arguments
 from agent_cache.recording.redaction import Redaction
-from agent_cache.recording.subject import Subject
 
 __all__ = ["Matcher"]
 

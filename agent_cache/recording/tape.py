@@ -13,6 +13,7 @@ from agent_cache.engine.interception import InterceptedCall, replay_into_session
 from agent_cache.engine.runtime import Operation
 from agent_cache.errors import CassetteError, ConfigurationError
 from agent_cache.recording.frame import Frame
+from agent_cache.recording.functions import Subject
 from agent_cache.recording.identity import ROOT_PLACE, digest_of, digest_of_key, place_of
 from agent_cache.recording.llm_shapes import Usage
 from agent_cache.recording.outcomes import error_outcome, read_value, value_outcome
@@ -22,7 +23,6 @@ from agent_cache.recording.player import Player
 from agent_cache.recording.recorder import Recorder
 from agent_cache.recording.redacted import redacted_key
 from agent_cache.recording.redaction import Redaction
-from agent_cache.recording.subject import Subject
 
 __all__ = ["NO_CONTEXT", "Tape"]
 

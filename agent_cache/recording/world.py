@@ -8,8 +8,8 @@ from collections.abc import Callable
 from datetime import UTC, datetime, tzinfo
 from typing import Any, TypeVar
 
+from agent_cache.recording.functions import Subject
 from agent_cache.recording.intercept import taped
-from agent_cache.recording.subject import Subject
 
 __all__ = ["now", "random", "uuid4"]
 
