@@ -1,24 +1,43 @@
-"""`record` and `replay`: what each is given, and the tape that it makes of that."""
+"""Entry points of recording: `record`, `replay`, the refusal of live calls, and the recorded clock, identifiers and
+random numbers.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+import random as _random
+import threading
+import uuid
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import Token
+from datetime import UTC, datetime, tzinfo
 from pathlib import Path
-from typing import Any, Literal
+from types import TracebackType
+from typing import Any, Generic, Literal, TypeVar
 
 from agent_cache.core.policies import checked_choice
+from agent_cache.engine.interception import INTERCEPTORS, InterceptedCall, InterceptedScope
+from agent_cache.engine.runtime import SCOPE, Operation, Scope
 from agent_cache.errors import CassetteError, CassetteNotFound, ConfigurationError
-from agent_cache.recording.block import Block
 from agent_cache.recording.cassette import Cassette, bring_under, said_of
-from agent_cache.recording.format import RecordedCall
-from agent_cache.recording.partial import is_being_recorded, partial_of
+from agent_cache.recording.functions import RecordedFunction, wrapped
+from agent_cache.recording.partial import is_being_recorded
 from agent_cache.recording.player import Player
-from agent_cache.recording.recorder import Recorder as Writer
+from agent_cache.recording.recorder import CassetteWriter, Recorder
 from agent_cache.recording.redaction import Redaction, redaction_of
-from agent_cache.recording.tape import Tape
 
-__all__ = ["MODES", "POLICIES", "Recorder", "record", "replay"]
+__all__ = [
+    "MODES",
+    "POLICIES",
+    "LiveCallBlocker",
+    "block_live_calls",
+    "now",
+    "random",
+    "record",
+    "replay",
+    "uuid4",
+]
 
 MODES = ("none", "once", "new_episodes", "all", "rewrite")
 POLICIES = ("stub", "live", "forbid")
@@ -26,44 +45,105 @@ POLICIES = ("stub", "live", "forbid")
 Mode = Literal["none", "once", "new_episodes", "all", "rewrite"]
 Policy = Literal["stub", "live", "forbid"]
 
+F = TypeVar("F", bound=Callable[..., Any])
+H = TypeVar("H")
 
-class Recorder:
-    """A recording that is going on, and what it has become.
+
+class _Block(Generic[H]):
+    """A block whose calls are intercepted: ``with`` and ``async with`` alike.
+
+    A subclass sets `_path`; its `_open` makes the interceptor, and what ``as`` binds.
 
     Attributes:
-        path: the file.
-        mode: as it was given.
-        player: what answers from the old recording; None if nothing does.
+        is_guarded: whether a replay refuses calls in threads without a context, also if it is not strict.
     """
 
-    def __init__(self, path: Path, mode: str, player: Player | None) -> None:
-        self.path = path
-        self.mode = mode
-        self.player = player
-        self._is_over = False
-        self._writes = False
+    is_guarded = False
+    _path: Path
+    _recorder: Recorder | None = None
+    _token: Token[Scope] | None = None
+    _has_ended = False
 
-    @property
-    def cassette(self) -> Cassette:
-        """What was recorded; while the recording is going on, what has ended by now.
+    def _open(self) -> tuple[Recorder, H]:
+        raise NotImplementedError
+
+    def __enter__(self) -> H:
+        if self._recorder is not None:
+            raise CassetteError("is entered already; make another record or replay", self._path)
+        scope = SCOPE.get()
+        _check_path_is_free(scope, self._path)
+        self._recorder, handle = self._open()
+        self._has_ended = False
+        INTERCEPTORS[self._recorder] = os.path.realpath(self._path)
+        self._token = SCOPE.set(InterceptedScope(_without_blocker(scope), self._recorder))
+        return handle
+
+    def end(self, error: BaseException | None = None) -> None:
+        """Write the file and check the replay now, as the end of the block would, which then only leaves.
+
+        Until the block is left, calls are answered if they are recorded. Others raise in a replay, and run in a
+        recording.
+
+        Args:
+            error: the exception that ended the run.
 
         Raises:
-            CassetteError: if it cannot be read.
+            CassetteError: as the end of the block.
         """
-        if self._writes and not self._is_over:
-            return Cassette.load(partial_of(self.path))
-        return Cassette.load(self.path)
+        if self._recorder is None or self._has_ended:
+            raise CassetteError("is not entered, or has ended", self._path)
+        self._has_ended = True
+        self._recorder.finish(error)
 
-    @property
-    def steps(self) -> Sequence[RecordedCall]:
-        """Its calls, in the order in which they ended."""
-        return self.cassette.steps
+    def drop(self) -> None:
+        """Discard what was recorded and check nothing. Does nothing if the recording has ended."""
+        if self._recorder is not None and not self._has_ended:
+            self._has_ended = True
+            self._recorder.discard()
 
-    def __repr__(self) -> str:
-        return f"<Recorder of {self.path}, mode={self.mode!r}>"
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        recorder, token = self._recorder, self._token
+        self._recorder = self._token = None
+        if recorder is None or token is None:
+            raise CassetteError("is not entered", self._path)
+        INTERCEPTORS.pop(recorder, None)
+        try:
+            if not self._has_ended:
+                recorder.finish(error)
+        finally:
+            _leave(token, self._path)
+
+    async def __aenter__(self) -> H:
+        return self.__enter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.__exit__(kind, error, trace)
 
 
-class record(Block[Recorder]):  # noqa: N801 - used as a function, as in vcrpy and agentcassette
+def _check_path_is_free(scope: Scope, path: Path) -> None:
+    """One block inside of another on the same path would read what the other writes."""
+    name = os.path.realpath(path)
+    while isinstance(scope, InterceptedScope):
+        if scope.interceptor is not None and INTERCEPTORS.get(scope.interceptor) == name:
+            raise CassetteError("is being recorded or replayed already, around this block; use another path", path)
+        scope = scope.outside
+
+
+def _leave(token: Token[Scope], path: Path) -> None:
+    try:
+        SCOPE.reset(token)
+    except ValueError:
+        raise ConfigurationError(
+            f"the recording of {path} was entered in one context and left in another, so what ran in between may have "
+            "been outside of it; enter and leave it in the same task, as one `with` does"
+        ) from None
+
+
+class record(_Block[Recorder]):  # noqa: N801 - used as a function, as in vcrpy and agentcassette
     """Record what a run sees: ``with record("tests/run.jsonl") as recorder: ...``
 
     Calls of every tool decorated with `AgentCache` or `AgentCacheInvalidator`, of functions under `intercept` and
@@ -101,9 +181,8 @@ class record(Block[Recorder]):  # noqa: N801 - used as a function, as in vcrpy a
         self._mode = checked_choice(mode, MODES, "record: mode")
         self._strict = strict
         self._policy = _checked_policy(policy, "record")
-        self._handle: Recorder | None = None
 
-    def _open(self) -> tuple[Tape, Recorder]:
+    def _open(self) -> tuple[Recorder, Recorder]:
         mode = self._mode
         if mode == "once":
             mode = "none" if self._path.exists() else "rewrite"
@@ -117,17 +196,20 @@ class record(Block[Recorder]):  # noqa: N801 - used as a function, as in vcrpy a
             else:
                 player = Player(old, redaction, strict=self._strict)
                 model = old.model if model is None else model
-        writer = None if mode == "none" else Writer(self._path, model, redaction)
-        self._handle = handle = Recorder(self._path, self._mode, player)
-        handle._writes = writer is not None
-        return Tape(redaction, player=player, recorder=writer, policy=self._policy, answers=mode != "all"), handle
+        writer = None if mode == "none" else CassetteWriter(self._path, model, redaction)
+        recorder = Recorder(
+            self._path,
+            self._mode,
+            redaction,
+            player=player,
+            writer=writer,
+            policy=self._policy,
+            is_guarded=self.is_guarded,
+        )
+        return recorder, recorder
 
-    def _close(self) -> None:
-        if self._handle is not None:
-            self._handle._is_over = True
 
-
-class replay(Block[Player]):  # noqa: N801 - as `record`
+class replay(_Block[Player]):  # noqa: N801 - as `record`
     """Run again with what was recorded: ``with replay("tests/run.jsonl") as player: ...``
 
     Each call gets what the same call got when it was recorded: by name, arguments, the calls that enclose it, and how
@@ -164,12 +246,15 @@ class replay(Block[Player]):  # noqa: N801 - as `record`
         self._policy = _checked_policy(policy, "replay")
         self._redaction = redaction_of(redact)
 
-    def _open(self) -> tuple[Tape, Player]:
+    def _open(self) -> tuple[Recorder, Player]:
         if is_being_recorded(self._path):
             raise CassetteError("is being recorded; replay it when that has ended", self._path)
         cassette, redaction = _loaded(self._path, self._redaction)
         player = Player(cassette, redaction, strict=self._strict)
-        return Tape(redaction, player=player, policy=self._policy), player
+        recorder = Recorder(
+            self._path, "none", redaction, player=player, policy=self._policy, is_guarded=self.is_guarded
+        )
+        return recorder, player
 
 
 def _loaded(path: Path, given: Redaction) -> tuple[Cassette, Redaction]:
@@ -198,3 +283,111 @@ def _checked_policy(policy: Any, who: str) -> dict[str, str]:
             f"{who}: policy must map names of tools to {', '.join(map(repr, POLICIES))}, got {policy!r}"
         )
     return {name: checked_choice(value, POLICIES, f"{who}: policy of {name!r}") for name, value in policy.items()}
+
+
+# Refusal of live calls
+
+
+class LiveCallBlocker:
+    """Interceptor that refuses every call, also one that a cache would answer, since that depends on earlier calls.
+
+    `now`, `uuid4` and `random` run.
+
+    Attributes:
+        advice: the end of each error: what to do about the call.
+        is_lifted: lets every call run.
+        error: the first refusal since this was set to None, in case something has swallowed it.
+        thread: the identifier of the thread that entered the block.
+    """
+
+    def __init__(self, advice: str) -> None:
+        self.advice = advice
+        self.is_lifted = False
+        self.error: CassetteError | None = None
+        self.thread = threading.get_ident()
+
+    def run(
+        self,
+        function: RecordedFunction,
+        args: tuple[Any, ...],  # noqa: ARG002 - see `FunctionInterceptor`
+        kwargs: dict[str, Any],  # noqa: ARG002 - as above
+        proceed: Callable[[], Any],
+    ) -> Any:
+        """Refuse a call of a wrapped function.
+
+        Raises:
+            CassetteError: unless it may run.
+        """
+        self.escaped(function)
+        return proceed()
+
+    def play(self, call: InterceptedCall) -> Awaitable[Any]:
+        """Refuse a call of a cached tool.
+
+        Raises:
+            CassetteError: unless it may run.
+        """
+        self.escaped(call.operation)
+        return call.proceed()
+
+    def escaped(self, called: Operation[Any] | RecordedFunction) -> None:
+        """Refuse a call, in this context or in a thread without one.
+
+        Raises:
+            CassetteError: unless it may run.
+        """
+        if self.is_lifted or getattr(called, "kind", "tool") == "env":
+            return
+        error = CassetteError(f"{called.name} was called outside of a recording. {self.advice}")
+        self.error = self.error or error
+        raise error
+
+
+@contextmanager
+def block_live_calls(advice: str) -> Iterator[LiveCallBlocker]:
+    """Refuse calls of tools, and of functions under `intercept` and `cached_llm_call`, outside of recordings.
+
+    This holds in this context, in tasks and `asyncio.to_thread` started in it, and in threads without a context. A
+    `record` or `replay` inside of the block decides about its own calls.
+    """
+    blocker = LiveCallBlocker(advice)
+    token = SCOPE.set(InterceptedScope(SCOPE.get(), blocker))
+    INTERCEPTORS[blocker] = ""
+    try:
+        yield blocker
+    finally:
+        del INTERCEPTORS[blocker]
+        SCOPE.reset(token)
+
+
+def _without_blocker(scope: Scope) -> Scope:
+    """The same scope without the blockers that are innermost in it."""
+    while isinstance(scope, InterceptedScope) and isinstance(scope.interceptor, LiveCallBlocker):
+        scope = scope.outside
+    return scope
+
+
+# Clock, identifiers, random numbers: explicit calls, nothing global is patched
+
+
+def _env(function: F) -> F:
+    recorded: F = wrapped(function, RecordedFunction(function, f"agent_cache.recording:{function.__name__}", "env"))
+    return recorded
+
+
+@_env
+def now(tz: tzinfo | None = UTC) -> datetime:
+    """The time, in UTC unless `tz` is given; in a replay the recorded time. None is local time without a zone."""
+    return datetime.now(tz)
+
+
+@_env
+def uuid4() -> uuid.UUID:
+    """A random identifier; in a replay the recorded one."""
+    return uuid.uuid4()
+
+
+@_env
+def random() -> float:
+    """A random number from 0 up to 1; in a replay the recorded one. Not for secrets."""
+    return _random.random()  # noqa: S311 - as said
