@@ -187,6 +187,8 @@ def _name_of(function: Any, name: str | None) -> str:
 
 # One call
 
+_NOTHING_PASSED: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
+
 
 class ActiveCall:
     """One call while it is recorded or replayed.
@@ -205,7 +207,7 @@ class ActiveCall:
         index: position of that call in the cassette, also if it runs all the same.
         id, after, lane, started: as in `RecordedCall`; 0 where nothing is recorded.
         tool_call: the engine's side of it, if it is a call of a cached tool.
-        args, kwargs: as they were passed; for the user's extractors.
+        passed: positional and keyword arguments as they were passed; for the user's extractors.
         usage: tokens and model, if it is an LLM call.
         chunks: what a stream has yielded so far; None if it returned no stream.
         is_plain_stream: whether the chunks are not awaited.
@@ -213,8 +215,8 @@ class ActiveCall:
     """
 
     __slots__ = (
-        "after", "args", "arguments", "chunks", "counts", "digest", "function", "id", "index", "is_awaited",
-        "is_plain_stream", "key", "kwargs", "lane", "occurrence", "outer", "owner", "parent", "place", "recorded",
+        "after", "arguments", "chunks", "counts", "digest", "function", "id", "index", "is_awaited",
+        "is_plain_stream", "key", "lane", "occurrence", "outer", "owner", "parent", "passed", "place", "recorded",
         "started", "tool_call", "usage",
     )  # fmt: skip
 
@@ -240,8 +242,7 @@ class ActiveCall:
         self.lane = 0
         self.started = 0.0
         self.tool_call: InterceptedCall | None = None
-        self.args: tuple[Any, ...] = ()
-        self.kwargs: dict[str, Any] = {}
+        self.passed: tuple[tuple[Any, ...], dict[str, Any]] = _NOTHING_PASSED
         self.usage = Usage() if function.kind == "llm" else None
         self.chunks: list[Any] | None = None
         self.is_plain_stream = False
@@ -311,7 +312,8 @@ class Usage:
         function = call.function
         if not function.has_extractors:
             return
-        passed = {"args": list(call.args), "kwargs": dict(call.kwargs)}
+        args, kwargs = call.passed
+        passed = {"args": list(args), "kwargs": dict(kwargs)}
         if function.extract_model is not None:
             try:
                 self.model = str(function.extract_model(passed, answer))

@@ -119,7 +119,7 @@ class Recorder:
         except TypeError:  # the function refuses these arguments itself
             return proceed()
         call = self.begin(function, arguments, function.key_of(args, kwargs))
-        call.args, call.kwargs = args, kwargs
+        call.passed = args, kwargs
         if function.form == "async":
             return self._run_async(call, proceed)
         if function.form == "plain":
