@@ -1,6 +1,4 @@
-"""Entry points of recording: `record`, `replay`, the refusal of live calls, and the recorded clock, identifiers and
-random numbers.
-"""
+"""Entry points of recording: `record`, `replay`, the refusal of live calls, and recorded times and random values."""
 
 from __future__ import annotations
 
@@ -146,19 +144,19 @@ def _leave(token: Token[Scope], path: Path) -> None:
 class record(_Block[Recorder]):  # noqa: N801 - used as a function, as in vcrpy and agentcassette
     """Record what a run sees: ``with record("tests/run.jsonl") as recorder: ...``
 
-    Calls of every tool decorated with `AgentCache` or `AgentCacheInvalidator`, of functions under `intercept` and
-    `cached_llm_call`, and of the explicit `now`, `uuid4` and `random` are written down as they end, redacted: value,
-    exception or stream, whatever answered them. Child tasks and `asyncio.to_thread` belong to the run they were started
-    in; concurrent runs do not see each other. A recording inside of another one is part of both.
+    Each call is written when it ends, redacted: its value, exception or stream, also if a cache answered it. Recorded
+    are tools decorated with `AgentCache` or `AgentCacheInvalidator`, functions under `intercept` and `cached_llm_call`,
+    and `now`, `uuid4` and `random` of this module. Child tasks and `asyncio.to_thread` belong to the run that started
+    them; concurrent runs do not see each other. A recording inside of another one is part of both.
 
     Args:
         path: the file. It grows as ``PATH.partial`` and takes its place at the end, also if the block raises.
         model: a label.
-        redact: names of secrets, and compiled patterns, beside those that are known; a hook; or a `Redaction`.
+        redact: names of secrets and compiled patterns, in addition to the known ones; a hook; or a `Redaction`.
         mode: ``"rewrite"`` records anew. ``"none"`` only replays. ``"once"`` records if there is no file, else it
-            replays. ``"new_episodes"`` replays what is recorded, and records what is not. ``"all"`` runs and records
-            every call, and keeps what was recorded and is not called.
-        strict, policy: of what is replayed; as `replay` has them.
+            replays. ``"new_episodes"`` replays recorded calls and records the others. ``"all"`` runs and records every
+            call, and keeps recorded calls that are not made.
+        strict, policy: for calls that are replayed; as in `replay`.
 
     Raises:
         CassetteError: if the path cannot be written or is being recorded; at the end, as `replay`.
@@ -210,22 +208,22 @@ class record(_Block[Recorder]):  # noqa: N801 - used as a function, as in vcrpy 
 
 
 class replay(_Block[Player]):  # noqa: N801 - as `record`
-    """Run again with what was recorded: ``with replay("tests/run.jsonl") as player: ...``
+    """Replay a recording: ``with replay("tests/run.jsonl") as player: ...``
 
-    Each call gets what the same call got when it was recorded: by name, arguments, the calls that enclose it, and how
-    often it was made there; in whatever order they come. Nothing runs: a call that is not recorded raises, and the
-    error is raised again at the end if something has swallowed it.
+    Each call gets the recorded outcome of the same call. Calls are the same by name, arguments, the calls that enclose
+    them, and how often they were made there; their order does not matter. Nothing runs: a call that is not recorded
+    raises, and the error is raised again at the end if something has swallowed it.
 
     Args:
         path: a cassette, of agent_cache or agentcassette.
         strict: also demands that calls which did not overlap come in the order in which they were recorded, and that
             nothing recorded is left over.
         policy: by name of a function: ``"stub"`` answers from the recording, ``"live"`` runs it, ``"forbid"`` raises.
-        redact: what `record` was given, if that was a hook. Names and patterns are known from the file.
+        redact: the hook that `record` was given, if it was given one. The file knows names and patterns.
 
     Raises:
         CassetteNotFound: if there is no such file.
-        CassetteError: if it is broken, in conflict, of a newer version or something else; if it is being recorded.
+        CassetteError: if it is broken, has merge conflicts, has a newer version, is no cassette, or is being recorded.
         DivergenceError: for a call that is not recorded; at the end, under `strict`, if one is left over.
         ReplayExhausted: for a call that was made more often than it was recorded.
         ConfigurationError: if an argument cannot work.
@@ -258,7 +256,7 @@ class replay(_Block[Player]):  # noqa: N801 - as `record`
 
 
 def _loaded(path: Path, given: Redaction) -> tuple[Cassette, Redaction]:
-    """A recording, and what is redacted in it: also what it was not redacted of when it was made."""
+    """Load a cassette, and redact in it what was not redacted when it was recorded. Returns all rules together."""
     cassette = Cassette.load(path)
     redaction = given.joined(cassette.header.redact)
     before, rules = Redaction().joined(said_of(cassette)), redaction
@@ -269,20 +267,20 @@ def _loaded(path: Path, given: Redaction) -> tuple[Cassette, Redaction]:
     return cassette, redaction
 
 
-def _checked_path(path: Any, who: str) -> Path:
+def _checked_path(path: Any, caller: str) -> Path:
     if not isinstance(path, str | os.PathLike) or not os.fspath(path) or "\0" in str(path):
-        raise ConfigurationError(f"{who}: path must be the path of a cassette, got {path!r}")
+        raise ConfigurationError(f"{caller}: path must be the path of a cassette, got {path!r}")
     return Path(path)
 
 
-def _checked_policy(policy: Any, who: str) -> dict[str, str]:
+def _checked_policy(policy: Any, caller: str) -> dict[str, str]:
     if policy is None:
         return {}
     if not isinstance(policy, Mapping):
         raise ConfigurationError(
-            f"{who}: policy must map names of tools to {', '.join(map(repr, POLICIES))}, got {policy!r}"
+            f"{caller}: policy must map names of tools to {', '.join(map(repr, POLICIES))}, got {policy!r}"
         )
-    return {name: checked_choice(value, POLICIES, f"{who}: policy of {name!r}") for name, value in policy.items()}
+    return {name: checked_choice(value, POLICIES, f"{caller}: policy of {name!r}") for name, value in policy.items()}
 
 
 # Refusal of live calls
@@ -371,7 +369,7 @@ def _without_blocker(scope: Scope) -> Scope:
 
 
 def _env(function: F) -> F:
-    recorded: F = wrapped(function, RecordedFunction(function, f"agent_cache.recording:{function.__name__}", "env"))
+    recorded: F = wrapped(RecordedFunction(function, f"agent_cache.recording:{function.__name__}", "env"))
     return recorded
 
 

@@ -380,7 +380,7 @@ def intercept(fn: F | None = None, *, name: str | None = None, kind: str = "call
 
     def decorate(function: F) -> F:
         checked = _checked_function(function, "intercept")
-        recorded: F = wrapped(checked, RecordedFunction(checked, _name_of(checked, name), kind))
+        recorded: F = wrapped(RecordedFunction(checked, _name_of(checked, name), kind))
         return recorded
 
     return decorate if fn is None else decorate(fn)
@@ -429,7 +429,7 @@ def cached_llm_call(
             extract_model=extract_model,
             extract_tokens=extract_tokens,
         )
-        recorded: F = wrapped(checked, described, logs_unrecorded=True)
+        recorded: F = wrapped(described, logs_unrecorded=True)
         return recorded
 
     return decorate
@@ -478,14 +478,14 @@ class FunctionInterceptor(Protocol):
         ...
 
 
-def wrapped(function: Any, recorded: RecordedFunction, *, logs_unrecorded: bool = False) -> Any:
+def wrapped(recorded: RecordedFunction, *, logs_unrecorded: bool = False) -> Any:
     """The function with every call passed through the interceptors of its scope. `inspect` sees the same form.
 
     Args:
-        function: what is called.
-        recorded: what is known of it.
+        recorded: the function.
         logs_unrecorded: the first call outside of a recording is logged.
     """
+    function = recorded.function
     is_logged = not logs_unrecorded
 
     def run(args: Any, kwargs: Any) -> Any:

@@ -44,7 +44,7 @@ class Player:
     Attributes:
         cassette: the recording.
         cursor: how many calls were answered from it.
-        divergences: what the run did that the recording does not have, in order: ``{"index", "expected", "actual"}``.
+        divergences: where the run differs from the recording, in order: ``{"index", "expected", "actual"}``.
         error: the first of these errors; it is raised again at the end, in case something has swallowed it.
     """
 
@@ -86,7 +86,7 @@ class Player:
         except CassetteError as error:  # loading a cassette does not read the outcomes
             raise self.latch(error) from error.__cause__
         except msgspec.ValidationError as error:
-            reason = f"has an outcome that is none: {error}"
+            reason = f"has a malformed outcome: {error}"
             raise self.latch(CassetteError(reason, self.cassette.path, index + 2)) from error
         if self.strict:
             self._check_order(call, index)

@@ -47,19 +47,13 @@ NO_CONTEXT = (
 
 
 class Recorder:
-    """A recording that is going on, and what it has become.
+    """A running or finished recording.
 
     Attributes:
         path: the file.
         mode: as it was given.
-        player: what answers from the old recording; None if nothing does.
+        player: answers calls from the old recording; None if nothing was recorded before, or all calls run.
     """
-
-    # Beside the public attributes above:
-    #   redaction: applied to everything that is written, and to arguments before they are matched.
-    #   thread: identifier of the thread that entered the block.
-    #   is_guarded: a replay refuses calls in threads without a context, also if it is not strict.
-    #   counts: how many calls of each digest were made outside of all others.
 
     def __init__(
         self,
@@ -75,11 +69,11 @@ class Recorder:
         self.path = path
         self.mode = mode
         self.player = player
-        self.redaction = redaction
-        self.thread = threading.get_ident()
-        self.is_guarded = is_guarded
-        self.counts: dict[bytes, int] = {}
+        self.thread = threading.get_ident()  # the engine asks only other threads' recorders about an escaped call
+        self._redaction = redaction
         self._writer = writer
+        self._is_guarded = is_guarded  # a replay refuses calls in threads without a context, also if it is not strict
+        self._counts: dict[bytes, int] = {}  # of calls that no recorded call encloses, by digest
         self._answers = mode != "all"
         self._policy = dict(policy or {})
         self._policies: dict[str, str] = {}
@@ -88,13 +82,13 @@ class Recorder:
 
     @property
     def cassette(self) -> Cassette:
-        """What was recorded; while the recording is going on, what has ended by now.
+        """What was recorded; while the recording runs, the calls that have ended.
 
         Raises:
             CassetteError: if it cannot be read.
         """
-        is_going_on = self._writer is not None and not self._writer.is_closed
-        return Cassette.load(partial_of(self.path) if is_going_on else self.path)
+        is_running = self._writer is not None and not self._writer.is_closed
+        return Cassette.load(partial_of(self.path) if is_running else self.path)
 
     @property
     def steps(self) -> Sequence[RecordedCall]:
@@ -104,7 +98,7 @@ class Recorder:
     def __repr__(self) -> str:
         return f"<Recorder of {self.path}, mode={self.mode!r}>"
 
-    # Entry points: calls of wrapped functions and of cached tools, and calls that have lost their context
+    # Calls come here: of wrapped functions, of cached tools, and of threads without a context
 
     def run(
         self, function: RecordedFunction, args: tuple[Any, ...], kwargs: dict[str, Any], proceed: Callable[[], Any]
@@ -112,13 +106,13 @@ class Recorder:
         """Answer a call of a wrapped function, or make it. See `FunctionInterceptor`.
 
         Raises:
-            CassetteError: as `begin`.
+            CassetteError: if it is not recorded, and may not run.
         """
         try:
             arguments = function.bind(args, kwargs)
         except TypeError:  # the function refuses these arguments itself
             return proceed()
-        call = self.begin(function, arguments, function.key_of(args, kwargs))
+        call = self._begin(function, arguments, function.key_of(args, kwargs))
         call.passed = args, kwargs
         if function.form == "async":
             return self._run_async(call, proceed)
@@ -126,15 +120,15 @@ class Recorder:
             return self._run_plain(call, proceed)
         if call.recorded is not None:
             return self._replayed_stream(call)
-        return recorded_stream(call, proceed(), self.redaction, self._stream_ended)
+        return recorded_stream(call, proceed(), self._redaction, self._stream_ended)
 
     async def play(self, call: InterceptedCall) -> Any:
         """Answer a call of a cached tool, or make it.
 
         Raises:
-            CassetteError: as `begin`.
+            CassetteError: if it is not recorded, and may not run.
         """
-        active = self.begin(_function_of(call.operation), call.arguments)
+        active = self._begin(_function_of(call.operation), call.arguments)
         active.tool_call = call
         return await self._run_async(active, call.proceed)
 
@@ -148,7 +142,7 @@ class Recorder:
         thread = threading.current_thread().name
         if self.player is not None:
             policy = self._policy_of(function)
-            may_run = policy == "live" or not (self.player.strict or (self.is_guarded and self._writer is None))
+            may_run = policy == "live" or not (self.player.strict or (self._is_guarded and self._writer is None))
             if policy == "forbid" or not may_run:
                 text = f"{function.name} was called in thread {thread}, and would have run: {NO_CONTEXT}"
                 raise self.player.latch(CassetteError(text, self.player.cassette.path))
@@ -163,7 +157,7 @@ class Recorder:
 
     # The beginning of a call
 
-    def begin(self, function: RecordedFunction, arguments: Mapping[str, Any], key: str | None = None) -> ActiveCall:
+    def _begin(self, function: RecordedFunction, arguments: Mapping[str, Any], key: str | None = None) -> ActiveCall:
         """Find the recorded call that answers a call, or number it as a new one.
 
         Raises:
@@ -172,21 +166,21 @@ class Recorder:
         """
         data, raw = plain_arguments(function.recorded_arguments(arguments), is_identity=key is None)
         given = data
-        if self.redaction.may_touch(raw):
-            data = self.redaction.apply(data)
+        if self._redaction.may_touch(raw):
+            data = self._redaction.apply(data)
             if type(data) is not dict:
                 raise ConfigurationError(
                     f"{function.name}: the redaction hook must return the arguments of a call as a dict, as it was "
                     f"given them; it returned {type(data).__name__}"
                 )
         if key is not None:
-            key = redacted_key(key, given, data, self.redaction)
+            key = redacted_key(key, given, data, self._redaction)
         digest = digest_of(function.name, data) if key is None else digest_of_key(function.name, key)
         call = ActiveCall(self, function, data, key, digest)
         with self._lock:
             if self.player is not None:
                 parent = call.parent
-                counts = self.counts if parent is None else parent.counts
+                counts = self._counts if parent is None else parent.counts
                 call.occurrence = occurrence = counts.get(digest, 0)
                 counts[digest] = occurrence + 1
                 call.place = place_of(ROOT_PLACE if parent is None else parent.place, digest, occurrence)
@@ -260,26 +254,26 @@ class Recorder:
 
     def _returned(self, call: ActiveCall, value: Any) -> Any:
         if is_stream(value):
-            return recorded_stream(call, value, self.redaction, self._stream_ended)
+            return recorded_stream(call, value, self._redaction, self._stream_ended)
         self._end_in_player(call)
         if self._writer is not None:
             if call.usage is not None:
                 call.usage.add(value)
                 call.usage.complete(call, value)
-            self._write(call, value_outcome(value, call.function.schema, self.redaction))
+            self._write(call, value_outcome(value, call.function.schema, self._redaction))
         return value
 
     def _raised(self, call: ActiveCall, error: BaseException) -> None:
         self._end_in_player(call)
         if self._writer is not None:
-            self._write(call, failure_outcome(error, self.redaction))
+            self._write(call, failure_outcome(error, self._redaction))
 
     def _stream_ended(self, call: ActiveCall, end: dict[str, Any], chunks: list[Any] | None) -> None:
         self._end_in_player(call)
         if self._writer is not None:
             if call.usage is not None:
                 call.usage.complete(call, chunks or [])
-            self._write(call, call.stream_outcome(end, self.redaction))
+            self._write(call, call.stream_outcome(end, self._redaction))
 
     def _end_in_player(self, call: ActiveCall) -> None:
         """A recorded call that ran again has ended: in a strict replay those behind it may start now."""

@@ -371,7 +371,7 @@ class _AsyncStreamProxy:
 
 def _attribute_of(log: _StreamLog | None, name: str) -> Any:
     if log is None:
-        raise AttributeError(f"a replayed stream has chunks, and no {name!r}")
+        raise AttributeError(f"a replayed stream has its chunks only, and no attribute {name!r}")
     return getattr(log.source, name)
 
 
@@ -389,7 +389,7 @@ class _DualStreamProxy:
             self._log.call.is_plain_stream = True
             self._proxy = _StreamProxy(_record_plain(self._log), self._log)
         if not isinstance(self._proxy, _StreamProxy):
-            raise TypeError("this stream is awaited already")
+            raise TypeError("this stream is read with `async for` already")
         return self._proxy
 
     def _awaited(self) -> _AsyncStreamProxy:
@@ -397,7 +397,7 @@ class _DualStreamProxy:
             self._log.call.is_plain_stream = False
             self._proxy = _AsyncStreamProxy(_record_async(self._log), self._log)
         if not isinstance(self._proxy, _AsyncStreamProxy):
-            raise TypeError("this stream is read without waiting already")
+            raise TypeError("this stream is read with `for` already")
         return self._proxy
 
     def __iter__(self) -> Iterator[Any]:
