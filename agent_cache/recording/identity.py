@@ -5,7 +5,7 @@ from __future__ import annotations
 from hashlib import blake2b
 from typing import Any
 
-from agent_cache.recording.plain import encode_sorted
+from agent_cache.values.tagged import encode_sorted
 
 __all__ = ["digest_of", "digest_of_key"]
 

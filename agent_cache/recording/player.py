@@ -24,9 +24,9 @@ from agent_cache.recording.format import RecordedCall
 from agent_cache.recording.functions import ActiveCall, RecordedFunction
 from agent_cache.recording.identity import digest_of
 from agent_cache.recording.outcomes import read_value
-from agent_cache.recording.plain import encode_sorted, plain_arguments
 from agent_cache.recording.redaction import Redaction
 from agent_cache.recording.shapes import check_outcome
+from agent_cache.values.tagged import encode_sorted, plain_arguments
 
 __all__ = ["ROOT_PLACE", "Matcher", "Player", "described", "place_of"]
 

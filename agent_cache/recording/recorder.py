@@ -30,11 +30,11 @@ from agent_cache.recording.functions import CURRENT_CALL, ActiveCall, RecordedFu
 from agent_cache.recording.identity import digest_of, digest_of_key
 from agent_cache.recording.outcomes import value_outcome
 from agent_cache.recording.partial import PartialFile, partial_of
-from agent_cache.recording.plain import plain_arguments
 from agent_cache.recording.player import ROOT_PLACE, Matcher, Player, place_of
 from agent_cache.recording.redacted import redacted_key
 from agent_cache.recording.redaction import Redaction
 from agent_cache.recording.streams import failure_outcome, is_stream, leave_call, recorded_stream, replayed_stream
+from agent_cache.values.tagged import plain_arguments
 
 __all__ = ["NO_CONTEXT", "CassetteWriter", "Recorder"]
 

@@ -25,10 +25,9 @@ import pytest
 from hypothesis import given
 
 from agent_cache.values.annotations import Returns
-from agent_cache.values.exact import MAX_DEPTH
-from agent_cache.values.failures import Undecodable, Unencodable
-from agent_cache.values.schema import schema_of
-from agent_cache.values.wires import JSON, MESSAGE_PACK
+from agent_cache.values.canonical import MAX_DEPTH
+from agent_cache.values.schema import JSON, MESSAGE_PACK, schema_of
+from agent_cache.values.tagged import Undecodable, Unencodable
 from tests.harness.typed import ANNOTATED, Frozen, Line, Parcel, Rights, Row, Spot, Status, Tree, same
 
 if TYPE_CHECKING:
@@ -640,7 +639,7 @@ def test_pydantic_is_not_imported_for_who_does_not_use_it():
     script = """if True:
         import sys
         from agent_cache.values.schema import schema_of
-        from agent_cache.values.wires import JSON
+        from agent_cache.values.schema import JSON
         schema_of(dict).dump({1: (2,)}, JSON)
         print('pydantic' in sys.modules)
     """
