@@ -179,17 +179,10 @@ def declared_fields(value: Any, kind: type) -> list[tuple[str, Any]] | None:
     """
     if isinstance(value, Enum):
         return [("", value._value_)] if value._name_ is None else [("name", value._name_)]
+    if isinstance(value, _CONTAINERS) and not isinstance(value, tuple):
+        return None
     layout = _layouts.get(kind) or _layout_of(kind)
-    if layout is not None:
-        if isinstance(value, _CONTAINERS) and not isinstance(value, tuple):  # a proxy that says so
-            return None
-        values = layout.values(value)
-        return None if values is None else list(zip(layout.names, values, strict=True))
-    if hasattr(kind, "__pydantic_fields__") and not isinstance(value, _CONTAINERS):
-        beside = [(name, getattr(value, name, None)) for name in PYDANTIC_STATE]
-        names = kind.__pydantic_fields__
-        return [(name, getattr(value, name)) for name in names] + [pair for pair in beside if pair[1]]
-    return None
+    return None if layout is None else layout.fields(value)
 
 
 def declared_values(value: Any, kind: type) -> Sequence[Any] | None:
@@ -200,14 +193,9 @@ def declared_values(value: Any, kind: type) -> Sequence[Any] | None:
         return None
     try:
         layout = _layouts.get(kind) or _layout_of(kind)
-        if layout is not None:
-            return layout.values(value)
-        declared = None if issubclass(kind, Enum) else declared_fields(value, kind)
+        return None if layout is None else layout.values(value)
     except Exception:  # noqa: BLE001 - reading somebody's fields may run anything
         return None
-    if declared and declared[-1][0] in PYDANTIC_STATE:  # which of the two it is stands in the name
-        return [part for pair in declared for part in pair]
-    return None if declared is None else [each for _, each in declared]
 
 
 class _Layout:
@@ -227,8 +215,13 @@ class _Layout:
         else:
             self._read = lambda value: [getattr(value, name) for name in names]
 
+    def fields(self, value: Any) -> list[tuple[str, Any]] | None:
+        """Names and values of the fields, in order. None if there is state beside them."""
+        values = self.values(value)
+        return None if values is None else list(zip(self.names, values, strict=True))
+
     def values(self, value: Any) -> Sequence[Any] | None:
-        """Values of the fields, in order. None if there is state beside them; a cached property is no state."""
+        """The values alone. A cached property is no state."""
         state = getattr(value, "__dict__", None)
         if state and not self._declared.issuperset(state):
             others = (getattr(type(value), name, None) for name in state.keys() - self._declared)
@@ -239,14 +232,35 @@ class _Layout:
         return self._read(value)
 
 
+class _ModelLayout(_Layout):
+    """The fields of a pydantic model, read anew for each value: a model can be rebuilt."""
+
+    __slots__ = ()
+
+    def fields(self, value: Any) -> list[tuple[str, Any]] | None:
+        names = type(value).__pydantic_fields__
+        beside = [(name, getattr(value, name, None)) for name in PYDANTIC_STATE]
+        return [(name, getattr(value, name)) for name in names] + [pair for pair in beside if pair[1]]
+
+    def values(self, value: Any) -> Sequence[Any] | None:
+        state, names = value.__dict__, type(value).__pydantic_fields__
+        if value.__pydantic_extra__ or value.__pydantic_private__ or len(state) != len(names):
+            return [part for pair in self.fields(value) or () for part in pair]  # which fields there are tells it apart
+        return [state[name] for name in names]
+
+
 _layouts: weakref.WeakKeyDictionary[type, _Layout] = weakref.WeakKeyDictionary()
 
 
 def _layout_of(kind: type) -> _Layout | None:
     names = declared_names(kind)
-    if names is None:  # not remembered: a decorator may be about to make it a dataclass
+    if names is not None:
+        layout = _Layout(kind, names)
+    elif hasattr(kind, "__pydantic_fields__") and not issubclass(kind, (*_CONTAINERS, Enum)):
+        layout = _ModelLayout(kind, ())
+    else:  # not remembered: a decorator may be about to make it a dataclass
         return None
-    layout = _layouts[kind] = _Layout(kind, names)
+    _layouts[kind] = layout
     return layout
 
 

@@ -431,17 +431,20 @@ def _same(one: Any, other: Any) -> bool:
         return is_same and _same_zone(one.tzinfo, other.tzinfo)
     if kind is complex:
         return _same_float(one.real, other.real) and _same_float(one.imag, other.imag)
-    text_of = text_of_standard_value(kind)
-    if text_of is not None:
-        return _same_text(one, other, text_of)
-    first, second = declared_values(one, kind), declared_values(other, kind)
-    if first is None or second is None:
-        return one is other
-    if getattr(one, "__pydantic_fields_set__", None) != getattr(other, "__pydantic_fields_set__", None):
+    first = declared_values(one, kind)
+    if first is None:
+        text_of = text_of_standard_value(kind)
+        return one is other if text_of is None else _same_text(one, other, text_of)
+    second = declared_values(other, kind)
+    if second is None or len(first) != len(second):
         return False
-    if len(getattr(one, "__dict__", ())) != len(getattr(other, "__dict__", ())):  # a cached property would be lost
+    state = getattr(one, "__dict__", None)
+    if state is not None and len(state) != len(other.__dict__):  # what a property has cached would be lost
         return False
-    return len(first) == len(second) and all(map(_same, first, second))
+    fields_set = getattr(one, "__pydantic_fields_set__", None)
+    if fields_set is not None and fields_set != other.__pydantic_fields_set__:
+        return False
+    return all(map(_same, first, second))
 
 
 def _same_float(one: float, other: float) -> bool:

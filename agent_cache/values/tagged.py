@@ -103,19 +103,10 @@ def pack(value: Any) -> Any:
 
 def _stands_for_itself(value: Any, kind: type) -> bool:
     if kind is str:
-        return bool(value.isascii()) or not _is_cut(value)
+        return bool(value.isascii()) or not isinstance(_plain_text(value), dict)
     if kind is int:
         return bool(-(2**63) <= value < 2**63)
     return math.isfinite(value)
-
-
-def _is_cut(text: str) -> bool:
-    """Whether half of a surrogate pair is in a text, as in one that was cut in the middle of a character."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return True
-    return False
 
 
 def _pack_object(value: Any, kind: Any) -> Any:
@@ -497,7 +488,11 @@ class _ArgumentWalk:
 
 
 def _plain_text(value: str) -> Any:
-    return {"$str": value.encode("utf-8", "backslashreplace").decode()} if _is_cut(value) else value
+    try:
+        value.encode()
+    except UnicodeEncodeError:  # half of a surrogate pair: text that was cut in the middle of a character
+        return {"$str": value.encode("utf-8", "backslashreplace").decode()}
+    return value
 
 
 def _plain_bytes(value: bytes) -> str:
