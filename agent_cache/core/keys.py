@@ -1,7 +1,7 @@
 """What makes two calls the same call: what each argument is in their key.
 
-`str` and `int` stand for themselves. Everything else becomes canonical `bytes` (see `encoding`), which cache their hash
-and compare with `memcmp`, so a nested dict costs no more to look up than a string does.
+`str` and `int` stand for themselves. Everything else becomes canonical `bytes` (`values.canonical`), which cache their
+hash and compare with `memcmp`, so a nested dict costs no more to look up than a string does.
 """
 
 from __future__ import annotations
