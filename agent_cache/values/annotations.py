@@ -17,6 +17,7 @@ import sys
 import types
 import typing
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
+from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta
 from enum import Enum
 from typing import Any
@@ -167,6 +168,7 @@ def _is_required(kind: Any, name: str, hint: Any) -> bool:
     return name in kind.__required_keys__
 
 
+@dataclass(slots=True, eq=False, kw_only=True)
 class Node:
     """What may stand at one place: any of everything that it lists.
 
@@ -175,43 +177,24 @@ class Node:
         leaves: types without parts.
         literals: values, each with its type.
         lists: types of lists, tuples and sets.
-        item: what may be in these; None if `fixed` says it.
-        fixed: what may be at each position of a tuple.
+        item: what may be in these.
+        fixed: what may be at each position of a tuple instead.
         key, value: what may be in a dict.
         dicts: the TypedDicts that a dict may be.
         records: the classes that an object may be of.
     """
 
-    __slots__ = (
-        *("_named_values", "anything", "dicts", "fixed", "item", "key"),
-        *("leaves", "lists", "literals", "records", "value"),
-    )
-
-    def __init__(
-        self,
-        *,
-        anything: bool = False,
-        leaves: frozenset[type] = frozenset(),
-        literals: frozenset[tuple[type, Any]] = frozenset(),
-        lists: frozenset[type] = frozenset(),
-        item: Node | None = None,
-        fixed: tuple[Node, ...] | None = None,
-        key: Node | None = None,
-        value: Node | None = None,
-        dicts: tuple[Record, ...] = (),
-        records: tuple[Record, ...] = (),
-    ) -> None:
-        self.anything = anything
-        self.leaves = leaves
-        self.literals = literals
-        self.lists = lists
-        self.item = item
-        self.fixed = fixed
-        self.key = key
-        self.value = value
-        self.dicts = dicts
-        self.records = records
-        self._named_values: dict[str, Node] | None = None
+    anything: bool = False
+    leaves: frozenset[type] = frozenset()
+    literals: frozenset[tuple[type, Any]] = frozenset()
+    lists: frozenset[type] = frozenset()
+    item: Node | None = None
+    fixed: tuple[Node, ...] | None = None
+    key: Node | None = None
+    value: Node | None = None
+    dicts: tuple[Record, ...] = ()
+    records: tuple[Record, ...] = ()
+    _named_values: dict[str, Node] | None = None
 
     def __or__(self, other: Node) -> Node:
         both = (self, other)

@@ -171,6 +171,22 @@ def stateful() -> Stateful:
 
 
 @dataclasses.dataclass
+class Totalled:
+    a: int
+    b: int
+
+    @functools.cached_property
+    def total(self) -> int:
+        return self.a + self.b
+
+
+def totalled() -> Totalled:
+    pair = Totalled(1, 2)
+    assert pair.total == 3  # from now on beside the fields
+    return pair
+
+
+@dataclasses.dataclass
 class Restless:
     count: int
 
@@ -210,6 +226,7 @@ REFUSED = [
     (Line("a", 1.0), Any),
     (Line("a", 1.0), Spot),
     (stateful(), Stateful),
+    (totalled(), Totalled),
     (Stateful("a", 1.0), Line),
     (Text("a"), str),
     (Text("a"), Any),
