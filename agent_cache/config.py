@@ -1,4 +1,4 @@
-"""What tools use that name nothing of their own: `configure`."""
+"""Process-wide settings: `configure`, and the configuration in force."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Configuration:
 
 
 class Current:
-    """The configuration in force and who wants to know when it changes."""
+    """The configuration in force, and functions called with the old and the new one when it changes."""
 
     __slots__ = ("listeners", "value")
 
@@ -40,7 +40,7 @@ class Current:
 
 
 class Restore:
-    """What `configure` returns: leaving it as a context manager puts the former configuration back."""
+    """A context manager that restores the former configuration when it is left. Returned by `configure`."""
 
     __slots__ = ("_former",)
 
@@ -59,23 +59,23 @@ class Restore:
 def configure(
     *, remote: Tier | None = None, backup: Tier | None = None, enabled: bool = True, max_bytes: int | None = None
 ) -> Restore:
-    """Set what tools use that name nothing of their own, whenever they were decorated. May be called again.
+    """Set what tools use by default, also those that are decorated already. May be called again.
 
     Args:
-        remote: tier behind the local store of every global tool without a `remote_cache=` of its own.
-        backup: tier between the two, likewise.
+        remote: the tier behind the local store of every global tool without a `remote_cache=` of its own.
+        backup: the tier between the two, for every global tool without a `backup=` of its own.
         enabled: False switches all caching off: tools run, sessions trace and count, writes still invalidate. The
             environment variable ``AGENT_CACHE_ENABLED=0`` does the same and wins.
-        max_bytes: bound on the estimated size of everything stored locally from now on; the fullest store gives way.
+        max_bytes: bound on the estimated size of everything stored locally from now on; the largest store evicts first.
 
     Returns:
         A context manager that restores the former configuration: ``with configure(enabled=False): ...``
 
     Raises:
-        ConfigurationError: if a tier is none, or `max_bytes` is not a positive number.
+        ConfigurationError: if a tier is not a `Tier`, or `max_bytes` is not a positive int.
     """
     if max_bytes is not None and (isinstance(max_bytes, bool) or not isinstance(max_bytes, int) or max_bytes < 1):
-        raise ConfigurationError(f"configure: max_bytes must be a positive number of bytes or None, got {max_bytes!r}")
+        raise ConfigurationError(f"configure: max_bytes must be a positive int or None, got {max_bytes!r}")
     if not isinstance(enabled, bool):
         raise ConfigurationError(f"configure: enabled must be True or False, got {enabled!r}")
     former = CURRENT.value
@@ -91,21 +91,21 @@ def configure(
 
 
 def checked_tier(tier: Any, where: str) -> Tier | None:
-    """A tier, or a clear error that names what it lacks."""
+    """Check a tier. The error names the methods that it lacks."""
     if tier is None:
         return None
     if isinstance(tier, Tier):
         kind = type(tier)
         if not kind.__weakrefoffset__:
-            raise ConfigurationError(f"{where} cannot be used: {kind.__qualname__} needs a __weakref__ slot")
+            raise ConfigurationError(f"{where} cannot be used: {kind.__qualname__} has no __weakref__ slot; add one")
         if kind.__hash__ is None:
             raise ConfigurationError(
-                f"{where} cannot be used: {kind.__qualname__} has no hash; a dataclass has one with eq=False"
+                f"{where} cannot be used: {kind.__qualname__} has no hash; add one (a dataclass: eq=False)"
             )
         return tier
     wanted = ("lease", "lookup", "store", "discard", "begin", "renew", "commit", "trusted_until", "subscribe", "aclose")
     lacking = [name for name in wanted if not hasattr(tier, name)]
-    raise ConfigurationError(f"{where} is no cache tier: {type(tier).__qualname__} lacks {', '.join(lacking)}")
+    raise ConfigurationError(f"{where} must be a Tier; {type(tier).__qualname__} has no {', '.join(lacking)}")
 
 
 def _enabled_by_environment() -> bool:
@@ -113,7 +113,7 @@ def _enabled_by_environment() -> bool:
 
 
 def default_configuration() -> Configuration:
-    """What holds until `configure` is called."""
+    """The configuration until `configure` is called."""
     return Configuration(enabled=_enabled_by_environment())
 
 

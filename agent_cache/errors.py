@@ -1,4 +1,4 @@
-"""What agent_cache raises, and the facts that each error carries."""
+"""The exceptions of agent_cache, with the facts of each as attributes."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ __all__ = [
 
 
 class AgentCacheError(Exception):
-    """The root of everything that agent_cache itself raises. What a *tool* raises is never wrapped in it."""
+    """Base of the exceptions of agent_cache. An exception raised by a *tool* is never wrapped in one."""
 
 
 class ConfigurationError(AgentCacheError, ValueError):
-    """A decorator, a session or `configure` was given something that cannot work.
+    """A decorator, a session or `configure` was given an argument that cannot work.
 
-    Raised at the earliest moment: at decoration rather than at the first call. The text names the tool and the fix.
+    Raised as early as possible: at decoration, not at the first call. The text names the tool and the fix.
     """
 
 
@@ -38,7 +38,7 @@ class UncacheableArgumentsError(AgentCacheError, TypeError):
 
     Attributes:
         tool: ``module:qualname`` of the tool, or an empty string where no tool is involved.
-        reason: what was found and where, without the value itself.
+        reason: the type that has no identity and its place, without the value itself.
     """
 
     def __init__(self, reason: str, tool: str = "") -> None:
@@ -52,19 +52,19 @@ class UncacheableArgumentsError(AgentCacheError, TypeError):
 
 
 class AgentLoopDetectedError(AgentCacheError):
-    """A run repeats itself without progress, or has spent a budget. Its text tells a person and a model what to do.
+    """A run repeats itself without progress, or has spent a budget. The text is meant for a person and a model.
 
     Attributes:
         tool: ``module:qualname`` (or `name=`) of the call that was stopped.
-        kind: of a loop, ``"repeat"``, ``"error"``, ``"cycle"`` or ``"any_error"``; of a budget, ``"depth"``,
+        kind: for a loop, ``"repeat"``, ``"error"``, ``"cycle"`` or ``"any_error"``; for a budget, ``"depth"``,
             ``"nesting"``, ``"time"`` or ``"tool_calls"``.
-        count: how often the call was seen; of a budget, how many calls the session (``"tool_calls"``: the tool) had
+        count: how often the call was seen; for a budget, how many calls the session (``"tool_calls"``: the tool) had
             made, or how deep they were nested.
-        period: how many calls the loop goes round, 1 for a plain repeat, 0 for a budget.
+        period: the number of calls in one round of the loop; 1 for a plain repeat, 0 for a budget.
         calls: names of the calls of one round, or the most recent ones for a budget.
         first: the first outcome of the loop, as short text.
         last: the last outcome of the loop, as short text.
-        level: ``"action"``, or ``"notice"`` for what is only told to ``on_notice``.
+        level: ``"action"``, or ``"notice"`` for an error that is only passed to ``on_notice``.
     """
 
     def __init__(
@@ -128,10 +128,10 @@ def _shortened(calls: tuple[str, ...]) -> str:
 
 
 class RemoteTierError(AgentCacheError):
-    """A remote tier refused or could not be reached, and the tool asked to be stopped in that case.
+    """A remote tier refused a request or could not be reached, and the tool has ``on_unreachable="refuse"``.
 
     Attributes:
-        tier: what was talked to, for people.
+        tier: the tier, for messages.
     """
 
     def __init__(self, message: str, tier: Any = None) -> None:
@@ -146,9 +146,9 @@ class CassetteError(AgentCacheError):
     """A recording cannot be read, written or replayed.
 
     Attributes:
-        reason: what is wrong, and what to do.
+        reason: the mistake, and what to do.
         path: the file, or an empty string.
-        line: the line in it, counted from 1; 0 where no line is meant.
+        line: the line in it, counted from 1; 0 if the error is not in one line.
     """
 
     def __init__(self, reason: str, path: object = "", line: int = 0) -> None:
@@ -163,20 +163,20 @@ class CassetteError(AgentCacheError):
 
 
 class CassetteNotFound(CassetteError):
-    """There is no recording at the path that was given."""
+    """No recording exists at the path."""
 
 
 class MissingFixture(CassetteError):
-    """A test asks for a recording that was never made."""
+    """A test needs a recording that was never made."""
 
 
 class _Mismatch(CassetteError):
-    """A replayed run and its recording do not agree.
+    """A replayed run differs from its recording.
 
     Attributes:
         step_index: position of the nearest recorded call in the cassette, from 0; -1 if it has none.
         expected: name and arguments of that call, or None.
-        actual: name and arguments of the call that was made, or None where a recorded one was never made.
+        actual: name and arguments of the call that was made, or None if a recorded one was not made.
     """
 
     def __init__(
@@ -200,9 +200,7 @@ class _Mismatch(CassetteError):
 
 
 class DivergenceError(_Mismatch):
-    """A replayed run made a call that the recording does not have at that place; under ``strict=True`` also: made one
-    out of order, or left one out.
-    """
+    """A replayed run made a call that is not recorded; under ``strict=True`` also one out of order, or left one out."""
 
 
 class ReplayExhausted(_Mismatch):
@@ -210,9 +208,9 @@ class ReplayExhausted(_Mismatch):
 
 
 class RecordedError(Exception):
-    """Stands for an exception of a class that is not known here: no name found in a cassette is ever imported.
+    """Takes the place of a recorded exception of an unknown class. Names found in a cassette are never imported.
 
-    Register the class with `agent_cache.recording.register` to have it back as it was.
+    Register the class with `agent_cache.recording.register` to get the original exception.
 
     Attributes:
         type_name: ``module:qualname`` of the original.

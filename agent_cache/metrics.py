@@ -1,4 +1,4 @@
-"""Counts of what the cache did: per tool, per resource and in sum, for the process and for each session."""
+"""Counters of the cache, per tool, per resource and in sum, for the process and for each session."""
 
 from __future__ import annotations
 
@@ -13,19 +13,18 @@ _PUBLIC = ("calls", "hits", "misses", "shared", "invalidations", "uncached", "ev
 
 
 class Stats:
-    """Counters of one tool. ``+= 1`` on a slot has no point at which CPython gives the GIL away, so they are exact
-    without a lock.
+    """Counters of one tool, exact without a lock: CPython does not release the GIL within ``+= 1`` on a slot.
 
     Attributes:
-        hits: answers from the local store or a tier.
+        hits: results from the local store or a tier.
         misses: runs of the tool that were started to fill the cache.
-        shared: calls that waited for somebody else's run.
-        bypassed: calls that never took part: arguments without identity, no session, caching switched off.
-        unstored: answers that could not be kept: not copyable, tags not computable.
+        shared: calls that waited for a run started by another call.
+        bypassed: calls that ran uncached: arguments without identity, no session, caching switched off.
+        unstored: results that could not be stored: not copyable, tags not computable.
         writes: calls of an invalidator.
         invalidations: writes and explicit invalidations that were carried out.
-        evictions: entries that made room for others.
-        errors: exceptions that came out of the tool.
+        evictions: entries that were evicted for others.
+        errors: exceptions raised by the tool.
         time_saved: seconds of load time that hits and shared calls did not spend.
     """
 
@@ -57,7 +56,7 @@ class Stats:
         self.clear()
 
     def clear(self) -> None:
-        """Back to zero, in place: generated code holds on to this object."""
+        """Reset to zero in place, since generated code refers to this object."""
         for name in Stats.__slots__:
             setattr(self, name, 0)
         self.time_saved = 0.0
@@ -72,7 +71,7 @@ class Stats:
 
     @property
     def hit_rate(self) -> float:
-        """Share of the cacheable calls that were answered without a run: 0.0 when there were none."""
+        """The share of the cacheable calls that were hits; 0.0 if there were none."""
         reads = self.hits + self.misses + self.shared
         return self.hits / reads if reads else 0.0
 
@@ -88,7 +87,7 @@ class Metrics:
     """The live counters of a process or of a session.
 
     Reading an attribute (``hits``, ``misses``, ``shared``, ``invalidations``, ``uncached``, ``evictions``, ``errors``,
-    ``calls``, ``loop_detections``, ``time_saved``, ``hit_rate``) adds up all tools; `snapshot` gives the breakdown.
+    ``calls``, ``loop_detections``, ``time_saved``, ``hit_rate``) sums all tools; `snapshot` gives them one by one.
     """
 
     def __init__(self) -> None:
@@ -97,14 +96,14 @@ class Metrics:
         self._loops: Counter[str] = Counter()
         self._notices: Counter[str] = Counter()
         self._callback_errors = 0
-        self._lock = threading.RLock()  # these are rare, and a Counter adds up in several steps
+        self._lock = threading.RLock()  # a Counter is incremented in several steps; these events are rare
 
     def stats_of(self, tool: str, roots: Iterable[str]) -> Stats:
-        """The counters of a tool; two tools of one name that read the same roots share them."""
+        """The counters of a tool. Two tools with the same name and roots share them."""
         return self._tools.setdefault((tool, tuple(roots)), Stats())
 
     def invalidated(self, roots: Iterable[str]) -> None:
-        """Count an invalidation that no tool stands for: `invalidate(...)` or `writing(...)`."""
+        """Count an invalidation without a tool: `invalidate(...)` or `writing(...)`."""
         self._explicit.setdefault(tuple(roots), Stats()).invalidations += 1
 
     def acted_on_loop(self, kind: str) -> None:
@@ -113,12 +112,12 @@ class Metrics:
             self._loops[kind] += 1
 
     def noticed_loop(self, kind: str) -> None:
-        """Count a loop that was noticed and not acted upon."""
+        """Count a loop at the notice level."""
         with self._lock:
             self._notices[kind] += 1
 
     def callback_failed(self) -> None:
-        """Count a function of the user's, asked about loops, that raised."""
+        """Count a failure of a user's function for loops."""
         with self._lock:
             self._callback_errors += 1
 
@@ -128,7 +127,7 @@ class Metrics:
         return sum(self._loops.values())
 
     def total(self) -> Stats:
-        """All tools added up."""
+        """The sum of all tools."""
         total = Stats()
         for stats in (*list(self._tools.values()), *list(self._explicit.values())):
             total.add(stats)
@@ -140,9 +139,7 @@ class Metrics:
         raise AttributeError(name)
 
     def snapshot(self) -> dict[str, Any]:
-        """A plain copy: flat sums, loops by kind, and the counts of calls per root under ``resources`` and per
-        ``module:qualname`` under ``tools``.
-        """
+        """A copy as a dict: sums, loops by kind, counters by root under ``resources`` and by tool under ``tools``."""
         total = self.total()
         resources: dict[str, Stats] = {}
         tools: dict[str, Stats] = {}
@@ -165,7 +162,7 @@ class Metrics:
         }
 
     def clear(self) -> None:
-        """Everything back to zero."""
+        """Reset all counters to zero."""
         for stats in self._tools.values():
             stats.clear()
         self._explicit.clear()
@@ -182,11 +179,11 @@ def get_metrics() -> dict[str, Any]:
     """Counts of this process since it started, with and without sessions.
 
     Returns:
-        A plain copy:
-            ``calls hits misses shared invalidations uncached evictions errors time_saved hit_rate loop_detections``,
-        and the same per root under ``"resources"`` and per tool (``"module:qualname"``) under ``"tools"``.
-        ``"loops"`` and ``"loop_notices"`` break the calls that sessions acted upon, and those they only noticed, down
-        by the kind of loop or budget; ``"callback_errors"`` counts the functions given for loops that raised.
-        `time_saved` is in seconds. ``hit_rate = hits / (hits + misses + shared)``, 0.0 when there were none.
+        A copy as a dict, with the keys ``calls``, ``hits``, ``misses``, ``shared``, ``invalidations``, ``uncached``,
+        ``evictions``, ``errors``, ``time_saved`` (seconds), ``hit_rate`` and ``loop_detections``; the same by root
+        under ``"resources"`` and by tool (``"module:qualname"``) under ``"tools"``.
+        ``hit_rate = hits / (hits + misses + shared)``, 0.0 if there were none.
+        ``"loops"`` counts the calls that sessions acted upon, ``"loop_notices"`` the notices, each by the kind of loop
+        or budget; ``"callback_errors"`` counts the failures of users' functions for loops.
     """
     return METRICS.snapshot()

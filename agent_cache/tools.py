@@ -1,4 +1,8 @@
-"""Is this something that can be decorated? If not, what to do instead."""
+"""The decorators `AgentCache` and `AgentCacheInvalidator`, and `invalidate` and `writing` for code that is not a tool.
+
+A decorator checks its options at once, and the function when it is applied. Then it settles the signature, the tags and
+the policy, and generates the body of the decorated function (`engine.codegen`).
+"""
 
 from __future__ import annotations
 
@@ -62,7 +66,7 @@ _FRAMEWORKS = {
 
 
 def checked_tool(function: Any, decorator: str) -> Callable[..., Coroutine[Any, Any, Any]]:
-    """An `async def`, or a `TypeError` that says what to do."""
+    """Check the object passed to a decorator. Raises `TypeError` with the fix if it is not an `async def` function."""
     package = type(function).__module__.partition(".")[0]
     if package in _FRAMEWORKS:
         raise TypeError(
@@ -83,12 +87,12 @@ def checked_tool(function: Any, decorator: str) -> Callable[..., Coroutine[Any, 
         )
     if inspect.isasyncgenfunction(function) or inspect.isgeneratorfunction(function):
         raise TypeError(
-            f"{decorator} cannot take the generator {_name(function)}: a stream is not one answer. Collect it in an "
-            "`async def` that returns a list, or leave it undecorated"
+            f"{decorator} cannot take the generator {_name(function)}, because a stream is not one result. Collect it "
+            "in an `async def` that returns a list, or leave it undecorated"
         )
     if isinstance(function, functools.partial):
         raise TypeError(
-            f"{decorator} cannot take a functools.partial; decorate the function, and pass the rest as arguments"
+            f"{decorator} cannot take a functools.partial; decorate the function, and pass all arguments to it"
         )
     if not inspect.iscoroutinefunction(function) or not inspect.isroutine(function):
         what = f"the synchronous function {_name(function)}" if inspect.isroutine(function) else f"{function!r}"
@@ -103,7 +107,7 @@ def checked_tool(function: Any, decorator: str) -> Callable[..., Coroutine[Any, 
 
 
 def identity_of(function: Callable[..., Any], name: str | None) -> str:
-    """``module:qualname``, or the name that the user gave."""
+    """The identity of a tool: ``module:qualname``, or its ``name=``."""
     return name if name is not None else f"{function.__module__}:{function.__qualname__}"
 
 
@@ -111,7 +115,7 @@ def _name(function: Any) -> str:
     return getattr(function, "__qualname__", None) or repr(function)
 
 
-# `AgentCache`: cache what a read tool answers.
+# Reads
 
 
 P = ParamSpec("P")
@@ -121,7 +125,7 @@ R_co = TypeVar("R_co", covariant=True)
 S = TypeVar("S")
 
 Resource = str | ComputedTags | Sequence[str | ComputedTags]
-"""A tag, a template over the tool's parameters and its result, what `tags_from` returns, or several of these."""
+"""A tag, a template over the tool's parameters and its result, the result of `tags_from`, or several of these."""
 
 
 class CachedTool(Protocol[P, R_co]):
@@ -139,12 +143,12 @@ class CachedTool(Protocol[P, R_co]):
     def __wrapped__(self) -> Callable[P, Coroutine[Any, Any, R_co]]: ...
     @property
     def resource(self) -> Resource:
-        """What stood after ``resource=``."""
+        """The ``resource=`` option."""
         ...
 
     @property
     def scope(self) -> Literal["global", "session"]:
-        """What stood after ``scope=``."""
+        """The ``scope=`` option."""
         ...
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R_co]: ...
@@ -155,15 +159,15 @@ class CachedTool(Protocol[P, R_co]):
         self: CachedTool[Concatenate[S, Q], R_co], instance: S, owner: type[Any] | None = None
     ) -> Callable[Q, Coroutine[Any, Any, R_co]]: ...
     def cache_key(self, *args: P.args, **kwargs: P.kwargs) -> CacheKey:
-        """Identity of the call that these arguments would make: opaque and hashable, equal for every spelling."""
+        """The identity of a call with these arguments: opaque and hashable, equal for every spelling."""
         ...
 
     async def invalidate(self, *args: P.args, **kwargs: P.kwargs) -> bool:
-        """Forget the answer to one call, in every scope. Whether there was one."""
+        """Drop the cached result of one call, in every scope. Returns whether there was one."""
         ...
 
     async def fresh(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
-        """Run the tool now, whatever is cached, store its answer and return it."""
+        """Run the tool, even if its result is cached; store the new result and return it."""
         ...
 
     async def refresh(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
@@ -171,43 +175,43 @@ class CachedTool(Protocol[P, R_co]):
         ...
 
     def clear(self) -> int:
-        """Forget every local answer of this tool, in every scope. How many there were."""
+        """Drop all local results of this tool, in every scope. Returns how many there were."""
         ...
 
 
 class AgentCache:
-    """Cache what a read tool answers, until something it depends on is written.
+    """Cache the results of a read tool until something that they depend on is written.
 
-    Concurrent identical calls run the tool once. After a write tool that names one of its tags has ended, no call that
-    starts later is answered with what was loaded before. Errors are never cached.
+    Concurrent identical calls run the tool once. After a write tool with one of its tags has ended, no call that starts
+    later gets a result that was loaded before. Errors are never cached.
 
     Args:
-        resource: what the answer depends on: a tag (``"cart"``), a template over the tool's parameters and its result
-            (``"order:{order_id}"``, ``"user:{result[user_id]}"``), what `tags_from` returns, or a sequence of these.
-        scope: ``"global"``: shared by everything in the process; ``"session"``: belongs to the innermost
+        resource: what the result depends on: a tag (``"cart"``), a template over the tool's parameters and its result
+            (``"order:{order_id}"``, ``"user:{result[user_id]}"``), the result of `tags_from`, or a sequence of these.
+        scope: ``"global"`` shares the results in the process; ``"session"`` keeps them in the innermost
             `AgentCacheSession`, and the tool runs uncached outside of one.
-        ttl: seconds, or a `timedelta`, that an answer lives, counted from the start of its load. None: for ever.
-        maxsize: how many answers are kept, least recently used out first, in each scope. None: no bound.
-        skip_args: how many leading positional parameters do not count as identity (1 leaves ``self`` out, so that all
-            instances share).
+        ttl: seconds, or a `timedelta`, until a result expires, counted from the start of its load. None: never.
+        maxsize: how many results are stored in each scope; the least recently used is evicted first. None: no bound.
+        skip_args: how many leading positional parameters are left out of the identity (1 leaves ``self`` out, so that
+            all instances share their results).
         backup: a tier between the local store and the remote one.
         remote_cache: a tier shared with other processes.
-        key: ``key(*args, **kwargs)`` is the identity instead of the arguments.
+        key: ``key(*args, **kwargs)`` is the identity of a call, instead of its arguments.
         vary: ``vary(arguments)`` or ``vary()`` is added to the identity: tenant, working directory, version. The
-            mapping has every parameter in it, also contexts that the framework injects.
-        cache_if: ``cache_if(result)`` says whether an answer is worth keeping; the way to keep "Error: ..." texts out.
-            To a session's loop guard, what it turns away is a failed call, unless there is nothing in it.
-        copy: how a hit is protected from callers that mutate what they were given. ``"auto"`` shares what is immutable
-            and copies the rest, ``"never"`` shares everything, a function copies as it likes.
-        loop: what its repetitions mean to a session's loop guard: see `LoopHints`.
-        uncacheable: ``"bypass"`` runs a call uncached whose arguments have no identity, and counts it; ``"raise"``
-            raises `UncacheableArgumentsError`.
-        name: identity of the tool instead of ``module:qualname``; for functions made in a loop or a factory.
-        remote: how the shared tier is used, beyond what holds for every tool: see `RemotePolicy`.
+            mapping has all parameters, also contexts that the framework injects.
+        cache_if: ``cache_if(result)`` decides whether a result is stored, for example not if it says "Error: ...". A
+            session's loop guard takes a result that is rejected for a failed call, unless the result is empty.
+        copy: how a cached result is protected from callers that change it. ``"auto"`` shares what is immutable and
+            copies the rest, ``"never"`` shares everything, a function makes the copies.
+        loop: how a session's loop guard compares its calls: see `LoopHints`.
+        uncacheable: for a call whose arguments have no identity: ``"bypass"`` runs it uncached and counts it;
+            ``"raise"`` raises `UncacheableArgumentsError`.
+        name: the identity of the tool instead of ``module:qualname``; for functions made in a loop or a factory.
+        remote: how the shared tier is used: see `RemotePolicy`.
 
     Raises:
-        ConfigurationError: at decoration, naming the tool and the fix, if any of this cannot work.
-        TypeError: at decoration, if what is decorated is no `async def`.
+        ConfigurationError: at decoration, naming the tool and the fix, if an option cannot work.
+        TypeError: at decoration, if the decorated object is not an `async def` function.
     """
 
     def __init__(
@@ -261,7 +265,7 @@ class AgentCache:
         )
         if scope == "session" and (backup is not None or remote_cache is not None) and not self._policy.remote.share:
             raise ConfigurationError(
-                f"{where}: answers of a session do not leave the process; leave out backup and remote_cache, or add "
+                f"{where}: results of a session do not leave the process; leave out backup and remote_cache, or add "
                 "remote=RemotePolicy(share=True)"
             )
 
@@ -293,19 +297,19 @@ class AgentCache:
 
 
 def checked_remote(remote: Any, where: str) -> RemotePolicy:
-    """What stands after ``remote=``; None asks for nothing."""
+    """Check a ``remote=`` option; None is the default policy."""
     if remote is None:
         return RemotePolicy()
     if not isinstance(remote, RemotePolicy):
         raise ConfigurationError(
-            f"{where}: remote must be a RemotePolicy(...), got {remote!r}; a tier goes into remote_cache"
+            f"{where}: remote must be a RemotePolicy(...), got {remote!r}; pass a tier as remote_cache"
         )
     return remote
 
 
 def _takes_arguments(vary: Callable[..., Any]) -> bool:
-    """Whether ``vary`` needs the arguments. What can be called without is: ``ContextVar.get`` would take them for a
-    default.
+    """Whether ``vary`` needs the arguments. If it can be called without them, it is: ``ContextVar.get`` would take them
+    for its default.
     """
     try:
         inspect.signature(vary).bind()
@@ -316,11 +320,11 @@ def _takes_arguments(vary: Callable[..., Any]) -> bool:
     return False
 
 
-# `AgentCacheInvalidator`: a write tool drops what it makes stale. And the same for writes that are no tools.
+# Writes
 
 
 DOUBT = 5.0
-"""Seconds that a write with an unknown outcome may still take effect, unless told otherwise."""
+"""The default of ``doubt=``: seconds in which a write with an unknown outcome may still take effect."""
 
 
 class InvalidatingTool(Protocol[P, R_co]):
@@ -346,37 +350,38 @@ class InvalidatingTool(Protocol[P, R_co]):
 
 
 class AgentCacheInvalidator:
-    """Drop what a write tool makes stale: before it runs, and again when it has ended, however it ended.
+    """Drop the entries that a write tool makes stale: before it runs, and again when it has ended, however it ended.
 
-    After the tool has returned, raised or been cancelled, no read that starts later is answered with what was loaded
-    before. A write that was cancelled, or failed in a way that leaves its effect unknown, bars its tags for `doubt`
-    seconds.
+    After the tool has returned, raised or been cancelled, no read that starts later gets a result that was loaded
+    before. If a write was cancelled, or failed in a way that leaves its effect unknown, nothing under its tags is
+    stored for `doubt` seconds.
 
     Args:
         resource: what the write touches: a tag, a template over the tool's parameters and its result
-            (``"user:{result[user_id]}"``), what `tags_from` returns, or a sequence of these. ``"order"`` covers every
-            ``"order:..."``. A tag that only the result tells costs the whole root when the write fails: prefer
+            (``"user:{result[user_id]}"``), the result of `tags_from`, or a sequence of these. ``"order"`` covers every
+            ``"order:..."``. A tag that depends on the result drops the whole root when the write fails: prefer
             ``tags_from(root, lambda arguments: ...)``, or name the harmless failures in `no_effect`.
         scope: ``"global"`` drops in every scope and tenant; ``"session"`` only in the current session and those
             around it.
-        skip_args: must be 0; which entries are dropped is `key_fn`'s business.
+        skip_args: must be 0. To drop single entries, use `key_fn`.
         clear_all: True drops everything under `resource`; False only what `key_fn` names.
         key_fn: ``key_fn(args, kwargs)`` returns ``tool.cache_key(...)`` or several of them. It is called before the
             side effect.
         settle: seconds after a successful write during which nothing under its tags is stored, for sources that are
             eventually consistent (replicas, search indexes).
-        doubt: seconds that a write may take effect after it was cancelled or timed out.
-        in_doubt: exceptions that leave the effect unknown, beside `TimeoutError` and `OSError`; httpx's timeouts, say.
-        no_effect: exceptions that say that nothing was changed.
-        ok: ``ok(result)`` says whether a write that returned was successful; the default says yes.
-        loop: what its repetitions mean to a session's loop guard: see `LoopHints`.
-        remote_cache, backup: tiers it acts on, beside the configured ones and those of every tool that shares a root.
-        name: identity of the tool instead of ``module:qualname``.
-        remote: what to do when the shared tier cannot be told of the write: see `RemotePolicy`.
+        doubt: seconds in which a write may take effect after it was cancelled or timed out.
+        in_doubt: exceptions that leave the effect unknown, beside `TimeoutError` and `OSError`; for example httpx's
+            timeouts.
+        no_effect: exceptions which mean that nothing was changed.
+        ok: ``ok(result)`` decides whether a write that returned was successful. The default: always.
+        loop: how a session's loop guard compares its calls: see `LoopHints`.
+        remote_cache, backup: tiers to invalidate, beside the configured ones and those of tools that share a root.
+        name: the identity of the tool instead of ``module:qualname``.
+        remote: what happens while the shared tier cannot be reached: see `RemotePolicy`.
 
     Raises:
-        ConfigurationError: at decoration, naming the tool and the fix, if any of this cannot work.
-        TypeError: at decoration, if what is decorated is no `async def`, or `skip_args` is not 0.
+        ConfigurationError: at decoration, naming the tool and the fix, if an option cannot work.
+        TypeError: at decoration, if the decorated object is not an `async def` function, or `skip_args` is not 0.
     """
 
     def __init__(
@@ -401,7 +406,7 @@ class AgentCacheInvalidator:
         where = f"AgentCacheInvalidator({resource!r})"
         if skip_args != 0:
             raise TypeError(
-                f"{where}: skip_args has no meaning for a write; name what to drop with clear_all=False, key_fn=..."
+                f"{where}: skip_args has no effect on a write; to drop single entries, use clear_all=False, key_fn=..."
             )
         if not isinstance(clear_all, bool):
             raise ConfigurationError(f"{where}: clear_all must be True or False, got {clear_all!r}")
@@ -411,7 +416,7 @@ class AgentCacheInvalidator:
             )
         if clear_all and key_fn is not None:
             raise ConfigurationError(
-                f"{where}: key_fn names single entries; add clear_all=False, or leave it out to drop all"
+                f"{where}: key_fn drops single entries; add clear_all=False, or leave key_fn out to drop all"
             )
         for option, given in (("key_fn", key_fn), ("ok", ok)):
             checked_function(given, f"{where}: {option}")
@@ -461,17 +466,17 @@ def _exceptions(given: Any, where: str) -> tuple[type[BaseException], ...]:
 
 
 async def invalidate(*tags: str | Sequence[object]) -> int:
-    """Something outside of the tools has changed: a webhook, a job, a migration. Drop what depends on it, everywhere.
+    """Drop everything that depends on these tags, in every scope and process. For changes made outside of the tools.
 
     Args:
         tags: ``"order:7"``, ``"order"`` for everything under it, or ``("order", "a:b")`` where an id may contain a
             colon.
 
     Returns:
-        How many local entries were dropped.
+        The number of local entries that were dropped.
 
     Raises:
-        ConfigurationError: if there is no tag, or one is malformed.
+        ConfigurationError: if no tag is given, or one is malformed.
     """
     paths = _parsed(tags, "invalidate")
     dropped = drop(Region(paths))
@@ -484,7 +489,7 @@ async def invalidate(*tags: str | Sequence[object]) -> int:
 
 @asynccontextmanager
 async def writing(*tags: str | Sequence[object]) -> AsyncIterator[None]:
-    """Surround a write that is no tool, exactly as `AgentCacheInvalidator` surrounds one.
+    """Invalidate before and after a write that is not a tool, as `AgentCacheInvalidator` does for one.
 
     Args:
         tags: as for `invalidate`.
@@ -512,9 +517,9 @@ def _count(paths: tuple[str, ...]) -> None:
         metrics.invalidated(roots)
 
 
-def _parsed(tags: tuple[str | Sequence[object], ...], who: str) -> tuple[str, ...]:
+def _parsed(tags: tuple[str | Sequence[object], ...], function: str) -> tuple[str, ...]:
     if not tags:
-        raise ConfigurationError(f"{who}() needs at least one tag, for example {who}('order:7')")
+        raise ConfigurationError(f"{function}() needs at least one tag, for example {function}('order:7')")
     return tuple(dict.fromkeys(map(parse_tag, tags)))
 
 

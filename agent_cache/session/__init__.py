@@ -1,4 +1,4 @@
-"""One run of an agent: its own cache, its trace, its metrics, and the guard against loops."""
+"""Sessions: one run of an agent with its own cache, trace, metrics and loop guard."""
 
 from agent_cache.session.session import AgentCacheSession
 

@@ -1,4 +1,4 @@
-"""When a repetition is a loop, and what a tool says of its own repetitions."""
+"""The thresholds of the loop checks and the budgets of a run: `LoopPolicy`."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from agent_cache.errors import ConfigurationError
 __all__ = ["NEVER", "LoopPolicy", "Threshold", "policy_of"]
 
 NEVER: Final = 1_000_000_000
-"""More calls than a run makes. Below 2 ** 30, so that differences to it stay within one digit of CPython's integers."""
+"""More calls than a run makes. Below 2 ** 30, so that it is one digit of CPython's integers and compares fast."""
 
 
 class Threshold(NamedTuple):
-    """How often a check must be met to be noticed, and to be acted upon."""
+    """How often a check must be met for a notice, and for the action."""
 
     notice: int
     action: int
@@ -38,9 +38,9 @@ _Seconds = float | timedelta | None
 
 @dataclass(frozen=True, slots=True)
 class LoopPolicy:
-    """When a session notices a loop and when it acts, and what a run may spend.
+    """The thresholds at which a session notices a loop and acts on it, and the budgets of a run.
 
-    A call's *signature* is its tool, its arguments and what came back. An *epoch* is the time in which the same
+    The *signature* of a call is its tool, its arguments and its outcome. An *epoch* is the time in which the same
     question should have the same answer: a successful write with a new signature ends it, and so does `new_turn`.
     Calls that overlap and have one signature are one round, and count once.
 
@@ -51,11 +51,11 @@ class LoopPolicy:
     Args:
         repeat: one signature, in an epoch; ``(3, 5)``.
         error: one call with the same error, in a row in an epoch; ``(2, 4)``.
-        cycle: calls in a row with nothing new among them, the last of them seen three times, and not all of them
-            alike; ``(3, 5)``. It finds every period; a set of things that is read twice is no cycle.
+        cycle: calls in a row without a new signature, of two signatures or more, the last of them seen three times;
+            ``(3, 5)``. It finds every period; a set of things that is read twice is not a cycle.
         any_error: one tool with the same error, in a row, whatever the arguments; ``(4, 6)``.
         write_repeat: one signature, in an epoch, of a write that succeeds; ``(5, 10)``, since one more of the same item
-            is no loop.
+            is not a loop.
         max_execution_depth: calls that a run may make. None: any number.
         max_nesting: how deep tools may call tools. None: any depth.
         max_duration: seconds, or a `timedelta`, that a run may take from entering the session to the start of its last
@@ -125,15 +125,15 @@ class LoopPolicy:
 
 
 def policy_of(given: object, max_tool_repeats: int | None, max_execution_depth: int | None) -> LoopPolicy:
-    """The policy of a session: what stands after ``loop_policy=``, changed by its two short forms.
+    """The policy of a session: the ``loop_policy=`` option, changed by its two short forms.
 
     Raises:
-        ConfigurationError: if any of it cannot work, unknown names in a mapping included.
+        ConfigurationError: if a value cannot work, or a mapping has an unknown name.
     """
     if isinstance(given, Mapping):
         known = [one.name for one in fields(LoopPolicy)]
         if unknown := [name for name in given if name not in known]:
-            raise ConfigurationError(f"loop_policy has no {unknown[0]!r}; it has {', '.join(known)}")
+            raise ConfigurationError(f"loop_policy has no argument {unknown[0]!r}; use one of {', '.join(known)}")
         given = LoopPolicy(**given)
     policy = _DEFAULT if given is None else given
     if not isinstance(policy, LoopPolicy):

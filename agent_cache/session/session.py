@@ -32,42 +32,40 @@ class AgentCacheSession:
 
     Inside, session-scoped tools have a cache of their own, every call is traced and counted, and a run that repeats
     itself without progress, or makes too many calls, is stopped. Child tasks belong to the session they were started
-    in. An inner session's calls also count in the trace, the metrics and the budgets of the outer one, not in its
-    loops; what it newly writes lets the outer one, too, ask again. What a tool calls by itself counts likewise: for all
-    but the loops. Metrics and trace stay readable after the end; a session may be entered again then: same id, empty
-    cache, counters go on.
+    in. The calls of an inner session also count in the trace, the metrics and the budgets of the outer one, but are not
+    checked for loops there; a new successful write of theirs starts the loop counts of the outer one again. Calls that
+    a tool makes by itself are treated likewise. Metrics and trace stay readable after the end, and the session may be
+    entered again: the id stays, the cache is empty, the counters go on.
 
     Args:
-        session_id: name of the run; a random one if left out.
-        loop_detection: False traces and counts only: neither loops nor budgets are looked at.
-        max_tool_repeats: how often one call may give one outcome; the call that does so this often is acted upon. At
-            least 2. Short for ``LoopPolicy(repeat=...)``, 5 unless told otherwise.
-        max_execution_depth: how many calls the run may make. Short for ``LoopPolicy(max_execution_depth=...)``, 200
-            unless told otherwise.
-        on_loop: what happens to a call that goes on with a loop, or is one too many.
+        session_id: the name of the run; a random one if left out.
+        loop_detection: False checks neither loops nor budgets; calls are traced and counted.
+        max_tool_repeats: how often one call may have one outcome; the call that reaches this number is acted upon. At
+            least 2. Short for ``LoopPolicy(repeat=...)``; the default is 5.
+        max_execution_depth: how many calls the run may make. Short for ``LoopPolicy(max_execution_depth=...)``; the
+            default is 200.
+        on_loop: what happens to a call that continues a loop or exceeds a budget.
 
-            ``"raise"``: `AgentLoopDetectedError`. It is latched: later calls are refused too, and it is raised again at
-            exit if something has swallowed it.
-            ``"warn"``: a line in the log, once for each streak; the call goes on.
-            ``"short_circuit"``: the answer that the cache has for exactly this call; where it has none, and for writes,
+            ``"raise"`` raises `AgentLoopDetectedError`. It is latched: later calls are refused too, and it is raised
+            again at exit if something has swallowed it.
+            ``"warn"`` logs one line for each streak; the call goes on.
+            ``"short_circuit"`` returns the cached result of exactly this call; without one, and for writes, it raises
             `AgentLoopDetectedError`, not latched.
-            ``"notice"``: the caller gets the error's text as its answer, for the model to read; a write that is refused
-            so is not carried out.
-            A function of the `AgentLoopDetectedError` decides by returning one of these words, or None for going on.
+            ``"notice"`` returns the text of the error, for the model to read; a write that is refused so is not carried
+            out.
+            A function gets the `AgentLoopDetectedError` and returns one of these words, or None to let the call go on.
 
-            A read is refused or replaced at once, also where it has failed; a write has its answer returned, and the
-            next call is the one that is refused. A call that a tool makes gets no text instead of its answer.
-        tenant: whose run this is. Tenants never see each other's answers. An inner session has the tenant of the outer
-            one unless it names its own.
+            A read is refused or replaced at once, also if it has failed. The result of a write is returned, and the
+            next call is refused. A call that a tool makes never gets the text instead of its result.
+        tenant: the owner of the run. Tenants never get each other's results. An inner session has the tenant of the
+            outer one unless it names its own.
         trace_size: how many calls the trace keeps.
-        loop_policy: when a loop is noticed and when it is acted upon, and what the run may spend: a `LoopPolicy`, or
-            a mapping of its arguments.
-        on_notice: a function that is told, by an `AgentLoopDetectedError` that is not raised, of what may become a
-            loop.
+        loop_policy: the thresholds and the budgets: a `LoopPolicy`, or a mapping of its arguments.
+        on_notice: a function called at the notice level, with an `AgentLoopDetectedError` that is not raised.
 
     Raises:
-        ConfigurationError: if any of this cannot work; on entering a session that is already entered; on leaving it in
-            another context than it was entered in, or before one that was entered inside of it.
+        ConfigurationError: if an argument cannot work; on entering a session that is already entered; on leaving it in
+            another context than it was entered in, or before one that was entered inside it.
     """
 
     def __init__(
@@ -108,7 +106,7 @@ class AgentCacheSession:
     async def __aenter__(self) -> Self:
         if self._token is not None:
             raise ConfigurationError(
-                f"session {self.session_id!r} is already entered; use another AgentCacheSession inside of it"
+                f"session {self.session_id!r} is already entered; use another AgentCacheSession inside it"
             )
         outer = SCOPE.get()
         tenant = self._tenant_part if self._tenant_part is not None else outer.tenant
@@ -135,24 +133,24 @@ class AgentCacheSession:
             SCOPE.reset(token)
         except ValueError:
             raise ConfigurationError(
-                f"session {self.session_id!r} was entered in one context and left in another, so what ran in between "
+                f"session {self.session_id!r} was entered in one context and left in another, so calls in between "
                 "may have been outside of it; enter and leave it in the same task, as one `async with` does"
             ) from error
         if is_out_of_order:
             raise ConfigurationError(
-                f"session {self.session_id!r} was left before another one that was entered inside of it; leave the "
+                f"session {self.session_id!r} was left before a session that was entered inside it; leave the "
                 "inner one first, as nested `async with` blocks do"
             ) from error
         if error is None and self._guard.swallowed is not None:
             raise self._guard.swallowed.with_traceback(None)
 
     def new_turn(self) -> None:
-        """The user has spoken: what the run has asked before it may ask again. Call it before each turn."""
+        """Start the loop counts again at a new user turn. Call it before each turn."""
         if self._detector is not None:
             self._detector.end_epoch()
 
     def get_metrics(self) -> dict[str, Any]:
-        """Counts of this session, as `agent_cache.get_metrics` gives them for the process."""
+        """The counters of this session, in the form of `agent_cache.get_metrics`."""
         return self.metrics.snapshot()
 
     def get_execution_trace(self) -> list[TraceRecord]:
@@ -161,24 +159,22 @@ class AgentCacheSession:
 
     @property
     def loop_error(self) -> AgentLoopDetectedError | None:
-        """The loop or the spent budget that has stopped this run, if one has."""
+        """The loop or the spent budget that has stopped this run; None if none has."""
         return self._guard.error
 
     def raise_for_loop(self) -> None:
-        """Raise the loop that has stopped the run, if one has: for callers behind a framework that swallows exceptions.
+        """Raise `loop_error`, if there is one: for code behind a framework that swallows exceptions.
 
         Raises:
-            AgentLoopDetectedError: `loop_error`, also if no call has been refused for it yet.
+            AgentLoopDetectedError: also if no call has been refused for it yet.
         """
         if self._guard.error is not None:
             raise self._guard.error.with_traceback(None)
 
-    # Taking part in the calls of a scope
+    # engine.runtime.Participant
 
     def observer_of(self, operation: Operation[Any], *, is_innermost: bool) -> SessionHooks:
-        """See every call of an operation. Loops are looked for in the innermost session only; budgets, trace and what a
-        write has changed are those of all.
-        """
+        """The hooks for the calls of an operation. Only those of the innermost session check for loops."""
         if self._detector is None and self._detects_loops:
             self._detector = LoopDetector(self._policy, self._run)
         return SessionHooks(
@@ -195,15 +191,15 @@ class AgentCacheSession:
         )
 
     def stats_of(self, operation: Operation[Any]) -> Stats:
-        """Where the calls of an operation are counted in this session."""
+        """The counters of an operation in this session."""
         return self.metrics.stats_of(operation.name, operation.tags.roots)
 
     def partition_of(self, operation: ReadOperation) -> Partition:
-        """Where the answers of a session-scoped tool live; closed once the session has ended."""
+        """The store of the results of a session-scoped tool. It is closed when the session ends."""
         partition = self._partitions.get(operation)
         if partition is None:
             partition = operation.new_partition(self)
-            if self._token is None:  # a task that has outlived its session
+            if self._token is None:  # called by a task that has outlived the session
                 self._close(partition)
             else:
                 self._partitions[operation] = partition
@@ -223,7 +219,7 @@ class AgentCacheSession:
         free(garbage)
 
     def stop(self, loop: AgentLoopDetectedError) -> None:
-        """A loop that was detected when this run was recorded: it ends the run as it did then."""
+        """Stop the run for a loop that stopped it when it was recorded."""
         self._guard.stop(loop)
 
 
@@ -232,5 +228,5 @@ def _tenant_part(tenant: Hashable) -> Hashable:
         return key_part(tenant)
     except Uncacheable as error:
         raise ConfigurationError(
-            f"AgentCacheSession: tenant must be a value with an identity, such as a text: {error.reason}"
+            f"AgentCacheSession: tenant must be a value with an identity, such as a str: {error.reason}"
         ) from error

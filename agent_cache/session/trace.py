@@ -1,4 +1,4 @@
-"""What a session remembers of its calls: a bounded ring of plain tuples, read as `TraceRecord` objects."""
+"""The trace of a session: its last calls, kept as tuples and read as `TraceRecord` objects."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ __all__ = ["Trace", "TraceRecord"]
 
 @dataclass(frozen=True, slots=True)
 class TraceRecord:
-    """One call, as the session saw it.
+    """One call of a session.
 
     Attributes:
         tool: ``module:qualname``, or its `name=`.
         key: identity of the call: opaque and hashable, equal for equal calls of one tool; None for writes and for calls
             without identity.
         kind: ``"read"`` or ``"write"``.
-        source: where the answer came from: ``"hit"``, ``"miss"``, ``"shared"``, ``"uncached"``, ``"write"``, or
+        source: where the result came from: ``"hit"``, ``"miss"``, ``"shared"``, ``"uncached"``, ``"write"``, or
             ``"blocked"`` if the session refused the call.
         outcome: ``"ok"``, ``"cancelled"``, or the class name of the exception.
         started: reading of the monotonic clock when the call began, in seconds; of a hit, when it was answered.
         duration: seconds it took; 0.0 for a hit.
         parent: `number` of the call whose tool made this one, or None.
-        number: the how-manieth call of the session it is, in the order the calls began; a blocked call has the number
-            of the last one that was let through.
+        number: its place among the calls of the session, from 1, in the order in which they began; a blocked call has
+            the number of the last call that was admitted.
     """
 
     tool: str
@@ -42,26 +42,28 @@ class TraceRecord:
 
 
 class Trace:
-    """The last `size` calls. `add` takes the fields of a `TraceRecord` as one tuple: 60 ns instead of 900. Of a hit it
-    takes what differs: tool, key, started, parent and number.
+    """The last `size` calls.
+
+    `add` takes the fields of a `TraceRecord` as one tuple, in 60 ns instead of 900 ns for the record. For a hit it
+    takes only the fields that vary: tool, key, started, parent and number.
     """
 
-    __slots__ = ("_ring", "add")
+    __slots__ = ("_calls", "add")
 
     def __init__(self, size: int) -> None:
-        self._ring: deque[tuple[Any, ...]] = deque(maxlen=size)
-        self.add = self._ring.append
+        self._calls: deque[tuple[Any, ...]] = deque(maxlen=size)
+        self.add = self._calls.append
 
     def __len__(self) -> int:
-        return len(self._ring)
+        return len(self._calls)
 
     def recent_tools(self, count: int) -> tuple[str, ...]:
-        """Names of the last few calls, oldest first."""
-        return tuple(fields[0] for fields in itertools.islice(reversed(self._ring), count))[::-1]
+        """The tools of the last few calls, oldest first."""
+        return tuple(fields[0] for fields in itertools.islice(reversed(self._calls), count))[::-1]
 
     def records(self) -> list[TraceRecord]:
-        """Oldest first."""
-        return [TraceRecord(*(_of_hit(*fields) if len(fields) == 5 else fields)) for fields in list(self._ring)]
+        """All records, oldest first."""
+        return [TraceRecord(*(_of_hit(*fields) if len(fields) == 5 else fields)) for fields in list(self._calls)]
 
 
 def _of_hit(tool: str, key: Hashable, started: float, parent: int | None, number: int) -> tuple[Any, ...]:

@@ -883,5 +883,5 @@ async def test_sessions_that_are_left_in_another_order_than_they_were_entered_ar
     outer, inner = AgentCacheSession("outer"), AgentCacheSession("inner")
     await outer.__aenter__()
     await inner.__aenter__()
-    with pytest.raises(ConfigurationError, match="'outer' was left before another one"):
+    with pytest.raises(ConfigurationError, match="'outer' was left before a session"):
         await outer.__aexit__(None, None, None)
