@@ -10,6 +10,7 @@ from typing import Any, Self
 import msgspec
 
 from agent_cache.errors import CassetteError
+from agent_cache.recording.cassette_file import Lines, read_file
 from agent_cache.recording.format import (
     VERSION,
     Header,
@@ -20,7 +21,6 @@ from agent_cache.recording.format import (
     trailer_line,
 )
 from agent_cache.recording.legacy import calls_of_agentcassette
-from agent_cache.recording.lines import Lines, read_file
 from agent_cache.recording.outline import Outline
 from agent_cache.recording.partial import replace_file
 from agent_cache.recording.redacted import redacted_call

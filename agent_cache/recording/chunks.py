@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, TypeAlias
 
-from agent_cache.recording.outcomes import map_payload
 from agent_cache.recording.plain import decode, encode
 from agent_cache.recording.redaction import Redaction
+from agent_cache.recording.results import map_payload
 
 __all__ = ["redacted_chunks"]
 

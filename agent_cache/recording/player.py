@@ -23,7 +23,7 @@ from agent_cache.recording.cassette import Cassette
 from agent_cache.recording.format import RecordedCall
 from agent_cache.recording.functions import ActiveCall, RecordedFunction
 from agent_cache.recording.identity import digest_of
-from agent_cache.recording.outcomes import read_value
+from agent_cache.recording.results import read_value
 from agent_cache.recording.plain import encode_sorted, plain_arguments
 from agent_cache.recording.redaction import Redaction
 from agent_cache.recording.shapes import check_outcome

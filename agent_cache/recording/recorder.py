@@ -28,7 +28,7 @@ from agent_cache.recording.failures import raised_from
 from agent_cache.recording.format import Header, RecordedCall, Trailer, call_line, header_line, trailer_line
 from agent_cache.recording.functions import CURRENT_CALL, ActiveCall, RecordedFunction
 from agent_cache.recording.identity import digest_of, digest_of_key
-from agent_cache.recording.outcomes import value_outcome
+from agent_cache.recording.results import value_outcome
 from agent_cache.recording.partial import PartialFile, partial_of
 from agent_cache.recording.plain import plain_arguments
 from agent_cache.recording.player import ROOT_PLACE, Matcher, Player, place_of

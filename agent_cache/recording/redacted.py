@@ -11,8 +11,8 @@ import msgspec
 from agent_cache.recording.chunks import redacted_chunks
 from agent_cache.recording.format import RecordedCall
 from agent_cache.recording.identity import digest_of, digest_of_key
-from agent_cache.recording.outcomes import map_payload
 from agent_cache.recording.redaction import Redaction
+from agent_cache.recording.results import map_payload
 
 __all__ = ["redacted_call", "redacted_key"]
 

@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 from agent_cache.errors import ReplayExhausted
 from agent_cache.recording.failures import raised_from
 from agent_cache.recording.functions import CURRENT_CALL, ActiveCall
-from agent_cache.recording.outcomes import error_outcome, value_outcome
+from agent_cache.recording.results import error_outcome, value_outcome
 from agent_cache.recording.player import Player
 from agent_cache.recording.redaction import Redaction
 from agent_cache.values.schema import schema_of
