@@ -10,7 +10,7 @@ from agent_cache.errors import (
 )
 from agent_cache.recording.api import now, random, record, replay, uuid4
 from agent_cache.recording.cassette import Cassette
-from agent_cache.recording.classes import register
+from agent_cache.recording.results import register
 from agent_cache.recording.diff import CassetteDiff, diff_cassettes
 from agent_cache.recording.format import RecordedCall
 from agent_cache.recording.functions import cached_llm_call, intercept

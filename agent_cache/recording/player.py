@@ -26,7 +26,7 @@ from agent_cache.recording.identity import digest_of
 from agent_cache.recording.results import read_value
 from agent_cache.recording.plain import encode_sorted, plain_arguments
 from agent_cache.recording.redaction import Redaction
-from agent_cache.recording.shapes import check_outcome
+from agent_cache.recording.results import check_outcome
 
 __all__ = ["ROOT_PLACE", "Matcher", "Player", "described", "place_of"]
 

@@ -16,7 +16,7 @@ from types import GeneratorType
 from typing import Any, TypeAlias
 
 from agent_cache.errors import ReplayExhausted
-from agent_cache.recording.failures import raised_from
+from agent_cache.recording.results import read_error
 from agent_cache.recording.functions import CURRENT_CALL, ActiveCall
 from agent_cache.recording.results import error_outcome, value_outcome
 from agent_cache.recording.player import Player
@@ -287,7 +287,7 @@ def _replay_end(call: ActiveCall, player: Player, stream: dict[str, Any]) -> Any
     """
     end = stream["end"]
     if "error" in end:
-        raise raised_from(end["error"], call.function.module)
+        raise read_error(end["error"], call.function.module)
     if "closed" in end or "unfinished" in end or "cancelled" in end:
         shown = {"name": call.function.name, "arguments": call.arguments}
         count = len(stream["chunks"])
