@@ -375,7 +375,9 @@ def _moved(keys: _Keys, keys_b: _Keys, left: set[int], right: set[int]) -> list[
 
 
 def _change(index: int, index_b: int, before: RecordedCall, after: RecordedCall) -> dict[str, Any] | None:
-    changed = [part for part in ("name", "arguments", "key", "outcome") if getattr(before, part) != getattr(after, part)]
+    changed = [
+        part for part in ("name", "arguments", "key", "outcome") if getattr(before, part) != getattr(after, part)
+    ]
     if not changed:
         return None
     return {"index": index, "index_b": index_b, "name": before.name, "changed": changed, "a": before, "b": after}

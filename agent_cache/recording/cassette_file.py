@@ -368,7 +368,7 @@ def _read_calls(
         elif content:
             call = _decoded(path, number, content, _head_decoder)
             if call.id in seen:
-                raise CassetteError(f"the id {call.id} stands on an earlier line, too", path, number)
+                raise CassetteError(f"an earlier line has the id {call.id}, too", path, number)
             seen.add(call.id)
             try:
                 calls.add(call, position, len(line), number)
@@ -439,7 +439,7 @@ def _read_document(path: Path, content: bytes) -> Any:
     try:
         return msgspec.json.decode(content)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise CassetteError(f"is neither a cassette nor another JSON document: {error}", path, 1) from error
+        raise CassetteError(f"is no cassette, and no JSON document either: {error}", path, 1) from error
 
 
 def converted(document: Any, path: Path | str = "") -> tuple[Header, list[RecordedCall], Trailer]:

@@ -21,9 +21,9 @@ from agent_cache.core.policies import checked_choice, checked_function
 from agent_cache.engine.interception import INTERCEPTORS, InterceptedCall, report_escape
 from agent_cache.engine.runtime import SCOPE
 from agent_cache.errors import ConfigurationError
-from agent_cache.recording.results import redact_chunks
-from agent_cache.recording.format import RecordedCall
+from agent_cache.recording.cassette_file import RecordedCall
 from agent_cache.recording.redaction import Redaction
+from agent_cache.recording.results import redact_chunks
 from agent_cache.values.annotations import Returns
 from agent_cache.values.schema import Schema, schema_of
 

@@ -24,16 +24,23 @@ from agent_cache.engine.interception import InterceptedCall, replay_into_session
 from agent_cache.engine.runtime import Operation
 from agent_cache.errors import CassetteError, ConfigurationError
 from agent_cache.recording.cassette import Cassette
-from agent_cache.recording.results import read_error
-from agent_cache.recording.format import Header, RecordedCall, Trailer, call_line, header_line, trailer_line
+from agent_cache.recording.cassette_file import (
+    Header,
+    PartialFile,
+    RecordedCall,
+    Trailer,
+    call_line,
+    digest_of,
+    digest_of_key,
+    header_line,
+    partial_of,
+    trailer_line,
+)
 from agent_cache.recording.functions import CURRENT_CALL, ActiveCall, RecordedFunction
-from agent_cache.recording.identity import digest_of, digest_of_key
-from agent_cache.recording.results import value_outcome
-from agent_cache.recording.partial import PartialFile, partial_of
 from agent_cache.recording.plain import plain_arguments
 from agent_cache.recording.player import ROOT_PLACE, Matcher, Player, place_of
-from agent_cache.recording.redaction import redact_key
-from agent_cache.recording.redaction import Redaction
+from agent_cache.recording.redaction import Redaction, redact_key
+from agent_cache.recording.results import read_error, value_outcome
 from agent_cache.recording.streams import failure_outcome, is_stream, leave_call, recorded_stream, replayed_stream
 
 __all__ = ["NO_CONTEXT", "CassetteWriter", "Recorder"]

@@ -16,11 +16,10 @@ from types import GeneratorType
 from typing import Any, TypeAlias
 
 from agent_cache.errors import ReplayExhausted
-from agent_cache.recording.results import read_error
 from agent_cache.recording.functions import CURRENT_CALL, ActiveCall
-from agent_cache.recording.results import error_outcome, value_outcome
 from agent_cache.recording.player import Player
 from agent_cache.recording.redaction import Redaction
+from agent_cache.recording.results import error_outcome, read_error, value_outcome
 from agent_cache.values.schema import schema_of
 
 __all__ = ["failure_outcome", "is_stream", "leave_call", "recorded_stream", "replayed_stream"]
