@@ -173,7 +173,7 @@ class Recorder:
         """
         data, raw = plain_arguments(function.recorded_arguments(arguments), is_identity=key is None)
         given = data
-        if self._redaction.may_touch(raw):
+        if self._redaction.may_change(raw):
             data = self._redaction.apply(data)
             if type(data) is not dict:
                 raise ConfigurationError(

@@ -118,14 +118,14 @@ def value_outcome(value: Any, schema: Schema, redaction: Redaction, *, is_chunk:
     exact = exact_json(value)
     if exact is not None:
         raw, read = exact
-        is_clean = is_chunk or not redaction.may_touch(raw)
+        is_clean = is_chunk or not redaction.may_change(raw)
         return {"value": msgspec.Raw(raw) if is_clean else redaction.apply(read)}
     form, plain = _written(without_secret_fields(value, redaction), schema)
     if is_chunk or form == "unencodable":
         return {form: plain}
     if form == "object":
         return {form: [plain[0], redaction.apply(plain[1])]}
-    return {form: redaction.apply(plain) if redaction.may_touch(encode(plain)) else plain}
+    return {form: redaction.apply(plain) if redaction.may_change(encode(plain)) else plain}
 
 
 def read_value(outcome: Outcome, schema: Schema, path: str, line: int) -> Any:
@@ -233,7 +233,7 @@ _MAX_MEMBERS = 100
 def error_outcome(error: BaseException, redaction: Redaction) -> Outcome:
     """The redacted outcome of a call that raised this exception."""
     data = _error_data(error)
-    if redaction.may_touch(encode(data)):
+    if redaction.may_change(encode(data)):
         data = _map_error(data, redaction.apply)
     return {"error": data}
 
@@ -376,7 +376,7 @@ def redact_chunks(chunks: list[Outcome], redaction: Redaction) -> list[Outcome]:
 
 def _redact_chunk(chunk: Outcome, redaction: Redaction) -> Outcome:
     raw = encode(chunk)
-    return map_payload(decode(raw), redaction.apply) if redaction.may_touch(raw) else chunk
+    return map_payload(decode(raw), redaction.apply) if redaction.may_change(raw) else chunk
 
 
 def _redact_joined(chunks: list[Outcome], redaction: Redaction) -> list[Outcome]:

@@ -514,10 +514,10 @@ def test_redacting_twice_is_redacting_once(data):
 def test_no_secret_between_two_texts_is_spared(before, after):
     redaction = Redaction()
     for secret in (SECRET, "token=abc", '"api-key": "x"', "Bearer abcdefgh12", SENDGRID):
-        redaction.may_touch(encode([before, after]))
+        redaction.may_change(encode([before, after]))
         data = {"text": f"{before} {secret} {after}"}
         if redaction.apply(data) != data:
-            assert redaction.may_touch(encode(data))
+            assert redaction.may_change(encode(data))
 
 
 LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
@@ -568,8 +568,8 @@ def test_a_text_that_would_be_redacted_is_never_spared(text, around, name):
     data = {name: text}
     raw = encode(data)
     if redaction.apply(data) != data:
-        assert redaction.may_touch(raw)
-        assert redaction.may_touch(raw), "and not the second time either"
+        assert redaction.may_change(raw)
+        assert redaction.may_change(raw), "and not the second time either"
 
 
 names = st.sampled_from(["a", "token", "Api-Key", "set_cookie", "own", "$bytes", "$tuple", "PIN"]) | st.text(max_size=4)
@@ -595,10 +595,10 @@ texts = secrets | names | names.map(in_base64) | st.binary(max_size=40).map(lamb
     st.sampled_from([Redaction, lambda: Redaction(["own", "\u03a3"], ["x.?y"]), lambda: Redaction(defaults=False)]),
 )
 def test_data_that_is_spared_has_nothing_to_redact(several, rules):
-    """`may_touch` is exact on this side: whenever it says False, the whole walk over the data changes nothing."""
+    """`may_change` is exact on this side: whenever it says False, the whole walk over the data changes nothing."""
     redaction = rules()
     for data in (*several, *several):
-        if not redaction.may_touch(encode(data)):
+        if not redaction.may_change(encode(data)):
             assert rules().apply(data) == data
 
 
@@ -614,7 +614,7 @@ def test_memory_for_texts_without_secrets_is_bounded(monkeypatch):
     monkeypatch.setattr("agent_cache.recording.redaction._MAX_REMEMBERED", 10)
     redaction = Redaction()
     for number in range(100):
-        assert not redaction.may_touch(encode({"id": f"order {number}", "text": "a" * 10_000}))
+        assert not redaction.may_change(encode({"id": f"order {number}", "text": "a" * 10_000}))
         assert len(redaction._clean_strings) <= 10
     assert max(map(len, redaction._clean_strings)) < 100
 
