@@ -29,8 +29,8 @@ from typing import Any, BinaryIO, TypeAlias, overload
 import msgspec
 
 from agent_cache.errors import CassetteError, CassetteNotFound, ConfigurationError
-from agent_cache.recording.plain import encode, encode_sorted
 from agent_cache.recording.redaction import Redaction
+from agent_cache.values.tagged import encode, encode_sorted
 
 try:
     import fcntl

@@ -37,11 +37,11 @@ from agent_cache.recording.cassette_file import (
     trailer_line,
 )
 from agent_cache.recording.functions import CURRENT_CALL, ActiveCall, RecordedFunction
-from agent_cache.recording.plain import plain_arguments
 from agent_cache.recording.player import ROOT_PLACE, Matcher, Player, place_of
 from agent_cache.recording.redaction import Redaction, redact_key
 from agent_cache.recording.results import read_error, value_outcome
 from agent_cache.recording.streams import failure_outcome, is_stream, leave_call, recorded_stream, replayed_stream
+from agent_cache.values.tagged import plain_arguments
 
 __all__ = ["NO_CONTEXT", "CassetteWriter", "Recorder"]
 

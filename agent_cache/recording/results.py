@@ -22,11 +22,9 @@ import msgspec
 
 import agent_cache.errors
 from agent_cache.errors import CassetteError, ConfigurationError, RecordedError
-from agent_cache.recording.plain import decode, encode, exact_json
-from agent_cache.recording.positional import without_secret_fields
-from agent_cache.recording.redaction import Redaction
-from agent_cache.values.failures import Undecodable, Unencodable
+from agent_cache.recording.redaction import Redaction, without_secret_fields
 from agent_cache.values.schema import Schema, schema_of
+from agent_cache.values.tagged import Undecodable, Unencodable, decode, encode, exact_json
 
 __all__ = [
     "Failure",

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from redis.crc import key_slot
 
 from agent_cache.core.tags import root_of
-from agent_cache.remote.digests import lasting_digest, segment_digest
 from agent_cache.remote.protocol import Request, WriteIntent
+from agent_cache.values.canonical import lasting_digest, segment_digest
 
 __all__ = ["SCHEMA", "CellKey", "Names", "RootNames"]
 
@@ -144,7 +144,9 @@ class Names:
 
     def digest(self, request: Request) -> tuple[bytes | None, bool]:
         """The digest of an entry, None if it has no identity outside of this process; and whether that stays so."""
-        digest, lasts = lasting_digest(request, namespace=self.namespace, version=SCHEMA)
+        digest, lasts = lasting_digest(
+            request.tool, (request.arguments, request.tenant, request.session), namespace=self.namespace, version=SCHEMA
+        )
         return None if digest is None else digest.encode(), lasts
 
     def value(self, digest: bytes) -> bytes:
