@@ -27,9 +27,8 @@ import msgspec
 from agent_cache.cli.output import Printer, escaped, json_text, plural, print_json, progress, shortened
 from agent_cache.errors import CassetteError, CassetteNotFound, ConfigurationError
 from agent_cache.recording import Cassette, RecordedCall, Redaction, diff_cassettes
-from agent_cache.recording.identity import digest_of, digest_of_key
-from agent_cache.recording.partial import is_idle
-from agent_cache.recording.redacted import redacted_call
+from agent_cache.recording.cassette import recorded_rules, redact_call
+from agent_cache.recording.cassette_file import digest_of, digest_of_key, is_idle
 
 __all__ = ["add_options", "run", "secret_places"]
 
@@ -379,7 +378,7 @@ def _differences(before: Any, after: Any, path: str, *, hides_keys: bool = False
 
 def secret_places(call: RecordedCall, rules: Redaction) -> list[str]:
     """Paths of the parts of a call that contain secrets."""
-    clean = redacted_call(call, rules)
+    clean = redact_call(call, rules)
     found = [
         path
         for part in ("arguments", "outcome")
@@ -388,15 +387,10 @@ def secret_places(call: RecordedCall, rules: Redaction) -> list[str]:
     return found + [part for part in ("key", "model") if getattr(call, part) != getattr(clean, part)]
 
 
-def _recorded_rules(cassette: Cassette) -> dict[str, Any]:
-    """The redaction rules in the header, except for a hook: its code is not in the file, and it has run."""
-    return {name: value for name, value in cassette.header.redact.items() if name != "hook"}
-
-
 def _rules(cassette: Cassette, options: argparse.Namespace | None = None) -> Redaction:
     """The default rules, those of the recording, and those of the options."""
     given = Redaction() if options is None else Redaction(options.name, options.pattern)
-    return given.joined(_recorded_rules(cassette))
+    return given.joined(recorded_rules(cassette))
 
 
 def _secrets(cassette: Cassette, rules: Redaction) -> Counter[str]:
@@ -417,7 +411,7 @@ class _RewrittenCalls(Sequence[RecordedCall]):
         return len(self._kept)
 
     def __getitem__(self, index: Any) -> Any:
-        call = redacted_call(self._calls[self._kept[index]], self._rules)
+        call = redact_call(self._calls[self._kept[index]], self._rules)
         if call.after not in self._removed:
             return call
         above = self._calls[self._kept[index - 1]].id if index else 0
@@ -449,7 +443,7 @@ def _redact(options: argparse.Namespace) -> int:
         rules = _rules(cassette, options)
         found = _secrets(cassette, rules)
         count += found.total()
-        is_written = not options.check and (found.total() > 0 or rules.describe() != _recorded_rules(cassette))
+        is_written = not options.check and (found.total() > 0 or rules.describe() != recorded_rules(cassette))
         if is_written:
             if cassette.header.redact.get("hook"):
                 print(f"{escaped(path)}: its recording had a redaction hook; a replay still needs it", file=sys.stderr)
@@ -546,7 +540,7 @@ def _findings(path: Path) -> tuple[list[dict[str, Any]], int]:
             what = "the digest does not match the name and the arguments"
             messages.append(("digest", f"{what}; the line was edited, and a replay will not find the call"))
         for kind, message in messages:
-            add(kind, line, f"step {index}, {_call_text(redacted_call(call, rules))}: {message}")
+            add(kind, line, f"step {index}, {_call_text(redact_call(call, rules))}: {message}")
         for place in secret_places(call, rules):
             add("secret", line, f"step {index}, {call.name}: {place} contains a secret")
     return found, len(cassette)

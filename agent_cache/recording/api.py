@@ -18,9 +18,9 @@ from agent_cache.core.policies import checked_choice
 from agent_cache.engine.interception import INTERCEPTORS, InterceptedCall, InterceptedScope
 from agent_cache.engine.runtime import SCOPE, Operation, Scope
 from agent_cache.errors import CassetteError, CassetteNotFound, ConfigurationError
-from agent_cache.recording.cassette import Cassette, bring_under, said_of
+from agent_cache.recording.cassette import Cassette, apply_rules, recorded_rules
+from agent_cache.recording.cassette_file import is_being_recorded
 from agent_cache.recording.functions import RecordedFunction, wrapped
-from agent_cache.recording.partial import is_being_recorded
 from agent_cache.recording.player import Player
 from agent_cache.recording.recorder import CassetteWriter, Recorder
 from agent_cache.recording.redaction import Redaction, redaction_of
@@ -259,11 +259,11 @@ def _loaded(path: Path, given: Redaction) -> tuple[Cassette, Redaction]:
     """Load a cassette, and redact in it what was not redacted when it was recorded. Returns all rules together."""
     cassette = Cassette.load(path)
     redaction = given.joined(cassette.header.redact)
-    before, rules = Redaction().joined(said_of(cassette)), redaction
+    before, rules = Redaction().joined(recorded_rules(cassette)), redaction
     if cassette.header.redact.get("hook"):
         rules = redaction.without_hook()
     if rules.describe() != before.describe():
-        bring_under(cassette, rules)
+        apply_rules(cassette, rules)
     return cassette, redaction
 
 

@@ -1,52 +1,57 @@
-"""`Cassette`: a recording, to look at, to change and to save."""
+"""Cassettes in memory: `Cassette`, a recording to inspect, change and save, and `diff_cassettes`."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from difflib import SequenceMatcher
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 
 import msgspec
 
 from agent_cache.errors import CassetteError
-from agent_cache.recording.format import (
+from agent_cache.recording.cassette_file import (
     VERSION,
     Header,
+    Outline,
     RecordedCall,
+    StoredCalls,
     Trailer,
     call_line,
+    converted,
+    digest_of,
+    digest_of_key,
     header_line,
+    read_file,
+    replace_file,
     trailer_line,
 )
-from agent_cache.recording.legacy import calls_of_agentcassette
-from agent_cache.recording.lines import Lines, read_file
-from agent_cache.recording.outline import Outline
-from agent_cache.recording.partial import replace_file
-from agent_cache.recording.redacted import redacted_call
-from agent_cache.recording.redaction import Redaction
+from agent_cache.recording.redaction import Redaction, redact_key
+from agent_cache.recording.results import map_payload, redact_chunks
 
-__all__ = ["Cassette", "bring_under", "said_of"]
+__all__ = ["Cassette", "CassetteDiff", "apply_rules", "diff_cassettes", "recorded_rules", "redact_call"]
 
 
 class Cassette:
     """A recording: each `RecordedCall`, in the order in which they ended.
 
-    A cassette that was loaded reads each call from its file when it is asked for, so its size in memory does not depend
-    on what was recorded.
+    A loaded cassette reads each call from its file when it is accessed, so its size in memory does not depend on the
+    size of results.
 
     Args:
         steps: the calls.
         model: a label.
-        recorded_at: when, in UTC.
-        duration_ms: how long the recorded run took.
-        path: where it was loaded from, for messages.
+        recorded_at: start of the recording, in UTC.
+        duration_ms: duration of the recording.
+        path: the file it was loaded from, for messages.
 
     Attributes:
         steps, model, recorded_at, duration_ms, path: the same.
-        header: all that the file says about itself.
-        trailer: how the recording ended; None if it was killed.
-        is_partial: whether it was killed, so that calls may be missing.
+        header: the first line of the file.
+        trailer: the last line; None if the recording was killed.
+        is_partial: whether the recording was killed, so that calls may be missing.
     """
 
     def __init__(
@@ -66,65 +71,61 @@ class Cassette:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], *, progress: Callable[[int], None] | None = None) -> Self:
-        """Read a cassette, of ours or of agentcassette, and check every line.
+        """Read a cassette, of agent_cache or agentcassette, and check every line.
 
         Args:
             path: the file.
-            progress: is told how many bytes were read.
+            progress: is called with the number of bytes read so far.
 
         Raises:
-            CassetteNotFound: if there is none.
-            CassetteError: if it is broken, in conflict, of a newer version, or something else, with the line.
+            CassetteNotFound: if there is no such file.
+            CassetteError: if it is broken, in conflict, of a newer version, or another file, with the line.
         """
-        file = Path(path)
-        found = read_file(file, progress)
-        if found.foreign is not None:
-            header, calls, duration = calls_of_agentcassette(found.foreign, file)
-            cassette = cls(calls, path=file)
-            cassette.header, cassette.trailer = header, Trailer(calls=len(calls), duration_ms=duration)
-            return cassette
-        cassette = cls(found.lines, path=file)
-        cassette.header, cassette.trailer = found.header, found.trailer
-        cassette.is_partial = found.trailer is None
-        return cassette
+        return cls._of(*read_file(Path(path), progress), path)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write it, at once and as a whole. Directories are created.
+        """Write the cassette in one step. Directories are created.
 
         Raises:
-            CassetteError: if that is not possible, or the path is being recorded.
+            CassetteError: if it cannot be written, or the path is being recorded.
         """
         replace_file(Path(path), self._lines())
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Self:
-        """What `to_dict` gave; a document of agentcassette will do as well.
+        """A cassette from the result of `to_dict`, or from a document of agentcassette.
 
         Raises:
             CassetteError: if it is neither.
         """
         if isinstance(data, dict) and "steps" in data and "agent_cache_cassette" not in data:
-            header, calls, duration = calls_of_agentcassette(data)
-            cassette = cls(calls)
-            cassette.header, cassette.trailer = header, Trailer(calls=len(calls), duration_ms=duration)
-            return cassette
+            return cls._of(*converted(data))
         try:
             version = data["agent_cache_cassette"]
             if type(version) is not int or not 1 <= version <= VERSION:
                 raise CassetteError(f"has the format version {version!r}; this agent-cache reads 1 to {VERSION}")
-            cassette = cls(msgspec.convert(data.get("calls", []), list[RecordedCall]))
-            cassette.header = msgspec.convert(
-                {name: data[name] for name in Header.__struct_fields__ if name in data}, Header
-            )
-            trailer = data.get("trailer")
-            cassette.trailer = None if trailer is None else msgspec.convert(trailer, Trailer)
+            calls = msgspec.convert(data.get("calls", []), list[RecordedCall])
+            header = msgspec.convert({name: data[name] for name in Header.__struct_fields__ if name in data}, Header)
+            trailer = msgspec.convert(data.get("trailer"), Trailer | None)
         except (KeyError, TypeError, AttributeError, msgspec.ValidationError) as error:
-            raise CassetteError(f"is not what Cassette.to_dict gives: {error}") from error
-        cassette.is_partial = cassette.trailer is None
+            raise CassetteError(f"is not a result of Cassette.to_dict: {error}") from error
+        return cls._of(header, calls, trailer)
+
+    @classmethod
+    def _of(
+        cls,
+        header: Header,
+        calls: Sequence[RecordedCall],
+        trailer: Trailer | None,
+        path: str | os.PathLike[str] = "",
+    ) -> Self:
+        cassette = cls(calls, path=path)
+        cassette.header, cassette.trailer = header, trailer
+        cassette.is_partial = trailer is None
         return cassette
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it as plain data, for JSON."""
+        """The whole cassette as plain data, for JSON."""
         data: dict[str, Any] = msgspec.to_builtins(self.header)
         data["calls"] = [msgspec.to_builtins(call) for call in self.steps]
         data["trailer"] = None if self.trailer is None else msgspec.to_builtins(self.trailer)
@@ -132,69 +133,70 @@ class Cassette:
 
     @property
     def outline(self) -> Outline:
-        """What is known of all calls without reading them.
+        """The fields of all calls that a replay needs to find them.
 
         Raises:
-            CassetteError: if a call has a digest that is none.
+            CassetteError: if a digest or a number of a call is invalid.
         """
-        if isinstance(self.steps, Lines):
+        if isinstance(self.steps, StoredCalls):
             return self.steps.outline
         try:
-            return Outline.of(self.steps)
+            return Outline(self.steps)
         except ValueError as error:
             raise CassetteError(str(error), self.path) from error
 
     @property
     def model(self) -> str | None:
-        """The label that the recording was given."""
+        """The label of the recording."""
         return self.header.model
 
     @property
     def recorded_at(self) -> str | None:
-        """When the recording was begun, in UTC."""
+        """The start of the recording, in UTC."""
         return self.header.recorded_at
 
     @property
     def duration_ms(self) -> float:
-        """How long the recording lasted; of one that was killed, as far as is known."""
+        """The duration of the recording; of one that was killed, until the end of its last known call."""
         if self.trailer is not None:
             return self.trailer.duration_ms
         return max((call.started_ms + call.duration_ms for call in self.steps), default=0.0)
 
     @property
     def num_steps(self) -> int:
-        """How many calls there are."""
+        """The number of calls."""
         return len(self.steps)
 
     @property
     def total_input_tokens(self) -> int:
-        """Tokens that went to models, as far as is known."""
+        """Tokens sent to models, as far as they are known."""
         return sum(call.input_tokens for call in self.steps)
 
     @property
     def total_output_tokens(self) -> int:
-        """Tokens that came from models, as far as is known."""
+        """Tokens received from models, as far as they are known."""
         return sum(call.output_tokens for call in self.steps)
 
     @property
     def total_tokens(self) -> int:
-        """Both together."""
+        """Tokens sent and received, as far as they are known."""
         return sum(call.input_tokens + call.output_tokens for call in self.steps)
 
     def redact(self, *names: str, replacement: str = "[redacted]") -> Self:
-        """Take out what stands under these names, in arguments and outcomes, at any depth. Returns the cassette.
+        """Remove the values of these names from arguments and outcomes, at any depth. Returns the cassette.
 
-        Digests are made anew, and the names are remembered, so that a replay still matches. Files change by `save`.
+        Digests change with the arguments, and the header keeps the names, so a replay still matches. The file changes
+        by `save`.
         """
-        bring_under(self, Redaction(names, replacement=replacement).joined(said_of(self)))
+        apply_rules(self, Redaction(names, replacement=replacement).joined(recorded_rules(self)))
         return self
 
     def _lines(self) -> Iterator[bytes]:
-        """Line by line, so that a large cassette is never in memory as a whole."""
+        """Lines one by one, so that a large cassette is never in memory as a whole."""
         yield header_line(self.header)
         steps = self.steps
         for index in range(len(steps)):
-            yield steps.raw(index) if isinstance(steps, Lines) else call_line(steps[index])
+            yield steps.raw(index) if isinstance(steps, StoredCalls) else call_line(steps[index])
         if self.trailer is not None:
             yield trailer_line(msgspec.structs.replace(self.trailer, calls=len(self)))
 
@@ -211,15 +213,171 @@ class Cassette:
         return f"<Cassette of {len(self)} calls{f' from {self.path}' if self.path else ''}>"
 
 
-def said_of(cassette: Cassette) -> dict[str, Any]:
-    """What a cassette says that was redacted, without a hook: what one did is done."""
+# Redaction
+
+
+def recorded_rules(cassette: Cassette) -> dict[str, Any]:
+    """The redaction rules in the header, except for a hook: its code is not in the file, and it has run."""
     return {name: value for name, value in cassette.header.redact.items() if name != "hook"}
 
 
-def bring_under(cassette: Cassette, rules: Redaction) -> None:
-    """Redact every call by these rules, and remember them beside a hook that there was."""
-    cassette.steps = [redacted_call(call, rules) for call in cassette.steps]
-    said = rules.describe()
+def apply_rules(cassette: Cassette, rules: Redaction) -> None:
+    """Redact every call by these rules, and note them in the header. The note of a hook stays there."""
+    cassette.steps = [redact_call(call, rules) for call in cassette.steps]
+    described = rules.describe()
     if cassette.header.redact.get("hook"):
-        said["hook"] = True
-    cassette.header = msgspec.structs.replace(cassette.header, redact=said)
+        described["hook"] = True
+    cassette.header = msgspec.structs.replace(cassette.header, redact=described)
+
+
+def redact_call(call: RecordedCall, rules: Redaction) -> RecordedCall:
+    """The same call without its secrets, with the digest of its new arguments or key."""
+    arguments = rules.apply(call.arguments)
+    key = None if call.key is None else redact_key(call.key, call.arguments, arguments, rules)
+    digest = digest_of(call.name, arguments) if key is None else digest_of_key(call.name, key)
+    outcome = map_payload(call.outcome, rules.apply)
+    if "stream" in outcome:
+        chunks = redact_chunks(call.outcome["stream"]["chunks"], rules)
+        outcome["stream"] = {**outcome["stream"], "chunks": chunks}
+    return msgspec.structs.replace(
+        call,
+        arguments=arguments,
+        key=key,
+        digest=digest.hex(),
+        model=None if call.model is None else rules.labelled("model", call.model),
+        outcome=outcome,
+    )
+
+
+# Differences of two cassettes
+
+_MAX_ALIGNED = 5000
+"""Calls between two common ones up to which calls of one name are paired. Of longer stretches none are: it takes
+quadratic time."""
+
+
+@dataclass(frozen=True, slots=True)
+class CassetteDiff:
+    """The differences of a recording `b` from a recording `a`.
+
+    Attributes:
+        new_calls: names of calls that only `b` has, sorted; a name appears once for each such call.
+        dropped_calls: the same for `a`.
+        changed_calls: calls of both whose arguments or outcome differ: ``{"index", "index_b", "name", "changed", "a",
+            "b"}``, with the names of the parts that differ under ``"changed"``.
+        moved_calls: calls that are the same in both, in another order: ``{"index", "index_b", "name"}``.
+        new_steps, dropped_steps: indices in `b` and in `a`.
+        input_token_delta, output_token_delta, token_delta, step_delta: `b` minus `a`.
+    """
+
+    new_calls: list[str] = field(default_factory=list)
+    dropped_calls: list[str] = field(default_factory=list)
+    changed_calls: list[dict[str, Any]] = field(default_factory=list)
+    moved_calls: list[dict[str, Any]] = field(default_factory=list)
+    new_steps: list[int] = field(default_factory=list)
+    dropped_steps: list[int] = field(default_factory=list)
+    input_token_delta: int = 0
+    output_token_delta: int = 0
+    step_delta: int = 0
+
+    @property
+    def token_delta(self) -> int:
+        """The difference in tokens sent and received."""
+        return self.input_token_delta + self.output_token_delta
+
+    @property
+    def identical(self) -> bool:
+        """Whether both made the same calls in the same order, with the same outcomes. Times do not count."""
+        return not (self.new_steps or self.dropped_steps or self.changed_calls or self.moved_calls)
+
+
+def diff_cassettes(a: Cassette | str | os.PathLike[str], b: Cassette | str | os.PathLike[str]) -> CassetteDiff:
+    """Compare two recordings, given as cassettes or as paths.
+
+    Calls are compared in the order in which they were started. Calls that are the same in both are aligned first; in
+    between, calls of one name count as changed. A call that is the same in both but out of order counts as moved.
+
+    Raises:
+        CassetteError: if one cannot be loaded.
+    """
+    one = a if isinstance(a, Cassette) else Cassette.load(a)
+    other = b if isinstance(b, Cassette) else Cassette.load(b)
+    keys, order = _keys_and_order(one)
+    keys_b, order_b = _keys_and_order(other)
+    pairs: list[tuple[int, int]] = []
+    left, right = set(order), set(order_b)
+    matcher = SequenceMatcher(None, [keys[at] for at in order], [keys_b[at] for at in order_b], autojunk=False)
+    for tag, start, end, start_b, end_b in matcher.get_opcodes():
+        stretch, stretch_b = order[start:end], order_b[start_b:end_b]
+        if tag == "equal":
+            found = list(zip(stretch, stretch_b, strict=True))
+        else:
+            found = _pairs_of_one_name(keys, keys_b, stretch, stretch_b)
+        pairs += found
+        left.difference_update(at for at, _ in found)
+        right.difference_update(at for _, at in found)
+    moved = _moved(keys, keys_b, left, right)
+    dropped = sorted(left.difference(at for at, _ in moved))
+    new = sorted(right.difference(at for _, at in moved))
+    return CassetteDiff(
+        new_calls=sorted(keys_b[at][0] for at in new),
+        dropped_calls=sorted(keys[at][0] for at in dropped),
+        changed_calls=[
+            change
+            for at, at_b in sorted((*pairs, *moved))
+            if (change := _change(at, at_b, one[at], other[at_b])) is not None
+        ],
+        moved_calls=[{"index": at, "index_b": at_b, "name": keys[at][0]} for at, at_b in moved],
+        new_steps=new,
+        dropped_steps=dropped,
+        input_token_delta=other.total_input_tokens - one.total_input_tokens,
+        output_token_delta=other.total_output_tokens - one.total_output_tokens,
+        step_delta=len(other) - len(one),
+    )
+
+
+_Keys: TypeAlias = list[tuple[str, str]]
+"""Name and digest of each call."""
+
+
+def _keys_and_order(cassette: Cassette) -> tuple[_Keys, list[int]]:
+    """The keys of all calls, and their indices in the order in which they were started."""
+    keys: _Keys = []
+    ids: list[int] = []
+    for call in cassette.steps:
+        keys.append((call.name, call.digest))
+        ids.append(call.id)
+    return keys, sorted(range(len(ids)), key=ids.__getitem__)
+
+
+def _pairs_of_one_name(keys: _Keys, keys_b: _Keys, left: list[int], right: list[int]) -> list[tuple[int, int]]:
+    """Pair calls of one name, in order, between two common calls: they are the same call with other arguments.
+
+    Calls that are on both sides have moved, and are no part of a pair.
+    """
+    if len(left) > _MAX_ALIGNED or len(right) > _MAX_ALIGNED:
+        return []
+    common = {keys[at][1] for at in left} & {keys_b[at][1] for at in right}
+    left = [at for at in left if keys[at][1] not in common]
+    right = [at for at in right if keys_b[at][1] not in common]
+    matcher = SequenceMatcher(None, [keys[at][0] for at in left], [keys_b[at][0] for at in right], autojunk=False)
+    return [
+        (left[block.a + at], right[block.b + at]) for block in matcher.get_matching_blocks() for at in range(block.size)
+    ]
+
+
+def _moved(keys: _Keys, keys_b: _Keys, left: set[int], right: set[int]) -> list[tuple[int, int]]:
+    """Pairs of the same call in another place."""
+    places: dict[tuple[str, str], list[int]] = {}
+    for at in sorted(right):
+        places.setdefault(keys_b[at], []).append(at)
+    return [(at, places[keys[at]].pop(0)) for at in sorted(left) if places.get(keys[at])]
+
+
+def _change(index: int, index_b: int, before: RecordedCall, after: RecordedCall) -> dict[str, Any] | None:
+    changed = [
+        part for part in ("name", "arguments", "key", "outcome") if getattr(before, part) != getattr(after, part)
+    ]
+    if not changed:
+        return None
+    return {"index": index, "index_b": index_b, "name": before.name, "changed": changed, "a": before, "b": after}

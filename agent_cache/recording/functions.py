@@ -21,9 +21,9 @@ from agent_cache.core.policies import checked_choice, checked_function
 from agent_cache.engine.interception import INTERCEPTORS, InterceptedCall, report_escape
 from agent_cache.engine.runtime import SCOPE
 from agent_cache.errors import ConfigurationError
-from agent_cache.recording.chunks import redacted_chunks
-from agent_cache.recording.format import RecordedCall
+from agent_cache.recording.cassette_file import RecordedCall
 from agent_cache.recording.redaction import Redaction
+from agent_cache.recording.results import redact_chunks
 from agent_cache.values.annotations import Returns
 from agent_cache.values.schema import Schema, schema_of
 
@@ -250,7 +250,7 @@ class ActiveCall:
 
     def stream_outcome(self, end: dict[str, Any], redaction: Redaction) -> dict[str, Any]:
         """The outcome of a stream: its chunks, redacted as one text, and how it ended."""
-        stream: dict[str, Any] = {"chunks": redacted_chunks(self.chunks or [], redaction), "end": end}
+        stream: dict[str, Any] = {"chunks": redact_chunks(self.chunks or [], redaction), "end": end}
         if self.is_plain_stream:
             stream["plain"] = True
         return {"stream": stream}

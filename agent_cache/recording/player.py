@@ -20,12 +20,10 @@ import msgspec
 
 from agent_cache.errors import CassetteError, DivergenceError, ReplayExhausted
 from agent_cache.recording.cassette import Cassette
-from agent_cache.recording.format import RecordedCall
+from agent_cache.recording.cassette_file import RecordedCall, digest_of
 from agent_cache.recording.functions import ActiveCall, RecordedFunction
-from agent_cache.recording.identity import digest_of
-from agent_cache.recording.outcomes import read_value
 from agent_cache.recording.redaction import Redaction
-from agent_cache.recording.shapes import check_outcome
+from agent_cache.recording.results import check_outcome, read_value
 from agent_cache.values.tagged import encode_sorted, plain_arguments
 
 __all__ = ["ROOT_PLACE", "Matcher", "Player", "described", "place_of"]

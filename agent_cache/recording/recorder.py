@@ -24,15 +24,22 @@ from agent_cache.engine.interception import InterceptedCall, replay_into_session
 from agent_cache.engine.runtime import Operation
 from agent_cache.errors import CassetteError, ConfigurationError
 from agent_cache.recording.cassette import Cassette
-from agent_cache.recording.failures import raised_from
-from agent_cache.recording.format import Header, RecordedCall, Trailer, call_line, header_line, trailer_line
+from agent_cache.recording.cassette_file import (
+    Header,
+    PartialFile,
+    RecordedCall,
+    Trailer,
+    call_line,
+    digest_of,
+    digest_of_key,
+    header_line,
+    partial_of,
+    trailer_line,
+)
 from agent_cache.recording.functions import CURRENT_CALL, ActiveCall, RecordedFunction
-from agent_cache.recording.identity import digest_of, digest_of_key
-from agent_cache.recording.outcomes import value_outcome
-from agent_cache.recording.partial import PartialFile, partial_of
 from agent_cache.recording.player import ROOT_PLACE, Matcher, Player, place_of
-from agent_cache.recording.redacted import redacted_key
-from agent_cache.recording.redaction import Redaction
+from agent_cache.recording.redaction import Redaction, redact_key
+from agent_cache.recording.results import read_error, value_outcome
 from agent_cache.recording.streams import failure_outcome, is_stream, leave_call, recorded_stream, replayed_stream
 from agent_cache.values.tagged import plain_arguments
 
@@ -166,7 +173,7 @@ class Recorder:
         """
         data, raw = plain_arguments(function.recorded_arguments(arguments), is_identity=key is None)
         given = data
-        if self._redaction.may_touch(raw):
+        if self._redaction.may_change(raw):
             data = self._redaction.apply(data)
             if type(data) is not dict:
                 raise ConfigurationError(
@@ -174,7 +181,7 @@ class Recorder:
                     f"given them; it returned {type(data).__name__}"
                 )
         if key is not None:
-            key = redacted_key(key, given, data, self._redaction)
+            key = redact_key(key, given, data, self._redaction)
         digest = digest_of(function.name, data) if key is None else digest_of_key(function.name, key)
         call = ActiveCall(self, function, data, key, digest)
         with self._lock:
@@ -313,7 +320,7 @@ class Recorder:
                     _replay_into_sessions(call, None, cancellation)
                     raise
             if "error" in outcome:
-                error = raised_from(outcome["error"], call.function.module)
+                error = read_error(outcome["error"], call.function.module)
                 _replay_into_sessions(call, None, error)
                 raise error
             value = player.read(call, outcome)
@@ -336,7 +343,7 @@ class Recorder:
                 text = f"{recorded.name} had not ended when the recording did"
                 raise player.latch(CassetteError(text, player.cassette.path, line))
             if "error" in outcome:
-                raise raised_from(outcome["error"], call.function.module)
+                raise read_error(outcome["error"], call.function.module)
             return player.read(call, outcome)
         finally:
             self._answered(call)

@@ -8,8 +8,8 @@ import msgspec
 
 from agent_cache import AgentCache, AgentCacheSession
 from agent_cache.recording import Redaction, cached_llm_call, intercept, record, register
-from agent_cache.recording.format import Header, RecordedCall, Trailer
-from agent_cache.recording.shapes import Failure, Stream
+from agent_cache.recording.cassette_file import Header, RecordedCall, Trailer
+from agent_cache.recording.results import Failure, Stream
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "cassette-format.md").read_text()
 

@@ -19,7 +19,7 @@ from agent_cache.recording import (
     record,
     replay,
 )
-from agent_cache.recording.format import RecordedCall
+from agent_cache.recording.cassette_file import RecordedCall
 
 LEGACY = {
     "version": 1,
@@ -192,7 +192,7 @@ def test_progress_is_told_to_the_end(path):
 
 
 def test_a_cassette_of_ones_own_calls_can_be_replayed(path):
-    from agent_cache.recording.identity import digest_of
+    from agent_cache.recording.cassette_file import digest_of
 
     name = add.__agent_cache_recorded__.name
     arguments = {"a": 1, "b": 2}

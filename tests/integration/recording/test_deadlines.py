@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from agent_cache.recording import Cassette, DivergenceError, intercept, record, replay
-from agent_cache.recording.format import RecordedCall
+from agent_cache.recording.cassette_file import RecordedCall
 
 
 @pytest.fixture

@@ -147,7 +147,7 @@ def test_a_second_recorder_in_another_process_is_refused(path):
             env={**os.environ, "PYTHONPATH": root}, timeout=60, check=False, capture_output=True, text=True,
         )  # fmt: skip
         ask("a")
-    assert "is being recorded by somebody else" in run.stderr
+    assert "is being recorded by another recorder" in run.stderr
     assert Cassette.load(path).num_steps == 1
 
 
@@ -247,7 +247,7 @@ def test_a_link_in_the_place_of_what_is_kept_leads_nowhere(tmp_path):
 def test_a_pipe_in_the_place_of_the_partial_file_is_not_written_to(tmp_path):
     path = tmp_path / "run.jsonl"
     os.mkfifo(path.with_name("run.jsonl.partial"))
-    with pytest.raises(CassetteError, match="no regular file"):
+    with pytest.raises(CassetteError, match="not a regular file"):
         record(path).__enter__()
 
 
@@ -279,7 +279,7 @@ def test_a_child_that_leaves_the_recording_leaves_it_to_the_parent(path):
 
 
 def test_a_full_disk_stops_the_recording_and_not_the_agent(path, monkeypatch):
-    from agent_cache.recording.partial import PartialFile
+    from agent_cache.recording.cassette_file import PartialFile
 
     with pytest.raises(CassetteError, match="No space left") as caught, record(path):
         ask("a")
@@ -316,10 +316,10 @@ BROKEN = {
     "a conflict": (HEADER + CALL + b"<<<<<<< HEAD\n" + CALL + b"=======\n>>>>>>> theirs\n", "merge conflict", 3),
     "a broken line": (HEADER + b'{"id":1,\n' + CALL, "broken", 2),
     "a call without a name": (HEADER + CALL + b'{"id":2,"kind":"call","outcome":{}}\n', "broken", 3),
-    "names that are none": (HEADER[:-2] + b',"redact":{"names":5}}\n', "header redacts what cannot be", 1),
-    "a pattern that is none": (HEADER[:-2] + b',"redact":{"patterns":["("]}}\n', "header redacts what cannot be", 1),
+    "names that are none": (HEADER[:-2] + b',"redact":{"names":5}}\n', "invalid redaction rules", 1),
+    "a pattern that is none": (HEADER[:-2] + b',"redact":{"patterns":["("]}}\n', "invalid redaction rules", 1),
     "one id twice": (HEADER + CALL + CALL, "id 1", 3),
-    "more after the end": (HEADER + b'{"trailer":{"calls":0}}\n' + CALL, "after the trailer", 3),
+    "more after the end": (HEADER + b'{"trailer":{"calls":0}}\n' + CALL, "follows the trailer", 3),
     "agentcassette, of the future": (b'{"version": 999, "steps": []}', "version 999", 1),
     "agentcassette, broken off": (b'{"version": 1, "steps": [', "no JSON document", 1),
     "agentcassette, without a name": (b'{"version": 1, "steps": [{"arguments": {}}]}', "step 0", 0),

@@ -230,13 +230,13 @@ def test_a_save_that_fails_leaves_the_old_file(path, monkeypatch):
     with record(path):
         intercept(lambda: 1, name="f")()
     before = path.read_bytes()
-    from agent_cache.recording import partial
+    from agent_cache.recording.cassette_file import PartialFile
 
     def fails(*_):
         raise OSError(28, "No space left on device")
 
     cassette = Cassette.load(path)
-    monkeypatch.setattr(partial.PartialFile, "append", fails)
+    monkeypatch.setattr(PartialFile, "append", fails)
     with pytest.raises(agent_cache.errors.CassetteError, match="No space left"):
         cassette.save(path)
     assert path.read_bytes() == before

@@ -150,7 +150,7 @@ def test_what_cannot_be_written_down_is_said_at_the_replay(path):
     make = intercept(object, name="make")
     with record(path):
         make()
-    with pytest.raises(CassetteError, match="could not be written down") as caught, replay(path):
+    with pytest.raises(CassetteError, match="could not be written") as caught, replay(path):
         make()
     assert caught.value.line == 2
 
@@ -163,7 +163,7 @@ def test_a_function_that_has_changed_its_type_says_so(path):
     with record(path):
         intercept(make, name="make")()
     make.__annotations__["return"] = Card
-    with pytest.raises(CassetteError, match="is not what the return annotation says"), replay(path):
+    with pytest.raises(CassetteError, match="does not fit the return annotation"), replay(path):
         intercept(make, name="make")()
 
 

@@ -1,0 +1,678 @@
+"""The file of a cassette: its lines, reading it, and writing it under a lock. JSON Lines, version 1.
+
+    {"agent_cache_cassette": 1, "recorded_at": "2026-01-01T12:00:00Z", "model": null, "redact": {}}
+    {"id": 1, "kind": "tool", "name": "shop:get_order", "arguments": {"order_id": "7"}, "digest": "5f1c...", ...}
+    {"trailer": {"calls": 1, "duration_ms": 12.5, "ended": "returned"}}
+
+Lines are in the order in which calls ended, ids in the order in which they started. An outcome is one of
+``{"value": ...}`` (JSON itself), ``{"typed": ...}`` (read by the return annotation), ``{"any": ...}`` (with tags),
+``{"object": [...]}`` (of a registered class), ``{"error": ...}``, ``{"stream": {"chunks": [...], "end": ...}}``,
+``{"cancelled": true}``, ``{"unencodable": "module:Class"}`` and ``{"unfinished": true}``.
+
+A recording writes to ``PATH.partial``, which takes the place of ``PATH`` in one step when it ends. Reading checks every
+line once and keeps only what a replay needs to find a call; the call itself is read from the file when it is needed.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import stat
+import threading
+import weakref
+from array import array
+from collections.abc import Callable, Iterable, Sequence
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, BinaryIO, TypeAlias, overload
+
+import msgspec
+
+from agent_cache.errors import CassetteError, CassetteNotFound, ConfigurationError
+from agent_cache.recording.redaction import Redaction
+from agent_cache.values.tagged import encode, encode_sorted
+
+try:
+    import fcntl
+except ImportError:  # Windows: only recorders of one process exclude each other there
+    fcntl = None  # type: ignore[assignment]
+
+__all__ = [
+    "VERSION",
+    "Header",
+    "Outline",
+    "PartialFile",
+    "RecordedCall",
+    "StoredCalls",
+    "Trailer",
+    "call_line",
+    "converted",
+    "digest_of",
+    "digest_of_key",
+    "header_line",
+    "is_being_recorded",
+    "is_idle",
+    "partial_of",
+    "read_file",
+    "replace_file",
+    "trailer_line",
+]
+
+VERSION = 1
+
+_LOG = logging.getLogger("agent_cache")
+
+
+# Lines
+
+
+class Header(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
+    """The first line.
+
+    Attributes:
+        agent_cache_cassette: version of the format.
+        recorded_at: start of the recording, in UTC.
+        model: label of the recording.
+        redact: redaction rules beside the defaults, so that a replay applies the same.
+    """
+
+    agent_cache_cassette: int = VERSION
+    recorded_at: str | None = None
+    model: str | None = None
+    redact: dict[str, Any] = {}
+
+
+class Trailer(msgspec.Struct, frozen=True, kw_only=True):
+    """The last line. It is missing if the process was killed.
+
+    Attributes:
+        calls: number of calls.
+        duration_ms: duration of the recording.
+        ended: ``"returned"``, or ``"raised ..."`` with the name of the exception that left the block.
+    """
+
+    calls: int = 0
+    duration_ms: float = 0.0
+    ended: str = "returned"
+
+
+class RecordedCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One call and its outcome.
+
+    Attributes:
+        id: number of its start.
+        parent: id of the enclosing call, or None.
+        kind: ``tool``, ``llm``, ``call`` or ``env``.
+        name: name of the function.
+        arguments: arguments by name, as plain data, redacted.
+        key: the key that ``cache_key=`` returned; it identifies the call instead of its arguments.
+        digest: hexadecimal digest of name and arguments, or of name and key.
+        after: id of the last call that had been written when this one started, 0 if there was none: that call, and
+            those on the lines above it, had ended.
+        lane: number of the task that made it, in the order in which tasks made their first call; a strict replay
+            demands the order of the calls of each task.
+        outcome: see the top of this module.
+        source: how a tool's cache answered: ``hit``, ``miss``, ``shared``, ``uncached``, ``write`` or ``blocked``.
+        started_ms: its start, from the beginning of the recording.
+        duration_ms: its duration; of a stream, until it was closed.
+        input_tokens, output_tokens: of an LLM call, 0 if unknown.
+        model: of an LLM call, None if unknown.
+        form: ``"agentcassette"`` if the arguments are ``args`` and ``kwargs``, from a cassette of that package.
+    """
+
+    id: int
+    parent: int | None = None
+    kind: str
+    name: str
+    arguments: dict[str, Any] = {}
+    key: str | None = None
+    digest: str = ""
+    after: int = 0
+    lane: int = 0
+    outcome: dict[str, Any]
+    source: str = ""
+    started_ms: float = 0.0
+    duration_ms: float = 0.0
+    input_tokens: int = 0
+    output_tokens: int = 0
+    model: str | None = None
+    form: str = ""
+
+
+def header_line(header: Header) -> bytes:
+    """Encode the header."""
+    return encode(header) + b"\n"
+
+
+def call_line(call: RecordedCall) -> bytes:
+    """Encode a call."""
+    return encode(call) + b"\n"
+
+
+def trailer_line(trailer: Trailer) -> bytes:
+    """Encode the trailer."""
+    return encode({"trailer": trailer}) + b"\n"
+
+
+def digest_of(name: str, arguments: dict[str, Any]) -> bytes:
+    """Digest of a call by its redacted arguments."""
+    return blake2b(encode_sorted([name, arguments]), digest_size=12).digest()
+
+
+def digest_of_key(name: str, key: str) -> bytes:
+    """Digest of a call by the redacted key that ``cache_key=`` returned."""
+    return blake2b(encode_sorted([name, key]), digest_size=12, person=b"key").digest()
+
+
+# Calls of a file
+
+_Unread: TypeAlias = dict[str, msgspec.Raw]
+
+
+class _CallHead(msgspec.Struct, frozen=True, kw_only=True):
+    """The fields of a call that an `Outline` needs. The rest is only checked to be there and to be JSON."""
+
+    id: int
+    parent: int | None = None
+    kind: str
+    name: str
+    arguments: _Unread = {}
+    digest: str = ""
+    after: int = 0
+    lane: int = 0
+    outcome: _Unread
+    form: str = ""
+
+
+class Outline:
+    """The fields of the calls of a cassette that a replay needs to find them, in the order of the cassette.
+
+    Attributes:
+        ids, parents, after, lanes: as in `RecordedCall`; -1 for no parent.
+        digests: likewise, as bytes.
+        names: indices by name.
+        foreign: indices of the calls from a cassette of another package, by name.
+    """
+
+    def __init__(self, calls: Iterable[RecordedCall] = ()) -> None:
+        self.ids = array("q")
+        self.parents = array("q")
+        self.after = array("q")
+        self.lanes = array("q")
+        self.digests: list[bytes] = []
+        self.names: dict[str, array[int]] = {}
+        self.foreign: dict[str, array[int]] = {}
+        for call in calls:
+            self.add(call)
+
+    def add(self, call: RecordedCall | _CallHead) -> None:
+        """Add the next call.
+
+        Raises:
+            ValueError: if its digest is not hexadecimal, or a number does not fit into 64 bits.
+        """
+        index = len(self.digests)
+        try:
+            digest = bytes.fromhex(call.digest)
+        except ValueError:
+            raise ValueError("its digest is not a hexadecimal number") from None
+        try:
+            self.ids.append(call.id)
+            self.parents.append(-1 if call.parent is None else call.parent)
+            self.after.append(call.after)
+            self.lanes.append(call.lane)
+        except OverflowError:
+            raise ValueError("one of its numbers is out of range") from None
+        self.digests.append(digest)
+        if call.name not in self.names:
+            self.names[call.name] = array("q")
+        self.names[call.name].append(index)
+        if call.form:
+            self.foreign.setdefault(call.name, array("q")).append(index)
+
+    def __len__(self) -> int:
+        return len(self.digests)
+
+
+_READ_AHEAD = 16 * 1024
+_call_decoder = msgspec.json.Decoder(RecordedCall)
+
+
+class StoredCalls(Sequence[RecordedCall]):
+    """The calls of a file, each read when it is accessed.
+
+    The file stays open, so that a recording which replaces it changes nothing here. About 150 bytes a call are kept.
+
+    Attributes:
+        outline: the fields of the calls that a replay needs to find them.
+    """
+
+    def __init__(self, path: str, descriptor: int) -> None:
+        self.path = path
+        self.outline = Outline()
+        self._descriptor = descriptor
+        self._starts = array("Q")
+        self._sizes = array("L")
+        self._line_numbers = array("L")
+        self._block: tuple[int, bytes] = (0, b"")
+        weakref.finalize(self, os.close, descriptor)
+
+    def add(self, call: _CallHead, start: int, size: int, line_number: int) -> None:
+        """Add the next call and its place in the file.
+
+        Raises:
+            ValueError: as `Outline.add`.
+        """
+        self.outline.add(call)
+        self._starts.append(start)
+        self._sizes.append(size)
+        self._line_numbers.append(line_number)
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    @overload
+    def __getitem__(self, index: int) -> RecordedCall: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[RecordedCall]: ...
+    def __getitem__(self, index: int | slice) -> RecordedCall | list[RecordedCall]:
+        if isinstance(index, slice):
+            return [self[at] for at in range(len(self))[index]]
+        if index < 0:
+            index += len(self)
+        try:
+            found: RecordedCall = _call_decoder.decode(self.raw(index))
+        except msgspec.DecodeError as error:
+            raise CassetteError(f"this line is broken: {error}", self.path, self._line_numbers[index]) from error
+        return found
+
+    def raw(self, index: int) -> bytes:
+        """The line of a call."""
+        start, size = self._starts[index], self._sizes[index]
+        first, block = self._block
+        if not first <= start <= start + size <= first + len(block):
+            # Calls are accessed in about the order of their lines.
+            first, block = start, os.pread(self._descriptor, max(size, _READ_AHEAD), start)
+            self._block = (first, block)
+        return block[start - first : start - first + size]
+
+
+# Reading
+
+_CONFLICT = (b"<<<<<<< ", b"=======", b">>>>>>> ", b"||||||| ")
+_TRAILER = b'{"trailer":'
+
+
+class _TrailerLine(msgspec.Struct, frozen=True):
+    trailer: Trailer
+
+
+_header_decoder = msgspec.json.Decoder(Header)
+_head_decoder = msgspec.json.Decoder(_CallHead)
+_trailer_decoder = msgspec.json.Decoder(_TrailerLine)
+
+
+def read_file(
+    path: Path, progress: Callable[[int], None] | None = None
+) -> tuple[Header, Sequence[RecordedCall], Trailer | None]:
+    """Check every line of a file. Returns its header, its calls and its trailer, None if the recording was killed.
+
+    Args:
+        path: a cassette, of agent_cache or agentcassette.
+        progress: is called with the number of bytes read so far.
+
+    Raises:
+        CassetteNotFound: if there is no such file.
+        CassetteError: if it cannot be read, or is not a cassette of a known version, with the line.
+    """
+    try:
+        # Opening a pipe would wait for a writer.
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0))
+    except FileNotFoundError:
+        raise _not_found(path) from None
+    except (OSError, ValueError) as error:
+        raise CassetteError(f"cannot be read: {getattr(error, 'strerror', None) or error}", path) from error
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise CassetteError("cannot be read: it is not a regular file", path)
+    calls = StoredCalls(str(path), descriptor)
+    try:
+        with os.fdopen(os.dup(descriptor), "rb") as file:
+            first = file.readline()
+            if not first.strip() and not file.read().strip():
+                raise CassetteError("is empty; delete it, or record it again", path)
+            header = _read_header(path, first)
+            if header is not None:
+                return header, calls, _read_calls(path, file, calls, progress)
+            file.seek(0)
+            return converted(_read_document(path, file.read()), path)
+    except OSError as error:
+        raise CassetteError(f"cannot be read: {error.strerror}", path) from error
+
+
+def _read_calls(
+    path: Path, file: BinaryIO, calls: StoredCalls, progress: Callable[[int], None] | None
+) -> Trailer | None:
+    """Check the lines after the header, and add the calls. Returns the trailer."""
+    trailer: Trailer | None = None
+    position = file.tell()
+    seen: set[int] = set()
+    for number, line in enumerate(file, 2):
+        content = line.strip()
+        if trailer is not None and content:
+            raise CassetteError("a line follows the trailer", path, number)
+        if content.startswith(_TRAILER):
+            trailer = _decoded(path, number, content, _trailer_decoder).trailer
+        elif content and not line.endswith(b"\n"):
+            break  # the process was killed while it wrote this
+        elif content:
+            call = _decoded(path, number, content, _head_decoder)
+            if call.id in seen:
+                raise CassetteError(f"an earlier line has the id {call.id}, too", path, number)
+            seen.add(call.id)
+            try:
+                calls.add(call, position, len(line), number)
+            except ValueError as error:
+                raise CassetteError(str(error), path, number) from error
+        position += len(line)
+        if progress is not None:
+            progress(position)
+    return trailer
+
+
+def _decoded(path: Path, number: int, content: bytes, decoder: msgspec.json.Decoder[Any]) -> Any:
+    if content.startswith(_CONFLICT):
+        raise CassetteError("has a merge conflict; resolve it, or record it again", path, number)
+    try:
+        if not content.isascii():
+            content.decode()  # msgspec does not check the parts that it leaves unread
+        return decoder.decode(content)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise CassetteError(f"this line is broken: {error}", path, number) from error
+
+
+def _read_header(path: Path, line: bytes) -> Header | None:
+    """The header; None if this is the beginning of another JSON document."""
+    content = line.strip().removeprefix(b"\xef\xbb\xbf")
+    if content.startswith(_CONFLICT):
+        raise CassetteError("has a merge conflict; resolve it, or record it again", path, 1)
+    try:
+        data = msgspec.json.decode(content)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        data = None
+    version = data.get("agent_cache_cassette") if isinstance(data, dict) else None
+    if version is None:
+        if content.startswith(b'{"agent_cache_cassette"'):
+            raise CassetteError("breaks off in its header; record it again", path, 1)
+        if not content or content[:1] == b"{":
+            return None
+        raise CassetteError('is no cassette: it does not begin with {"agent_cache_cassette": 1, ...}', path, 1)
+    if type(version) is not int or version < 1:
+        raise CassetteError(f"has the invalid format version {version!r}", path, 1)
+    if version > VERSION:
+        raise CassetteError(
+            f"has format version {version}, and this agent-cache reads up to {VERSION}; update agent-cache", path, 1
+        )
+    header: Header = _decoded(path, 1, content, _header_decoder)
+    try:
+        Redaction().joined({**header.redact, "hook": False})
+    except (ConfigurationError, TypeError, AttributeError) as error:
+        raise CassetteError(f"its header has invalid redaction rules: {error}", path, 1) from error
+    return header
+
+
+def _not_found(path: Path) -> CassetteNotFound:
+    reason = "there is no cassette"
+    partial = partial_of(path)
+    if partial.exists():
+        reason += f", but {partial.name}, written by a recording that was killed; rename it to replay that far"
+    return CassetteNotFound(f"{reason}; record it first", path)
+
+
+# Cassettes of agentcassette: one JSON document, version 1
+
+
+def _read_document(path: Path, content: bytes) -> Any:
+    for number, line in enumerate(content.splitlines(), 1):
+        if line.startswith(_CONFLICT):
+            raise CassetteError("has a merge conflict; resolve it, or record it again", path, number)
+    try:
+        return msgspec.json.decode(content)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise CassetteError(f"is no cassette, and no JSON document either: {error}", path, 1) from error
+
+
+def converted(document: Any, path: Path | str = "") -> tuple[Header, list[RecordedCall], Trailer]:
+    """Header, calls and trailer of a document of agentcassette.
+
+    Its arguments are ``args`` and ``kwargs`` as the caller wrote them, its names have no module. A replay binds them
+    to the signature of the function that is called.
+
+    Raises:
+        CassetteError: if it is not such a document, or of a version that was never published.
+    """
+    if not isinstance(document, dict) or not isinstance(document.get("steps"), list):
+        raise CassetteError("is JSON, but no cassette of agent-cache or agentcassette", path, 1)
+    if document.get("version", 1) != 1:
+        raise CassetteError(
+            f"is a cassette of agentcassette of version {document['version']!r}; only 1 is known", path, 1
+        )
+    calls = [_converted_step(step, index, path) for index, step in enumerate(document["steps"])]
+    header = Header(recorded_at=_text(document.get("recorded_at")), model=_text(document.get("model")))
+    return header, calls, Trailer(calls=len(calls), duration_ms=_number(document.get("duration_ms")))
+
+
+def _converted_step(step: Any, index: int, path: Path | str) -> RecordedCall:
+    arguments = step.get("arguments") if isinstance(step, dict) else None
+    if not isinstance(step, dict) or not isinstance(step.get("name"), str) or not isinstance(arguments, dict):
+        raise CassetteError(f"step {index} has no name or no arguments", path)
+    if not isinstance(arguments.get("args", []), list) or not isinstance(arguments.get("kwargs", {}), dict):
+        raise CassetteError(f"the arguments of step {index} are not args and kwargs", path)
+    return RecordedCall(
+        id=index + 1,
+        kind=_text(step.get("type")) or "call",
+        name=step["name"],
+        arguments=arguments,
+        digest=digest_of(step["name"], arguments).hex(),
+        after=index,  # it does not record concurrency: calls are in the order in which they ended
+        outcome={"value": step.get("result")},
+        duration_ms=_number(step.get("duration_ms")),
+        input_tokens=int(_number(step.get("input_tokens"))),
+        output_tokens=int(_number(step.get("output_tokens"))),
+        form="agentcassette",
+    )
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _number(value: Any) -> float:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else 0.0
+
+
+# Writing
+
+_open_paths: set[str] = set()
+_lock = threading.RLock()
+
+
+class PartialFile:
+    """A file that is written line by line and takes the place of another file when it is finished.
+
+    Each line is handed to the operating system at once, so that it survives a killed process. A forked child writes
+    nothing to the file. If the path is a symbolic link, the file that it leads to is written.
+
+    Raises:
+        CassetteError: if the path is being recorded, or cannot be written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self._name = os.path.realpath(path)
+            self._target = Path(self._name)
+            self.partial = partial_of(path)
+            if self._target.exists() and not self._target.is_file():
+                kind = "a directory" if self._target.is_dir() else "not a regular file"
+                raise CassetteError(f"cannot be written: it is {kind}", path)
+        except (OSError, ValueError) as error:  # a name that is too long, or has a null in it
+            raise CassetteError(f"cannot be written: {getattr(error, 'strerror', None) or error}", path) from error
+        self._process = os.getpid()
+        with _lock:
+            if self._name in _open_paths:
+                raise _taken(path)
+            _open_paths.add(self._name)
+        try:
+            self._descriptor = self._open()
+        except BaseException:
+            _open_paths.discard(self._name)
+            raise
+
+    def append(self, line: bytes) -> None:
+        """Write a line.
+
+        Raises:
+            OSError: if it cannot be written, such as on a full disk.
+        """
+        if not self._is_own_process():
+            return
+        done = os.write(self._descriptor, line)
+        while done < len(line):
+            done += os.write(self._descriptor, line[done:])
+
+    def finish(self) -> None:
+        """Replace the old file.
+
+        Raises:
+            CassetteError: if that is not possible. The lines remain in the partial file.
+        """
+        try:
+            if self._is_own_process():
+                os.fsync(self._descriptor)
+                self.partial.replace(self._target)
+        except OSError as error:
+            raise CassetteError(
+                f"cannot be written: {error.strerror}; the recording is in {self.partial.name}", self.path
+            ) from error
+        finally:
+            self._close()
+
+    def discard(self) -> None:
+        """Delete the lines and leave the old file as it is."""
+        try:
+            if self._is_own_process():
+                self.partial.unlink(missing_ok=True)
+        finally:
+            self._close()
+
+    def leave(self) -> None:
+        """Leave the lines beside the old file, as a killed process does."""
+        self._close()
+
+    def _is_own_process(self) -> bool:
+        return os.getpid() == self._process
+
+    def _close(self) -> None:
+        try:
+            os.close(self._descriptor)
+        finally:
+            _open_paths.discard(self._name)
+
+    def _open(self) -> int:
+        try:
+            self.partial.parent.mkdir(parents=True, exist_ok=True)
+            if self._target.exists() and not os.access(self._target, os.W_OK):
+                raise CassetteError("cannot be written: it is read-only", self.path)
+            while True:
+                descriptor = self._open_partial()
+                try:
+                    is_locked = self._lock_file(descriptor)
+                    if is_locked and not os.fstat(descriptor).st_size:
+                        return descriptor
+                    if is_locked and fcntl is not None:
+                        self._keep_remains()
+                except BaseException:
+                    os.close(descriptor)
+                    raise
+                os.close(descriptor)
+                if is_locked and fcntl is None:  # Windows does not rename an open file
+                    self._keep_remains()
+        except OSError as error:
+            raise CassetteError(f"cannot be written: {error.strerror}", self.path) from error
+
+    def _lock_file(self, descriptor: int) -> bool:
+        """Take the lock. False if a recorder that has just finished has renamed the file meanwhile."""
+        if fcntl is None:
+            return True
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise _taken(self.path) from None
+        try:
+            return os.path.samestat(os.fstat(descriptor), self.partial.stat())
+        except FileNotFoundError:
+            return False
+
+    def _open_partial(self) -> int:
+        """Open the partial file, and never a link or device that somebody has put in its place."""
+        if self.partial.is_symlink():
+            raise CassetteError(f"cannot be written: {self.partial.name} is a symbolic link; remove it", self.path)
+        flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0) | getattr(os, "O_NOFOLLOW", 0)
+        descriptor = os.open(self.partial, flags | getattr(os, "O_NONBLOCK", 0), 0o644)
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            raise CassetteError(f"cannot be written: {self.partial.name} is not a regular file; remove it", self.path)
+        return descriptor
+
+    def _keep_remains(self) -> None:
+        """Move the file of a killed recording aside. Only the latest is kept."""
+        remains = self.partial.with_name(self.partial.name + ".old")
+        self.partial.replace(remains)
+        _LOG.warning("%s was left by a recording that was killed; it is kept as %s", self.partial, remains.name)
+
+
+def partial_of(path: Path) -> Path:
+    """The file that a recording to this path writes to until it ends."""
+    return Path(os.path.realpath(path) + ".partial")
+
+
+def is_being_recorded(path: Path) -> bool:
+    """Whether a recorder of this process is writing this path."""
+    return os.path.realpath(path) in _open_paths
+
+
+def is_idle(partial: Path) -> bool:
+    """Whether no recorder of any process is writing this partial file. Always True on Windows."""
+    if fcntl is None:
+        return True
+    descriptor = os.open(partial, os.O_RDWR)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+    return True
+
+
+def replace_file(path: Path, lines: Iterable[bytes]) -> None:
+    """Write a file in one step: a reader sees the old one or the new one.
+
+    Raises:
+        CassetteError: if it cannot be written, or is being recorded.
+    """
+    file = PartialFile(path)
+    try:
+        for line in lines:
+            file.append(line)
+    except BaseException as error:
+        file.discard()
+        if isinstance(error, OSError):
+            raise CassetteError(f"cannot be written: {error.strerror}", path) from error
+        raise
+    file.finish()
+
+
+def _taken(path: Path) -> CassetteError:
+    return CassetteError("is being recorded by another recorder; only one at a time can record to a path", path)
