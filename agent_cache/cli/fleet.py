@@ -37,7 +37,7 @@ from agent_cache.core.tags import parse_tag
 from agent_cache.errors import ConfigurationError, RemoteTierError
 from agent_cache.remote import RedisTier, WriteIntent
 from agent_cache.remote.redis.connections import Deployment
-from agent_cache.remote.redis.names import CellKey, Names
+from agent_cache.remote.redis.keyspace import CellKey, Names
 from agent_cache.remote.redis.urls import of_url
 from agent_cache.remote.redis.values import BadValue, Header, Seen, is_held, unpacked, version_of
 

@@ -23,7 +23,7 @@ from agent_cache import AgentCache
 from agent_cache.remote.codecs import Codec, EncryptedCodec, JsonCodec, MessagePackCodec, SignedCodec
 from agent_cache.remote.redis import RedisTier
 from agent_cache.remote.redis.counters import Log
-from agent_cache.remote.redis.names import Names
+from agent_cache.remote.redis.keyspace import Names
 from agent_cache.remote.redis.subscription import Subscription
 from agent_cache.remote.redis.topology import Node
 from agent_cache.remote.redis.wire import OVERSIZED

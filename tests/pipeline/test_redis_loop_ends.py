@@ -18,7 +18,7 @@ pytest.importorskip("redis")
 from agent_cache import AgentCache, AgentCacheInvalidator, RemotePolicy
 from agent_cache.errors import RemoteTierError
 from agent_cache.remote import RedisTier, Tier
-from agent_cache.remote.redis.attendant import Attendant
+from agent_cache.remote.redis.subscriber import Attendant
 from agent_cache.testing import MemoryTier
 from tests.contract.workbench import load, read, value_of, write
 from tests.harness.proxies import Proxy

@@ -19,8 +19,8 @@ from agent_cache import AgentCache, RemoteTierError
 from agent_cache.remote.redis import RedisTier, lines
 from agent_cache.remote.redis.clients import LoopClient
 from agent_cache.remote.redis.connections import Deployment
-from agent_cache.remote.redis.links import Link
 from agent_cache.remote.redis.tickets import RedisTicket
+from agent_cache.remote.redis.transport import Link
 from agent_cache.remote.redis.wire import Replies
 from tests.contract.workbench import load, read, value_of, write
 from tests.harness.clusters import Cluster

@@ -35,7 +35,7 @@ from agent_cache.clock import CLOCK
 from agent_cache.errors import ConfigurationError
 from agent_cache.remote.redis import RedisTier
 from agent_cache.remote.redis.connections import of_client
-from agent_cache.remote.redis.links import Link
+from agent_cache.remote.redis.transport import Link
 from agent_cache.remote.redis.urls import of_url
 from tests.contract.workbench import load, read, value_of, writing
 from tests.harness.servers import HOST, Server

@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("redis")
 
-from agent_cache.remote.redis.names import Names
+from agent_cache.remote.redis.keyspace import Names
 from agent_cache.remote.redis.pending import Order, Pending
 from agent_cache.remote.redis.scripts import COMMIT
 

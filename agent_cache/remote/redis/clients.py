@@ -12,8 +12,8 @@ from contextvars import Context
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from agent_cache.remote.redis.lines import REDIRECTS, Line
-from agent_cache.remote.redis.links import into
 from agent_cache.remote.redis.topology import Node
+from agent_cache.remote.redis.transport import into
 from agent_cache.remote.redis.wire import (
     Expired,
     Interrupted,

@@ -18,21 +18,21 @@ from agent_cache.remote.redis.connections import Deployment
 from agent_cache.remote.redis.counters import Counters, Log
 from agent_cache.remote.redis.epochs import Epochs
 from agent_cache.remote.redis.identity import introduced
+from agent_cache.remote.redis.keyspace import Names
 from agent_cache.remote.redis.leases import NEVER, boottime
-from agent_cache.remote.redis.links import Link
 from agent_cache.remote.redis.memo import Memo
-from agent_cache.remote.redis.names import Names
 from agent_cache.remote.redis.options import Options
 from agent_cache.remote.redis.orders import Orders
 from agent_cache.remote.redis.pending import Order, Pending, deliver
 from agent_cache.remote.redis.places import Places
 from agent_cache.remote.redis.scripts import Script, sharded
 from agent_cache.remote.redis.topology import Node, Topology
+from agent_cache.remote.redis.transport import Link
 from agent_cache.remote.redis.values import MAX_HEAD
 from agent_cache.remote.redis.wire import Refused, Unreachable
 
 if TYPE_CHECKING:
-    from agent_cache.remote.redis.attendant import Attendant
+    from agent_cache.remote.redis.subscriber import Attendant
 
 __all__ = ["Core"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable
 
-from agent_cache.remote.redis.names import CellKey
+from agent_cache.remote.redis.keyspace import CellKey
 
 __all__ = ["Epochs"]
 

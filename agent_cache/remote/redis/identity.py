@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from agent_cache.remote.redis.leases import boottime
-from agent_cache.remote.redis.links import Link
+from agent_cache.remote.redis.transport import Link
 from agent_cache.remote.redis.wire import Interrupted, Unreachable
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from agent_cache.remote.redis.identity import INFO, identity_in, introduced
 from agent_cache.remote.redis.leases import boottime
-from agent_cache.remote.redis.links import Answered, Link, Sent
 from agent_cache.remote.redis.topology import Node
+from agent_cache.remote.redis.transport import Answered, Link, Sent
 from agent_cache.remote.redis.wire import Interrupted, NotAsked, ReplyError, Unreachable, pack
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 
 from agent_cache.remote.protocol import Request
-from agent_cache.remote.redis.names import CellKey, RootNames
+from agent_cache.remote.redis.keyspace import CellKey, RootNames
 from agent_cache.values.canonical import is_large, make_room
 
 __all__ = ["Memo"]

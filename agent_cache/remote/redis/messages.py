@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from agent_cache.remote.protocol import Touched
-from agent_cache.remote.redis.names import CellKey, RootNames
+from agent_cache.remote.redis.keyspace import CellKey, RootNames
 
 if TYPE_CHECKING:
     from agent_cache.remote.redis.core import Core

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from agent_cache.remote.protocol import WriteIntent
+from agent_cache.remote.redis.keyspace import CellKey, RootNames
 from agent_cache.remote.redis.leases import NEVER
 from agent_cache.remote.redis.messages import message
-from agent_cache.remote.redis.names import CellKey, RootNames
 from agent_cache.remote.redis.pending import Order
 from agent_cache.remote.redis.scripts import BEGIN, COMMIT, RENEW, Script
 from agent_cache.values.canonical import is_large, make_room

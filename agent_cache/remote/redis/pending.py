@@ -13,10 +13,10 @@ import threading
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
+from agent_cache.remote.redis.keyspace import CellKey, Names, RootNames
 from agent_cache.remote.redis.leases import NEVER, boottime
-from agent_cache.remote.redis.links import Link, into
-from agent_cache.remote.redis.names import CellKey, Names, RootNames
 from agent_cache.remote.redis.scripts import Script
+from agent_cache.remote.redis.transport import Link, into
 from agent_cache.remote.redis.wire import Refused, ReplyError, Unreachable, pack
 
 __all__ = ["Order", "Pending", "deliver"]

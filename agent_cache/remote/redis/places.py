@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from agent_cache.remote.protocol import Request
+from agent_cache.remote.redis.keyspace import CellKey, Names, RootNames
 from agent_cache.remote.redis.memo import Memo
-from agent_cache.remote.redis.names import CellKey, Names, RootNames
 from agent_cache.remote.redis.wire import bulk
 from agent_cache.values.canonical import is_large, make_room
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from agent_cache.remote.codecs import Undecodable
 from agent_cache.remote.protocol import Found
 from agent_cache.remote.redis.clients import Fetched, LoopClient
+from agent_cache.remote.redis.keyspace import CellKey, RootNames
 from agent_cache.remote.redis.leases import boottime
-from agent_cache.remote.redis.names import CellKey, RootNames
 from agent_cache.remote.redis.scripts import MINT
 from agent_cache.remote.redis.tickets import RedisTicket
 from agent_cache.remote.redis.values import (

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from agent_cache.remote.codecs import Unencodable
 from agent_cache.remote.redis.clients import LoopClient
-from agent_cache.remote.redis.names import CellKey, RootNames
+from agent_cache.remote.redis.keyspace import CellKey, RootNames
 from agent_cache.remote.redis.reads import MAX_LATE, mint, seen_in, server_time
 from agent_cache.remote.redis.scripts import RELEASE
 from agent_cache.remote.redis.tickets import RedisTicket

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 from redis.crc import key_slot
 
 from agent_cache.remote.redis.identity import INFO, identity_in, introduced
+from agent_cache.remote.redis.keyspace import RootNames
 from agent_cache.remote.redis.leases import NEVER, asleep, boottime
-from agent_cache.remote.redis.links import Link
 from agent_cache.remote.redis.messages import understood
-from agent_cache.remote.redis.names import RootNames
 from agent_cache.remote.redis.reports import Report
 from agent_cache.remote.redis.topology import Node
+from agent_cache.remote.redis.transport import Link
 from agent_cache.remote.redis.wire import Interrupted, ReplyError, Unreachable
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from agent_cache.clock import CLOCK
 from agent_cache.remote.protocol import Request, Ticket
+from agent_cache.remote.redis.keyspace import CellKey
 from agent_cache.remote.redis.leases import boottime
-from agent_cache.remote.redis.names import CellKey
 from agent_cache.remote.redis.values import Seen, is_held, is_idle, version_of
 
 if TYPE_CHECKING:

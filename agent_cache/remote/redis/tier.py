@@ -16,16 +16,16 @@ from agent_cache.clock import CLOCK
 from agent_cache.errors import ConfigurationError, RemoteTierError
 from agent_cache.remote.codecs import Codec
 from agent_cache.remote.protocol import Found, Listener, Request, Ticket, WriteIntent
-from agent_cache.remote.redis.attendant import Attendant, stop_with
 from agent_cache.remote.redis.connections import Deployment, of_client
 from agent_cache.remote.redis.core import Core
-from agent_cache.remote.redis.invalidations import begin, commit, renew
 from agent_cache.remote.redis.options import options_of
 from agent_cache.remote.redis.reads import look_up
 from agent_cache.remote.redis.stores import store
+from agent_cache.remote.redis.subscriber import Attendant, stop_with
 from agent_cache.remote.redis.tickets import RedisTicket
 from agent_cache.remote.redis.urls import of_url
 from agent_cache.remote.redis.wire import Unreachable
+from agent_cache.remote.redis.writes import begin, commit, renew
 
 __all__ = ["RedisTier"]
 

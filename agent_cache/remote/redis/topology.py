@@ -9,7 +9,7 @@ from typing import Any
 
 from agent_cache.remote.redis.breaker import Breaker
 from agent_cache.remote.redis.connections import Address, Deployment
-from agent_cache.remote.redis.links import Link
+from agent_cache.remote.redis.transport import Link
 from agent_cache.remote.redis.wire import NotAsked, Unreachable
 
 __all__ = ["Node", "Topology"]

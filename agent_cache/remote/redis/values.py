@@ -12,7 +12,7 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from agent_cache.remote.redis.names import SCHEMA, CellKey
+from agent_cache.remote.redis.keyspace import SCHEMA, CellKey
 
 __all__ = [
     "MAX_HEAD",

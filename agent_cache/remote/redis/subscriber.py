@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from contextvars import Context
 from typing import TYPE_CHECKING
 
+from agent_cache.remote.redis.keyspace import RootNames
 from agent_cache.remote.redis.leases import NEVER, boottime
-from agent_cache.remote.redis.names import RootNames
 from agent_cache.remote.redis.subscription import Subscription
 from agent_cache.remote.redis.wire import Unreachable
 
