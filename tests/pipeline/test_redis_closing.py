@@ -123,7 +123,7 @@ async def test_a_loop_that_is_over_leaves_no_connection(way: Proxy):
     for _ in range(3):
         await asyncio.to_thread(asyncio.run, briefly())
     await until(lambda: way.connections == 3)
-    assert len(tier._core.clients()) == 1
+    assert len(tier._transport.clients()) == 1
     await tier.aclose()
 
 
@@ -200,7 +200,7 @@ async def test_closing_ends_the_connections_of_a_loop_that_stands_still(way: Pro
     await tier.aclose()
     await until(lambda: way.connections == 0)
     await asyncio.to_thread(loop.run_until_complete, loop.shutdown_asyncgens())
-    assert not tier._core.clients()
+    assert not tier._transport.clients()
     loop.close()
 
 
@@ -218,7 +218,7 @@ async def test_a_call_may_be_cancelled_at_any_point(way: Proxy, steps: int):
             with ExitStack() as exits:
                 exits.enter_context(pytest.raises(asyncio.CancelledError)) if not task.done() else None
                 await task
-            assert tier._core.attendant is None or not tier._core.attendant._waiters
+            assert not tier._subscriber._waiters
         await load(tier, request, "value")
         found, _ = await tier.lookup(request)
         assert found is not None

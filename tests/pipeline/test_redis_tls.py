@@ -34,9 +34,8 @@ from cryptography.x509.oid import NameOID
 from agent_cache.clock import CLOCK
 from agent_cache.errors import ConfigurationError
 from agent_cache.remote.redis import RedisTier
-from agent_cache.remote.redis.connections import of_client
-from agent_cache.remote.redis.transport import Link
-from agent_cache.remote.redis.urls import of_url
+from agent_cache.remote.redis.options import deployment_of_client, deployment_of_url
+from agent_cache.remote.redis.transport import Connection
 from tests.contract.workbench import load, read, value_of, writing
 from tests.harness.servers import HOST, Server
 
@@ -290,7 +289,7 @@ def test_a_connection_that_is_given_up_half_way_is_closed_at_once(authority: Aut
             port = tls.port
 
         async def give_up() -> None:
-            opening = asyncio.create_task(Link.open(deployment, deployment.seeds[0], limit=100, timeout=9.0))
+            opening = asyncio.create_task(Connection.open(deployment, deployment.seeds[0], limit=100, timeout=9.0))
             arrived, _ = await asyncio.to_thread(silent.accept)
             exits.enter_context(arrived)
             await asyncio.to_thread(arrived.recv, 1)
@@ -300,7 +299,9 @@ def test_a_connection_that_is_given_up_half_way_is_closed_at_once(authority: Aut
             with pytest.raises(asyncio.CancelledError):
                 await opening
 
-        deployment = of_url(f"rediss://{HOST}:{port}?ssl_ca_certs={authority.certificate}", cluster=False, options={})
+        deployment = deployment_of_url(
+            f"rediss://{HOST}:{port}/1?ssl_ca_certs={authority.certificate}", cluster=False, options={}
+        )
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
             asyncio.run(give_up())
@@ -316,12 +317,12 @@ def test_a_check_that_would_be_left_out_is_refused():
 
 def test_clients_of_a_cluster_and_of_sentinels_keep_their_tls():
     authorities = {"ssl_ca_certs": "/ca.pem"}
-    node = of_client(redis.asyncio.RedisCluster(host=HOST, port=1, ssl=True, **authorities))
+    node = deployment_of_client(redis.asyncio.RedisCluster(host=HOST, port=1, ssl=True, **authorities))
     assert (node.transport, node.settings.get("ssl_ca_certs")) == ("tls", "/ca.pem")
     for module in (redis.sentinel, redis.asyncio.sentinel):
         sentinel = module.Sentinel([(HOST, 1)], sentinel_kwargs={"ssl": True, "ssl_ca_certs": "/watcher.pem"})
-        group = of_client(sentinel.master_for("shop", ssl=True, **authorities))
+        group = deployment_of_client(sentinel.master_for("shop", ssl=True, **authorities))
         assert (group.transport, group.settings.get("ssl_ca_certs")) == ("tls", "/ca.pem")
         assert (group.sentinel_transport, group.sentinel_settings.get("ssl_ca_certs")) == ("tls", "/watcher.pem")
-        plain = of_client(module.Sentinel([(HOST, 1)]).master_for("shop", ssl=True, **authorities))
+        plain = deployment_of_client(module.Sentinel([(HOST, 1)]).master_for("shop", ssl=True, **authorities))
         assert (plain.transport, plain.sentinel_transport) == ("tls", "tcp")
