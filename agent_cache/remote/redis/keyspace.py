@@ -5,9 +5,10 @@ slot. A value is
 
     fixed part | header: a line for each cell, "name identity token" | late tags, by the codec | the value, by the codec
 
-and is valid only while every line of its header is true. Nothing that a server says is trusted, since it holds no secret
-of ours: a value that cannot be read is a miss. A message of a process about a root is ``process kind path path...``,
-where a path is ``*`` for the whole root, or the short name of the cell of an entity or an entry.
+and is valid only while every line of its header is true. Nothing that a server says is trusted, since it holds no
+secret of ours: a value that cannot be read is a miss. A message of a process about a root is
+``process kind path path...``, where a path is ``*`` for the whole root, or the short name of the cell of an entity or
+an entry.
 """
 
 from __future__ import annotations
@@ -207,7 +208,7 @@ class Keyspace:
     # Memory of entries that were met in this process
 
     def late_cells(self, digest: bytes) -> Cells:
-        """Cells that the result of an entry named when it was last seen: read with the value, they save a round trip."""
+        """Cells that the result of an entry named when it was last seen: read with the value, they save a trip."""
         return self._late_cells.get(digest, {})
 
     def keep_late_cells(self, digest: bytes, cells: Cells) -> None:

@@ -1,7 +1,7 @@
 """Options of a Redis tier, and the servers that a URL or a client of the user's stands for.
 
-Every word of a URL or a keyword argument takes effect, is refused, or is on the list of those that are ignored. No error
-text holds credentials.
+Every word of a URL or a keyword argument takes effect, is refused, or is on the list of those that are ignored. No
+error text holds credentials.
 """
 
 from __future__ import annotations
@@ -250,8 +250,8 @@ def _transport_of(connection_class: Any) -> Wire:
     if "Connection" in names:
         return "tcp"
     raise ConfigurationError(
-        f"RedisTier: {getattr(connection_class, '__qualname__', connection_class)} is none of redis-py's or valkey-py's "
-        "connections, so it is unknown whether it uses TLS; give a URL to RedisTier.from_url"
+        f"RedisTier: {getattr(connection_class, '__qualname__', connection_class)} is none of redis-py's or "
+        "valkey-py's connections, so it is unknown whether it uses TLS; give a URL to RedisTier.from_url"
     )
 
 

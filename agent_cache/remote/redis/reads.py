@@ -1,8 +1,8 @@
 """Lookups and stores.
 
-A lookup reads a value and the cells it depends on in one batch; the value is a hit only if every cell in its header still
-has the version it was loaded under. A store writes a value under the versions that the lookup before its load has seen,
-so that a value overtaken by a write is dead when it arrives.
+A lookup reads a value and the cells it depends on in one batch; the value is a hit only if every cell in its header
+still has the version it was loaded under. A store writes a value under the versions that the lookup before its load has
+seen, so that a value overtaken by a write is dead when it arrives.
 """
 
 from __future__ import annotations
@@ -146,8 +146,8 @@ class RedisTicket:
         return self.reader.invalidations.is_valid(self._seen or self.place.cells, self.sequence)
 
     def is_clean(self) -> bool:
-        """See `Ticket`. Under an armed cell a value may be stored on the server, where it dies with its writer's lease; a
-        local copy would not. A strong read never leaves a local copy.
+        """See `Ticket`. Under an armed cell a value may be stored on the server, where it dies with its writer's lease;
+        a local copy would not. A strong read never leaves a local copy.
         """
         return (
             self.is_live
@@ -276,8 +276,9 @@ class Reader:
                 wanted.append((place.value_key, place.slot))
             fetched = await client.fetch(wanted, strong=strong, waiting_since=ticket.started_at)
         else:
-            read = client.read(place.keys, place.packed, strong=strong, waiting_since=ticket.started_at)
-            values, identity = await read
+            values, identity = await client.read(
+                place.keys, place.packed, strong=strong, waiting_since=ticket.started_at
+            )
             found = self._find_unchanged(ticket, values, identity)
             if found is not None:
                 return None if self._pending.blocks(cells) else found
@@ -340,7 +341,7 @@ class Reader:
         return {key: (value, identity) for key, value in zip(keys, values, strict=True)}
 
     def _find_unchanged(self, ticket: RedisTicket, values: list[Any], identity: bytes) -> Found | None:
-        """The most common hit, in fewer steps than `_find_current`: all that it depends on was known, and is unchanged."""
+        """The most common hit, in fewer steps than `_find_current`: all that it depends on is known and unchanged."""
         place, data = ticket.place, values[-1]
         if type(data) is not bytes or place.watched or place.digest is None:
             return None
@@ -524,7 +525,8 @@ class Reader:
     async def _recheck(
         self, client: Client, ticket: RedisTicket, late: list[str], started_at: float
     ) -> dict[CellKey, bytes] | None:
-        """The versions of cells that only the result has named, if nothing under their roots was written during the load.
+        """The versions of cells that only the result has named, if nothing under their roots was written
+        during the load.
 
         An entity's own cell, read after the load, would look current whatever was written before. D proves that it was
         not, which every write under the root moves, together with S; that neither was held before proves that no write

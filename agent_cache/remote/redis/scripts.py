@@ -3,10 +3,10 @@
 All are idempotent by the writer's id: a late, lost or doubled command only invalidates entries. Each sweeps first: a
 writer whose lease has expired may have had its side effect before it died, so all its cells get fresh tokens.
 
-A writer is registered with all its cells, for the sweep, and once more under each cell, for the cell's mark: so a script
-reads only the writers that are due or share a cell, however many others hold cells for `settle` or `doubt`. For the same
-reason a sweep takes a hundred writers at most. A cell that the sweep has not reached yet gets its fresh token when it is
-next touched, or is gone: it expires with its last writer.
+A writer is registered with all its cells, for the sweep, and once more under each cell, for the cell's mark: so a
+script reads only the writers that are due or share a cell, however many others hold cells for `settle` or `doubt`. For
+the same reason a sweep takes a hundred writers at most. A cell that the sweep has not reached yet gets its fresh token
+when it is next touched, or is gone: it expires with its last writer.
 
 KEYS: the registry, then the cells named in the arguments (other keys of the same slot are touched as well). ARGV:
 prefix of the cells, cell ttl in ms, a random text that fresh tokens are made of, the writer's id, lease or hold in ms,

@@ -1,12 +1,12 @@
 """Receives invalidations, and decides for how long local copies are trusted.
 
-A daemon thread, one for each tier and process, has a subscription to each server. It sends the heartbeats, which are also
-the probes of servers that have failed, and delivers pending invalidations.
+A daemon thread, one for each tier and process, has a subscription to each server. It sends the heartbeats, which are
+also the probes of servers that have failed, and delivers pending invalidations.
 
 The rules of trust, each of which has a counterexample: the PING goes over the connection of the messages, its PONG is
 handled in their order, and the lease counts from when that PING was *sent*. An interrupted subscription is a loss, even
-if nothing seems to have happened meanwhile. A lease that runs out is none: on one connection no message is lost, so local
-copies are valid again with the next PONG.
+if nothing seems to have happened meanwhile. A lease that runs out is none: on one connection no message is lost, so
+local copies are valid again with the next PONG.
 """
 
 from __future__ import annotations
@@ -576,8 +576,8 @@ class Subscription:
         self._on_change()
 
     def _check_suspension(self) -> None:
-        """Drop local copies after the machine was suspended. None was served then, and none is until a PONG says that no
-        message was missed. But they are older than their own clock says, and must not be valid again.
+        """Drop local copies after the machine was suspended. None was served then, and none is until a PONG says that
+        no message was missed. But they are older than their own clock says, and must not be valid again.
         """
         former, self._asleep = self._asleep, asleep()
         if self._asleep - former > self._transport.max_staleness:
@@ -587,8 +587,8 @@ class Subscription:
 class Report:
     """The text of heartbeats: ``{root: [hits, misses, shared]}`` of this process as JSON, for operators.
 
-    Heartbeats are more frequent than its renewal. Roots that nothing was read of are left out: tools are often decorated
-    in every process and used in a few.
+    Heartbeats are more frequent than its renewal. Roots that nothing was read of are left out: tools are often
+    decorated in every process and used in a few.
     """
 
     def __init__(self) -> None:

@@ -111,8 +111,8 @@ class RedisTier:
                 pools and decoding of other clients that use the same URL are ignored.
             cluster: the server is a node of a cluster.
             connection: further settings of redis-py's connections: ``username``, ``ssl_ca_certs``,
-                ``credential_provider``... ``ssl=True`` is the same as ``rediss://``. A setting without effect, such as a
-                timeout of redis-py's, is refused.
+                ``credential_provider``... ``ssl=True`` is the same as ``rediss://``. A setting without effect, such as
+                a timeout of redis-py's, is refused.
 
         The other arguments are described with the class.
         """
@@ -243,8 +243,8 @@ class RedisTier:
         """Counts of this process and its present state: a plain copy, to be logged or exported.
 
         Returns:
-            The fields of `Counters`, and ``pending`` (invalidations that are not delivered yet), ``servers`` (address to
-            ``"ok"`` or why it is not asked), ``trusted`` (whether local copies are served now).
+            The fields of `Counters`, and ``pending`` (invalidations that are not delivered yet), ``servers`` (address
+            to ``"ok"`` or why it is not asked), ``trusted`` (whether local copies are served now).
         """
         transport = self._transport
         return transport.counters.as_dict() | {

@@ -1,14 +1,14 @@
 """Connections of a tier: batches, deadlines, the circuit breaker, and which server has which slot.
 
-Each event loop has one connection to each server. The lookups of one iteration of the loop are one ``MGET`` (in a cluster
-one a slot), everything else joins the same write, and replies are matched to commands in order, so that no caller waits
-for another's reply. A command that is not answered in time ends the connection, since the replies after it could not be
-matched. Nothing is retried that might stall a caller.
+Each event loop has one connection to each server. The lookups of one iteration of the loop are one ``MGET`` (in a
+cluster one a slot), everything else joins the same write, and replies are matched to commands in order, so that no
+caller waits for another's reply. A command that is not answered in time ends the connection, since the replies after it
+could not be matched. Nothing is retried that might stall a caller.
 
 redis-py reads URLs and clients' settings, makes TLS contexts, fetches credentials and computes slots. Sockets are
 asyncio's, and replies are parsed here, because no client library keeps two promises by its public names: a reply longer
-than any value that the tier stores is skipped as it arrives (redis-py, hiredis and coredis read 512 MB into memory), and
-a connection ends at once, in the middle of TLS, from a loop that ends, or from another thread. It is also faster:
+than any value that the tier stores is skipped as it arrives (redis-py, hiredis and coredis read 512 MB into memory),
+and a connection ends at once, in the middle of TLS, from a loop that ends, or from another thread. It is also faster:
 redis.asyncio's connections cost 1.24x to 1.7x of a raw GET a hit (here 1.17x) and 3.4x to 3.9x a write (here 3.0x);
 coredis over twice that. The figures are in docs/benchmarks.md, "The transport".
 """
@@ -22,7 +22,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping
 from contextvars import Context
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -263,34 +263,10 @@ class Replies:
                 else:
                     raise ValueError(f"a reply of unknown kind {chr(kind)!r}")
                 at = end
-            if self._open:
-                size, items = self._open[-1]
-                if len(items) + 1 < size:
-                    items.append(value)
-                    at = self._parse_values(buffer, at, size - 1, items)
-                    continue
             self._add(value, complete)
         if at or buffer is not self._buffer:  # nothing is copied of a long value whose rest is still to come
             self._buffer = bytearray(buffer[at:])
         return complete
-
-    def _parse_values(self, buffer: bytes | bytearray, at: int, size: int, items: list[Any]) -> int:
-        """Append complete values to a list until it has `size` items; the position of anything else.
-
-        The common case of `feed` in fewer steps: without it, 50 concurrent hits take 0.05x of a raw GET more each.
-        """
-        find, append, arrived = buffer.find, items.append, len(buffer)
-        for _ in range(size - len(items)):
-            end = find(b"\r\n", at)
-            if end < 0 or buffer[at] != 36:
-                break
-            length = int(buffer[at + 1 : end])
-            start, stop = end + 2, end + 2 + length
-            if not 0 <= length <= self._limit or stop + 2 > arrived:
-                break
-            append(bytes(buffer[start:stop]))
-            at = stop + 2
-        return at
 
     def _add(self, value: Any, complete: list[Any]) -> None:
         while self._open:
@@ -1227,7 +1203,7 @@ class Client:
                     future.exception()
         return values, identities if topology.is_cluster else identity
 
-    def read(self, keys: tuple[bytes, ...], packed: bytes, *, strong: bool, waiting_since: float) -> Awaitable[_Values]:
+    async def read(self, keys: tuple[bytes, ...], packed: bytes, *, strong: bool, waiting_since: float) -> _Values:
         """Read keys where there is no cluster: `fetch` in fewer steps, for the most common lookup.
 
         Args:
@@ -1236,16 +1212,9 @@ class Client:
         Raises:
             Unreachable: as `fetch`.
         """
-        server = self._transport.topology.server_of(0)
-        if server is None:
-            return self._read_from_found(keys, packed, strong=strong, waiting_since=waiting_since)
-        return self._batcher(server).read(keys, packed, (), strong, waiting_since)
-
-    async def _read_from_found(
-        self, keys: tuple[bytes, ...], packed: bytes, *, strong: bool, waiting_since: float
-    ) -> _Values:
-        batcher = self._batcher(await self._transport.topology.find(0, waiting_since))
-        return await batcher.read(keys, packed, (), strong, waiting_since)
+        topology = self._transport.topology
+        server = topology.server_of(0) or await topology.find(0, waiting_since)
+        return await self._batcher(server).read(keys, packed, (), strong, waiting_since)
 
     async def run(
         self, script: Script, slot: int, keys: list[bytes], arguments: list[bytes], *, started_at: float | None = None

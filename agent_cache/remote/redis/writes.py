@@ -387,7 +387,7 @@ class Writer:
     ) -> Coroutine[Any, Any, None]:
         """End a write under every root that it has named or touched.
 
-        It is pending from now on, before anything is awaited: if the loop ends here, the thread of the tier delivers it.
+        It is pending from now on, before anything is awaited: if the loop ends here, the tier's thread delivers it.
         """
         until = boottime() + hold if hold else NEVER
         calls = self.calls.commit(write, tags, until, failed=failed)
