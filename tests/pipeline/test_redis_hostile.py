@@ -327,6 +327,17 @@ async def test_a_value_that_is_too_large_costs_no_memory(make: Make, raw: redis.
     assert peak < 5_000_000
 
 
+async def test_a_cell_that_is_too_large_is_replaced(make: Make, raw: redis.Redis):
+    """As one of another type is. What was stored under the former one is dead."""
+    tier = make()
+    await load(tier, read("order:7"), VALUE)
+    raw.set(cell := "t:{agent_cache:order}:S", b"x" * 3_000_000)
+    assert await value_of(tier, read("order:7")) == "nothing"
+    assert raw.strlen(cell) < 256
+    await load(tier, read("order:7"), VALUE)
+    assert await value_of(tier, read("order:7")) == VALUE
+
+
 class Broken:
     """A codec that somebody wrote in a hurry."""
 

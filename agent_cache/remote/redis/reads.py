@@ -338,6 +338,8 @@ class Reader:
         arguments = [root.prefix, ttl, token, b"", b"0", b"%d" % len(names), *names]
         script = self._transport.script(MINT)
         values, identity = await client.run(script, root.slot, [root.registry, *keys], arguments, started_at=started_at)
+        if type(values) is not list or len(values) != len(keys) or not all(type(v) is bytes and v for v in values):
+            raise Unreachable("the server's reply is malformed")
         return {key: (value, identity) for key, value in zip(keys, values, strict=True)}
 
     def _find_unchanged(self, ticket: RedisTicket, values: list[Any], identity: bytes) -> Found | None:

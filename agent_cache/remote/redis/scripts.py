@@ -89,10 +89,10 @@ local function set_cell(name, token)
   return value
 end
 
--- The value of a cell, or nil. A value of another type counts as missing, and is overwritten.
+-- The value of a cell, or nil. A value of another type or length counts as missing, and is overwritten.
 local function cell_of(name)
   local value = try('GET', prefix .. name)
-  return value and value ~= '' and value or nil
+  return value and value ~= '' and #value < 256 and value or nil
 end
 
 local due = range(registry, '-inf', now, 'BYSCORE', 'LIMIT', 0, 100)
