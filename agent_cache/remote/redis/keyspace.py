@@ -432,7 +432,7 @@ class Invalidations:
 
 
 def message(process: bytes, kind: bytes, root: Root, cells: Iterable[CellKey]) -> bytes:
-    """The message that a write of these cells begins (``B``) or has ended (``C``). Empty if nobody needs one."""
+    """The message that a write of these cells begins (``B``) or has ended (``C``). Empty if none is needed."""
     cells = list(cells)
     paths = [b"*"] if root.s in cells else [root.cell_name(cell) for cell in cells if cell != root.d]
     return b" ".join([process, kind, *paths]) if paths else b""

@@ -498,7 +498,7 @@ class Reader:
         await client.call(place.slot, b"SET", place.value_key, data, b"PX", period, started_at=started_at)
         self._transport.counters.stores += 1
         own = self._claims.pop(place.digest, None) if self._claims else None
-        if own is not None:  # or nobody could refresh it again until the claim expires, however short its ttl is
+        if own is not None:  # or no process could refresh it again until the claim expires, however short its ttl is
             claim = self.keyspace.claim(place.digest)
             await client.run(RELEASE, self._transport.slot(claim), [claim], [own], started_at=started_at)
 

@@ -578,7 +578,7 @@ class Server:
         return f"{self.address[0]}:{self.address[1]}" if self.address[1] else self.address[0]
 
     def not_asked(self) -> NotAsked:
-        """The error of those who would ask it while its breaker is open."""
+        """The error for callers while its breaker is open."""
         return NotAsked(f"{self} is not asked: {self.failure}")
 
     def set_clock(self, sent: float, reply: list[bytes]) -> None:
@@ -631,11 +631,11 @@ class Topology:
         server = self.server_of(slot)
         if server is None:
             if self.is_lost:
-                raise Unreachable("no server says who has these keys")
+                raise Unreachable("the servers of these keys are unknown")
             await self.discover_within(waiting_since)
             server = self.server_of(slot)
         if server is None:
-            raise Unreachable("no server is known to have these keys")
+            raise Unreachable("no known server has these keys")
         return server
 
     async def discover_within(self, waiting_since: float) -> None:
@@ -649,7 +649,7 @@ class Topology:
                 await self.discover()
         except TimeoutError:
             self.is_lost = not self.servers
-            raise Unreachable(f"no server has said within {self._timeout:g} s who has which keys") from None
+            raise Unreachable(f"no server named the servers of these keys within {self._timeout:g} s") from None
 
     async def discover(self) -> None:
         """Ask for the servers. Concurrent callers of one loop share one request.
@@ -715,7 +715,7 @@ class Topology:
 
 
 def _retrieve_exception(task: asyncio.Task[None]) -> None:
-    """Those who waited may be gone: asyncio is not to complain that nobody looked at the exception."""
+    """Keep asyncio from logging an exception whose callers were cancelled."""
     if not task.cancelled():
         task.exception()
 
@@ -1172,7 +1172,7 @@ class Client:
         Args:
             strong: ask for the identity of the server after its values.
             started_at: when the caller began to wait, by the loop's clock: it gives up a timeout later.
-            waiting_since: since when the server has owed an answer; None is now.
+            waiting_since: the server's own timeout counts from there; None is now.
 
         Raises:
             Unreachable: if a server does not answer, or its breaker is open.
