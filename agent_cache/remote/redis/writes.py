@@ -205,18 +205,21 @@ class Calls:
         self._process = process
         self._plans: dict[tuple[object, ...], Sequence[_Plan]] = {}
 
-    def begin(self, write: WriteIntent, script: Script = BEGIN) -> list[Call]:
+    def begin(self, write: WriteIntent) -> list[Call]:
         """Announce a write to every root that it names."""
+        return self._announce(write, BEGIN)
+
+    def renew(self, write: WriteIntent) -> list[Call]:
+        """Extend its lease there, or announce it again."""
+        return self._announce(write, RENEW)
+
+    def _announce(self, write: WriteIntent, script: Script) -> list[Call]:
         key = _plan_key(write, script)
         plans = self._plans.get(key)
         if plans is None:
             plans = [self._plan_begin(script, *announced) for announced in self._announced(write)]
             self._keep(key, plans, len(write.tags))
         return [plan.by(write.id) for plan in plans]
-
-    def renew(self, write: WriteIntent) -> list[Call]:
-        """Extend its lease there, or announce it again."""
-        return self.begin(write, RENEW)
 
     def commit(self, write: WriteIntent, tags: tuple[str, ...], until: float, *, failed: bool) -> list[Call]:
         """End a write under every root that it has named or touched, and hold the touched cells until then."""
