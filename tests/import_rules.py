@@ -32,8 +32,8 @@ USERS_OF_PUBLIC_NAMES = frozenset({"integrations", "pytest_plugin", "cli", "__ma
 # Third-party module -> where it may stand. A name that is not here may stand in `integrations` only.
 LEAVES: dict[str, tuple[str, ...]] = {
     "cache": ("async_cache",),  # async-cache's top-level module
-    "cryptography": ("remote.guards",),
-    "msgspec": ("values", "remote.codecs", "recording", "cli"),
+    "cryptography": ("remote.codecs",),
+    "msgspec": ("values.schema", "values.tagged", "recording", "cli"),
     "pytest": ("pytest_plugin", "testing.fixtures"),
     "redis": ("remote.redis", "cli"),
     "rich": ("cli",),

@@ -118,7 +118,7 @@ def test_a_tree_that_keeps_the_rules_is_let_through(tmp_path: Path):
             "engine/scope.py": "import contextvars",
             "core/sizes.py": "Size = int",
             "remote/redis.py": "import redis.asyncio\nfrom . import codecs",
-            "remote/codecs.py": "import msgspec",
+            "values/schema.py": "import msgspec",
             "cli.py": "from agent_cache import AgentCache\ndef main():\n    import rich",
             "integrations/langchain/tools.py": "import langchaincore\nfrom agent_cache import AgentCache",
             "integrations/agents/tools.py": "import agents",

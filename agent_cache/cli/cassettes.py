@@ -209,12 +209,15 @@ def _duration_text(ms: float) -> str:
 # show
 
 
+_Steps = Iterator[tuple[int, RecordedCall]]
+
+
 def _show(options: argparse.Namespace) -> int:
     """Print the calls of a cassette in the order in which they started, nested as they were."""
     cassette = _load(options.path)
     order, depths, totals = _timeline(cassette)
 
-    def calls() -> Iterator[tuple[int, RecordedCall]]:
+    def calls() -> _Steps:
         for index in order:
             call = cassette[index]
             is_named = not options.name or fnmatch.fnmatchcase(call.name, options.name)
@@ -223,9 +226,9 @@ def _show(options: argparse.Namespace) -> int:
 
     chosen = islice(calls(), options.limit)
     if options.json:
-        _show_json(cassette, options.path, chosen, depths, totals)
+        _show_json(cassette, chosen, depths, totals)
     else:
-        _show_lines(cassette, options.path, chosen, depths, totals)
+        _show_lines(cassette, chosen, depths, totals)
     return 0
 
 
@@ -260,15 +263,9 @@ def _timeline(cassette: Cassette) -> tuple[list[int], array[int], dict[str, Any]
     return order, depths, totals
 
 
-def _show_json(
-    cassette: Cassette,
-    path: Path,
-    calls: Iterator[tuple[int, RecordedCall]],
-    depths: array[int],
-    totals: dict[str, Any],
-) -> None:
+def _show_json(cassette: Cassette, calls: _Steps, depths: array[int], totals: dict[str, Any]) -> None:
     """Print one document with one line for each call, without holding it in memory."""
-    head = {"path": str(path), "header": msgspec.to_builtins(cassette.header), "is_partial": cassette.is_partial}
+    head = {"path": cassette.path, "header": msgspec.to_builtins(cassette.header), "is_partial": cassette.is_partial}
     sys.stdout.write(f'{json_text(head)[:-1]},\n"calls": [')
     for number, (index, call) in enumerate(calls):
         row = {"index": index, "depth": depths[index], **msgspec.to_builtins(call)}
@@ -278,16 +275,10 @@ def _show_json(
     sys.stdout.write(f"],\n{json_text(tail)[1:]}\n")
 
 
-def _show_lines(
-    cassette: Cassette,
-    path: Path,
-    calls: Iterator[tuple[int, RecordedCall]],
-    depths: array[int],
-    totals: dict[str, Any],
-) -> None:
+def _show_lines(cassette: Cassette, calls: _Steps, depths: array[int], totals: dict[str, Any]) -> None:
     printer, whole = Printer(), cassette.duration_ms
     facts = [f"recorded {cassette.recorded_at}" if cassette.recorded_at else "", cassette.model or ""]
-    printer.line((str(path), "bold"), *(f"  {fact}" for fact in facts if fact))
+    printer.line((cassette.path, "bold"), *(f"  {fact}" for fact in facts if fact))
     if cassette.is_partial:
         printer.line(("The recording was killed: calls may be missing.", "red"))
     elif cassette.trailer is not None and cassette.trailer.ended != "returned":

@@ -357,6 +357,7 @@ async def messages(target: Target) -> list[Result]:
     try:
         if isinstance(reply, ResponseError):
             return []  # `rights` has reported it
+        await target.server.ask_all([("TIME",)])  # connects: the subscription has taken the connection that there was
         start = time.perf_counter()
         try:
             await target.server.ask("SPUBLISH" if target.is_cluster else "PUBLISH", target.root.channel, "doctor")

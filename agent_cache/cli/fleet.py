@@ -52,10 +52,8 @@ __all__ = [
     "Fleet",
     "Server",
     "Unusable",
-    "add_clear_options",
     "add_common_options",
-    "add_keys_options",
-    "add_stats_options",
+    "add_options",
     "clear",
     "code_of",
     "connected",
@@ -86,34 +84,26 @@ _NO_LOG = logging.NullHandler()
 # Options
 
 
-def add_stats_options(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of `agent-cache stats`."""
-    add_common_options(parser, "Counts what a tier holds for each resource root.")
-    parser.add_argument(
-        "--sample",
-        type=_count,
-        default=10_000,
-        metavar="N",
-        help="values of each server to read; if there are more, the numbers are extrapolated (default: 10,000)",
-    )
-
-
-def add_keys_options(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of `agent-cache keys`."""
-    add_common_options(parser, "Lists entries: digests, tags and sizes. Neither arguments nor values are shown.")
-    help_text = "only entries that `clear` with the same tags would drop"
-    parser.add_argument("--tag", action="append", default=[], dest="tags", metavar="TAG", help=help_text)
-    _add_entity_option(parser)
-    parser.add_argument("--limit", type=_count, default=100, metavar="N", help="entries to list (default: 100)")
-
-
-def add_clear_options(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of `agent-cache clear`."""
-    add_common_options(parser, "Drops entries by tag, in every process and at once, as a write to these tags would.")
-    parser.add_argument("tags", nargs="*", metavar="TAG", help="such as order:7, or order for all orders")
-    _add_entity_option(parser)
-    parser.add_argument("--all", action="store_true", help="everything under the namespace; needs --yes")
-    parser.add_argument("--yes", action="store_true", help="confirms --all")
+def add_options(parser: argparse.ArgumentParser, command: str) -> None:
+    """Declare the options of `agent-cache stats`, `keys` or `clear`."""
+    if command == "stats":
+        add_common_options(parser, "Counts what a tier holds for each resource root.")
+        help_text = "values of each server to read; more are estimated from these (default: 10,000)"
+        parser.add_argument("--sample", type=_count, default=10_000, metavar="N", help=help_text)
+        return
+    if command == "keys":
+        add_common_options(parser, "Lists entries: digests, tags and sizes. Neither arguments nor values are shown.")
+        help_text = "only entries that `clear` with the same tags would drop"
+        parser.add_argument("--tag", action="append", default=[], dest="tags", metavar="TAG", help=help_text)
+        parser.add_argument("--limit", type=_count, default=100, metavar="N", help="entries to list (default: 100)")
+    else:
+        text = "Drops entries by tag, in every process and at once, as a write to these tags would."
+        add_common_options(parser, text)
+        parser.add_argument("tags", nargs="*", metavar="TAG", help="such as order:7, or order for all orders")
+        parser.add_argument("--all", action="store_true", help="everything under the namespace; needs --yes")
+        parser.add_argument("--yes", action="store_true", help="confirms --all")
+    help_text = "a tag whose id contains a colon"
+    parser.add_argument("--entity", nargs=2, action="append", default=[], metavar=("ROOT", "ID"), help=help_text)
 
 
 def add_common_options(parser: argparse.ArgumentParser, description: str) -> None:
@@ -130,11 +120,6 @@ def add_common_options(parser: argparse.ArgumentParser, description: str) -> Non
         "--timeout", type=seconds, default=5.0, metavar="SECONDS", help="for the server to answer (default: 5)"
     )
     parser.add_argument("--json", action="store_true", help="JSON on stdout")
-
-
-def _add_entity_option(parser: argparse.ArgumentParser) -> None:
-    help_text = "a tag whose id contains a colon"
-    parser.add_argument("--entity", nargs=2, action="append", default=[], metavar=("ROOT", "ID"), help=help_text)
 
 
 def seconds(text: str) -> float:
@@ -206,26 +191,37 @@ class Server:
         """Send one command.
 
         Raises:
-            RedisError: if there is no reply in time, or the reply is an error (`ResponseError`).
+            ResponseError: if the reply is an error.
+            Unusable: if there is no reply in time.
         """
-        return await self.client.execute_command(*command)  # type: ignore[no-untyped-call]
+        (reply,) = await self.ask_all([command])
+        if isinstance(reply, ResponseError):
+            raise reply
+        return reply
 
     async def ask_all(self, commands: Iterable[Sequence[str | bytes]]) -> list[Any]:
         """Send commands in one round trip. Errors that the server replies with stand among the replies.
 
         Raises:
-            RedisError: if there is no reply in time.
+            ResponseError: if the server refuses the connection.
+            Unusable: if there is no reply in time.
         """
-        async with self.client.pipeline(transaction=False) as pipeline:
-            for command in commands:
-                pipeline.execute_command(*command)
-            return await pipeline.execute(raise_on_error=False)
+        try:
+            async with self.client.pipeline(transaction=False) as pipeline:
+                for command in commands:
+                    pipeline.execute_command(*command)
+                return await pipeline.execute(raise_on_error=False)
+        except ResponseError:
+            raise
+        except RedisError as error:
+            raise Unusable(f"{self.name}: {error}") from error
 
     async def look_up(self, commands: Iterable[Sequence[str | bytes]]) -> list[Any]:
         """The same for commands that read keys of the tier, with None where a key has a value of another type.
 
         Raises:
-            RedisError: also for other errors. A missing right would otherwise look like keys without values.
+            ResponseError: for other errors. A missing right would otherwise look like keys without values.
+            Unusable: if there is no reply in time.
         """
         replies = await self.ask_all(commands)
         for index, reply in enumerate(replies):
@@ -275,7 +271,8 @@ async def connected(options: argparse.Namespace) -> AsyncIterator[Fleet]:
 
     Raises:
         ConfigurationError: if the URL or the namespace is not valid.
-        RedisError, Unusable: if a server does not answer, or is a Sentinel.
+        ResponseError: if a server refuses the connection.
+        Unusable: if a server does not answer, or is a Sentinel.
     """
     deployment = deployment_of_url(options.url, cluster=False, options={})
     _tier(options, is_cluster=False)  # checks the namespace

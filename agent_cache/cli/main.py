@@ -13,6 +13,7 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NoReturn
 
 from agent_cache.cli import demo
@@ -59,12 +60,8 @@ def _functions(command: str) -> tuple[Callable[[argparse.ArgumentParser], None],
         return doctor.add_options, doctor.run
     from agent_cache.cli import fleet
 
-    functions = {
-        "stats": (fleet.add_stats_options, fleet.stats),
-        "keys": (fleet.add_keys_options, fleet.keys),
-        "clear": (fleet.add_clear_options, fleet.clear),
-    }
-    return functions[command]
+    commands = {"stats": fleet.stats, "keys": fleet.keys, "clear": fleet.clear}
+    return partial(fleet.add_options, command=command), commands[command]
 
 
 def _imported_later(name: str, summary: str) -> Command:

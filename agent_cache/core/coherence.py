@@ -1,4 +1,13 @@
-"""The entries of one tool in one scope: the unit that a write reaches and that a session owns."""
+"""The rules of coherence in one process: which load may be stored, and what a write does to loads and entries.
+
+A load is stored only if, since it *started*, no write has touched one of its tags and none is in flight. There is no
+table of versions: a write acts on the loads and entries that exist, in the partitions of the tools that share a root
+with it. It acts twice, before it runs and when it has ended, however it ended. The second time is what makes "no read
+that starts later sees the old value" true; the first keeps a value that was read during the write from being stored.
+
+Every method of `Ledger` runs under its `lock`, which the caller takes around each of: {start a load, join or lead it},
+{check, insert}, and {mark loads, drop entries, detach flights}. Time is an argument.
+"""
 
 from __future__ import annotations
 
@@ -16,17 +25,17 @@ __all__ = ["Hold", "Ledger", "Load", "Partition", "Region"]
 
 
 class Partition:
-    """A store with what the ledger must know of it.
+    """The store of one tool in one scope, with its tags and the loads in flight.
 
     Attributes:
-        tool: the operation whose answers it holds.
-        owner: the session it belongs to, None for the global scope.
-        static: tags that every entry in it depends on; they need no index.
+        tool: the operation whose results it holds.
+        owner: the session it belongs to; None for the global scope.
+        static: tags that every entry depends on. They need no index.
         roots: roots that any of its entries may depend on.
         loads: the ledger's sets of loads in flight, one for each root.
         flights: loads in flight that a reader may join, by (key, event loop).
-        requests: what tiers were told of calls, by key. Bounded.
-        is_open: False once its session has ended; nothing is stored any more.
+        requests: the requests that tiers were sent for calls, by key. Bounded.
+        is_open: False once its session has ended: nothing is stored any more.
     """
 
     __slots__ = ("__weakref__", "flights", "is_open", "loads", "owner", "requests", "roots", "static", "store", "tool")
@@ -45,33 +54,25 @@ class Partition:
         self.is_open = True
 
 
-# The rules of coherence in one process: which load may be stored, and what a write does to loads and entries.
-#
-# A load is stored only if, since it *started*, no write has touched one of its tags and none is in flight. There is no
-# table of
-# versions: a write acts on the loads and entries that exist. It does so twice, before it runs and when it has ended,
-#     however
-# it ended. The second half is what makes "no read that starts later sees the old value" true; the first keeps what a
-# reader of a half-done write saw from being kept.
-#
-# Every method runs under `lock`, taken by the caller around each of: {start a load, join or lead}, {check, insert}, and
-# {mark, drop, detach}. Time is an argument.
-
-
 _MANY = 1_000
-"""Entries under one tag that are dropped one by one, 5 us each. More, and all of the tool's entries go at once instead:
-that is always safe, and a write must not hold the event loop for half a second."""
+"""How many entries under one tag are dropped one by one, at 5 us each. If there are more, all entries of the tool are
+dropped at once: that is always safe, and a write must not block the event loop for half a second."""
 
 _MAX_WRITTEN = 64
-"""How many writes a load remembers while its own tags are unknown. One more, and it is not stored."""
+"""How many writes a load remembers while its own tags are unknown. After more of them it is not stored."""
 
 
 class Load:
-    """One run of a read tool, from its start until it is stored or given up: the ticket of the in-process protocol.
+    """One run of a read tool, from its start until its result is stored or discarded.
 
-    Its one question is `is_clean`; `is_open` until it has ended. Tags known before the load are compared when a write
-    happens; while some of its tags are known only from the result, the paths written under their roots are remembered
-    and compared then.
+    Tags known before the load are compared when a write happens. While some of its tags are known only from the result,
+    the regions written under their roots are remembered, and compared by `resolve`.
+
+    Attributes:
+        late_roots: roots of the tags that are known only from the result.
+        written: the regions to compare with those tags.
+        is_clean: whether no write has touched it, so that it may be stored.
+        is_open: whether it has not ended.
     """
 
     __slots__ = ("is_clean", "is_open", "key", "late_roots", "partition", "tags", "written")
@@ -86,33 +87,33 @@ class Load:
         self.is_open = True
 
     def restart(self) -> None:
-        """Begin again: what was written before does not concern the run that starts now."""
+        """Start again with another run of the tool, which earlier writes do not concern."""
         self.written = None
         self.is_clean = True
 
     def mark_dirty(self) -> None:
-        """This load may not be stored, and nobody may join it any more."""
+        """Do not store this load, and let no reader join it any more."""
         self.is_clean = False
         self.detach()
 
     def detach(self) -> None:
-        """Let no reader that starts later join. Flights override it."""
+        """Let no reader that starts later join. `engine.runtime.Flight` overrides it."""
 
     def resolve(self, tags: Sequence[Tag]) -> None:
-        """Compare what was written meanwhile with the tags that the result has given."""
+        """Compare the writes that happened meanwhile with the tags that the result has given."""
         if self.written and any(region.touches(tags) for region in self.written):
             self.is_clean = False
 
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """What a write touches, in every scope or in some sessions only.
+    """The tags and keys that a write touches, in every scope or in some sessions only.
 
     Attributes:
-        paths: tags that it names: all that meets them.
-        keys: single entries that it names: (tool, key).
+        paths: tags; everything that meets one of them is touched.
+        keys: single entries, as (tool, key).
         owners: sessions that an invalidation with ``scope="session"`` reaches; None for every scope.
-        bare: roots below which it touches nothing, because it named no id: what depends on all of the root changes.
+        bare: roots of which only entries that depend on the whole root are touched, because the write named no id.
     """
 
     paths: tuple[Tag, ...] = ()
@@ -128,23 +129,23 @@ class Region:
         return self.owners is None or partition.owner in self.owners
 
     def touches(self, tags: Sequence[Tag]) -> bool:
-        """Whether what depends on these tags changes."""
+        """Whether a write to this region changes an entry with these tags."""
         return any(meet(tag, path) for path in self.paths for tag in tags) or any(root in tags for root in self.bare)
 
 
 @dataclass(slots=True, eq=False)
 class Hold:
-    """A write in flight, or one that may still take effect: nothing it names is stored until it is released."""
+    """A write in flight, or one that may still take effect: nothing in its region is stored until the release."""
 
     region: Region
     until: float = field(default=float("inf"))
 
 
 class Ledger:
-    """All loads in flight, all holds and all stores of the process, by root."""
+    """All loads in flight, all holds and all partitions of the process, by root."""
 
     def __init__(self) -> None:
-        # Re-entrant: a collection that starts inside may close an abandoned call, whose clean-up comes back here.
+        # Re-entrant: a garbage collection that starts inside may close an abandoned call, whose clean-up locks again.
         self.lock = threading.RLock()
         self._partitions: dict[str, weakref.WeakSet[Partition]] = {}
         self._loads: dict[str, set[Load]] = {}
@@ -152,11 +153,11 @@ class Ledger:
         self._key_holds: list[Hold] = []
         self.timed_holds: list[Hold] = []
         os.register_at_fork(
-            before=self.lock.acquire, after_in_parent=self.lock.release, after_in_child=self._go_on_in_child
+            before=self.lock.acquire, after_in_parent=self.lock.release, after_in_child=self._reset_in_child
         )
 
-    def _go_on_in_child(self) -> None:
-        """The writes and loads of the parent end there. Here nobody would ever release them."""
+    def _reset_in_child(self) -> None:
+        """End the writes and loads of the parent process, which nothing would end in a forked child."""
         try:
             for hold in {*self._key_holds, *(hold for holds in self._holds.values() for hold in holds)}:
                 if hold.until == float("inf"):
@@ -171,13 +172,13 @@ class Ledger:
     # Partitions
 
     def register(self, partition: Partition) -> None:
-        """Let writes to its roots reach a partition, for as long as it lives."""
+        """Let writes to its roots reach a partition, as long as it exists."""
         for root in partition.roots:
             self._partitions.setdefault(root, weakref.WeakSet()).add(partition)
         partition.loads = tuple(self._loads.setdefault(root, set()) for root in partition.roots)
 
     def unregister(self, partition: Partition) -> None:
-        """Its session has ended: writes need not reach it any more."""
+        """Let no write reach a partition any more, since its session has ended."""
         for root in partition.roots:
             partitions = self._partitions.get(root)
             if partitions is not None:
@@ -197,15 +198,16 @@ class Ledger:
 
     @staticmethod
     def start(load: Load) -> None:
-        """From now on, until it is discarded from its partition's `loads`, every write is compared with this load."""
+        """Compare every write with this load, until it is discarded from its partition's `loads`."""
         load.is_open = True
         for loads in load.partition.loads:
             loads.add(load)
 
     def may_store(self, load: Load, tags: Sequence[Tag]) -> bool:
-        """Whether a load that has ended may be kept: no write since it started, none in flight, none in doubt.
+        """Whether the result of a load may be stored: no write since it started, none in flight, none in doubt.
 
-        `tags` are all that the entry will depend on, those from the result included.
+        Args:
+            tags: everything that the entry will depend on, the tags from the result included.
         """
         if not load.is_clean:
             return False
@@ -234,11 +236,13 @@ class Ledger:
     # Writes
 
     def hold(self, region: Region, until: float = float("inf")) -> Hold:
-        """Keep what a region names from being stored, until released or until a clock reading."""
+        """Let nothing in a region be stored, until the hold is released or until a clock reading."""
         hold = Hold(region, until)
         for root in region.roots:
             holds = None
-            while holds is None or self._holds.get(root) is not holds:  # a collection may let go of the last other one
+            while (
+                holds is None or self._holds.get(root) is not holds
+            ):  # a garbage collection may release the last other one
                 holds = self._holds.setdefault(root, [])
                 holds.append(hold)
         if region.keys:
@@ -265,14 +269,16 @@ class Ledger:
         return bool(self._holds or self._key_holds)
 
     def release_all(self) -> None:
-        """Forget every hold, whoever has it."""
+        """Release every hold."""
         self._holds.clear()
         self._key_holds.clear()
         self.timed_holds.clear()
 
     def expire_holds(self, now: float) -> list[Any]:
-        """End the holds whose time is over. The end of a hold is a move like any other: a load that began inside it,
-        when the write's effect may not have landed yet, is not stored after it and not joined after it.
+        """Release the holds whose time is over, and invalidate their regions.
+
+        A load that began during a hold, when the effect of the write may not have landed yet, is not stored and not
+        joined after it.
         """
         over = [hold for hold in self.timed_holds if hold.until <= now]
         garbage: list[Any] = []
@@ -282,10 +288,10 @@ class Ledger:
         return garbage
 
     def invalidate(self, region: Region) -> list[Any]:
-        """A region has changed: spoil and detach the loads it touches, drop the entries.
+        """Mark and detach the loads that a region touches, and drop the entries.
 
         Returns:
-            What was dropped, still alive: freeing it is the caller's business, outside the lock and in slices.
+            The dropped objects, for the caller to free outside the lock, in slices.
         """
         garbage: list[Any] = []
         for root in region.roots:

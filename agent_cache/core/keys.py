@@ -1,7 +1,7 @@
-"""What makes two calls the same call: what each argument is in their key.
+"""The key of a call: each argument as one component that is equal for equal values.
 
-`str` and `int` stand for themselves. Everything else becomes canonical `bytes` (see `encoding`), which cache their hash
-and compare with `memcmp`, so a nested dict costs no more to look up than a string does.
+`str` and `int` stand for themselves. Everything else becomes canonical `bytes` (`values.canonical`), which cache their
+hash and compare with `memcmp`, so that a nested dict is looked up as fast as a string.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ Part = Hashable
 """One component of a key: `str` or `int` as they are, or canonical `bytes`."""
 
 PLAIN: frozenset[type] = frozenset({str, int})
-"""The types that stand for themselves. `bytes` does not: it would be taken for canonical bytes; nor does None, which
-says that a call has no key."""
+"""The types that stand for themselves. `bytes` does not, because it could equal canonical bytes; None does not, because
+it means that a call has no key."""
 
 _MAX_ALIASES = 4096
 _MAX_ALIAS_BYTES = 4096
@@ -30,11 +30,11 @@ ALIASES: dict[bytes, bytes] = {}
 
 
 def key_part(value: Any) -> Part:
-    """Give the identity of one argument, as a key has it.
+    """Encode one argument as a component of a key.
 
-    A container that has been seen before is recognised by its `marshal` image (0.4 us, against 5 us for the
-    encoding). Only trees of exact builtins are entered there, `bytes` not among them: a marshal image determines such
-    a tree, but marshal writes whatever has a buffer as plain bytes.
+    A container that was seen before is recognised by its `marshal` image (0.4 us instead of 5 us for the encoding).
+    Only trees of exact builtins without `bytes` are remembered so: their image determines them, whereas marshal writes
+    every object with a buffer as plain bytes.
 
     Raises:
         Uncacheable: if the value, or anything in it, declares no identity, is cyclic, or is larger than the bounds.

@@ -1,8 +1,8 @@
-"""Which parameters a framework fills in by itself: run contexts and dependencies, which are no part of a call's
-identity.
+"""The parameters of a tool, inspected once at decoration: which of them identify a call, and in what form.
 
-They are recognised by class name *and* defining package, from the text of the annotation, so that nothing is imported
-and nothing is evaluated. A class of the user's own that is called ``Context`` is an argument like any other.
+Parameters that a framework fills in, run contexts and dependencies, do not identify a call. They are recognised by
+class name *and* defining package, where need be from the text of the annotation, so that nothing is imported and
+nothing is evaluated. A class of the user's own that is called ``Context`` is an argument like any other.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _TRANSPARENT = frozenset({"Annotated", "Optional", "Union"})
 
 
 def is_injected(annotation: Any, default: Any, function: Callable[..., Any]) -> bool:
-    """Whether a framework, and not the model, provides this parameter."""
+    """Whether a framework, and not the model, provides the value of this parameter."""
     return _is_dependency(default) or (
         _text_is_injected(annotation, function)
         if isinstance(annotation, str)
@@ -51,7 +51,7 @@ def is_injected(annotation: Any, default: Any, function: Callable[..., Any]) -> 
 
 
 def _is_dependency(value: Any) -> bool:
-    """``Depends(f)`` as a default or in `Annotated`, or the function that makes one."""
+    """Whether this is ``Depends(f)``, as a default or in `Annotated`, or the function that makes one."""
     return any(
         "Depend" in kind.__qualname__ and _package(kind.__module__ or "") in _DEPENDENCIES
         for kind in (*type(value).__mro__, value)
@@ -148,7 +148,7 @@ def _attribute_is_context(node: ast.Attribute, function: Callable[..., Any]) -> 
 
 
 def _imported_for_typing(function: Callable[..., Any]) -> dict[str, str]:
-    """Names that a module imports, `TYPE_CHECKING` blocks included, as ``name -> module:original``, read from its
+    """The names that a function's module imports, also under `TYPE_CHECKING`: ``name -> module:original``, from its
     source.
     """
     module = sys.modules.get(function.__module__)
@@ -165,7 +165,7 @@ def _imported_for_typing(function: Callable[..., Any]) -> dict[str, str]:
     return names
 
 
-# The parameters of a tool, settled once at decoration: which of them identify a call, and in what form.
+# The parameters of one tool
 
 
 _LIKELY: dict[str, type] = {"str": str, "int": int, "bool": bool, "dict": dict, "list": list}
@@ -177,10 +177,10 @@ class Parameter:
     """One parameter of a tool.
 
     Attributes:
-        in_key: whether its value identifies the call: not if it is skipped or filled in by a framework.
+        in_key: whether its value identifies the call. False if it is skipped or filled in by a framework.
         is_receiver: whether it is the ``self`` or ``cls`` of a method.
-        hint: ``"str"``, ``"int"``, ``"bool"``, ``"dict"`` or ``"list"`` where the annotation says just that, so that
-            the likely case is tested first. It decides nothing else: what is passed decides the key.
+        hint: ``"str"``, ``"int"``, ``"bool"``, ``"dict"`` or ``"list"`` if that is the annotation, so that the
+            generated body tests the likely type first. The key depends on the value that is passed, not on the hint.
     """
 
     name: str
@@ -195,36 +195,39 @@ class Parameter:
         return self.default is not inspect.Parameter.empty
 
     def part(self, value: Any) -> Part:
-        """Its component of the key."""
+        """The component of the key for a value."""
         return receiver_part(value) if self.is_receiver else key_part(value)
 
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
-    """All parameters of a tool, in order."""
+    """All parameters of a tool, in order.
+
+    Attributes:
+        is_positional: whether a call in its canonical spelling is one value for each name, in order.
+        surplus: the name of the parameter that takes surplus keywords, if there is one.
+    """
 
     all: tuple[Parameter, ...]
     signature: inspect.Signature
     names: tuple[str, ...]
     is_positional: bool
-    """Whether a call in its canonical spelling is just one value for each name, in order."""
     positional_only: tuple[str, ...]
     surplus: str | None
-    """Name of the parameter that takes surplus keywords."""
 
     @classmethod
     def of(cls, function: Callable[..., Any], skip_args: int, tool: str) -> Parameters:
-        """Read a tool's signature.
+        """Inspect the signature of a tool.
 
         Raises:
-            ConfigurationError: if `skip_args` is not a number of its positional parameters.
+            ConfigurationError: if `skip_args` is negative, or larger than the number of positional parameters.
         """
         signature = inspect.signature(function)
         positional = [parameter for parameter in signature.parameters.values() if parameter.kind in _POSITIONAL]
         if isinstance(skip_args, bool) or not isinstance(skip_args, int) or not 0 <= skip_args <= len(positional):
             raise ConfigurationError(
-                f"{tool}: skip_args is how many of the tool's {len(positional)} positional parameters to leave out, "
-                f"got {skip_args!r}"
+                f"{tool}: skip_args must be a number from 0 to {len(positional)}, the number of the tool's positional "
+                f"parameters, got {skip_args!r}"
             )
         skipped = {parameter.name for parameter in positional[:skip_args]}
         receiver = _receiver(function, positional)
@@ -252,25 +255,25 @@ class Parameters:
 
     @property
     def key_names(self) -> tuple[str, ...]:
-        """Parameters that identify a call."""
+        """The names of the parameters that identify a call."""
         return tuple(parameter.name for parameter in self.all if parameter.in_key)
 
     def named(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """Names and values of a call in its canonical spelling."""
+        """Parameter names and values of a call in its canonical spelling."""
         if self.is_positional:
             return dict(zip(self.names, args, strict=True))
         return self.bind(args, kwargs)
 
     def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """Names and values of a call, defaults filled in: what the generated body does by being called.
+        """Parameter names and values of a call, with defaults. The generated body gets the same by being called.
 
         Raises:
             TypeError: as the tool itself would.
         """
         surplus: dict[str, Any] = {}
         if self.surplus is not None:
-            # Signature.bind of Python 3.11 refuses a keyword with the name of a positional-only parameter; the
-            # interpreter takes it for a surplus one.
+            # Signature.bind of Python 3.11 refuses a keyword with the name of a positional-only parameter, which the
+            # interpreter accepts as a surplus keyword.
             surplus = {name: kwargs[name] for name in self.positional_only if name in kwargs}
         bound = self.signature.bind(*args, **{name: value for name, value in kwargs.items() if name not in surplus})
         bound.apply_defaults()
@@ -279,9 +282,7 @@ class Parameters:
         return bound.arguments
 
     def split(self, arguments: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The one canonical spelling of a call: keyword-only and surplus keywords by name, everything else by
-        position.
-        """
+        """The canonical spelling of a call: keyword-only and surplus keywords by name, all others by position."""
         args: list[Any] = []
         kwargs: dict[str, Any] = {}
         for parameter in self.all:
@@ -297,19 +298,17 @@ class Parameters:
         return tuple(args), kwargs
 
     def key(self, arguments: Mapping[str, Any]) -> Part:
-        """Identity of a call by its arguments: one part as it is, several as a tuple.
+        """The key of a call: the part of its one argument, or a tuple of several parts.
 
         Raises:
-            Uncacheable: if an argument has none.
+            Uncacheable: if an argument has no identity.
         """
         parts = tuple(parameter.part(arguments[parameter.name]) for parameter in self.all if parameter.in_key)
         return parts[0] if len(parts) == 1 else parts
 
 
 def receiver_part(value: Any) -> Part:
-    """Identity of the object a method is called on: its declared fields if it is a value, else a serial of the
-    instance.
-    """
+    """The key of the object whose method is called: its declared fields if it is a value, else a serial number."""
     try:
         return key_part(value)
     except Uncacheable:
@@ -317,7 +316,7 @@ def receiver_part(value: Any) -> Part:
 
 
 def _receiver(function: Callable[..., Any], positional: list[inspect.Parameter]) -> str | None:
-    """Name of the receiver, if the function was written inside a class body."""
+    """The name of the ``self`` or ``cls`` parameter, if the function was defined in a class body."""
     owner = getattr(function, "__qualname__", "").rpartition(".")[0]
     if not owner or owner.endswith("<locals>") or not positional:
         return None

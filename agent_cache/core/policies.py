@@ -1,4 +1,7 @@
-"""What an option was given, checked at the earliest moment: durations, functions, words, counts."""
+"""The options of tools: checks of single values, and the frozen policies that a decorator makes of them.
+
+Each check raises `ConfigurationError` with the name of the option, so that a mistake fails at decoration.
+"""
 
 from __future__ import annotations
 
@@ -29,17 +32,17 @@ __all__ = [
 
 
 _LONGEST = 1e15
-"""30 million years. What is longer was not meant, and may be more than a float holds."""
+"""30 million years. A longer duration is a mistake, and may be more than a float can hold."""
 
 
 def seconds(value: Any, what: str, *, zero: bool = False) -> float:
-    """Read a duration: seconds or `timedelta`.
+    """Check a duration, and return it in seconds.
 
     Args:
-        zero: whether 0 is a duration here.
+        zero: whether 0 is allowed.
 
     Raises:
-        ConfigurationError: if it is neither, not finite, negative, or 0 where that means nothing.
+        ConfigurationError: if it is not seconds or a `timedelta`, not finite, negative, or 0 where that is not allowed.
     """
     number = value.total_seconds() if isinstance(value, timedelta) else value
     if isinstance(number, bool) or not isinstance(number, int | float):
@@ -52,19 +55,23 @@ def seconds(value: Any, what: str, *, zero: bool = False) -> float:
 
 
 def checked_function(value: Any, what: str) -> None:
-    """A plain function, or None. A coroutine function is refused: its answer is needed at once, and a coroutine is
-    true, and hashable by address.
+    """Check for a plain function or None.
+
+    A coroutine function is refused: the coroutine that it returns is true, and hashable by address, so that the mistake
+    would not show.
     """
     if value is None:
         return
     if not callable(value):
         raise ConfigurationError(f"{what} must be a function, got {value!r}")
     if inspect.iscoroutinefunction(value) or inspect.iscoroutinefunction(type(value).__call__):
-        raise ConfigurationError(f"{what} must be a plain function: its answer is needed at once, got an `async def`")
+        raise ConfigurationError(
+            f"{what} must be a plain function, because its result is needed at once; got an `async def`"
+        )
 
 
 def checked_choice(value: Any, choices: tuple[str, ...], what: str, or_else: str = "") -> Any:
-    """One of a few words; a misspelt one fails at once."""
+    """Check for one of a few words."""
     if value not in choices:
         allowed = f"one of {', '.join(map(repr, choices))}{f', or {or_else}' if or_else else ''}"
         raise ConfigurationError(f"{what} must be {allowed}, got {value!r}")
@@ -72,29 +79,29 @@ def checked_choice(value: Any, choices: tuple[str, ...], what: str, or_else: str
 
 
 def checked_flag(value: Any, what: str) -> None:
-    """True or False, and nothing that only counts as one: ``"off"`` is true."""
+    """Check for True or False. A value such as ``"off"``, which is true, is refused."""
     if not isinstance(value, bool):
         raise ConfigurationError(f"{what} must be True or False, got {value!r}")
 
 
 def checked_text(value: Any, what: str) -> None:
-    """A text with something in it."""
+    """Check for a str that is not empty."""
     if not isinstance(value, str) or not value:
-        raise ConfigurationError(f"{what} must be a text that is not empty, got {value!r}")
+        raise ConfigurationError(f"{what} must be a str that is not empty, got {value!r}")
 
 
 def count(bound: int, value: Any, what: str) -> int:
-    """A number of things.
+    """Check for an int of `bound` or more.
 
     Raises:
-        ConfigurationError: if it is none, or below `bound`.
+        ConfigurationError: if it is not.
     """
     if isinstance(value, bool) or not isinstance(value, int) or value < bound:
-        raise ConfigurationError(f"{what} must be a number, {bound} or more, got {value!r}")
+        raise ConfigurationError(f"{what} must be an int of {bound} or more, got {value!r}")
     return value
 
 
-# What a decorator was asked for, checked and frozen: the options of a read and of a write.
+# The policies
 
 
 Scope = Literal["global", "session"]
@@ -102,18 +109,17 @@ Scope = Literal["global", "session"]
 
 @dataclass(frozen=True, slots=True)
 class LoopHints:
-    """What a tool says of its own repetitions: ``loop=LoopHints(...)`` on either decorator.
+    """How the loop detector of a session compares the calls of a tool: ``loop=LoopHints(...)`` on either decorator.
 
     Args:
-        loop_key: ``loop_key(arguments)`` is what tells its calls apart, instead of all arguments: leave out request ids
-            and timestamps. `arguments` maps parameter names to values.
-        outcome_key: ``outcome_key(result)`` is what is compared, instead of the whole result: leave out timestamps and
-            ids.
-        poll: it is asked again and again on purpose. It is judged by `max_unchanged` alone, and is no part of a cycle.
-        max_unchanged: how often in a row a poll may give one outcome; the call that does so this often is acted upon.
+        loop_key: ``loop_key(arguments)`` identifies a call, instead of all its arguments: leave out request ids and
+            timestamps. `arguments` maps parameter names to values.
+        outcome_key: ``outcome_key(result)`` is compared, instead of the whole result: leave out timestamps and ids.
+        poll: the tool is called again and again on purpose. Only `max_unchanged` applies, and no cycle includes it.
+        max_unchanged: how often in a row a poll may have one outcome; the call that reaches this number is acted upon.
             None: any number.
-        off: its calls are not looked at. A new successful write still ends the epoch; of a write, the two functions
-            say what is new.
+        off: its calls are not checked. A new successful write still ends the epoch; on a write, the two functions
+            decide what is new.
 
     Raises:
         ConfigurationError: for `max_unchanged` without `poll`, or below 2, and for `off` with `poll`; at decoration,
@@ -134,10 +140,10 @@ class LoopHints:
         if self.max_unchanged is not None:
             count(2, self.max_unchanged, "LoopHints: max_unchanged")
             if not self.poll:
-                raise ConfigurationError("LoopHints: max_unchanged says how long a poll may go on; it needs poll=True")
+                raise ConfigurationError("LoopHints: max_unchanged limits a poll; add poll=True")
         if self.off and self.poll:
             raise ConfigurationError(
-                "LoopHints: what is off is not looked at, so poll=True says nothing; leave one out"
+                "LoopHints: off=True switches the loop checks off, so poll=True has no effect; leave one out"
             )
 
 
@@ -145,7 +151,7 @@ NO_HINTS: Final = LoopHints()
 
 
 def checked_hints(given: Any, where: str, *, is_write: bool) -> LoopHints:
-    """What stands after ``loop=``. A write that may be repeated for ever is refused."""
+    """Check a ``loop=`` option. A write that could be repeated for ever is refused."""
     if not isinstance(given, LoopHints):
         raise ConfigurationError(f"{where}: loop must be LoopHints(...), got {given!r}")
     if is_write and given.poll and given.max_unchanged is None:
@@ -154,28 +160,29 @@ def checked_hints(given: Any, where: str, *, is_write: bool) -> LoopHints:
         )
     if not is_write and given.off and (given.loop_key is not None or given.outcome_key is not None):
         raise ConfigurationError(
-            f"{where}: a read with loop=LoopHints(off=True) is not looked at, so loop_key and outcome_key say nothing"
+            f"{where}: a read with loop=LoopHints(off=True) is not checked, so loop_key and outcome_key "
+            "have no effect; leave them out"
         )
     return given
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemotePolicy:
-    """How a tool uses the tier that it shares with other processes: what stands after ``remote=``.
+    """How a tool uses the tier that it shares with other processes: ``remote=RemotePolicy(...)``.
 
     Args:
-        grace: for a read: seconds, or a `timedelta`, beyond its ttl that an answer may be served while one process
-            loads it anew. Never across a write: what a write has touched is gone whatever its age.
+        grace: for a read: seconds, or a `timedelta`, beyond its ttl that a result may be served while one process
+            loads it again. Not across a write: a write drops what it touches at any age.
         consistency: for a read: ``"bounded"`` serves local copies for as long as the tier's `max_staleness` allows;
-            ``"strong"`` asks for the versions at every hit, in one round trip, and keeps no local copy. That covers the
-            writes that could be announced: give their tools ``on_unreachable="refuse"``.
-        on_unreachable: for a write that cannot be announced: ``"run"`` it and make up for it as soon as possible, or
-            ``"refuse"`` it with `RemoteTierError` before its side effect.
-        share: for a read with ``scope="session"``: let the tier have its answers, under the session's id, so that a
+            ``"strong"`` asks for the versions at every hit, in one round trip, and keeps no local copy. It covers the
+            writes that reached the tier: give their tools ``on_unreachable="refuse"``.
+        on_unreachable: for a write while the tier cannot be reached: ``"run"`` it and send its invalidation as soon as
+            possible, or ``"refuse"`` it with `RemoteTierError` before its side effect.
+        share: for a read with ``scope="session"``: store its results in the tier too, under the session's id, so that a
             session that is resumed in another process finds them.
 
     Raises:
-        ConfigurationError: if one of them is none of these.
+        ConfigurationError: if an argument has another value.
     """
 
     grace: float | timedelta = 0.0
@@ -192,18 +199,19 @@ class RemotePolicy:
 
     @property
     def is_strong(self) -> bool:
-        """Whether every hit asks."""
+        """Whether every hit asks the tier."""
         return self.consistency == "strong"
 
     def checked(self, where: str, *, scope: Scope, is_read: bool) -> RemotePolicy:
-        """Refuse what has no meaning for a tool.
+        """Refuse options that have no effect on a tool.
 
         Raises:
             ConfigurationError: naming the option and the fix.
         """
         if is_read and self.on_unreachable != "run":
             raise ConfigurationError(
-                f"{where}: remote: on_unreachable is for writes; a read whose tier cannot be reached runs its tool"
+                f"{where}: remote: on_unreachable is for writes; leave it out, since a read whose tier cannot be "
+                "reached runs its tool"
             )
         if not is_read and (self.grace or self.share or self.is_strong):
             raise ConfigurationError(
@@ -211,11 +219,11 @@ class RemotePolicy:
             )
         if self.share and scope != "session":
             raise ConfigurationError(
-                f"{where}: remote: share is for scope='session'; what is global is shared by every process anyway"
+                f"{where}: remote: share is for scope='session'; leave it out, global results are shared anyway"
             )
         if is_read and scope == "session" and not self.share and (self.grace or self.is_strong):
             raise ConfigurationError(
-                f"{where}: remote: answers of a session do not leave the process; add share=True, or leave out grace "
+                f"{where}: remote: results of a session do not leave the process; add share=True, or leave out grace "
                 "and consistency"
             )
         return self
@@ -223,7 +231,7 @@ class RemotePolicy:
 
 @dataclass(frozen=True, slots=True)
 class ReadPolicy:
-    """How the answers of a read tool are cached. See `AgentCache` for each field."""
+    """How the results of a read tool are cached. See `AgentCache` for each field."""
 
     scope: Scope
     ttl: float | None
@@ -240,7 +248,7 @@ class ReadPolicy:
 
 @dataclass(frozen=True, slots=True)
 class WritePolicy:
-    """What a write tool invalidates, and what its failures mean. See `AgentCacheInvalidator` for each field."""
+    """How a write tool invalidates, and what its failures mean. See `AgentCacheInvalidator` for each field."""
 
     scope: Scope
     settle: float
@@ -253,10 +261,10 @@ class WritePolicy:
     remote: RemotePolicy = field(default_factory=RemotePolicy)
 
     def leaves_in_doubt(self, error: BaseException) -> bool:
-        """Whether a write that ended with this may still take effect on the far side.
+        """Whether a write that ended with this error may still take effect in the system that it called.
 
-        A cancelled write may; so may one whose exception is, or has in its cause or context chain, a `TimeoutError`, an
-        `OSError` or a class named by ``in_doubt=``. Any other `Exception` is the tool's definite word that it failed.
+        A cancelled write may. So may a write whose exception is, or has in its cause or context chain, a
+        `TimeoutError`, an `OSError` or a class named by ``in_doubt=``. Any other `Exception` means that it failed.
         """
         if not isinstance(error, Exception):
             return True

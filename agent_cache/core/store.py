@@ -1,5 +1,12 @@
-"""What a store holds: an entry is a value, until when it may be served without a second look, and what it cost to
-load.
+"""Entries, the rules by which their values are copied, and the bounded store that holds them.
+
+An `Entry` is a value with its expiry and its load time. A `CopyRule` keeps a mutable value apart from callers that
+change what they were given (``copy=``). A `Store` holds the entries of one tool in one scope: strict LRU, and an index
+from tag to keys. All of it is free of clocks and locks.
+
+The owner of a store calls `insert`, `discard` and the ``drop_*`` methods under one lock. Hits take none: `lookup` and
+`touch` are bound C methods of the current mapping, each atomic under the GIL. Dropping everything swaps the mapping, so
+it takes the same time for ten entries as for a million; the old one is returned, to be freed in slices.
 """
 
 from __future__ import annotations
@@ -34,10 +41,13 @@ NEVER: Final = float("inf")
 
 
 class Entry:
-    """A cached answer that may be handed out as it is.
+    """A cached value that may be returned as it is.
 
-    `fast` is the clock reading before which a hit needs no second look. `cost` is the load time that a hit saves, in
-    seconds. `tags` are the ones it can be dropped by, beside the static tags of its tool.
+    Attributes:
+        fast: the clock reading before which a hit returns `value` without further checks.
+        cost: the load time that a hit saves, in seconds.
+        tags: the tags it can be dropped by, beside the static tags of its tool.
+        size: its estimated size in bytes; 0 if sizes are not bounded.
     """
 
     __slots__ = ("cost", "fast", "size", "tags", "value")
@@ -51,24 +61,29 @@ class Entry:
 
     @property
     def expires(self) -> float:
-        """Clock reading at which the entry ends."""
+        """The clock reading at which the entry expires."""
         return self.fast
 
     def share(self) -> Any:
-        """The value for one who has waited for its load, `MISSING` if it cannot be copied for him."""
+        """The value for a caller that has waited for its load, or `MISSING` if it cannot be copied."""
         return self.value
 
     def value_at(self, now: float) -> Any:
-        """A second look, after the inline test has failed: there is nothing more to it than that it has expired."""
+        """The value for a hit at this clock reading, or `MISSING` if the entry has expired."""
         return self.value if now < self.fast else MISSING
 
 
 class GuardedEntry(Entry):
-    """A cached answer that needs a second look at each hit: a copy of a mutable value, or a remote tier that must be
-    trusted.
+    """A cached value that is checked or copied at each hit: a mutable value, or one that a remote tier must vouch for.
 
-    Its `fast` lies in the past, so the inline test sends every hit here and costs the others nothing. A trust that was
-    noted there would be measured by the clock of the hits, which stands still while a machine sleeps.
+    Its `fast` lies in the past, so that the inline test of a hit fails and calls `value_at`; entries of the other kind
+    pay nothing for it. The end of the trust is not kept in `fast`, because the clock of the hits stops while the
+    machine sleeps.
+
+    Attributes:
+        copy: makes a copy for one caller; None if the value is shared.
+        trust: gives the clock reading until which the tiers vouch for the value; None without tiers.
+        failure: the exception of a copy that failed, to be logged when the value is loaded again.
     """
 
     __slots__ = ("_expires", "copy", "failure", "trust")
@@ -100,14 +115,14 @@ class GuardedEntry(Entry):
         return self._expires
 
     def value_at(self, now: float) -> Any:
-        """The second look: a fresh copy if it has neither expired nor lost the trust of its tiers, else `MISSING`."""
+        """A copy for one hit, or `MISSING` if the entry has expired or its tiers no longer vouch for it."""
         if now >= self._expires or (self.trust is not None and now >= self.trust()):
             return MISSING
         if self.copy is None:
             return self.value
         try:
-            return self.copy()  # as share(), without the frame
-        except Exception as error:  # noqa: BLE001 - as there
+            return self.copy()  # repeats share() without a frame (benchmarks.budgets, "protection of a flat dict")
+        except Exception as error:  # noqa: BLE001 - as in share()
             self.failure = error
             return MISSING
 
@@ -116,21 +131,22 @@ class GuardedEntry(Entry):
             return self.value
         try:
             return self.copy()
-        except Exception as error:  # noqa: BLE001 - the user's function; what it cannot copy is loaded anew
+        except Exception as error:  # noqa: BLE001 - the user's function; the value is loaded again
             self.failure = error
             return MISSING
 
 
 class UncopyableError(Exception):
-    """A result cannot be copied, so it is returned and not stored."""
+    """A result cannot be copied, so it is returned but not stored."""
 
 
 @dataclass(frozen=True, slots=True)
 class CopyRule:
-    """How a cached value is kept apart from callers that mutate what they were given.
+    """How a cached value is kept apart from callers that change what they were given.
 
-    `snapshot(value)` is called once, before the first caller has the value: it returns None if the value may be
-    shared as it is, or a function that makes a fresh copy for each hit. It raises `UncopyableError`.
+    Attributes:
+        snapshot: called with a value once, before the first caller gets it. Returns None if the value may be shared, or
+            a function that makes a new copy for each hit. Raises `UncopyableError`.
     """
 
     name: str
@@ -139,16 +155,16 @@ class CopyRule:
 
 _SCALARS: frozenset[type] = frozenset({str, int, float, bool, type(None), bytes, complex})
 IMMUTABLE: frozenset[type] = _SCALARS | {datetime, date, time, timedelta, timezone, range, type(Ellipsis)}
-"""Types whose values are shared as they are, whatever `copy=` says."""
+"""Types whose values are shared, whatever ``copy=`` is."""
 
 _MAX_NODES = 100_000
 
 
 def auto_copier(value: Any) -> Callable[[], Any] | None:
-    """Share what is immutable, copy what is not: the rule of ``copy="auto"``.
+    """Return a function that copies a mutable value, or None for an immutable one: the rule of ``copy="auto"``.
 
     A flat dict, list or set is copied by its own `copy` (60 ns), a tree of plain builtins by reading back its
-    `marshal` image (0.5 us for 12 leaves; `copy.deepcopy` takes 3.5), anything else by `copy.deepcopy`.
+    `marshal` image (0.5 us for 12 leaves; `copy.deepcopy` takes 3.5 us), anything else by `copy.deepcopy`.
 
     Raises:
         UncopyableError: if the value cannot be copied.
@@ -186,7 +202,7 @@ def _is_deeply_immutable(value: Any) -> bool:
 
 
 def _is_plain_tree(value: Any) -> bool:
-    """Whether `marshal` gives it back exactly: builtin containers of builtin scalars, without bytes-like strangers."""
+    """Whether `marshal` restores the value exactly: exact builtin containers of exact builtin scalars."""
     pending, seen = [value], 0
     while pending:
         members = pending.pop()
@@ -210,7 +226,7 @@ SHARED: Final = CopyRule("never", lambda _value: None)
 
 
 def copy_rule_named(choice: object) -> CopyRule | None:
-    """Read what stands after ``copy=``: ``"auto"``, ``"never"`` or a callable; None if it is none of these."""
+    """The rule for a ``copy=`` option: ``"auto"``, ``"never"`` or a callable; None for anything else."""
     if choice == "auto":
         return AUTO
     if choice == "never":
@@ -228,31 +244,32 @@ def copy_rule_named(choice: object) -> CopyRule | None:
     return CopyRule("custom", snapshot)
 
 
-# A bounded store of entries: strict LRU, expiry, and an index from tag to keys. Free of clocks and of locks.
-#
-# Its owner calls `insert`, `discard` and the `drop_*` orders under one lock. Hits take none: `lookup` and `touch` are
-# the bound C methods of the current mapping, each of them atomic under the GIL. Dropping everything swaps the mapping,
-# so it costs the same for ten entries as for a million; what was dropped is handed back to be freed in slices.
-
+# The store
 
 Key = Hashable
 
 
 class _Keys(set[Key]):
-    """Several keys under one tag. A tag with one key holds the key itself, which saves 200 bytes an entry."""
+    """Several keys under one tag. A single key is stored without a set, which saves 200 bytes an entry."""
 
     __slots__ = ()
 
 
-def _nothing(_key: Key) -> None:
-    """`lookup` of a store that is switched off."""
+def _no_entry(_key: Key) -> None:
+    """Takes the place of `Store.lookup` while the store is switched off."""
 
 
 class Store:
     """Entries of one tool in one scope.
 
     Args:
-        maxsize: how many entries at the most, least recently used first out; None for no bound.
+        maxsize: how many entries it holds at most; the least recently used is evicted first. None for no bound.
+
+    Attributes:
+        lookup: the entry under a key, or None.
+        touch: makes a key the most recently used; raises KeyError if it is not there.
+        newest: the entry that was used last.
+        bytes: the sum of the sizes of the entries.
     """
 
     __slots__ = ("__weakref__", "_below", "_data", "_exact", "bytes", "lookup", "maxsize", "newest", "touch")
@@ -289,21 +306,19 @@ class Store:
         return list(self._data)
 
     def switch(self, *, on: bool) -> None:
-        """Answer lookups, or none. Entries stay and can be dropped either way."""
-        self.lookup = self._data.get if on else _nothing
+        """Switch lookups on or off. Entries stay, and can be dropped, either way."""
+        self.lookup = self._data.get if on else _no_entry
 
     def use(self, key: Key, entry: Entry) -> None:
-        """Make an entry the most recently used. The caller asks `newest` first: the same thing read twice needs no
-        move.
-        """
+        """Make an entry the most recently used. Not needed if it is `newest`, which the caller checks first."""
         try:
             self.touch(key)
         except KeyError:
-            return  # dropped by another thread since it was looked up: this call began before that
+            return  # dropped by another thread after this call looked it up
         self.newest = entry
 
     def insert(self, key: Key, entry: Entry) -> Entry | None:
-        """Put an entry in, in place of an older one. Returns the entry that had to make room, if one had to."""
+        """Insert or replace an entry. Returns the entry that was evicted for it, if one was."""
         data = self._data
         if key in data:
             self.discard(key)
@@ -321,13 +336,13 @@ class Store:
         return entry
 
     def evict(self) -> Entry:
-        """Take the least recently used entry out."""
+        """Remove the least recently used entry."""
         entry = self.discard(next(iter(self._data)))
         assert entry is not None
         return entry
 
     def discard(self, key: Key) -> Entry | None:
-        """Take one entry out, if it is there."""
+        """Remove the entry under a key, if there is one."""
         entry = self._data.pop(key, None)
         if entry is not None:
             self.bytes -= entry.size
@@ -337,15 +352,13 @@ class Store:
         return entry
 
     def count_under(self, tag: Tag) -> int:
-        """How many entries `drop_tag` would take out, at the most."""
+        """An upper bound of how many entries `drop_tag` would remove."""
         found = [self._exact.get(tag, _ABSENT), self._below.get(tag, _ABSENT)]
         found += [self._exact.get(above, _ABSENT) for above in ancestors(tag)]
         return sum(len(keys) if type(keys) is _Keys else keys is not _ABSENT for keys in found)
 
     def drop_tag(self, tag: Tag) -> list[Entry]:
-        """Take out what meets a tag below the root: its own entries, those below it, and those tagged with an
-        ancestor.
-        """
+        """Remove the entries that meet a tag below the root: those with the tag, with one below it, or an ancestor."""
         keys: dict[Key, None] = dict.fromkeys(_members(self._exact.get(tag, _ABSENT)))
         if self._below:
             keys.update(dict.fromkeys(_members(self._below.get(tag, _ABSENT))))
@@ -354,14 +367,12 @@ class Store:
         return [entry for key in keys if (entry := self.discard(key)) is not None]
 
     def drop_exactly(self, tag: Tag) -> list[Entry]:
-        """Take out what is tagged with just this tag, and nothing below it."""
+        """Remove the entries with exactly this tag."""
         return [entry for key in _members(self._exact.get(tag, _ABSENT)) if (entry := self.discard(key)) is not None]
 
     def drop_all(self) -> tuple[dict[Any, Any], ...]:
-        """Empty the store in constant time and hand back what it was made of, the entries first, to be freed in
-        pieces.
-        """
-        was_on, dropped = self.lookup is not _nothing, (self._data, self._exact, self._below)
+        """Empty the store in constant time. Returns its mappings, the entries first, to be freed in slices."""
+        was_on, dropped = self.lookup is not _no_entry, (self._data, self._exact, self._below)
         self._renew()
         self.switch(on=was_on)
         return dropped

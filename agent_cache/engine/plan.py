@@ -115,9 +115,7 @@ def _no_hit(_key: Hashable, _arguments: Mapping[str, Any] | None = None) -> Any:
 
 
 def _local_lookup(partition: Partition, observe: Observe, stats: Stats, tenant: Hashable | None) -> Callable[..., Any]:
-    """Make the gate that answers local hits. `engine.codegen` generates the same code inline for the scopes it serves:
-    one frame less is half of a hit (benchmarks.budgets, "hit, scalar").
-    """
+    """Make the gate that answers local hits. `engine.codegen` generates the same steps inline where a scope allows."""
     store, clock = partition.store, CLOCK
 
     def local_lookup(key: Hashable, arguments: Mapping[str, Any] | None = None) -> Any:

@@ -370,7 +370,7 @@ class Flight(Load):
         tags: tuple[Tag, ...],
         late_roots: tuple[str, ...],
     ) -> None:
-        # Repeats Load.__init__: one call less is 2.5 % of a miss (benchmarks.budgets, "miss, static tag").
+        # Repeats Load.__init__: one call less is 2.5 % of a miss (benchmarks.budgets, "miss": static tag).
         self.partition = partition
         self.key = id[0]
         self.tags = tags

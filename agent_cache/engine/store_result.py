@@ -35,7 +35,7 @@ async def run_tool(call: Call) -> Entry:
 async def load(call: Call) -> Entry:
     """Run the tool under single flight and store its result.
 
-    Repeats the body of `run_tool`: one coroutine less is 6 % of a miss (benchmarks.budgets, "miss, static tag").
+    Repeats the body of `run_tool`: one coroutine less is 6 % of a miss (benchmarks.budgets, "miss": static tag).
     """
     function = call.operation.function
     call.started = started = CLOCK.now()

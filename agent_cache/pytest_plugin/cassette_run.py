@@ -20,8 +20,8 @@ from agent_cache.engine.runtime import SCOPE, Scope
 from agent_cache.errors import CassetteError, CassetteNotFound, DivergenceError, MissingFixture
 from agent_cache.pytest_plugin.markers import Settings
 from agent_cache.recording import Player, Recorder, record
-from agent_cache.recording.barrier import Barrier, barrier
-from agent_cache.recording.nearest import described
+from agent_cache.recording.api import LiveCallBlocker, block_live_calls
+from agent_cache.recording.player import described
 
 __all__ = ["CassetteRun", "check_live_calls", "fixture_in_same_context", "live_guard", "same_context"]
 
@@ -173,9 +173,9 @@ def _origin_of(error: BaseException | None) -> str:
 
 
 @contextmanager
-def live_guard(*, is_lifted: bool) -> Iterator[Barrier]:
+def live_guard(*, is_lifted: bool) -> Iterator[LiveCallBlocker]:
     """Refuse live calls around one test."""
-    with barrier(
+    with block_live_calls(
         "--agent-block-live forbids that: mark the test with @pytest.mark.agent_cassette, or with "
         '@pytest.mark.agent_live("reason") if it is to run'
     ) as guard:
@@ -183,7 +183,7 @@ def live_guard(*, is_lifted: bool) -> Iterator[Barrier]:
         yield guard
 
 
-def check_live_calls(guard: Barrier) -> None:
+def check_live_calls(guard: LiveCallBlocker) -> None:
     """Raise the error of a refused call that the test has swallowed.
 
     Raises:

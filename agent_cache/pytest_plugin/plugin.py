@@ -26,14 +26,14 @@ from agent_cache.pytest_plugin.markers import (
 if TYPE_CHECKING:
     from agent_cache.pytest_plugin.cassette_run import CassetteRun
     from agent_cache.recording import Recorder
-    from agent_cache.recording.barrier import Barrier
+    from agent_cache.recording.api import LiveCallBlocker
 
 __all__: list[str] = []
 
 _ON_ORPHANS = ("ignore", "report", "fail")
 
 _RUN: pytest.StashKey[CassetteRun] = pytest.StashKey()
-_GUARD: pytest.StashKey[Barrier] = pytest.StashKey()
+_GUARD: pytest.StashKey[LiveCallBlocker] = pytest.StashKey()
 _TESTS_BY_CASSETTE: pytest.StashKey[dict[Path, list[str]]] = pytest.StashKey()
 _ORPHANS: pytest.StashKey[list[str]] = pytest.StashKey()
 _OWN_ERROR: pytest.StashKey[BaseException] = pytest.StashKey()

@@ -8,16 +8,15 @@ from agent_cache.errors import (
     RecordedError,
     ReplayExhausted,
 )
+from agent_cache.recording.api import now, random, record, replay, uuid4
 from agent_cache.recording.cassette import Cassette
 from agent_cache.recording.classes import register
 from agent_cache.recording.diff import CassetteDiff, diff_cassettes
 from agent_cache.recording.format import RecordedCall
-from agent_cache.recording.intercept import intercept
-from agent_cache.recording.llm import cached_llm_call
+from agent_cache.recording.functions import cached_llm_call, intercept
 from agent_cache.recording.player import Player
+from agent_cache.recording.recorder import Recorder
 from agent_cache.recording.redaction import Redaction
-from agent_cache.recording.runs import Recorder, record, replay
-from agent_cache.recording.world import now, random, uuid4
 
 __all__ = [
     "Cassette",

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import Any, TypeAlias
 
 from agent_cache.recording.outcomes import map_payload
-from agent_cache.recording.plain import decode, encode
 from agent_cache.recording.redaction import Redaction
+from agent_cache.values.tagged import decode, encode
 
 __all__ = ["redacted_chunks"]
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from agent_cache.errors import RecordedError
 from agent_cache.recording.classes import exception_named, name_of
-from agent_cache.recording.plain import exact_json
 from agent_cache.values.schema import schema_of
+from agent_cache.values.tagged import exact_json
 
 __all__ = ["failure_of", "raised_from"]
 

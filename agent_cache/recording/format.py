@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from agent_cache.recording.plain import encode
+from agent_cache.values.tagged import encode
 
 __all__ = ["VERSION", "Header", "RecordedCall", "Trailer", "call_line", "header_line", "trailer_line"]
 

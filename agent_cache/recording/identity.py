@@ -1,20 +1,13 @@
-"""What makes a call of a replayed run the same as one that was recorded: its content, and the chain it was made in.
-
-A *digest* stands for name and arguments, after redaction. A *place* stands for a digest, the place of the enclosing
-call, and how many calls of that digest were started there before.
-"""
+"""Digests of calls: name and arguments after redaction, as a cassette has them."""
 
 from __future__ import annotations
 
 from hashlib import blake2b
 from typing import Any
 
-from agent_cache.recording.plain import encode_sorted
+from agent_cache.values.tagged import encode_sorted
 
-__all__ = ["ROOT_PLACE", "digest_of", "digest_of_key", "place_of"]
-
-ROOT_PLACE = b""
-"""Where calls are made that no recorded call encloses."""
+__all__ = ["digest_of", "digest_of_key"]
 
 
 def digest_of(name: str, arguments: dict[str, Any]) -> bytes:
@@ -25,8 +18,3 @@ def digest_of(name: str, arguments: dict[str, Any]) -> bytes:
 def digest_of_key(name: str, key: str) -> bytes:
     """Digest of a call by the identity that its user gave it."""
     return blake2b(encode_sorted([name, key]), digest_size=12, person=b"key").digest()
-
-
-def place_of(enclosing: bytes, digest: bytes, occurrence: int) -> bytes:
-    """The place of the call that is number `occurrence` of its digest, from 0, in the place that encloses it."""
-    return blake2b(b"%b%b%d" % (enclosing, digest, occurrence), digest_size=12).digest()

@@ -11,11 +11,10 @@ import msgspec
 from agent_cache.errors import CassetteError
 from agent_cache.recording.classes import name_of, registered
 from agent_cache.recording.failures import failure_of, map_failure
-from agent_cache.recording.plain import encode, exact_json
 from agent_cache.recording.positional import without_secret_fields
 from agent_cache.recording.redaction import Redaction
-from agent_cache.values.failures import Undecodable, Unencodable
 from agent_cache.values.schema import Schema, schema_of
+from agent_cache.values.tagged import Undecodable, Unencodable, encode, exact_json
 
 __all__ = ["error_outcome", "map_payload", "read_value", "value_outcome"]
 

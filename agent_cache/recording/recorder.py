@@ -1,4 +1,9 @@
-"""`Recorder`: writes down what a run sees, call by call as they end."""
+"""Records the calls of one run, replays them, or does both.
+
+`Recorder` is the interceptor of a block of `record` or `replay`. At the beginning of a call it decides whether a
+recorded call answers it or whether it runs; at its end the outcome goes to the cassette. `CassetteWriter` is the file
+while it grows.
+"""
 
 from __future__ import annotations
 
@@ -6,142 +11,539 @@ import asyncio
 import logging
 import threading
 import time
+import types
 import weakref
-from collections.abc import Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Generator, Mapping, MutableMapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from agent_cache.errors import CassetteError
+from agent_cache.engine.interception import InterceptedCall, replay_into_sessions
+from agent_cache.engine.runtime import Operation
+from agent_cache.errors import CassetteError, ConfigurationError
+from agent_cache.recording.cassette import Cassette
+from agent_cache.recording.failures import raised_from
 from agent_cache.recording.format import Header, RecordedCall, Trailer, call_line, header_line, trailer_line
-from agent_cache.recording.frame import Frame
-from agent_cache.recording.matching import Matcher
-from agent_cache.recording.partial import PartialFile
+from agent_cache.recording.functions import CURRENT_CALL, ActiveCall, RecordedFunction
+from agent_cache.recording.identity import digest_of, digest_of_key
+from agent_cache.recording.outcomes import value_outcome
+from agent_cache.recording.partial import PartialFile, partial_of
+from agent_cache.recording.player import ROOT_PLACE, Matcher, Player, place_of
+from agent_cache.recording.redacted import redacted_key
 from agent_cache.recording.redaction import Redaction
+from agent_cache.recording.streams import failure_outcome, is_stream, leave_call, recorded_stream, replayed_stream
+from agent_cache.values.tagged import plain_arguments
 
-__all__ = ["Recorder", "header_of"]
+__all__ = ["NO_CONTEXT", "CassetteWriter", "Recorder"]
 
 _LOG = logging.getLogger("agent_cache")
 
+NO_CONTEXT = (
+    "run_in_executor and Thread do not take the context along; use asyncio.to_thread, or contextvars.copy_context().run"
+)
+"""Why a call in a thread is outside of all recordings, and what to do about it."""
+
 
 class Recorder:
-    """The file of a recording while it grows. All of it is called under the lock of its tape.
+    """A running or finished recording.
 
     Attributes:
-        path: where it will be.
-        written: how many calls stand in it.
-        failure: what the disk said, if it did not take a line. The agent is not stopped for that; the end of the
-            recording raises it.
+        path: the file.
+        mode: as it was given.
+        player: answers calls from the old recording; None if nothing was recorded before, or all calls run.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        mode: str,
+        redaction: Redaction,
+        *,
+        player: Player | None = None,
+        writer: CassetteWriter | None = None,
+        policy: Mapping[str, str] | None = None,
+        is_guarded: bool = False,
+    ) -> None:
+        self.path = path
+        self.mode = mode
+        self.player = player
+        self.thread = threading.get_ident()  # the engine asks only other threads' recorders about an escaped call
+        self._redaction = redaction
+        self._writer = writer
+        self._is_guarded = is_guarded  # a replay refuses calls in threads without a context, also if it is not strict
+        self._counts: dict[bytes, int] = {}  # of calls that no recorded call encloses, by digest
+        self._answers = mode != "all"
+        self._policy = dict(policy or {})
+        self._policies: dict[str, str] = {}
+        self._new_calls = 0
+        self._lock = threading.RLock()
+
+    @property
+    def cassette(self) -> Cassette:
+        """What was recorded; while the recording runs, the calls that have ended.
+
+        Raises:
+            CassetteError: if it cannot be read.
+        """
+        is_running = self._writer is not None and not self._writer.is_closed
+        return Cassette.load(partial_of(self.path) if is_running else self.path)
+
+    @property
+    def steps(self) -> Sequence[RecordedCall]:
+        """Its calls, in the order in which they ended."""
+        return self.cassette.steps
+
+    def __repr__(self) -> str:
+        return f"<Recorder of {self.path}, mode={self.mode!r}>"
+
+    # Calls come here: of wrapped functions, of cached tools, and of threads without a context
+
+    def run(
+        self, function: RecordedFunction, args: tuple[Any, ...], kwargs: dict[str, Any], proceed: Callable[[], Any]
+    ) -> Any:
+        """Answer a call of a wrapped function, or make it. See `FunctionInterceptor`.
+
+        Raises:
+            CassetteError: if it is not recorded, and may not run.
+        """
+        try:
+            arguments = function.bind(args, kwargs)
+        except TypeError:  # the function refuses these arguments itself
+            return proceed()
+        call = self._begin(function, arguments, function.key_of(args, kwargs))
+        call.passed = args, kwargs
+        if function.form == "async":
+            return self._run_async(call, proceed)
+        if function.form == "plain":
+            return self._run_plain(call, proceed)
+        if call.recorded is not None:
+            return self._replayed_stream(call)
+        return recorded_stream(call, proceed(), self._redaction, self._stream_ended)
+
+    async def play(self, call: InterceptedCall) -> Any:
+        """Answer a call of a cached tool, or make it.
+
+        Raises:
+            CassetteError: if it is not recorded, and may not run.
+        """
+        active = self._begin(_function_of(call.operation), call.arguments)
+        active.tool_call = call
+        return await self._run_async(active, call.proceed)
+
+    def escaped(self, called: Operation[Any] | RecordedFunction) -> None:
+        """Warn, once a function, of a call in a thread without a context: it may belong to this run.
+
+        Raises:
+            CassetteError: if it may not run then: by its policy, in a strict replay, or in a guarded one.
+        """
+        function = called if isinstance(called, RecordedFunction) else _function_of(called)
+        thread = threading.current_thread().name
+        if self.player is not None:
+            policy = self._policy_of(function)
+            may_run = policy == "live" or not (self.player.strict or (self._is_guarded and self._writer is None))
+            if policy == "forbid" or not may_run:
+                text = f"{function.name} was called in thread {thread}, and would have run: {NO_CONTEXT}"
+                raise self.player.latch(CassetteError(text, self.player.cassette.path))
+        if function.name not in _escaped:
+            _escaped.add(function.name)
+            _LOG.warning(
+                "%s ran in thread %s, outside of the recording or replay that goes on: %s",
+                function.name,
+                thread,
+                NO_CONTEXT,
+            )
+
+    # The beginning of a call
+
+    def _begin(self, function: RecordedFunction, arguments: Mapping[str, Any], key: str | None = None) -> ActiveCall:
+        """Find the recorded call that answers a call, or number it as a new one.
+
+        Raises:
+            CassetteError: if it is not recorded, and may not run.
+            ConfigurationError: if the redaction hook did not return arguments.
+        """
+        data, raw = plain_arguments(function.recorded_arguments(arguments), is_identity=key is None)
+        given = data
+        if self._redaction.may_touch(raw):
+            data = self._redaction.apply(data)
+            if type(data) is not dict:
+                raise ConfigurationError(
+                    f"{function.name}: the redaction hook must return the arguments of a call as a dict, as it was "
+                    f"given them; it returned {type(data).__name__}"
+                )
+        if key is not None:
+            key = redacted_key(key, given, data, self._redaction)
+        digest = digest_of(function.name, data) if key is None else digest_of_key(function.name, key)
+        call = ActiveCall(self, function, data, key, digest)
+        with self._lock:
+            if self.player is not None:
+                parent = call.parent
+                counts = self._counts if parent is None else parent.counts
+                call.occurrence = occurrence = counts.get(digest, 0)
+                counts[digest] = occurrence + 1
+                call.place = place_of(ROOT_PLACE if parent is None else parent.place, digest, occurrence)
+                self._look_up(call, self.player)
+            if self._writer is not None and not self._writer.is_closed:
+                self._writer.start(call)
+        return call
+
+    def _look_up(self, call: ActiveCall, player: Player) -> None:
+        policy = self._policy_of(call.function) if self._policy else "stub"
+        if policy == "forbid":
+            raise player.miss(call, f"{call.function.name} was called, and the policy forbids it")
+        index = player.find(call)
+        if index is not None and policy == "stub" and self._answers:
+            player.take(call, index)
+        elif index is not None:
+            call.index = index
+            player.matcher.cover_alone(index)
+        elif self._writer is None and policy == "stub":
+            raise player.miss(call)
+
+    def _policy_of(self, function: RecordedFunction) -> str:
+        found = self._policies.get(function.name)
+        if found is None:
+            found = next(
+                (self._policy[name] for name in (function.name, *function.names) if name in self._policy), "stub"
+            )
+            self._policies[function.name] = found
+        return found
+
+    # Calls that run
+
+    async def _run_async(self, call: ActiveCall, proceed: Callable[[], Awaitable[Any]]) -> Any:
+        if call.recorded is not None:
+            return await self._answer_async(call, call.recorded)
+        token = CURRENT_CALL.set(call)
+        try:
+            value = await proceed()
+        except BaseException as error:
+            self._raised(call, error)
+            raise
+        finally:
+            leave_call(token)
+        return self._returned(call, value)
+
+    def _run_plain(self, call: ActiveCall, proceed: Callable[[], Any]) -> Any:
+        if call.recorded is not None:
+            if call.recorded.outcome.get("awaited"):
+                return self._answer_async(call, call.recorded)
+            return self._answer_plain(call, call.recorded)
+        token = CURRENT_CALL.set(call)
+        try:
+            value = proceed()
+        except BaseException as error:
+            self._raised(call, error)
+            raise
+        finally:
+            leave_call(token)
+        if hasattr(type(value), "__await__"):
+            return self._run_awaitable(call, value)
+        return self._returned(call, value)
+
+    async def _run_awaitable(self, call: ActiveCall, value: Awaitable[Any]) -> Any:
+        """A call of a plain function that returned an awaitable ends when that does."""
+        call.is_awaited = True
+
+        async def wait() -> Any:
+            return await value
+
+        return await self._run_async(call, wait)
+
+    def _returned(self, call: ActiveCall, value: Any) -> Any:
+        if is_stream(value):
+            return recorded_stream(call, value, self._redaction, self._stream_ended)
+        self._end_in_player(call)
+        if self._writer is not None:
+            if call.usage is not None:
+                call.usage.add(value)
+                call.usage.complete(call, value)
+            self._write(call, value_outcome(value, call.function.schema, self._redaction))
+        return value
+
+    def _raised(self, call: ActiveCall, error: BaseException) -> None:
+        self._end_in_player(call)
+        if self._writer is not None:
+            self._write(call, failure_outcome(error, self._redaction))
+
+    def _stream_ended(self, call: ActiveCall, end: dict[str, Any], chunks: list[Any] | None) -> None:
+        self._end_in_player(call)
+        if self._writer is not None:
+            if call.usage is not None:
+                call.usage.complete(call, chunks or [])
+            self._write(call, call.stream_outcome(end, self._redaction))
+
+    def _end_in_player(self, call: ActiveCall) -> None:
+        """A recorded call that ran again has ended: in a strict replay those behind it may start now."""
+        if self.player is not None and call.index is not None:
+            with self._lock:
+                self.player.matcher.end(call.index)
+
+    def _write(self, call: ActiveCall, outcome: dict[str, Any]) -> None:
+        source = ""
+        tool_call = call.tool_call
+        if tool_call is not None:
+            source = tool_call.source
+            if tool_call.replaced is not None:
+                outcome["instead"] = list(tool_call.replaced)
+            if tool_call.loops:
+                outcome["loops"] = tool_call.loops
+        with self._lock:
+            if self._writer is not None and not self._writer.is_closed:
+                self._writer.end(call, outcome, source)
+                self._new_calls += 1
+
+    # Calls that are answered
+
+    async def _answer_async(self, call: ActiveCall, recorded: RecordedCall) -> Any:
+        player = self.player
+        assert player is not None
+        outcome = recorded.outcome
+        try:
+            if recorded.source != "hit":
+                await _yield_to_loop()  # as the recorded call did: other tasks run, and a cancellation is noticed
+            if "stream" in outcome:
+                return self._replayed_stream(call)
+            if "cancelled" in outcome or "unfinished" in outcome:
+                try:
+                    await player.wait_until_cancelled(call)
+                except asyncio.CancelledError as cancellation:
+                    _replay_into_sessions(call, None, cancellation)
+                    raise
+            if "error" in outcome:
+                error = raised_from(outcome["error"], call.function.module)
+                _replay_into_sessions(call, None, error)
+                raise error
+            value = player.read(call, outcome)
+            if call.tool_call is not None:
+                _replay_into_sessions(call, value, None)
+            return value
+        finally:
+            if "stream" not in outcome:
+                self._answered(call)
+
+    def _answer_plain(self, call: ActiveCall, recorded: RecordedCall) -> Any:
+        player = self.player
+        assert player is not None
+        outcome = recorded.outcome
+        if "stream" in outcome:
+            return self._replayed_stream(call)
+        try:
+            if "cancelled" in outcome or "unfinished" in outcome:
+                line = (call.index or 0) + 2
+                text = f"{recorded.name} had not ended when the recording did"
+                raise player.latch(CassetteError(text, player.cassette.path, line))
+            if "error" in outcome:
+                raise raised_from(outcome["error"], call.function.module)
+            return player.read(call, outcome)
+        finally:
+            self._answered(call)
+
+    def _replayed_stream(self, call: ActiveCall) -> Any:
+        assert self.player is not None
+        return replayed_stream(call, self.player, self._answered)
+
+    def _answered(self, call: ActiveCall) -> None:
+        with self._lock:
+            assert self.player is not None
+            assert call.index is not None
+            self.player.matcher.end(call.index)
+            if self._writer is not None:
+                self._writer.repeat(call, self.player.matcher)
+
+    # The end
+
+    def discard(self) -> None:
+        """Leave the file as it was."""
+        with self._lock:
+            if self._writer is not None:
+                self._writer.discard()
+
+    def finish(self, error: BaseException | None) -> None:
+        """Close the file, and raise what the run has swallowed. An exception that leaves the run takes precedence.
+
+        Raises:
+            CassetteError: what was swallowed, what is left over in a strict replay, what could not be written.
+        """
+        player, writer = self.player, self._writer
+        with self._lock:
+            if writer is not None and player is not None and not self._new_calls and error is None and self._answers:
+                writer.discard()
+            elif writer is not None:
+                if player is not None:
+                    writer.keep_rest(player.matcher)
+                try:
+                    writer.finish("returned" if error is None else f"raised {type(error).__qualname__}")
+                except CassetteError:
+                    if error is None:
+                        raise
+        if player is not None and error is None and self._answers:
+            player.check_finished()
+
+
+_escaped: set[str] = set()
+_functions: weakref.WeakKeyDictionary[Operation[Any], RecordedFunction] = weakref.WeakKeyDictionary()
+
+
+def _function_of(operation: Operation[Any]) -> RecordedFunction:
+    """The function of a cached tool, described at its first recorded call."""
+    found = _functions.get(operation)
+    if found is None:
+        found = RecordedFunction(operation.function, operation.name, "tool", parameters=operation.parameters)
+        _functions[operation] = found
+    return found
+
+
+def _replay_into_sessions(call: ActiveCall, value: Any, error: BaseException | None) -> None:
+    """Let the sessions around a replayed tool trace and count it as what it was when it was recorded."""
+    tool_call, recorded = call.tool_call, call.recorded
+    if tool_call is None or recorded is None:
+        return
+    tool_call.source = recorded.source or ("miss" if tool_call.operation.is_read else "write")
+    instead = recorded.outcome.get("instead")
+    tool_call.replaced = None if instead is None else (instead[0], instead[1])
+    tool_call.loops = recorded.outcome.get("loops", [])
+    outer = tool_call.outer
+    if outer is not None:
+        outer.source, outer.replaced, outer.loops = tool_call.source, tool_call.replaced, tool_call.loops
+    replay_into_sessions(tool_call, value, error, recorded.duration_ms / 1000)
+
+
+@types.coroutine
+def _yield_to_loop() -> Generator[None, None, None]:
+    """`asyncio.sleep(0)` without its own frame."""
+    yield
+
+
+class CassetteWriter:
+    """The file of a recording while it grows. The recorder calls it under its lock.
+
+    If the disk does not take a line, writing stops and the run goes on; `finish` raises the error.
+
+    Attributes:
+        path: where the cassette will be.
+        is_closed: whether nothing is written any more.
+
+    Raises:
+        CassetteError: if the file cannot be written, or is being recorded.
     """
 
     def __init__(self, path: Path, model: str | None, redaction: Redaction) -> None:
         self.path = path
+        self.is_closed = False
         self._redaction = redaction
         self._file = PartialFile(path)
         self._began = time.perf_counter()
-        self.written = 0
-        self.failure: OSError | None = None
-        self.is_closed = False
+        self._written = 0
+        self._failure: OSError | None = None
         self._next_id = 1
-        self._last = 0
-        self._open: dict[int, Frame] = {}
-        self._ids: dict[int, int] = {}
-        self._tasks: MutableMapping[Any, int] = weakref.WeakKeyDictionary()
-        self._threads: dict[int, int] = {}
+        self._last_id = 0
+        self._open: dict[int, ActiveCall] = {}
+        self._copied_ids: dict[int, int] = {}
+        self._task_lanes: MutableMapping[Any, int] = weakref.WeakKeyDictionary()
+        self._thread_lanes: dict[int, int] = {}
         self._next_lane = 0
-        self._latest: Callable[[], Any] = _nobody
+        self._latest_task: Callable[[], Any] = _no_task
         self._latest_lane = 0
+        now = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
         try:
-            self._file.append(header_line(header_of(model, redaction)))
+            self._file.append(header_line(Header(recorded_at=now, model=model, redact=redaction.describe())))
         except OSError as error:
             self._file.discard()
             raise CassetteError(f"cannot be written: {error.strerror}", path) from error
 
-    def start(self, frame: Frame) -> None:
+    def start(self, call: ActiveCall) -> None:
         """Number a call that starts."""
-        frame.id, frame.after = self._next_id, self._last
-        frame.lane = self._lane()
-        frame.started = time.perf_counter()
+        call.id, call.after = self._next_id, self._last_id
+        call.lane = self._lane()
+        call.started = time.perf_counter()
         self._next_id += 1
-        self._open[frame.id] = frame
+        self._open[call.id] = call
 
-    def end(self, frame: Frame, outcome: dict[str, Any], source: str) -> None:
-        """Write down a call that has ended."""
-        if self.is_closed or self._open.pop(frame.id, None) is None:
+    def end(self, call: ActiveCall, outcome: dict[str, Any], source: str) -> None:
+        """Write a call that has ended."""
+        if self.is_closed or self._open.pop(call.id, None) is None:
             return
         now = time.perf_counter()
-        if frame.is_awaited:
+        if call.is_awaited:
             outcome["awaited"] = True
-        call = RecordedCall(
-            id=frame.id,
-            parent=None if frame.parent is None else frame.parent.id,
-            kind=frame.subject.kind,
-            name=frame.subject.name,
-            arguments=frame.arguments,
-            key=frame.key,
-            digest=frame.digest.hex(),
-            after=frame.after,
-            lane=frame.lane,
+        line = RecordedCall(
+            id=call.id,
+            parent=None if call.parent is None else call.parent.id,
+            kind=call.function.kind,
+            name=call.function.name,
+            arguments=call.arguments,
+            key=call.key,
+            digest=call.digest.hex(),
+            after=call.after,
+            lane=call.lane,
             outcome=outcome,
             source=source,
-            started_ms=_milliseconds(frame.started - self._began),
-            duration_ms=_milliseconds(now - frame.started),
+            started_ms=_milliseconds(call.started - self._began),
+            duration_ms=_milliseconds(now - call.started),
         )
-        if (usage := frame.usage) is not None:  # three more fields double what it takes to make one
-            call = msgspec.structs.replace(
-                call,
+        if (usage := call.usage) is not None:  # three more fields double the time of the constructor
+            line = msgspec.structs.replace(
+                line,
                 input_tokens=usage.input_tokens,
                 output_tokens=usage.output_tokens,
                 model=None if usage.model is None else self._redaction.labelled("model", usage.model),
             )
-        self._write(call)
+        self._write(line)
 
-    def repeat(self, frame: Frame, matcher: Matcher) -> None:
-        """Write a call once more that was answered from the old recording, and what it enclosed."""
-        if self.is_closed or self._open.pop(frame.id, None) is None or frame.index is None:
+    def repeat(self, call: ActiveCall, matcher: Matcher) -> None:
+        """Write a call again that was answered from the old recording, and the calls that it enclosed."""
+        if self.is_closed or self._open.pop(call.id, None) is None or call.index is None:
             return
-        after = self._last
-        for child in matcher.children(frame.index):
-            self._copy(child, frame.id, after, matcher)
-        assert frame.recorded is not None
-        parent = None if frame.parent is None else frame.parent.id
+        after = self._last_id
+        for child in matcher.children(call.index):
+            self._copy(child, call.id, after, matcher)
+        assert call.recorded is not None
+        parent = None if call.parent is None else call.parent.id
         self._write(
             msgspec.structs.replace(
-                frame.recorded, id=frame.id, parent=parent, after=frame.after, lane=frame.lane, form="",
-                digest=frame.digest.hex(), name=frame.subject.name, arguments=frame.arguments,
+                call.recorded, id=call.id, parent=parent, after=call.after, lane=call.lane, form="",
+                digest=call.digest.hex(), name=call.function.name, arguments=call.arguments,
             )
         )  # fmt: skip
-        self._ids[frame.index] = frame.id
+        self._copied_ids[call.index] = call.id
 
     def keep_rest(self, matcher: Matcher) -> None:
-        """Write what the old recording has, and this run has not called."""
+        """Write the calls of the old recording that this run has not made."""
         for index in list(matcher.left_over()):
             parent = matcher.parent(index)
             if parent < 0 or matcher.is_covered(parent):
-                self._copy(index, self._ids.get(parent), self._last, matcher)
+                self._copy(index, self._copied_ids.get(parent), self._last_id, matcher)
 
     def finish(self, ended: str) -> None:
-        """Close the recording: calls that have not ended are noted as that."""
-        for frame in list(self._open.values()):
+        """Write the calls that have not ended, the trailer, and put the file in its place.
+
+        Args:
+            ended: how the run ended, as in `Trailer`.
+
+        Raises:
+            CassetteError: if the disk did not take all of it.
+        """
+        for call in list(self._open.values()):
             outcome: dict[str, Any] = {"unfinished": True}
-            if frame.chunks is not None:
-                outcome = frame.stream_outcome(outcome)
-            self.end(frame, outcome, frame.source)
+            if call.chunks is not None:
+                outcome = call.stream_outcome(outcome, self._redaction)
+            self.end(call, outcome, "")
         self.is_closed = True
         duration = _milliseconds(time.perf_counter() - self._began)
-        self._append(trailer_line(Trailer(calls=self.written, duration_ms=duration, ended=ended)))
-        if self.failure is not None:
+        self._append(trailer_line(Trailer(calls=self._written, duration_ms=duration, ended=ended)))
+        if self._failure is not None:
             self._file.leave()
             raise CassetteError(
-                f"could not be written: {self.failure.strerror}; what could be is in {self.path.name}.partial",
+                f"could not be written: {self._failure.strerror}; what could be is in {self.path.name}.partial",
                 self.path,
-            ) from self.failure
+            ) from self._failure
         self._file.finish()
 
     def discard(self) -> None:
-        """Nothing new was recorded: the file stays as it is."""
+        """Leave the old file as it is."""
         self.is_closed = True
         self._file.discard()
 
@@ -151,20 +553,20 @@ class Recorder:
             task = asyncio.current_task()
         except RuntimeError:
             task = None
-        if task is not None and self._latest() is task:
+        if task is not None and self._latest_task() is task:
             return self._latest_lane
-        lanes: MutableMapping[Any, int] = self._threads if task is None else self._tasks
+        lanes: MutableMapping[Any, int] = self._thread_lanes if task is None else self._task_lanes
         lane = lanes.setdefault(threading.get_ident() if task is None else task, self._next_lane)
         if lane == self._next_lane:
             self._next_lane += 1
         if task is not None:
-            self._latest, self._latest_lane = weakref.ref(task), lane
+            self._latest_task, self._latest_lane = weakref.ref(task), lane
         return lane
 
     def _copy(self, index: int, parent: int | None, after: int, matcher: Matcher) -> None:
         number = self._next_id
         self._next_id += 1
-        self._ids[index] = number
+        self._copied_ids[index] = number
         for child in matcher.children(index):
             self._copy(child, number, after, matcher)
         matcher.cover_alone(index)
@@ -172,29 +574,23 @@ class Recorder:
 
     def _write(self, call: RecordedCall) -> None:
         self._append(call_line(call))
-        self.written += 1
-        self._last = call.id
+        self._written += 1
+        self._last_id = call.id
 
     def _append(self, line: bytes) -> None:
-        if self.failure is not None:
+        if self._failure is not None:
             return
         try:
             self._file.append(line)
         except OSError as error:
-            self.failure = error
+            self._failure = error
             _LOG.error("recording to %s stopped: %s; the run goes on", self.path, error)
 
 
-def _nobody() -> None:
+def _no_task() -> None:
     """A reference to no task."""
 
 
 def _milliseconds(seconds: float) -> float:
-    """To the microsecond."""
+    """Rounded down to the microsecond."""
     return int(seconds * 1e6) / 1000
-
-
-def header_of(model: str | None, redaction: Redaction) -> Header:
-    """The header of a recording that begins now."""
-    now = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
-    return Header(recorded_at=now, model=model, redact=redaction.describe())

@@ -1,5 +1,7 @@
-"""What a session does when a run repeats itself or has spent a budget: raise, warn, answer from the cache, or tell the
-model.
+"""Reacts to loops and spent budgets: raises, warns, answers from the cache, or answers with a text for the model.
+
+`LoopGuard` holds the reaction that the session was given (``on_loop=``, ``on_notice=``) and the error that has stopped
+the run. Each reaction is logged and counted, in the process and in the session.
 """
 
 from __future__ import annotations
@@ -15,11 +17,10 @@ from agent_cache.engine.runtime import Replacement
 from agent_cache.engine.state import warn_once
 from agent_cache.errors import AgentLoopDetectedError
 from agent_cache.metrics import METRICS, Metrics
-from agent_cache.session.loops import Verdict
-from agent_cache.session.progress import Progress
+from agent_cache.session.loop_detector import RunState
 from agent_cache.values.canonical import MISSING
 
-__all__ = ["Decision", "LoopGuard", "OnLoop", "OnNotice", "report_of"]
+__all__ = ["Decision", "LoopGuard", "OnLoop", "OnNotice"]
 
 _LOG = logging.getLogger("agent_cache")
 
@@ -35,19 +36,21 @@ class LoopGuard:
 
     Args:
         session_id: for the log.
-        metrics: where it counts, beside the process.
-        progress: of the run; a latched loop leaves it no calls.
+        on_loop: the reaction, or a function that chooses it.
+        on_notice: called at the notice level.
+        metrics: the counters of the session.
+        run: the state of the run; its limit becomes 0 when the run is stopped.
 
     Attributes:
-        error: the loop or the spent budget that the run was stopped for, None as long as it was not.
+        error: the loop or the spent budget that has stopped the run; None if none has.
     """
 
     __slots__ = (
-        "_metrics", "_on_loop", "_on_notice", "_progress", "_raised", "_session_id", "_told", "_was_raised", "error",
+        "_metrics", "_on_loop", "_on_notice", "_raised", "_run", "_session_id", "_spent", "_was_raised", "error",
     )  # fmt: skip
 
     def __init__(
-        self, session_id: str, on_loop: OnLoop, on_notice: OnNotice | None, metrics: Metrics, progress: Progress
+        self, session_id: str, on_loop: OnLoop, on_notice: OnNotice | None, metrics: Metrics, run: RunState
     ) -> None:
         if callable(on_loop):
             checked_function(on_loop, "AgentCacheSession: on_loop")
@@ -58,25 +61,25 @@ class LoopGuard:
         self._on_loop = on_loop
         self._on_notice = on_notice
         self._metrics = metrics
-        self._progress = progress
+        self._run = run
         self._raised: weakref.WeakSet[Exception] = weakref.WeakSet()
-        self._told: set[tuple[str, str]] = set()
+        self._spent: set[tuple[str, str]] = set()
         self._was_raised = False
         self.error: AgentLoopDetectedError | None = None
 
     def reset(self) -> None:
-        """The run begins, perhaps again: nothing is latched."""
+        """Begin a run, perhaps the second one of the session: nothing has stopped it."""
         self.error = None
         self._was_raised = False
-        self._told.clear()
+        self._spent.clear()
 
     @property
     def swallowed(self) -> AgentLoopDetectedError | None:
-        """The latched error, if somebody was told and did not say so."""
+        """The error that has stopped the run, if it was raised to a caller and did not reach the end of the session."""
         return self.error if self._was_raised else None
 
     def notice(self, loop: AgentLoopDetectedError) -> None:
-        """The notice level: logged, counted, given to ``on_notice``. Nothing is changed."""
+        """React at the notice level: log, count, call ``on_notice``. The call is not changed."""
         self._log(logging.INFO, "may be a loop", loop)
         for metrics in (METRICS, self._metrics):
             metrics.noticed_loop(loop.kind)
@@ -90,16 +93,16 @@ class LoopGuard:
     def act(
         self, loop: AgentLoopDetectedError, cached: Any = MISSING, *, is_first: bool = True, is_inside: bool = False
     ) -> Replacement | None:
-        """The action level, of a call that has not been answered yet, or is a read.
+        """React at the action level, to a read or to a call that has not run.
 
         Args:
-            cached: the answer that the cache has for exactly this call.
-            is_first: whether this streak is acted upon for the first time; ``"warn"`` speaks once.
-            is_inside: whether a tool has made the call, and not the agent: a text for the model would become part of
-                what the tool returns, or hide that a write was left out.
+            cached: the cached result of exactly this call.
+            is_first: whether this streak has not met the action level before; ``"warn"`` logs once a streak.
+            is_inside: whether a tool has made the call, and not the agent. Then a text for the model would become part
+                of what the tool returns, or hide that a write was not carried out.
 
         Returns:
-            What the caller gets instead; None if the call is to go on as if nothing were.
+            The answer that replaces the tool's; None if the call is to go on unchanged.
 
         Raises:
             AgentLoopDetectedError: to refuse the call.
@@ -125,7 +128,7 @@ class LoopGuard:
         return None
 
     def has_raised(self, error: Exception) -> bool:
-        """Whether this is its own error, of a call that it has refused."""
+        """Whether this guard raised the error, to refuse a call."""
         return error in self._raised
 
     def _own(self, loop: AgentLoopDetectedError) -> AgentLoopDetectedError:
@@ -134,12 +137,12 @@ class LoopGuard:
 
     @property
     def refuses(self) -> bool:
-        """Whether a call may be refused before it runs."""
+        """Whether calls are refused before they run."""
         return self._on_loop != "warn"
 
     def act_later(self, loop: AgentLoopDetectedError, *, is_first: bool) -> None:
-        """The action level, of a write that has run: its answer is given, and the next call is refused."""
-        if is_first or not self.refuses:  # else it was counted before it ran
+        """React at the action level to a write that has run: its answer is returned, and the next call is refused."""
+        if is_first or not self.refuses:  # else it was counted when it was admitted
             self.count(loop)
             note_loop("loop", loop.kind, self._metrics)
         if self.error is None and self._on_loop == "raise":
@@ -147,35 +150,35 @@ class LoopGuard:
         elif is_first:
             self._log(logging.WARNING, "loop detected", loop)
 
-    def is_news(self, spent: AgentLoopDetectedError) -> bool:
-        """Whether this budget is spent for the first time: a warning of it is given once."""
-        what = spent.kind, spent.tool if spent.kind == "tool_calls" else ""
-        if what in self._told:
+    def is_first_report(self, spent: AgentLoopDetectedError) -> bool:
+        """Whether this budget was not reported as spent before, so that ``"warn"`` logs it once."""
+        budget = spent.kind, spent.tool if spent.kind == "tool_calls" else ""
+        if budget in self._spent:
             return False
-        self._told.add(what)
+        self._spent.add(budget)
         return True
 
     def latch(self, loop: AgentLoopDetectedError) -> None:
-        """Every later call of the run is refused, with the first error."""
+        """Stop the run: every later call is refused with this error, unless an earlier one has stopped it."""
         if self.error is None:
             self.error = loop
-            self._progress.limit = 0
+            self._run.limit = 0
             self._log(logging.WARNING, "loop detected", loop)
 
     def stop(self, loop: AgentLoopDetectedError) -> None:
-        """A loop that was raised when this run was recorded, and has just been raised again."""
+        """Stop the run for a loop that was raised when it was recorded, and has just been raised again."""
         self._raised.add(loop)
         if self._decide(loop) == "raise":
             self.latch(loop)
             self._was_raised = True
 
     def count(self, loop: AgentLoopDetectedError) -> None:
-        """One call was acted upon."""
+        """Count a call that was acted upon."""
         for metrics in (METRICS, self._metrics):
             metrics.acted_on_loop(loop.kind)
 
     def count_failure(self, what: str, tool: str, error: BaseException) -> None:
-        """A function of the user's raised; the default is used. Logged once, counted."""
+        """Count a failure of a user's function, and log it once. The caller uses the default instead."""
         for metrics in (METRICS, self._metrics):
             metrics.callback_failed()
         warn_once(f"{what}, so the default was used", tool, error)
@@ -188,11 +191,11 @@ class LoopGuard:
             return on_loop
         try:
             decision = on_loop(loop)
-        except Exception as error:  # noqa: BLE001 - the user's function; a loop that nobody judges is stopped
+        except Exception as error:  # noqa: BLE001 - the user's function; the safe decision is to stop
             self.count_failure("on_loop raised", loop.tool, error)
             return "raise"
         if decision is not None and decision not in _DECISIONS:
-            self.count_failure("on_loop gave no decision", loop.tool, ValueError(f"on_loop returned {decision!r}"))
+            self.count_failure("on_loop returned no decision", loop.tool, ValueError(f"on_loop returned {decision!r}"))
             return "raise"
         return decision
 
@@ -204,17 +207,3 @@ class LoopGuard:
             "agent_cache_session": self._session_id,
         }
         _LOG.log(level, "%s: %s, %s, %d calls", what, loop.tool, loop.kind, loop.count, extra=extra)
-
-
-def report_of(verdict: Verdict) -> AgentLoopDetectedError:
-    """What a verdict says, as the error that may be raised for it."""
-    return AgentLoopDetectedError(
-        verdict.tool,
-        verdict.kind,
-        verdict.count,
-        verdict.period,
-        verdict.calls,
-        verdict.first,
-        verdict.last,
-        level=verdict.level,
-    )

@@ -157,7 +157,7 @@ def _threshold(check: str, level: Any) -> Threshold:
         raise ConfigurationError(f"{what} must be (notice, action), or a number, or None for off, got {level!r}")
     notice, action = count(2, level[0], f"{what}'s notice"), count(2, level[1], f"{what}'s action")
     if notice > action:
-        raise ConfigurationError(f"{what}: a notice at {notice} never comes, since the action stands at {action}")
+        raise ConfigurationError(f"{what}: the notice at {notice} must not come after the action at {action}")
     return Threshold(notice, action)
 
 

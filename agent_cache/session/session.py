@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Hashable, Mapping
-from contextvars import Context, Token
+from contextvars import Token
 from types import TracebackType
 from typing import Any, Self
 
@@ -20,11 +19,10 @@ from agent_cache.engine.state import LEDGER, free
 from agent_cache.errors import AgentLoopDetectedError, ConfigurationError
 from agent_cache.metrics import Metrics, Stats
 from agent_cache.session.guard import LoopGuard, OnLoop, OnNotice
+from agent_cache.session.hooks import SessionHooks
+from agent_cache.session.loop_detector import LoopDetector, RunState
 from agent_cache.session.loop_policy import LoopPolicy, policy_of
-from agent_cache.session.loops import Detector
-from agent_cache.session.progress import Progress
 from agent_cache.session.trace import Trace, TraceRecord
-from agent_cache.session.watch import SessionWatch
 
 __all__ = ["AgentCacheSession"]
 
@@ -92,9 +90,9 @@ class AgentCacheSession:
         self.metrics = Metrics()
         self._policy = policy_of(loop_policy, max_tool_repeats, max_execution_depth)
         self._detects_loops = loop_detection
-        self._progress = Progress(self._max_calls)
-        self._guard = LoopGuard(self.session_id, on_loop, on_notice, self.metrics, self._progress)
-        self._detector: Detector | None = None
+        self._run = RunState(self._max_calls)
+        self._guard = LoopGuard(self.session_id, on_loop, on_notice, self.metrics, self._run)
+        self._detector: LoopDetector | None = None
         self._deadline = NEVER
         self._tenant = tenant
         self._tenant_part = None if tenant is None else _tenant_part(tenant)
@@ -115,7 +113,7 @@ class AgentCacheSession:
         outer = SCOPE.get()
         tenant = self._tenant_part if self._tenant_part is not None else outer.tenant
         self._guard.reset()
-        self._progress.restart(self._max_calls)
+        self._run.restart(self._max_calls)
         longest = self._policy.seconds if self._detects_loops else None
         self._deadline = NEVER if longest is None else CLOCK.now() + longest
         self._scope = outer.within(self, tenant)
@@ -130,7 +128,7 @@ class AgentCacheSession:
             raise ConfigurationError(f"session {self.session_id!r} is not entered")
         self._close_partitions()
         self._detector = None
-        self._progress.task = None
+        self._run.task = None
         is_out_of_order = SCOPE.get() is not self._scope
         self._scope = None
         try:
@@ -151,7 +149,7 @@ class AgentCacheSession:
     def new_turn(self) -> None:
         """The user has spoken: what the run has asked before it may ask again. Call it before each turn."""
         if self._detector is not None:
-            self._detector.new_turn()
+            self._detector.end_epoch()
 
     def get_metrics(self) -> dict[str, Any]:
         """Counts of this session, as `agent_cache.get_metrics` gives them for the process."""
@@ -177,20 +175,20 @@ class AgentCacheSession:
 
     # Taking part in the calls of a scope
 
-    def observer_of(self, operation: Operation[Any], *, is_innermost: bool) -> SessionWatch:
+    def observer_of(self, operation: Operation[Any], *, is_innermost: bool) -> SessionHooks:
         """See every call of an operation. Loops are looked for in the innermost session only; budgets, trace and what a
         write has changed are those of all.
         """
         if self._detector is None and self._detects_loops:
-            self._detector = Detector(self._policy, self._progress)
-        return SessionWatch(
+            self._detector = LoopDetector(self._policy, self._run)
+        return SessionHooks(
             operation,
             session=self,
             policy=self._policy if self._detects_loops else None,
             detector=self._detector,
             is_innermost=is_innermost,
             guard=self._guard,
-            progress=self._progress,
+            run=self._run,
             trace=self._trace,
             stats=self.stats_of(operation),
             deadline=self._deadline,
@@ -227,15 +225,6 @@ class AgentCacheSession:
     def stop(self, loop: AgentLoopDetectedError) -> None:
         """A loop that was detected when this run was recorded: it ends the run as it did then."""
         self._guard.stop(loop)
-
-    def begin_tick(self) -> asyncio.AbstractEventLoop:
-        """Notice when this iteration of the event loop is over. Costs nothing while no call is made."""
-        self._progress.loop = loop = asyncio.get_running_loop()
-        loop.call_soon(self._end_tick, context=Context())  # the loop need not keep this run's context until then
-        return loop
-
-    def _end_tick(self) -> None:
-        self._progress.end_tick()
 
 
 def _tenant_part(tenant: Hashable) -> Hashable:

@@ -1,1 +1,1 @@
-"""Values as plain data and back: what leaves the process, and comes home with the types that it left with."""
+"""Values: their identity, their written forms, and the types that every walk over them knows."""

@@ -1,7 +1,11 @@
-"""What a function says it returns, read when it is first needed and never at the price of an import.
+"""Annotations as nodes: what may stand at each place of a value.
 
-An annotation may be text (``from __future__ import annotations``), and may name what is imported for type checkers
-only. Such a name says nothing at run time: the annotation then counts as missing, as `Any` does.
+A node decides two things only, as builtin values describe themselves in data (`agent_cache.values.tagged`): whether a
+type is allowed at its place, and to which class an object belongs. Members of a union are merged into one node: nothing
+is ever tried out, and data cannot choose a class that the annotation does not name.
+
+An annotation may be text (``from __future__ import annotations``), and may name something that is imported for type
+checkers only. Such a name means nothing at run time: the annotation then counts as missing, as `Any` does.
 """
 
 from __future__ import annotations
@@ -10,24 +14,44 @@ import collections.abc
 import functools
 import inspect
 import sys
+import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import date, datetime, time, timedelta
+from enum import Enum
 from typing import Any
 
-__all__ = ["Returns", "hints_of"]
+from agent_cache.values.canonical import STANDARD, declared_names, is_model, text_of_standard_value
 
-_AWAITED = (collections.abc.Awaitable, collections.abc.Coroutine)
+__all__ = [
+    "ANYTHING",
+    "Node",
+    "Record",
+    "Returns",
+    "fingerprint",
+    "hashes_only",
+    "is_positional",
+    "node_of",
+    "standard_type",
+]
+
+
+# -- Annotations as they are written --------------------------------------------------------------------------------
 
 
 class Returns:
-    """The return annotation of a function, to be passed wherever an annotation is asked for."""
+    """The return annotation of a function, to be passed wherever an annotation is asked for.
+
+    It is read at the first value: a decorator costs no import, and the names in it may be defined later.
+    """
 
     __slots__ = ("_function", "schema")
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
         self.schema: Any = None
-        """What `schema_of` made of it."""
+        """Kept by `schema_of`."""
 
     def __repr__(self) -> str:
         return f"Returns({self._function!r})"
@@ -46,22 +70,20 @@ class Returns:
         names |= {parameter.__name__: parameter for parameter in getattr(function, "__type_params__", ())}
         # A class local to the function around the tool is known to the tool if its body uses it, as it does to return
         # one.
-        code = getattr(function, "__code__", None)
-        for name, cell in zip(
-            getattr(code, "co_freevars", ()), getattr(function, "__closure__", None) or (), strict=False
-        ):
+        free = getattr(getattr(function, "__code__", None), "co_freevars", ())
+        for name, cell in zip(free, getattr(function, "__closure__", None) or (), strict=False):
             try:
                 names[name] = cell.cell_contents
             except ValueError:
                 continue
         hint = _evaluated({"return": annotations["return"]}, names)["return"]
-        if typing.get_origin(hint) in _AWAITED:
+        if typing.get_origin(hint) in (collections.abc.Awaitable, collections.abc.Coroutine):
             hint = typing.get_args(hint)[-1]
         return hint
 
 
-def hints_of(kind: type) -> dict[str, Any]:
-    """Declared names of a class and what may stand there, inherited ones included; `Any` where a name means nothing."""
+def _hints_of(kind: type) -> dict[str, Any]:
+    """Declared names of a class and their types, inherited ones included; `Any` where a name means nothing."""
     try:
         return typing.get_type_hints(kind, include_extras=True)
     except Exception:  # noqa: BLE001 - one name is missing: the others may be well
@@ -88,3 +110,383 @@ def _evaluated(annotations: Mapping[str, Any], names: dict[str, Any]) -> dict[st
         except Exception:  # noqa: BLE001 - the user's text may evaluate to anything, a raised error included
             found[name] = Any
     return found
+
+
+# -- Nodes ----------------------------------------------------------------------------------------------------------
+
+Bindings = Mapping[Any, Any]
+
+
+class Record:
+    """A class with declared fields: a TypedDict, or a class whose values are objects.
+
+    The fields are read at the first value, so classes may name each other.
+    """
+
+    __slots__ = ("_bound", "_nodes", "_required", "kind")
+
+    def __init__(self, kind: Any, bound: Bindings) -> None:
+        self.kind = kind
+        self._bound = bound
+        self._nodes: dict[str, Node] | None = None
+        self._required: frozenset[str] | None = None
+
+    @property
+    def identity(self) -> Hashable:
+        """Equal for the same class of the same types."""
+        try:
+            return self.kind, frozenset(self._bound.items())
+        except TypeError:  # a type with metadata that has no hash
+            return id(self.kind)
+
+    @property
+    def nodes(self) -> dict[str, Node]:
+        """What may stand in each field whose type is declared."""
+        if self._nodes is None:
+            if is_model(self.kind):
+                hints = {name: field.annotation for name, field in self.kind.__pydantic_fields__.items()}
+            else:
+                hints = _hints_of(self.kind)
+            self._nodes = {name: node_of(hint, self._bound) for name, hint in hints.items()}
+        return self._nodes
+
+    @property
+    def required(self) -> frozenset[str]:
+        """Keys that a TypedDict cannot do without."""
+        if self._required is None:
+            hints = _hints_of(self.kind).items()
+            self._required = frozenset(name for name, hint in hints if _is_required(self.kind, name, hint))
+        return self._required
+
+
+def _is_required(kind: Any, name: str, hint: Any) -> bool:
+    """Python itself goes by `__total__` alone where annotations are text."""
+    while (origin := typing.get_origin(hint)) in _QUALIFIERS or origin is typing.Annotated:
+        if origin in {typing.Required, typing.NotRequired}:
+            return origin is typing.Required
+        hint = typing.get_args(hint)[0]
+    return name in kind.__required_keys__
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Node:
+    """What may stand at one place: any of everything that it lists.
+
+    Attributes:
+        anything: builtin values and those of the standard library, whichever they are.
+        leaves: types without parts.
+        literals: values, each with its type.
+        lists: types of lists, tuples and sets.
+        item: what may be in these.
+        fixed: what may be at each position of a tuple instead.
+        key, value: what may be in a dict.
+        dicts: the TypedDicts that a dict may be.
+        records: the classes that an object may be of.
+    """
+
+    anything: bool = False
+    leaves: frozenset[type] = frozenset()
+    literals: frozenset[tuple[type, Any]] = frozenset()
+    lists: frozenset[type] = frozenset()
+    item: Node | None = None
+    fixed: tuple[Node, ...] | None = None
+    key: Node | None = None
+    value: Node | None = None
+    dicts: tuple[Record, ...] = ()
+    records: tuple[Record, ...] = ()
+    _named_values: dict[str, Node] | None = None
+
+    def __or__(self, other: Node) -> Node:
+        both = (self, other)
+        anything = self.anything or other.anything
+        fixed = other.fixed if tuple not in self.lists else self.fixed if tuple not in other.lists else None
+        dicts = self.dicts + other.dicts
+        items = [node.item for node in both if node.item] + [place for node in both for place in node.fixed or ()]
+        keys = [node.key for node in both if node.key]
+        values = [node.value for node in both if node.value]
+        if keys and dicts:
+            keys.append(_TEXT)
+        if anything:  # beside what is named here, a container may hold anything
+            fixed = None
+            items, keys, values = ([*nodes, ANYTHING] if nodes or dicts else nodes for nodes in (items, keys, values))
+        return Node(
+            anything=anything,
+            leaves=self.leaves | other.leaves,
+            literals=self.literals | other.literals,
+            lists=self.lists | other.lists,
+            item=_merged(items),
+            fixed=fixed,
+            key=_merged(keys),
+            value=_merged(values),
+            dicts=dicts,
+            records=self.records + other.records,
+        )
+
+    def allows(self, value: Any, kind: type) -> bool:
+        """Whether a value without parts may stand here."""
+        if self.anything or kind in self.leaves:
+            return True
+        return bool(self.literals) and any(kind is literal and value == match for literal, match in self.literals)
+
+    def record_named(self, name: object) -> Record | None:
+        """The record that data calls by this name, unless two do."""
+        found = [record for record in self.records if record.kind.__qualname__ == name]
+        return found[0] if len({record.kind for record in found}) == 1 else None
+
+    @property
+    def named_values(self) -> dict[str, Node]:
+        """What may stand under each key that a TypedDict names."""
+        if self._named_values is None:
+            nodes: dict[str, Node] = {}
+            for record in self.dicts:
+                for name, node in record.nodes.items():
+                    nodes[name] = nodes[name] | node if name in nodes else node
+            self._named_values = nodes
+        return self._named_values
+
+    def admits(self, keys: Collection[Any]) -> bool:
+        """Whether one of the TypedDicts has all its required keys among these."""
+        return any(record.required.issubset(keys) for record in self.dicts)
+
+
+ANYTHING = Node(anything=True)
+"""No annotation, or `Any`."""
+
+_TEXT = Node(leaves=frozenset({str}))
+
+
+def _merged(nodes: list[Node]) -> Node | None:
+    merged: Node | None = None
+    for node in nodes:
+        merged = node if merged is None or merged is node else merged | node
+    return merged
+
+
+_LEAVES: dict[Any, frozenset[type]] = {
+    None: frozenset({type(None)}),
+    type(None): frozenset({type(None)}),
+    bool: frozenset({bool}),
+    int: frozenset({int, bool}),  # the numeric tower of PEP 484, which runs of real tools lean on
+    float: frozenset({float, int, bool}),
+    complex: frozenset({complex, float, int, bool}),
+    str: frozenset({str}),
+    bytes: frozenset({bytes}),
+    bytearray: frozenset({bytearray}),
+    datetime: frozenset({datetime}),
+    date: frozenset({date, datetime}),
+    time: frozenset({time}),
+    timedelta: frozenset({timedelta}),
+}
+_LISTS: dict[Any, tuple[type, ...]] = {
+    list: (list,),
+    set: (set,),
+    frozenset: (frozenset,),
+    collections.abc.Sequence: (list, tuple),
+    collections.abc.MutableSequence: (list,),
+    collections.abc.Collection: (list, tuple, set, frozenset),
+    collections.abc.Iterable: (list, tuple, set, frozenset),
+    collections.abc.Set: (set, frozenset),
+    collections.abc.MutableSet: (set,),
+}
+_MAPPINGS = frozenset({dict, collections.abc.Mapping, collections.abc.MutableMapping})
+_QUALIFIERS = frozenset(
+    getattr(typing, name)
+    for name in ("ClassVar", "Final", "NotRequired", "ReadOnly", "Required")
+    if hasattr(typing, name)
+)
+
+
+def node_of(annotation: Any, bound: Bindings = types.MappingProxyType({}), open_: frozenset[int] = frozenset()) -> Node:
+    """Read an annotation. One that is not understood allows nothing that has fields of its own.
+
+    Args:
+        bound: types that stand for type variables.
+        open_: aliases that are being read; one that names itself allows anything there.
+    """
+
+    def inner(each: Any) -> Node:
+        return node_of(each, bound, open_)
+
+    if annotation is Any or annotation is object or isinstance(annotation, str | typing.ForwardRef):
+        return ANYTHING
+    if isinstance(annotation, typing.TypeVar):
+        if annotation in bound:
+            return node_of(bound[annotation], {}, open_)
+        return inner(annotation.__bound__) if annotation.__bound__ is not None else ANYTHING
+    if hasattr(annotation, "__supertype__"):  # NewType
+        return inner(annotation.__supertype__)
+    if type(annotation).__name__ == "TypeAliasType":
+        if id(annotation) in open_:
+            return ANYTHING
+        try:
+            return node_of(annotation.__value__, bound, open_ | {id(annotation)})
+        except NameError:
+            return ANYTHING
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is typing.Annotated or origin in _QUALIFIERS:
+        return inner(arguments[0])
+    if origin is typing.Union or origin is types.UnionType:
+        return _merged([inner(each) for each in arguments]) or ANYTHING
+    if origin is typing.Literal:
+        members = dict.fromkeys(type(value) for value in arguments if isinstance(value, Enum))
+        return Node(
+            literals=frozenset((type(value), value) for value in arguments if not isinstance(value, Enum)),
+            records=tuple(Record(kind, {}) for kind in members),
+        )
+    kind = origin or annotation
+    if kind in _LEAVES:
+        return Node(leaves=_LEAVES[kind])
+    if kind is tuple:
+        lists = frozenset({tuple})
+        if len(arguments) == 2 and arguments[1] is Ellipsis:
+            return Node(lists=lists, item=inner(arguments[0]))
+        if arguments and not any(typing.get_origin(each) is typing.Unpack for each in arguments):
+            return Node(lists=lists, fixed=tuple(map(inner, arguments)))
+        return Node(lists=lists, item=ANYTHING)
+    if kind in _LISTS:
+        return Node(lists=frozenset(_LISTS[kind]), item=inner(arguments[0]) if arguments else ANYTHING)
+    if kind in _MAPPINGS:
+        key, value = map(inner, arguments) if arguments else (ANYTHING, ANYTHING)
+        return Node(key=key, value=value)
+    return _node_of_class(kind, arguments, bound)
+
+
+def _node_of_class(kind: Any, arguments: tuple[Any, ...], bound: Bindings) -> Node:
+    if not isinstance(kind, type):
+        return Node()
+    if text_of_standard_value(kind) is not None:
+        return Node(leaves=frozenset({kind}))
+    if kind.__name__ in {"Path", "PurePath"} and kind.__module__.partition(".")[0] == "pathlib":
+        paths = {standard_type(name) for name in STANDARD if STANDARD[name] == "pathlib"}
+        return Node(leaves=frozenset(path for path in paths if issubclass(path, kind)))
+    parameters = getattr(kind, "__parameters__", ())
+    if len(parameters) == len(arguments):
+        bound = {each: bound.get(given, given) for each, given in zip(parameters, arguments, strict=True)}
+    else:
+        bound = {}
+    record = Record(kind, bound)
+    return Node(dicts=(record,)) if typing.is_typeddict(kind) else Node(records=(record,))
+
+
+def standard_type(name: str) -> type:
+    """A type of `STANDARD`. Its module is loaded if it is not: what nobody uses costs nobody an import."""
+    from importlib import import_module
+
+    found: type = getattr(import_module(STANDARD[name]), name)
+    return found
+
+
+def is_positional(kind: Any) -> bool:
+    """Whether its fields are written without their names: a NamedTuple, or a Struct of msgspec's that is a list."""
+    if getattr(kind, "__struct_config__", None) is not None:
+        return bool(kind.__struct_config__.array_like)
+    return issubclass(kind, tuple) and hasattr(kind, "_fields")
+
+
+# -- Hashing --------------------------------------------------------------------------------------------------------
+
+
+def hashes_only(kinds: frozenset[type], node: Node) -> bool:
+    """Whether members of sets and keys of dicts are of these types, or of an Enum, wherever they stand in a value.
+
+    Keys that may be anything are those that the data has.
+    """
+    return all(
+        not hashed.anything
+        and hashed.leaves <= kinds
+        and not hashed.lists
+        and not hashed.dicts
+        and all(issubclass(record.kind, Enum) for record in hashed.records)
+        for hashed in _hashed(node, set())
+    )
+
+
+def _hashed(node: Node, seen: set[object]) -> Iterator[Node]:
+    if not node.lists.isdisjoint({set, frozenset}):
+        yield node.item or ANYTHING
+    if node.key is not None and not node.key.anything:
+        yield node.key
+    within = [each for each in (node.item, *(node.fixed or ()), node.key, node.value) if each is not None]
+    for records in (node.dicts, *((record,) for record in node.records)):
+        identity = frozenset(record.identity for record in records)
+        if identity not in seen:
+            seen.add(identity)
+            within += (node.named_values if records is node.dicts else records[0].nodes).values()
+    for each in within:
+        yield from _hashed(each, seen)
+
+
+# -- Fingerprints ---------------------------------------------------------------------------------------------------
+
+
+def fingerprint(node: Node) -> str:
+    """The structure of an annotation as text, alike on every Python version: two processes that have the same text
+    mean the same.
+
+    It goes down to the fields of every class; a class is only named where it occurs again.
+    """
+    return _text(node, set())
+
+
+def _text(node: Node, seen: set[type]) -> str:
+    parts = ["*"] if node.anything else []
+    parts += sorted(kind.__name__ for kind in node.leaves)
+    parts += sorted(f"={kind.__name__}:{value!r}" for kind, value in node.literals)
+    if node.lists:
+        parts.append("".join(sorted(kind.__name__ for kind in node.lists)))
+        if node.fixed is not None:
+            parts.append(f"({','.join(_text(each, seen) for each in node.fixed)})")
+        if node.item is not None:
+            parts.append(f"[{_text(node.item, seen)}]")
+    if node.value is not None:
+        parts.append(f"{{{'' if node.key is None else _text(node.key, seen)}:{_text(node.value, seen)}}}")
+    if node.dicts:
+        parts.append(_text_of_dicts(node, seen))
+    parts += [_text_of_record(one, seen) for one in sorted(node.records, key=lambda record: record.kind.__qualname__)]
+    return "|".join(parts)
+
+
+def _text_of_dicts(node: Node, seen: set[type]) -> str:
+    kinds = [record.kind for record in node.dicts]
+    name = "|".join(sorted(kind.__qualname__ for kind in kinds))
+    if seen.issuperset(kinds):
+        return name
+    seen.update(kinds)
+    required = sorted(",".join(sorted(record.required)) for record in node.dicts) if node.named_values else [""]
+    return f"<{name};{required};{_text_of_fields(node.named_values, seen)}>"
+
+
+def _text_of_record(record: Record, seen: set[type]) -> str:
+    name = record.kind.__qualname__
+    if record.kind in seen:
+        return str(name)
+    seen.add(record.kind)
+    members = getattr(record.kind, "__members__", None)
+    if members is not None:
+        return f"{name}<{','.join(f'{member}={_literal(each._value_)}' for member, each in members.items())}>"
+    return f"{name}<{_layout(record.kind)}{_text_of_fields(record.nodes, seen)}>"
+
+
+def _layout(kind: Any) -> str:
+    """Where the fields of a class are in data, as far as that is not under their names."""
+    names = declared_names(kind) or ()
+    layout = [",".join(names)] if is_positional(kind) else []
+    if is_model(kind):
+        aliases = {name: field.validation_alias for name, field in kind.__pydantic_fields__.items()}
+        layout += [f"{name}={alias!r}" for name, alias in sorted(aliases.items()) if alias is not None]
+    config = getattr(kind, "__struct_config__", None)
+    if config is not None:
+        renamed = sorted(zip(names, kind.__struct_encode_fields__, strict=True))
+        layout += [f"{name}={field}" for name, field in renamed if name != field]
+        if config.tag is not None:
+            layout.append(f"{config.tag_field}={config.tag!r}")
+    return f"{';'.join(layout)}:" if layout else ""
+
+
+def _literal(value: object) -> str:
+    """The `repr` of a value if it depends on nothing else: others print an address."""
+    return repr(value) if type(value) in {str, int, float, bool, bytes, type(None)} else type(value).__qualname__
+
+
+def _text_of_fields(nodes: dict[str, Node], seen: set[type]) -> str:
+    return ",".join(f"{name}:{_text(node, seen)}" for name, node in sorted(nodes.items()))

@@ -1,11 +1,20 @@
-"""Value types of the standard library that are recognised without being imported.
+"""Identity of values: canonical bytes for keys, digests that a fleet agrees on, and estimates of size.
 
-A value of one of them can only be there if its module has been loaded, so nobody pays for `decimal` or `ipaddress`
-(12 ms in all) who does not use them.
+The encoding is tagged and length-prefixed. Two values have equal bytes if and only if they have the same types and the
+same structure: ``1``, ``True`` and ``1.0`` differ, and so do ``[1]`` and ``(1,)``, ``0.0`` and ``-0.0``. The order of
+dict and set members does not count.
+
+An object is encoded by the fields that its class *declares* (dataclass, NamedTuple, Enum, attrs, msgspec, pydantic),
+never by `repr` and never by address. A class that declares none gives its values no identity: `Uncacheable` is raised,
+and the caller decides.
+
+This module knows every type that the package handles without importing any that a program may not use: the tables of
+standard types and of declared fields serve all other walks over values, too.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import struct
@@ -13,11 +22,12 @@ import sys
 import threading
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from datetime import date, datetime, time, timedelta, timezone
 from enum import Enum
-from functools import cached_property
+from hashlib import blake2b
+from operator import attrgetter
 from re import Pattern
 from types import FunctionType, MappingProxyType, SimpleNamespace
 from typing import Any, ClassVar, Final
@@ -26,52 +36,93 @@ from agent_cache.errors import UncacheableArgumentsError as Uncacheable
 
 __all__ = [
     "Encoder",
+    "MAX_DEPTH",
     "MISSING",
     "Missing",
+    "PYDANTIC_STATE",
+    "STANDARD",
     "canonical",
     "declared_fields",
+    "declared_names",
+    "declared_values",
+    "full_name",
     "is_large",
+    "is_model",
+    "lasting_digest",
     "make_room",
+    "segment_digest",
     "serial_of",
     "size_of",
     "text_of_standard_value",
 ]
 
 
-_PATHS = ("PosixPath", "PurePosixPath", "PureWindowsPath", "WindowsPath")
-_NAMES: dict[str, tuple[str, ...]] = {
-    "decimal": ("Decimal",),
-    "fractions": ("Fraction",),
-    "ipaddress": ("IPv4Address", "IPv4Network", "IPv6Address", "IPv6Network"),
-    "pathlib": _PATHS,
-    "pathlib._local": _PATHS,  # where Python 3.13 has them
-    "uuid": ("UUID",),
-    "zoneinfo": ("ZoneInfo",),
-}
+class Missing(Enum):
+    """The type of `MISSING`, so that type checkers can tell it from every value."""
 
-_found: dict[type, Callable[[Any], str | None]] = {}
+    MISSING = "missing"
+
+
+MISSING: Final = Missing.MISSING
+"""Nothing was found. Not None: None is a value like any other, and is cached."""
+
+MAX_DEPTH = 100
+"""Levels of nesting that any walk over values follows."""
+
+
+def full_name(kind: type) -> str:
+    """Module and qualified name of a class, for messages."""
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+# -- Immutable types of the standard library ------------------------------------------------------------------------
+#
+# A value of one of them can only be there if its module has been loaded, so they are recognised without an import:
+# nobody pays for `decimal` or `ipaddress` (12 ms in all) who does not use them.
+
+STANDARD: Final[dict[str, str]] = {
+    "Decimal": "decimal",
+    "Fraction": "fractions",
+    "IPv4Address": "ipaddress",
+    "IPv4Network": "ipaddress",
+    "IPv6Address": "ipaddress",
+    "IPv6Network": "ipaddress",
+    "PosixPath": "pathlib",
+    "PurePosixPath": "pathlib",
+    "PureWindowsPath": "pathlib",
+    "UUID": "uuid",
+    "WindowsPath": "pathlib",
+    "ZoneInfo": "zoneinfo",
+}
+"""Name of each type, and the module that it is imported from."""
+
+_text_functions: dict[type, Callable[[Any], str | None]] = {}
 
 
 def text_of_standard_value(kind: type) -> Callable[[Any], str | None] | None:
-    """How values of an immutable standard type are told apart from each other as text; None if it is no such type.
+    """Function that gives the text by which values of an immutable standard type differ; None for any other type.
 
     The function gives None for a value without identity. A class of the user's own that bears such a name is no such
     type.
     """
-    known = _found.get(kind)
+    known = _text_functions.get(kind)
     if known is not None:
         return known
     module, name = kind.__module__, kind.__name__
-    if name not in _NAMES.get(module, ()) or getattr(sys.modules.get(module), name, None) is not kind:
+    home = STANDARD.get(name)
+    if home is None or module not in (home, f"{home}._local"):  # Python 3.13 has paths in pathlib._local
         return None
-    text = _TEXTS.get(name, str)
-    _found[kind] = text
+    if getattr(sys.modules.get(module), name, None) is not kind:
+        return None
+    text = _text_functions[kind] = _TEXTS.get(name, str)
     return text
 
 
 def _text_of_ipv6_address(address: Any) -> str:
-    """As every Python before 3.13 writes it. Since then an IPv4-mapped one ends in dots, ``::ffff:1.2.3.4``, and two
-    processes of different versions would not agree on a digest.
+    """The text as every Python before 3.13 writes it.
+
+    Since then an IPv4-mapped address ends in dots, ``::ffff:1.2.3.4``, and two processes of different versions would
+    not agree on a digest.
     """
     number = int(address)
     if number >> 32 != 0xFFFF:
@@ -89,61 +140,141 @@ _TEXTS: dict[str, Callable[[Any], str | None]] = {
     "IPv6Network": _text_of_ipv6_network,
     "ZoneInfo": lambda zone: zone.key,
 }
-"""Where `str` does not give it."""
+"""Functions for the types whose `str` does not give it."""
 
 
-# Which fields an object is known by: those that its class declares, as dataclasses, NamedTuples, Enums, attrs, msgspec
-# and pydantic classes do.
+# -- Fields that a class declares -----------------------------------------------------------------------------------
 
+PYDANTIC_STATE = ("__pydantic_extra__", "__pydantic_private__")
+"""Attributes of a pydantic model that hold what its class does not declare."""
 
 _CONTAINERS = (dict, list, set, frozenset, tuple, str, bytes, bytearray, int, float, complex, deque)
 
 
+def is_model(kind: Any) -> bool:
+    """Whether a class is a pydantic model. A dataclass of pydantic's is a dataclass."""
+    return hasattr(kind, "__pydantic_fields__") and not is_dataclass(kind)
+
+
+def declared_names(kind: Any) -> tuple[str, ...] | None:
+    """Names of the fields that a NamedTuple, dataclass, msgspec or attrs class declares; None for any other class."""
+    if issubclass(kind, tuple) and hasattr(kind, "_fields"):
+        return tuple(kind._fields)
+    if issubclass(kind, (*_CONTAINERS, Enum)):
+        return None
+    if is_dataclass(kind):
+        return tuple(field.name for field in fields(kind))
+    if hasattr(kind, "__struct_fields__"):
+        return tuple(kind.__struct_fields__)
+    if hasattr(kind, "__attrs_attrs__"):
+        return tuple(attribute.name for attribute in kind.__attrs_attrs__)
+    return None
+
+
 def declared_fields(value: Any, kind: type) -> list[tuple[str, Any]] | None:
-    """Name and value of everything the class declares. None if it declares nothing, or has state beside what it
-    declares: the fields alone would be a guess then.
+    """Name and value of everything that the class of a value declares.
+
+    None if it declares nothing, or if the value has state beside what is declared: the fields alone would be a guess
+    then. Reading somebody's fields may raise anything.
     """
     if isinstance(value, Enum):
         return [("", value._value_)] if value._name_ is None else [("name", value._name_)]
-    if isinstance(value, tuple) and hasattr(kind, "_fields"):
-        names = list(kind._fields)
-        if len(names) != len(value) or _has_undeclared_state(value, kind, names):
+    if isinstance(value, _CONTAINERS) and not isinstance(value, tuple):
+        return None
+    layout = _layouts.get(kind) or _layout_of(kind)
+    return None if layout is None else layout.fields(value)
+
+
+def declared_values(value: Any, kind: type) -> Sequence[Any] | None:
+    """The values of `declared_fields`, for comparisons of two values of one class. None for an Enum, and if reading
+    raises.
+    """
+    if kind in _text_functions:
+        return None
+    try:
+        layout = _layouts.get(kind) or _layout_of(kind)
+        return None if layout is None else layout.values(value)
+    except Exception:  # noqa: BLE001 - reading somebody's fields may run anything
+        return None
+
+
+class _Layout:
+    """The fields of one class, and how to read them from its values."""
+
+    __slots__ = ("_declared", "_hidden", "_read", "names")
+
+    def __init__(self, kind: type, names: tuple[str, ...]) -> None:
+        self.names = names
+        self._declared = frozenset(names)
+        self._hidden = tuple(_slots_of(kind) - {*names, "__dict__", "__weakref__"})
+        self._read: Callable[[Any], Sequence[Any] | None]
+        if issubclass(kind, tuple):
+            self._read = lambda value: tuple(value) if len(value) == len(names) else None
+        elif len(names) > 1:
+            self._read = attrgetter(*names)
+        else:
+            self._read = lambda value: [getattr(value, name) for name in names]
+
+    def fields(self, value: Any) -> list[tuple[str, Any]] | None:
+        """Names and values of the fields, in order. None if there is state beside them."""
+        values = self.values(value)
+        return None if values is None else list(zip(self.names, values, strict=True))
+
+    def values(self, value: Any) -> Sequence[Any] | None:
+        """The values alone. A cached property is no state."""
+        state = getattr(value, "__dict__", None)
+        if state and not self._declared.issuperset(state):
+            others = (getattr(type(value), name, None) for name in state.keys() - self._declared)
+            if not all(isinstance(other, functools.cached_property) for other in others):
+                return None
+        if self._hidden and any(hasattr(value, name) for name in self._hidden):
             return None
-        return list(zip(names, value, strict=True))
-    if isinstance(value, _CONTAINERS):
-        return None
-    if is_dataclass(value):
-        names = [field.name for field in fields(value)]
-    elif hasattr(kind, "__struct_fields__"):  # msgspec.Struct
-        names = list(kind.__struct_fields__)
-    elif hasattr(kind, "__attrs_attrs__"):
-        names = [attribute.name for attribute in kind.__attrs_attrs__]
-    elif hasattr(kind, "__pydantic_fields__"):
-        names = list(kind.__pydantic_fields__)
-        beside = [(name, getattr(value, name, None)) for name in ("__pydantic_extra__", "__pydantic_private__")]
+        return self._read(value)
+
+
+class _ModelLayout(_Layout):
+    """The fields of a pydantic model, read anew for each value: a model can be rebuilt."""
+
+    __slots__ = ()
+
+    def fields(self, value: Any) -> list[tuple[str, Any]] | None:
+        names = type(value).__pydantic_fields__
+        beside = [(name, getattr(value, name, None)) for name in PYDANTIC_STATE]
         return [(name, getattr(value, name)) for name in names] + [pair for pair in beside if pair[1]]
-    else:
+
+    def values(self, value: Any) -> Sequence[Any] | None:
+        state, names = value.__dict__, type(value).__pydantic_fields__
+        if value.__pydantic_extra__ or value.__pydantic_private__ or len(state) != len(names):
+            return [part for pair in self.fields(value) or () for part in pair]  # which fields there are tells it apart
+        return [state[name] for name in names]
+
+
+_layouts: weakref.WeakKeyDictionary[type, _Layout] = weakref.WeakKeyDictionary()
+
+
+def _layout_of(kind: type) -> _Layout | None:
+    names = declared_names(kind)
+    if names is not None:
+        layout = _Layout(kind, names)
+    elif hasattr(kind, "__pydantic_fields__") and not issubclass(kind, (*_CONTAINERS, Enum)):
+        layout = _ModelLayout(kind, ())
+    else:  # not remembered: a decorator may be about to make it a dataclass
         return None
-    return None if _has_undeclared_state(value, kind, names) else [(name, getattr(value, name)) for name in names]
+    _layouts[kind] = layout
+    return layout
 
 
-def _has_undeclared_state(value: Any, kind: type, names: list[str]) -> bool:
-    declared = set(names)
-    for name in getattr(value, "__dict__", {}).keys() - declared:
-        if not isinstance(getattr(kind, name, None), cached_property):
-            return True
+def _slots_of(kind: type) -> set[str]:
+    found: set[str] = set()
     for base in kind.__mro__:
         slots = base.__dict__.get("__slots__", ())
-        for name in (slots,) if isinstance(slots, str) else slots:
-            if name not in declared and name not in {"__dict__", "__weakref__"} and hasattr(value, name):
-                return True
-    return False
+        found.update((slots,) if isinstance(slots, str) else slots)
+    return found
 
 
-# Which object it is, where nothing else tells: a number of its own for as long as it lives.
+# -- Serial numbers: the identity of an object for as long as it lives -----------------------------------------------
 
-
-_lock = threading.RLock()  # re-entrant: a collection that starts inside forgets other objects
+_lock = threading.RLock()  # re-entrant: a garbage collection that starts inside forgets other objects
 _serials: dict[int, tuple[int, weakref.ref[Any]]] = {}
 _next_serial = itertools.count(1)
 
@@ -168,9 +299,8 @@ def serial_of(value: Any) -> int:
     try:
         reference = weakref.ref(value, forget)
     except TypeError:
-        kind = type(value)
         raise Uncacheable(
-            f"an object of type {kind.__module__}.{kind.__qualname__} cannot be told apart from others of its type"
+            f"an object of type {full_name(type(value))} cannot be told apart from others of its type"
         ) from None
     with _lock:
         found = _serials.get(address)
@@ -182,7 +312,7 @@ def serial_of(value: Any) -> int:
 
 
 def _after_fork() -> None:
-    """In the child: another thread of the parent's may have had the lock."""
+    """Replace the lock in the child: another thread of the parent may have held it."""
     global _lock  # noqa: PLW0603
     _lock = threading.RLock()
 
@@ -190,42 +320,19 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-# How a value is written as canonical bytes: type-exact, and equal for equal values only.
-#
-# The encoding is tagged and length-prefixed. Two values have equal bytes if and only if they have the same types and
-# the same structure (``1``, ``True`` and ``1.0`` differ, and so do ``[1]`` and ``(1,)``, ``0.0`` and ``-0.0``), while
-# the order of dict and set members does not count.
-#
-# An object is encoded by the fields that its class *declares* (dataclass, NamedTuple, Enum, attrs, msgspec, pydantic),
-# never by `repr` and never by address. What declares nothing has no identity: `Uncacheable` is raised, and the caller
-# decides.
+# -- Canonical bytes ------------------------------------------------------------------------------------------------
 
-
-class Missing(Enum):
-    """The type of `MISSING`, so that type checkers can tell it from every value."""
-
-    MISSING = "missing"
-
-
-MISSING: Final = Missing.MISSING
-"""Nothing was found. Not None: None is a value like any other, and is cached."""
-
-
-MAX_DEPTH = 100
 MAX_NODES = 100_000
-"""Bounds of one argument. A list that contains itself twice has 2**depth nodes, so depth alone bounds nothing."""
+"""Parts of one argument. A list that contains itself twice has 2**depth parts, so `MAX_DEPTH` alone bounds nothing."""
 
 
 class Encoder:
-    """One walk over one value. Classes are written by serial, so two classes of one name never meet.
-
-    What is to be compared outside this process overrides `leaves` and `class_code`.
-    """
+    """One walk over one value. Classes are written by serial number, so two classes of one name never meet."""
 
     __slots__ = ("depth", "is_plain", "nodes", "path")
 
     leaves: ClassVar[Mapping[type, Callable[[Any], bytes]]]
-    """How values of exactly these types are written."""
+    """Functions that write values of exactly these types."""
 
     def __init__(self) -> None:
         self.depth = 0
@@ -234,6 +341,11 @@ class Encoder:
         self.path: set[int] = set()
 
     def encode(self, value: Any) -> bytes:
+        """Write a value and all that it contains.
+
+        Raises:
+            Uncacheable: if the value, or anything in it, has no identity, is cyclic, or is larger than the bounds.
+        """
         self.nodes += 1
         if self.nodes > MAX_NODES:
             raise Uncacheable(f"an argument has more than {MAX_NODES} parts")
@@ -247,7 +359,7 @@ class Encoder:
         if text_of is not None:
             return _standard(kind, text_of(value))
         if id(value) in self.path:
-            raise Uncacheable(f"an argument of type {_name(type(value))} contains itself")
+            raise Uncacheable(f"an argument of type {full_name(type(value))} contains itself")
         if self.depth >= MAX_DEPTH:
             raise Uncacheable(f"an argument is nested more than {MAX_DEPTH} levels deep")
         self.path.add(id(value))
@@ -259,7 +371,7 @@ class Encoder:
         except RecursionError:
             raise Uncacheable("an argument is nested too deeply for the stack that is left") from None
         except Exception as error:  # reading somebody's fields may run anything
-            raise Uncacheable(f"reading a value of type {_name(kind)} raised {type(error).__name__}") from error
+            raise Uncacheable(f"reading a value of type {full_name(kind)} raised {type(error).__name__}") from error
         finally:
             self.depth -= 1
             self.path.discard(id(value))
@@ -289,21 +401,18 @@ class Encoder:
             zone = value.tzinfo
             naive = value.replace(tzinfo=None).isoformat()
             return self._ordered(b"D" if kind is datetime else b"t", map(self.encode, (naive, value.fold, zone)))
-        return self._declared(value, kind)
-
-    def _declared(self, value: Any, kind: type) -> bytes:
         if isinstance(value, type):
             return b"Y%b;" % self.class_code(value)
         declared = declared_fields(value, kind)
         if declared is None:
             raise Uncacheable(
-                f"a value of type {_name(kind)} declares no fields to be known by, as a dataclass, NamedTuple, Enum, "
-                "attrs, msgspec or pydantic class does, or has state beside them"
+                f"a value of type {full_name(kind)} declares no fields to be known by, as a dataclass, NamedTuple, "
+                "Enum, attrs, msgspec or pydantic class does, or has state beside them"
             )
         return self._ordered(b"o", [self.class_code(kind), *self._pairs(declared)])
 
     def class_code(self, kind: type) -> bytes:
-        """What stands for a class."""
+        """Identity of a class, in this process."""
         return b"%d" % serial_of(kind)
 
     def _pairs(self, items: Iterable[tuple[Any, Any]]) -> list[bytes]:
@@ -316,10 +425,6 @@ class Encoder:
     @staticmethod
     def _unordered(tag: bytes, parts: Iterable[bytes]) -> bytes:
         return _sized(tag, b"".join(sorted(parts)))
-
-
-def _name(kind: type) -> str:
-    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def _sized(tag: bytes, payload: bytes) -> bytes:
@@ -336,13 +441,13 @@ def _float(value: float) -> bytes:
 
 def _standard(kind: type, text: str | None) -> bytes:
     if text is None:
-        raise Uncacheable(f"a value of type {_name(kind)} was made without the name it would be known by")
+        raise Uncacheable(f"a value of type {full_name(kind)} was made without the name it would be known by")
     return _text(b"$", f"{kind.__name__} {text}")
 
 
 _PLAIN_TREE = frozenset({str, int, float, bool, type(None), complex, dict, list, tuple, set, frozenset})
 
-_LEAVES: dict[type, Callable[[Any], bytes]] = {
+Encoder.leaves = {
     type(None): lambda _: b"N",
     bool: lambda value: b"T" if value else b"F",
     int: lambda value: _sized(b"i", b"%x" % value),
@@ -360,42 +465,134 @@ _LEAVES: dict[type, Callable[[Any], bytes]] = {
     FunctionType: lambda value: b"L%d;" % serial_of(value),
     type: lambda value: b"Y%d;" % serial_of(value),
 }
-Encoder.leaves = _LEAVES
 
 
 def canonical(value: Any) -> bytes:
     """Encode a value so that equal bytes mean equal type-exact structure, in this process.
 
     Raises:
-        Uncacheable: as `key_part`.
+        Uncacheable: as `Encoder.encode`.
     """
     return Encoder().encode(value)
 
 
-# An estimate of what a value takes in memory, for `configure(max_bytes=...)`.
+# -- Digests that every process of a fleet agrees on ------------------------------------------------------------------
+#
+# A key of this process names classes by serial numbers. In a digest they are named by module and qualified name, and
+# only if that name leads to them: equal digests mean the same types and the same structure on every machine and Python
+# version. A digest does not show what it was made of.
+
+_DIGEST_SIZE = 24
+"""Bytes of a digest. Nobody finds two calls that share one: that would take 2**96 attempts."""
 
 
-_MAX_NODES = 10_000
+def lasting_digest(tool: str, identity: tuple[Any, ...], *, namespace: str, version: int) -> tuple[str | None, bool]:
+    """Digest of a call, and whether equal calls have it for as long as this process lives.
+
+    The digest is None if a part of the call has no identity outside this process: a function, an object known by its
+    address, a class that cannot be found under its name. It may change if there is a class in it, whose name may come
+    to lead elsewhere.
+
+    Args:
+        tool: ``module:qualname`` of the tool.
+        identity: everything else that makes it this call: arguments, tenant, session.
+        namespace: keeps the fleets on one server apart.
+        version: of everything that the fleet shares.
+    """
+    encoder = _StableEncoder()
+    try:
+        parts = [encoder.encode(part) for part in (version, _portable_name(tool), *identity)]
+    except Uncacheable:
+        return None, False
+    digest = blake2b(b"".join(parts), digest_size=_DIGEST_SIZE, key=_key(namespace)).hexdigest()
+    return digest, not encoder.names_classes
+
+
+def segment_digest(segment: str, *, namespace: str) -> str:
+    """Digest of the second segment of a tag, for keys and messages that are not to show it."""
+    text = segment.encode("utf-8", "surrogatepass")
+    return blake2b(text, digest_size=_DIGEST_SIZE, key=_key(namespace), person=b"segment").hexdigest()
+
+
+@functools.lru_cache(maxsize=64)
+def _key(namespace: str) -> bytes:
+    return blake2b(namespace.encode("utf-8", "surrogatepass"), digest_size=32).digest()
+
+
+class _StableEncoder(Encoder):
+    """Writes classes by name, and refuses functions."""
+
+    __slots__ = ("names_classes",)
+
+    leaves: ClassVar = {kind: code for kind, code in Encoder.leaves.items() if kind not in {FunctionType, type}}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names_classes = False
+
+    def class_code(self, kind: type) -> bytes:
+        self.names_classes = True
+        found: Any = sys.modules.get(kind.__module__)
+        for attribute in kind.__qualname__.split("."):
+            found = getattr(found, attribute, None)
+        if found is not kind:
+            raise Uncacheable(f"the class {full_name(kind)} is not what is found under that name")
+        name = _portable_name(f"{kind.__module__}:{kind.__qualname__}").encode("utf-8", "surrogatepass")
+        return b"%d:%b" % (len(name), name)
+
+
+def _portable_name(name: str) -> str:
+    """The name by which other processes know ``module:qualname``.
+
+    Every script is called ``__main__``. One that was started with ``-m`` has a name of its own; another is known by
+    the content of its file, so that two scripts do not meet.
+    """
+    module, colon, qualname = name.partition(":")
+    if not colon or module not in {"__main__", "__mp_main__"}:
+        return name
+    main = sys.modules["__main__"]
+    spec = getattr(main, "__spec__", None)
+    if spec is not None and spec.name:
+        return f"{spec.name}:{qualname}"
+    return f"{_script(str(getattr(main, '__file__', '')))}:{qualname}"
+
+
+@functools.lru_cache(maxsize=4)
+def _script(path: str) -> str:
+    from pathlib import Path
+
+    try:
+        text = Path(path).read_bytes()
+    except OSError:
+        raise Uncacheable(
+            "a name in __main__ means nothing to other processes if there is no file to know it by"
+        ) from None
+    return f"__main__@{blake2b(text, digest_size=16).hexdigest()}"
+
+
+# -- Sizes ----------------------------------------------------------------------------------------------------------
+
+_MAX_MEASURED = 10_000
 _OVERHEAD = 250
 """Entry, mapping slot and LRU link, as measured with tracemalloc (benchmarks/budgets.py)."""
-
 
 _MAX_KEY = 2_000
 """Bytes of a key that is remembered beyond its entry."""
 
 
 def is_large(key: Hashable) -> bool:
-    """Whether a key is not to be kept: tables are bounded by number, and a key holds the arguments of its call."""
+    """Whether a key is too large for tables that are bounded by number: a key holds the arguments of its call."""
     return (sys.getsizeof(key) if type(key) in (str, int) else size_of(key)) > _MAX_KEY
 
 
 def size_of(value: Any) -> int:
-    """Bytes that a value and all it contains take, each object once. What lies beyond 10,000 objects is
-    extrapolated.
+    """Estimate the bytes of a value and all that it contains, each object once, for `configure(max_bytes=...)`.
+
+    Objects beyond the first 10,000 are extrapolated.
     """
     total, seen, pending = _OVERHEAD, set[int](), [value]
     leaves = leaf_bytes = 0
-    while pending and len(seen) < _MAX_NODES:
+    while pending and len(seen) < _MAX_MEASURED:
         one = pending.pop()
         if id(one) in seen:
             continue
@@ -424,16 +621,16 @@ def _members(one: Any) -> list[Any]:
     return [*getattr(one, "__dict__", {}).values(), *(getattr(one, name, None) for name in named)]
 
 
-# Dicts that are bounded by number. Dicts alone, so that any thread may read and write them.
-
-
 def make_room(table: dict[Any, Any], limit: int) -> bool:
-    """Let the oldest go. Whether one had to."""
-    had_to = False
+    """Drop the oldest items of a dict until it has less than `limit`. Returns whether there were any to drop.
+
+    The dict may be read and written by any thread meanwhile.
+    """
+    has_dropped = False
     while len(table) >= limit:
         try:
             table.pop(next(iter(table)), None)
-        except (RuntimeError, StopIteration):  # another thread was at it
+        except (RuntimeError, StopIteration):  # another thread has changed it
             break
-        had_to = True
-    return had_to
+        has_dropped = True
+    return has_dropped

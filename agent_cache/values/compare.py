@@ -1,4 +1,4 @@
-"""What a call has come to, as 16 bytes to compare and as a short text to show."""
+"""Compares outcomes of calls: a fingerprint of a result or an error, and a short text of it for messages."""
 
 from __future__ import annotations
 
@@ -12,18 +12,16 @@ __all__ = ["fingerprint", "is_empty", "shown", "signature_of"]
 
 _MAX_SHOWN: Final = 80
 
-_BRACKETS: Final[dict[type, tuple[str, str]]] = {list: ("[", "]"), tuple: ("(", ")"), set: ("{", "}"), dict: ("{", "}")}
-
-_SCALARS: Final = frozenset({type(None), bool, int, float, complex, str, bytes})
-
-_COLLECTIONS: Final = frozenset({dict, list, tuple, set, frozenset})
-
 _MAX_LEAVES: Final = 1_000
-"""How many parts of a nested answer are looked at, to find that there is nothing in it."""
+"""Parts of a nested result that `is_empty` reads."""
+
+_BRACKETS: Final[dict[type, tuple[str, str]]] = {list: ("[", "]"), tuple: ("(", ")"), set: ("{", "}"), dict: ("{", "}")}
+_SCALARS: Final = frozenset({type(None), bool, int, float, complex, str, bytes})
+_COLLECTIONS: Final = frozenset({*_BRACKETS, frozenset})
 
 
 def fingerprint(value: object) -> bytes | None:
-    """16 bytes that stand for an outcome; None if it has no identity, and is never the same as another."""
+    """16 bytes that two results share if they are the same; None if the value has no identity."""
     if value is MISSING:
         return None
     try:
@@ -34,8 +32,9 @@ def fingerprint(value: object) -> bytes | None:
 
 
 def signature_of(error: BaseException) -> bytes | None:
-    """The same for an error: its type and its whole message, of a group also those of what is in it, in any order; None
-    if it has no text.
+    """16 bytes that two errors share if they have the same type and message. None if the error has no text.
+
+    Of a group they also cover the errors in it, in any order.
     """
     try:
         return _signature_of(error)
@@ -51,18 +50,21 @@ def _signature_of(error: BaseException) -> bytes | None:
 
 
 def shown(value: object) -> str:
-    """A value as short text for people, whatever its `repr` does. Of a large one no more is looked at than is shown."""
+    """A value as short text for people, whatever its `repr` does.
+
+    Of a large value no more is read than is shown.
+    """
     if value is MISSING:
         return ""
     try:
         text = _text(value, _MAX_SHOWN + 1)
-    except Exception:  # noqa: BLE001 - somebody's repr; what it was asked for is only a message
+    except Exception:  # noqa: BLE001 - somebody's repr; the text is only for a message
         return f"<{type(value).__qualname__}>"
     return text if len(text) <= _MAX_SHOWN else text[: _MAX_SHOWN - 3] + "..."
 
 
 def _text(value: Any, room: int) -> str:
-    """What `repr` gives, if that has room; else at least that much of it. Builtin containers are not walked further."""
+    """The `repr` of a value if it has at most `room` characters, else at least so many of them."""
     kind = type(value)
     if kind is str or kind is bytes:
         return repr(value[:room])
@@ -86,7 +88,7 @@ def _text(value: Any, room: int) -> str:
 
 
 def is_empty(value: object) -> bool:
-    """Whether there is nothing in an answer: None, False, 0, an empty text or collection, or a collection of such."""
+    """Whether a result has no content: None, False, 0, an empty text or collection, or a collection of such."""
     pending: list[Any] = [value]
     seen = 0
     while pending:

@@ -1,30 +1,37 @@
 """A return annotation made ready for use: values to data and back, each proved at the moment it is written.
 
 Most values have a *direct* form: what msgspec writes for them, and reads back as the annotation says, in C. Whether a
-value is one of these is not reasoned out but tried: what was written is read again, and must be identical. If it is not
-(a tuple where nothing says so, an `int` in a field of `float`, a time zone), the value is written in the tagged form of
-`agent_cache.values.tagged`, and tried again. What fails both is refused.
+value has one is not reasoned out but tried: what was written is read again, and must be identical. If it is not (a
+tuple where nothing says so, an `int` in a field of `float`, a time zone), the value is written in the tagged form of
+`agent_cache.values.tagged`, and tried again. A value that fails both is refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import marshal
+import math
+import re
+from collections.abc import Callable, Collection
+from datetime import date, datetime, time, timedelta, timezone
+from enum import Enum
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 import msgspec
 
-from agent_cache.values.annotations import Returns
-from agent_cache.values.exact import MAX_DEPTH, identical, weigh
-from agent_cache.values.failures import Undecodable, Unencodable
-from agent_cache.values.fingerprint import fingerprint
-from agent_cache.values.hashes import hashes_only
-from agent_cache.values.nodes import node_of
-from agent_cache.values.parts import is_positional, leaves_out_defaults
-from agent_cache.values.tagged import pack, unpack
-from agent_cache.values.wires import FEW, JSON, NUMBERS, Wire, field_values, from_fields
+from agent_cache.values.annotations import Returns, fingerprint, hashes_only, is_positional, node_of
+from agent_cache.values.canonical import (
+    MAX_DEPTH,
+    declared_values,
+    full_name,
+    is_model,
+    make_room,
+    text_of_standard_value,
+)
+from agent_cache.values.tagged import Undecodable, Unencodable, pack, unpack
 
-__all__ = ["Schema", "schema_of"]
+__all__ = ["JSON", "MESSAGE_PACK", "Schema", "Wire", "schema_of"]
 
 MAX_PARTS = 1_000_000
 MAX_LEVELS = 3 * MAX_DEPTH + 2
@@ -34,8 +41,142 @@ innermost, such as a time, is two."""
 _MARK = "$typed"
 
 
+# -- Serialisations -------------------------------------------------------------------------------------------------
+
+_FEW = 100
+"""Containers that may be of any kind and in any order: reading them takes no time."""
+
+_NUMBERS: frozenset[type] = frozenset({int, float})
+_HASHED: frozenset[type] = frozenset({str, bytes, bool, type(None), date, datetime, timedelta})
+
+
+class Wire:
+    """One serialisation of msgspec's: functions for plain data and for data of one type.
+
+    Args:
+        openers: bytes that lists and dicts begin with. Others may look so.
+        keys: types of the keys of a large dict.
+        hashed: types of which nobody can choose many that have one hash: text and bytes, whose hashes are secret to a
+            process, times, and numbers of 64 bits. Numbers can be chosen to take one way through a table: 340 kB of
+            them cost some seconds. Whoever must fear that signs values.
+        blanks: bytes that may stand before data.
+        long_number: looks for numbers that may have more bits, of which any number has one hash. None: there are none.
+    """
+
+    __slots__ = ("_blanks", "_openers", "_parts", "decode", "encode", "hashed", "long_number", "name", "typed")
+
+    def __init__(
+        self,
+        name: str,
+        encode: Callable[[Any], bytes],
+        decode: Callable[[bytes], Any],
+        typed: Callable[[Any], Callable[[bytes], Any]],
+        *,
+        openers: tuple[bytes, bytes],
+        keys: Any,
+        hashed: frozenset[type],
+        blanks: bytes = b"",
+        long_number: Callable[[bytes], object] | None = None,
+    ) -> None:
+        self.name = name
+        self.encode = encode
+        self.decode = decode
+        self.typed = typed
+        self.hashed = hashed
+        self.long_number = long_number
+        self._blanks = blanks
+        lists, dicts = openers
+        read_dict = typed(dict[keys, msgspec.Raw])
+        self._openers = lists + dicts
+        self._parts: dict[int, Callable[[bytes], Collection[msgspec.Raw]]] = {
+            **dict.fromkeys(lists, typed(list[msgspec.Raw])),
+            **dict.fromkeys(dicts, lambda data: read_dict(data).values()),
+        }
+
+    def __repr__(self) -> str:
+        return f"<{self.name}>"
+
+    def check(self, data: bytes, levels: int) -> bool:
+        """Refuse data that is nested too deep, or that somebody chose to be slow. Whether it has many containers.
+
+        Where a dict has many keys, they are of types whose hashes cannot be made equal at will: msgspec would take
+        lists for keys, and the hashes of tuples are anybody's to calculate.
+
+        Raises:
+            Undecodable: if it is.
+        """
+        level: list[Any] = [data]
+        for left in range(levels, -1, -1):
+            level = [part for each in level if self._may_be_bad(each, left) for part in self._parts_of(each)]
+            if not level:
+                return left < levels
+        raise Undecodable(f"data is nested more than {levels} levels deep")
+
+    def _may_be_bad(self, data: Any, levels: int) -> bool:
+        # What has few bytes that might open a container is neither deep nor slow.
+        few = min(levels, _FEW)
+        if len(memoryview(data)) <= few:
+            return False
+        data = bytes(data)
+        return len(data) - len(data.translate(None, self._openers)) > few
+
+    def _parts_of(self, data: Any) -> Collection[msgspec.Raw]:
+        data = bytes(data)
+        read = self._parts.get(data.lstrip(self._blanks)[0])
+        return () if read is None else read(data)
+
+
+def _model_to_data(value: Any) -> Any:
+    """Data of an object that msgspec does not know: the fields of a pydantic model.
+
+    A field that was not set is not there to be written, and its default may be another where it is read.
+    """
+    kind = type(value)
+    if not is_model(kind) or len(value.model_fields_set) < len(kind.__pydantic_fields__):
+        raise NotImplementedError(kind.__qualname__)
+    return {name: getattr(value, name) for name in kind.__pydantic_fields__}
+
+
+def _model_from_data(kind: Any, data: Any) -> Any:
+    if is_model(kind):
+        return kind.model_validate(data)
+    raise NotImplementedError(kind.__qualname__)
+
+
+def _refuse_extension(code: int, data: memoryview) -> Any:  # noqa: ARG001 - msgspec calls it with both
+    raise ValueError("an extension type that no encoder here writes")
+
+
+MESSAGE_PACK = Wire(
+    "msgpack",
+    msgspec.msgpack.Encoder(enc_hook=_model_to_data).encode,
+    msgspec.msgpack.Decoder(ext_hook=_refuse_extension).decode,
+    lambda kind: msgspec.msgpack.Decoder(kind, dec_hook=_model_from_data, ext_hook=_refuse_extension).decode,
+    openers=(bytes([*range(0x90, 0xA0), 0xDC, 0xDD]), bytes([*range(0x80, 0x90), 0xDE, 0xDF])),
+    keys=str | int | float | bool | None,
+    hashed=_HASHED | _NUMBERS,
+)
+"""Binary, and the fastest."""
+
+JSON = Wire(
+    "json",
+    msgspec.json.Encoder(enc_hook=_model_to_data).encode,
+    msgspec.json.Decoder().decode,
+    lambda kind: msgspec.json.Decoder(kind, dec_hook=_model_from_data).decode,
+    openers=(b"[", b"{"),
+    keys=str,
+    hashed=_HASHED,
+    blanks=b" \t\r\n",
+    long_number=re.compile(rb"[0-9]{19}").search,
+)
+"""Text that people and other programs can read."""
+
+
+# -- Schemas --------------------------------------------------------------------------------------------------------
+
+
 class Schema:
-    """How values of one annotation are written and read.
+    """Writes and reads the values of one annotation.
 
     Attributes:
         annotation: what it was made from, names resolved.
@@ -49,7 +190,7 @@ class Schema:
         except Exception:  # noqa: BLE001 - what is no annotation says nothing
             self.annotation = Any
             self._node = node_of(Any)
-        self._typed: dict[Wire, Callable[[bytes], Any] | None] = {}
+        self._readers: dict[Wire, Callable[[bytes], Any] | None] = {}
 
     @cached_property
     def fingerprint(self) -> bytes:
@@ -61,26 +202,23 @@ class Schema:
         Raises:
             Unencodable: if it would not come back as it is, or has more than `max_parts` parts.
         """
-        types = weigh(value, max_parts)
-        if self._reader(wire) is not None and not any(map(leaves_out_defaults, types)):
+        types = _weigh(value, max_parts)
+        if self._reader(wire) is not None and not any(map(_omits_defaults, types)):
             try:
                 data = wire.encode(value)
-                if identical(value, self._read(data, wire, is_tagged=False), types):
+                if _identical(value, self._read(data, wire, is_tagged=False), types):
                     return data, False
             except Exception:  # noqa: BLE001, S110 - the value has no direct form, for whatever reason
                 pass
         return self._proved(
-            value,
-            types,
-            lambda: wire.encode(pack(value, self._node)),
-            lambda data: self._read(data, wire, is_tagged=True),
+            value, types, lambda: wire.encode(pack(value)), lambda data: self._read(data, wire, is_tagged=True)
         ), True
 
     def load(self, data: bytes, wire: Wire, *, is_tagged: bool) -> Any:
         """Read what `dump` wrote for the same annotation.
 
         Raises:
-            Undecodable: if it is anything else.
+            Undecodable: for any other data.
         """
         try:
             return self._read(data, wire, is_tagged=is_tagged)
@@ -95,26 +233,26 @@ class Schema:
         Raises:
             Unencodable: if it would not come back as it is.
         """
-        types = weigh(value, MAX_PARTS)
+        types = _weigh(value, MAX_PARTS)
         try:
-            if any(is_positional(kind) or leaves_out_defaults(kind) for kind in types):
-                raise Unencodable("read by a class that has changed, it would be another value")  # noqa: TRY301
-            plain = msgspec.to_builtins(value, str_keys=True, enc_hook=field_values)
-            is_carried = identical(JSON.decode(JSON.encode(plain)), plain, weigh(plain, MAX_PARTS))
-            if is_carried and not _is_marked(plain) and identical(value, self._converted(plain), types):
-                return plain
+            # Read by a class that has changed, these would be another value: plain data has no fingerprint.
+            if not any(is_positional(kind) or _omits_defaults(kind) for kind in types):
+                plain = msgspec.to_builtins(value, str_keys=True, enc_hook=_model_to_data)
+                is_carried = _identical(JSON.decode(JSON.encode(plain)), plain, _weigh(plain, MAX_PARTS))
+                if is_carried and not _is_marked(plain) and _identical(value, self._converted(plain), types):
+                    return plain
         except Exception:  # noqa: BLE001, S110 - the value has no direct form, for whatever reason
             pass
-        return self._proved(value, types, lambda: {_MARK: pack(value, self._node)}, self.from_plain)
+        return self._proved(value, types, lambda: {_MARK: pack(value)}, self.from_plain)
 
     def from_plain(self, plain: Any) -> Any:
         """Read what `to_plain` wrote for the same annotation. Data that a person edited will do if its types do.
 
         Raises:
-            Undecodable: if it is anything else.
+            Undecodable: for any other data.
         """
         try:
-            weigh(plain, MAX_PARTS, MAX_LEVELS)
+            _weigh(plain, MAX_PARTS, MAX_LEVELS)
             if _is_marked(plain):
                 return unpack(plain[_MARK], self._node)
             return self._converted(plain)
@@ -124,24 +262,26 @@ class Schema:
             raise Undecodable(f"not the data of such a value ({type(error).__name__})") from error
 
     def _converted(self, plain: Any) -> Any:
-        return msgspec.convert(plain, self.annotation, strict=True, str_keys=True, dec_hook=from_fields)
+        return msgspec.convert(plain, self.annotation, strict=True, str_keys=True, dec_hook=_model_from_data)
 
     def _read(self, data: bytes, wire: Wire, *, is_tagged: bool) -> Any:
-        has_many = len(data) > FEW and wire.check(data, MAX_LEVELS if is_tagged else MAX_DEPTH)
+        has_many = len(data) > _FEW and wire.check(data, MAX_LEVELS if is_tagged else MAX_DEPTH)
         if is_tagged:
             value = unpack(wire.decode(data), self._node)
             if has_many:
-                weigh(value, len(data) + 1)
+                _weigh(value, len(data) + 1)
             return value
-        read = self._typed.get(wire) or self._reader(wire) or _no_direct_form
+        read = self._reader(wire)
+        if read is None:
+            raise Undecodable("the return annotation has no direct form")
         return read(data)
 
     def _reader(self, wire: Wire) -> Callable[[bytes], Any] | None:
-        """What reads the direct form, None if msgspec cannot tell the annotation's types apart, or would build sets and
-        dicts that a forger can make slow.
+        """Function that reads the direct form. None if msgspec cannot tell the annotation's types apart, or would build
+        sets and dicts that a forger can make slow.
         """
         try:
-            return self._typed[wire]
+            return self._readers[wire]
         except KeyError:
             pass
         read: Callable[[bytes], Any] | None
@@ -149,13 +289,13 @@ class Schema:
             read = wire.decode if self._node.anything else self._typed_reader(wire)
         except Exception:  # noqa: BLE001 - it evaluates annotations, which may raise anything
             read = None
-        self._typed[wire] = read
+        self._readers[wire] = read
         return read
 
     def _typed_reader(self, wire: Wire) -> Callable[[bytes], Any] | None:
         if hashes_only(wire.hashed, self._node):
             return wire.typed(self.annotation)
-        if wire.long_number is None or not hashes_only(wire.hashed | NUMBERS, self._node):
+        if wire.long_number is None or not hashes_only(wire.hashed | _NUMBERS, self._node):
             return None
         read, has_long = wire.typed(self.annotation), wire.long_number
 
@@ -167,15 +307,19 @@ class Schema:
         return bounded
 
     def _proved(self, value: Any, types: set[type], write: Callable[[], Any], read: Callable[[Any], Any]) -> Any:
+        """Data of a value in the tagged form, if it is read as the same value."""
+        name = full_name(type(value))
         try:
             data = write()
-            if identical(value, read(data), types):
+            if _identical(value, read(data), types):
                 return data
         except Unencodable:
             raise
+        except Undecodable as error:
+            raise Unencodable(f"a value of type {name} would not come back: {error}") from error
         except Exception as error:
-            raise Unencodable(f"writing a value of type {_name(value)} raised {type(error).__name__}") from error
-        raise Unencodable(f"a value of type {_name(value)} would not come back as it is")
+            raise Unencodable(f"writing a value of type {name} raised {type(error).__name__}") from error
+        raise Unencodable(f"a value of type {name} would not come back as it is")
 
 
 _schemas: dict[Any, Schema] = {}
@@ -183,7 +327,7 @@ _MAX_SCHEMAS = 1024
 
 
 def schema_of(returns: Any) -> Schema:
-    """What an annotation, or the `Returns` of a function, says; made once for each."""
+    """The schema of an annotation, or of the `Returns` of a function. Each is made once."""
     if type(returns) is Returns:
         if returns.schema is None:
             returns.schema = Schema(returns.resolve())
@@ -195,19 +339,127 @@ def schema_of(returns: Any) -> Schema:
         return Schema(returns)
     if known is None:
         known = Schema(returns)
-        while len(_schemas) >= _MAX_SCHEMAS:
-            _schemas.pop(next(iter(_schemas), None), None)
+        make_room(_schemas, _MAX_SCHEMAS)
         _schemas[returns] = known
     return known
-
-
-def _no_direct_form(_data: bytes) -> Any:
-    raise Undecodable("the return annotation has no direct form")
 
 
 def _is_marked(plain: Any) -> bool:
     return type(plain) is dict and len(plain) == 1 and _MARK in plain
 
 
-def _name(value: Any) -> str:
-    return f"{type(value).__module__}.{type(value).__qualname__}"
+def _omits_defaults(kind: Any) -> bool:
+    """Whether fields that have their defaults are not written: the reader's class would fill in its own."""
+    return bool(getattr(getattr(kind, "__struct_config__", None), "omit_defaults", False))
+
+
+# -- The proof ------------------------------------------------------------------------------------------------------
+
+_SCALARS = frozenset({str, int, float, bool, type(None), bytes})
+_LISTS = frozenset({list, tuple, set, frozenset})
+_PARTLESS = _LISTS | {dict, date, datetime, time, timedelta, complex, bytearray}
+"""Containers, which are counted by themselves, and types without parts."""
+
+_MARSHALLED = frozenset({str, int, float, bool, type(None), complex, dict, list, tuple})
+
+
+def _weigh(value: Any, max_parts: int, max_depth: int = MAX_DEPTH) -> set[type]:
+    """Count the parts of a value, and give the types that occur in it.
+
+    A list that contains itself twice has 2**depth parts, so encoders must not see a value before this has.
+
+    Raises:
+        Unencodable: if there are more than `max_parts`, or they are nested deeper than `max_depth`.
+    """
+    types: set[type] = {type(value)}
+    level: list[Any] = [value]
+    parts = 0
+    for _ in range(max_depth + 1):
+        level = [each for each in level if type(each) not in _SCALARS]
+        if not level:
+            return types
+        # A level at a time: what is done for each container by itself costs more than the encoding.
+        dicts = [each for each in level if type(each) is dict]
+        others = [each for each in level if type(each) in _LISTS]
+        if len(dicts) + len(others) < len(level):
+            others += [declared_values(each, type(each)) or () for each in level if type(each) not in _PARTLESS]
+        parts += 2 * sum(map(len, dicts)) + sum(map(len, others))
+        if parts > max_parts:
+            raise Unencodable(f"the value has more than {max_parts} parts")
+        keys = set(map(type, chain.from_iterable(dicts)))
+        level = [*chain.from_iterable(others), *chain.from_iterable(map(dict.values, dicts))]
+        if not _SCALARS.issuperset(keys):
+            level += chain.from_iterable(dicts)
+        types.update(keys, map(type, level))
+    raise Unencodable(f"the value is nested more than {max_depth} levels deep, or contains itself")
+
+
+def _identical(one: Any, other: Any, types: set[type]) -> bool:
+    """Whether two values are equal and of the same types all the way down, dict order included.
+
+    An object is known by the fields that its class declares; one that declares none, or has state beside them, is
+    identical to nothing but itself.
+
+    Args:
+        types: the types that occur in `one`.
+    """
+    # marshal writes the exact type of everything but of what has a buffer, in C.
+    if types <= _MARSHALLED and marshal.dumps(one, 2) == marshal.dumps(other, 2):
+        return True
+    return _same(one, other)
+
+
+def _same(one: Any, other: Any) -> bool:
+    kind = type(one)
+    if kind is not type(other):
+        return False
+    if kind is str or kind is int or kind is bytes or kind is bytearray or kind is date or kind is timedelta:
+        return bool(one == other)
+    if one is None or kind is bool or isinstance(one, Enum | type):
+        return one is other
+    if kind is float:
+        return _same_float(one, other)
+    if kind is list or kind is tuple:
+        return len(one) == len(other) and all(map(_same, one, other))
+    if kind is dict:
+        return len(one) == len(other) and all(map(_same, one, other)) and all(map(_same, one.values(), other.values()))
+    if kind is set or kind is frozenset:
+        twins = {member: member for member in other}
+        return len(one) == len(other) and all(member in twins and _same(member, twins[member]) for member in one)
+    if kind is datetime or kind is time:
+        is_same = one.replace(tzinfo=None) == other.replace(tzinfo=None) and one.fold == other.fold
+        return is_same and _same_zone(one.tzinfo, other.tzinfo)
+    if kind is complex:
+        return _same_float(one.real, other.real) and _same_float(one.imag, other.imag)
+    first = declared_values(one, kind)
+    if first is None:
+        text_of = text_of_standard_value(kind)
+        return one is other if text_of is None else _same_text(one, other, text_of)
+    second = declared_values(other, kind)
+    if second is None or len(first) != len(second):
+        return False
+    state = getattr(one, "__dict__", None)
+    if state is not None and len(state) != len(other.__dict__):  # what a property has cached would be lost
+        return False
+    fields_set = getattr(one, "__pydantic_fields_set__", None)
+    if fields_set is not None and fields_set != other.__pydantic_fields_set__:
+        return False
+    return all(map(_same, first, second))
+
+
+def _same_float(one: float, other: float) -> bool:
+    if one == other:
+        return math.copysign(1.0, one) == math.copysign(1.0, other)
+    return one != one and other != other
+
+
+def _same_zone(one: Any, other: Any) -> bool:
+    kind = type(one)
+    if one is None or kind is not type(other):
+        return one is other
+    return _same_text(one, other, repr if kind is timezone else text_of_standard_value(kind))
+
+
+def _same_text(one: Any, other: Any, text_of: Callable[[Any], str | None] | None) -> bool:
+    text = None if text_of is None else text_of(one)
+    return text_of is not None and text is not None and text == text_of(other)

@@ -1,63 +1,190 @@
-"""A form of plain data in which builtin values say what they are, so that they come back as that wherever they stand.
+"""Tagged forms of values: plain data in which everything that JSON has no form for says what it is.
 
 ``null``, booleans, text, numbers, lists and dicts with text for keys stand for themselves. Everything else is a dict
-with one key, its tag: ``{"$tuple": [1, 2]}``, ``{"$datetime": ["2026-01-01T00:00:00", 0, null]}``. A dict that happens
-to look so is written as ``{"$dict": [[key, value]]}``. Objects are ``{"$object": [name of the class, fields]}``; the
-name only chooses among the classes that the annotation allows at that place.
+with one key, its tag: ``{"$tuple": [1, 2]}``. A dict that happens to look so is written by its items:
+``{"$dict": [[key, value]]}``. There are two forms:
+
+- `pack` writes results, which `unpack` reads back exactly: ``{"$datetime": ["2026-01-01T00:00:00", 0, null]}``. An
+  object is ``{"$object": [name of the class, fields]}``; the name only chooses among the classes that the annotation
+  allows at that place.
+- `plain_arguments` writes the arguments of recorded calls, which identify a call and are read by people:
+  ``{"$datetime": "2026-01-01T00:00:00"}``. They are never read back, so this never fails. An object that declares no
+  fields, such as a client or a connection, is known by its class alone: there is no address in it, so it is the same in
+  every run.
 """
 
 from __future__ import annotations
 
+import base64
+import logging
+import marshal
 import math
-from collections.abc import Callable, Collection
+import re
+from collections.abc import Callable, Collection, Mapping
+from datetime import date, datetime, time, timedelta, timezone, tzinfo
 from enum import Enum
+from functools import partial
 from typing import Any
 
-from agent_cache.values.canonical import declared_fields
-from agent_cache.values.failures import Undecodable, Unencodable
-from agent_cache.values.leaves import READERS, written
-from agent_cache.values.nodes import ANYTHING, Node, Record
-from agent_cache.values.parts import declared_names, is_model
+import msgspec
 
-__all__ = ["pack", "unpack"]
+from agent_cache.errors import AgentCacheError
+from agent_cache.values.annotations import ANYTHING, Node, Record, standard_type
+from agent_cache.values.canonical import (
+    MAX_DEPTH,
+    PYDANTIC_STATE,
+    STANDARD,
+    declared_fields,
+    declared_names,
+    full_name,
+    is_model,
+    text_of_standard_value,
+)
+
+__all__ = [
+    "Undecodable",
+    "Unencodable",
+    "decode",
+    "encode",
+    "encode_sorted",
+    "exact_json",
+    "pack",
+    "plain_arguments",
+    "unpack",
+]
+
+_LOG = logging.getLogger("agent_cache")
+
+
+class Unencodable(AgentCacheError):
+    """A value cannot be written down so that it comes back as it was. The text names types, never the value."""
+
+
+class Undecodable(AgentCacheError):
+    """Data is not what an encoder wrote for this return annotation: broken, forged, foreign or of another version."""
+
+
+# -- Results: writing -----------------------------------------------------------------------------------------------
 
 _LISTS: dict[type, str] = {list: "", tuple: "$tuple", set: "$set", frozenset: "$frozenset"}
 _LISTS_BY_TAG: dict[str, Any] = {tag: kind for kind, tag in _LISTS.items() if tag}
-_PYDANTIC = ("__pydantic_extra__", "__pydantic_private__")
+_READABLE = STANDARD.keys() - {"Fraction", "ZoneInfo"}
+_MAX_DIGITS = 4096
+"""Hexadecimal digits of an integer. Arithmetic on larger ones takes time that no size of data betrays."""
+
+
+def pack(value: Any) -> Any:
+    """Write a result as plain data that JSON carries exactly.
+
+    It does not look at the annotation: `unpack` refuses what is not allowed at its place.
+
+    Raises:
+        Unencodable: if there is a value in it that has no form.
+    """
+    kind = type(value)
+    if value is None or kind is bool:
+        return value
+    if kind is str or kind is int or kind is float:
+        return value if _stands_for_itself(value, kind) else {f"${kind.__name__}": _WRITERS[kind](value)}
+    if kind in _LISTS:
+        data = [pack(each) for each in value]
+        return data if kind is list else {_LISTS[kind]: data}
+    if kind is dict:
+        keys = [pack(key) for key in value]
+        packed = [pack(each) for each in value.values()]
+        if all(type(key) is str for key in keys) and not (len(keys) == 1 and keys[0][:1] == "$"):
+            return dict(zip(keys, packed, strict=True))
+        return {"$dict": [[key, each] for key, each in zip(keys, packed, strict=True)]}
+    writer = _WRITERS.get(kind)
+    if writer is None and kind.__name__ in _READABLE:
+        writer = text_of_standard_value(kind)
+    return _pack_object(value, kind) if writer is None else {f"${kind.__name__}": writer(value)}
+
+
+def _stands_for_itself(value: Any, kind: type) -> bool:
+    if kind is str:
+        return bool(value.isascii()) or not isinstance(_plain_text(value), dict)
+    if kind is int:
+        return bool(-(2**63) <= value < 2**63)
+    return math.isfinite(value)
+
+
+def _pack_object(value: Any, kind: Any) -> Any:
+    if isinstance(value, Enum):
+        if value._name_ in kind.__members__:
+            return {"$enum": [kind.__qualname__, value._name_, None]}
+        return {"$enum": [kind.__qualname__, None, value._value_]}  # several flags, or none
+    declared = declared_fields(value, kind)
+    if declared is None:
+        raise Unencodable(
+            f"a value of type {full_name(kind)} declares no fields to be written by, as a dataclass, NamedTuple, "
+            "TypedDict, msgspec or pydantic class does, or has state beside them"
+        )
+    packed = {name: pack(each) for name, each in declared if name not in PYDANTIC_STATE}
+    if not is_model(kind):
+        return {"$object": [kind.__qualname__, packed]}
+    beside = [pack(getattr(value, name, None)) for name in PYDANTIC_STATE]
+    return {"$model": [kind.__qualname__, packed, sorted(value.__pydantic_fields_set__), *beside]}
+
+
+def _base64(value: bytes) -> str:
+    return base64.b64encode(value).decode()
+
+
+def _write_int(value: int) -> str:
+    text = f"{value:x}"
+    if len(text) > _MAX_DIGITS:
+        raise Unencodable(f"an integer has more than {_MAX_DIGITS} hexadecimal digits")
+    return text
+
+
+def _write_clock(value: Any) -> list[Any]:
+    return [value.replace(tzinfo=None).isoformat(), value.fold, _write_zone(value.tzinfo)]
+
+
+def _write_zone(zone: tzinfo | None) -> Any:
+    """A time zone as plain data; None if there is none, or none that can be read back."""
+    if zone is None:
+        return None
+    if zone is timezone.utc:  # noqa: UP017 - the object, by the name that the type has
+        return 0
+    if type(zone) is timezone:
+        offset = zone.utcoffset(None)
+        return [offset.days, offset.seconds, offset.microseconds, zone.tzname(None)]
+    text_of = text_of_standard_value(type(zone))
+    return None if text_of is None else text_of(zone)
+
+
+_WRITERS: dict[type, Callable[[Any], Any]] = {
+    str: lambda value: _base64(value.encode("utf-8", "surrogatepass")),
+    int: _write_int,
+    float: float.hex,
+    complex: lambda value: [value.real.hex(), value.imag.hex()],
+    bytes: _base64,
+    bytearray: _base64,
+    datetime: _write_clock,
+    date: date.isoformat,
+    time: _write_clock,
+    timedelta: lambda value: [value.days, value.seconds, value.microseconds],
+}
+
+
+# -- Results: reading -----------------------------------------------------------------------------------------------
+#
+# The data comes from files and servers: every reader takes what its writer wrote and fails on anything else.
+
 _MAX_COLLISIONS = 16
 """Members of a set, or keys of a dict, that may share a hash by chance. More are a flood: each costs a comparison with
 all before it."""
 
-
-def pack(value: Any, node: Node) -> Any:
-    """Write a value as plain data that JSON carries exactly.
-
-    Raises:
-        Unencodable: if its type is not known here or not allowed by the annotation.
-    """
-    kind = type(value)
-    if value is None or kind is bool or kind is str or kind is int or kind is float:
-        if not node.allows(value, kind):
-            raise _refused(kind)
-        return value if _stands_for_itself(value, kind) else _tagged(written(value, kind), kind)
-    if kind in _LISTS:
-        data = [pack(each, place) for each, place in zip(value, _places(node, kind, value), strict=True)]
-        return data if kind is list else {_LISTS[kind]: data}
-    if kind is dict:
-        return _pack_dict(value, node)
-    record = node.record_of(kind)
-    if record is not None:
-        return _pack_record(value, kind, record)
-    if not node.allows(value, kind):
-        raise _refused(kind)
-    return _tagged(written(value, kind), kind)
+_ZONE_KEY = re.compile(r"[A-Za-z0-9_+-]{1,32}(/[A-Za-z0-9_+-]{1,32}){0,3}")
 
 
 def unpack(data: Any, node: Node) -> Any:
-    """Read what `pack` wrote for the same annotation.
+    """Read what `pack` wrote, as far as the annotation allows it.
 
     Raises:
-        Undecodable: if it is anything else; data that no encoder wrote may raise any other exception too.
+        Undecodable: for any other data, which may raise any other exception too.
     """
     kind = type(data)
     if kind is dict:
@@ -66,37 +193,17 @@ def unpack(data: Any, node: Node) -> Any:
             if tag[:1] == "$":
                 return _unpack_tag(tag, content, node)
         if node.key is not None and not all(node.key.allows(key, str) for key in data):
-            raise _refused(str, Undecodable)  # keys of other types have a form of their own
+            raise _refused(str)  # keys of other types have a form of their own
         return _unpack_dict(data.keys(), data.values(), node)
     if kind is list:
         return [unpack(each, place) for each, place in zip(data, _places(node, list, data), strict=True)]
     if not node.allows(data, kind):
-        raise _refused(kind, Undecodable)
+        raise _refused(kind)
     return data
 
 
-def _stands_for_itself(value: Any, kind: type) -> bool:
-    if kind is str:
-        if value.isascii():
-            return True
-        try:
-            value.encode()
-        except UnicodeEncodeError:  # half of a surrogate pair: text that was cut in the middle of a character
-            return False
-        return True
-    if kind is int:
-        return bool(-(2**63) <= value < 2**63)
-    return kind is not float or math.isfinite(value)
-
-
-def _tagged(found: tuple[str, Any] | None, kind: type) -> dict[str, Any]:
-    if found is None:
-        raise _refused(kind)
-    return {f"${found[0]}": found[1]}
-
-
-def _refused(kind: type, error: type[Exception] = Unencodable) -> Exception:
-    return error(f"a value of type {kind.__module__}.{kind.__qualname__} is not what the return annotation says there")
+def _refused(kind: type) -> Undecodable:
+    return Undecodable(f"the return annotation does not allow a value of type {full_name(kind)} at its place")
 
 
 def _places(node: Node, kind: type, members: Collection[Any]) -> Collection[Node]:
@@ -104,7 +211,7 @@ def _places(node: Node, kind: type, members: Collection[Any]) -> Collection[Node
     if kind in node.lists:
         if kind is tuple and node.fixed is not None:
             if len(node.fixed) != len(members):
-                raise Unencodable(f"a tuple of {len(members)} where the return annotation says {len(node.fixed)}")
+                raise Undecodable(f"a tuple of {len(members)} where the return annotation says {len(node.fixed)}")
             return node.fixed
         return [node.item or ANYTHING] * len(members)
     if node.anything:
@@ -112,50 +219,20 @@ def _places(node: Node, kind: type, members: Collection[Any]) -> Collection[Node
     raise _refused(kind)
 
 
-def _pack_dict(value: dict[Any, Any], node: Node) -> Any:
-    key_node = node.key or ANYTHING
-    keys = [pack(key, key_node) for key in value]
-    packed = [pack(each, place) for each, place in zip(value.values(), _values(node, value), strict=True)]
-    if all(type(key) is str for key in keys) and not (len(keys) == 1 and keys[0][:1] == "$"):
-        return dict(zip(keys, packed, strict=True))
-    return {"$dict": [[key, each] for key, each in zip(keys, packed, strict=True)]}
-
-
 def _unpack_dict(keys: Collection[Any], values: Collection[Any], node: Node) -> dict[Any, Any]:
-    return {key: unpack(each, place) for key, each, place in zip(keys, values, _values(node, keys), strict=True)}
-
-
-def _values(node: Node, keys: Collection[Any]) -> Collection[Node]:
-    """What may stand under each key of a dict. A TypedDict does not rule out keys that it does not name."""
-    if node.fields is None:
-        if node.value is None and not node.anything:
-            raise _refused(dict)
-        return [node.value or ANYTHING] * len(keys)
-    nodes = node.fields.nodes
-    if node.value is not None:
-        return [nodes[key] | node.value if key in nodes else node.value for key in keys]
-    if not node.anything and not node.fields.admits(keys):
-        raise Unencodable("a dict lacks keys that its TypedDict requires")
-    return [nodes.get(key, ANYTHING) for key in keys]
-
-
-def _pack_record(value: Any, kind: Any, record: Record) -> Any:
-    if isinstance(value, Enum):
-        if value._name_ in kind.__members__:
-            return {"$enum": [kind.__qualname__, value._name_, None]}
-        return {"$enum": [kind.__qualname__, None, value._value_]}  # several flags, or none
-    declared = declared_fields(value, kind)
-    if declared is None:
-        raise Unencodable(
-            f"a value of type {kind.__module__}.{kind.__qualname__} declares no fields to be written by, as a "
-            "dataclass, NamedTuple, TypedDict, msgspec or pydantic class does, or has state beside them"
-        )
-    nodes = record.nodes
-    packed = {name: pack(each, nodes.get(name, ANYTHING)) for name, each in declared if name not in _PYDANTIC}
-    if not is_model(kind):
-        return {"$object": [kind.__qualname__, packed]}
-    beside = [pack(getattr(value, name, None), ANYTHING) for name in _PYDANTIC]
-    return {"$model": [kind.__qualname__, packed, sorted(value.__pydantic_fields_set__), *beside]}
+    if node.value is None and not node.dicts and not node.anything:
+        raise _refused(dict)
+    if not node.dicts:
+        place = node.value or ANYTHING
+        return {key: unpack(each, place) for key, each in zip(keys, values, strict=True)}
+    if node.value is None and not node.anything and not node.admits(keys):
+        raise Undecodable("a dict lacks keys that its TypedDict requires")
+    named = node.named_values
+    if node.value is None:  # a TypedDict does not rule out keys that it does not name
+        places = [named.get(key, ANYTHING) for key in keys]
+    else:
+        places = [named[key] | node.value if key in named else node.value for key in keys]
+    return {key: unpack(each, place) for key, each, place in zip(keys, values, places, strict=True)}
 
 
 def _unpack_tag(tag: str, content: Any, node: Node) -> Any:
@@ -167,20 +244,20 @@ def _unpack_tag(tag: str, content: Any, node: Node) -> Any:
         key_node = node.key or ANYTHING
         keys = _distinct([unpack(key, key_node) for key, _ in content])
         return _unpack_dict(keys, [each for _, each in content], node)
-    if tag in _RECORDS:
+    if tag in _OBJECT_READERS:
         name, *parts = content
         record = node.record_named(name)
         if record is None:
             raise Undecodable("an object of a class that the return annotation does not name")
-        return _RECORDS[tag](record, *parts)
-    value = READERS[tag[1:]](content)
+        return _OBJECT_READERS[tag](record, *parts)
+    value = _READERS[tag[1:]](content)
     if not node.allows(value, type(value)):
-        raise _refused(type(value), Undecodable)
+        raise _refused(type(value))
     return value
 
 
 def _distinct(members: list[Any]) -> list[Any]:
-    """Members of a set or keys of a dict, if it is not made to be slow, or to lose some.
+    """Members of a set or keys of a dict, unless they would make it slow, or it would lose some.
 
     Hashes of text are secret to a process; those of numbers and tuples are anybody's to calculate.
     """
@@ -231,4 +308,209 @@ def _read_model(record: Record, data: dict[str, Any], fields_set: list[str], ext
     return made
 
 
-_RECORDS: dict[str, Callable[..., Any]] = {"$enum": _read_enum, "$model": _read_model, "$object": _read_object}
+def _read_bytes(data: Any) -> bytes:
+    return base64.b64decode(data, validate=True)
+
+
+def _read_int(data: Any) -> int:
+    if len(data) > _MAX_DIGITS:
+        raise ValueError("an integer is too large")
+    return int(data, 16)
+
+
+def _read_complex(data: Any) -> complex:
+    real, imaginary = data
+    return complex(float.fromhex(real), float.fromhex(imaginary))
+
+
+def _read_timedelta(data: Any) -> timedelta:
+    days, seconds, microseconds = data
+    return timedelta(days=days, seconds=seconds, microseconds=microseconds)
+
+
+def _read_clock(kind: Any, data: Any) -> Any:
+    text, fold, zone = data
+    return kind.fromisoformat(text).replace(fold=fold, tzinfo=_read_zone(zone))
+
+
+def _read_zone(data: Any) -> tzinfo | None:
+    if data is None:
+        return None
+    if data == 0:
+        return timezone.utc  # noqa: UP017 - as above
+    if isinstance(data, list):
+        days, seconds, microseconds, name = data
+        zone = timezone(timedelta(days, seconds, microseconds))
+        return zone if zone.tzname(None) == name else timezone(timedelta(days, seconds, microseconds), name)
+    if _ZONE_KEY.fullmatch(data) is None:
+        raise ValueError("no name of a time zone")
+    from zoneinfo import ZoneInfo
+
+    return ZoneInfo(data)
+
+
+def _read_standard(name: str, data: Any) -> Any:
+    if not isinstance(data, str):
+        raise TypeError("text is wanted")
+    return standard_type(name)(data)
+
+
+_READERS: dict[str, Callable[[Any], Any]] = {
+    "str": lambda data: _read_bytes(data).decode("utf-8", "surrogatepass"),
+    "int": _read_int,
+    "float": float.fromhex,
+    "complex": _read_complex,
+    "bytes": _read_bytes,
+    "bytearray": lambda data: bytearray(_read_bytes(data)),
+    "datetime": partial(_read_clock, datetime),
+    "date": date.fromisoformat,
+    "time": partial(_read_clock, time),
+    "timedelta": _read_timedelta,
+    **{name: partial(_read_standard, name) for name in _READABLE},
+}
+"""Tag -> what reads it. Any exception says that the data is bad."""
+
+_OBJECT_READERS: dict[str, Callable[..., Any]] = {"$enum": _read_enum, "$model": _read_model, "$object": _read_object}
+
+
+# -- Arguments ------------------------------------------------------------------------------------------------------
+
+_MAX_PARTS = 100_000
+
+encode = msgspec.json.Encoder().encode
+encode_sorted = msgspec.json.Encoder(order="sorted").encode
+decode = msgspec.json.Decoder().decode
+
+
+def exact_json(value: Any) -> tuple[bytes, Any] | None:
+    """JSON of a value, and what is read from it; None if that is not the same value, types included.
+
+    marshal refuses subclasses, in C, and JSON tells numbers apart, so what is equal then is of equal types. A walk in
+    Python takes five times as long.
+    """
+    try:
+        raw = encode(value)
+        marshal.dumps(value, 4)
+        read = decode(raw)
+        return (raw, read) if value == read else None
+    except Exception:  # noqa: BLE001 - whatever a value does when it is read, it is no plain JSON
+        return None
+
+
+def plain_arguments(arguments: Mapping[str, Any], *, is_identity: bool = True) -> tuple[dict[str, Any], bytes]:
+    """Arguments by name as plain data, and the JSON of it.
+
+    Args:
+        is_identity: whether they identify the call. A warning then names, once each, the classes whose objects are not
+            told apart.
+    """
+    exact = exact_json(arguments)
+    if exact is not None and b'"$' not in exact[0]:  # a dict that looks like a tag is written as one
+        return exact[1], exact[0]
+    walk = _ArgumentWalk(is_identity=is_identity)
+    data = {name: walk.plain(value) for name, value in arguments.items()}
+    return data, encode(data)
+
+
+class _ArgumentWalk:
+    """One walk over the arguments of one call."""
+
+    __slots__ = ("is_identity", "parts", "path")
+
+    def __init__(self, *, is_identity: bool) -> None:
+        self.is_identity = is_identity
+        self.path: set[int] = set()
+        self.parts = 0
+
+    def plain(self, value: Any) -> Any:
+        self.parts += 1
+        kind = type(value)
+        if value is None or kind is bool or kind is int:
+            return value
+        if kind is str:
+            return _plain_text(value)
+        if kind is float:
+            return value if math.isfinite(value) else {"$float": repr(value)}
+        if id(value) in self.path or len(self.path) >= MAX_DEPTH or self.parts > _MAX_PARTS:
+            return {"$opaque": full_name(kind)}
+        self.path.add(id(value))
+        try:
+            return self._compound(value, kind)
+        except Exception:  # noqa: BLE001 - reading somebody's fields may run anything
+            return {"$opaque": full_name(kind)}
+        finally:
+            self.path.discard(id(value))
+
+    def _compound(self, value: Any, kind: type) -> Any:
+        if kind is list:
+            return [self.plain(member) for member in value]
+        if kind is tuple:
+            return {"$tuple": [self.plain(member) for member in value]}
+        if kind is set or kind is frozenset:
+            return {f"${kind.__name__}": sorted((self.plain(member) for member in value), key=encode_sorted)}
+        if isinstance(value, bytes | bytearray | memoryview):
+            return {f"${kind.__name__}": _plain_bytes(bytes(value))}
+        if isinstance(value, Enum):
+            return {"$enum": [kind.__qualname__, value.name]}
+        if isinstance(value, datetime | date | time):
+            return {f"${kind.__name__}": value.isoformat()}
+        if isinstance(value, timedelta):
+            return {"$timedelta": [value.days, value.seconds, value.microseconds]}
+        if isinstance(value, timezone):
+            return {"$timezone": str(value)}
+        text_of = text_of_standard_value(kind)
+        if text_of is not None:
+            return {f"${kind.__name__}": text_of(value)}
+        declared = declared_fields(value, kind)
+        if declared is not None:
+            return {"$object": [kind.__qualname__, {name: self.plain(member) for name, member in declared}]}
+        if isinstance(value, Mapping):
+            return self._mapping(value)
+        if isinstance(value, str):
+            return _plain_text(str(value))
+        if isinstance(value, int):
+            return int(value)
+        if isinstance(value, float):
+            return self.plain(float(value))
+        if isinstance(value, list | tuple):
+            return [self.plain(member) for member in value]
+        if callable(value) and hasattr(value, "__qualname__"):
+            return {"$function": f"{value.__module__}:{value.__qualname__}"}
+        if self.is_identity and getattr(value, "__dict__", None):
+            _warn(kind)
+        return {"$opaque": full_name(kind)}
+
+    def _mapping(self, value: Mapping[Any, Any]) -> Any:
+        pairs = [[self.plain(key), self.plain(member)] for key, member in value.items()]
+        if all(type(key) is str for key, _ in pairs) and not (len(pairs) == 1 and pairs[0][0][:1] == "$"):
+            return dict(pairs)
+        return {"$dict": sorted(pairs, key=encode_sorted)}
+
+
+def _plain_text(value: str) -> Any:
+    try:
+        value.encode()
+    except UnicodeEncodeError:  # half of a surrogate pair: text that was cut in the middle of a character
+        return {"$str": value.encode("utf-8", "backslashreplace").decode()}
+    return value
+
+
+def _plain_bytes(value: bytes) -> str:
+    """Text where the bytes are text, so that secrets in it are found."""
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return "hex:" + value.hex()
+
+
+_warned: set[type] = set()
+
+
+def _warn(kind: type) -> None:
+    if kind not in _warned and len(_warned) < 1000:
+        _warned.add(kind)
+        _LOG.warning(
+            "recording: an argument of type %s is known by its class alone, so a call with another one is the same "
+            "call; make it a dataclass, pass what tells them apart, or name that by cache_key=",
+            full_name(kind),
+        )

@@ -17,8 +17,7 @@ from types import MappingProxyType, SimpleNamespace
 from typing import Any, NamedTuple
 from zoneinfo import ZoneInfo
 
-from agent_cache.remote.digests import entry_digest, segment_digest
-from agent_cache.remote.protocol import Request
+from agent_cache.values.canonical import lasting_digest, segment_digest
 
 
 class Colour(enum.Enum):
@@ -86,13 +85,16 @@ CORPUS: list[Any] = [
 """No two of them are the same."""
 
 
-def request(*values: Any, tool: str = "shop:get", tenant: Any = None, session: str | None = None) -> Request:
+def digest(
+    *values: Any,
+    tool: str = "shop:get",
+    tenant: Any = None,
+    session: str | None = None,
+    namespace: str = "test",
+    version: int = 1,
+) -> str | None:
     arguments = tuple((f"argument_{number}", value) for number, value in enumerate(values))
-    return Request(tool, "", arguments, (), (), None, session, tenant, None)
-
-
-def digest(*values: Any, namespace: str = "test", version: int = 1, **names: Any) -> str | None:
-    return entry_digest(request(*values, **names), namespace=namespace, version=version)
+    return lasting_digest(tool, (arguments, tenant, session), namespace=namespace, version=version)[0]
 
 
 def lines() -> list[str]:

@@ -100,7 +100,7 @@ async def test_concurrent_strong_reads_run_the_tool_once(make, server, truth):
     go = asyncio.Event()
     get_order = reader(truth, tier, body=go.wait, remote=STRONG)
     reads = [asyncio.ensure_future(get_order("7")) for _ in range(50)]
-    await until(lambda: truth.runs)
+    await until(lambda: tier.stats()["misses"] == 50)  # each has asked, and follows the one that loads
     go.set()
     assert await asyncio.gather(*reads) == ["old"] * 50
     assert truth.runs == ["get 7"]

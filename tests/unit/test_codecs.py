@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from agent_cache.errors import AgentCacheError, ConfigurationError
-from agent_cache.remote import codecs, envelopes
+from agent_cache.remote import codecs
 from agent_cache.remote.codecs import (
     Codec,
     EncryptedCodec,
@@ -55,7 +55,7 @@ def codec(request: pytest.FixtureRequest) -> Codec:
 def forged(codec: Codec, form: int, data: bytes, returns: Any, context: bytes = b"") -> bytes:
     """What an attacker who knows the code and no key sends: everything is right but what was encoded."""
     schema = codecs.schema_of(returns)
-    return envelopes.seal(envelopes.header(codec.name), bytes([form]) + data, context, schema.fingerprint)
+    return codecs.seal(codecs.header(codec.name), bytes([form]) + data, context, schema.fingerprint)
 
 
 # -- What comes back ------------------------------------------------------------------------------------------------
@@ -180,7 +180,7 @@ def test_data_of_another_codec_or_version_is_not_read(codec: Codec, monkeypatch:
         if other.name != codec.name:
             with pytest.raises(Undecodable, match="codec"):
                 codec.decode(other.encode(1, int), int)
-    monkeypatch.setattr(envelopes, "SCHEMA_VERSION", envelopes.SCHEMA_VERSION + 1)
+    monkeypatch.setattr(codecs, "SCHEMA_VERSION", codecs.SCHEMA_VERSION + 1)
     later = MAKERS["msgpack"]()
     monkeypatch.undo()
     with pytest.raises(Undecodable, match="version"):
@@ -214,7 +214,7 @@ def test_noise_is_undecodable(data):
     codec = MAKERS[data.draw(st.sampled_from(["msgpack", "json", "compressed", "signed"]))]()
     noise = data.draw(st.binary(max_size=200))
     if data.draw(st.booleans()):
-        noise = envelopes.header(codec.name) + noise
+        noise = codecs.header(codec.name) + noise
     with pytest.raises(Undecodable):
         codec.decode(noise, data.draw(st.sampled_from([Any, Frozen, int])))
 
@@ -236,7 +236,7 @@ class Bomb:
 def test_pickles_are_not_read(codec: Codec, returns):
     for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
         data = pickle.dumps(Bomb(), protocol)
-        for hostile in (data, envelopes.header(codec.name) + data, forged(codec, 0, data, returns)):
+        for hostile in (data, codecs.header(codec.name) + data, forged(codec, 0, data, returns)):
             with pytest.raises(Undecodable):
                 codec.decode(hostile, returns)
     assert "exploded" not in sys.modules
@@ -307,7 +307,7 @@ def test_a_value_of_one_annotation_forged_into_another_is_undecodable_or_fits(on
     codec = MessagePackCodec()
     (annotation, value), (wanted, _) = one, other
     sealed = codec.encode(value, annotation)
-    body = envelopes.unseal(sealed, envelopes.header(codec.name), b"", codecs.schema_of(annotation).fingerprint)
+    body = codecs.unseal(sealed, codecs.header(codec.name), b"", codecs.schema_of(annotation).fingerprint)
     try:
         found = codec.decode(forged(codec, body[0], body[1:], wanted), wanted)
     except Undecodable:
@@ -361,7 +361,7 @@ def test_broken_compression_is_undecodable(bad):
 
 def test_oversized_data_is_not_looked_at(codec: Codec):
     with pytest.raises(Undecodable, match="too many"):
-        codec.decode(envelopes.header(codec.name) + b"\0" * codec.max_size, Any)
+        codec.decode(codecs.header(codec.name) + b"\0" * codec.max_size, Any)
 
 
 @pytest.mark.parametrize("header", [b"\xdd", b"\xdf", b"\xdb", b"\xc6", b"\xc9"])
@@ -389,7 +389,7 @@ def test_a_guard_does_not_read_what_is_only_well_made():
         inner = MessagePackCodec().encode(1, int)
         for filler in (b"", b"\0" * 12, b"\0" * 32):
             with pytest.raises(Undecodable):
-                codec.decode(envelopes.header(codec.name) + filler + inner, int)
+                codec.decode(codecs.header(codec.name) + filler + inner, int)
 
 
 def test_classes_of_which_the_making_raises_make_data_undecodable():

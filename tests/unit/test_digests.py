@@ -19,9 +19,8 @@ import pytest
 from hypothesis import given
 
 import agent_cache
-from agent_cache.remote import digests
-from agent_cache.remote.digests import segment_digest
-from agent_cache.values.canonical import canonical, text_of_standard_value
+from agent_cache.values import canonical as digests
+from agent_cache.values.canonical import canonical, segment_digest, text_of_standard_value
 from tests.harness.digests import CORPUS, Colour, Outer, Point, digest, lines
 from tests.harness.structure import VALUES, same
 

@@ -1010,3 +1010,13 @@ def test_the_reference_knows_what_it_is_for():
         name for name in wrong if name not in {"dataclass that is a dict", "dataclass that is a buffer", "custom zones"}
     ] == []
     assert [name for name, make in SAME.items() if not same(*make()) and name != "NaN"] == []
+
+
+def test_a_class_that_becomes_a_dataclass_later_is_known_by_its_fields_from_then_on():
+    class Late:
+        a: int
+
+    with pytest.raises(UncacheableArgumentsError):
+        key_part(Late())
+    dataclasses.dataclass(Late)
+    assert key_part(Late(1)) == key_part(Late(1)) != key_part(Late(2))

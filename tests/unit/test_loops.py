@@ -18,18 +18,15 @@ from hypothesis import given, settings, strategies as st
 from agent_cache.core.policies import LoopHints, checked_hints
 from agent_cache.core.store import NEVER, Entry
 from agent_cache.errors import ConfigurationError
-from agent_cache.session.loop_checks import LoopChecks
+from agent_cache.session.loop_detector import NO_CALL, CallHistory, LoopDetector, RunState, ToolDetector, Verdict
 from agent_cache.session.loop_policy import LoopPolicy, policy_of
-from agent_cache.session.loops import Detector, Verdict
-from agent_cache.session.progress import Progress
-from agent_cache.session.recurrence import NO_CALL, Recurrence
 from tests.harness.slow import slow
 
 _NUMBERS = count(1_000_000)
 
 
 class Answer(Entry):
-    """A witness."""
+    """An entry."""
 
     __slots__ = ()
 
@@ -41,19 +38,19 @@ class Run:
     """A session without an event loop: every call is in a tick of its own, unless it says otherwise."""
 
     def __init__(self, policy: LoopPolicy | None = None) -> None:
-        self.progress = Progress(None)
-        self.detector = Detector(policy or LoopPolicy(), self.progress)
+        self.state = RunState(None)
+        self.detector = LoopDetector(policy or LoopPolicy(), self.state)
         self.tick = 0
         self.answers: dict[Hashable, Answer] = {}
-        self.tools: dict[str, LoopChecks] = {}
+        self.tools: dict[str, ToolDetector] = {}
         self.identified = 0
 
     def at(self, tick: int | None = None, task: object = None) -> None:
         """What is seen next is seen in this iteration of the event loop, another one if none is said, by this task."""
         if tick is None or tick != self.tick:
             self.tick = next(_NUMBERS) if tick is None else tick
-            self.progress.end_tick()
-        self.progress.notice(task)
+            self.state.end_iteration()
+        self.state.switch_to(task)
 
     def an_answer(self, value: Hashable) -> Answer:
         """The same one each time."""
@@ -63,9 +60,9 @@ class Run:
         self.identified += 1
         return value
 
-    def tool(self, name: str, *, is_write: bool = False, hints: LoopHints | None = None) -> LoopChecks:
+    def tool(self, name: str, *, is_write: bool = False, hints: LoopHints | None = None) -> ToolDetector:
         if name not in self.tools:
-            self.tools[name] = LoopChecks(
+            self.tools[name] = ToolDetector(
                 self.detector, name, hints or LoopHints(), is_write=is_write, identify=self.identify
             )
         return self.tools[name]
@@ -81,7 +78,7 @@ class Run:
         value: object = None,
     ) -> Verdict | None:
         self.at()
-        return self.tool(name, hints=hints).seen(key, outcome, error=error, value=value)
+        return self.tool(name, hints=hints).record(key, outcome, error=error, value=value)
 
     def write(
         self,
@@ -94,7 +91,7 @@ class Run:
         value: object = None,
     ) -> Verdict | None:
         self.at()
-        return self.tool(name, is_write=True, hints=hints).seen(key, outcome, error=error, value=value)
+        return self.tool(name, is_write=True, hints=hints).record(key, outcome, error=error, value=value)
 
     def hit(
         self,
@@ -122,7 +119,7 @@ class Run:
     ) -> Verdict | None:
         """A read that has ended here and began at a moment."""
         self.at(tick, task)
-        return self.tool(name, hints=hints).seen(key, outcome, error=error, began=began)
+        return self.tool(name, hints=hints).record(key, outcome, error=error, began=began)
 
 
 def acted(verdicts: Iterable[Verdict | None]) -> list[tuple[int, str]]:
@@ -151,7 +148,7 @@ def test_hits_of_one_entry_count_as_its_outcome_and_need_no_fingerprint() -> Non
 
 
 def test_an_entry_loaded_again_with_the_same_answer_goes_on_with_the_count() -> None:
-    """Two witnesses are compared by what they hold."""
+    """Two entries are compared by what they hold."""
     run = Run()
     entries = [Answer("a") for _ in range(5)]
     assert acted([run.hit("get", 1, entry) for entry in entries]) == [(5, "repeat")]
@@ -218,7 +215,7 @@ def test_any_error_is_in_a_row(between: str) -> None:
         case "another tool's error":
             run.read("list", 0, "boom", error=True)
         case _:
-            run.detector.new_turn()
+            run.detector.end_epoch()
     verdicts += [run.read("get", n, "boom", error=True) for n in range(5, 10)]
     assert not acted(verdicts)
 
@@ -226,7 +223,7 @@ def test_any_error_is_in_a_row(between: str) -> None:
 def test_one_outage_met_by_a_fan_out_counts_once() -> None:
     """Twenty reads that began before the first of them had failed are one round."""
     run = Run()
-    began = run.detector.moment
+    began = run.detector.clock
     verdicts = [run.ran("get", n, "down", error=True, tick=n + 1, task=n, began=began) for n in range(20)]
     assert verdicts == [None] * 20
 
@@ -236,7 +233,7 @@ def test_an_outage_that_every_round_of_a_fan_out_meets_is_acted_upon() -> None:
     run = Run()
     verdicts = []
     for tick in range(1, 7):
-        began = run.detector.moment
+        began = run.detector.clock
         verdicts.append(
             [run.ran("get", (tick, n), "down", error=True, tick=tick, task=n, began=began) for n in range(20)]
         )
@@ -340,11 +337,11 @@ def test_a_whole_cycle_is_blocked_not_one_of_its_tools() -> None:
     verdicts = [run.read("ab"[n % 2]) for n in range(7)]
     assert verdicts[-1] is not None
     assert verdicts[-1].blocked == {("a", 0), ("b", 0)}
-    assert run.tool("a").before(0) is verdicts[-1]
-    assert run.tool("b").before(0) is verdicts[-1]
-    assert run.tool("b").before(1) is None
+    assert run.tool("a").blocked(0) is verdicts[-1]
+    assert run.tool("b").blocked(0) is verdicts[-1]
+    assert run.tool("b").blocked(1) is None
     run.read("c")
-    assert run.tool("a").before(0) is None
+    assert run.tool("a").blocked(0) is None
 
 
 def test_a_successful_write_with_a_new_signature_ends_the_epoch() -> None:
@@ -379,7 +376,7 @@ def test_a_new_turn_ends_the_epoch() -> None:
     run = Run()
     for _ in range(20):
         assert [run.read("card", n, n) for n in range(3)] == [None] * 3
-        run.detector.new_turn()
+        run.detector.end_epoch()
 
 
 def test_a_new_turn_ends_the_epoch_of_hits() -> None:
@@ -387,7 +384,7 @@ def test_a_new_turn_ends_the_epoch_of_hits() -> None:
     run, entry = Run(), Answer(1)
     for _ in range(20):
         assert [run.hit("card", 1, entry) for _ in range(2)] == [None] * 2
-        run.detector.new_turn()
+        run.detector.end_epoch()
 
 
 def test_a_write_that_succeeds_with_one_signature_has_its_own_level() -> None:
@@ -396,10 +393,10 @@ def test_a_write_that_succeeds_with_one_signature_has_its_own_level() -> None:
     verdicts = [run.write("add", "apple") for _ in range(10)]
     assert acted(verdicts) == [(10, "repeat")]
     assert noticed(verdicts) == [(5, "repeat")]
-    assert run.tool("add", is_write=True).before("apple") is verdicts[-1]
-    assert run.tool("add", is_write=True).before("pear") is None
+    assert run.tool("add", is_write=True).blocked("apple") is verdicts[-1]
+    assert run.tool("add", is_write=True).blocked("pear") is None
     run.write("add", "pear")
-    assert run.tool("add", is_write=True).before("apple") is None
+    assert run.tool("add", is_write=True).blocked("apple") is None
 
 
 def test_a_write_that_fails_has_the_levels_of_a_read() -> None:
@@ -407,15 +404,15 @@ def test_a_write_that_fails_has_the_levels_of_a_read() -> None:
     run = Run()
     verdicts = [run.write("add", "apple", "full", error=True) for _ in range(4)]
     assert acted(verdicts) == [(4, "error")]
-    assert run.tool("add", is_write=True).before("apple") is verdicts[-1]
+    assert run.tool("add", is_write=True).blocked("apple") is verdicts[-1]
 
 
 def test_any_error_of_a_write_blocks_the_tool() -> None:
     """Its arguments were never the point."""
     run = Run()
     verdict = [run.write("add", n, "full", error=True) for n in range(6)][-1]
-    assert run.tool("add", is_write=True).before("anything") is verdict
-    assert run.tool("add", is_write=True).before(None) is verdict
+    assert run.tool("add", is_write=True).blocked("anything") is verdict
+    assert run.tool("add", is_write=True).blocked(None) is verdict
 
 
 def test_a_read_is_not_blocked_by_its_repeats() -> None:
@@ -423,7 +420,7 @@ def test_a_read_is_not_blocked_by_its_repeats() -> None:
     run = Run()
     for _ in range(5):
         run.read("get")
-    assert run.tool("get").before(0) is None
+    assert run.tool("get").blocked(0) is None
     assert run.read("get", 0, "something else") is None
 
 
@@ -445,7 +442,7 @@ def test_identical_calls_that_overlap_count_once() -> None:
     """Each began before the first had ended."""
     run = Run()
     for tick in range(2):
-        began = run.detector.moment
+        began = run.detector.clock
         assert [run.ran("get", 1, "a", tick=100 * tick + n, task=n, began=began) for n in range(20)] == [None] * 20
     assert run.detector.position == 2
 
@@ -470,7 +467,7 @@ def test_polls_that_overlap_count_once_and_others_each() -> None:
     run, hints = Run(), LoopHints(poll=True, max_unchanged=4)
     verdicts = []
     for tick in range(6):
-        began = run.detector.moment
+        began = run.detector.clock
         verdicts.append(
             [run.ran("status", 1, "a", tick=100 * tick + n, task=n, began=began, hints=hints) for n in range(20)]
         )
@@ -516,7 +513,7 @@ def test_a_tool_that_is_off_is_not_looked_at_but_its_writes_change_the_world() -
         ({"repeat": 1}, "repeat"),
         ({"repeat": True}, "repeat"),
         ({"error": (1, 4)}, "error's notice"),
-        ({"cycle": (6, 5)}, "cycle.*never comes"),
+        ({"cycle": (6, 5)}, "cycle.*must not come after"),
         ({"any_error": (3, 4, 5)}, "any_error"),
         ({"any_error": "6"}, "any_error"),
         ({"write_repeat": (5, 5.0)}, "write_repeat's action"),
@@ -526,8 +523,8 @@ def test_a_tool_that_is_off_is_not_looked_at_but_its_writes_change_the_world() -
         ({"max_duration": "1h"}, "max_duration"),
         ({"max_tool_calls": 0}, "max_tool_calls"),
         ({"max_tool_calls": {"search": 0}}, "max_tool_calls.*search"),
-        ({"max_tool_calls": {"": 1}}, "max_tool_calls.*text"),
-        ({"max_tool_calls": {7: 1}}, "max_tool_calls.*text"),
+        ({"max_tool_calls": {"": 1}}, "max_tool_calls.*str"),
+        ({"max_tool_calls": {7: 1}}, "max_tool_calls.*str"),
         ({"max_tool_calls": True}, "max_tool_calls"),
     ],
 )
@@ -666,7 +663,7 @@ def containers(held: object, path: str = "") -> Iterator[tuple[str, int]]:
             yield f"{path}{name}", len(value)
         members = value.values() if isinstance(value, dict) else value if isinstance(value, list) else (value,)
         for member in members:
-            if isinstance(member, LoopChecks | Recurrence | Progress) and member is not NO_CALL:
+            if isinstance(member, ToolDetector | CallHistory | RunState) and member is not NO_CALL:
                 yield from containers(member, f"{path}{name}.")
 
 
@@ -696,15 +693,14 @@ def test_memory_is_bounded_however_long_the_session(last: int) -> None:
         "blocked": 1_000,
         "kept": 256,
         "levels": 5,
-        "ring": 128,
-        "ring.others": 16,
+        "recent": 128,
+        "recent.others": 16,
         "run.used": 0,
         "tools": 5,
         "tools._calls": 1_000,
-        "tools._levels": 5,
         "tools._calls.others": 16,
     }
-    alive = [call for tool in run.tools.values() for call in tool._calls.values() if call.witness is not None]
+    alive = [call for tool in run.tools.values() for call in tool._calls.values() if call.entry is not None]
     assert len(alive) <= 256
 
 
@@ -901,9 +897,9 @@ _POLICIES = st.sampled_from(
 
 
 @settings(max_examples=600, deadline=None)
-@given(steps=st.lists(st.one_of(_STEPS, _LOOPS, _HITS), max_size=4), policy=_POLICIES, with_witnesses=st.booleans())
+@given(steps=st.lists(st.one_of(_STEPS, _LOOPS, _HITS), max_size=4), policy=_POLICIES, with_entries=st.booleans())
 def test_the_detector_agrees_with_the_contract_written_out(
-    steps: list[list[Event | None]], policy: LoopPolicy, with_witnesses: bool
+    steps: list[list[Event | None]], policy: LoopPolicy, with_entries: bool
 ) -> None:
     """An action or a notice is given exactly where some check of the model is met at that level, and by one of those;
     with hits and without.
@@ -911,14 +907,14 @@ def test_the_detector_agrees_with_the_contract_written_out(
     run, model, entries = Run(policy), Model(policy), dict[Event, Answer]()
     for event in (event for block in steps for event in block):
         if event is None:
-            run.detector.new_turn()
+            run.detector.end_epoch()
             model.new_turn()
             continue
         level, met = model.see(event)
         outcome, hints = (event.outcome, event.error), _POLL if event.tool.startswith("p") else None
         if event.tool.startswith("w"):
             verdict = run.write(event.tool, event.key, outcome, error=event.error)
-        elif event.error or not with_witnesses:
+        elif event.error or not with_entries:
             verdict = run.read(event.tool, event.key, outcome, error=event.error, hints=hints)
         else:
             verdict = run.hit(event.tool, event.key, entries.setdefault(event, Answer(outcome)), hints=hints)

@@ -25,10 +25,9 @@ import pytest
 from hypothesis import given
 
 from agent_cache.values.annotations import Returns
-from agent_cache.values.exact import MAX_DEPTH
-from agent_cache.values.failures import Undecodable, Unencodable
-from agent_cache.values.schema import schema_of
-from agent_cache.values.wires import JSON, MESSAGE_PACK
+from agent_cache.values.canonical import MAX_DEPTH
+from agent_cache.values.schema import JSON, MESSAGE_PACK, schema_of
+from agent_cache.values.tagged import Undecodable, Unencodable
 from tests.harness.typed import ANNOTATED, Frozen, Line, Parcel, Rights, Row, Spot, Status, Tree, same
 
 if TYPE_CHECKING:
@@ -172,6 +171,22 @@ def stateful() -> Stateful:
 
 
 @dataclasses.dataclass
+class Totalled:
+    a: int
+    b: int
+
+    @functools.cached_property
+    def total(self) -> int:
+        return self.a + self.b
+
+
+def totalled() -> Totalled:
+    pair = Totalled(1, 2)
+    assert pair.total == 3  # from now on beside the fields
+    return pair
+
+
+@dataclasses.dataclass
 class Restless:
     count: int
 
@@ -211,6 +226,7 @@ REFUSED = [
     (Line("a", 1.0), Any),
     (Line("a", 1.0), Spot),
     (stateful(), Stateful),
+    (totalled(), Totalled),
     (Stateful("a", 1.0), Line),
     (Text("a"), str),
     (Text("a"), Any),
@@ -640,7 +656,7 @@ def test_pydantic_is_not_imported_for_who_does_not_use_it():
     script = """if True:
         import sys
         from agent_cache.values.schema import schema_of
-        from agent_cache.values.wires import JSON
+        from agent_cache.values.schema import JSON
         schema_of(dict).dump({1: (2,)}, JSON)
         print('pydantic' in sys.modules)
     """

@@ -23,10 +23,9 @@ from typing import Any
 from redis.crc import key_slot
 
 from agent_cache.core.tags import root_of
-from agent_cache.remote.digests import lasting_digest, segment_digest
 from agent_cache.remote.protocol import Listener, Request, Touched, WriteIntent
 from agent_cache.remote.redis.transport import Counters, Log
-from agent_cache.values.canonical import is_large, make_room
+from agent_cache.values.canonical import is_large, lasting_digest, make_room, segment_digest
 
 __all__ = [
     "MAX_HEAD", "SCHEMA", "BadValue", "CellKey", "Cells", "Header", "Invalidations", "Keyspace", "Root", "SeenCell",
@@ -172,7 +171,9 @@ class Keyspace:
 
     def digest(self, request: Request) -> tuple[bytes | None, bool]:
         """The digest of an entry, None if it has no identity outside of this process; and whether that is final."""
-        digest, lasts = lasting_digest(request, namespace=self.namespace, version=SCHEMA)
+        digest, lasts = lasting_digest(
+            request.tool, (request.arguments, request.tenant, request.session), namespace=self.namespace, version=SCHEMA
+        )
         return None if digest is None else digest.encode(), lasts
 
     def value(self, digest: bytes) -> bytes:

@@ -81,14 +81,8 @@ class Suite:
         return sorted(path.relative_to(self.path).as_posix() for path in self.path.rglob("*.jsonl"))
 
 
-@pytest.fixture(scope="session")
-def bytecode(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where processes of their own leave bytecode for the next one, also where they are told to leave none."""
-    return tmp_path_factory.mktemp("bytecode")
-
-
 @pytest.fixture
-def suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, bytecode: Path) -> Suite:
+def suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Suite:
     """Strict as can be: warnings are errors, unknown markers too."""
     root = str(Path(agent_cache.__file__).parent.parent)
     search = [root]
@@ -105,8 +99,6 @@ def suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, bytecode: 
     monkeypatch.syspath_prepend(pytester.path)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([*search, str(pytester.path)]))
     monkeypatch.setenv("LIVE_LOG", str(pytester.path / "live.log"))
-    monkeypatch.setenv("PYTHONPYCACHEPREFIX", str(bytecode))
-    monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
     monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
     made = Suite(pytester, monkeypatch)
     made.write(

@@ -13,7 +13,7 @@ import pytest
 import agent_cache
 from agent_cache.pytest_plugin.markers import MODES
 from agent_cache.recording import Cassette
-from agent_cache.recording.runs import MODES as MODES_OF_RECORD
+from agent_cache.recording.api import MODES as MODES_OF_RECORD
 
 pytest_plugins = ["pytester"]
 

@@ -194,7 +194,7 @@ def test_progress_is_told_to_the_end(path):
 def test_a_cassette_of_ones_own_calls_can_be_replayed(path):
     from agent_cache.recording.identity import digest_of
 
-    name = add.__agent_cache_subject__.name
+    name = add.__agent_cache_recorded__.name
     arguments = {"a": 1, "b": 2}
     call = RecordedCall(
         id=1, kind="call", name=name, arguments=arguments, digest=digest_of(name, arguments).hex(), outcome={"value": 9}

@@ -219,7 +219,7 @@ def test_a_call_made_once_more_than_it_was_recorded_says_so(path):
         for _ in range(3):
             double(1)
     assert caught.value.step_index == 1
-    assert caught.value.expected == {"name": double.__agent_cache_subject__.name, "arguments": {"number": 1}}
+    assert caught.value.expected == {"name": double.__agent_cache_recorded__.name, "arguments": {"number": 1}}
 
 
 def test_a_call_that_is_not_recorded_names_the_nearest_and_what_differs(path):

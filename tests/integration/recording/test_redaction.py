@@ -14,7 +14,7 @@ from hypothesis import given, strategies as st
 from agent_cache import ConfigurationError
 from agent_cache.cli.cassettes import secret_places
 from agent_cache.recording import Cassette, DivergenceError, Redaction, cached_llm_call, intercept, record, replay
-from agent_cache.recording.plain import encode
+from agent_cache.values.tagged import encode
 
 SECRET = "sk-ant-api03-Zm9vYmFyYmF6cXV4"
 SENDGRID = "SG.abcdefghij0123456789ab.abcdefghij0123456789"

@@ -63,7 +63,7 @@ async def test_a_tool_that_gives_another_answer_in_the_replay_is_a_difference(
     store: RetailStore, runs: list[Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So the comparison can fail."""
-    monkeypatch.setattr("agent_cache.recording.tape.Tape.read", lambda *_: "something else")
+    monkeypatch.setattr("agent_cache.recording.player.Player.read", lambda *_: "something else")
     outcome = await in_turn("all", runs[:5], store, nothing)
     assert len(outcome.differences) == 5
     assert outcome.equal == 0
@@ -72,7 +72,7 @@ async def test_a_tool_that_gives_another_answer_in_the_replay_is_a_difference(
 @pytest.mark.parametrize("number", range(len(FORMS)), ids=[name for name, _ in FORMS])
 def test_no_form_of_a_credential_survives_redaction(number: int) -> None:
     """Without any data, too."""
-    from agent_cache.recording.plain import encode, plain_arguments
+    from agent_cache.values.tagged import encode, plain_arguments
 
     redaction = Redaction()
     for seed in range(20):

@@ -420,4 +420,4 @@ async def test_a_plain_function_whose_awaited_answer_is_open_at_the_end_is_await
         await started.wait()
     task.cancel()
     with replay(path), pytest.raises(TimeoutError):
-        await asyncio.wait_for(ask(), 30)
+        await asyncio.wait_for(ask(), 0.05)

@@ -1,0 +1,391 @@
+"""Entry points of recording: `record`, `replay`, the refusal of live calls, and recorded times and random values."""
+
+from __future__ import annotations
+
+import os
+import random as _random
+import threading
+import uuid
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import Token
+from datetime import UTC, datetime, tzinfo
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Generic, Literal, TypeVar
+
+from agent_cache.core.policies import checked_choice
+from agent_cache.engine.interception import INTERCEPTORS, InterceptedCall, InterceptedScope
+from agent_cache.engine.runtime import SCOPE, Operation, Scope
+from agent_cache.errors import CassetteError, CassetteNotFound, ConfigurationError
+from agent_cache.recording.cassette import Cassette, bring_under, said_of
+from agent_cache.recording.functions import RecordedFunction, wrapped
+from agent_cache.recording.partial import is_being_recorded
+from agent_cache.recording.player import Player
+from agent_cache.recording.recorder import CassetteWriter, Recorder
+from agent_cache.recording.redaction import Redaction, redaction_of
+
+__all__ = [
+    "MODES",
+    "POLICIES",
+    "LiveCallBlocker",
+    "block_live_calls",
+    "now",
+    "random",
+    "record",
+    "replay",
+    "uuid4",
+]
+
+MODES = ("none", "once", "new_episodes", "all", "rewrite")
+POLICIES = ("stub", "live", "forbid")
+
+Mode = Literal["none", "once", "new_episodes", "all", "rewrite"]
+Policy = Literal["stub", "live", "forbid"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+H = TypeVar("H")
+
+
+class _Block(Generic[H]):
+    """A block whose calls are intercepted: ``with`` and ``async with`` alike.
+
+    A subclass sets `_path`; its `_open` makes the interceptor, and what ``as`` binds.
+
+    Attributes:
+        is_guarded: whether a replay refuses calls in threads without a context, also if it is not strict.
+    """
+
+    is_guarded = False
+    _path: Path
+    _recorder: Recorder | None = None
+    _token: Token[Scope] | None = None
+    _has_ended = False
+
+    def _open(self) -> tuple[Recorder, H]:
+        raise NotImplementedError
+
+    def __enter__(self) -> H:
+        if self._recorder is not None:
+            raise CassetteError("is entered already; make another record or replay", self._path)
+        scope = SCOPE.get()
+        _check_path_is_free(scope, self._path)
+        self._recorder, handle = self._open()
+        self._has_ended = False
+        INTERCEPTORS[self._recorder] = os.path.realpath(self._path)
+        self._token = SCOPE.set(InterceptedScope(_without_blocker(scope), self._recorder))
+        return handle
+
+    def end(self, error: BaseException | None = None) -> None:
+        """Write the file and check the replay now, as the end of the block would, which then only leaves.
+
+        Until the block is left, calls are answered if they are recorded. Others raise in a replay, and run in a
+        recording.
+
+        Args:
+            error: the exception that ended the run.
+
+        Raises:
+            CassetteError: as the end of the block.
+        """
+        if self._recorder is None or self._has_ended:
+            raise CassetteError("is not entered, or has ended", self._path)
+        self._has_ended = True
+        self._recorder.finish(error)
+
+    def drop(self) -> None:
+        """Discard what was recorded and check nothing. Does nothing if the recording has ended."""
+        if self._recorder is not None and not self._has_ended:
+            self._has_ended = True
+            self._recorder.discard()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        recorder, token = self._recorder, self._token
+        self._recorder = self._token = None
+        if recorder is None or token is None:
+            raise CassetteError("is not entered", self._path)
+        INTERCEPTORS.pop(recorder, None)
+        try:
+            if not self._has_ended:
+                recorder.finish(error)
+        finally:
+            _leave(token, self._path)
+
+    async def __aenter__(self) -> H:
+        return self.__enter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.__exit__(kind, error, trace)
+
+
+def _check_path_is_free(scope: Scope, path: Path) -> None:
+    """One block inside of another on the same path would read what the other writes."""
+    name = os.path.realpath(path)
+    while isinstance(scope, InterceptedScope):
+        if scope.interceptor is not None and INTERCEPTORS.get(scope.interceptor) == name:
+            raise CassetteError("is being recorded or replayed already, around this block; use another path", path)
+        scope = scope.outside
+
+
+def _leave(token: Token[Scope], path: Path) -> None:
+    try:
+        SCOPE.reset(token)
+    except ValueError:
+        raise ConfigurationError(
+            f"the recording of {path} was entered in one context and left in another, so what ran in between may have "
+            "been outside of it; enter and leave it in the same task, as one `with` does"
+        ) from None
+
+
+class record(_Block[Recorder]):  # noqa: N801 - used as a function, as in vcrpy and agentcassette
+    """Record what a run sees: ``with record("tests/run.jsonl") as recorder: ...``
+
+    Each call is written when it ends, redacted: its value, exception or stream, also if a cache answered it. Recorded
+    are tools decorated with `AgentCache` or `AgentCacheInvalidator`, functions under `intercept` and `cached_llm_call`,
+    and `now`, `uuid4` and `random` of this module. Child tasks and `asyncio.to_thread` belong to the run that started
+    them; concurrent runs do not see each other. A recording inside of another one is part of both.
+
+    Args:
+        path: the file. It grows as ``PATH.partial`` and takes its place at the end, also if the block raises.
+        model: a label.
+        redact: names of secrets and compiled patterns, in addition to the known ones; a hook; or a `Redaction`.
+        mode: ``"rewrite"`` records anew. ``"none"`` only replays. ``"once"`` records if there is no file, else it
+            replays. ``"new_episodes"`` replays recorded calls and records the others. ``"all"`` runs and records every
+            call, and keeps recorded calls that are not made.
+        strict, policy: for calls that are replayed; as in `replay`.
+
+    Raises:
+        CassetteError: if the path cannot be written or is being recorded; at the end, as `replay`.
+        ConfigurationError: if an argument cannot work.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        model: str | None = None,
+        redact: Any = None,
+        mode: Mode = "rewrite",
+        strict: bool = False,
+        policy: Mapping[str, Policy] | None = None,
+    ) -> None:
+        self._path = _checked_path(path, "record")
+        self._model = model
+        self._redaction = redaction_of(redact)
+        self._mode = checked_choice(mode, MODES, "record: mode")
+        self._strict = strict
+        self._policy = _checked_policy(policy, "record")
+
+    def _open(self) -> tuple[Recorder, Recorder]:
+        mode = self._mode
+        if mode == "once":
+            mode = "none" if self._path.exists() else "rewrite"
+        redaction, player, model = self._redaction, None, self._model
+        if mode != "rewrite":
+            try:
+                old, redaction = _loaded(self._path, redaction)
+            except CassetteNotFound:
+                if mode == "none":
+                    raise
+            else:
+                player = Player(old, redaction, strict=self._strict)
+                model = old.model if model is None else model
+        writer = None if mode == "none" else CassetteWriter(self._path, model, redaction)
+        recorder = Recorder(
+            self._path,
+            self._mode,
+            redaction,
+            player=player,
+            writer=writer,
+            policy=self._policy,
+            is_guarded=self.is_guarded,
+        )
+        return recorder, recorder
+
+
+class replay(_Block[Player]):  # noqa: N801 - as `record`
+    """Replay a recording: ``with replay("tests/run.jsonl") as player: ...``
+
+    Each call gets the recorded outcome of the same call. Calls are the same by name, arguments, the calls that enclose
+    them, and how often they were made there; their order does not matter. Nothing runs: a call that is not recorded
+    raises, and the error is raised again at the end if something has swallowed it.
+
+    Args:
+        path: a cassette, of agent_cache or agentcassette.
+        strict: also demands that calls which did not overlap come in the order in which they were recorded, and that
+            nothing recorded is left over.
+        policy: by name of a function: ``"stub"`` answers from the recording, ``"live"`` runs it, ``"forbid"`` raises.
+        redact: the hook that `record` was given, if it was given one. The file knows names and patterns.
+
+    Raises:
+        CassetteNotFound: if there is no such file.
+        CassetteError: if it is broken, has merge conflicts, has a newer version, is no cassette, or is being recorded.
+        DivergenceError: for a call that is not recorded; at the end, under `strict`, if one is left over.
+        ReplayExhausted: for a call that was made more often than it was recorded.
+        ConfigurationError: if an argument cannot work.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        strict: bool = False,
+        policy: Mapping[str, Policy] | None = None,
+        redact: Any = None,
+    ) -> None:
+        self._path = _checked_path(path, "replay")
+        if not isinstance(strict, bool):
+            raise ConfigurationError(f"replay: strict must be True or False, got {strict!r}")
+        self._strict = strict
+        self._policy = _checked_policy(policy, "replay")
+        self._redaction = redaction_of(redact)
+
+    def _open(self) -> tuple[Recorder, Player]:
+        if is_being_recorded(self._path):
+            raise CassetteError("is being recorded; replay it when that has ended", self._path)
+        cassette, redaction = _loaded(self._path, self._redaction)
+        player = Player(cassette, redaction, strict=self._strict)
+        recorder = Recorder(
+            self._path, "none", redaction, player=player, policy=self._policy, is_guarded=self.is_guarded
+        )
+        return recorder, player
+
+
+def _loaded(path: Path, given: Redaction) -> tuple[Cassette, Redaction]:
+    """Load a cassette, and redact in it what was not redacted when it was recorded. Returns all rules together."""
+    cassette = Cassette.load(path)
+    redaction = given.joined(cassette.header.redact)
+    before, rules = Redaction().joined(said_of(cassette)), redaction
+    if cassette.header.redact.get("hook"):
+        rules = redaction.without_hook()
+    if rules.describe() != before.describe():
+        bring_under(cassette, rules)
+    return cassette, redaction
+
+
+def _checked_path(path: Any, caller: str) -> Path:
+    if not isinstance(path, str | os.PathLike) or not os.fspath(path) or "\0" in str(path):
+        raise ConfigurationError(f"{caller}: path must be the path of a cassette, got {path!r}")
+    return Path(path)
+
+
+def _checked_policy(policy: Any, caller: str) -> dict[str, str]:
+    if policy is None:
+        return {}
+    if not isinstance(policy, Mapping):
+        raise ConfigurationError(
+            f"{caller}: policy must map names of tools to {', '.join(map(repr, POLICIES))}, got {policy!r}"
+        )
+    return {name: checked_choice(value, POLICIES, f"{caller}: policy of {name!r}") for name, value in policy.items()}
+
+
+# Refusal of live calls
+
+
+class LiveCallBlocker:
+    """Interceptor that refuses every call, also one that a cache would answer, since that depends on earlier calls.
+
+    `now`, `uuid4` and `random` run.
+
+    Attributes:
+        advice: the end of each error: what to do about the call.
+        is_lifted: lets every call run.
+        error: the first refusal since this was set to None, in case something has swallowed it.
+        thread: the identifier of the thread that entered the block.
+    """
+
+    def __init__(self, advice: str) -> None:
+        self.advice = advice
+        self.is_lifted = False
+        self.error: CassetteError | None = None
+        self.thread = threading.get_ident()
+
+    def run(
+        self,
+        function: RecordedFunction,
+        args: tuple[Any, ...],  # noqa: ARG002 - see `FunctionInterceptor`
+        kwargs: dict[str, Any],  # noqa: ARG002 - as above
+        proceed: Callable[[], Any],
+    ) -> Any:
+        """Refuse a call of a wrapped function.
+
+        Raises:
+            CassetteError: unless it may run.
+        """
+        self.escaped(function)
+        return proceed()
+
+    def play(self, call: InterceptedCall) -> Awaitable[Any]:
+        """Refuse a call of a cached tool.
+
+        Raises:
+            CassetteError: unless it may run.
+        """
+        self.escaped(call.operation)
+        return call.proceed()
+
+    def escaped(self, called: Operation[Any] | RecordedFunction) -> None:
+        """Refuse a call, in this context or in a thread without one.
+
+        Raises:
+            CassetteError: unless it may run.
+        """
+        if self.is_lifted or getattr(called, "kind", "tool") == "env":
+            return
+        error = CassetteError(f"{called.name} was called outside of a recording. {self.advice}")
+        self.error = self.error or error
+        raise error
+
+
+@contextmanager
+def block_live_calls(advice: str) -> Iterator[LiveCallBlocker]:
+    """Refuse calls of tools, and of functions under `intercept` and `cached_llm_call`, outside of recordings.
+
+    This holds in this context, in tasks and `asyncio.to_thread` started in it, and in threads without a context. A
+    `record` or `replay` inside of the block decides about its own calls.
+    """
+    blocker = LiveCallBlocker(advice)
+    token = SCOPE.set(InterceptedScope(SCOPE.get(), blocker))
+    INTERCEPTORS[blocker] = ""
+    try:
+        yield blocker
+    finally:
+        del INTERCEPTORS[blocker]
+        SCOPE.reset(token)
+
+
+def _without_blocker(scope: Scope) -> Scope:
+    """The same scope without the blockers that are innermost in it."""
+    while isinstance(scope, InterceptedScope) and isinstance(scope.interceptor, LiveCallBlocker):
+        scope = scope.outside
+    return scope
+
+
+# Clock, identifiers, random numbers: explicit calls, nothing global is patched
+
+
+def _env(function: F) -> F:
+    recorded: F = wrapped(RecordedFunction(function, f"agent_cache.recording:{function.__name__}", "env"))
+    return recorded
+
+
+@_env
+def now(tz: tzinfo | None = UTC) -> datetime:
+    """The time, in UTC unless `tz` is given; in a replay the recorded time. None is local time without a zone."""
+    return datetime.now(tz)
+
+
+@_env
+def uuid4() -> uuid.UUID:
+    """A random identifier; in a replay the recorded one."""
+    return uuid.uuid4()
+
+
+@_env
+def random() -> float:
+    """A random number from 0 up to 1; in a replay the recorded one. Not for secrets."""
+    return _random.random()  # noqa: S311 - as said

@@ -1,0 +1,549 @@
+"""Functions whose calls are recorded: `intercept`, `cached_llm_call`, and the description of a function and of a call.
+
+A wrapped function looks for an interceptor in its scope at each call. Without one it just runs. With several, because
+one recording stands inside of another, the call passes through all of them, the innermost first.
+"""
+
+from __future__ import annotations
+
+import collections.abc
+import functools
+import inspect
+import logging
+import typing
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
+from functools import cached_property
+from typing import Any, Protocol, TypeVar, overload
+
+from agent_cache.core.parameters import Parameters
+from agent_cache.core.policies import checked_choice, checked_function
+from agent_cache.engine.interception import INTERCEPTORS, InterceptedCall, report_escape
+from agent_cache.engine.runtime import SCOPE
+from agent_cache.errors import ConfigurationError
+from agent_cache.recording.chunks import redacted_chunks
+from agent_cache.recording.format import RecordedCall
+from agent_cache.recording.redaction import Redaction
+from agent_cache.values.annotations import Returns
+from agent_cache.values.schema import Schema, schema_of
+
+__all__ = [
+    "CURRENT_CALL",
+    "KINDS",
+    "ActiveCall",
+    "FunctionInterceptor",
+    "RecordedFunction",
+    "cached_llm_call",
+    "intercept",
+    "wrapped",
+]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_LOG = logging.getLogger("agent_cache")
+
+KINDS = ("tool", "llm", "call", "env")
+"""Kinds of calls in a cassette; ``env`` is a clock, an identifier or a random number."""
+
+_STREAMS = (
+    collections.abc.AsyncGenerator,
+    collections.abc.AsyncIterable,
+    collections.abc.AsyncIterator,
+    collections.abc.Generator,
+    collections.abc.Iterable,
+    collections.abc.Iterator,
+)
+
+
+class RecordedFunction:
+    """A function whose calls are recorded.
+
+    Args:
+        function: what is called.
+        name: its name in cassettes.
+        kind: one of `KINDS`.
+        parameters: its parameters, where they are known already.
+        cache_key: ``cache_key(*args, **kwargs)`` identifies a call instead of its arguments.
+        extract_model, extract_tokens: the user's own functions that find model and tokens of an LLM call.
+
+    Attributes:
+        module: the module that defines the function.
+        form: ``plain``, ``async``, ``stream`` (a generator function) or ``async stream``.
+        names: the names that a policy, or a cassette of agentcassette, may use for it.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        name: str,
+        kind: str,
+        *,
+        parameters: Parameters | None = None,
+        cache_key: Callable[..., str] | None = None,
+        extract_model: Callable[..., Any] | None = None,
+        extract_tokens: Callable[..., Any] | None = None,
+    ) -> None:
+        self.function = function
+        self.name = name
+        self.kind = kind
+        self.extract_model = extract_model
+        self.extract_tokens = extract_tokens
+        self.module: str = getattr(function, "__module__", None) or ""
+        self.parameters = _parameters_of(function, name) if parameters is None else parameters
+        path = getattr(function, "__qualname__", "")
+        self.form = _form_of(function)
+        self.names = frozenset({name, name.rpartition(":")[2], path, path.rpartition(".")[2]}) - {""}
+        self._cache_key = cache_key
+        self._recorded_names = tuple(
+            one.name
+            for one in (() if self.parameters is None else self.parameters.all)
+            if one.in_key and not one.is_receiver
+        )
+        self._plain_names = None
+        if self.parameters is not None and self.parameters.is_positional and not self.parameters.positional_only:
+            self._plain_names = self.parameters.names
+
+    @property
+    def has_extractors(self) -> bool:
+        """Whether the user gave functions that find model or tokens."""
+        return self.extract_model is not None or self.extract_tokens is not None
+
+    @cached_property
+    def schema(self) -> Schema:
+        """How return values are written, by the return annotation."""
+        return schema_of(Returns(self.function))
+
+    @cached_property
+    def chunk_schema(self) -> Schema:
+        """How chunks are written, if the function returns a stream."""
+        annotation = self.schema.annotation
+        if typing.get_origin(annotation) in _STREAMS:
+            return schema_of(typing.get_args(annotation)[0])
+        return schema_of(Any)
+
+    def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Arguments of a call by name, defaults included.
+
+        Raises:
+            TypeError: if the function does not accept them.
+        """
+        if self.parameters is None:
+            return {"args": list(args), "kwargs": dict(kwargs)}
+        names = self._plain_names
+        if names is not None and len(args) + len(kwargs) == len(names):  # Signature.bind takes 3 us
+            try:
+                values = (*args, *[kwargs[name] for name in names[len(args) :]]) if kwargs else args
+                return dict(zip(names, values, strict=True))
+            except KeyError:
+                pass
+        return self.parameters.bind(args, kwargs)
+
+    def key_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:
+        """The key that ``cache_key=`` makes of a call; None if there is none, or it raises, which is logged."""
+        if self._cache_key is None:
+            return None
+        try:
+            return str(self._cache_key(*args, **kwargs))
+        except Exception as error:  # noqa: BLE001 - the user's function; the arguments identify the call then
+            _LOG.warning("cache_key of %s raised %r; the arguments were used", self.name, error)
+            return None
+
+    def recorded_arguments(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The arguments without ``self`` and without those that a framework injects."""
+        if self.parameters is None or len(self._recorded_names) == len(arguments):
+            return arguments
+        return {name: arguments[name] for name in self._recorded_names}
+
+
+def _parameters_of(function: Callable[..., Any], name: str) -> Parameters | None:
+    try:
+        return Parameters.of(function, 0, name)
+    except (TypeError, ValueError):  # a builtin without a signature
+        return None
+
+
+def _form_of(function: Any) -> str:
+    while isinstance(function, functools.partial):
+        function = function.func
+    if not inspect.isroutine(function):
+        function = getattr(type(function), "__call__", function)  # noqa: B004 - its code is wanted
+    if inspect.isasyncgenfunction(function):
+        return "async stream"
+    if inspect.iscoroutinefunction(function):
+        return "async"
+    return "stream" if inspect.isgeneratorfunction(function) else "plain"
+
+
+def _name_of(function: Any, name: str | None) -> str:
+    """The name that the user gave, else ``module:qualname`` of whatever is called."""
+    if name is not None:
+        return name
+    plain = inspect.unwrap(function)
+    while hasattr(plain, "func"):  # functools.partial
+        plain = plain.func
+    path = getattr(plain, "__qualname__", None) or type(plain).__qualname__
+    return f"{getattr(plain, '__module__', None) or type(plain).__module__}:{path}"
+
+
+# One call
+
+_NOTHING_PASSED: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
+
+
+class ActiveCall:
+    """One call while it is recorded or replayed.
+
+    Attributes:
+        owner: the recording or replay that it belongs to.
+        function: the function that was called.
+        arguments: plain data, redacted.
+        key: what ``cache_key=`` made of them.
+        digest: digest of name and arguments, or of name and key.
+        outer: the innermost call around it, of whatever recording; `parent` the innermost of the same recording.
+        occurrence: how many calls of this digest its parent had made before.
+        place: digest of the chain of parents, the call's digest and its occurrence. Calls match by it.
+        counts: how many calls of each digest were made inside of it.
+        recorded: the recorded call that answers it; None if it runs.
+        index: position of that call in the cassette, also if it runs all the same.
+        id, after, lane, started: as in `RecordedCall`; 0 where nothing is recorded.
+        tool_call: the engine's side of it, if it is a call of a cached tool.
+        passed: positional and keyword arguments as they were passed; for the user's extractors.
+        usage: tokens and model, if it is an LLM call.
+        chunks: what a stream has yielded so far; None if it returned no stream.
+        is_plain_stream: whether the chunks are not awaited.
+        is_awaited: whether a plain function returned an awaitable, whose result stands for the call.
+    """
+
+    __slots__ = (
+        "after", "arguments", "chunks", "counts", "digest", "function", "id", "index", "is_awaited",
+        "is_plain_stream", "key", "lane", "occurrence", "outer", "owner", "parent", "passed", "place", "recorded",
+        "started", "tool_call", "usage",
+    )  # fmt: skip
+
+    def __init__(
+        self, owner: object, function: RecordedFunction, arguments: dict[str, Any], key: str | None, digest: bytes
+    ) -> None:
+        self.owner = owner
+        self.function = function
+        self.arguments = arguments
+        self.key = key
+        self.digest = digest
+        self.outer = outer = CURRENT_CALL.get()
+        while outer is not None and outer.owner is not owner:
+            outer = outer.outer
+        self.parent = outer
+        self.occurrence = 0
+        self.place = b""
+        self.counts: dict[bytes, int] = {}
+        self.recorded: RecordedCall | None = None
+        self.index: int | None = None
+        self.id = 0
+        self.after = 0
+        self.lane = 0
+        self.started = 0.0
+        self.tool_call: InterceptedCall | None = None
+        self.passed: tuple[tuple[Any, ...], dict[str, Any]] = _NOTHING_PASSED
+        self.usage = Usage() if function.kind == "llm" else None
+        self.chunks: list[Any] | None = None
+        self.is_plain_stream = False
+        self.is_awaited = False
+
+    def stream_outcome(self, end: dict[str, Any], redaction: Redaction) -> dict[str, Any]:
+        """The outcome of a stream: its chunks, redacted as one text, and how it ended."""
+        stream: dict[str, Any] = {"chunks": redacted_chunks(self.chunks or [], redaction), "end": end}
+        if self.is_plain_stream:
+            stream["plain"] = True
+        return {"stream": stream}
+
+
+CURRENT_CALL: ContextVar[ActiveCall | None] = ContextVar("agent_cache_recorded_call", default=None)
+"""The innermost recorded call that is running in this context. Child tasks and threads inherit it."""
+
+
+_USAGE = ("usage", "usage_metadata", "usageMetadata")
+_INPUT = ("input_tokens", "prompt_tokens", "prompt_token_count", "promptTokenCount", "inputTokens")
+_OUTPUT = ("output_tokens", "completion_tokens", "candidates_token_count", "candidatesTokenCount", "outputTokens")
+_THOUGHTS = ("thoughts_token_count", "thoughtsTokenCount")
+_MODEL = ("model", "model_version", "modelVersion", "model_name")
+_NESTED = ("message", "response", "response_metadata", "llm_output")
+"""Where usage may stand one level down: Anthropic's `message_start`, OpenAI's `response.completed`, LangChain."""
+
+
+class Usage:
+    """Tokens and model of one LLM call, from what OpenAI, Anthropic, Gemini, LiteLLM and LangChain return.
+
+    Answers may be objects or dicts. The chunks of a stream carry counts that grow, so the largest one is kept.
+    """
+
+    __slots__ = ("input_tokens", "model", "output_tokens")
+
+    def __init__(self) -> None:
+        self.input_tokens = 0
+        self.output_tokens = 0
+        self.model: str | None = None
+
+    def add(self, answer: Any) -> None:
+        """Search an answer, or a chunk of one."""
+        if isinstance(answer, str | bytes | int | float | None):
+            return
+        try:
+            self._search(answer)
+            for name in _NESTED:
+                inner = _member(answer, name)
+                if inner is not None and not isinstance(inner, str):
+                    self._search(inner)
+        except Exception as error:  # noqa: BLE001 - reading an attribute of the user's object may raise anything
+            _LOG.debug("recording: tokens could not be read: %r", error)
+
+    def complete(self, call: ActiveCall, answer: Any) -> None:
+        """Apply the user's extractors. If nothing has named a model, take it from the arguments.
+
+        Args:
+            call: the LLM call.
+            answer: what it returned; the list of its chunks if that was a stream.
+        """
+        if self.model is None:
+            arguments = call.arguments
+            for place in (arguments, arguments.get("kwargs"), arguments.get("request")):
+                found = place.get("model") if isinstance(place, Mapping) else None
+                if isinstance(found, str):
+                    self.model = found
+                    break
+        function = call.function
+        if not function.has_extractors:
+            return
+        args, kwargs = call.passed
+        passed = {"args": list(args), "kwargs": dict(kwargs)}
+        if function.extract_model is not None:
+            try:
+                self.model = str(function.extract_model(passed, answer))
+            except Exception as error:  # noqa: BLE001 - the user's function; the recording goes on without it
+                _LOG.warning("extract_model of %s raised %r; the default was used", function.name, error)
+        if function.extract_tokens is not None:
+            try:
+                found_input, found_output = function.extract_tokens(passed, answer)
+                self.input_tokens, self.output_tokens = int(found_input), int(found_output)
+            except Exception as error:  # noqa: BLE001 - as above
+                _LOG.warning("extract_tokens of %s raised %r; the default was used", function.name, error)
+
+    def _search(self, answer: Any) -> None:
+        for name in _USAGE:
+            usage = _member(answer, name)
+            if usage is not None:
+                self.input_tokens = max(self.input_tokens, _count(usage, _INPUT))
+                self.output_tokens = max(self.output_tokens, _count(usage, _OUTPUT) + _count(usage, _THOUGHTS))
+        for name in _MODEL:
+            model = _member(answer, name)
+            if isinstance(model, str) and model:
+                self.model = model
+                return
+
+
+def _member(holder: Any, name: str) -> Any:
+    if isinstance(holder, Mapping):
+        return holder.get(name)
+    return getattr(holder, name, None)
+
+
+def _count(usage: Any, names: tuple[str, ...]) -> int:
+    for name in names:
+        found = _member(usage, name)
+        if isinstance(found, int | float) and not isinstance(found, bool) and found >= 0:
+            return int(found)
+    return 0
+
+
+# Decorators
+
+
+@overload
+def intercept(fn: F, *, name: str | None = None, kind: str = "call") -> F: ...
+@overload
+def intercept(fn: None = None, *, name: str | None = None, kind: str = "call") -> Callable[[F], F]: ...
+def intercept(fn: F | None = None, *, name: str | None = None, kind: str = "call") -> F | Callable[[F], F]:
+    """Let the calls of a function be recorded and replayed. Outside of a recording it runs unchanged.
+
+    Takes functions, coroutine functions, generator functions of both kinds, bound methods, partials and callable
+    objects. Use it as a decorator with or without arguments, or around an existing function:
+    ``ask = intercept(client.ask)``.
+
+    Args:
+        fn: the function.
+        name: its name in recordings, instead of ``module:qualname``.
+        kind: ``"call"``, ``"tool"``, or ``"llm"``, whose answers are searched for tokens and model.
+
+    Raises:
+        ConfigurationError: if it cannot be recorded, or is recorded already.
+    """
+    checked_choice(kind, KINDS, "intercept: kind")
+    _check_name(name, "intercept")
+
+    def decorate(function: F) -> F:
+        checked = _checked_function(function, "intercept")
+        recorded: F = wrapped(RecordedFunction(checked, _name_of(checked, name), kind))
+        return recorded
+
+    return decorate if fn is None else decorate(fn)
+
+
+def cached_llm_call(
+    *,
+    extract_model: Callable[[Mapping[str, Any], Any], str] | None = None,
+    extract_tokens: Callable[[Mapping[str, Any], Any], tuple[int, int]] | None = None,
+    cache_key: Callable[..., str] | None = None,
+    name: str | None = None,
+) -> Callable[[F], F]:
+    """Serve a function that calls a model from the recording, and record it where the mode says so.
+
+    Takes functions, coroutine functions and generator functions of both kinds. Tokens and model are found in what
+    OpenAI, Anthropic, Gemini and LiteLLM return. Outside of a recording the function runs unchanged; nothing is cached
+    there.
+
+    Args:
+        extract_model: ``extract_model(call, answer)`` returns the model's name; `call` is
+            ``{"args": [...], "kwargs": {...}}``, and `answer` of a stream is the list of its chunks. If it raises, the
+            log has a warning and the default is used.
+        extract_tokens: likewise, input and output tokens.
+        cache_key: ``cache_key(*args, **kwargs)`` identifies a call instead of its arguments. If it raises, the log has
+            a warning and the arguments are used.
+        name: its name in recordings, instead of ``module:qualname``.
+
+    Raises:
+        ConfigurationError: if it cannot be recorded, or is recorded already.
+    """
+    for option, given in (
+        ("extract_model", extract_model),
+        ("extract_tokens", extract_tokens),
+        ("cache_key", cache_key),
+    ):
+        checked_function(given, f"cached_llm_call: {option}")
+    _check_name(name, "cached_llm_call")
+
+    def decorate(function: F) -> F:
+        checked = _checked_function(function, "cached_llm_call")
+        described = RecordedFunction(
+            checked,
+            _name_of(checked, name),
+            "llm",
+            cache_key=cache_key,
+            extract_model=extract_model,
+            extract_tokens=extract_tokens,
+        )
+        recorded: F = wrapped(described, logs_unrecorded=True)
+        return recorded
+
+    return decorate
+
+
+def _check_name(name: Any, decorator: str) -> None:
+    if name is not None and (not isinstance(name, str) or not name):
+        raise ConfigurationError(f"{decorator}: name must be a text, got {name!r}")
+
+
+def _checked_function(function: Any, decorator: str) -> Any:
+    """A callable whose calls are not recorded yet.
+
+    Raises:
+        ConfigurationError: if it is none.
+    """
+    if isinstance(function, staticmethod | classmethod):
+        kind = type(function).__name__
+        raise ConfigurationError(
+            f"{decorator} was given a {kind}; put @{decorator} closest to the function, below @{kind}"
+        )
+    if not callable(function):
+        raise ConfigurationError(f"{decorator} takes a callable, got {function!r}")
+    if hasattr(function, "__agent_cache__"):
+        raise ConfigurationError(
+            f"{decorator}: a tool decorated with AgentCache or AgentCacheInvalidator is recorded already"
+        )
+    if hasattr(function, "__agent_cache_recorded__"):
+        raise ConfigurationError(f"{decorator}: {function.__agent_cache_recorded__.name} is recorded already")
+    return function
+
+
+# Wrappers
+
+
+class FunctionInterceptor(Protocol):
+    """What an interceptor does with the calls of wrapped functions."""
+
+    def run(
+        self, function: RecordedFunction, args: tuple[Any, ...], kwargs: dict[str, Any], proceed: Callable[[], Any]
+    ) -> Any:
+        """Answer a call, or make it: ``proceed()`` goes on as if this interceptor were not there.
+
+        Returns what the function returns: an awaitable or a generator if its `form` is one of these.
+        """
+        ...
+
+
+def wrapped(recorded: RecordedFunction, *, logs_unrecorded: bool = False) -> Any:
+    """The function with every call passed through the interceptors of its scope. `inspect` sees the same form.
+
+    Args:
+        recorded: the function.
+        logs_unrecorded: the first call outside of a recording is logged.
+    """
+    function = recorded.function
+    is_logged = not logs_unrecorded
+
+    def run(args: Any, kwargs: Any) -> Any:
+        nonlocal is_logged
+        scope = SCOPE.get()
+        if scope.interceptor is None:
+            if INTERCEPTORS:
+                report_escape(recorded)
+            if not is_logged:
+                is_logged = True
+                _LOG.debug("%s was called outside of a recording, so it just ran", recorded.name)
+            return function(*args, **kwargs)
+        return _run_in(scope, recorded, args, kwargs)
+
+    body: Any
+    if recorded.form == "async stream":
+
+        async def body(*args: Any, **kwargs: Any) -> Any:
+            stream = run(args, kwargs)
+            step = stream.asend(None)
+            while True:
+                try:
+                    chunk = await step
+                except StopAsyncIteration:
+                    return
+                try:
+                    sent = yield chunk
+                except GeneratorExit:
+                    await stream.aclose()
+                    raise
+                except BaseException as error:  # noqa: BLE001 - thrown in by the consumer, and passed on
+                    step = stream.athrow(error)
+                else:
+                    step = stream.asend(sent)
+
+    elif recorded.form == "async":
+
+        async def body(*args: Any, **kwargs: Any) -> Any:
+            return await run(args, kwargs)
+
+    elif recorded.form == "stream":
+
+        def body(*args: Any, **kwargs: Any) -> Any:
+            return (yield from run(args, kwargs))
+
+    else:
+
+        def body(*args: Any, **kwargs: Any) -> Any:
+            return run(args, kwargs)
+
+    body = functools.wraps(function)(body)
+    body.__agent_cache_recorded__ = recorded
+    return body
+
+
+def _run_in(scope: Any, function: RecordedFunction, args: Any, kwargs: Any) -> Any:
+    """Pass a call through the interceptors of a scope, the innermost first."""
+    interceptor: FunctionInterceptor | None = scope.interceptor
+    if interceptor is None:
+        return function.function(*args, **kwargs)
+    return interceptor.run(function, args, kwargs, functools.partial(_run_in, scope.outside, function, args, kwargs))

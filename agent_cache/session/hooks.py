@@ -1,0 +1,419 @@
+"""Hooks of a session into the calls of one operation: `SessionHooks` implements `engine.runtime.CallObserver`.
+
+At each call they check the budgets, write the trace, count, and pass the outcome to the loop detector; what that finds
+goes to the guard, which refuses the call, replaces its answer, or lets it go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any, Final
+
+from agent_cache.core.keys import Uncacheable, key_part
+from agent_cache.core.store import NEVER, Entry
+from agent_cache.engine.interception import note_answer
+from agent_cache.engine.read import ReadOperation
+from agent_cache.engine.runtime import ENCLOSING, Call, Observe, Operation, Participant, Replacement
+from agent_cache.errors import AgentLoopDetectedError
+from agent_cache.metrics import Stats
+from agent_cache.session.guard import LoopGuard
+from agent_cache.session.loop_detector import LoopDetector, RunState, ToolDetector, Verdict
+from agent_cache.session.loop_policy import LoopPolicy
+from agent_cache.session.trace import Trace
+from agent_cache.values.canonical import MISSING
+from agent_cache.values.compare import fingerprint, signature_of
+
+__all__ = ["SessionHooks"]
+
+_RECENT: Final = 10
+"""How many calls the report on a spent budget names."""
+
+_LONG_KEY: Final = 1_000
+"""A key of more characters is replaced by its fingerprint, so that the detector does not keep large arguments alive."""
+
+# Before 3.12 asyncio.current_task is a Python function around this dict, and takes a tenth of a hit
+# (benchmarks.budgets, "the same in a session"). The name is private, but 3.11 does not change any more.
+_CURRENT_TASK: Callable[[Any], Any] = (
+    asyncio.current_task if sys.version_info >= (3, 12) else asyncio.tasks._current_tasks.get  # type: ignore[attr-defined]
+)
+
+
+class CallIdentity:
+    """Identifies the calls and the results of one tool for the loop detector, by its `LoopHints` if they say how.
+
+    If a function of the hints fails, the failure is counted and the default is used.
+
+    Attributes:
+        is_cache_key: whether calls are identified by their cache keys.
+        of_result: maps a result to what identifies it; to None if it cannot be compared.
+    """
+
+    __slots__ = ("_guard", "_hints", "_is_read", "_operation", "is_cache_key", "of_result")
+
+    of_result: Callable[[Any], Hashable | None]
+
+    def __init__(self, operation: Operation[Any], guard: LoopGuard) -> None:
+        self._operation = operation
+        self._guard = guard
+        self._hints = operation.policy.loop
+        self._is_read = isinstance(operation, ReadOperation)
+        self.is_cache_key = self._is_read and self._hints.loop_key is None
+        self.of_result = fingerprint if self._hints.outcome_key is None else self._by_outcome_key
+
+    def of_call(self, call: Call) -> Hashable | None:
+        """What identifies a miss or a write; None if nothing does."""
+        identity = None if self._hints.loop_key is None else self._by_loop_key(call.arguments)
+        if identity is not None:
+            return identity
+        if self._is_read:
+            return call.key
+        try:
+            return _shortened(self._operation.parameters.key(call.arguments))
+        except Uncacheable:
+            return None
+
+    def of_hit(self, key: Hashable, arguments: Mapping[str, Any] | None) -> Hashable:
+        """What identifies a hit of a tool with a ``loop_key``."""
+        identity = self._by_loop_key(arguments or {})
+        return key if identity is None else identity
+
+    def _by_loop_key(self, arguments: Mapping[str, Any]) -> Hashable | None:
+        loop_key = self._hints.loop_key
+        assert loop_key is not None
+        try:
+            return _shortened(key_part(loop_key(dict(arguments))))
+        except Exception as error:  # noqa: BLE001 - the user's function; the arguments are the default
+            self._guard.count_failure("loop_key failed", self._operation.name, error)
+            return None
+
+    def _by_outcome_key(self, value: Any) -> Hashable | None:
+        outcome_key = self._hints.outcome_key
+        assert outcome_key is not None
+        try:
+            outcome = outcome_key(value)
+        except Exception as error:  # noqa: BLE001 - the user's function; the whole result is the default
+            self._guard.count_failure("outcome_key raised", self._operation.name, error)
+        else:
+            identity = fingerprint(outcome)
+            if identity is not None:
+                return identity
+            reason = TypeError(f"a {type(outcome).__name__} cannot be compared")
+            self._guard.count_failure("outcome_key returned a value without identity", self._operation.name, reason)
+        return fingerprint(value)
+
+
+def _shortened(key: Hashable) -> Hashable:
+    parts = key if isinstance(key, tuple) else (key,)
+    if sum(len(part) for part in parts if isinstance(part, str | bytes)) <= _LONG_KEY:
+        return key
+    return fingerprint(key) or key
+
+
+class SessionHooks:
+    """What one session does at the calls of one operation.
+
+    Args:
+        session: the session, as an identity for `Call.numbers`, and its counters.
+        policy: the budgets; None if the session has none.
+        detector: the loop detector of the session; None if it detects no loops.
+        is_innermost: whether these calls are judged for loops. In an outer session, as for calls that a tool makes by
+            itself, only a new successful write matters: it ends the epoch.
+        deadline: the clock reading after which no call is admitted.
+
+    Attributes:
+        hit, see: as the protocol says. `hit` is a closure over all that it needs (benchmarks.budgets, "the same in a
+            session").
+    """
+
+    __slots__ = (
+        "_add", "_deadline", "_detector", "_guard", "_has_own_limit", "_identity", "_is_innermost", "_kind", "_limit",
+        "_max_calls", "_max_nesting", "_name", "_operation", "_run", "_session", "_stats", "_tool_detector", "_trace",
+        "hit", "see",
+    )  # fmt: skip
+
+    hit: Observe
+    see: Observe
+
+    def __init__(
+        self,
+        operation: Operation[Any],
+        *,
+        session: Participant,
+        policy: LoopPolicy | None,
+        detector: LoopDetector | None,
+        is_innermost: bool,
+        guard: LoopGuard,
+        run: RunState,
+        trace: Trace,
+        stats: Stats,
+        deadline: float,
+    ) -> None:
+        self._operation = operation
+        self._name = operation.name
+        self._session = session
+        self._guard = guard
+        self._run = run
+        self._trace = trace
+        self._add = trace.add
+        self._stats = stats
+        self._kind = "read" if isinstance(operation, ReadOperation) else "write"
+        self._identity = CallIdentity(operation, guard)
+        self._is_innermost = is_innermost
+        if self._kind == "read" and (operation.policy.loop.off or not is_innermost):
+            detector = None
+        self._tool_detector = None if detector is None else self._tool_detector_of(detector)
+        self._detector = detector if is_innermost else None
+        self._deadline = deadline
+        self._max_calls = None if policy is None else policy.calls_of(self._name)
+        self._limit = NEVER if policy is None or policy.max_execution_depth is None else policy.max_execution_depth
+        self._max_nesting = NEVER if policy is None or policy.max_nesting is None else policy.max_nesting
+        # Whether each call must be checked: for a budget of time, or of calls of one tool.
+        self._has_own_limit = self._max_calls is not None or deadline != NEVER
+        self.see = self._make_hit(RunState(None))
+        if self._max_calls is not None:
+            self.see = self._count_used(self.see)
+        self.hit = self._ask_first if self._has_own_limit else self._make_hit(run)
+
+    def _tool_detector_of(self, detector: LoopDetector) -> ToolDetector:
+        """The detector of this tool. It outlives the plan, which may be compiled again."""
+        found = detector.tools.get(self._operation)
+        if found is None:
+            found = detector.tools[self._operation] = ToolDetector(
+                detector,
+                self._name,
+                self._operation.policy.loop,
+                is_write=self._kind == "write",
+                identify=self._identity.of_result,
+            )
+        return found
+
+    # Hits
+
+    def _make_hit(self, limits: RunState) -> Observe:
+        """The hook for hits that these limits allow."""
+        session, run, name, stats, add = self._session, self._run, self._name, self._stats, self._add
+        identify = None if self._identity.is_cache_key else self._identity.of_hit
+        record = None if self._tool_detector is None else self._tool_detector.hit
+        judge, ask_first, begin_iteration = self._judge_hit, self._ask_first, run.begin_iteration
+        enclosing, current_task = ENCLOSING.get, _CURRENT_TASK
+
+        def hit(key: Hashable, entry: Entry, value: Any, now: float, arguments: Mapping[str, Any] | None) -> Any:
+            number = run.calls + 1
+            if number > limits.limit:
+                return ask_first(key, entry, value, now, arguments)
+            parent = enclosing()
+            inside = None if parent is None else parent.number_in(session)
+            if record is not None and inside is None:
+                loop = run.loop or begin_iteration()
+                # Given the loop, 3.11 finds the task without a system call.
+                task = current_task(loop)
+                if task is not run.task:
+                    run.task = task
+                    run.step += 1
+                verdict = record(key if identify is None else identify(key, arguments), entry)
+                if verdict is not None:
+                    instead = judge(verdict, key, now, value)
+                    if instead is not None:
+                        self.answered()
+                        return instead.answer
+            run.calls = number
+            stats.hits += 1
+            stats.time_saved += entry.cost
+            add((name, key, now, inside, number))
+            return value
+
+        return hit
+
+    def _count_used(self, see: Observe) -> Observe:
+        """The same hook for a tool with a limit of calls. Hits whose answer is replaced do not count for it."""
+        run = self._run
+
+        def counted(key: Hashable, entry: Entry, value: Any, now: float, arguments: Mapping[str, Any] | None) -> Any:
+            calls = run.calls
+            answer = see(key, entry, value, now, arguments)
+            if run.calls != calls:
+                self._use()
+            return answer
+
+        return counted
+
+    def _use(self) -> None:
+        used = self._run.used
+        used[self._name] = used.get(self._name, 0) + 1
+
+    def _ask_first(
+        self, key: Hashable, entry: Entry, value: Any, now: float, arguments: Mapping[str, Any] | None
+    ) -> Any:
+        """The hook for hits that a budget may refuse."""
+        instead = self.ask(key, now, cached=value)
+        if instead is None:
+            return self.see(key, entry, value, now, arguments)
+        self.answered()
+        return instead.answer
+
+    def answered(self) -> None:
+        self._stats.hits += 1
+
+    def _judge_hit(self, verdict: Verdict, key: Hashable, now: float, value: Any) -> Replacement | None:
+        report = verdict.as_error()
+        if verdict.level == "notice":
+            self._guard.notice(report)
+            return None
+        return self._act(report, key, now, value, is_first=verdict.is_first)
+
+    # Calls that run
+
+    def ask(self, key: Hashable, now: float, call: Call | None = None, cached: Any = MISSING) -> Replacement | None:
+        run = self._run
+        is_inside = self._enclosing_number() is not None
+        detector = None if is_inside else self._detector
+        if call is not None and detector is not None:
+            call.loop_key = self._identity.of_call(call)
+        spent: tuple[str, int] | None = None
+        # A run that was stopped lets the tools that are running end: half of their work is worse than all of it.
+        if run.calls >= (self._limit if is_inside else run.limit):
+            spent = "depth", run.calls
+        elif now >= self._deadline:
+            spent = "time", run.calls
+        elif self._max_calls is not None and run.used.get(self._name, 0) >= self._max_calls:
+            spent = "tool_calls", run.used[self._name]
+        elif call is not None and call.depth > self._max_nesting:
+            spent = "nesting", call.depth
+        if spent is not None:
+            report = AgentLoopDetectedError(self._name, *spent, 0, self._trace.recent_tools(_RECENT))
+            is_first = self._guard.is_first_report(report)
+            cached = cached if call is None else _cached_for(call, now)
+            instead = self._act(report, key, now, cached, is_first=is_first, is_inside=is_inside)
+            if instead is not None:
+                return instead
+        if call is not None and detector is not None and detector.blocked and self._guard.refuses:
+            assert self._tool_detector is not None
+            verdict = self._tool_detector.blocked(call.loop_key)
+            if verdict is not None:
+                return self._act(verdict.as_error(), key, now, _cached_for(call, now), is_first=False)
+        return None
+
+    def admit(self, call: Call, now: float | None = None) -> Replacement | None:
+        run, detector, parent = self._run, self._detector, call.parent
+        if parent is not None and parent.number_in(self._session) is not None:
+            detector = None
+        is_asked = now is None
+        if now is not None and (
+            run.calls >= run.limit
+            or call.depth > self._max_nesting
+            or self._has_own_limit
+            or (detector is not None and detector.blocked)
+        ):
+            is_asked = True
+            instead = self.ask(call.key, now, call)
+            if instead is not None:
+                return instead
+        if self._max_calls is not None:
+            self._use()
+        run.calls = number = run.calls + 1
+        if call.numbers is None:
+            call.numbers = {self._session: number}
+        else:
+            call.numbers[self._session] = number
+        if detector is not None:
+            call.began = detector.position + detector.unchanged  # `LoopDetector.clock`, without the call
+            if not is_asked:
+                call.loop_key = call.key if self._identity.is_cache_key else self._identity.of_call(call)
+        return None
+
+    def done(self, call: Call, value: Any, error: BaseException | None, now: float) -> Replacement | None:
+        parent = None if call.parent is None else call.parent.number_in(self._session)
+        outcome = "ok" if error is None else _name_of(error)
+        number, duration = call.numbers[self._session], now - call.started  # type: ignore[index]  # admit() has set it
+        self._add((self._name, call.key, self._kind, call.source, outcome, call.started, duration, parent, number))
+        detector = self._tool_detector
+        if detector is None:
+            return None
+        if parent is not None or not self._is_innermost:
+            if self._kind == "write" and error is None and self._operation.is_successful(value):
+                detector.record_change(self._identity.of_call(call), self._identity.of_result(value))
+            return None
+        run = self._run
+        task = _CURRENT_TASK(run.loop or run.begin_iteration())
+        if task is not run.task:
+            run.switch_to(task)
+        if error is None:
+            entry = call.stored_entry
+            if entry is not None and detector.record_first(call.loop_key, entry):
+                return None
+            if entry is None:
+                signature, has_failed = self._identity.of_result(value), not self._operation.is_successful(value)
+            else:
+                signature, has_failed = None, False
+        elif not isinstance(error, Exception) or call.plan.has_refused(error):
+            return None  # an interruption, or the refusal of a call that the tool has made
+        else:
+            entry, value, signature, has_failed = None, error, signature_of(error), True
+        verdict = detector.record(
+            call.loop_key, signature, value=value, entry=entry, error=has_failed, began=call.began
+        )
+        return None if verdict is None else self._judge_run(verdict, value, entry)
+
+    def _judge_run(self, verdict: Verdict, value: Any, entry: Entry | None) -> Replacement | None:
+        """React to a call that has run, and is in the trace already."""
+        report = verdict.as_error()
+        if verdict.level == "notice":
+            self._guard.notice(report)
+            return None
+        if self._kind == "write":
+            self._guard.act_later(report, is_first=verdict.is_first)
+            return None
+        return self._guard.act(report, MISSING if entry is None else value, is_first=verdict.is_first)
+
+    # Refusals
+
+    def has_refused(self, error: Exception) -> bool:
+        return self._guard.has_raised(error)
+
+    def blocked(self, key: Hashable, now: float, outcome: str, kind: str) -> None:
+        self._record_refusal(key, now, outcome)
+        self._session.metrics.acted_on_loop(kind)
+
+    def _act(
+        self,
+        report: AgentLoopDetectedError,
+        key: Hashable,
+        now: float,
+        cached: Any,
+        *,
+        is_first: bool,
+        is_inside: bool = False,
+    ) -> Replacement | None:
+        """React to a call that has not run, and record it if it is refused or its answer is replaced."""
+        try:
+            instead = self._guard.act(report, cached, is_first=is_first, is_inside=is_inside)
+        except AgentLoopDetectedError as error:
+            self._record_refusal(key, now, type(error).__name__)
+            raise
+        if instead is not None:
+            self._record_refusal(key, now, instead.outcome)
+            note_answer(self._operation, instead)
+        return instead
+
+    def _record_refusal(self, key: Hashable, now: float, outcome: str) -> None:
+        parent = self._enclosing_number()
+        self._add((self._name, key, self._kind, "blocked", outcome, now, 0.0, parent, self._run.calls))
+
+    def _enclosing_number(self) -> int | None:
+        """The number of the call whose tool makes this one; None if the agent makes it."""
+        parent = ENCLOSING.get()
+        return None if parent is None else parent.number_in(self._session)
+
+
+def _cached_for(call: Call, now: float) -> Any:
+    """The cached answer for a call that asked for a fresh one and so has not looked, or `MISSING`."""
+    if not call.is_fresh or call.plan.partition is None:
+        return MISSING
+    entry = call.plan.partition.store.lookup(call.key)
+    return MISSING if entry is None else entry.value_at(now)
+
+
+def _name_of(error: BaseException) -> str:
+    return "cancelled" if isinstance(error, asyncio.CancelledError) else type(error).__name__

@@ -1,0 +1,581 @@
+"""Detects loops: calls that are made again and return again what they returned before.
+
+The signature of a call is its tool, its arguments and its outcome, a result or an error. Signatures are counted within
+an *epoch*, the time in which the same question should have the same answer: a successful write with a new signature
+ends it, and so does a new user turn. A *streak* is the calls since the last new signature. Identical calls that overlap
+in time, or that different tasks make in one iteration of the event loop, count once.
+
+Four checks are made when a signature comes again, each with a level for a notice and one for the action:
+
+``repeat``     one signature, so many times in an epoch
+``error``      one call with one error, so many times in a row
+``cycle``      a streak of so many calls, of two signatures or more, the last of them seen three times. This finds every
+               period without naming one, and lets a set of things be read twice
+``any_error``  one tool with one error, so many times in a row, whatever the arguments
+
+Why these, and what they find and miss in 17,000 recorded runs: docs/explanation/loops.md. A call costs O(1), however
+long the session, and memory is bounded.
+
+Time is the *position*, the number of calls counted so far; a streak is a difference of positions. `LoopDetector.clock`
+adds the unchanged polls, which are not counted: two calls overlapped if one began at a lower reading than the other
+ended at.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from contextvars import Context
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from agent_cache.core.policies import NO_HINTS, LoopHints
+from agent_cache.core.store import Entry
+from agent_cache.errors import AgentLoopDetectedError
+from agent_cache.session.loop_policy import NEVER, LoopPolicy
+from agent_cache.values.compare import fingerprint, shown
+
+__all__ = ["NO_CALL", "CallHistory", "LoopDetector", "RunState", "ToolDetector", "Verdict"]
+
+Check = Literal["repeat", "error", "cycle", "any_error"]
+Level = Literal["notice", "action"]
+
+Identify = Callable[[Any], Hashable | None]
+"""Maps a result to a value that equal results share; to None if it cannot be compared."""
+
+_CYCLE_COUNT: Final = 3
+"""How often the last call of a cycle must have been seen: a set of entities may be read twice."""
+
+_MAX_CALLS: Final = 1_000
+"""How many different calls of one tool are remembered. The oldest are forgotten, and are new again."""
+
+_MAX_OUTCOMES: Final = 16
+"""How many outcomes of one call are remembered beside its last one. The oldest are forgotten, and are new again."""
+
+_MAX_RECENT: Final = 128
+"""How many calls are remembered in order, to report a cycle. A power of two, so that a mask gives the place."""
+
+_MASK: Final = _MAX_RECENT - 1
+
+_MAX_KEPT: Final = 256
+"""For how many calls of a session the last entry is kept alive, to compare by identity.
+
+For the others, a result that came more than once is compared by its fingerprint, and one that came once is new when it
+comes again: a cycle of more calls than this is found one round later.
+"""
+
+_MAX_BLOCKED: Final = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """A check that was met.
+
+    Attributes:
+        level: ``"notice"``, once a streak, or ``"action"``, on every call that continues it.
+        kind: the check.
+        tool: the tool of the call that met it.
+        count: how often the signature was seen in the epoch; for errors and polls, how often in a row.
+        period: the number of calls in one round of the loop, 1 for a plain repeat.
+        calls: the tools of one round, in order.
+        first, last: the outcomes of the first and the last call of that round, as short text.
+        blocked: the calls (tool, arguments key) to refuse before they run: those of a cycle until a new signature is
+            seen, a write until the epoch ends. A key of None stands for every call of the tool. Empty where only the
+            outcome can tell whether the loop goes on: for repeats and errors of a read.
+        is_first: whether this streak has not met the action level before.
+    """
+
+    level: Level
+    kind: Check
+    tool: str
+    count: int
+    period: int
+    calls: tuple[str, ...]
+    first: str
+    last: str
+    blocked: frozenset[tuple[str, Hashable]]
+    is_first: bool
+
+    def as_error(self) -> AgentLoopDetectedError:
+        """The public form, which may be raised."""
+        return AgentLoopDetectedError(
+            self.tool, self.kind, self.count, self.period, self.calls, self.first, self.last, level=self.level
+        )
+
+
+class RunState:
+    """How many calls a run has made, and which task in which iteration of the event loop makes the current one.
+
+    Attributes:
+        calls: calls made so far, without the refused ones.
+        limit: how many calls it may make; 0 once it was stopped, so that one comparison covers both.
+        used: calls made so far, by tool, for tools with a limit of their own.
+        loop: the event loop whose current iteration is being followed; None until a call is made in it.
+        task: the task that made the last call of that iteration. It is not kept longer.
+        step: a number for that task in that iteration. Each task and each iteration gets another one.
+        first_step: the first number of the current iteration.
+    """
+
+    __slots__ = ("calls", "first_step", "limit", "loop", "step", "task", "used")
+
+    def __init__(self, limit: int | None) -> None:
+        self.calls = 0
+        self.step = self.first_step = 0
+        self.task: Any = None
+        self.used: dict[str, int] = {}
+        self.restart(limit)
+
+    def restart(self, limit: int | None) -> None:
+        """Set the limit when the session is entered, perhaps again. The counters go on."""
+        self.limit = NEVER if limit is None else limit
+        self.loop: Any = None
+
+    def switch_to(self, task: Any) -> None:
+        """Note the task of the next call. `SessionHooks` repeats this on the path of every hit."""
+        if task is not self.task:
+            self.task = task
+            self.step += 1
+
+    def begin_iteration(self) -> asyncio.AbstractEventLoop:
+        """Follow the current iteration of the event loop until it ends. Without calls, no callback is scheduled."""
+        self.loop = loop = asyncio.get_running_loop()
+        loop.call_soon(self.end_iteration, context=Context())  # so that the loop does not keep this run's context
+        return loop
+
+    def end_iteration(self) -> None:
+        """The next call belongs to another iteration."""
+        self.step += 1
+        self.first_step = self.step
+        self.loop = self.task = None
+
+
+class CallHistory:
+    """The outcomes of one call: of one tool with one set of arguments. Changed in place, by every hit.
+
+    Attributes:
+        entry: the cache entry that held the last outcome; None if there was none, or it is not kept. While hits return
+            this entry, no result is fingerprinted.
+        outcome: what identifies the last outcome, once it was needed; None if it cannot be compared.
+        text: the last outcome as short text, once it was needed or where it cannot be made later.
+        count: how often the last outcome was seen in `epoch`.
+        in_a_row: how often it was seen in a row, without the hits of one entry.
+        judge_at: the count from which a hit must be judged.
+        step: the `RunState.step` in which it was last counted.
+        ended: the `LoopDetector.clock` when it was last counted.
+        others: its earlier outcomes, each with its epoch and its count.
+    """
+
+    __slots__ = (
+        "count", "ended", "entry", "epoch", "in_a_row", "judge_at", "key", "others", "outcome", "step", "text", "tool",
+    )  # fmt: skip
+
+    def __init__(self, tool: str, key: Hashable, entry: Entry | None = None, epoch: int = -1) -> None:
+        self.tool = tool
+        self.key = key
+        self.entry = entry
+        self.epoch = epoch
+        self.outcome: Hashable = None
+        self.text = ""
+        self.count = 0
+        self.in_a_row = 0
+        self.judge_at = NEVER
+        self.step = -1
+        self.ended = -1
+        self.others: dict[Hashable, tuple[int, int]] | None = None
+
+    def outcome_text(self) -> str:
+        """The last outcome as short text, for reports."""
+        if not self.text and self.entry is not None:
+            self.text = shown(self.entry.share())
+        return self.text
+
+    def release_entry(self, identify: Identify) -> None:
+        """Stop keeping the entry alive. An outcome that came more than once is identified first; another is lost."""
+        if self.count > 1 and self.entry is not None:
+            value = self.entry.share()
+            if self.outcome is None:
+                self.outcome = identify(value)
+            self.text = self.text or shown(value)
+        self.entry = None
+
+    def set_outcome(self, outcome: Hashable | None, entry: Entry | None, identify: Identify) -> tuple[bool, bool]:
+        """Make this the last outcome. Returns whether it already was, and whether it was seen before in any epoch."""
+        if self.epoch < 0:
+            self.outcome, self.entry = outcome, entry
+            return False, False
+        if entry is not None and entry is self.entry:
+            return True, True
+        before = self.outcome if self.outcome is not None else _outcome_of(self.entry, identify)
+        now = outcome if outcome is not None else _outcome_of(entry, identify)
+        self.outcome, self.entry, self.text = now, entry, ""
+        if now is not None and now == before:
+            return True, True
+        if self.others is None:
+            self.others = {}
+        found = (-1, 0) if now is None else self.others.pop(now, (-1, 0))
+        if before is not None:
+            if len(self.others) >= _MAX_OUTCOMES:
+                del self.others[next(iter(self.others))]
+            self.others[before] = self.epoch, self.count
+        self.epoch, self.count = found
+        return False, self.epoch >= 0
+
+    def enter_epoch(self, epoch: int) -> None:
+        """Start the counts again if they belong to an earlier epoch."""
+        if self.epoch != epoch:
+            self.epoch, self.count, self.in_a_row = epoch, 0, 0
+
+
+def _outcome_of(entry: Entry | None, identify: Identify) -> Hashable | None:
+    return None if entry is None else identify(entry.share())
+
+
+NO_CALL: Final = CallHistory("", None)
+
+
+class LoopDetector:
+    """The state that all tools of a session share: epoch, position, streak, errors in a row, refused calls.
+
+    Attributes:
+        run: the calls and the current task of the session.
+        levels: the two levels of each check.
+        epoch: the number of epochs that have ended.
+        position: the number of calls counted.
+        unchanged: the number of polls that returned nothing new. They are not counted.
+        last: the last counted call of this epoch.
+        streak_start: the position of the last new signature.
+        mixed_after: a call after this position that has another signature than the one before it makes the streak one
+            of several signatures.
+        cycle_at: the position from which a cycle must be judged.
+        cycle_acted: whether this streak has met the action level of a cycle.
+        recent: the last calls, by position.
+        kept: the calls whose last entry is kept alive, oldest first, and what identifies their results.
+        tools: the `ToolDetector` of each operation, kept here by `SessionHooks`.
+        blocked: the calls to refuse before they run, and why.
+    """
+
+    __slots__ = (
+        "_error", "_error_at", "_error_clock", "_error_step", "_errors", "blocked", "cycle_acted", "cycle_at",
+        "cycle_notice", "epoch", "kept", "last", "levels", "mixed_after", "position", "recent", "run", "streak_start",
+        "tools", "unchanged",
+    )  # fmt: skip
+
+    def __init__(self, policy: LoopPolicy, run: RunState) -> None:
+        self.run = run
+        self.levels = policy.thresholds
+        self.cycle_notice = self.levels["cycle"].notice
+        self.epoch = 0
+        self.position = 0
+        self.unchanged = 0
+        self.last = NO_CALL
+        self.streak_start = 0
+        self.mixed_after = 1
+        self.cycle_at = NEVER
+        self.cycle_acted = False
+        self.tools: dict[Hashable, ToolDetector] = {}
+        self.recent = [NO_CALL] * _MAX_RECENT
+        self.kept: OrderedDict[CallHistory, Identify] = OrderedDict()
+        self.blocked: dict[tuple[str, Hashable], Verdict] = {}
+        self._error: tuple[str, Hashable] | None = None
+        self._errors = 0
+        self._error_at = self._error_clock = self._error_step = -1
+
+    @property
+    def clock(self) -> int:
+        """The time. Read it when a call begins, and pass it to `ToolDetector.record` as `began`."""
+        return self.position + self.unchanged
+
+    def end_epoch(self) -> None:
+        """Start all counts again: the same question may have another answer now."""
+        self.epoch += 1
+        self.last = NO_CALL
+        self._error = None
+        self.end_streak(self.position)
+        self.blocked.clear()
+
+    def end_streak(self, position: int) -> None:
+        """Note a new signature at this position: no cycle reaches back beyond it, and none stays blocked."""
+        self.streak_start = position
+        self.mixed_after = position + 1
+        self.cycle_at = NEVER
+        self.cycle_acted = False
+        if self.blocked:
+            for call in [call for call, verdict in self.blocked.items() if verdict.kind in ("cycle", "any_error")]:
+                del self.blocked[call]
+
+    def count_call(self, call: CallHistory, *, is_new: bool, is_turn: bool) -> None:
+        """Advance by a call whose own count has gone up.
+
+        Args:
+            is_new: whether its signature is new in the epoch.
+            is_turn: whether its signature differs from that of the call before.
+        """
+        self.position = position = self.position + 1
+        self.recent[position & _MASK] = self.last = call
+        if is_new:
+            self.end_streak(position)
+        elif is_turn and position > self.mixed_after:
+            self.mixed_after = NEVER
+            self.cycle_at = self.streak_start + self.cycle_notice
+
+    def last_round(self) -> list[CallHistory]:
+        """The calls of one round of the cycle that the last calls make: of the shortest that explains them all."""
+        length = min(self.position - self.streak_start, _MAX_RECENT)
+        recent = [self.recent[at & _MASK] for at in range(self.position - length + 1, self.position + 1)]
+        for period in range(2, length):
+            if recent[period:] == recent[:-period]:
+                return recent[-period:]
+        return list(dict.fromkeys(recent))  # in no fixed order, or longer than what is remembered
+
+    def keep_entry(self, call: CallHistory, identify: Identify) -> None:
+        """Keep the last entry of a call alive, to compare later ones with it."""
+        self.kept[call] = identify
+        self.kept.move_to_end(call)
+        if len(self.kept) > _MAX_KEPT:
+            self.release_oldest()
+
+    def release_oldest(self) -> None:
+        """Keep one entry less."""
+        call, identify = self.kept.popitem(last=False)
+        call.release_entry(identify)
+
+    def count_error(self, tool: str, outcome: Hashable, began: int) -> int:
+        """Count an error of a tool, that of the last call. Returns in how many rounds in a row there was only it."""
+        at, error, step = self.position, (tool, outcome), self.run.step
+        if outcome is None or error != self._error or self._error_at != at - 1:
+            self._errors = 1
+        elif began < self._error_clock or self.run.first_step <= self._error_step != step:
+            self._error_at = at  # the same round of a fan-out: one outage, however many calls have met it
+            return 0
+        else:
+            self._errors += 1
+        self._error, self._error_at, self._error_clock, self._error_step = error, at, at + self.unchanged, step
+        return self._errors
+
+    def block(self, verdict: Verdict) -> None:
+        """Refuse the calls of a loop: those of a cycle until a new signature is seen, a write until the epoch ends."""
+        for call in verdict.blocked:
+            self.blocked[call] = verdict
+        while len(self.blocked) > _MAX_BLOCKED:
+            del self.blocked[next(iter(self.blocked))]
+
+
+class ToolDetector:
+    """Records the calls of one tool in one session, and judges them.
+
+    Args:
+        identify: maps a result to what identifies it.
+
+    Attributes:
+        hit: ``(key, entry) -> Verdict | None``: as `record`, for an answer from an entry. A closure over all that it
+            needs (benchmarks.budgets, "the same in a session").
+    """
+
+    __slots__ = ("_calls", "_detector", "_hints", "_identify", "_is_plain", "_is_write", "_tool", "hit")
+
+    hit: Callable[[Hashable, Entry], Verdict | None]
+
+    def __init__(
+        self,
+        detector: LoopDetector,
+        tool: str,
+        hints: LoopHints = NO_HINTS,
+        *,
+        is_write: bool = False,
+        identify: Identify = fingerprint,
+    ) -> None:
+        self._detector = detector
+        self._tool = tool
+        self._is_write = is_write
+        self._hints = hints
+        self._identify = identify
+        self._calls: dict[Hashable, CallHistory] = {}
+        self._is_plain = not (is_write or hints.off or hints.poll)
+        self.hit = self._make_hit() if self._is_plain else self._record_hit
+
+    def _make_hit(self) -> Callable[[Hashable, Entry], Verdict | None]:
+        """Repeats `record` for the case that the entry is the one of the last time."""
+        state, known, record_hit, judge = self._detector, self._calls.get, self._record_hit, self._judge
+        run, recent, notice = state.run, state.recent, state.cycle_notice
+        mask, never, cycle_count = _MASK, NEVER, _CYCLE_COUNT
+
+        def hit(key: Hashable, entry: Entry) -> Verdict | None:
+            call = known(key)
+            if call is None or call.entry is not entry or call.epoch != state.epoch:
+                return record_hit(key, entry)
+            if call.step != run.step:
+                step, call.step = call.step, run.step
+                if step >= run.first_step:  # another task of the same round
+                    return None
+            state.position = position = state.position + 1
+            recent[position & mask] = call
+            call.count = count = call.count + 1
+            if call is not state.last:
+                state.last = call
+                if position > state.mixed_after:
+                    state.mixed_after = never
+                    state.cycle_at = state.streak_start + notice
+            if count >= call.judge_at or (position >= state.cycle_at and count >= cycle_count):
+                return judge(call)
+            return None
+
+        return hit
+
+    def _record_hit(self, key: Hashable, entry: Entry) -> Verdict | None:
+        return self.record(key, entry=entry)
+
+    def blocked(self, key: Hashable | None) -> Verdict | None:
+        """Why this call is to be refused without running; None if it is not. Ask only if `LoopDetector.blocked`."""
+        blocked = self._detector.blocked
+        return blocked.get((self._tool, None)) or (None if key is None else blocked.get((self._tool, key)))
+
+    def record(
+        self,
+        key: Hashable | None,
+        outcome: Hashable | None = None,
+        *,
+        value: object = None,
+        entry: Entry | None = None,
+        error: bool = False,
+        began: int = NEVER,
+    ) -> Verdict | None:
+        """Count the outcome of a call, and judge it.
+
+        Args:
+            key: identifies its arguments; None if nothing does, so that it is always new.
+            outcome: identifies its result or its error; None if nothing does, or if `entry` holds the result.
+            value: the result or the error itself, for reports.
+            entry: the entry that holds its result.
+            error: whether it failed: it raised, or its result says so.
+            began: `LoopDetector.clock` when it began; left out if no other call can have run meanwhile.
+        """
+        if entry is not None and self.record_first(key, entry):
+            return None
+        state, call, hints = self._detector, self._history(key), self._hints
+        before = call.entry
+        is_same, is_known = call.set_outcome(outcome, entry, self._identify)
+        if entry is None:
+            state.kept.pop(call, None)
+            if is_known or error:
+                call.text = shown(value)
+        elif entry is not before:
+            state.keep_entry(call, self._identify)
+        has_written = self._is_write and not error
+        if has_written and not is_known:
+            state.end_epoch()
+        call.enter_epoch(state.epoch)
+        if hints.off:
+            return None
+        step, call.step = call.step, state.run.step
+        if is_same and call.count and (began < call.ended or state.run.first_step <= step != call.step):
+            return None  # the same round
+        call.in_a_row = call.in_a_row + 1 if is_same else 1
+        if hints.poll and call.in_a_row > 1:
+            state.unchanged += 1
+            call.ended = state.clock
+            return self._judge_poll(call)
+        call.count += 1
+        is_turn = call is not state.last or not is_same
+        state.count_call(call, is_new=call.count == 1 or hints.poll, is_turn=is_turn)
+        call.ended = state.clock
+        if hints.poll:
+            return None
+        if not error:
+            return self._judge(call, has_written=has_written)
+        return self._judge(call, in_a_row=call.in_a_row, errors=state.count_error(self._tool, call.outcome, began))
+
+    def record_first(self, key: Hashable | None, entry: Entry) -> bool:
+        """Count a result of a call that was never seen; returns False if it was.
+
+        Repeats the part of `record` that applies then (benchmarks.budgets, "static tag, in a session").
+        """
+        calls = self._calls
+        if key is None or key in calls or not self._is_plain:
+            return False
+        if len(calls) >= _MAX_CALLS:
+            del calls[next(iter(calls))]
+        state = self._detector
+        calls[key] = call = CallHistory(self._tool, key, entry, state.epoch)
+        call.step, call.judge_at = state.run.step, state.levels["repeat"].notice
+        call.count = call.in_a_row = 1
+        state.position = position = state.position + 1
+        call.ended = position + state.unchanged
+        state.recent[position & _MASK] = state.last = call
+        if state.blocked or state.cycle_at != NEVER:
+            state.end_streak(position)
+        else:
+            state.streak_start, state.mixed_after = position, position + 1
+        state.kept[call] = self._identify
+        if len(state.kept) > _MAX_KEPT:
+            state.release_oldest()
+        return True
+
+    def record_change(self, key: Hashable | None, outcome: Hashable | None) -> None:
+        """A write has succeeded that is not counted here, such as one of an inner session. Ends the epoch if its
+        signature is new here.
+        """
+        state, call = self._detector, self._history(key)
+        _, is_known = call.set_outcome(outcome, None, self._identify)
+        if not is_known:
+            state.end_epoch()
+        call.enter_epoch(state.epoch)
+
+    def _history(self, key: Hashable | None) -> CallHistory:
+        call = None if key is None else self._calls.get(key)
+        if call is None:
+            call = CallHistory(self._tool, key)
+            if key is not None:
+                if len(self._calls) >= _MAX_CALLS:
+                    del self._calls[next(iter(self._calls))]
+                self._calls[key] = call
+        return call
+
+    def _judge_poll(self, call: CallHistory) -> Verdict | None:
+        """A declared poll is judged by itself, and unchanged answers of it are no part of a cycle."""
+        limit = self._hints.max_unchanged
+        if limit is None or call.in_a_row < limit:
+            return None
+        return self._found("action", "repeat", call, call.in_a_row, is_first=call.in_a_row == limit)
+
+    def _judge(
+        self, call: CallHistory, *, has_written: bool = False, in_a_row: int = 0, errors: int = 0
+    ) -> Verdict | None:
+        """The first check that is met, those of the action level first. `in_a_row` and `errors` are 0 for results."""
+        state, levels, count = self._detector, self._detector.levels, call.count
+        repeat = levels["write_repeat" if has_written else "repeat"]
+        call.judge_at = repeat.notice if count < repeat.notice else repeat.action
+        if count >= repeat.action:
+            return self._found("action", "repeat", call, count, is_first=count == repeat.action)
+        if in_a_row >= levels["error"].action:
+            return self._found("action", "error", call, in_a_row, is_first=in_a_row == levels["error"].action)
+        is_cycle = state.position >= state.cycle_at and count >= _CYCLE_COUNT
+        if is_cycle and state.position - state.streak_start >= levels["cycle"].action:
+            is_first, state.cycle_acted = not state.cycle_acted, True
+            return self._found("action", "cycle", call, count, is_first=is_first)
+        if errors >= levels["any_error"].action:
+            return self._found("action", "any_error", call, errors, is_first=errors == levels["any_error"].action)
+        if is_cycle:
+            state.cycle_at = state.streak_start + levels["cycle"].action
+            return self._found("notice", "cycle", call, count)
+        if count == repeat.notice:
+            return self._found("notice", "repeat", call, count)
+        if in_a_row == levels["error"].notice:
+            return self._found("notice", "error", call, in_a_row)
+        if errors == levels["any_error"].notice:
+            return self._found("notice", "any_error", call, errors)
+        return None
+
+    def _found(self, level: Level, kind: Check, call: CallHistory, count: int, *, is_first: bool = False) -> Verdict:
+        calls = self._detector.last_round() if kind == "cycle" else [call]
+        blocked: frozenset[tuple[str, Hashable]] = frozenset()
+        if level == "action":
+            if kind == "cycle":
+                blocked = frozenset((each.tool, each.key) for each in calls)
+            elif self._is_write:  # its answer is given, since it has run; the next one is refused
+                blocked = frozenset({(self._tool, None if kind == "any_error" else call.key)})
+        names = tuple(each.tool for each in calls)
+        first, last = calls[0].outcome_text(), calls[-1].outcome_text()
+        verdict = Verdict(level, kind, self._tool, count, len(calls), names, first, last, blocked, is_first)
+        self._detector.block(verdict)
+        return verdict
