@@ -35,13 +35,8 @@ def package() -> Path:
     return Path(spec.submodule_search_locations[0])
 
 
-NOT_KEPT_YET = (circles,)
-
-
 @pytest.mark.parametrize("rule", RULES)
-def test_the_package_keeps_its_import_rules(rule, package: Path, request: pytest.FixtureRequest):
-    if rule in NOT_KEPT_YET:
-        request.applymarker(pytest.mark.xfail(strict=True, reason="the package is being rearranged"))
+def test_the_package_keeps_its_import_rules(rule, package: Path):
     assert rule(package) == []
 
 

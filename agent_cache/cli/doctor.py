@@ -410,7 +410,7 @@ async def latency(target: Target) -> list[Result]:
     """Measure round trips of the commands that a tier sends most: a ping, a read, a script."""
     root = target.root
     keys = ("2", root.registry, root.s)
-    script = (*keys, root.prefix, "5000", os.urandom(12).hex(), "", "0", "1", root.name(root.s))
+    script = (*keys, root.prefix, "5000", os.urandom(12).hex(), "", "0", "1", root.cell_name(root.s))
     medians, slowest = [], 0.0
     try:
         await target.server.ask("EVAL", MINT.source, *script)

@@ -36,10 +36,17 @@ from agent_cache.cli.output import Printer, escaped, print_json, progress, size_
 from agent_cache.core.tags import parse_tag
 from agent_cache.errors import ConfigurationError, RemoteTierError
 from agent_cache.remote import RedisTier, WriteIntent
-from agent_cache.remote.redis.connections import Deployment
-from agent_cache.remote.redis.names import CellKey, Names
-from agent_cache.remote.redis.urls import of_url
-from agent_cache.remote.redis.values import BadValue, Header, Seen, is_held, unpacked, version_of
+from agent_cache.remote.redis.keyspace import (
+    BadValue,
+    CellKey,
+    Header,
+    Keyspace,
+    SeenCell,
+    is_held,
+    unpack_value,
+    version_of,
+)
+from agent_cache.remote.redis.options import Deployment, deployment_of_url
 
 __all__ = [
     "Fleet",
@@ -234,7 +241,7 @@ class Fleet:
         slots: of a cluster: first slot, last slot, and the server that has them.
     """
 
-    names: Names
+    names: Keyspace
     servers: list[Server]
     slots: list[tuple[int, int, Server]]
 
@@ -267,9 +274,9 @@ async def connected(options: argparse.Namespace) -> AsyncIterator[Fleet]:
         ResponseError: if a server refuses the connection.
         Unusable: if a server does not answer, or is a Sentinel.
     """
-    deployment = of_url(options.url, cluster=False, options={})
+    deployment = deployment_of_url(options.url, cluster=False, options={})
     _tier(options, is_cluster=False)  # checks the namespace
-    names = Names(options.namespace)
+    names = Keyspace(options.namespace)
     by_address = {deployment.seeds[0]: Server(deployment, deployment.seeds[0], options.timeout)}
     try:
         (first,) = by_address.values()
@@ -442,24 +449,24 @@ async def _header(server: Server, key: bytes, size: int | None, head: bytes | No
     if size is None or head is None:
         return None
     try:
-        return unpacked(head)[0]
+        return unpack_value(head)[0]
     except BadValue:
         if size <= len(head):
             return None
     try:  # the header names so many entities that it is longer than what was read
-        return unpacked(await server.ask("GETRANGE", key, "0", str(_MAX_HEAD - 1)))[0]
+        return unpack_value(await server.ask("GETRANGE", key, "0", str(_MAX_HEAD - 1)))[0]
     except (BadValue, ResponseError):
         return None
 
 
-async def _cells(fleet: Fleet, keys: Iterable[CellKey]) -> Mapping[CellKey, Seen]:
+async def _cells(fleet: Fleet, keys: Iterable[CellKey]) -> Mapping[CellKey, SeenCell]:
     """Read cells. Only keys of cells are read: a forged header may name any key, also one that may not be read."""
     by_server: defaultdict[Server, list[CellKey]] = defaultdict(list)
     prefix = b"t:{%b:" % fleet.names.namespace.encode()
     for key in keys:
         if key.startswith(prefix):
             by_server[fleet.server_of(key)].append(key)
-    seen: dict[CellKey, Seen] = {}
+    seen: dict[CellKey, SeenCell] = {}
     for server, wanted in by_server.items():
         info, *values = await server.look_up([("INFO", "replication"), *(("GET", key) for key in wanted)])
         fields = fields_of(info)
@@ -470,7 +477,7 @@ async def _cells(fleet: Fleet, keys: Iterable[CellKey]) -> Mapping[CellKey, Seen
     return seen
 
 
-def _is_current(header: Header | None, cells: Mapping[CellKey, Seen]) -> bool:
+def _is_current(header: Header | None, cells: Mapping[CellKey, SeenCell]) -> bool:
     return header is not None and all(
         key in cells and not is_held(cells[key]) and version_of(cells[key]) == version
         for key, version in header.cells.items()
@@ -594,7 +601,9 @@ async def keys(options: argparse.Namespace) -> int:
     listed: list[dict[str, Any]] = []
     is_cut = False
     async with connected(options) as fleet, aclosing(_matching(fleet, tags)) as found:
-        named = {cell: ":".join(tag.split(":")[:2]) for tag in tags if ":" in tag for cell in fleet.names.read_by(tag)}
+        named = {
+            cell: ":".join(tag.split(":")[:2]) for tag in tags if ":" in tag for cell in fleet.names.cells_read(tag)
+        }
         async for entry in found:
             if is_cut := len(listed) == options.limit:
                 break
@@ -624,7 +633,7 @@ async def keys(options: argparse.Namespace) -> int:
 
 async def _matching(fleet: Fleet, tags: list[str]) -> AsyncGenerator[_Entry, None]:
     """All entries, or with tags those that a write of these tags would drop."""
-    written = fleet.names.moved_by(tags).keys()
+    written = fleet.names.cells_written(tags).keys()
     async for server, batch in _scan(fleet, "scanning"):
         for entry in await _entries(fleet, server, batch["values"]):
             if not tags or (entry.header is not None and not written.isdisjoint(entry.header.cells)):

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from agent_cache.remote.protocol import WriteIntent
-    from agent_cache.remote.redis.clients import LoopClient
-    from agent_cache.remote.redis.core import Core
-    from agent_cache.remote.redis.subscription import Subscription
-    from agent_cache.remote.redis.tickets import RedisTicket
+    from agent_cache.remote.redis.reads import Reader, RedisTicket
+    from agent_cache.remote.redis.subscriber import Subscription
+    from agent_cache.remote.redis.transport import Client
+    from agent_cache.remote.redis.writes import Writer
 
 
 def _put(owner: object, name: str, new: Any) -> None:
@@ -28,12 +28,12 @@ def _put(owner: object, name: str, new: Any) -> None:
 
 
 def _rewrite_scripts(old: str, new: str = "") -> None:
-    """Put other words for these, or none, into all scripts that have them."""
-    from agent_cache.remote.redis import orders, reads, scripts
+    """Replace a text in all scripts that have it."""
+    from agent_cache.remote.redis import reads, scripts, writes
 
-    names = {"BEGIN": orders, "RENEW": orders, "COMMIT": orders, "MINT": reads}
+    users = {"BEGIN": writes, "RENEW": writes, "COMMIT": writes, "MINT": reads}
     found = 0
-    for name, user in names.items():
+    for name, user in users.items():
         source = getattr(scripts, name).source.decode()
         found += source.count(old)
         _put(user, name, scripts.Script.of(source.replace(old, new)))
@@ -42,30 +42,30 @@ def _rewrite_scripts(old: str, new: str = "") -> None:
 
 
 def no_begin() -> None:
-    """The server is told of a write when it is over, and not before. The own process knows, as ever."""
-    from agent_cache.remote.redis import tier
+    """The server learns of a write when it is over, and not before. The own process knows, as ever."""
+    from agent_cache.remote.redis.writes import Writer
 
-    async def begin(core: Core, write: WriteIntent) -> None:
-        core.epochs.touch(core.names.moved_by(write.tags) | core.names.armed_by(write))
+    async def begin(self: Writer, write: WriteIntent) -> None:
+        self.invalidations.add(self.keyspace.cells_written(write.tags) | self.keyspace.cells_armed(write))
 
-    _put(tier, "begin", begin)
+    _put(Writer, "begin", begin)
     no_renewal()
 
 
 def no_registry() -> None:
-    """A cell is marked for a lease, and nobody remembers by whom: the next one to end lifts the mark."""
-    said = "announce(ARGV[at], ARGV[at + 1])"
-    _rewrite_scripts(said, f"leave('held', held, '') leave('armed', armed, '~') {said}")
+    """A cell is marked for a lease, and no writer is registered: the next one to end lifts the mark."""
+    announce = "announce(ARGV[at], ARGV[at + 1])"
+    _rewrite_scripts(announce, f"leave('held', held, '') leave('armed', armed, '~') {announce}")
 
 
 def no_renewal() -> None:
-    """A lease is not prolonged, however long the write takes."""
-    from agent_cache.remote.redis import tier
+    """A lease is not extended, however long the write takes."""
+    from agent_cache.remote.redis.writes import Writer
 
-    async def renew(core: Core, write: WriteIntent) -> None:
+    async def renew(self: Writer, write: WriteIntent) -> None:
         pass
 
-    _put(tier, "renew", renew)
+    _put(Writer, "renew", renew)
 
 
 def no_identity() -> None:
@@ -75,58 +75,50 @@ def no_identity() -> None:
 
 def run_id() -> None:
     """A server is known by its run id, which it keeps when it is demoted and promoted again."""
-    from agent_cache.remote.redis import identity, lines, subscription
-    from agent_cache.remote.redis.wire import pack
+    from agent_cache.remote.redis import subscriber, transport
 
-    everything = (b"INFO",)
-    for user in (identity, subscription):
-        _put(user, "INFO", everything)
-    _put(lines, "_INFO", pack(*everything))
+    for user in (subscriber, transport):
+        _put(user, "INFO", (b"INFO",))
     _identify(lambda fields: fields[b"run_id"].strip())
 
 
 def _identify(by: Callable[[dict[bytes, bytes]], bytes]) -> None:
-    from agent_cache.remote.redis import identity, lines, subscription
+    from agent_cache.remote.redis import subscriber, transport
 
-    whole = identity.identity_in
+    whole = transport.replication_id_of
 
-    def identity_in(info: Any) -> bytes:
-        whole(info)  # a master, as ever
+    def replication_id_of(info: Any) -> bytes:
+        whole(info)  # a primary, as ever
         return by(dict(line.partition(b":")[::2] for line in info.splitlines()))
 
-    for user in (identity, lines, subscription):
-        _put(user, "identity_in", identity_in)
+    for user in (subscriber, transport):
+        _put(user, "replication_id_of", replication_id_of)
 
 
 def no_recheck() -> None:
     """A result that names its tags is stored under their cells as they are after the load, whatever came during it."""
-    from agent_cache.remote.redis import stores
-    from agent_cache.remote.redis.reads import mint, seen_in
-    from agent_cache.remote.redis.values import version_of
+    from agent_cache.remote.redis.keyspace import version_of
+    from agent_cache.remote.redis.reads import Reader
 
     async def _recheck(
-        core: Core, client: LoopClient, ticket: RedisTicket, late: list[str], since: float
+        self: Reader, client: Client, ticket: RedisTicket, late: list[str], started_at: float
     ) -> dict[bytes, bytes]:
-        named = {key: root for tag in late for key, root in core.names.read_by(tag).items()}
-        seen = seen_in(named, await client.fetch([(key, root.slot) for key, root in named.items()], since=since))
-        for root in dict.fromkeys(named.values()):
-            keys = [key for key, own in named.items() if own is root]
-            if any(key not in seen for key in keys):
-                seen |= await mint(core, client, root, keys, since)
-        core.memo.keep_cells(ticket.place.digest or b"", named)
+        named = {key: root for tag in late for key, root in self.keyspace.cells_read(tag).items()}
+        seen = await self.fetch_or_mint(client, named, started_at)
+        self.keyspace.keep_late_cells(ticket.place.digest or b"", named)
         return {key: version_of(seen[key]) for key in named}
 
-    _put(stores, "_recheck", _recheck)
+    _put(Reader, "_recheck", _recheck)
 
 
 def no_arming() -> None:
-    """A write whose tags its result will tell leaves nothing behind that ends if it dies."""
+    """A write whose tags its result will name leaves nothing behind that ends if it dies."""
     _rewrite_scripts("  register('armed', armed, '~')\n")
 
 
 def no_drop() -> None:
-    """What was kept before a subscription was lost counts again after it."""
-    from agent_cache.remote.redis.subscription import Subscription
+    """Copies that were kept before a subscription was lost are valid again after it."""
+    from agent_cache.remote.redis.subscriber import Subscription
 
     def _become_live(self: Subscription) -> None:
         self.is_live = True
@@ -137,8 +129,8 @@ def no_drop() -> None:
 
 def from_arrival() -> None:
     """Local copies are trusted from the moment a PONG arrives."""
-    from agent_cache.remote.redis.leases import boottime
-    from agent_cache.remote.redis.subscription import Subscription
+    from agent_cache.remote.redis.subscriber import Subscription
+    from agent_cache.remote.redis.transport import boottime
 
     whole = Subscription._pong
 
@@ -151,10 +143,10 @@ def from_arrival() -> None:
 
 
 def no_pending_rule() -> None:
-    """What this process owes the server does not keep it from reading there."""
-    from agent_cache.remote.redis.pending import Pending
+    """Pending invalidations do not keep this process from reading on the server."""
+    from agent_cache.remote.redis.writes import PendingInvalidations
 
-    _put(Pending, "blocks", lambda self, cells: False)
+    _put(PendingInvalidations, "blocks", lambda self, cells: False)
 
 
 PARTS: dict[str, Callable[[], None]] = {

@@ -24,7 +24,7 @@ from agent_cache.cli.doctor import version
 from agent_cache.cli.main import main
 from agent_cache.cli.output import progress
 from agent_cache.remote import RedisTier
-from agent_cache.remote.redis.values import Header, head_of
+from agent_cache.remote.redis.keyspace import Header, pack_header
 from tests.harness import rights
 from tests.harness.servers import Server, free_port
 
@@ -177,7 +177,7 @@ def stray(valkey: Server) -> Server:
     valkey.command("HSET", "v:agent_cache:abc", "field", "1")
     valkey.command("HSET", "w:{agent_cache:order}x", "field", "1")
     cells = {b"t:{agent_cache:o\xff}:T\xff": b"a b", b"t:{agent_cache:\x1b[2J}:D": b"a b"}
-    head = head_of(Header(cells, 1.0, 1.0, 0.0, 0.0, b""))
+    head = pack_header(Header(cells, 1.0, 1.0, 0.0, 0.0, b""))
     with valkey.client() as client:
         client.set("v:agent_cache:abd", head + b"x")
     return valkey
@@ -494,7 +494,7 @@ def test_a_right_that_is_missing_is_said_and_no_count_of_nothing_shown(fit, run,
 
 def test_a_value_that_names_what_may_not_be_read_is_not_current_and_stops_nothing(fit, run):
     with fit.client() as client:
-        client.set("v:agent_cache:ab", head_of(Header({b"secret": b"a b"}, 1.0, 1.0, 0.0, 0.0, b"")) + b"x")
+        client.set("v:agent_cache:ab", pack_header(Header({b"secret": b"a b"}, 1.0, 1.0, 0.0, 0.0, b"")) + b"x")
     fit.command("ACL", "SETUSER", "operator", "on", ">secret", "~t:{agent_cache:*", "~v:*", "~w:*", "&*", "+@all")
     url = f"redis://operator:secret@127.0.0.1:{fit.port}"
     (entry,) = facts(run, "keys", "--url", url)["entries"]

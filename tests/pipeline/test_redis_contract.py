@@ -14,7 +14,8 @@ pytest.importorskip("redis")
 
 from agent_cache.remote import Tier
 from agent_cache.remote.redis import RedisTier
-from agent_cache.remote.redis.connections import Address, Deployment
+from agent_cache.remote.redis.options import Address, Deployment
+from agent_cache.remote.redis.transport import Connection
 from tests.contract import TierContract
 from tests.harness.clusters import Cluster
 from tests.harness.proxies import Proxy
@@ -105,9 +106,18 @@ class Detour(Deployment):
 
     detours: dict[int, Proxy] = field(default_factory=dict)
 
-    def connection(self, address: Address, *arguments: Any, **options: Any) -> Any:
-        host, port = address
-        return Deployment.connection(self, (host, self.detours[port].port), *arguments, **options)
+
+@pytest.fixture
+def detours(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Connect to the proxies of a `Detour` in place of its nodes."""
+    opened = Connection.open
+
+    async def open_detour(deployment: Deployment, address: Address, **options: Any) -> Connection:
+        if isinstance(deployment, Detour):
+            address = address[0], deployment.detours[address[1]].port
+        return await opened(deployment, address, **options)
+
+    monkeypatch.setattr(Connection, "open", open_detour)
 
 
 @pytest.mark.slow
@@ -115,7 +125,7 @@ class TestClusterTier(OnServers):
     """On a cluster: what belongs to one write is on several servers."""
 
     @pytest.fixture(autouse=True)
-    def whole(self, cluster: Cluster) -> Iterator[None]:
+    def whole(self, cluster: Cluster, detours: None) -> Iterator[None]:
         self.cluster = cluster
         self.servers = cluster.nodes
         self.primaries = cluster.primaries

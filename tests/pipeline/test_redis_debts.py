@@ -13,9 +13,9 @@ pytest.importorskip("redis")
 
 from agent_cache.remote import Touched, WriteIntent
 from agent_cache.remote.redis import RedisTier
-from agent_cache.remote.redis.identity import introduced
-from agent_cache.remote.redis.pending import Order, deliver
+from agent_cache.remote.redis.keyspace import Keyspace
 from agent_cache.remote.redis.scripts import Script
+from agent_cache.remote.redis.writes import Call
 from tests.contract.workbench import commit, load, read, value_of, write
 from tests.harness.servers import Server
 from tests.harness.tiers import Make, making, until
@@ -28,7 +28,7 @@ async def make() -> AsyncIterator[Make]:
         yield make
 
 
-def of_nothing(*_: Any) -> Order:
+def of_nothing(*_: Any) -> Call:
     raise AssertionError("these are not taken together")
 
 
@@ -54,14 +54,13 @@ async def test_a_write_of_very_many_entries_lands(make: Make, valkey: Server):
 async def test_a_command_that_a_server_refuses_blocks_no_other(make: Make, valkey: Server):
     """It is no outage: all of its root is invalidated instead, and everything else goes on."""
     tier, other = make(valkey.url), make(valkey.url)
-    core = tier._core
     for tag in ("order:7", "user:1"):
         await load(other, read(tag, key=tag), "old")
     for tag in ("order", "user"):
-        root = core.names.root(tag)
+        root = Keyspace("agent_cache").root(tag)
         script = Script.of("return redis.error_reply('ERR too many results to unpack')")
-        poison = Order("w", root, script, [root.registry], [b""] * 5, frozenset([root.cell(b"Tx")]), until=0.0)
-        core.pending.add(poison, 1.0, of_nothing)
+        poison = Call("w", root, script, [root.registry], [b""] * 5, frozenset([root.cell(b"Tx")]), until=0.0)
+        tier._writer.pending.add(poison, 1.0, of_nothing)
     assert not is_well(tier)
     await until(lambda: is_well(tier))
     assert tier.stats()["failures"] == 0
@@ -71,10 +70,10 @@ async def test_a_command_that_a_server_refuses_blocks_no_other(make: Make, valke
 async def test_a_live_command_that_is_refused_is_no_outage(make: Make, valkey: Server, monkeypatch: pytest.MonkeyPatch):
     tier, other = make(valkey.url), make(valkey.url)
     await load(other, read("order:7"), "old")
-    core, intent = tier._core, write("order:7")
+    intent = write("order:7")
     await tier.begin(intent)
     with monkeypatch.context() as patch:
-        patch.setattr(core, "script", lambda _: Script.of("return redis.error_reply('ERR no')"))
+        patch.setattr(tier._transport, "script", lambda _: Script.of("return redis.error_reply('ERR no')"))
         await commit(tier, intent)
     assert tier.stats()["pending"] == 1
     assert set(tier.stats()["servers"].values()) == {"ok"}
@@ -119,27 +118,27 @@ async def test_a_hold_that_is_delivered_late_ends_when_it_was_to_end(make: Make,
 async def test_a_command_that_is_delivered_twice_brings_no_token_back(make: Make, valkey: Server):
     """What was stored under it would count again, whatever was written between the two."""
     tier, other = make(valkey.url), make(valkey.url)
-    core = tier._core
     intent = write("order:7")
     await tier.lookup(read("order:7"))
-    delivered: list[Order] = []
-    run = core.client().run
+    delivered: list[Call] = []
+    client = tier._transport.client()
+    run = client.run
 
     async def remembered(script: Script, slot: int, keys: list[bytes], arguments: list[bytes], **rest: Any) -> Any:
-        delivered.append(Order("w", core.names.root("order"), script, keys, arguments))
+        delivered.append(Call("w", Keyspace("agent_cache").root("order"), script, keys, arguments))
         return await run(script, slot, keys, arguments, **rest)
 
-    core.client().run = remembered
+    client.run = remembered
     await commit(tier, intent)
-    del core.client().run
+    del client.run
     await load(other, read("order:7"), "old")
     assert await value_of(other, read("order:7")) == "old"
     second = write("order:7")
     await other.begin(second)
     await commit(other, second)
-    link, _ = await introduced(core, core.topology.of(0))
-    await deliver(delivered[0], link)
-    link.close()
+    connection, _ = await tier._transport.connect(tier._transport.topology.servers[0])
+    await connection.run(delivered[0].script, delivered[0].keys, delivered[0].fresh_arguments())
+    connection.close()
     assert await value_of(other, read("order:7")) == "nothing"
 
 
@@ -199,20 +198,20 @@ async def test_a_write_that_fails_after_one_that_did_not_ends_all_that_it_had_ar
 
 def test_what_a_child_says_is_not_taken_for_its_parents_own():
     """Also where its parent had said the same before the fork."""
-    core = RedisTier.from_url("redis://127.0.0.1")._core  # it connects to nothing
+    writer = RedisTier.from_url("redis://127.0.0.1")._writer  # it connects to nothing
     intent = write("order:7")
-    (before,), parent = core.orders.beginning(intent), core.process
+    (before,), parent = writer.calls.begin(intent), writer.process
     assert before.arguments[-1].startswith(parent)
-    core.after_fork()
-    (after,) = core.orders.beginning(intent)
-    assert core.process != parent
-    assert after.arguments[-1].startswith(core.process)
+    writer.after_fork()
+    (after,) = writer.calls.begin(intent)
+    assert writer.process != parent
+    assert after.arguments[-1].startswith(writer.process)
 
 
 async def test_a_lookup_that_comes_before_a_begin_has_landed_keeps_nothing(make: Make, valkey: Server):
     tier, request = make(valkey.url), read("order:7")
     await load(tier, request, "old")
-    client = tier._core.client()
+    client = tier._transport.client()
     run, tickets = client.run, []
 
     async def overtaken(*given: Any, **rest: Any) -> Any:
@@ -297,8 +296,9 @@ async def test_a_root_that_was_forgotten_and_met_again_is_the_same_root(make: Ma
     tier = make(own_valkey.url)
     request = read("order:7")
     await load(tier, request, "old")
-    (call,) = tier._core.memo._calls
-    names = tier._core.names
+    names = tier._writer.keyspace
+    with own_valkey.client() as client:
+        (call,) = (key.removeprefix("v:agent_cache:").encode() for key in client.keys("v:*"))
     before = names.root("order")
     for number in range(10_001):
         names.root(f"other{number}")
@@ -306,7 +306,7 @@ async def test_a_root_that_was_forgotten_and_met_again_is_the_same_root(make: Ma
     own_valkey.kill()
     intent = WriteIntent("w", ("order:8",), keys=((request.tool, request.key),))
     await commit(tier, intent, "order:8")
-    pending, root = tier._core.pending, names.root("order")
+    pending, root = tier._writer.pending, names.root("order")
     assert pending.blocks([root.cell(b"K" + call)])
     assert pending.blocks([names.entity(root, "8")])
     assert len(pending) == 1
@@ -339,15 +339,15 @@ async def test_a_write_of_very_many_entities_moves_their_root(make: Make, valkey
 async def test_a_commit_stays_owed_whatever_of_its_write_lands_after_it(make: Make, valkey: Server, what: str):
     """Networks delay, and a renewal may be on its way when the write ends."""
     tier = make(valkey.url)
-    core = tier._core
-    settle_up, core.settle_up = core.settle_up, lambda *_: asyncio.sleep(0)
+    writer = tier._writer
+    deliver, writer.deliver_pending = writer.deliver_pending, lambda *_: asyncio.sleep(0)
     intent = write("order:7")
     await tier.begin(intent)
     tier.commit(intent, intent.tags, failed=False, hold=0.0).close()
-    for order in core.pending.overdue(0.0):
-        core.owe(order)
+    for call in writer.pending.overdue(0.0):
+        writer.add_pending(call)
     await getattr(tier, what)(intent)
     assert tier.stats()["pending"] == 1
-    core.settle_up = settle_up
+    writer.deliver_pending = deliver
     await until(lambda: is_well(tier))
     assert valkey.command("ZCARD", "w:{agent_cache:order}") == 0

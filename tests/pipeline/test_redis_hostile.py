@@ -22,11 +22,8 @@ from hypothesis import given, settings, strategies as st
 from agent_cache import AgentCache
 from agent_cache.remote.codecs import Codec, EncryptedCodec, JsonCodec, MessagePackCodec, SignedCodec
 from agent_cache.remote.redis import RedisTier
-from agent_cache.remote.redis.counters import Log
-from agent_cache.remote.redis.names import Names
-from agent_cache.remote.redis.subscription import Subscription
-from agent_cache.remote.redis.topology import Node
-from agent_cache.remote.redis.wire import OVERSIZED
+from agent_cache.remote.redis.subscriber import Subscription
+from agent_cache.remote.redis.transport import OVERSIZED
 from agent_cache.testing import reset
 from tests.contract.workbench import commit, load, read, value_of, write
 from tests.harness.servers import Server
@@ -176,12 +173,11 @@ async def test_a_message_that_cannot_be_understood_means_all_of_its_root(make: M
 
 @pytest.mark.parametrize("nonsense", [OVERSIZED, None, 5, [], [b"pong"], [b"message", b"c"], [b"pong", []], [[], 1]])
 def test_an_answer_that_is_no_message_ends_a_subscription_and_raises_nothing(nonsense):
-    core = SimpleNamespace(
-        topology=SimpleNamespace(is_cluster=False), log=Log("tier"), names=Names("ns"), max_staleness=1.0
-    )
-    subscription = Subscription(core, Node(("h", 1)), {}, lambda: None)
+    tier = RedisTier.from_url("redis://h")  # it connects to nothing
+    parts = tier._transport, tier._writer.keyspace, tier._invalidations, tier._writer
+    subscription = Subscription(tier._transport.topology.servers[0], {}, *parts, lambda: None)
     ends = []
-    subscription._link = SimpleNamespace(close=lambda: ends.append(True))
+    subscription._connection = SimpleNamespace(close=lambda: ends.append(True))
     subscription._receive(nonsense)
     assert ends == [True]
 
@@ -329,6 +325,17 @@ async def test_a_value_that_is_too_large_costs_no_memory(make: Make, raw: redis.
     assert found == ["nothing"] * 100
     assert tier.stats()["bad_values"] == 100
     assert peak < 5_000_000
+
+
+async def test_a_cell_that_is_too_large_is_replaced(make: Make, raw: redis.Redis):
+    """As one of another type is. What was stored under the former one is dead."""
+    tier = make()
+    await load(tier, read("order:7"), VALUE)
+    raw.set(cell := "t:{agent_cache:order}:S", b"x" * 3_000_000)
+    assert await value_of(tier, read("order:7")) == "nothing"
+    assert raw.strlen(cell) < 256
+    await load(tier, read("order:7"), VALUE)
+    assert await value_of(tier, read("order:7")) == VALUE
 
 
 class Broken:

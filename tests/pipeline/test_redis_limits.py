@@ -73,8 +73,8 @@ async def test_calls_with_large_arguments_are_not_remembered(make: Make):
         await load(tier, large, "answer")
         await load(tier, small, "answer")
         assert await value_of(tier, large) == "answer"
-        assert [call[1] for call in tier._core.memo._calls.values()] == ["7"]
-        assert len(tier._core.places._known) == 1
+        assert [call[1] for call in tier._writer.keyspace._calls.values()] == ["7"]
+        assert len(tier._reader._places) == 1
     await there.caught_up()
     await here.discard(large)
     await there.caught_up()
@@ -85,21 +85,22 @@ async def test_calls_with_large_arguments_are_not_remembered(make: Make):
 async def test_connections_to_servers_that_are_gone_are_closed(make: Make, valkey: Server, own_valkey: Server):
     tier = make()
     await load(tier, read("order:7"), "answer")
-    topology = tier._core.topology
-    (former,) = topology.nodes
-    line = tier._core.client()._lines[former]
-    assert line._link is not None
-    topology._adopt([(HOST, own_valkey.port)])  # as Sentinels have it after a failover
+    topology = tier._transport.topology
+    (former,) = topology.servers
+    batchers = tier._transport.client()._batchers
+    batcher = batchers[former]
+    assert batcher._connection is not None
+    topology.set_primary((HOST, own_valkey.port))  # as Sentinels have it after a failover
     assert await value_of(tier, read("order:7")) == "nothing"
-    assert list(tier._core.client()._lines) == topology.nodes != [former]
-    assert line._link is None
+    assert list(batchers) == topology.servers != [former]
+    assert batcher._connection is None
 
 
 async def test_a_server_that_comes_and_goes_is_said_once(make: Make, caplog: pytest.LogCaptureFixture):
     """One that takes heartbeats and refuses reads, for want of a right, does so three times a second."""
     tier = make()
-    core = tier._core
+    transport = tier._transport
     for _ in range(5):
-        core.failed(core.topology.nodes[0], "NOPERM")
-        core.recovered(core.topology.nodes[0])
+        transport.fail(transport.topology.servers[0], "NOPERM")
+        transport.recover(transport.topology.servers[0])
     assert caplog.text.count("cannot be used") == 1

@@ -18,7 +18,6 @@ pytest.importorskip("redis")
 from agent_cache import AgentCache, AgentCacheInvalidator, RemotePolicy
 from agent_cache.errors import RemoteTierError
 from agent_cache.remote import RedisTier, Tier
-from agent_cache.remote.redis.attendant import Attendant
 from agent_cache.testing import MemoryTier
 from tests.contract.workbench import load, read, value_of, write
 from tests.harness.proxies import Proxy
@@ -128,7 +127,7 @@ def test_a_write_whose_loop_ends_right_after_its_effect_is_committed(tier: Redis
         gc.collect()
     assert [str(one.message) for one in said] == []
     deadline = time.monotonic() + 10
-    while len(tier._core.pending):
+    while len(tier._writer.pending):
         assert time.monotonic() < deadline
         time.sleep(0.01)
     assert asyncio.run(shop.get("7")) == "new"
@@ -142,12 +141,12 @@ async def test_what_is_on_its_way_is_neither_read_nor_lost(tier: RedisTier, valk
     await tier.begin(intent)
     assert await value_of(tier, read("order:7")) == "old"  # only armed
     landing = tier.commit(intent, ("order:7",), failed=False, hold=0.0)
-    assert len(tier._core.pending) == 1
+    assert len(tier._writer.pending) == 1
     assert tier.stats()["pending"] == 0  # nothing has gone wrong yet
     assert await value_of(tier, read("order:7")) == "nothing"
     assert await value_of(other, read("order:7")) == "old"
     landing.close()  # whoever had it is gone
-    await until(lambda: len(tier._core.pending) == 0)
+    await until(lambda: len(tier._writer.pending) == 0)
     assert await value_of(other, read("order:7")) == "nothing"
     await other.aclose()
 
@@ -169,7 +168,15 @@ async def test_a_commit_that_is_cancelled_on_its_way_is_owed(valkey: Server):
         await tier.aclose()
 
 
-def no_thread(_: Attendant) -> None:
+def started(monkeypatch: pytest.MonkeyPatch, start: Callable[[threading.Thread], None]) -> None:
+    """Have a tier's thread started by this."""
+    whole = threading.Thread.start
+    monkeypatch.setattr(
+        threading.Thread, "start", lambda each: (start if each.name.startswith("agent_cache") else whole)(each)
+    )
+
+
+def no_thread(_: threading.Thread) -> None:
     raise RuntimeError("can't start new thread")
 
 
@@ -182,7 +189,7 @@ async def test_a_tier_without_a_thread_keeps_nothing_here_and_tells_the_others(
     shop = Shop(tier, remote=RemotePolicy(on_unreachable=on_unreachable))
     request = read(f"{shop.root}:7", tool=f"{shop.root}:get")
     await load(other, request, "old")
-    monkeypatch.setattr(Attendant, "start", no_thread)
+    started(monkeypatch, no_thread)
     await shop.put("7")
     assert await value_of(other, request) == "nothing"
     assert await shop.get("7") == "new"
@@ -239,10 +246,10 @@ async def test_a_loop_that_was_blocked_while_it_connected_takes_no_server_for_de
 
 def test_a_tier_that_is_asked_while_its_thread_starts_has_one(valkey: Server, monkeypatch: pytest.MonkeyPatch):
     """A collection that starts there may close a write that somebody has given up."""
-    start = Attendant.start
+    start = threading.Thread.start
 
-    def start_and_collect(attendant: Attendant) -> None:
-        start(attendant)
+    def start_and_collect(thread: threading.Thread) -> None:
+        start(thread)
         monkeypatch.undo()
         tier.commit(write("order:7"), ("order:7",), failed=False, hold=0.0).close()
 
@@ -251,7 +258,7 @@ def test_a_tier_that_is_asked_while_its_thread_starts_has_one(valkey: Server, mo
 
     before = listening()
     tier = RedisTier.from_url(valkey.url)
-    monkeypatch.setattr(Attendant, "start", start_and_collect)
+    started(monkeypatch, start_and_collect)
     tier.subscribe(lambda _: None)
     assert len(listening() - before) == 1
     asyncio.run(tier.aclose())

@@ -16,12 +16,10 @@ import pytest
 pytest.importorskip("redis")
 
 from agent_cache import AgentCache, RemoteTierError
-from agent_cache.remote.redis import RedisTier, lines
-from agent_cache.remote.redis.clients import LoopClient
-from agent_cache.remote.redis.connections import Deployment
-from agent_cache.remote.redis.links import Link
-from agent_cache.remote.redis.tickets import RedisTicket
-from agent_cache.remote.redis.wire import Replies
+from agent_cache.remote.redis import RedisTier
+from agent_cache.remote.redis.options import Deployment
+from agent_cache.remote.redis.reads import RedisTicket
+from agent_cache.remote.redis.transport import Client, Connection, Replies, Transport
 from tests.contract.workbench import load, read, value_of, write
 from tests.harness.clusters import Cluster
 from tests.harness.proxies import Proxy
@@ -64,18 +62,18 @@ class Attempts:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.count = 0
         self._thread = threading.current_thread()
-        opened, sent = Link.open, Link.send
+        opened, sent = Connection.open, Connection.send
 
-        async def open_counted(*args: Any, **kwargs: Any) -> Link:
+        async def open_counted(*args: Any, **kwargs: Any) -> Connection:
             self._attempt()
             return await opened(*args, **kwargs)
 
-        def send_counted(link: Link, *args: Any) -> None:
+        def send_counted(connection: Connection, *args: Any) -> None:
             self._attempt()
-            sent(link, *args)
+            sent(connection, *args)
 
-        monkeypatch.setattr(Link, "open", open_counted)
-        monkeypatch.setattr(Link, "send", send_counted)
+        monkeypatch.setattr(Connection, "open", open_counted)
+        monkeypatch.setattr(Connection, "send", send_counted)
 
     def _attempt(self) -> None:
         self.count += threading.current_thread() is self._thread
@@ -206,7 +204,7 @@ async def test_a_server_that_stops_in_the_middle_of_a_read_costs_the_timeout_onc
 ):
     tier = make(own_valkey.url)
     await load(tier, read("order:7"), "old")
-    whole = LoopClient.read
+    whole = Client.read
 
     async def then_it_stops(*args: Any, **kwargs: Any) -> Any:
         found = await whole(*args, **kwargs)
@@ -214,10 +212,10 @@ async def test_a_server_that_stops_in_the_middle_of_a_read_costs_the_timeout_onc
         own_valkey.pause()
         return found
 
-    monkeypatch.setattr(LoopClient, "read", then_it_stops)
+    monkeypatch.setattr(Client, "read", then_it_stops)
     taken, _ = await miss(tier, "order:8")  # its cells are missing: they are made, by a second question
     assert taken < 1.2 * TIMEOUT  # 0.8, and what was left; not 0.8 and one more
-    monkeypatch.setattr(LoopClient, "read", whole)
+    monkeypatch.setattr(Client, "read", whole)
     own_valkey.resume()
 
 
@@ -251,13 +249,12 @@ async def test_who_no_longer_waits_for_messages_is_forgotten(make: Make, sink):
     tier = make(f"redis://{HOST}:{sink()}")
     readers = [asyncio.create_task(tier.lookup(read("order:7"))) for _ in range(50)]
     await asyncio.sleep(0)
-    attendant = tier._core.attendant
-    assert attendant is not None
-    assert sum(map(len, attendant._waiters.values())) == 50
+    waiters = tier._subscriber._waiters
+    assert sum(map(len, waiters.values())) == 50
     for reader in readers[:25]:
         reader.cancel()
     await asyncio.gather(*readers, return_exceptions=True)
-    assert not attendant._waiters
+    assert not waiters
 
 
 @pytest.mark.slow
@@ -280,7 +277,7 @@ async def test_whatever_connecting_raises_nobody_waits_for_ever(make: Make, valk
     async def broken(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr(lines, "introduced", broken)
+    monkeypatch.setattr(Transport, "connect", broken)
     async with asyncio.timeout(10):
         await miss(tier)
 
@@ -309,13 +306,12 @@ async def test_a_server_that_talks_nonsense_is_not_waited_for(
 async def test_nobody_waits_for_a_thread_that_has_ended(make: Make, valkey: Server):
     tier = make(valkey.url, timeout=0.1)
     await load(tier, read("order:7"), "value")
-    attendant = tier._core.attendant
-    assert attendant is not None
-    own, attendant._loop = attendant._loop, asyncio.new_event_loop()  # one that takes what it is given and is over
+    subscriber = tier._subscriber
+    own, subscriber._loop = subscriber._loop, asyncio.new_event_loop()  # one that takes what it is given and is over
     async with asyncio.timeout(10):
         assert not await tier.caught_up()
-    attendant._loop.close()
-    attendant._loop = own
+    subscriber._loop.close()
+    subscriber._loop = own
 
 
 async def test_a_caller_without_time_left_is_not_the_servers_fault(make: Make, valkey: Server, behind):

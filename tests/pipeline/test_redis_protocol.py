@@ -21,7 +21,6 @@ from agent_cache.clock import CLOCK
 from agent_cache.errors import ConfigurationError, RemoteTierError
 from agent_cache.remote import Touched, WriteIntent
 from agent_cache.remote.redis import RedisTier
-from agent_cache.remote.redis.identity import introduced
 from tests.contract.workbench import commit, load, read, value_of, write, writing
 from tests.harness.proxies import Proxy
 from tests.harness.rights import least
@@ -367,8 +366,8 @@ async def test_nothing_is_read_or_stored_under_what_is_pending(make, server, pro
     other = make(server.url)
     await load(tier, read("order:7"), "old")
     await load(tier, read("user:1", key="1"), "old")
-    core = tier._core
-    core.settle_up = lambda *_: asyncio.sleep(0)  # the heartbeat delivers nothing
+    writer = tier._writer
+    writer.deliver_pending = lambda *_: asyncio.sleep(0)  # the heartbeat delivers nothing
     proxy.refuse()
     intent = write("order:7")
     await tier.begin(intent)
@@ -380,7 +379,7 @@ async def test_nothing_is_read_or_stored_under_what_is_pending(make, server, pro
     assert await value_of(tier, read("order:7")) == "nothing"
     assert await value_of(tier, read("order", key="all")) == "nothing"
     assert await value_of(tier, read("user:1", key="1")) == "old"
-    del core.settle_up
+    del writer.deliver_pending
     await until(lambda: tier.stats()["pending"] == 0)
     assert await value_of(other, read("order:7")) == "nothing"
 
@@ -389,8 +388,8 @@ async def test_a_renewal_that_lands_makes_up_for_a_begin_that_did_not(make, serv
     """The begin is owed no more: if it landed after the commit, it would hold what nobody writes."""
     tier = make(proxy.url)
     await load(tier, read("order:7"), "old")
-    core = tier._core
-    core.settle_up = lambda *_: asyncio.sleep(0)  # the heartbeat delivers nothing
+    writer = tier._writer
+    writer.deliver_pending = lambda *_: asyncio.sleep(0)  # the heartbeat delivers nothing
     proxy.refuse()
     intent = write("order:7")
     await tier.begin(intent)
@@ -400,7 +399,7 @@ async def test_a_renewal_that_lands_makes_up_for_a_begin_that_did_not(make, serv
     await tier.renew(intent)
     assert tier.stats()["pending"] == 0
     assert server.command("ZCARD", "w:{agent_cache:order}") == 1
-    del core.settle_up
+    del writer.deliver_pending
     await commit(tier, intent)
     assert server.command("ZCARD", "w:{agent_cache:order}") == 0
 
@@ -425,19 +424,20 @@ async def test_a_begin_that_lands_while_its_tool_runs_announces_it(make, server,
 async def test_a_begin_is_not_delivered_after_its_commit(make, server, proxy):
     """It was owed when the delivery began, and the commit has landed meanwhile."""
     tier = make(proxy.url)
-    core = tier._core
-    settle_up, core.settle_up = core.settle_up, lambda *_: asyncio.sleep(0)
+    writer, transport = tier._writer, tier._transport
+    deliver, writer.deliver_pending = writer.deliver_pending, lambda *_: asyncio.sleep(0)
     proxy.refuse()
     intent = write("order:7")
     await tier.begin(intent)
     proxy.heal()
     await until(lambda: set(tier.stats()["servers"].values()) == {"ok"})
-    (owed,) = core.pending.orders()
+    (pending,) = writer.pending.calls()
     await commit(tier, intent)
-    core.pending.orders = lambda: [owed]
-    link, _ = await introduced(core, core.topology.of(0))
-    await settle_up(core.topology.of(0), link)
-    link.close()
+    writer.pending.calls = lambda: [pending]
+    (only,) = transport.topology.servers
+    connection, _ = await transport.connect(only)
+    await deliver(only, connection)
+    connection.close()
     assert server.command("ZCARD", "w:{agent_cache:order}") == 0
 
 
@@ -518,7 +518,7 @@ async def test_after_a_fork_the_child_trusts_nothing_and_connects_anew(make, ser
     tier = make(server.url)
     await load(tier, read("order:7"), "old")
     await trusted(tier)
-    parent = tier._core.process
+    parent = tier._writer.process
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
@@ -534,7 +534,7 @@ async def test_after_a_fork_the_child_trusts_nothing_and_connects_anew(make, ser
                 await trusted(tier)
                 async with writing(tier, "order:7"):
                     pass
-                return f"{was_trusted} {value} {None in told} {tier._core.process != parent}"
+                return f"{was_trusted} {value} {None in told} {tier._writer.process != parent}"
 
             report = asyncio.run(live())
         finally:
@@ -647,9 +647,9 @@ async def test_a_subscription_that_is_refused_costs_one_read_a_wait_and_trusts_n
 async def test_a_tier_that_is_no_longer_used_ends_its_thread(server):
     tier = RedisTier.from_url(server.url)
     await load(tier, read("order:7"), "x")
-    thread = tier._core.attendant._thread
+    thread = tier._subscriber._thread
     assert thread.is_alive()
-    client = tier._core.client()
+    client = tier._transport.client()
     del tier
     gc.collect()
     await asyncio.to_thread(thread.join, 5)

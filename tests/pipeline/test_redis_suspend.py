@@ -12,8 +12,8 @@ pytest.importorskip("redis")
 
 from agent_cache import AgentCache
 from agent_cache.clock import CLOCK
-from agent_cache.remote.redis import RedisTier, core, identity, leases, lines, reads, subscription, tickets
-from agent_cache.remote.redis.leases import boottime
+from agent_cache.remote.redis import RedisTier, reads, subscriber, transport, writes
+from agent_cache.remote.redis.transport import boottime
 from agent_cache.testing import reset
 from tests.contract.workbench import load, read
 from tests.harness.servers import Server
@@ -32,7 +32,7 @@ def server(valkey: Server) -> Iterator[Server]:
 def sleep(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Let the machine have slept for ten minutes: `time.monotonic` has not moved, as on Linux."""
     slept = [0.0]
-    for module in (core, identity, leases, lines, reads, subscription, tickets):
+    for module in (reads, subscriber, transport, writes):
         monkeypatch.setattr(module, "boottime", lambda: boottime() + slept[0], raising=True)
 
     def fall_asleep() -> None:
@@ -102,9 +102,7 @@ async def test_a_thread_that_is_stopped_between_two_clocks_trusts_no_longer_for_
     async with RedisTier.from_url(server.url, max_staleness=5.0, timeout=0.9) as tier:
         tier.subscribe(lambda _: None)
         await trusted(tier)
-        attendant = tier._core.attendant
-        assert attendant is not None
-        monkeypatch.setattr(core, "boottime", and_then_stop)
+        monkeypatch.setattr(subscriber, "boottime", and_then_stop)
         deadline = tier.trusted_until()
-        allowed = attendant.lease - boottime()
+        allowed = tier._subscriber.lease - boottime()
         assert deadline - CLOCK.now() <= allowed

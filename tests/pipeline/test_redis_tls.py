@@ -34,9 +34,8 @@ from cryptography.x509.oid import NameOID
 from agent_cache.clock import CLOCK
 from agent_cache.errors import ConfigurationError
 from agent_cache.remote.redis import RedisTier
-from agent_cache.remote.redis.connections import of_client
-from agent_cache.remote.redis.links import Link
-from agent_cache.remote.redis.urls import of_url
+from agent_cache.remote.redis.options import deployment_of_client, deployment_of_url
+from agent_cache.remote.redis.transport import Connection
 from tests.contract.workbench import load, read, value_of, writing
 from tests.harness.servers import HOST, Server
 
@@ -193,6 +192,10 @@ def behind(valkey: Server, authority: Authority) -> Iterator[Callable[..., Termi
         yield lambda clients=None: exits.enter_context(Terminator(valkey.port, authority.issue("server"), clients))
 
 
+PATIENT: dict[str, Any] = {"timeout": 9.0, "max_staleness": 30.0}
+"""A busy machine may take seconds for a handshake."""
+
+
 @pytest.fixture
 async def works() -> AsyncIterator[Callable[..., Any]]:
     made: list[RedisTier] = []
@@ -219,7 +222,7 @@ async def works() -> AsyncIterator[Callable[..., Any]]:
 async def test_a_url(works, behind, authority: Authority):
     tls = behind()
     url = f"rediss://{HOST}:{tls.port}?ssl_ca_certs={authority.certificate}"
-    await works(RedisTier.from_url(url, timeout=0.9))
+    await works(RedisTier.from_url(url, **PATIENT))
     assert tls.accepted >= 3  # of this loop, and two of the thread
 
 
@@ -229,7 +232,7 @@ async def test_a_url_with_settings_beside_it(works, behind, authority: Authority
     await works(
         RedisTier.from_url(
             f"rediss://{HOST}:{behind(authority).port}",
-            timeout=0.9,
+            **PATIENT,
             ssl_ca_certs=str(authority.certificate),
             ssl_certfile=str(mine.certificate),
             ssl_keyfile=str(mine.key),
@@ -251,13 +254,13 @@ async def test_a_client_is_a_template(works, behind, authority: Authority, kind:
         ssl_keyfile=str(mine.key),
         ssl_check_hostname=True,
     )
-    await works(RedisTier(client, timeout=0.9))
+    await works(RedisTier(client, **PATIENT))
 
 
 @pytest.mark.parametrize("kind", [redis.Redis, redis.asyncio.Redis])
 async def test_a_client_made_from_a_url_is_a_template(works, behind, authority: Authority, kind: Any):
     url = f"rediss://{HOST}:{behind().port}?ssl_cert_reqs=required&ssl_ca_certs={authority.certificate}"
-    await works(RedisTier(kind.from_url(url), timeout=0.9))
+    await works(RedisTier(kind.from_url(url), **PATIENT))
 
 
 async def test_a_server_that_cannot_prove_who_it_is_is_not_used(
@@ -265,7 +268,7 @@ async def test_a_server_that_cannot_prove_who_it_is_is_not_used(
 ):
     stranger = Authority(tmp_path, "stranger")
     url = f"rediss://{HOST}:{behind().port}?ssl_ca_certs={stranger.certificate}"
-    async with RedisTier.from_url(url, timeout=0.9) as tier:
+    async with RedisTier.from_url(url, **PATIENT) as tier:
         await load(tier, read("order:7"), "old")
         assert await value_of(tier, read("order:7")) == "nothing"
         assert set(tier.stats()["servers"].values()) != {"ok"}
@@ -274,7 +277,7 @@ async def test_a_server_that_cannot_prove_who_it_is_is_not_used(
 
 async def test_a_client_that_cannot_prove_who_it_is_is_a_miss(behind, authority: Authority):
     url = f"rediss://{HOST}:{behind(authority).port}?ssl_ca_certs={authority.certificate}"
-    async with RedisTier.from_url(url, timeout=0.9) as tier:
+    async with RedisTier.from_url(url, **PATIENT) as tier:
         await load(tier, read("order:7"), "old")
         assert await value_of(tier, read("order:7")) == "nothing"
 
@@ -290,7 +293,7 @@ def test_a_connection_that_is_given_up_half_way_is_closed_at_once(authority: Aut
             port = tls.port
 
         async def give_up() -> None:
-            opening = asyncio.create_task(Link.open(deployment, deployment.seeds[0], limit=100, timeout=9.0))
+            opening = asyncio.create_task(Connection.open(deployment, deployment.seeds[0], limit=100, timeout=9.0))
             arrived, _ = await asyncio.to_thread(silent.accept)
             exits.enter_context(arrived)
             await asyncio.to_thread(arrived.recv, 1)
@@ -300,7 +303,9 @@ def test_a_connection_that_is_given_up_half_way_is_closed_at_once(authority: Aut
             with pytest.raises(asyncio.CancelledError):
                 await opening
 
-        deployment = of_url(f"rediss://{HOST}:{port}?ssl_ca_certs={authority.certificate}", cluster=False, options={})
+        deployment = deployment_of_url(
+            f"rediss://{HOST}:{port}/1?ssl_ca_certs={authority.certificate}", cluster=False, options={}
+        )
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
             asyncio.run(give_up())
@@ -316,12 +321,12 @@ def test_a_check_that_would_be_left_out_is_refused():
 
 def test_clients_of_a_cluster_and_of_sentinels_keep_their_tls():
     authorities = {"ssl_ca_certs": "/ca.pem"}
-    node = of_client(redis.asyncio.RedisCluster(host=HOST, port=1, ssl=True, **authorities))
+    node = deployment_of_client(redis.asyncio.RedisCluster(host=HOST, port=1, ssl=True, **authorities))
     assert (node.transport, node.settings.get("ssl_ca_certs")) == ("tls", "/ca.pem")
     for module in (redis.sentinel, redis.asyncio.sentinel):
         sentinel = module.Sentinel([(HOST, 1)], sentinel_kwargs={"ssl": True, "ssl_ca_certs": "/watcher.pem"})
-        group = of_client(sentinel.master_for("shop", ssl=True, **authorities))
+        group = deployment_of_client(sentinel.master_for("shop", ssl=True, **authorities))
         assert (group.transport, group.settings.get("ssl_ca_certs")) == ("tls", "/ca.pem")
         assert (group.sentinel_transport, group.sentinel_settings.get("ssl_ca_certs")) == ("tls", "/watcher.pem")
-        plain = of_client(module.Sentinel([(HOST, 1)]).master_for("shop", ssl=True, **authorities))
+        plain = deployment_of_client(module.Sentinel([(HOST, 1)]).master_for("shop", ssl=True, **authorities))
         assert (plain.transport, plain.sentinel_transport) == ("tls", "tcp")

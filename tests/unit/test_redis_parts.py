@@ -1,4 +1,4 @@
-"""The parts of the Redis tier that need no server: replies, values, epochs, settings."""
+"""The parts of the Redis tier that need no server: replies, values, invalidations, settings."""
 
 from __future__ import annotations
 
@@ -16,12 +16,10 @@ from hypothesis import given, strategies as st
 
 from agent_cache import AgentCache, AgentCacheInvalidator
 from agent_cache.errors import ConfigurationError
-from agent_cache.remote.redis.connections import of_client
-from agent_cache.remote.redis.epochs import Epochs
-from agent_cache.remote.redis.reports import Report
-from agent_cache.remote.redis.urls import of_url
-from agent_cache.remote.redis.values import BadValue, Header, head_of, read_at_once, unpacked
-from agent_cache.remote.redis.wire import OVERSIZED, Replies, ReplyError, Unreachable, pack
+from agent_cache.remote.redis.keyspace import BadValue, Header, Invalidations, pack_header, read_header, unpack_value
+from agent_cache.remote.redis.options import deployment_of_client, deployment_of_url
+from agent_cache.remote.redis.subscriber import Report
+from agent_cache.remote.redis.transport import OVERSIZED, Counters, Log, Replies, ReplyError, Unreachable, pack
 
 values = st.recursive(
     st.none() | st.integers(-(2**40), 2**40) | st.binary(max_size=40),
@@ -100,19 +98,19 @@ CELLS = {b"t:{ns:a b}:S": b"id 1", b"t:{ns:order}:T0": b"id 2"}
 )
 def test_a_value_comes_back_as_it_was(cells, loaded, late, payload):
     header = Header(cells, loaded, 60.0, 5.0, 0.5, late)
-    head = head_of(header)
-    assert unpacked(head + payload) == (header, head, payload)
+    head = pack_header(header)
+    assert unpack_value(head + payload) == (header, head, payload)
 
 
 @given(st.data())
 def test_a_damaged_value_is_bad_or_says_something_else(data):
-    good = head_of(Header(CELLS, 100.0, 60.0, 0.0, 0.5, b"")) + b"payload"
+    good = pack_header(Header(CELLS, 100.0, 60.0, 0.0, 0.5, b"")) + b"payload"
     at = data.draw(st.integers(0, len(good) - 1))
     bad = data.draw(
         st.sampled_from([good[:at], good[:at] + bytes([good[at] ^ 1 << data.draw(st.integers(0, 7))]) + good[at + 1 :]])
     )
     try:
-        unpacked(bad)
+        unpack_value(bad)
     except BadValue:
         pass
 
@@ -120,46 +118,46 @@ def test_a_damaged_value_is_bad_or_says_something_else(data):
 @given(st.binary(max_size=200))
 def test_junk_is_bad_and_nothing_else(junk):
     try:
-        unpacked(junk)
+        unpack_value(junk)
     except BadValue:
         pass
-    assert read_at_once(junk, b"x id 1") is None or b"x id 1" in junk
+    assert read_header(junk, b"x id 1") is None or b"x id 1" in junk
 
 
 def test_the_short_look_agrees_with_the_long_one():
     cells = b"\n".join(key + b" " + version for key, version in CELLS.items())
-    value = head_of(Header(CELLS, 100.0, 60.0, 0.0, 0.5, b"")) + b"payload"
-    loaded, ttl, cost, start = read_at_once(value, cells)
+    value = pack_header(Header(CELLS, 100.0, 60.0, 0.0, 0.5, b"")) + b"payload"
+    loaded, ttl, cost, start = read_header(value, cells)
     assert (loaded, ttl, cost, value[start:]) == (100.0, 60.0, 0.5, b"payload")
-    assert read_at_once(value, cells[:-1] + b"3") is None
-    assert read_at_once(value, cells[:-1]) is None
-    late = head_of(Header(CELLS, 100.0, 60.0, 0.0, 0.5, b"x")) + b"payload"
-    assert read_at_once(late, cells) is None
+    assert read_header(value, cells[:-1] + b"3") is None
+    assert read_header(value, cells[:-1]) is None
+    late = pack_header(Header(CELLS, 100.0, 60.0, 0.0, 0.5, b"x")) + b"payload"
+    assert read_header(late, cells) is None
     for header in (Header(CELLS, float("nan"), 60.0, 0.0, 0.5, b""), Header(CELLS, 1.0, float("inf"), 0.0, 0.5, b"")):
-        assert read_at_once(head_of(header), cells) is None
+        assert read_header(pack_header(header), cells) is None
         with pytest.raises(BadValue):
-            unpacked(head_of(header))
+            unpack_value(pack_header(header))
 
 
 def test_what_is_pruned_reads_as_touched(monkeypatch):
-    monkeypatch.setattr("agent_cache.remote.redis.epochs._MAX", 3)
-    epochs = Epochs()
-    before = epochs.now
-    epochs.touch([b"a"])
-    since = epochs.now
-    assert not epochs.is_untouched([b"a"], before)
-    assert epochs.is_untouched([b"a"], since)
-    epochs.touch([b"b", b"c", b"d"])
-    assert not epochs.is_untouched([b"z"], since)
-    assert epochs.is_untouched([b"a"], epochs.now)
+    monkeypatch.setattr("agent_cache.remote.redis.keyspace._MAX_CELLS", 3)
+    invalidations = Invalidations(Counters(), Log("tier"))
+    before = invalidations.now
+    invalidations.add([b"a"])
+    since = invalidations.now
+    assert not invalidations.is_valid([b"a"], before)
+    assert invalidations.is_valid([b"a"], since)
+    invalidations.add([b"b", b"c", b"d"])
+    assert not invalidations.is_valid([b"z"], since)
+    assert invalidations.is_valid([b"a"], invalidations.now)
 
 
 def test_after_a_loss_everything_is_touched():
-    epochs = Epochs()
-    since = epochs.now
-    epochs.lose()
-    assert not epochs.is_untouched([], since)
-    assert epochs.is_untouched([], epochs.now)
+    invalidations = Invalidations(Counters(), Log("tier"))
+    since = invalidations.now
+    invalidations.add_all()
+    assert not invalidations.is_valid([], since)
+    assert invalidations.is_valid([], invalidations.now)
 
 
 @pytest.mark.parametrize(
@@ -176,11 +174,8 @@ def test_after_a_loss_everything_is_touched():
     ],
 )
 def test_a_client_is_read_for_its_settings(client, kind, transport, seed):
-    deployment = of_client(client)
+    deployment = deployment_of_client(client)
     assert (deployment.kind, deployment.transport, deployment.seeds[0]) == (kind, transport, seed)
-    connection = deployment.connection(("h", 9), 0.5)
-    assert connection.protocol == 2
-    assert connection.retry.get_retries() == 0
 
 
 class Traced(redis.asyncio.SSLConnection):
@@ -199,26 +194,24 @@ class Foreign:
 def test_a_class_of_connections_that_is_derived_keeps_what_it_goes_over(kind, transport):
     """Else a password went in clear to where TLS was asked for."""
     pool = redis.asyncio.ConnectionPool(connection_class=kind, host="a", password="pw")
-    assert of_client(redis.asyncio.Redis(connection_pool=pool)).transport == transport
+    assert deployment_of_client(redis.asyncio.Redis(connection_pool=pool)).transport == transport
 
 
 def test_connections_of_nobody_knows_what_kind_are_refused():
     pool = redis.asyncio.ConnectionPool(connection_class=Foreign, host="a")
     with pytest.raises(ConfigurationError, match="Foreign is none of"):
-        of_client(redis.asyncio.Redis(connection_pool=pool))
+        deployment_of_client(redis.asyncio.Redis(connection_pool=pool))
 
 
 def test_credentials_and_tls_settings_are_taken_over_and_timeouts_are_not():
     client = redis.Redis.from_url(
         "rediss://me:pw@a:1/2?ssl_check_hostname=false&socket_timeout=99&health_check_interval=5"
     )
-    connection = of_client(client).connection(("a", 1), 0.5)
-    assert (connection.username, connection.password, connection.db) == ("me", "pw", 2)
-    assert connection.check_hostname is False
-    assert (connection.socket_timeout, connection.socket_connect_timeout) == (None, 0.5)
-    assert connection.health_check_interval == 0
+    assert deployment_of_client(client).settings == {
+        "username": "me", "password": "pw", "db": 2, "ssl_check_hostname": False
+    }  # fmt: skip
     options = {"client_name": "x"}
-    assert of_url("redis://a", cluster=False, options=options).connection(("a", 1), 0.5).client_name == "x"
+    assert deployment_of_url("redis://a", cluster=False, options=options).settings == options
 
 
 @pytest.mark.parametrize(
@@ -237,7 +230,7 @@ def test_credentials_and_tls_settings_are_taken_over_and_timeouts_are_not():
 )
 def test_a_setting_that_would_have_no_effect_is_refused(options, reason):
     with pytest.raises(ConfigurationError, match=reason) as refused:
-        of_url("redis://a", cluster=False, options=options)
+        deployment_of_url("redis://a", cluster=False, options=options)
     assert "hunter2" not in str(refused.value)
 
 
@@ -246,35 +239,34 @@ def test_a_setting_that_would_have_no_effect_is_refused(options, reason):
 )
 def test_a_parameter_that_nobody_knows_is_refused(url):
     with pytest.raises(ConfigurationError) as refused:
-        of_url(url, cluster=False, options={})
+        deployment_of_url(url, cluster=False, options={})
     assert "hunter2" not in str(refused.value)
 
 
 def test_what_other_clients_have_from_a_url_is_ignored():
     url = "redis://me:p%40ss@a:1/2?socket_timeout=9&max_connections=3&protocol=3&client_name=x@y"
-    deployment = of_url(url, cluster=False, options={})
+    deployment = deployment_of_url(url, cluster=False, options={})
     assert deployment.settings == {"username": "me", "password": "p@ss", "db": 2, "client_name": "x@y"}
 
 
 def test_tls_is_asked_for_by_the_url_or_beside_it():
     for url, options in (("rediss://a", {}), ("redis://a", {"ssl": True}), ("rediss://a", {"ssl": True})):
-        deployment = of_url(url, cluster=False, options=options)
+        deployment = deployment_of_url(url, cluster=False, options=options)
         assert deployment.transport == "tls"
-        assert type(deployment.connection(("a", 1), 0.5)) is redis.asyncio.SSLConnection
-    assert of_url("redis://a", cluster=False, options={"ssl": False}).transport == "tcp"
+    assert deployment_of_url("redis://a", cluster=False, options={"ssl": False}).transport == "tcp"
     for url, on in (("rediss://a", False), ("unix:///x", True)):
         with pytest.raises(ConfigurationError, match="ssl="):
-            of_url(url, cluster=False, options={"ssl": on})
+            deployment_of_url(url, cluster=False, options={"ssl": on})
 
 
 @pytest.mark.parametrize(
     ("url", "told"),
     [
         ("redis://h?password=hunter2&socket_timeout=abc", "redis://h cannot be read: the value of socket_timeout"),
-        ("redis://user:hun/ter2@h", "the URL cannot be read: what / "),
-        ("redis://hun/ter2@h:1", "the URL cannot be read: what / "),
-        ("redis://:hun#ter2@h", "the URL cannot be read: what / "),
-        ("redis://hun#ter2@h", "the URL cannot be read: what / "),
+        ("redis://user:hun/ter2@h", "the URL cannot be read: the characters / "),
+        ("redis://hun/ter2@h:1", "the URL cannot be read: the characters / "),
+        ("redis://:hun#ter2@h", "the URL cannot be read: the characters / "),
+        ("redis://hun#ter2@h", "the URL cannot be read: the characters / "),
         ("redis://:hunter2", "the URL cannot be read: the port"),
         ("redis://u:hunter2@h:99999", "redis://h cannot be read: the port"),
         ("redis://u:hunter2@h/abc", "redis://h cannot be read: the database"),
@@ -286,7 +278,7 @@ def test_tls_is_asked_for_by_the_url_or_beside_it():
 )
 def test_a_url_that_cannot_be_read_is_told_without_its_secrets(url, told):
     with pytest.raises(ConfigurationError) as refused:
-        of_url(url, cluster=False, options={})
+        deployment_of_url(url, cluster=False, options={})
     assert str(refused.value).startswith(f"RedisTier.from_url: {told}")
     assert not any(part in str(refused.value) for part in ("hunter2", "hun", "ter2"))
 

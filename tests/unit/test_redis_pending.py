@@ -11,25 +11,25 @@ import pytest
 
 pytest.importorskip("redis")
 
-from agent_cache.remote.redis.names import Names
-from agent_cache.remote.redis.pending import Order, Pending
+from agent_cache.remote.redis.keyspace import Keyspace
 from agent_cache.remote.redis.scripts import COMMIT
+from agent_cache.remote.redis.writes import Call, PendingInvalidations
 
-NAMES = Names("pending")
-ROOT = NAMES.root("order")
-
-
-def order(writer: str, entity: str = "7") -> Order:
-    return Order(writer, ROOT, COMMIT, [], [b""] * 5, frozenset([NAMES.entity(ROOT, entity)]))
+KEYSPACE = Keyspace("pending")
+ROOT = KEYSPACE.root("order")
 
 
-def of_nothing(*_: object) -> Order:
+def call(writer: str, entity: str = "7") -> Call:
+    return Call(writer, ROOT, COMMIT, [], [b""] * 5, frozenset([KEYSPACE.entity(ROOT, entity)]))
+
+
+def of_nothing(*_: object) -> Call:
     raise AssertionError("these are not taken together")
 
 
 @pytest.fixture
-def pending() -> Pending:
-    return Pending(NAMES)
+def pending() -> PendingInvalidations:
+    return PendingInvalidations()
 
 
 @pytest.fixture
@@ -41,9 +41,9 @@ def in_a_hurry() -> Iterator[None]:
     sys.setswitchinterval(interval)
 
 
-def test_what_is_owed_or_on_its_way_blocks_its_cells_alone(pending: Pending):
-    sent, owed = order("a", "7"), order("b", "8")
-    seven, eight, nine = ([NAMES.entity(ROOT, entity)] for entity in "789")
+def test_what_is_owed_or_on_its_way_blocks_its_cells_alone(pending: PendingInvalidations):
+    sent, owed = call("a", "7"), call("b", "8")
+    seven, eight, nine = ([KEYSPACE.entity(ROOT, entity)] for entity in "789")
 
     def blocked() -> list[bool]:
         return [pending.blocks(cells) for cells in (seven, eight, nine)]
@@ -53,42 +53,42 @@ def test_what_is_owed_or_on_its_way_blocks_its_cells_alone(pending: Pending):
     assert blocked() == [True, False, False]
     pending.add(owed, 1.0, of_nothing)
     assert blocked() == [True, True, False]
-    pending.landed(sent)
+    pending.acknowledge(sent)
     assert blocked() == [False, True, False]
-    other = order("b", "9")
+    other = call("b", "9")
     pending.replace(owed, other)
     assert blocked() == [False, False, True]
-    pending.done(owed)
+    pending.acknowledge(owed)
     assert blocked() == [False, False, True]
-    pending.settle(ROOT, "b")
+    pending.acknowledge(other)
     assert blocked() == [False, False, False]
     assert len(pending) == 0
 
 
-def test_what_is_never_heard_of_again_is_overdue(pending: Pending):
-    sent = order("a")
+def test_what_is_never_heard_of_again_is_overdue(pending: PendingInvalidations):
+    sent = call("a")
     pending.send(sent)
     assert pending.overdue(60.0) == []
     assert pending.overdue(0.0) == [sent]
     pending.add(sent, 1.0, of_nothing)  # as whoever delivers it does: from now on it is owed
     assert pending.overdue(0.0) == []
-    assert pending.orders() == [sent]
+    assert pending.calls() == [sent]
 
 
 @pytest.mark.usefixtures("in_a_hurry")
-def test_it_is_looked_through_while_other_threads_write(pending: Pending):
+def test_it_is_looked_through_while_other_threads_write(pending: PendingInvalidations):
     """A tier's thread does at each heartbeat. It must not take that for a server that has failed."""
     is_over = threading.Event()
 
     def churn(name: str) -> None:
-        under_way: deque[Order] = deque()
+        under_way: deque[Call] = deque()
         for number in range(1_000_000):
-            under_way.append(order(f"{name}{number}"))
+            under_way.append(call(f"{name}{number}"))
             pending.send(under_way[-1])
             if number % 7 == 0:
                 pending.add(under_way[-1], 1.0, of_nothing)
             if len(under_way) > 300:
-                pending.done(under_way.popleft())
+                pending.acknowledge(under_way.popleft())
             if is_over.is_set():
                 return
 
@@ -98,8 +98,8 @@ def test_it_is_looked_through_while_other_threads_write(pending: Pending):
     try:
         for _ in range(1_000):
             pending.overdue(60.0)
-            pending.orders()
-            pending.blocks([NAMES.entity(ROOT, "8")])
+            pending.calls()
+            pending.blocks([KEYSPACE.entity(ROOT, "8")])
     finally:
         is_over.set()
         for thread in threads:

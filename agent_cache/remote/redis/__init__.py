@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 try:
-    import redis as _redis  # noqa: F401 - found here, so that what is missing is named
+    import redis as _redis  # noqa: F401 - imported here for an error that names the extra
 except ModuleNotFoundError as error:  # pragma: no cover - needs an environment without it
     raise ModuleNotFoundError('the remote tier needs redis-py: pip install "agent-cache[redis]"') from error
 

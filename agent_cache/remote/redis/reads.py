@@ -1,273 +1,554 @@
-"""Looking an answer up."""
+"""Lookups and stores.
+
+A lookup reads a value and the cells it depends on in one batch; the value is a hit only if every cell in its header
+still has the version it was loaded under. A store writes a value under the versions that the lookup before its load has
+seen, so that a value overtaken by a write is dead when it arrives.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
-from agent_cache.remote.codecs import Undecodable
-from agent_cache.remote.protocol import Found
-from agent_cache.remote.redis.clients import Fetched, LoopClient
-from agent_cache.remote.redis.leases import boottime
-from agent_cache.remote.redis.names import CellKey, RootNames
-from agent_cache.remote.redis.scripts import MINT
-from agent_cache.remote.redis.tickets import RedisTicket
-from agent_cache.remote.redis.values import (
+from agent_cache.clock import CLOCK
+from agent_cache.remote.codecs import Undecodable, Unencodable
+from agent_cache.remote.protocol import Found, Request, Ticket
+from agent_cache.remote.redis.keyspace import (
+    MAX_HEAD,
     BadValue,
+    CellKey,
+    Cells,
     Header,
-    Seen,
-    context_of,
+    Invalidations,
+    Keyspace,
+    Root,
+    SeenCell,
+    header_lines,
     is_held,
     is_idle,
-    late_context_of,
-    lines_of,
-    read_at_once,
-    unpacked,
+    late_tags_context,
+    pack_header,
+    read_header,
+    unpack_value,
+    value_context,
     version_of,
 )
-from agent_cache.remote.redis.wire import Unreachable
-from agent_cache.values.canonical import make_room
+from agent_cache.remote.redis.options import Options
+from agent_cache.remote.redis.scripts import MINT, RELEASE
+from agent_cache.remote.redis.subscriber import Subscriber
+from agent_cache.remote.redis.transport import Client, Fetched, Transport, Unreachable, boottime, bulk
+from agent_cache.remote.redis.writes import PendingInvalidations
+from agent_cache.values.canonical import is_large, make_room
 
-if TYPE_CHECKING:
-    from agent_cache.remote.redis.core import Core
+__all__ = ["Place", "Reader", "RedisTicket", "seen_cells"]
 
-__all__ = ["MAX_LATE", "look_up", "mint", "seen_in", "server_time"]
-
-MAX_LATE = 256
-"""Entities that one result may name before it depends on all of their root instead."""
+_MAX_LATE = 256
+"""Entities that one result may name before it depends on their whole root instead."""
 _MAX_CLAIMS = 50_000
+_MAX_PLACES = 4_096
+"""A place takes some 3 KB."""
 
 
-async def look_up(core: Core, ticket: RedisTicket) -> Found | None:
-    """Find an answer that is current, and see the cells that a new one would depend on.
+@dataclass(slots=True, eq=False)
+class Place:
+    """Where an entry is and what it depends on, whatever its value.
 
-    Raises:
-        Unreachable: if that cannot be told.
+    Attributes:
+        digest: None if it has no identity outside of this process: nothing is found, nothing is stored.
+        value_key: key of the value; empty without a digest.
+        slot: that of the value.
+        depends_on: cells that every value of the entry depends on, the entry's own among them.
+        watched: S and D of the roots under which the result will name entities.
+        cells: all of these.
+        roots: their roots.
+        channels: subscriptions that a local copy needs.
+        keys, packed: keys that a lookup reads, the value last; and the same ready to be sent.
+        known: cells as they were last read and found idle, the identity of their server, and the lines of a header with
+            these. To compare them is much cheaper than to write them again.
     """
-    place, strong = ticket.place, ticket.request.strong
-    cells, digest = place.cells, place.digest
-    if core.pending.blocks(cells):
-        core.counters.skipped += 1
-        raise Unreachable("an invalidation is pending")
-    client = core.client()
-    ticket.since = client.loop.time()
-    if not _is_heard(core, ticket):
-        await _listen(core, client, ticket)
-    ticket.epoch = core.epochs.now
-    memo = core.memo.cells(digest) if digest is not None and place.watches else {}
-    fetched: Fetched
-    if memo or core.topology.is_cluster:
-        wanted = [(key, root.slot) for key, root in (cells | memo).items()]
-        if digest is not None:
-            wanted.append((place.value_key, place.slot))
-        fetched = await client.fetch(wanted, strong=strong, silent=ticket.since)
-    else:
-        values, ident = await client.read(place, strong=strong, silent=ticket.since)
-        found = _at_once(core, ticket, values, ident)
-        if found is not None:
-            return None if core.pending.blocks(cells) else found
-        fetched = dict(zip(place.keys, values, strict=True)), ident
-    ticket.seen = seen_in(cells, fetched)
-    if len(ticket.seen) < len(cells):
-        ticket.seen = await _minted(core, client, cells, fetched, ticket.since)
-    data = fetched[0][place.value_key] if digest is not None else None
-    if data is None:
-        return None
-    found = await _current(core, client, ticket, data, seen_in(memo, fetched))
-    return None if found is None or core.pending.blocks(ticket.seen) else found
+
+    digest: bytes | None
+    value_key: bytes
+    slot: int
+    depends_on: Cells
+    watched: Cells
+    cells: Cells
+    roots: tuple[Root, ...]
+    channels: frozenset[bytes]
+    keys: tuple[bytes, ...]
+    packed: bytes
+    known: tuple[list[bytes], bytes, bytes] | None = None
 
 
-def _is_heard(core: Core, ticket: RedisTicket) -> bool:
-    attendant = core.attendant
-    if attendant is None or not core.listeners:
-        return True
-    ticket.is_live = ticket.place.channels <= attendant.heard
-    return ticket.is_live
+class RedisTicket:
+    """The cells of an entry as a lookup has seen them, before the load.
 
-
-async def _listen(core: Core, client: LoopClient, ticket: RedisTicket) -> None:
-    """Before anything is read: messages about it must arrive, or nothing is kept locally.
-
-    A read has one timeout for all that it waits for. Three quarters of it may go here, while the connection is being
-    made by which it reads.
+    Attributes:
+        asked: reading of `boottime` when the lookup began.
+        sequence: number of the latest invalidation known to this process at that time.
+        is_live: whether messages about all of its roots arrived then.
+        started_at: the same as `asked`, by the clock of the event loop: the timeout counts from there.
+        waited: seconds of the timeout that the lookup has used up.
     """
-    attendant = core.attendant
-    if attendant is None:
-        return
-    missing = [root for root in ticket.place.roots if not attendant.is_heard(root) and not attendant.fails(root)]
-    for root in missing:
-        node = core.topology.of(root.slot)
-        if node is not None:
-            client.prepare(node)
-    if missing:
-        await attendant.hear(missing, ticket.since + 0.75 * core.timeout)
-    ticket.is_live = all(map(attendant.is_heard, ticket.place.roots))
 
+    __slots__ = (
+        "_idle", "_seen", "asked", "is_live", "lasts", "place", "reader", "request", "sequence", "started_at",
+        "waited",
+    )  # fmt: skip
 
-def seen_in(cells: Iterable[CellKey], fetched: Fetched) -> dict[CellKey, Seen]:
-    """Those that are there, and are cells."""
-    values, ident = fetched
-    if isinstance(ident, bytes):
-        return {key: (values[key], ident) for key in cells if type(values[key]) is bytes and values[key]}
-    return {key: (values[key], ident[key]) for key in cells if type(values[key]) is bytes and values[key]}
+    def __init__(self, reader: Reader, request: Request) -> None:
+        self.reader = reader
+        self.request = request
+        self.place = reader.place(request)
+        self._seen: dict[CellKey, SeenCell] = {}
+        self._idle: tuple[list[bytes], bytes] | None = None
+        self.asked = boottime()
+        self.sequence = reader.invalidations.now
+        self.is_live = False
+        self.started_at = 0.0
+        self.waited = 0.0
+        self.lasts = reader.options.remote_ttl if request.ttl is None else request.ttl
 
+    @property
+    def seen(self) -> dict[CellKey, SeenCell]:
+        """The cells as they were; empty if the server could not be asked."""
+        if self._idle is not None:
+            cells, identity = self._idle
+            return {key: (cell, identity) for key, cell in zip(self.place.cells, cells, strict=True)}
+        return self._seen
 
-async def _minted(
-    core: Core, client: LoopClient, cells: Mapping[CellKey, RootNames], fetched: Fetched, since: float
-) -> dict[CellKey, Seen]:
-    """All cells, those that are missing made: before the load, so that a write during it is seen."""
-    seen: dict[CellKey, Seen] = {}
-    for root in dict.fromkeys(cells.values()):
-        keys = [key for key in cells if cells[key] == root]
-        here = seen_in(keys, fetched)
-        if len(here) == len(keys):
-            seen.update(here)
-        else:
-            seen.update(await mint(core, client, root, keys, since))
-    return seen
+    @seen.setter
+    def seen(self, seen: dict[CellKey, SeenCell]) -> None:
+        self._seen, self._idle = seen, None
 
+    def set_all_idle(self, cells: list[bytes], identity: bytes) -> None:
+        """All cells of the place, in their order, and none held or armed. Few hits need a table of them."""
+        self._idle = cells, identity
 
-async def mint(
-    core: Core, client: LoopClient, root: RootNames, keys: list[CellKey], since: float | None = None
-) -> dict[CellKey, Seen]:
-    """These cells of one root as they are, at one moment."""
-    names = [root.name(key) for key in keys]
-    head = [root.prefix, b"%d" % int(core.options.cell_ttl * 1000), os.urandom(12).hex().encode(), b"", b"0"]
-    values, ident = await client.run(
-        core.script(MINT), root.slot, [root.registry, *keys], [*head, b"%d" % len(names), *names], since=since
-    )
-    return {key: (value, ident) for key, value in zip(keys, values, strict=True)}
+    def is_young(self) -> bool:
+        """Whether the lookup began within the bound of staleness. Its timeout is less, but a loop may be blocked."""
+        return boottime() < self.asked + self.reader.options.max_staleness
 
+    def pause(self) -> None:
+        """The lookup is over, and the tool runs. A store has what is left of the timeout."""
+        if self.started_at:
+            self.waited = asyncio.get_running_loop().time() - self.started_at
 
-def _at_once(core: Core, ticket: RedisTicket, values: list[Any], ident: bytes) -> Found | None:
-    """The commonest hit without the second look: everything that it depends on was known, and is as it was."""
-    place, data = ticket.place, values[-1]
-    if type(data) is not bytes or place.watches or place.digest is None:
-        return None
-    cells, known = values[:-1], place.known
-    if known is None or known[0] != cells or known[1] != ident:
-        seen = [(cell, ident) for cell in cells if type(cell) is bytes and cell]
-        if len(seen) < len(cells) or not all(map(is_idle, seen)):
-            return None
-        header = lines_of({key: version_of(cell) for key, cell in zip(place.cells, seen, strict=True)})
-        place.known = known = cells, ident, header
-    read = read_at_once(data, known[2])
-    if read is None:
-        return None
-    loaded, ttl, cost, start = read
-    request = ticket.request
-    age = server_time(core, ticket) - loaded
-    age = 0.0 if age < 0 else age
-    left = (ttl if request.ttl is None or ttl < request.ttl else request.ttl) - age
-    if left <= 0:
-        return None
-    try:
-        value = core.options.codec.decode(
-            data[start:], request.returns, context=context_of(place.value_key, data[:start])
+    def resume(self) -> float:
+        """The moment from which the timeout of the store counts."""
+        return asyncio.get_running_loop().time() - self.waited
+
+    def is_valid(self) -> bool:
+        """Whether no cell that it saw has been invalidated since, as far as this process knows."""
+        return self.reader.invalidations.is_valid(self._seen or self.place.cells, self.sequence)
+
+    def is_clean(self) -> bool:
+        """See `Ticket`. Under an armed cell a value may be stored on the server, where it dies with its writer's lease;
+        a local copy would not. A strong read never leaves a local copy.
+        """
+        return (
+            self.is_live
+            and not self.request.strong
+            and (self._idle is not None or (bool(self._seen) and all(map(is_idle, self._seen.values()))))
+            and (self.sequence == self.reader.invalidations.now or self.is_valid())
         )
-    except Exception:  # noqa: BLE001 - hostile data, or somebody's codec: the second look counts it
-        return None
-    ticket.saw_idle(*known[:2])
-    return Found(value, request.tags, age, cost, left)
+
+    def is_joinable(self) -> bool:
+        """See `Ticket`."""
+        if self.request.strong or not self.is_valid() or any(map(is_held, self.seen.values())):
+            return False
+        return self.is_young() or CLOCK.now() < self.reader.subscriber.trusted_until()
+
+    def agrees_with(self, other: Ticket) -> bool:
+        """Whether another lookup saw the same versions and no running write: then none has ended in between. A writer
+        that had armed a cell may have died after its side effect and left the cell as it was.
+        """
+        return (
+            isinstance(other, RedisTicket)
+            and bool(self.seen)
+            and all(map(is_idle, self.seen.values()))
+            and _versions(self) == _versions(other)
+        )
 
 
-async def _current(
-    core: Core, client: LoopClient, ticket: RedisTicket, data: Any, known: dict[CellKey, Seen]
-) -> Found | None:
-    """What the value says, if every cell that it names is as it was."""
-    request, place = ticket.request, ticket.place
-    assert place.digest is not None
-    try:
-        if type(data) is not bytes:
-            raise BadValue("too large, or of another type")  # noqa: TRY301 - counted with the others
-        header, head, payload = unpacked(data)
-        if not place.depends_on.keys() <= header.cells.keys():
-            return None  # of a tool that was declared otherwise
-        seen = ticket.seen | known
-        others = [key for key in header.cells if key not in place.depends_on]
-        unknown = [key for key in others if key not in seen]
-        if unknown:
-            seen |= await _fetch_more(core, client, unknown, ticket)
-        for key, version in header.cells.items():
-            cell = seen.get(key)
-            if cell is None or is_held(cell) or version_of(cell) != version:
+def _versions(ticket: RedisTicket) -> Mapping[CellKey, bytes]:
+    return {key: version_of(cell) for key, cell in ticket.seen.items()}
+
+
+def seen_cells(cells: Iterable[CellKey], fetched: Fetched) -> dict[CellKey, SeenCell]:
+    """Those that exist, and can be cells."""
+    values, identity = fetched
+    if isinstance(identity, bytes):
+        return {key: (values[key], identity) for key in cells if type(values[key]) is bytes and values[key]}
+    return {key: (values[key], identity[key]) for key in cells if type(values[key]) is bytes and values[key]}
+
+
+class Reader:
+    """Finds and stores values. Its tables are bounded dicts, so that any thread may use it."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        keyspace: Keyspace,
+        invalidations: Invalidations,
+        pending: PendingInvalidations,
+        subscriber: Subscriber,
+        options: Options,
+    ) -> None:
+        self.invalidations = invalidations
+        self.subscriber = subscriber
+        self.options = options
+        self._transport = transport
+        self.keyspace = keyspace
+        self._pending = pending
+        self._places: dict[tuple[object, ...], Place] = {}
+        self._claims: dict[bytes, bytes] = {}  # by digest, under which name this process has claimed to refresh it
+
+    # Places
+
+    def place(self, request: Request) -> Place:
+        """The place of an entry."""
+        # With types: 1 and True are equal, and are two calls. The key holds the values of arguments, not their names.
+        key, tenant = request.key, request.tenant
+        names = [name for name, _ in request.arguments]
+        known = (
+            request.tool, key, type(key), tenant, type(tenant), request.session, request.tags, request.late_roots,
+            request.roots, *names,
+        )  # fmt: skip
+        place = self._places.get(known)
+        if place is None:
+            place, lasts = self._find_place(request)
+            if lasts and not is_large(key):
+                make_room(self._places, _MAX_PLACES)
+                self._places[known] = place
+        return place
+
+    def _find_place(self, request: Request) -> tuple[Place, bool]:
+        keyspace = self.keyspace
+        digest, lasts = keyspace.digest(request)
+        depends_on: Cells = {}
+        value_key = b""
+        if digest is not None:
+            home = keyspace.home(request)
+            depends_on[home.cell(b"K" + digest)] = home
+            value_key = keyspace.value(digest)
+            keyspace.keep_call(digest, request, home)
+        for tag in request.tags:
+            depends_on |= keyspace.cells_read(tag)
+        watched: Cells = {}
+        for late in request.late_roots:
+            root = keyspace.root(late)
+            watched[root.s] = watched[root.d] = root
+        cells = depends_on | watched
+        roots = tuple(dict.fromkeys(cells.values()))
+        channels = frozenset(root.channel for root in roots)
+        keys = (*cells, value_key) if value_key else tuple(cells)
+        slot = self._transport.slot(value_key) if value_key else 0
+        packed = b"".join(map(bulk, keys))
+        return Place(digest, value_key, slot, depends_on, watched, cells, roots, channels, keys, packed), lasts
+
+    # Lookups
+
+    async def lookup(self, ticket: RedisTicket) -> Found | None:
+        """Find a current value, and see the cells that a new one would depend on.
+
+        Raises:
+            Unreachable: if that is unknown.
+        """
+        place, strong = ticket.place, ticket.request.strong
+        cells, digest = place.cells, place.digest
+        if self._pending.blocks(cells):
+            self._transport.counters.skipped += 1
+            raise Unreachable("an invalidation is pending")
+        client = self._transport.client()
+        ticket.started_at = client.loop.time()
+        if not self._is_subscribed(ticket):
+            await self._subscribe(client, ticket)
+        ticket.sequence = self.invalidations.now
+        late = self.keyspace.late_cells(digest) if digest is not None and place.watched else {}
+        fetched: Fetched
+        if late or self._transport.topology.is_cluster:
+            wanted = [(key, root.slot) for key, root in (cells | late).items()]
+            if digest is not None:
+                wanted.append((place.value_key, place.slot))
+            fetched = await client.fetch(wanted, strong=strong, waiting_since=ticket.started_at)
+        else:
+            values, identity = await client.read(
+                place.keys, place.packed, strong=strong, waiting_since=ticket.started_at
+            )
+            found = self._find_unchanged(ticket, values, identity)
+            if found is not None:
+                return None if self._pending.blocks(cells) else found
+            fetched = dict(zip(place.keys, values, strict=True)), identity
+        ticket.seen = seen_cells(cells, fetched)
+        if len(ticket.seen) < len(cells):
+            ticket.seen = await self._mint_missing(client, cells, fetched, ticket.started_at)
+        data = fetched[0][place.value_key] if digest is not None else None
+        if data is None:
+            return None
+        found = await self._find_current(client, ticket, data, seen_cells(late, fetched))
+        return None if found is None or self._pending.blocks(ticket.seen) else found
+
+    def _is_subscribed(self, ticket: RedisTicket) -> bool:
+        if not self.subscriber.is_running or not self.invalidations.listeners:
+            return True
+        ticket.is_live = ticket.place.channels <= self.subscriber.channels
+        return ticket.is_live
+
+    async def _subscribe(self, client: Client, ticket: RedisTicket) -> None:
+        """Wait for the subscriptions of a place, before anything is read: without them, nothing is kept locally.
+
+        A read has one timeout for all that it waits for. Three quarters of it may be used here, while the connection is
+        made that the read will need.
+        """
+        subscriber = self.subscriber
+        missing = [
+            root
+            for root in ticket.place.roots
+            if root.channel not in subscriber.channels and not subscriber.has_failed(root)
+        ]
+        for root in missing:
+            server = self._transport.topology.server_of(root.slot)
+            if server is not None:
+                client.prepare(server)
+        if missing:
+            await subscriber.subscribe(missing, ticket.started_at + 0.75 * self.options.timeout)
+        ticket.is_live = ticket.place.channels <= subscriber.channels
+
+    async def _mint_missing(
+        self, client: Client, cells: Cells, fetched: Fetched, started_at: float
+    ) -> dict[CellKey, SeenCell]:
+        """All cells. Those that are missing are created, before the load, so that a write during it is seen."""
+        seen: dict[CellKey, SeenCell] = {}
+        for root in dict.fromkeys(cells.values()):
+            keys = [key for key in cells if cells[key] == root]
+            found = seen_cells(keys, fetched)
+            seen |= found if len(found) == len(keys) else await self.mint(client, root, keys, started_at)
+        return seen
+
+    async def mint(
+        self, client: Client, root: Root, keys: list[CellKey], started_at: float | None = None
+    ) -> dict[CellKey, SeenCell]:
+        """These cells of one root at one moment, created if they are missing."""
+        names = [root.cell_name(key) for key in keys]
+        ttl, token = b"%d" % int(self.options.cell_ttl * 1000), os.urandom(12).hex().encode()
+        arguments = [root.prefix, ttl, token, b"", b"0", b"%d" % len(names), *names]
+        script = self._transport.script(MINT)
+        values, identity = await client.run(script, root.slot, [root.registry, *keys], arguments, started_at=started_at)
+        if type(values) is not list or len(values) != len(keys) or not all(type(v) is bytes and v for v in values):
+            raise Unreachable("the server's reply is malformed")
+        return {key: (value, identity) for key, value in zip(keys, values, strict=True)}
+
+    def _find_unchanged(self, ticket: RedisTicket, values: list[Any], identity: bytes) -> Found | None:
+        """The most common hit, in fewer steps than `_find_current`: all that it depends on is known and unchanged."""
+        place, data = ticket.place, values[-1]
+        if type(data) is not bytes or place.watched or place.digest is None:
+            return None
+        cells, known = values[:-1], place.known
+        if known is None or known[0] != cells or known[1] != identity:
+            seen = [(cell, identity) for cell in cells if type(cell) is bytes and cell]
+            if len(seen) < len(cells) or not all(map(is_idle, seen)):
                 return None
-            if request.strong and not is_idle(cell):
-                return None  # its writer may have died after its effect: others find it until the lease is over
-        value = _decoded(core, payload, request.returns, context_of(place.value_key, head))
-        late = _late_tags(core, header, place.value_key)
-    except BadValue as error:
-        core.counters.bad_values += 1
-        core.log.once("a value on the server cannot be read", f"{request.tool}: {error}")
-        return None
-    ticket.seen = ticket.seen | {key: seen[key] for key in others}
-    if others:
-        core.memo.keep_cells(place.digest, {key: _root_of(core, ticket, key) for key in others})
-    return await _aged(core, client, ticket, header, Found(value, request.tags + late, cost=header.cost))
+            lines = header_lines({key: version_of(cell) for key, cell in zip(place.cells, seen, strict=True)})
+            place.known = known = cells, identity, lines
+        header = read_header(data, known[2])
+        if header is None:
+            return None
+        loaded, ttl, cost, start = header
+        request = ticket.request
+        age = self._server_time(ticket) - loaded
+        age = 0.0 if age < 0 else age
+        left = (ttl if request.ttl is None or ttl < request.ttl else request.ttl) - age
+        if left <= 0:
+            return None
+        try:
+            value = self.options.codec.decode(
+                data[start:], request.returns, context=value_context(place.value_key, data[:start])
+            )
+        except Exception:  # noqa: BLE001 - hostile data, or the user's codec: `_find_current` counts it
+            return None
+        ticket.set_all_idle(*known[:2])
+        return Found(value, request.tags, age, cost, left)
 
+    async def _find_current(
+        self, client: Client, ticket: RedisTicket, data: Any, known: dict[CellKey, SeenCell]
+    ) -> Found | None:
+        """The value, if every cell in its header has the version there."""
+        request, place = ticket.request, ticket.place
+        assert place.digest is not None
+        try:
+            if type(data) is not bytes:
+                raise BadValue("too large, or of another type")  # noqa: TRY301 - counted with the others
+            header, head, payload = unpack_value(data)
+            if not place.depends_on.keys() <= header.cells.keys():
+                return None  # of a tool that was declared otherwise
+            seen = ticket.seen | known
+            others = [key for key in header.cells if key not in place.depends_on]
+            unknown = [key for key in others if key not in seen]
+            if unknown:
+                seen |= await self._fetch_more(client, unknown, ticket)
+            for key, version in header.cells.items():
+                cell = seen.get(key)
+                if cell is None or is_held(cell) or version_of(cell) != version:
+                    return None
+                if request.strong and not is_idle(cell):
+                    return None  # its writer may have died after its side effect: others find it until the lease ends
+            value = self._decoded(payload, request.returns, value_context(place.value_key, head))
+            late = self._late_tags(header, place.value_key)
+        except BadValue as error:
+            self._transport.counters.bad_values += 1
+            self._transport.log.once("a value on the server cannot be read", f"{request.tool}: {error}")
+            return None
+        ticket.seen = ticket.seen | {key: seen[key] for key in others}
+        if others:
+            self.keyspace.keep_late_cells(place.digest, {key: self._root_of(ticket, key) for key in others})
+        return await self._aged(client, ticket, header, Found(value, request.tags + late, cost=header.cost))
 
-def _decoded(core: Core, data: bytes, returns: Any, context: bytes) -> Any:
-    try:
-        return core.options.codec.decode(data, returns, context=context)
-    except Exception as error:
-        # Whatever it is: data that is hostile, or a codec that was not made for that, is a miss and no more.
-        raise BadValue(str(error) if isinstance(error, Undecodable) else type(error).__name__) from error
+    def _decoded(self, data: bytes, returns: Any, context: bytes) -> Any:
+        try:
+            return self.options.codec.decode(data, returns, context=context)
+        except Exception as error:
+            # Whatever it is: hostile data, or a codec that was not made for it, is a miss and nothing more.
+            raise BadValue(str(error) if isinstance(error, Undecodable) else type(error).__name__) from error
 
+    def _late_tags(self, header: Header, value_key: bytes) -> tuple[str, ...]:
+        if not header.late:
+            return ()
+        late = self._decoded(header.late, list[str], late_tags_context(value_key, header_lines(header.cells)))
+        if not isinstance(late, list) or not all(isinstance(tag, str) for tag in late):
+            raise BadValue("with malformed tags")
+        for tag in late:  # so that messages about them can be understood
+            self.keyspace.cells_read(tag)
+        return tuple(late)
 
-def _late_tags(core: Core, header: Header, value_key: bytes) -> tuple[str, ...]:
-    if not header.late:
-        return ()
-    late = _decoded(core, header.late, list[str], late_context_of(value_key, lines_of(header.cells)))
-    if not isinstance(late, list) or not all(isinstance(tag, str) for tag in late):
-        raise BadValue("with tags that are none")
-    for tag in late:  # so that messages about them can be read
-        core.names.read_by(tag)
-    return tuple(late)
+    async def _fetch_more(self, client: Client, keys: list[CellKey], ticket: RedisTicket) -> dict[CellKey, SeenCell]:
+        """Cells that only the value has named. Keys that are no cells of this namespace are not read."""
+        prefix = b"t:{%b:" % self.keyspace.namespace.encode()
+        if len(keys) > 2 * _MAX_LATE or not all(key.startswith(prefix) for key in keys):
+            raise BadValue("with malformed cells")
+        wanted = [(key, self._transport.slot(key)) for key in keys]
+        fetched = await client.fetch(wanted, strong=ticket.request.strong, started_at=ticket.started_at)
+        return seen_cells(keys, fetched)
 
+    def _root_of(self, ticket: RedisTicket, key: CellKey) -> Root:
+        for root in ticket.place.roots:
+            if key.startswith(root.prefix):
+                return root
+        return self.keyspace.root(key.partition(b"{")[2].rpartition(b"}")[0].partition(b":")[2].decode())
 
-async def _fetch_more(core: Core, client: LoopClient, keys: list[CellKey], ticket: RedisTicket) -> dict[CellKey, Seen]:
-    """Cells that only the value has named. What is not a cell of ours is not asked for."""
-    prefix = b"t:{%b:" % core.names.namespace.encode()
-    if len(keys) > 2 * MAX_LATE or not all(key.startswith(prefix) for key in keys):
-        raise BadValue("depending on what is no cell")
-    wanted = [(key, core.slot(key)) for key in keys]
-    return seen_in(keys, await client.fetch(wanted, strong=ticket.request.strong, since=ticket.since))
+    async def _aged(self, client: Client, ticket: RedisTicket, header: Header, found: Found) -> Found | None:
+        """Add age and remaining ttl. Within its grace a value is served while one process of the fleet refreshes it."""
+        place, request = ticket.place, ticket.request
+        assert place.digest is not None
+        age = max(0.0, self._server_time(ticket) - header.loaded)
+        left = (header.ttl if request.ttl is None else min(header.ttl, request.ttl)) - age
+        if left + min(header.grace, request.grace) <= 0:
+            return None
+        is_to_refresh = False
+        if left <= 0:
+            claim, own = self.keyspace.claim(place.digest), os.urandom(8).hex().encode()
+            parts = (b"SET", claim, own, b"NX", b"PX", b"%d" % int(self.options.lease * 1000))
+            reply, _ = await client.call(self._transport.slot(claim), *parts, started_at=ticket.started_at)
+            is_to_refresh = reply is not None
+            if is_to_refresh:
+                make_room(self._claims, _MAX_CLAIMS)
+                self._claims[place.digest] = own
+        return Found(found.value, found.tags, age, found.cost, left, is_to_refresh)
 
+    def _server_time(self, ticket: RedisTicket) -> float:
+        """Time of day on the server that keeps the value, which its expiry is measured by."""
+        server = self._transport.topology.server_of(ticket.place.slot)
+        if server is None or server.clock_offset is None:
+            raise Unreachable("the server's clock is not known")
+        return boottime() + server.clock_offset
 
-def _root_of(core: Core, ticket: RedisTicket, key: CellKey) -> RootNames:
-    for root in ticket.place.roots:
-        if key.startswith(root.prefix):
-            return root
-    return core.names.root(key.partition(b"{")[2].rpartition(b"}")[0].partition(b":")[2].decode())
+    # Stores
 
+    async def store(self, ticket: RedisTicket, value: Any, tags: tuple[str, ...], cost: float, *, age: float) -> None:
+        """Store a value under the versions that were seen before its load.
 
-async def _aged(core: Core, client: LoopClient, ticket: RedisTicket, header: Header, found: Found) -> Found | None:
-    """How old it is and how long it may live. Past its ttl it is served while one process refreshes it."""
-    place = ticket.place
-    assert place.digest is not None
-    age = max(0.0, server_time(core, ticket) - header.loaded)
-    ttl = header.ttl if ticket.request.ttl is None else min(header.ttl, ticket.request.ttl)
-    left = ttl - age
-    grace = min(header.grace, ticket.request.grace)
-    if left + grace <= 0:
-        return None
-    is_to_refresh = False
-    if left <= 0:
-        claim = core.names.claim(place.digest)
-        period = b"%d" % int(core.options.lease * 1000)
-        own = os.urandom(8).hex().encode()
-        reply, _ = await client.call(core.slot(claim), b"SET", claim, own, b"NX", b"PX", period, since=ticket.since)
-        is_to_refresh = reply is not None
-        if is_to_refresh:
-            make_room(core.claims, _MAX_CLAIMS)
-            core.claims[place.digest] = own
-    return Found(found.value, found.tags, age, found.cost, left, is_to_refresh)
+        Raises:
+            Unreachable: if the server does not take it.
+        """
+        request, place, seen = ticket.request, ticket.place, ticket.seen
+        if place.digest is None or not place.depends_on.keys() <= seen.keys():
+            return
+        left = ticket.lasts + request.grace - age
+        if left <= 0 or any(is_held(seen[key]) for key in place.depends_on):
+            return
+        cells = {key: version_of(seen[key]) for key in place.depends_on}
+        client = self._transport.client()
+        started_at = ticket.resume()
+        late = [tag for tag in dict.fromkeys(tags) if tag not in request.tags]
+        if late:
+            late_cells = await self._recheck(client, ticket, late, started_at)
+            if late_cells is None:
+                return
+            cells |= late_cells
+        if self._pending.blocks(cells):
+            self._transport.counters.skipped += 1
+            return
+        data = self._encoded(ticket, value, late, cells, cost, self._server_time(ticket) - age)
+        if data is None:
+            return
+        period = b"%d" % max(1, int(min(left, self.options.cell_ttl) * 1000))
+        await client.call(place.slot, b"SET", place.value_key, data, b"PX", period, started_at=started_at)
+        self._transport.counters.stores += 1
+        own = self._claims.pop(place.digest, None) if self._claims else None
+        if own is not None:  # or no process could refresh it again until the claim expires, however short its ttl is
+            claim = self.keyspace.claim(place.digest)
+            await client.run(RELEASE, self._transport.slot(claim), [claim], [own], started_at=started_at)
 
+    def _encoded(
+        self, ticket: RedisTicket, value: Any, late: list[str], cells: dict[CellKey, bytes], cost: float, loaded: float
+    ) -> bytes | None:
+        """The value as it goes to the server; None if it cannot be encoded, or is too large."""
+        request, codec, key = ticket.request, self.options.codec, ticket.place.value_key
+        counters, log = self._transport.counters, self._transport.log
+        try:
+            context = late_tags_context(key, header_lines(cells))
+            packed_late = codec.encode(late, list[str], context=context) if late else b""
+            head = pack_header(Header(cells, loaded, ticket.lasts, request.grace, cost, packed_late))
+            data = head + codec.encode(value, request.returns, context=value_context(key, head))
+        except Exception as error:  # noqa: BLE001 - an exception of the user's codec does not fail a call
+            counters.unencodable += 1
+            reason = error if isinstance(error, Unencodable) else type(error).__name__
+            log.once(f"a result of {request.tool} cannot be written down, so it is kept in this process alone", reason)
+            return None
+        if len(head) > MAX_HEAD or len(data) - len(head) > self.options.max_value_size:
+            counters.unencodable += 1
+            log.once(f"a result of {request.tool} is too large, so it is kept in this process alone", len(data))
+            return None
+        return data
 
-def server_time(core: Core, ticket: RedisTicket) -> float:
-    """What the clock of the server that keeps a value says now: its expiry is measured by that."""
-    node = core.topology.of(ticket.place.slot)
-    if node is None or node.clock_offset is None:
-        raise Unreachable("the server's clock is not known")
-    return boottime() + node.clock_offset
+    async def _recheck(
+        self, client: Client, ticket: RedisTicket, late: list[str], started_at: float
+    ) -> dict[CellKey, bytes] | None:
+        """The versions of cells that only the result has named, if nothing under their roots was written
+        during the load.
+
+        An entity's own cell, read after the load, would look current whatever was written before. D proves that it was
+        not, which every write under the root moves, together with S; that neither was held before proves that no write
+        was running.
+        """
+        named: Cells = {}
+        for tag in late if len(late) <= _MAX_LATE else [tag.partition(":")[0] for tag in late]:
+            named |= self.keyspace.cells_read(tag)
+        roots = list(dict.fromkeys(named.values()))
+        watched = {cell: root for root in roots for cell in (root.s, root.d)}
+        before = ticket.seen
+        if any(cell not in before or is_held(before[cell]) for cell in watched):
+            return None
+        after = await self.fetch_or_mint(client, named | watched, started_at)
+        if any(is_held(after[cell]) or version_of(after[cell]) != version_of(before[cell]) for cell in watched):
+            return None
+        self.keyspace.keep_late_cells(ticket.place.digest or b"", named)
+        return {key: version_of(after[key]) for key in named}
+
+    async def fetch_or_mint(self, client: Client, cells: Cells, started_at: float) -> dict[CellKey, SeenCell]:
+        """All of these cells as they are now, created if they are missing."""
+        fetched = await client.fetch([(key, root.slot) for key, root in cells.items()], started_at=started_at)
+        return await self._mint_missing(client, cells, fetched, started_at)

@@ -1,19 +1,19 @@
-"""The scripts that move cells: begin, renew, commit, mint. Each works on one root, so on one slot.
+"""Lua scripts that change cells: begin, renew, commit, mint. Each works on one root, so on one hash slot.
 
-All are idempotent by the writer's id: late, lost and doubled commands only kill entries. Each sweeps first: a writer
-whose lease is over may have had its effect before it died, so all its cells get fresh tokens.
+All are idempotent by the writer's id: a late, lost or doubled command only invalidates entries. Each sweeps first: a
+writer whose lease has expired may have had its side effect before it died, so all its cells get fresh tokens.
 
-Writers stand in the registry with all their cells, for the sweep, and once more under each cell, for its mark: nobody
-looks at a writer that is not due and has other cells, however many hold on for `settle` or `doubt`. For the same reason
-a sweep takes a hundred at most. A cell whose turn has not come gets its fresh token when it is touched, or is gone: it
-expires with its last writer.
+A writer is registered with all its cells, for the sweep, and once more under each cell, for the cell's mark: so a
+script reads only the writers that are due or share a cell, however many others hold cells for `settle` or `doubt`. For
+the same reason a sweep takes a hundred writers at most. A cell that the sweep has not reached yet gets its fresh token
+when it is next touched, or is gone: it expires with its last writer.
 
 KEYS: the registry, then the cells named in the arguments (other keys of the same slot are touched as well). ARGV:
 prefix of the cells, cell ttl in ms, a random text that fresh tokens are made of, the writer's id, lease or hold in ms,
-and then lists, each with its length before it.
+and then lists, each preceded by its length.
 
 Tokens are random texts from the client: a server's own generator repeats itself. A script's effects are replicated, not
-the script, so its use of the clock is the same everywhere.
+the script, so its use of the clock is the same on every replica.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ local function fresh()
   return ARGV[3] .. minted
 end
 
+-- The next list of arguments.
 local function list()
   local items, first = {}, at
   at = at + 1 + ARGV[first]
@@ -43,36 +44,37 @@ local function list()
   return items
 end
 
--- The reply, or nil if somebody else has put something of another type there.
-local function tried(...)
+-- The reply, or nil if the key has a value of another type, which somebody else has put there.
+local function try(...)
   local reply = pcall(...)
   if type(reply) ~= 'table' or not reply.err then return reply end
-  if not string.find(reply.err, 'WRONGTYPE') then return call(...) end  -- which raises
+  if not string.find(reply.err, 'WRONGTYPE') then return call(...) end  -- raises the error
 end
 
--- Among sorted sets of writers. What is none goes.
-local function among(key, ...)
-  local found = tried('ZRANGE', key, ...)
+-- A range of a sorted set of writers. A key of another type is deleted.
+local function range(key, ...)
+  local found = try('ZRANGE', key, ...)
   if found then return found end
   call('DEL', key)
   return {}
 end
 
--- The latest deadline of these writers, and whether one of them has died: those whose lease is over are forgotten.
+-- The latest deadline of these writers, and whether one of them has died. Dead writers are removed.
 local function latest_of(writers)
-  local first = among(writers, 0, 1, 'WITHSCORES')  -- two, to see whether it is the only one, as it mostly is
+  local first = range(writers, 0, 1, 'WITHSCORES')  -- two, to see whether there is only one, as is usual
   local deadline = tonumber(first[2])
   if not deadline then return nil, false end
   local is_dead = deadline <= now
   if is_dead then
-    local dead = among(writers, '-inf', now, 'BYSCORE')
+    local dead = range(writers, '-inf', now, 'BYSCORE')
     for i = 1, #dead, 1000 do call('ZREM', writers, unpack(dead, i, math.min(i + 999, #dead))) end
   end
-  if is_dead or first[3] then deadline = tonumber(among(writers, -1, -1, 'WITHSCORES')[2]) end
+  if is_dead or first[3] then deadline = tonumber(range(writers, -1, -1, 'WITHSCORES')[2]) end
   return deadline, is_dead
 end
 
-local function shape(name, token)
+-- Set a cell to a token, marked by its writers: ! held, ~ armed. It expires with its last writer.
+local function set_cell(name, token)
   local writers = registry .. ':' .. name
   local latest, is_dead = latest_of(writers)
   local mark = latest and '!' or ''
@@ -87,31 +89,32 @@ local function shape(name, token)
   return value
 end
 
--- What is no text is overwritten.
+-- The value of a cell, or nil. A value of another type or length counts as missing, and is overwritten.
 local function cell_of(name)
-  local value = tried('GET', prefix .. name)
-  return value and value ~= '' and value or nil
+  local value = try('GET', prefix .. name)
+  return value and value ~= '' and #value < 256 and value or nil
 end
 
-local due = among(registry, '-inf', now, 'BYSCORE', 'LIMIT', 0, 100)
+local due = range(registry, '-inf', now, 'BYSCORE', 'LIMIT', 0, 100)
 if #due > 0 then
   local dead = {}
-  for _, member in ipairs(due) do
+  for _, member in ipairs(due) do  -- "id|mode|cells"
     call('ZREM', registry, member)
     for name in string.gmatch(string.match(member, '^[^|]*|[^|]*|(.*)$') or '', '[^ ]+') do dead[name] = true end
   end
-  for name in pairs(dead) do shape(name, fresh()) end
+  for name in pairs(dead) do set_cell(name, fresh()) end
 end
 """
 
 _WRITERS = """
+-- The token of a cell without its mark, a fresh one if it is missing.
 local function token_of(name)
   local value = cell_of(name)
   return value and string.gsub(value, '^[!~]', '') or fresh()
 end
 
 local function enter(writers, member)
-  local added = tried('ZADD', writers, 'GT', now + period, member)  -- a begin that comes late ends no doubt
+  local added = try('ZADD', writers, 'GT', now + period, member)  -- a late begin does not shorten a hold
   if not added then
     call('DEL', writers)
     added = call('ZADD', writers, 'GT', now + period, member)
@@ -120,7 +123,7 @@ local function enter(writers, member)
   return added == 0
 end
 
--- Whether it was known already, under each of these cells.
+-- Register the writer under each of these cells. Whether it was registered under all of them before.
 local function register(mode, names, mark)
   if #names == 0 then return true end
   local is_known = enter(registry, id .. '|' .. mode .. '|' .. table.concat(names, ' '))
@@ -141,8 +144,8 @@ end
 local function begin(held, armed)
   register('armed', armed, '~')
   register('held', held, '')
-  for _, name in ipairs(armed) do shape(name, token_of(name)) end
-  for _, name in ipairs(held) do shape(name, fresh()) end
+  for _, name in ipairs(armed) do set_cell(name, token_of(name)) end
+  for _, name in ipairs(held) do set_cell(name, fresh()) end
 end
 """
 
@@ -177,7 +180,7 @@ announce(ARGV[at], ARGV[at + 1])
 return 1
 """,
 )
-"""Register the writer, hold its cells, arm those of a root that its result will name, and say so."""
+"""Register the writer, hold its cells, arm those of a root whose entities its result will name, and publish that."""
 
 RENEW = Script.of(
     _PRELUDE,
@@ -187,8 +190,8 @@ local held, armed = list(), list()
 local is_known = register('held', held, '')
 is_known = register('armed', armed, '~') and is_known
 if is_known then
-  for _, name in ipairs(held) do shape(name, token_of(name)) end
-  for _, name in ipairs(armed) do shape(name, token_of(name)) end
+  for _, name in ipairs(held) do set_cell(name, token_of(name)) end
+  for _, name in ipairs(armed) do set_cell(name, token_of(name)) end
   return 1
 end
 begin(held, armed)
@@ -196,46 +199,46 @@ announce(ARGV[at], ARGV[at + 1])
 return 0
 """,
 )
-"""Prolong the lease. A writer that the server does not know, or no longer, begins again."""
+"""Extend the lease. A writer that is not registered, or not any more, begins again."""
 
 COMMIT = Script.of(
     _PRELUDE,
     _WRITERS,
     """
-local moved, held, armed, doomed = list(), list(), list(), list()
+local moved, held, armed, values = list(), list(), list(), list()
 leave('held', held, '')
 leave('armed', armed, '~')
 if period > 0 then register('held', moved, '') end
-local is_shaped = {}
+local is_written = {}
 for _, name in ipairs(moved) do
-  shape(name, fresh())
-  is_shaped[name] = true
+  set_cell(name, fresh())
+  is_written[name] = true
 end
 for _, names in ipairs({held, armed}) do
   for _, name in ipairs(names) do
-    if not is_shaped[name] then shape(name, token_of(name)) end
+    if not is_written[name] then set_cell(name, token_of(name)) end
   end
 end
-for i = 1, #doomed, 1000 do redis.call('DEL', unpack(doomed, i, math.min(i + 999, #doomed))) end
+for i = 1, #values, 1000 do redis.call('DEL', unpack(values, i, math.min(i + 999, #values))) end
 announce(ARGV[at], ARGV[at + 1])
 return 1
 """,
 )
-"""End a write: what it touched gets fresh tokens, the rest of what it had is let go. In doubt it stays held a while."""
+"""End a write: its cells get fresh tokens, other cells it held or armed lose their mark, its values are deleted. With a
+hold period, the written cells stay held for so long."""
 
 MINT = Script.of(
     _PRELUDE,
     """
 local found = {}
 for i, name in ipairs(list()) do
-  found[i] = cell_of(name) or shape(name, fresh())
+  found[i] = cell_of(name) or set_cell(name, fresh())
 end
 return found
 """,
 )
-"""Give these cells as they are, those that are missing with a fresh token. "Missing" is no version: a cell that is gone
-twice would make an old value count again.
-"""
+"""Return these cells, creating missing ones with a fresh token. "Missing" cannot be a version itself: a cell that
+expires twice would make an old value valid again."""
 
 RELEASE = Script.of("return redis.pcall('GET', KEYS[1]) == ARGV[1] and redis.call('DEL', KEYS[1]) or 0")
-"""Give up a claim, if it is still one's own: it may have expired, and be another's."""
+"""Delete a claim if it is still one's own: it may have expired and belong to another process by now."""

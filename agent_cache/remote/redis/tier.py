@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import threading
 import weakref
 from collections.abc import Callable, Coroutine
 from datetime import timedelta
@@ -16,16 +15,12 @@ from agent_cache.clock import CLOCK
 from agent_cache.errors import ConfigurationError, RemoteTierError
 from agent_cache.remote.codecs import Codec
 from agent_cache.remote.protocol import Found, Listener, Request, Ticket, WriteIntent
-from agent_cache.remote.redis.attendant import Attendant, stop_with
-from agent_cache.remote.redis.connections import Deployment, of_client
-from agent_cache.remote.redis.core import Core
-from agent_cache.remote.redis.invalidations import begin, commit, renew
-from agent_cache.remote.redis.options import options_of
-from agent_cache.remote.redis.reads import look_up
-from agent_cache.remote.redis.stores import store
-from agent_cache.remote.redis.tickets import RedisTicket
-from agent_cache.remote.redis.urls import of_url
-from agent_cache.remote.redis.wire import Unreachable
+from agent_cache.remote.redis.keyspace import MAX_HEAD, Invalidations, Keyspace
+from agent_cache.remote.redis.options import Deployment, check_options, deployment_of_client, deployment_of_url
+from agent_cache.remote.redis.reads import Reader, RedisTicket
+from agent_cache.remote.redis.subscriber import Subscriber
+from agent_cache.remote.redis.transport import Transport, Unreachable
+from agent_cache.remote.redis.writes import Writer
 
 __all__ = ["RedisTier"]
 
@@ -38,11 +33,11 @@ class RedisTier:
     one read at most `timeout`; tools run without it until it answers again.
 
     One tier serves any number of event loops and threads, and may be used after a fork. It makes one connection per
-    event loop and server when something is first asked for, and one daemon thread per process that listens.
+    event loop and server when it is first used, and one daemon thread per process that receives invalidations.
 
     Args:
-        client: a client of redis-py or valkey-py that is there already: single, Sentinel or Cluster, async or not. Its
-            settings are taken over; its connections, timeouts and retries are not used. See also `from_url`.
+        client: an existing client of redis-py or valkey-py: single, Sentinel or Cluster, async or not. Its settings are
+            taken over; its connections, timeouts and retries are not used. See also `from_url`.
         namespace: what all keys and channels begin with. Fleets that share a server and no data have one each.
         max_staleness: seconds that a process may serve a local copy without hearing from the server.
         timeout: seconds that the server may take to connect or to answer. Less than `max_staleness`.
@@ -68,8 +63,8 @@ class RedisTier:
         codec: Codec | None = None,
         max_value_size: int | None = None,
     ) -> None:
-        deployment = client if isinstance(client, Deployment) else of_client(client)
-        options = options_of(
+        deployment = client if isinstance(client, Deployment) else deployment_of_client(client)
+        self._options = options = check_options(
             namespace=namespace,
             max_staleness=max_staleness,
             timeout=timeout,
@@ -78,10 +73,21 @@ class RedisTier:
             codec=codec,
             max_value_size=max_value_size,
         )
-        self._core = Core(deployment, options)
-        self._start_lock = threading.RLock()
+        transport = Transport(deployment, options.timeout, options.max_staleness, options.max_value_size + MAX_HEAD)
+        keyspace = Keyspace(options.namespace)
+        invalidations = Invalidations(transport.counters, transport.log)
+        writer = Writer(transport, keyspace, invalidations, options)
+        subscriber = Subscriber(transport, keyspace, invalidations, writer)
+        transport.on_failure = subscriber.server_failed
+        transport.on_new_identity = invalidations.lose
+        writer.wake = subscriber.wake
+        self._transport = transport
+        self._invalidations = invalidations
+        self._writer = writer
+        self._subscriber = subscriber
+        self._reader = Reader(transport, keyspace, invalidations, writer.pending, subscriber, options)
         _TIERS.add(self)
-        stop_with(self, self._core)
+        weakref.finalize(self, subscriber.stop)
 
     @classmethod
     def from_url(
@@ -101,17 +107,17 @@ class RedisTier:
         """A tier on the server at ``redis://user:password@host:6379/0``, ``rediss://...`` (TLS) or ``unix://path``.
 
         Args:
-            url: as redis-py reads it, parameters included (``?ssl_ca_certs=...``). Those that other clients of the same
-                URL have timeouts, retries, pools and decoding from are ignored.
+            url: as redis-py reads it, parameters included (``?ssl_ca_certs=...``). Parameters for timeouts, retries,
+                pools and decoding of other clients that use the same URL are ignored.
             cluster: the server is a node of a cluster.
             connection: further settings of redis-py's connections: ``username``, ``ssl_ca_certs``,
-                ``credential_provider``... ``ssl=True`` is the same as ``rediss://``. What would have no effect, a
-                timeout of redis-py's for one, is refused.
+                ``credential_provider``... ``ssl=True`` is the same as ``rediss://``. A setting without effect, such as
+                a timeout of redis-py's, is refused.
 
         The other arguments are described with the class.
         """
         return cls(
-            of_url(url, cluster=cluster, options=connection),
+            deployment_of_url(url, cluster=cluster, options=connection),
             namespace=namespace,
             max_staleness=max_staleness,
             timeout=timeout,
@@ -124,64 +130,63 @@ class RedisTier:
     @property
     def lease(self) -> float:
         """Seconds that a `begin` lasts without `renew`."""
-        return self._core.options.lease
+        return self._options.lease
 
     @property
     def max_staleness(self) -> float:
         """Seconds that a local copy may be served without hearing from the server."""
-        return self._core.max_staleness
+        return self._options.max_staleness
 
     # Reads
 
     async def lookup(self, request: Request) -> tuple[Found | None, Ticket]:
         """One round trip, shared with every other lookup of this iteration of the event loop. See `Tier`."""
-        core = self._started()
-        ticket = RedisTicket(core, request)
-        if core.is_closed:
-            core.log.once("the tier was closed, so nothing is found in it")
+        self._start()
+        ticket = RedisTicket(self._reader, request)
+        if self._transport.is_closed:
+            self._transport.log.once("the tier was closed, so nothing is found in it")
             return None, ticket
         try:
-            found = await look_up(core, ticket)
+            found = await self._reader.lookup(ticket)
         except Unreachable:
             ticket.seen = {}
             found = None
         if found is not None and not ticket.is_young():
-            found = None  # whoever joined it meanwhile may have begun after a write that it has not seen
+            found = None  # a caller that joined it meanwhile may have begun after a write that it has not seen
         if found is None:
-            core.counters.misses += 1
-            ticket.rest()
+            self._transport.counters.misses += 1
+            ticket.pause()
         else:
-            core.counters.hits += 1
+            self._transport.counters.hits += 1
         return found, ticket
 
     async def store(self, ticket: Ticket, value: Any, tags: tuple[str, ...], cost: float, *, age: float) -> None:
-        """See `Tier`. What cannot be written down is kept in this process alone, counted, and logged once."""
-        core = self._core
-        if isinstance(ticket, RedisTicket) and ticket.core is core and not core.is_closed:
+        """See `Tier`. A value that cannot be encoded is kept in this process alone, counted, and logged once."""
+        if isinstance(ticket, RedisTicket) and ticket.reader is self._reader and not self._transport.is_closed:
             try:
-                await store(core, ticket, value, tags, cost, age=age)
+                await self._reader.store(ticket, value, tags, cost, age=age)
             except Unreachable:
-                pass  # the answer is there, and nobody is promised to find it
+                pass  # the caller has its result, and a later hit is not promised
 
     async def discard(self, request: Request) -> bool:
-        """Write the entry itself: whoever is loading it now does not bring it back. See `Tier`."""
+        """Invalidate the entry itself, so that a load that is running does not bring it back. See `Tier`."""
         write = WriteIntent(os.urandom(16).hex(), (), entries=(request,))
         try:
             found, _ = await self.lookup(request)
-        finally:  # whether there was one is worth nothing to anybody else
+        finally:  # a failed lookup leaves only unknown whether there was one
             await self.commit(write, (), failed=False, hold=0.0)
         return found is not None
 
     # Writes
 
     async def begin(self, write: WriteIntent) -> None:
-        """See `Tier`. What cannot be announced is made up for as soon as it can.
+        """See `Tier`. An announcement that cannot be delivered is retried until it is.
 
         Raises:
             RemoteTierError: if the write is to be refused then.
         """
-        core = self._started()
-        failure = Unreachable("the tier was closed") if core.is_closed else await begin(core, write)
+        self._start()
+        failure = Unreachable("the tier was closed") if self._transport.is_closed else await self._writer.begin(write)
         if failure is not None and write.on_unreachable == "refuse":
             raise RemoteTierError(
                 f"the write was not begun, because other processes could not be told of it: {failure}", self
@@ -189,116 +194,93 @@ class RedisTier:
 
     async def renew(self, write: WriteIntent) -> None:
         """See `Tier`."""
-        if not self._core.is_closed:
-            await renew(self._started(), write)
+        if not self._transport.is_closed:
+            self._start()
+            await self._writer.renew(write)
 
     def commit(
         self, write: WriteIntent, tags: tuple[str, ...], *, failed: bool, hold: float
     ) -> Coroutine[Any, Any, None]:
-        """See `Tier`. What is not awaited to its end lands all the same, as soon as it can."""
-        core = self._started()
-        if core.is_closed:
-            core.counters.unannounced += 1
-            core.log.once("a write ended after the tier was closed; others serve what it has changed up to their ttl")
-            return _nothing()
-        return commit(core, write, tags, failed=failed, hold=hold)
+        """See `Tier`. It is delivered as soon as possible even if the returned coroutine is not awaited to its end."""
+        self._start()
+        if self._transport.is_closed:
+            self._transport.counters.unannounced += 1
+            event = "a write ended after the tier was closed; others serve what it has changed up to their ttl"
+            self._transport.log.once(event)
+            return _do_nothing()
+        return self._writer.commit(write, tags, failed=failed, hold=hold)
 
-    # News
+    # Invalidations by others
 
     def trusted_until(self) -> float:
-        """See `Tier`. It asks nobody, and reads both clocks: a machine that has slept has missed messages."""
-        return self._core.trusted_until()
+        """See `Tier`. It reads two clocks and asks no server: a machine that was suspended has missed messages."""
+        return self._subscriber.trusted_until()
 
     def subscribe(self, listener: Listener) -> Callable[[], None]:
         """See `Tier`."""
-        core = self._started()
-        own = partial(listener)  # one object for each subscription
-        with core.lock:
-            core.listeners += (own,)
+        self._start()
+        invalidations, own = self._invalidations, partial(listener)  # one object for each subscription
+        with invalidations.lock:
+            invalidations.listeners += (own,)
 
         def end() -> None:
-            with core.lock:
-                core.listeners = tuple(one for one in core.listeners if one is not own)
+            with invalidations.lock:
+                invalidations.listeners = tuple(each for each in invalidations.listeners if each is not own)
 
         return end
 
     async def caught_up(self) -> bool:
-        """Wait until everything that has been said so far was heard, and local copies are trusted. Whether they are."""
-        attendant = self._started().attendant
+        """Wait until all messages published so far were handled. Returns whether local copies are trusted then."""
+        self._start()
         try:
-            if attendant is not None:
-                await attendant.catch_up()
+            if self._subscriber.is_running:
+                await self._subscriber.catch_up()
         except Unreachable:
             return False
         return self.trusted_until() > CLOCK.now()
 
     def stats(self) -> dict[str, Any]:
-        """Counts of this process, and how it stands: a plain copy, to be logged or exported.
+        """Counts of this process and its present state: a plain copy, to be logged or exported.
 
         Returns:
-            The fields of `Counters`, and ``pending`` (invalidations that are owed), ``servers`` (address to
-            ``"ok"`` or why it is not asked), ``trusted`` (whether local copies are served now).
+            The fields of `Counters`, and ``pending`` (invalidations that are not delivered yet), ``servers`` (address
+            to ``"ok"`` or why it is not asked), ``trusted`` (whether local copies are served now).
         """
-        core = self._core
-        return core.counters.as_dict() | {
-            "pending": core.pending.owed,
-            "servers": {str(node): core.state_of(node) for node in core.topology.nodes},
+        transport = self._transport
+        return transport.counters.as_dict() | {
+            "pending": self._writer.pending.undelivered,
+            "servers": {str(server): transport.state_of(server) for server in transport.topology.servers},
             "trusted": self.trusted_until() > CLOCK.now(),
         }
 
-    # Its life
+    # Start and end
 
-    def _started(self) -> Core:
-        core = self._core
-        if core.attendant is None and not core.is_closed:
-            with self._start_lock:
-                if core.attendant is None and not core.is_closed:
-                    core.attendant = attendant = Attendant(core)  # first: a collection may come by here again
-                    try:
-                        attendant.start()
-                    except RuntimeError as error:  # no more threads; the next call tries again
-                        core.attendant = None
-                        core.log.once("no thread could be started to listen, so nothing is kept locally", error)
-        return core
+    def _start(self) -> None:
+        if not self._subscriber.is_running and not self._transport.is_closed:
+            self._subscriber.start()
 
     async def aclose(self) -> None:
         """Close all connections, those of other event loops too, and end the thread. Nothing is trusted any more.
 
-        What is owed to a server is delivered first, if that takes no longer than the timeout. From then on a write is
-        one that cannot be announced, and a read finds nothing.
+        Pending invalidations are delivered first, if that takes no longer than the timeout. From then on a write cannot
+        be announced, and a read finds nothing.
         """
-        core = self._core
+        transport, pending = self._transport, self._writer.pending
+        was_closed = transport.is_closed
         try:
-            if len(core.pending) and not core.is_closed:
-                await core.settle_all()
+            if len(pending) and not was_closed:
+                await self._writer.deliver_all()
         finally:
-            attendant = self._close()
-        if attendant is not None:
-            await asyncio.to_thread(attendant.stop, core.timeout * 2)
-
-    def _close(self) -> Attendant | None:
-        core = self._core
-        if len(core.pending) and not core.is_closed:
-            event = "closed before all invalidations had landed; others serve those entries up to their ttl"
-            core.log.once(event, f"{len(core.pending)} of them")
-        core.is_closed = True
-        attendant, core.attendant = core.attendant, None
-        if attendant is not None:
-            attendant.stop()
-        for loop, client in core.clients():
-            if loop is asyncio.get_running_loop():
-                client.close()
-            else:
-                try:
-                    loop.call_soon_threadsafe(client.close)
-                except RuntimeError:  # that loop is over
-                    pass
-                if not loop.is_running():
-                    client.cut()
-        return attendant
+            if len(pending) and not transport.is_closed:
+                event = "closed before all invalidations had landed; others serve those entries up to their ttl"
+                transport.log.once(event, f"{len(pending)} of them")
+            transport.is_closed = True
+            self._subscriber.stop()
+            transport.close()
+        await asyncio.to_thread(self._subscriber.join, self._options.timeout * 2)
 
     async def __aenter__(self) -> Self:
-        if self._core.is_closed:
+        if self._transport.is_closed:
             raise ConfigurationError("RedisTier: it was closed, and is not opened again; make a new one")
         return self
 
@@ -308,10 +290,16 @@ class RedisTier:
         await self.aclose()
 
     def __repr__(self) -> str:
-        return f"<{self._core.log.tier} namespace={self._core.options.namespace!r}>"
+        return f"<{self._transport.log.tier} namespace={self._options.namespace!r}>"
+
+    def _after_fork(self) -> None:
+        self._transport.after_fork()
+        self._invalidations.after_fork()
+        self._writer.after_fork()
+        self._subscriber.after_fork()
 
 
-async def _nothing() -> None:
+async def _do_nothing() -> None:
     pass
 
 
@@ -320,8 +308,7 @@ _TIERS: weakref.WeakSet[RedisTier] = weakref.WeakSet()
 
 def _after_fork() -> None:
     for tier in list(_TIERS):
-        tier._start_lock = threading.RLock()
-        tier._core.after_fork()
+        tier._after_fork()
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,478 @@
+"""Everything about keys: their names on the server, cells, values, messages, and what this process knows of them.
+
+An entity appears on the server as a keyed digest alone, roots are in clear text. All keys of a root are in one hash
+slot. A value is
+
+    fixed part | header: a line for each cell, "name identity token" | late tags, by the codec | the value, by the codec
+
+and is valid only while every line of its header is true. Nothing that a server says is trusted, since it holds no
+secret of ours: a value that cannot be read is a miss. A message of a process about a root is
+``process kind path path...``, where a path is ``*`` for the whole root, or the short name of the cell of an entity or
+an entry.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+import threading
+from collections.abc import Hashable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from redis.crc import key_slot
+
+from agent_cache.core.tags import root_of
+from agent_cache.remote.protocol import Listener, Request, Touched, WriteIntent
+from agent_cache.remote.redis.transport import Counters, Log
+from agent_cache.values.canonical import is_large, lasting_digest, make_room, segment_digest
+
+__all__ = [
+    "MAX_HEAD", "SCHEMA", "BadValue", "CellKey", "Cells", "Header", "Invalidations", "Keyspace", "Root", "SeenCell",
+    "header_lines", "is_held", "is_idle", "late_tags_context", "message", "pack_header", "parse_message", "read_header",
+    "unpack_value", "value_context", "version_of",
+]  # fmt: skip
+
+SCHEMA = 1
+"""Version of keys and values. Those of another version are not found."""
+
+CellKey = bytes
+"""Key of a cell on the server: ``t:{namespace:order}:S``."""
+
+MAX_HEAD = 65_536
+"""Bytes of the longest header, late tags included."""
+
+_MAX_SEGMENTS = 100_000
+_MAX_ROOTS = 10_000
+_MAX_TAGS = 10_000
+_MAX_ENTRIES = 50_000
+_MAX_CELLS = 50_000
+_MESSAGE = re.compile(rb"[^ ]+ [BC](?: (?:\*|[TK][0-9a-f]+))+")
+_FIXED = struct.Struct(">BddddII")
+_HELD, _ARMED = b"!~"
+
+
+# Keys
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Root:
+    """The keys of one root. Equal by name: the table of roots is bounded, so that one root may have several objects."""
+
+    name: str
+    slot: int
+    prefix: bytes
+    registry: bytes
+    channel: bytes
+    s: CellKey
+    d: CellKey
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Root) and self.prefix == other.prefix
+
+    def __hash__(self) -> int:
+        return hash(self.prefix)  # of bytes: computed once
+
+    def cell(self, cell_name: bytes) -> CellKey:
+        """The key of one of its cells."""
+        return self.prefix + cell_name
+
+    def cell_name(self, key: CellKey) -> bytes:
+        """The short name of a cell, as scripts and messages use it: ``S``, ``D``, ``T...``, ``K...``."""
+        return key[len(self.prefix) :]
+
+
+Cells = dict[CellKey, Root]
+
+
+class Keyspace:
+    """The keys under one namespace, and which tags and calls the digests in them stand for.
+
+    All tables are bounded. They are changed in single steps of the interpreter, so that any thread may use them.
+
+    Attributes:
+        has_forgotten_segments: a digest of an entity may have been met here that is not remembered any more.
+        has_forgotten_calls: the same of an entry.
+    """
+
+    def __init__(self, namespace: str) -> None:
+        self.namespace = namespace
+        self.has_forgotten_segments = False
+        self.has_forgotten_calls = False
+        self._roots: dict[str, Root] = {}
+        self._names_of_segments: dict[str, bytes] = {}
+        self._segments: dict[bytes, str] = {}
+        self._cells_read: dict[str, Cells] = {}
+        self._homes: dict[tuple[str, ...], Root] = {}
+        self._late_cells: dict[bytes, Cells] = {}
+        self._calls: dict[bytes, tuple[str, Hashable, Root]] = {}
+        self._values = f"v:{namespace}:".encode()
+
+    def root(self, name: str) -> Root:
+        """The keys of a root."""
+        root = self._roots.get(name)
+        if root is None:
+            tag = f"{self.namespace}:{name}".replace("\n", "%0A").encode("utf-8", "surrogatepass")
+            prefix = b"t:{%b}:" % tag
+            root = Root(name, key_slot(prefix), prefix, b"w:{%b}" % tag, b"c:{%b}" % tag, prefix + b"S", prefix + b"D")
+            if len(self._roots) >= _MAX_ROOTS:
+                for table in (self._roots, self._homes, self._cells_read):
+                    table.clear()
+            self._roots[name] = root
+        return root
+
+    def entity(self, root: Root, segment: str) -> CellKey:
+        """The cell T of an entity."""
+        cell_name = self._names_of_segments.get(segment)
+        if cell_name is None:
+            cell_name = b"T" + segment_digest(segment, namespace=self.namespace).encode()
+            if len(self._names_of_segments) >= _MAX_SEGMENTS:
+                self._names_of_segments.clear()
+                self._segments.clear()
+                self._cells_read.clear()  # or their segments would not come back
+                self.has_forgotten_segments = True
+            self._names_of_segments[segment] = cell_name
+            self._segments[cell_name] = segment
+        return root.prefix + cell_name
+
+    def segment(self, cell_name: bytes) -> str | None:
+        """The segment of a tag behind the cell of an entity, if it was met here."""
+        return self._segments.get(cell_name)
+
+    # The cells that a read depends on and a write moves. Tags of more than two segments count as their first two.
+
+    def cells_read(self, tag: str) -> Cells:
+        """Cells that a value with this tag depends on: S and T of an entity, D of a root."""
+        cells = self._cells_read.get(tag)
+        if cells is None:
+            head, *segments = tag.split(":", 2)
+            root = self.root(head)
+            cells = {root.s: root, self.entity(root, segments[0]): root} if segments else {root.d: root}
+            if len(self._cells_read) >= _MAX_TAGS:
+                self._cells_read.clear()
+            self._cells_read[tag] = cells
+        return cells
+
+    def cells_written(self, tags: Iterable[str]) -> Cells:
+        """Cells that a write of these tags moves: T and D, or S and D."""
+        cells: Cells = {}
+        for tag in tags:
+            head, *segments = tag.split(":", 2)
+            root = self.root(head)
+            cells[self.entity(root, segments[0]) if segments else root.s] = root
+            cells[root.d] = root
+        return cells
+
+    def cells_armed(self, write: WriteIntent) -> Cells:
+        """S and D of each root whose entities the result of the write will name."""
+        return {cell: root for late in write.late_roots for root in [self.root(late)] for cell in (root.s, root.d)}
+
+    # Entries
+
+    def digest(self, request: Request) -> tuple[bytes | None, bool]:
+        """The digest of an entry, None if it has no identity outside of this process; and whether that is final."""
+        digest, lasts = lasting_digest(
+            request.tool, (request.arguments, request.tenant, request.session), namespace=self.namespace, version=SCHEMA
+        )
+        return None if digest is None else digest.encode(), lasts
+
+    def value(self, digest: bytes) -> bytes:
+        """The key of a value."""
+        return self._values + digest
+
+    def claim(self, digest: bytes) -> bytes:
+        """The key by which one process of a fleet claims to refresh a value."""
+        return b"r:%b:%b" % (self.namespace.encode(), digest)
+
+    def heartbeats(self, process: bytes) -> Iterator[bytes]:
+        """Keys for the heartbeats of a process, each in another slot; the first has no hash tag."""
+        head = self.namespace.encode() + b":hb:"
+        yield head + process
+        for number in range(1 << 16):
+            yield b"%b{%d}:%b" % (head, number, process)
+
+    def home(self, request: Request) -> Root:
+        """The root whose slot holds the cell of the entry itself: the first by name, so the same in every process."""
+        home = self._homes.get(request.roots) if request.roots else None
+        if home is None:
+            home = self.root(min(request.roots or {*map(root_of, request.tags), *request.late_roots}, default=""))
+            if request.roots and len(self._homes) < _MAX_ROOTS:
+                self._homes[request.roots] = home
+        return home
+
+    def entry_cell(self, request: Request) -> Cells:
+        """The cell of an entry, for a write that names it by its call; none if it has no digest."""
+        digest, _ = self.digest(request)
+        home = self.home(request)
+        return {} if digest is None else {home.cell(b"K" + digest): home}
+
+    # Memory of entries that were met in this process
+
+    def late_cells(self, digest: bytes) -> Cells:
+        """Cells that the result of an entry named when it was last seen: read with the value, they save a trip."""
+        return self._late_cells.get(digest, {})
+
+    def keep_late_cells(self, digest: bytes, cells: Cells) -> None:
+        """Remember them."""
+        if self._late_cells.get(digest) != cells:
+            make_room(self._late_cells, _MAX_ENTRIES)
+            self._late_cells[digest] = cells
+
+    def call(self, digest: bytes) -> tuple[str, Hashable] | None:
+        """Tool and key of an entry, as this process has them."""
+        found = self._calls.get(digest)
+        return None if found is None else found[:2]
+
+    def keep_call(self, digest: bytes, request: Request, home: Root) -> None:
+        """Remember tool and key of an entry, unless the key is too large."""
+        if digest in self._calls:
+            return
+        if is_large(request.key):
+            self.has_forgotten_calls = True
+            return
+        self.has_forgotten_calls |= make_room(self._calls, _MAX_ENTRIES)
+        self._calls[digest] = request.tool, request.key, home
+
+    def cell_of_call(self, tool: str, key: Hashable) -> Cells:
+        """The cell of an entry that was read in this process. Slow: for calls that only another tier has named."""
+        for digest, (own, call, home) in list(self._calls.items()):
+            if own == tool and call == key:
+                return {home.cell(b"K" + digest): home}
+        return {}
+
+
+# Cells and values
+
+
+class BadValue(Exception):
+    """These bytes are no value of a tier."""
+
+
+SeenCell = tuple[bytes, bytes]
+"""A cell as it was read, and the replication id of its server. A cell that begins with ``!`` is held by a write and
+matches nothing; one with ``~`` is armed: it matches, but its writer may die.
+"""
+
+
+def is_held(cell: SeenCell) -> bool:
+    """Whether a running write holds it."""
+    return cell[0][0] == _HELD
+
+
+def is_idle(cell: SeenCell) -> bool:
+    """Whether no running write holds or arms it."""
+    return cell[0][0] != _HELD and cell[0][0] != _ARMED
+
+
+def version_of(cell: SeenCell) -> bytes:
+    """The version of a cell in a header: identity and token."""
+    raw, identity = cell
+    return identity + b" " + (raw if is_idle(cell) else raw[1:])
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """Everything about a value but itself.
+
+    Attributes:
+        cells: version of each cell it was loaded under.
+        loaded: when its load began, by the server's clock, in seconds.
+        ttl, grace: seconds from there.
+        cost: seconds its load took.
+        late: tags that its result has named, as the codec wrote them; empty if there are none.
+    """
+
+    cells: Mapping[CellKey, bytes]
+    loaded: float
+    ttl: float
+    grace: float
+    cost: float
+    late: bytes
+
+
+def pack_header(header: Header) -> bytes:
+    """The bytes before the payload. The payload is bound to them: see `value_context`."""
+    cells = header_lines(header.cells)
+    fixed = _FIXED.pack(
+        SCHEMA, header.loaded, header.ttl, header.grace, header.cost, len(cells), len(header.late)
+    )  # fmt: skip
+    return b"".join((fixed, cells, header.late))
+
+
+def header_lines(cells: Mapping[CellKey, bytes]) -> bytes:
+    """The lines of a header: the cells that a value was loaded under."""
+    return b"\n".join([key + b" " + version for key, version in cells.items()])
+
+
+def value_context(value_key: bytes, head: bytes) -> bytes:
+    """The context that a codec binds a payload to: its entry and its header. So a signature covers these too."""
+    return b"value %b %b" % (value_key, head)
+
+
+def late_tags_context(value_key: bytes, cells: bytes) -> bytes:
+    """The same for the late tags, which are a part of what the payload is bound to."""
+    return b"late %b %b" % (value_key, cells)
+
+
+def read_header(data: bytes, cells: bytes) -> tuple[float, float, float, int] | None:
+    """When a value was loaded, its ttl, its cost and where its payload begins; None unless its header has exactly these
+    lines and no late tags. `unpack_value` in fewer steps, for the most common hit.
+    """
+    start = _FIXED.size
+    end = start + len(cells)
+    if data[start:end] != cells:
+        return None
+    schema, loaded, ttl, _, cost, size, late = _FIXED.unpack_from(data)
+    makes_sense = 0 <= loaded < 1e12 and 0 < ttl < 1e18 and 0 <= cost < 1e9
+    is_plain = schema == SCHEMA and size == len(cells) and not late
+    return (loaded, ttl, cost, end) if is_plain and makes_sense else None
+
+
+def unpack_value(data: bytes) -> tuple[Header, bytes, bytes]:
+    """The header, the bytes before the payload, and the payload.
+
+    Raises:
+        BadValue: if this is no value.
+    """
+    try:
+        schema, loaded, ttl, grace, cost, size, late = _FIXED.unpack_from(data)
+    except struct.error as error:
+        raise BadValue("truncated") from error
+    start = _FIXED.size
+    end = start + size
+    if schema != SCHEMA or len(data) < end + late:
+        raise BadValue("of another schema, or truncated")
+    if not (0 <= cost < 1e9 and 0 < ttl < 1e18 and 0 <= grace < 1e18 and 0 <= loaded < 1e12):
+        raise BadValue("with numbers that make no sense")
+    cells = {}
+    for line in data[start:end].split(b"\n"):
+        key, _, token = line.rpartition(b" ")
+        key, _, identity = key.rpartition(b" ")  # a root may contain anything, a space too
+        if not (key and identity and token):
+            raise BadValue("with a damaged header")
+        cells[key] = identity + b" " + token
+    payload = end + late
+    return Header(cells, loaded, ttl, grace, cost, data[end:payload]), data[:payload], data[payload:]
+
+
+# Invalidations known to this process
+
+
+class Invalidations:
+    """When each cell was last invalidated, by this process or another one, and the listeners that are told of it.
+
+    One sequence number for the process, and for each cell the number of its latest invalidation. Bounded: a cell that
+    was pruned counts as invalidated, never as valid, since anything older than the floor may have been.
+
+    Attributes:
+        now: the sequence number.
+        listeners: see `Tier.subscribe`. Changed under `lock`.
+    """
+
+    def __init__(self, counters: Counters, log: Log) -> None:
+        self.now = 0
+        self.listeners: tuple[Listener, ...] = ()
+        self._counters = counters
+        self._log = log
+        self._floor = 0
+        self._latest: dict[CellKey, int] = {}
+        self.lock = threading.RLock()
+
+    def add(self, cells: Iterable[CellKey]) -> None:
+        """These cells were written, here or elsewhere."""
+        with self.lock:
+            self.now += 1
+            for cell in cells:
+                self._latest[cell] = self.now
+            if len(self._latest) > _MAX_CELLS:
+                self._floor = self.now
+                self._latest = {}
+
+    def add_all(self) -> None:
+        """Any cell may have been written."""
+        with self.lock:
+            self.now += 1
+            self._floor = self.now
+            self._latest = {}
+
+    def is_valid(self, cells: Iterable[CellKey], since: int) -> bool:
+        """Whether none of these cells was invalidated after the number `since`. Takes no lock."""
+        if self.now == since:
+            return True
+        latest = self._latest  # before the floor: what is pruned in between is still in this one
+        if self._floor > since:
+            return False
+        return all(latest.get(cell, 0) <= since for cell in cells)
+
+    def after_fork(self) -> None:
+        """In the child: another thread may have had the lock, and nothing that the parent noted counts."""
+        self.lock = threading.RLock()
+        self.add_all()
+
+    def receive(self, cells: Iterable[CellKey], touched: Touched) -> None:
+        """Another process has begun or ended a write."""
+        self._counters.invalidations += 1
+        self.add(cells)
+        self._notify(touched)
+
+    def lose(self) -> None:
+        """Any number of messages may have been missed: nothing that was kept locally counts."""
+        self._counters.losses += 1
+        self.add_all()
+        self._notify(None)
+
+    def _notify(self, touched: Touched | None) -> None:
+        for listener in self.listeners:
+            try:
+                listener(touched)
+            except Exception as error:  # noqa: BLE001 - the user's function, in the thread that all depend on
+                self._log.once("a listener raised", error)
+
+
+# Messages between processes
+
+
+def message(process: bytes, kind: bytes, root: Root, cells: Iterable[CellKey]) -> bytes:
+    """The message that a write of these cells begins (``B``) or has ended (``C``). Empty if none is needed."""
+    cells = list(cells)
+    paths = [b"*"] if root.s in cells else [root.cell_name(cell) for cell in cells if cell != root.d]
+    return b" ".join([process, kind, *paths]) if paths else b""
+
+
+def parse_message(
+    keyspace: Keyspace, process: bytes, root: Root, text: Any, log: Log
+) -> tuple[list[CellKey], Touched] | None:
+    """The cells that a message invalidates, and what listeners are told; None for the own messages of `process`.
+
+    A message that cannot be parsed invalidates the whole root.
+    """
+    if type(text) is not bytes or _MESSAGE.fullmatch(text) is None:
+        log.once("a message cannot be understood, so all of its root was dropped", root.name)
+        return [root.s, root.d], Touched((root.name,))
+    sender, _, *paths = text.split(b" ")
+    if sender == process:
+        return None  # a writer drops its own copies itself
+    cells: dict[CellKey, None] = {}
+    tags: dict[str, None] = {}
+    keys = []
+    for path in paths:
+        if path == b"*":
+            cells |= {root.s: None, root.d: None}
+            tags[root.name] = None
+        elif path.startswith(b"T"):
+            cells |= {root.cell(path): None, root.d: None}
+            segment = keyspace.segment(path)
+            if segment is not None:
+                tags[f"{root.name}:{segment}"] = None
+            elif keyspace.has_forgotten_segments:
+                tags[root.name] = None
+            else:  # entries that depend on the whole root are dropped, and no other one here can depend on this entity
+                tags[f"{root.name}:{path.decode()}"] = None
+        else:
+            cells[root.cell(path)] = None
+            call = keyspace.call(path[1:])
+            if call is not None:
+                keys.append(call)
+            elif keyspace.has_forgotten_calls:
+                tags[root.name] = None
+    return list(cells), Touched(tuple(tags), tuple(keys))

@@ -1,0 +1,1297 @@
+"""Connections of a tier: batches, deadlines, the circuit breaker, and which server has which slot.
+
+Each event loop has one connection to each server. The lookups of one iteration of the loop are one ``MGET`` (in a
+cluster one a slot), everything else joins the same write, and replies are matched to commands in order, so that no
+caller waits for another's reply. A command that is not answered in time ends the connection, since the replies after it
+could not be matched. Nothing is retried that might stall a caller.
+
+redis-py reads URLs and clients' settings, makes TLS contexts, fetches credentials and computes slots. Sockets are
+asyncio's, and replies are parsed here, because no client library keeps two promises by its public names: a reply longer
+than any value that the tier stores is skipped as it arrives (redis-py, hiredis and coredis read 512 MB into memory),
+and a connection ends at once, in the middle of TLS, from a loop that ends, or from another thread. It is also faster:
+redis.asyncio's connections cost 1.24x to 1.7x of a raw GET a hit (here 1.17x) and 3.4x to 3.9x a write (here 3.0x);
+coredis over twice that. The figures are in docs/benchmarks.md, "The transport".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping
+from contextvars import Context
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from typing import Any, Final, NamedTuple, TypeVar
+
+from redis.asyncio.connection import SSLConnection
+from redis.crc import key_slot
+from redis.credentials import UsernamePasswordCredentialProvider
+
+from agent_cache.remote.redis.options import Address, Deployment
+from agent_cache.remote.redis.scripts import Script, sharded
+
+__all__ = [
+    "INFO", "NEVER", "OVERSIZED", "Client", "Connection", "Counters", "Expired", "Fetched", "Interrupted", "Log",
+    "NotAsked", "Refused", "Replies", "ReplyError", "Server", "Topology", "Transport", "Unreachable", "asleep",
+    "boottime", "bulk", "pack", "replication_id_of",
+]  # fmt: skip
+
+_T = TypeVar("_T")
+
+NEVER = float("-inf")
+
+OVERSIZED: Final = object()
+"""Stands for a value that was longer than the limit and was skipped."""
+
+INFO = (b"INFO", b"replication")
+
+_REDIRECTS: Final = frozenset({"MOVED", "ASK", "CLUSTERDOWN", "TRYAGAIN", "READONLY"})
+"""Errors which say that a key is on another server, or soon will be."""
+
+_SCRIPT_ERRORS: Final = frozenset({"NOSCRIPT", "ERR", "WRONGTYPE"})
+_SLOTS = 16_384
+_MAX_LINE = 65_536
+_MAX_DEPTH = 32
+_MAX_REASON = 300
+_MAX_DISCOVERY = 1 << 24
+_LOG_AGAIN_AFTER = 60.0
+_MAX_LOGGED = 1_000
+_NOT_DUE = float("inf")
+
+boottime: Callable[[], float] = (
+    partial(time.clock_gettime, time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic
+)
+"""Seconds, time in suspension included where the platform can tell. A machine that wakes up has missed messages."""
+
+
+def asleep() -> float:
+    """Seconds that the machine has been suspended, from an arbitrary origin: the clock of local copies misses them."""
+    return boottime() - time.monotonic()
+
+
+# Errors
+
+
+class Unreachable(Exception):
+    """A server did not answer in time, not at all, or not as the owner of the data. Never leaves the tier."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(_shortened(reason))
+
+
+class Interrupted(Unreachable):
+    """A connection has ended, or its server has another identity now. The server may be asked again at once."""
+
+
+class Expired(Unreachable):
+    """A caller has used up its timeout, maybe with other waits: no fault of the server."""
+
+
+class Refused(Unreachable):
+    """A server has answered that it does not execute this command. It says nothing about other commands."""
+
+
+class NotAsked(Unreachable):
+    """Nothing was sent, because the breaker is open or the connection was given up: no failure of its own."""
+
+
+class ReplyError(Exception):
+    """An error reply. `code` is its first word: ``NOSCRIPT``, ``MOVED``, ``READONLY``..."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(_shortened(text))
+        self.code = text.partition(" ")[0]
+
+    @property
+    def is_about_command(self) -> bool:
+        """Whether it is about the command, and not about the state of the server."""
+        return self.code in ("ERR", "WRONGTYPE")
+
+
+def _shortened(text: str) -> str:
+    """An agent may read this text, and it may come from the server."""
+    return text if len(text) <= _MAX_REASON else f"{text[:_MAX_REASON]}..."
+
+
+# Counters and log
+
+
+@dataclass(slots=True)
+class Counters:
+    """Events since the tier was made.
+
+    Attributes:
+        hits: values found and current.
+        misses: lookups that found none.
+        batches: reads that went over a connection, whatever number of lookups shared them.
+        stores: values written.
+        unencodable: values that could not be encoded, or were too large.
+        bad_values: values that could not be read: forged, damaged, of another version or too large.
+        failures: requests that a server did not answer, or refused.
+        skipped: lookups and stores that were not sent, since an invalidation under their tags is pending.
+        losses: times that messages may have been missed.
+        invalidations: writes of other processes that were received.
+        unannounced: writes that ended when the tier was closed: no other process learns of them.
+    """
+
+    hits: int = 0
+    misses: int = 0
+    batches: int = 0
+    stores: int = 0
+    unencodable: int = 0
+    bad_values: int = 0
+    failures: int = 0
+    skipped: int = 0
+    losses: int = 0
+    invalidations: int = 0
+    unannounced: int = 0
+
+    def as_dict(self) -> dict[str, int]:
+        """A plain copy."""
+        return asdict(self)
+
+
+@dataclass(slots=True)
+class Log:
+    """Logs each warning once. Argument values are never part of one."""
+
+    tier: str
+    _logged: dict[str, float] = field(default_factory=dict)
+
+    def once(self, event: str, reason: object = "") -> None:
+        """Log a warning, unless it was logged before."""
+        if event not in self._logged and len(self._logged) < _MAX_LOGGED:
+            self._logged[event] = boottime()
+            extra = {"agent_cache_event": event, "agent_cache_tier": self.tier}
+            logging.getLogger("agent_cache").warning(
+                "%s: %s%s", self.tier, event, f" ({reason})" if reason else "", extra=extra
+            )
+
+    def allow_again(self, event: str) -> None:
+        """What was logged is over, so that it may be logged again, at most once a minute."""
+        if boottime() - self._logged.get(event, NEVER) > _LOG_AGAIN_AFTER:
+            self._logged.pop(event, None)
+
+
+# The protocol: RESP, version 2
+
+
+def bulk(part: bytes) -> bytes:
+    """One part of a command."""
+    return b"$%d\r\n%b\r\n" % (len(part), part)
+
+
+def pack(*parts: bytes) -> bytes:
+    """One command."""
+    return b"*%d\r\n%b" % (len(parts), b"".join([b"$%d\r\n%b\r\n" % (len(part), part) for part in parts]))
+
+
+class Replies:
+    """Parser of replies: takes bytes as they arrive and returns the replies that are complete.
+
+    Args:
+        limit: bytes of the longest value that is kept; a longer one becomes `OVERSIZED`, and is skipped as it arrives.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._buffer = bytearray()
+        self._skip = 0
+        self._open: list[tuple[int, list[Any]]] = []  # lists that are not complete: length, items
+
+    def feed(self, data: bytes) -> list[Any]:
+        """Return the complete replies: `bytes`, `int`, None, `ReplyError`, and lists of these.
+
+        Raises:
+            ValueError: if this is not the protocol.
+        """
+        buffer: bytes | bytearray = data  # itself, unless something was left over: its slices are the values
+        if self._buffer:
+            self._buffer += data
+            buffer = self._buffer
+        complete: list[Any] = []
+        at = 0
+        while True:
+            if self._skip:
+                at = min(len(buffer), self._skip)
+                self._skip -= at
+                buffer, at = buffer[at:], 0
+                if self._skip:
+                    break
+                value: Any = OVERSIZED
+            else:
+                end = buffer.find(b"\r\n", at)
+                if end < 0:
+                    if len(buffer) - at > _MAX_LINE:
+                        raise ValueError("a line without an end")
+                    break
+                kind, line = buffer[at], bytes(buffer[at + 1 : end])
+                end += 2
+                if kind == 36:  # $
+                    size = int(line)
+                    if size > self._limit:
+                        buffer, at = buffer[end:], 0
+                        self._skip = size + 2
+                        continue
+                    if size < 0:
+                        value = None
+                    elif len(buffer) < end + size + 2:
+                        break
+                    else:
+                        value = bytes(buffer[end : end + size])
+                        end += size + 2
+                elif kind == 58:  # :
+                    value = int(line)
+                elif kind == 43:  # +
+                    value = line
+                elif kind == 45:  # -
+                    value = ReplyError(line.decode("utf-8", "replace"))
+                elif kind == 42:  # *
+                    size = int(line)
+                    if size > 0:
+                        if len(self._open) >= _MAX_DEPTH:
+                            raise ValueError("lists nested too deeply")
+                        self._open.append((size, []))
+                        at = end
+                        continue
+                    value = None if size < 0 else []
+                else:
+                    raise ValueError(f"a reply of unknown kind {chr(kind)!r}")
+                at = end
+            self._add(value, complete)
+        if at or buffer is not self._buffer:  # nothing is copied of a long value whose rest is still to come
+            self._buffer = bytearray(buffer[at:])
+        return complete
+
+    def _add(self, value: Any, complete: list[Any]) -> None:
+        while self._open:
+            size, items = self._open[-1]
+            items.append(value)
+            if len(items) < size:
+                return
+            self._open.pop()
+            value = items
+        complete.append(value)
+
+
+# Connections
+
+
+OnReply = Callable[["list[Any] | Unreachable"], None]
+"""Takes the replies, `ReplyError` among them, or the reason why there are none. Called in the loop; must not raise."""
+
+
+class Commands(NamedTuple):
+    """One or more commands, packed together.
+
+    Attributes:
+        replies: number of them.
+        waiting_since: reading of the loop's clock from which the timeout counts. Whatever else its caller has waited
+            for, the server has a quarter of the timeout.
+    """
+
+    packed: bytes
+    replies: int
+    on_reply: OnReply
+    waiting_since: float
+
+
+class Connection(asyncio.Protocol):
+    """One connection, shared by all callers of its event loop.
+
+    Args:
+        limit: bytes of the longest value that is kept.
+        timeout: seconds that the server may take for a reply.
+    """
+
+    def __init__(self, limit: int, timeout: float) -> None:
+        self.is_open = False
+        self.on_close: Callable[[], None] | None = None
+        self._timeout = timeout
+        self._receive: Callable[[Any], None] | None = None
+        self._replies = Replies(limit)
+        self._waiting: deque[tuple[int, OnReply, float]] = deque()  # number of replies, who takes them, when due
+        self._arrived: list[Any] = []
+        self._transport: asyncio.Transport | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._next_check = _NOT_DUE
+        self._context = Context()  # an empty one: a timer keeps its context, also after it was cancelled
+        self._loop = asyncio.get_running_loop()
+
+    @classmethod
+    async def open(
+        cls,
+        deployment: Deployment,
+        address: Address,
+        *,
+        limit: int,
+        timeout: float,  # noqa: ASYNC109 - also the timeout of its commands
+        receive: Callable[[Any], None] | None = None,
+        to_sentinel: bool = False,
+    ) -> Connection:
+        """Connect and log in.
+
+        Args:
+            receive: takes every reply in the order of arrival, instead of the callers: for a subscription.
+
+        Raises:
+            Unreachable: for whatever reason.
+        """
+        connection = cls(limit, timeout)
+        is_ready = False
+        try:
+            settings = deployment.sentinel_settings if to_sentinel else deployment.settings
+            transport = deployment.sentinel_transport if to_sentinel else deployment.transport
+            async with asyncio.timeout(timeout):
+                await connection._connect(address, transport, settings)
+                await connection._log_in(settings)
+            is_ready = True
+        except Exception as error:
+            reason = str(error) or f"no connection within {timeout:g} s"
+            raise Unreachable(f"{address[0]}:{address[1]}: {reason}") from error
+        finally:
+            if not is_ready:  # also when it was cancelled
+                connection.close()
+        connection._receive = receive
+        return connection
+
+    async def _connect(self, address: Address, transport: str, settings: Mapping[str, Any]) -> None:
+        if transport == "unix":
+            await self._loop.create_unix_connection(lambda: self, address[0])
+            return
+        context = None
+        if transport == "tls":
+            tls = {name: value for name, value in settings.items() if name.startswith("ssl_")}
+            context = SSLConnection(**tls).ssl_context.get()
+        family = settings.get("socket_type", 0)
+        await self._loop.create_connection(lambda: self, address[0], address[1], ssl=context, family=family)
+        if settings.get("socket_keepalive") and self._transport is not None:
+            sock = self._transport.get_extra_info("socket")
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            options = settings.get("socket_keepalive_options")
+            for option, value in options.items() if isinstance(options, Mapping) else ():  # redis-py has a placeholder
+                sock.setsockopt(socket.IPPROTO_TCP, option, value)
+
+    async def _log_in(self, settings: Mapping[str, Any]) -> None:
+        commands: list[tuple[bytes, ...]] = []
+        provider = settings.get("credential_provider")
+        if provider is None and (settings.get("username") or settings.get("password")):
+            provider = UsernamePasswordCredentialProvider(settings.get("username"), settings.get("password"))
+        if provider is not None:
+            commands.append((b"AUTH", *map(_encoded, await provider.get_credentials_async())))
+        if settings.get("client_name"):
+            commands.append((b"CLIENT", b"SETNAME", _encoded(settings["client_name"])))
+        if settings.get("db"):
+            commands.append((b"SELECT", _encoded(settings["db"])))
+        if commands:
+            await self.ask(*commands)
+
+    def send(self, *commands: Commands) -> None:
+        """Write commands, all at once."""
+        if not self.is_open or self._transport is None:
+            for each in commands:
+                each.on_reply(Interrupted("the connection is closed"))
+            return
+        now = self._loop.time()
+        for _, count, on_reply, waiting_since in commands:
+            due = max(waiting_since + self._timeout, now + self._timeout / 4)
+            self._waiting.append((count, on_reply, due))
+            if due < self._next_check:
+                if self._timer is not None:
+                    self._timer.cancel()
+                self._check_at(due)
+        self._transport.write(commands[0][0] if len(commands) == 1 else b"".join([each[0] for each in commands]))
+
+    async def ask(self, *commands: tuple[bytes, ...]) -> list[Any]:
+        """Send commands and wait for the replies.
+
+        Raises:
+            Unreachable: if they do not come in time, or one is an error.
+        """
+        future: asyncio.Future[list[Any]] = self._loop.create_future()
+        packed = b"".join([pack(*command) for command in commands])
+        self.send(Commands(packed, len(commands), _into(future), self._loop.time()))
+        replies = await future
+        for reply in replies:
+            if isinstance(reply, ReplyError):
+                raise Unreachable(str(reply))
+        return replies
+
+    async def run(self, script: Script, keys: list[bytes], arguments: list[bytes]) -> Any:
+        """Run a script, and load it where the server does not have it.
+
+        Raises:
+            Refused: if the server answers, and does not execute it.
+            Unreachable: if it is not known to have run.
+        """
+        tail = (b"%d" % len(keys), *keys, *arguments)
+        for command in ((b"EVALSHA", script.digest, *tail), (b"EVAL", script.source, *tail)):
+            future: asyncio.Future[list[Any]] = self._loop.create_future()
+            self.send(Commands(pack(*command), 1, _into(future), self._loop.time()))
+            (reply,) = await future
+            if not isinstance(reply, ReplyError):
+                return reply
+            if reply.is_about_command:
+                raise Refused(str(reply))
+            if reply.code != "NOSCRIPT":
+                raise Unreachable(str(reply))
+        raise Unreachable("the server does not know the script, although it was sent")
+
+    def push(self, *parts: bytes) -> None:
+        """Send a command whose reply goes to `receive`."""
+        if self.is_open and self._transport is not None:
+            self._transport.write(pack(*parts))
+
+    def close(self) -> None:
+        """End the connection now, without a farewell. All callers that wait are answered."""
+        if self._transport is not None:
+            self._transport.abort()
+        self._end(Interrupted("the connection was closed"))
+
+    def shut_down(self) -> None:
+        """End the socket; the transport is closed when its loop runs again. Called from any thread."""
+        transport = self._transport
+        sock = None if transport is None else transport.get_extra_info("socket")
+        if sock is not None:
+            try:
+                sock.shutdown(socket.SHUT_RDWR)
+            except (OSError, TypeError):  # it has ended already, or belongs to a loop that gives no access to it
+                pass
+
+    # asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """The connection stands, TLS included."""
+        assert isinstance(transport, asyncio.Transport)
+        self._transport, self.is_open = transport, True
+
+    def data_received(self, data: bytes) -> None:
+        """Replies have arrived."""
+        try:
+            replies = self._replies.feed(data)
+        except ValueError:
+            self.close()
+            return
+        if self._receive is not None:
+            for reply in replies:
+                self._receive(reply)
+            return
+        for reply in replies:
+            self._arrived.append(reply)
+            if self._waiting and len(self._arrived) == self._waiting[0][0]:
+                _, on_reply, _ = self._waiting.popleft()
+                arrived, self._arrived = self._arrived, []
+                on_reply(arrived)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The server or the network has ended it."""
+        self._end(Interrupted(f"the connection was lost: {exc}" if exc else "the connection was lost"))
+
+    def _end(self, error: Unreachable) -> None:
+        was_open, self.is_open = self.is_open, False
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer, self._next_check = None, _NOT_DUE
+        while self._waiting:
+            self._waiting.popleft()[1](error)
+        if was_open and self.on_close is not None:
+            self.on_close()
+
+    def _check_deadlines(self) -> None:
+        """One timer serves all callers: each reply would otherwise cost one."""
+        self._timer, self._next_check = None, _NOT_DUE
+        if not self._waiting:
+            return
+        due = min(due for _, _, due in self._waiting)
+        if due <= self._loop.time():
+            if self._transport is not None:
+                self._transport.abort()
+            self._end(Unreachable(f"no answer within {self._timeout:g} s"))
+        else:
+            self._check_at(due)
+
+    def _check_at(self, due: float) -> None:
+        self._timer = self._loop.call_at(due, self._check_deadlines, context=self._context)
+        self._next_check = due
+
+
+def _into(future: asyncio.Future[list[Any]]) -> OnReply:
+    """Put the replies into a future."""
+
+    def on_reply(replies: list[Any] | Unreachable) -> None:
+        if future.done():
+            return
+        if isinstance(replies, Unreachable):
+            future.set_exception(replies)
+        else:
+            future.set_result(replies)
+
+    return on_reply
+
+
+def _encoded(text: object) -> bytes:
+    return text if isinstance(text, bytes) else str(text).encode()
+
+
+def replication_id_of(info: object) -> bytes:
+    """The replication id in a reply to `INFO`: the identity of a server and its data.
+
+    Raises:
+        Unreachable: if this is no primary. A replica has its primary's id, and may lag behind it.
+    """
+    fields = dict(line.partition(b":")[::2] for line in info.splitlines()) if isinstance(info, bytes) else {}
+    if fields.get(b"role") != b"master" or not fields.get(b"master_replid"):
+        raise Unreachable("the server is not a master")
+    return fields[b"master_replid"].strip()
+
+
+# Servers
+
+
+class Server:
+    """A server that has slots, or had some.
+
+    Attributes:
+        failure: why it is not asked; None while it is. One failed request sets it (the breaker opens), and a heartbeat
+            that got through resets it, once all pending invalidations have been delivered: no read pays for a probe.
+        replication_id: as last learned. Values of another id are dead: a server that was demoted and promoted again has
+            an earlier state and a new id (its run id stays the same).
+        generation: changes when connections that were made before must not be used any more.
+        heard_at: reading of `boottime` at which the latest answered heartbeat was sent.
+        clock_offset: its time of day less the local `boottime`, in seconds.
+    """
+
+    def __init__(self, address: Address) -> None:
+        self.address = address
+        self.failure: str | None = None
+        self.replication_id: bytes | None = None
+        self.generation = 0
+        self.clock_offset: float | None = None
+        self.heard_at = NEVER
+
+    def __repr__(self) -> str:
+        return f"{self.address[0]}:{self.address[1]}" if self.address[1] else self.address[0]
+
+    def not_asked(self) -> NotAsked:
+        """The error for callers while its breaker is open."""
+        return NotAsked(f"{self} is not asked: {self.failure}")
+
+    def set_clock(self, sent: float, reply: list[bytes]) -> None:
+        """Note its clock from a reply to `TIME` that was asked for at `sent`."""
+        self.clock_offset = int(reply[0]) + int(reply[1]) / 1e6 - (sent + boottime()) / 2
+
+
+class Topology:
+    """The servers, and which of them has which slot, as last discovered.
+
+    Attributes:
+        is_stale: a reply has said that slots have moved.
+        is_lost: the latest discovery got no answer. Only the thread of the tier goes on trying then.
+    """
+
+    def __init__(self, deployment: Deployment, timeout: float) -> None:
+        self.deployment = deployment
+        self.is_stale = False
+        self.is_lost = False
+        self.is_cluster = deployment.kind == "cluster"
+        self._timeout = timeout
+        self._servers: dict[Address, Server] = {}
+        self._slots: list[Server | None] = [None]
+        self._lock = threading.RLock()
+        self._discoveries: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Task[None]] = (
+            weakref.WeakKeyDictionary()
+        )
+        if deployment.kind == "single":
+            self.set_primary(deployment.seeds[0])
+
+    def server_of(self, slot: int) -> Server | None:
+        """The server that has a slot; None if that is unknown."""
+        slots = self._slots
+        return slots[slot] if len(slots) > 1 else slots[0]
+
+    @property
+    def servers(self) -> list[Server]:
+        """All servers that have slots."""
+        return list(dict.fromkeys(server for server in self._slots if server is not None))
+
+    async def find(self, slot: int, waiting_since: float) -> Server:
+        """The server that has a slot, discovered if need be.
+
+        Args:
+            waiting_since: when the caller began to wait, by the loop's clock.
+
+        Raises:
+            Unreachable: if no server answers within the timeout, or none has the slot.
+        """
+        server = self.server_of(slot)
+        if server is None:
+            if self.is_lost:
+                raise Unreachable("the servers of these keys are unknown")
+            await self.discover_within(waiting_since)
+            server = self.server_of(slot)
+        if server is None:
+            raise Unreachable("no known server has these keys")
+        return server
+
+    async def discover_within(self, waiting_since: float) -> None:
+        """Discover the servers within the timeout of a caller that has waited since then, by the loop's clock.
+
+        Raises:
+            Unreachable: if none answers.
+        """
+        try:
+            async with asyncio.timeout_at(waiting_since + self._timeout):
+                await self.discover()
+        except TimeoutError:
+            self.is_lost = not self.servers
+            raise Unreachable(f"no server named the servers of these keys within {self._timeout:g} s") from None
+
+    async def discover(self) -> None:
+        """Ask for the servers. Concurrent callers of one loop share one request.
+
+        Raises:
+            Unreachable: if none answers.
+        """
+        if self.deployment.kind == "single":
+            self.is_stale = False
+            return
+        loop = asyncio.get_running_loop()
+        task = self._discoveries.get(loop)
+        if task is None or task.done():
+            task = self._discoveries[loop] = loop.create_task(self._discover(), name="agent_cache looks for servers")
+            task.add_done_callback(_retrieve_exception)
+        await asyncio.shield(task)
+
+    async def _discover(self) -> None:
+        is_sentinel = self.deployment.kind == "sentinel"
+        known = [] if is_sentinel else [server.address for server in self.servers]
+        reasons = []
+        for address in dict.fromkeys([*known, *self.deployment.seeds]):
+            try:
+                connection = await Connection.open(
+                    self.deployment, address, limit=_MAX_DISCOVERY, timeout=self._timeout, to_sentinel=is_sentinel
+                )
+                try:
+                    if is_sentinel:
+                        service = self.deployment.service.encode()
+                        (reply,) = await connection.ask((b"SENTINEL", b"GET-MASTER-ADDR-BY-NAME", service))
+                        if reply is None:
+                            reasons.append(f"{address[0]}:{address[1]} knows no group {self.deployment.service!r}")
+                            continue
+                        self.set_primary((reply[0].decode(), int(reply[1])))
+                    else:
+                        (reply,) = await connection.ask((b"CLUSTER", b"SLOTS"))
+                        self._set_slots(reply, address)
+                finally:
+                    connection.close()
+            except (Unreachable, ValueError, IndexError, TypeError) as error:
+                reasons.append(str(error))
+                continue
+            self.is_stale = False
+            return
+        self.is_lost = True
+        raise Unreachable("; ".join(reasons))
+
+    def set_primary(self, address: Address) -> None:
+        """One server has all slots."""
+        with self._lock:
+            server = self._servers.get(address) or Server(address)
+            self._servers, self._slots, self.is_lost = {address: server}, [server], False
+
+    def _set_slots(self, reply: Any, asked: Address) -> None:
+        slots: list[Server | None] = [None] * _SLOTS
+        with self._lock:
+            servers: dict[Address, Server] = {}
+            for first, last, primary, *_ in reply:
+                address = (primary[0].decode() if primary[0] else asked[0], int(primary[1]))
+                server = servers[address] = servers.get(address) or self._servers.get(address) or Server(address)
+                slots[first : last + 1] = [server] * (last + 1 - first)
+            self._servers, self._slots, self.is_lost = servers, slots, False
+
+
+def _retrieve_exception(task: asyncio.Task[None]) -> None:
+    """Keep asyncio from logging an exception whose callers were cancelled."""
+    if not task.cancelled():
+        task.exception()
+
+
+class Transport:
+    """All connections of a tier, whatever loop or thread they belong to.
+
+    Attributes:
+        on_failure: called when a server has failed, once until it recovers.
+        on_new_identity: called when a server has turned out to be another one, or to have lost data.
+    """
+
+    def __init__(self, deployment: Deployment, timeout: float, max_staleness: float, max_reply_size: int) -> None:
+        self.timeout = timeout
+        self.max_staleness = max_staleness
+        self.max_reply_size = max_reply_size
+        self.topology = Topology(deployment, timeout)
+        self.counters = Counters()
+        addresses = [f"{host}:{port}" if port else host for host, port in deployment.seeds]
+        self.log = Log(f"RedisTier({', '.join(addresses)})")
+        self.is_closed = False
+        self.on_failure: Callable[[], None] = lambda: None
+        self.on_new_identity: Callable[[], None] = lambda: None
+        self._reset()
+
+    def _reset(self) -> None:
+        self._lock = threading.RLock()
+        self._clients: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Client] = weakref.WeakKeyDictionary()
+        self._latest: Client | None = None
+
+    def after_fork(self) -> None:
+        """In the child: use nothing of the parent's connections."""
+        _KEPT_ALIVE.append((self._clients, self.topology))
+        self.topology = Topology(self.topology.deployment, self.timeout)
+        self._reset()
+
+    def slot(self, key: bytes) -> int:
+        """The slot of a key; 0 without a cluster, where nothing depends on it."""
+        return key_slot(key) if self.topology.is_cluster else 0
+
+    def script(self, script: Script) -> Script:
+        """A script in the form for this deployment."""
+        return sharded(script) if self.topology.is_cluster else script
+
+    def client(self) -> Client:
+        """The connections of the running loop.
+
+        Raises:
+            Unreachable: if the tier was closed, maybe while its caller waited for something else.
+        """
+        if self.is_closed:
+            raise Unreachable("the tier was closed")
+        loop = asyncio.get_running_loop()
+        latest = self._latest
+        if latest is not None and latest.loop is loop:
+            return latest
+        client = self._clients.get(loop)
+        if client is None:
+            with self._lock:
+                for other in [other for other in self._clients if other.is_closed()]:
+                    del self._clients[other]  # closed without having ended its tasks
+                client = self._clients[loop] = Client(self)
+        self._latest = client
+        return client
+
+    def forget_client(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Drop the connections of a loop that ends."""
+        with self._lock:
+            client = self._clients.pop(loop, None)
+            if self._latest is client:
+                self._latest = None
+
+    def clients(self) -> list[Client]:
+        """The connections of all loops."""
+        with self._lock:
+            return list(self._clients.values())
+
+    def close(self) -> None:
+        """Close all connections, those of other loops too. Called in a loop."""
+        self.is_closed = True
+        for client in self.clients():
+            if client.loop is asyncio.get_running_loop():
+                client.close()
+            else:
+                try:
+                    client.loop.call_soon_threadsafe(client.close)
+                except RuntimeError:  # that loop is closed
+                    pass
+                if not client.loop.is_running():
+                    client.shut_down()
+
+    async def connect(self, server: Server) -> tuple[Connection, bytes]:
+        """A new connection to a server that is a primary now, and its replication id.
+
+        Raises:
+            Unreachable: if there is none.
+        """
+        generation = server.generation
+        connection = await Connection.open(
+            self.topology.deployment, server.address, limit=self.max_reply_size, timeout=self.timeout
+        )
+        try:
+            sent = boottime()
+            info, clock = await connection.ask(INFO, (b"TIME",))
+            server.set_clock(sent, clock)
+            identity = replication_id_of(info)
+        except BaseException:
+            connection.close()
+            raise
+        self.identify(server, identity)
+        if generation != server.generation:
+            connection.close()
+            raise Interrupted("the server has changed its identity meanwhile")
+        return connection, identity
+
+    def identify(self, server: Server, identity: bytes) -> None:
+        """Note the replication id of a server. A new one means that it has lost data or was replaced."""
+        with self._lock:
+            former, server.replication_id = server.replication_id, identity
+            if former is None or former == identity:
+                return
+            server.generation += 1
+        self.on_new_identity()
+
+    def fail(self, server: Server, reason: str) -> None:
+        """Open the breaker of a server that has not answered, until a heartbeat has got through."""
+        if self.is_closed:
+            return
+        self.counters.failures += 1
+        if server.failure is None:
+            server.failure = reason or "it failed"
+            self.log.once(_unusable(server), reason)
+            self.on_failure()
+
+    def recover(self, server: Server) -> None:
+        """Close the breaker of a server that answers, and to which no invalidation is pending."""
+        if server.failure is not None:
+            server.failure = None
+            self.log.allow_again(_unusable(server))
+
+    def state_of(self, server: Server) -> str:
+        """``"ok"``, or why a server is not asked."""
+        return "the tier was closed" if self.is_closed else server.failure or "ok"
+
+
+_KEPT_ALIVE: list[object] = []
+"""Connections of a parent process: their collection would close sockets that it still uses."""
+
+
+def _unusable(server: Server) -> str:
+    return f"{server} cannot be used; tools run without it until it answers"
+
+
+# Batches
+
+
+Fetched = tuple[dict[bytes, Any], "bytes | dict[bytes, bytes]"]
+"""Values by key, and the replication id of the server that has them; in a cluster, that of each key."""
+
+_Values = tuple[list[Any], bytes]
+"""Values in the order of the keys, and the replication id of the server that has them."""
+
+
+@dataclass(slots=True)
+class _Read:
+    """Keys that are read with the next write, and the callers that wait for them.
+
+    Attributes:
+        slots: of the keys, in a cluster.
+    """
+
+    packed: bytes
+    slots: tuple[int, ...]
+    futures: list[asyncio.Future[_Values]]
+
+
+class _Batcher:
+    """Batches the commands of one event loop to one server."""
+
+    def __init__(self, transport: Transport, server: Server, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport = transport
+        self._server = server
+        self._loop = loop
+        self._connection: Connection | None = None
+        self._generation = -1
+        self._opening: asyncio.Task[None] | None = None
+        self._is_scheduled = False
+        self._commands: list[Commands] = []
+        self._reads: dict[tuple[bytes, ...], _Read] = {}
+        self._reads_since = 0.0
+        self._wants_identity = False
+        self._identified_at = NEVER
+        self.identity = b""
+
+    def read(
+        self,
+        keys: tuple[bytes, ...],
+        packed: bytes,
+        slots: tuple[int, ...],
+        strong: bool,  # noqa: FBT001 - private, and on the path of every hit
+        waiting_since: float,
+    ) -> asyncio.Future[_Values]:
+        """Read keys with the next write.
+
+        Callers that read the same keys share one read. Keys that only some share are read again, which costs less than
+        to find out. A batch is closed when it is handed to the socket: a later lookup that joined a read under way
+        would be answered from before a write that has ended in between.
+        """
+        future: asyncio.Future[_Values] = self._loop.create_future()
+        read = self._reads.get(keys)
+        if read is None:
+            if self._reads:
+                self._reads_since = min(self._reads_since, waiting_since)
+            else:
+                self._reads_since = waiting_since
+                self._schedule()
+            self._reads[keys] = _Read(packed, slots, [future])
+        else:
+            read.futures.append(future)
+        if strong:
+            self._wants_identity = True
+        return future
+
+    def put(self, commands: Commands) -> None:
+        """Send commands: at once if they are the first of this iteration of the loop, else with the next write."""
+        self._commands.append(commands)
+        if not self._is_scheduled:
+            self._schedule()
+            connection = self._connection
+            if connection is not None and self._is_current(connection) and self._server.failure is None:
+                waiting, self._commands = self._commands, []
+                connection.send(*waiting)
+
+    def prepare(self) -> None:
+        """Connect if there is no connection: a command will follow."""
+        is_open = self._connection is not None and self._connection.is_open
+        if not is_open and self._server.failure is None and not self._transport.is_closed:
+            self._connect(self._loop.time())
+
+    def close(self) -> None:
+        """End the connection. All callers that wait are answered."""
+        if self._opening is not None:
+            self._opening.cancel()
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+        self._fail(NotAsked("the connection was closed"))
+
+    def shut_down(self) -> None:
+        """End the connection of a loop that does not run. Called from any thread."""
+        connection = self._connection
+        if connection is not None:
+            connection.shut_down()
+
+    def _schedule(self) -> None:
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._is_scheduled = False
+        if not (self._commands or self._reads):
+            return
+        if self._transport.is_closed:
+            self._fail(NotAsked("the tier was closed"))
+            return
+        if self._server.failure is not None:
+            self._fail(self._server.not_asked())
+            return
+        connection = self._connection
+        if connection is None or not self._is_current(connection):
+            if connection is not None:
+                connection.close()
+                self._connection = None
+            waiting = [each.waiting_since for each in self._commands]
+            self._connect(min([self._reads_since, *waiting] if self._reads else waiting))
+            return
+        commands, self._commands = self._commands, []
+        if self._reads:
+            commands.append(self._batch())
+        connection.send(*commands)
+
+    def _is_current(self, connection: Connection) -> bool:
+        return connection.is_open and self._generation == self._server.generation
+
+    def _connect(self, waiting_since: float) -> None:
+        if self._opening is None:
+            timeout = self._transport.timeout
+            due = max(waiting_since + timeout, self._loop.time() + timeout / 4)
+            # In an empty context: the transport of a connection keeps the one it was made in.
+            self._opening = self._loop.create_task(self._open(due), name="agent_cache connects", context=Context())
+            self._opening.add_done_callback(self._opened, context=Context())
+
+    async def _open(self, due: float) -> None:
+        try:
+            self._generation = self._server.generation
+            async with asyncio.timeout_at(due):
+                self._connection, self.identity = await self._transport.connect(self._server)
+            self._identified_at = boottime()
+        except Exception as error:  # noqa: BLE001 - callers wait, whatever it is
+            reason = str(error) or "no connection within the timeout"
+            was_busy = self._loop.time() - due > self._transport.timeout / 4  # the loop, not the server
+            if self._generation == self._server.generation and not was_busy:
+                self._transport.fail(self._server, reason)
+            self._fail(NotAsked(reason))
+
+    def _opened(self, _: asyncio.Task[None]) -> None:
+        """Also if a loop that ends has cancelled it, maybe before its first step: a commit may wait for it."""
+        self._opening = None
+        self._flush()
+
+    def _batch(self) -> Commands:
+        """One command that reads all wanted keys (in a cluster one a slot), and gives the callers their values."""
+        reads, self._reads = self._reads, {}
+        strong, self._wants_identity = self._wants_identity, False
+        # Each new connection and each heartbeat asks for the identity. If the heartbeats stop, the reads ask for it.
+        known_at = max(self._identified_at, self._server.heard_at)
+        strong |= boottime() - known_at > self._transport.max_staleness
+        keys_of: list[Iterable[bytes]] = []  # of each command
+        if self._transport.topology.is_cluster:
+            by_slot: dict[int, dict[bytes, None]] = {}
+            for keys, read in reads.items():
+                for key, slot in zip(keys, read.slots, strict=True):
+                    by_slot.setdefault(slot, {})[key] = None
+            keys_of += by_slot.values()
+            sizes = list(map(len, by_slot.values()))
+            commands = [pack(b"MGET", *wanted) for wanted in by_slot.values()]
+        else:
+            sizes = [sum(map(len, reads))]
+            head = b"*%d\r\n$4\r\nMGET\r\n" % (1 + sizes[0])
+            commands = [b"".join([head, *[read.packed for read in reads.values()]])]
+        if strong:
+            commands.append(pack(*INFO))
+        sent = boottime()
+
+        def on_reply(replies: list[Any] | Unreachable) -> None:
+            try:
+                if isinstance(replies, Unreachable):
+                    raise replies
+                if strong:
+                    self._confirm_identity(replication_id_of(replies.pop()), sent)
+                for reply, size in zip(replies, sizes, strict=True):
+                    if type(reply) is not list or len(reply) != size:
+                        is_error = type(reply) is ReplyError
+                        self._transport.topology.is_stale |= is_error and reply.code in _REDIRECTS
+                        reason = str(reply) if is_error else "the server's reply is malformed"
+                        raise Unreachable(reason)  # noqa: TRY301 - one place that answers all callers
+            except Unreachable as error:
+                if not isinstance(error, Interrupted):
+                    self._transport.fail(self._server, str(error))
+                _fail_all(reads, error)
+                return
+            by_key: dict[bytes, Any] = {}
+            for wanted, reply in zip(keys_of, replies, strict=False):
+                by_key.update(zip(wanted, reply, strict=True))
+            at = 0
+            for keys, read in reads.items():
+                values = [by_key[key] for key in keys] if by_key else replies[0][at : at + len(keys)]
+                at += len(keys)
+                for future in read.futures:
+                    if not future.done():
+                        future.set_result((values, self.identity))
+
+        self._transport.counters.batches += 1
+        return Commands(b"".join(commands), len(commands), on_reply, self._reads_since)
+
+    def _confirm_identity(self, identity: bytes, sent: float) -> None:
+        self._identified_at = sent
+        if identity != self.identity:
+            self._transport.identify(self._server, identity)
+            raise Interrupted("the server has another identity than before")
+
+    def _fail(self, error: Unreachable) -> None:
+        commands, self._commands = self._commands, []
+        for each in commands:
+            each.on_reply(error)
+        reads, self._reads = self._reads, {}
+        _fail_all(reads, error)
+
+
+def _fail_all(reads: dict[tuple[bytes, ...], _Read], error: Unreachable) -> None:
+    for read in reads.values():
+        for future in read.futures:
+            if not future.done():
+                future.set_exception(error)
+
+
+class Client:
+    """The connections of one event loop: one to each server, made when it is first needed, closed with the loop."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+        self.loop = self._loop = asyncio.get_running_loop()
+        self._batchers: dict[Server, _Batcher] = {}
+        self._context = Context()  # an empty one: a timer keeps its context, also after it was cancelled
+        # A loop that ends closes its generators after its tasks were cancelled and have ended: a write that was
+        # cancelled so is still committed over these connections.
+        self._until_loop_ends: AsyncGenerator[None, None] | None = self._close_with_loop()
+        _step(self._until_loop_ends.asend(None))
+
+    async def _close_with_loop(self) -> AsyncGenerator[None, None]:
+        try:
+            yield
+        finally:
+            self._until_loop_ends = None
+            self.close()
+
+    def close(self) -> None:
+        """Close the connections. Called in the loop."""
+        for batcher in self._batchers.values():
+            batcher.close()
+        self._batchers.clear()
+        self._transport.forget_client(self._loop)
+        generator, self._until_loop_ends = self._until_loop_ends, None
+        if generator is not None:
+            _step(generator.aclose())
+
+    def shut_down(self) -> None:
+        """End the connections of a loop that does not run. Called from any thread."""
+        for batcher in list(self._batchers.values()):
+            batcher.shut_down()
+
+    def _batcher(self, server: Server) -> _Batcher:
+        """The batcher of a server.
+
+        Raises:
+            NotAsked: while the breaker of the server is open.
+        """
+        if server.failure is not None:
+            raise server.not_asked()
+        batcher = self._batchers.get(server)
+        if batcher is None:
+            servers = self._transport.topology.servers
+            for gone in [known for known in self._batchers if known not in servers]:
+                self._batchers.pop(gone).close()
+            batcher = self._batchers[server] = _Batcher(self._transport, server, self._loop)
+        return batcher
+
+    def prepare(self, server: Server) -> None:
+        """Connect to a server that a command will follow to."""
+        if server.failure is None:
+            self._batcher(server).prepare()
+
+    async def fetch(
+        self,
+        keys: Iterable[tuple[bytes, int]],
+        *,
+        strong: bool = False,
+        started_at: float | None = None,
+        waiting_since: float | None = None,
+    ) -> Fetched:
+        """Read keys, given with their slots, together with what others read in this iteration of the loop.
+
+        Args:
+            strong: ask for the identity of the server after its values.
+            started_at: when the caller began to wait, by the loop's clock: it gives up a timeout later.
+            waiting_since: the server's own timeout counts from there; None is now.
+
+        Raises:
+            Unreachable: if a server does not answer, or its breaker is open.
+        """
+        topology, now = self._transport.topology, self.loop.time()
+        since, start = waiting_since or now, started_at or waiting_since or now
+        by_server: dict[Server, dict[bytes, int]] = {}
+        for key, slot in keys:
+            server = topology.server_of(slot) or await topology.find(slot, start)
+            by_server.setdefault(server, {})[key] = slot
+        batchers = [self._batcher(server) for server in by_server]
+        futures = [
+            batcher.read(tuple(wanted), b"".join(map(bulk, wanted)), tuple(wanted.values()), strong, since)
+            for batcher, wanted in zip(batchers, by_server.values(), strict=True)
+        ]
+        values: dict[bytes, Any] = {}
+        identities: dict[bytes, bytes] = {}
+        identity = b""
+        try:
+            for wanted, future in zip(by_server.values(), futures, strict=True):
+                found, identity = await self._within(future, started_at)
+                values.update(zip(wanted, found, strict=True))
+                if topology.is_cluster:
+                    identities.update(dict.fromkeys(wanted, identity))
+        finally:
+            for future in futures:
+                if not future.cancel() and not future.cancelled():
+                    future.exception()
+        return values, identities if topology.is_cluster else identity
+
+    async def read(self, keys: tuple[bytes, ...], packed: bytes, *, strong: bool, waiting_since: float) -> _Values:
+        """Read keys where there is no cluster: `fetch` in fewer steps, for the most common lookup.
+
+        Args:
+            packed: the same keys, each as `bulk`.
+
+        Raises:
+            Unreachable: as `fetch`.
+        """
+        topology = self._transport.topology
+        server = topology.server_of(0) or await topology.find(0, waiting_since)
+        return await self._batcher(server).read(keys, packed, (), strong, waiting_since)
+
+    async def run(
+        self, script: Script, slot: int, keys: list[bytes], arguments: list[bytes], *, started_at: float | None = None
+    ) -> tuple[Any, bytes]:
+        """Run a script; its reply, and the replication id of the server. Loads it where it is not known yet.
+
+        Raises:
+            Refused: if the server answers, and does not execute it.
+            Unreachable: if it is not known to have run. It may have.
+        """
+        tail = (b"%d" % len(keys), *keys, *arguments)
+        now = self.loop.time()
+        reply, identity = await self.call(
+            slot, b"EVALSHA", script.digest, *tail, errors=_SCRIPT_ERRORS, started_at=started_at
+        )
+        if isinstance(reply, ReplyError) and not reply.is_about_command:
+            reply, identity = await self.call(
+                slot, b"EVAL", script.source, *tail, errors=_SCRIPT_ERRORS, started_at=started_at or now
+            )
+        if isinstance(reply, ReplyError):
+            self._transport.counters.failures += 1
+            raise Refused(str(reply))
+        return reply, identity
+
+    async def call(
+        self, slot: int, *parts: bytes, errors: frozenset[str] = frozenset(), started_at: float | None = None
+    ) -> tuple[Any, bytes]:
+        """One command for the server of a slot. Error replies other than `errors` mean that it cannot be used.
+
+        Args:
+            started_at: when the caller began to wait, by the loop's clock: it gives up a timeout later. None is now.
+
+        Raises:
+            Unreachable: as `run`.
+        """
+        packed, now, topology = pack(*parts), self.loop.time(), self._transport.topology
+        for is_last in (False, True):
+            server = topology.server_of(slot) or await topology.find(slot, started_at or now)
+            batcher = self._batcher(server)
+            future: asyncio.Future[list[Any]] = self._loop.create_future()
+            batcher.put(Commands(packed, 1, _into(future), now))
+            try:
+                (reply,) = await self._within(future, started_at)
+            except Unreachable as error:
+                if not isinstance(error, Interrupted | Expired | NotAsked):
+                    self._transport.fail(server, str(error))
+                raise
+            if not isinstance(reply, ReplyError) or reply.code in errors:
+                return reply, batcher.identity
+            if reply.code in _REDIRECTS and not is_last and topology.deployment.kind != "single":
+                topology.is_stale = True
+                await topology.discover_within(started_at or now)
+                continue
+            self._transport.fail(server, str(reply))
+            raise Unreachable(str(reply))
+        raise AssertionError("not reached")
+
+    async def _within(self, future: asyncio.Future[_T], started_at: float | None) -> _T:
+        """Wait for an answer until a timeout after that moment; None sets no limit besides the server's own."""
+        if started_at is None:
+            return await future
+        due = started_at + self._transport.timeout
+        timer = self.loop.call_at(due, _expire, future, context=self._context)
+        try:
+            return await future
+        finally:
+            timer.cancel()
+
+
+def _step(coroutine: Coroutine[Any, Any, None]) -> None:
+    """Run a coroutine that waits for nothing."""
+    try:
+        coroutine.send(None)
+    except StopIteration:
+        pass
+
+
+def _expire(future: asyncio.Future[Any]) -> None:
+    if not future.done():
+        future.set_exception(Expired("no answer within what was left of the timeout"))

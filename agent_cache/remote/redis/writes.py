@@ -1,0 +1,491 @@
+"""Writes: the script calls that announce, renew and end them, and those that have not been delivered yet.
+
+While an invalidation is pending, this process neither reads nor writes the cells under it on the server: it would find
+what it has itself overwritten. It is retried under its writer's id until it is delivered. A process that dies loses its
+pending invalidations, and others serve what they have until its ttl ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from agent_cache.remote.protocol import WriteIntent
+from agent_cache.remote.redis.keyspace import CellKey, Cells, Invalidations, Keyspace, Root, message
+from agent_cache.remote.redis.options import Options
+from agent_cache.remote.redis.scripts import BEGIN, COMMIT, RENEW, Script
+from agent_cache.remote.redis.transport import (
+    NEVER,
+    Connection,
+    Interrupted,
+    Refused,
+    Server,
+    Transport,
+    Unreachable,
+    boottime,
+)
+from agent_cache.values.canonical import is_large, make_room
+
+__all__ = ["Call", "Calls", "PendingInvalidations", "Writer"]
+
+_MAX_PENDING = 1_000
+_MAX_PLANS = 4_096
+_MAX_CALLS_OF_PLAN, _MAX_TAGS_OF_PLAN = 2, 16
+"""Of a write whose calls are remembered: some 3 KB for its begin and its end."""
+_MAX_PATHS = 1_000
+"""Of one call, and so of one message: a script blocks the server for all clients, and a message is parsed whole."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Call:
+    """One script call of a writer under one root.
+
+    Attributes:
+        cells: cells that it moves or arms, which must not be read while it is pending.
+        is_begin: it announces a write, and does not end it.
+        until: reading of `boottime` to which it holds the cells. None if the period counts from its execution.
+    """
+
+    writer: str
+    root: Root
+    script: Script
+    keys: list[bytes]
+    arguments: list[bytes]
+    cells: frozenset[CellKey] = field(default_factory=frozenset)
+    is_begin: bool = False
+    until: float | None = None
+
+    def fresh_arguments(self) -> list[bytes]:
+        """The arguments to be sent now. Tokens are new each time: others may have read those of an earlier attempt that
+        was executed, and a token that comes back would make values valid again that were stored under it.
+        """
+        arguments = self.arguments.copy()
+        arguments[2] = os.urandom(12).hex().encode()
+        if self.until is not None:
+            arguments[4] = b"%d" % int(max(0.0, self.until - boottime()) * 1000)
+        return arguments
+
+
+class PendingInvalidations:
+    """Script calls that are on their way or not known to have been executed, by root and writer.
+
+    The latest call of a writer replaces its earlier ones. A garbage collection may come back in here from inside of
+    itself: so loops go over copies, and each change is one step of the interpreter.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._calls: dict[tuple[str, str], Call] = {}
+        self._in_flight: dict[Call, float] = {}
+        self._version = object()
+        self._cells: tuple[object, frozenset[CellKey]] = self._version, frozenset()
+
+    def __len__(self) -> int:
+        return len(self._calls) + len(self._in_flight)
+
+    @property
+    def undelivered(self) -> int:
+        """Number of calls that have failed. Those in flight have not failed yet."""
+        return len(self._calls)
+
+    def after_fork(self) -> None:
+        """In the child, which delivers the same: both may. Calls in flight are so in the parent."""
+        self._lock = threading.RLock()
+        self._in_flight = {}
+
+    def blocks(self, cells: Collection[CellKey]) -> bool:
+        """Whether an invalidation of any of these cells is pending."""
+        if self._calls:
+            version = self._version
+            known, pending = self._cells
+            if known is not version:
+                pending = frozenset().union(*(call.cells for call in self.calls()))
+                self._cells = version, pending
+            if not pending.isdisjoint(cells):
+                return True
+        return bool(self._in_flight) and any(not call.cells.isdisjoint(cells) for call in self._in_flight.copy())
+
+    def send(self, call: Call) -> None:
+        """A call is about to be sent. Its sender adds or acknowledges it, or is never heard of again."""
+        self._in_flight[call] = boottime()
+
+    def add(self, call: Call, lease: float, commit_root: Callable[[Root, float], Call]) -> None:
+        """A call is not known to have been executed.
+
+        Args:
+            lease: seconds that a begin would hold its cells.
+            commit_root: makes the call that invalidates a whole root up to a reading of `boottime`: too many calls are
+                merged into one for each root.
+        """
+        with self._lock:
+            self._calls[call.root.name, call.writer] = call
+            self._version = object()
+            self._in_flight.pop(call, None)
+            if len(self._calls) > _MAX_PENDING:
+                until: dict[Root, float] = {}
+                pending = self._calls.copy()
+                for each in pending.values():
+                    end = boottime() + lease if each.is_begin else each.until or NEVER
+                    until[each.root] = max(end, until.get(each.root, NEVER))
+                merged = [commit_root(root, end) for root, end in until.items()]
+                self._calls.update({(each.root.name, each.writer): each for each in merged})
+                for key, each in pending.items():
+                    if self._calls.get(key) is each:
+                        self._calls.pop(key, None)
+                self._version = object()
+
+    def acknowledge(self, call: Call) -> None:
+        """A call was executed: it is not pending any more, nor is an earlier begin of its writer."""
+        self._in_flight.pop(call, None)
+        if self._calls:
+            with self._lock:
+                key = call.root.name, call.writer
+                pending = self._calls.get(key)
+                if pending is not None and (pending is call or pending.is_begin):
+                    self._calls.pop(key, None)
+                    self._version = object()
+
+    def replace(self, call: Call, by: Call) -> None:
+        """Deliver another call instead, if this one is still pending."""
+        with self._lock:
+            if self.is_pending(call):
+                self._calls[by.root.name, by.writer] = by
+                self._version = object()
+                self._in_flight.pop(call, None)
+
+    def is_pending(self, call: Call) -> bool:
+        """Whether this is still the latest of its writer: a begin that is executed after its commit costs a lease."""
+        return call in self._in_flight or self._calls.get((call.root.name, call.writer)) is call
+
+    def calls(self) -> list[Call]:
+        """All calls that have failed."""
+        return [*self._calls.copy().values()]
+
+    def overdue(self, patience: float) -> list[Call]:
+        """Calls that have been in flight for more than so many seconds: their event loop may have ended."""
+        late = boottime() - patience
+        return [call for call, since in self._in_flight.copy().items() if since <= late]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Plan:
+    """A script call without its writer and its end.
+
+    Attributes:
+        suffix: added to the writer's id: each of several calls to one root has an id of its own.
+        arguments: of the script, without the writer.
+    """
+
+    suffix: str
+    root: Root
+    script: Script
+    keys: list[bytes]
+    arguments: list[bytes]
+    cells: frozenset[CellKey]
+    is_begin: bool
+
+    def by(self, writer: str, until: float | None = None) -> Call:
+        name = writer + self.suffix
+        arguments = [*self.arguments[:3], name.replace("|", "_").encode(), *self.arguments[3:]]
+        return Call(name, self.root, self.script, self.keys, arguments, self.cells, self.is_begin, until)
+
+
+class Calls:
+    """Makes the script calls of writes, in commands of a bounded size. Plans of common writes are remembered."""
+
+    def __init__(self, transport: Transport, keyspace: Keyspace, options: Options, process: bytes) -> None:
+        self._transport = transport
+        self.keyspace = keyspace
+        self._lease = options.lease
+        self._cell_ttl = b"%d" % int(options.cell_ttl * 1000)
+        self._process = process
+        self._plans: dict[tuple[object, ...], Sequence[_Plan]] = {}
+
+    def begin(self, write: WriteIntent) -> list[Call]:
+        """Announce a write to every root that it names."""
+        return self._announce(write, BEGIN)
+
+    def renew(self, write: WriteIntent) -> list[Call]:
+        """Extend its lease there, or announce it again."""
+        return self._announce(write, RENEW)
+
+    def _announce(self, write: WriteIntent, script: Script) -> list[Call]:
+        key = _plan_key(write, script)
+        plans = self._plans.get(key)
+        if plans is None:
+            plans = [self._plan_begin(script, *announced) for announced in self._announced(write)]
+            self._keep(key, plans, len(write.tags))
+        return [plan.by(write.id) for plan in plans]
+
+    def commit(self, write: WriteIntent, tags: tuple[str, ...], until: float, *, failed: bool) -> list[Call]:
+        """End a write under every root that it has named or touched, and hold the touched cells until then."""
+        key = _plan_key(write, COMMIT, tuple(tags), failed)
+        plans = self._plans.get(key)
+        if plans is None:
+            plans = list(self._plan_commits(write, tags, failed=failed))
+            self._keep(key, plans, len(write.tags) + len(tags))
+        return [plan.by(write.id, until) for plan in plans]
+
+    def for_whole_root(self, call: Call) -> Call:
+        """The call that does to a whole root what this one does to some of its cells."""
+        root = call.root
+        if call.is_begin:
+            return self._plan_begin(BEGIN, root, "", [root.s, root.d], []).by(call.writer)
+        return self.commit_root(root, call.until or NEVER, call.writer)
+
+    def commit_root(self, root: Root, until: float, writer: str = "") -> Call:
+        """The call that ends a write of a whole root."""
+        return self._plan_commit(root, "", [root.s, root.d], [], []).by(writer or os.urandom(16).hex(), until)
+
+    def _keep(self, key: tuple[object, ...], plans: list[_Plan], tags: int) -> None:
+        if key and len(plans) <= _MAX_CALLS_OF_PLAN and tags <= _MAX_TAGS_OF_PLAN and not is_large(key[1:]):
+            make_room(self._plans, _MAX_PLANS)
+            self._plans[key] = plans
+
+    def _announced(self, write: WriteIntent) -> Iterator[tuple[Root, str, list[CellKey], list[CellKey]]]:
+        """Root, suffix, cells that the write holds and cells that it arms: the same each time."""
+        held = _by_root(self.keyspace.cells_written(write.tags) | self._entry_cells(write))
+        armed = _by_root(self.keyspace.cells_armed(write))
+        for root in dict.fromkeys([*held, *armed]):
+            late = armed.get(root, [])
+            for suffix, part in _parts(held.get(root, [])):
+                yield root, suffix, part, late
+                late = []
+
+    def _plan_begin(self, script: Script, root: Root, suffix: str, held: list[CellKey], armed: list[CellKey]) -> _Plan:
+        # Armed cells are part of the message: if the writer dies, no commit follows, so local copies are dropped now.
+        arguments = [
+            *self._head(root, self._lease), *_list(map(root.cell_name, held)), *_list(map(root.cell_name, armed)),
+            root.channel, message(self._process, b"B", root, armed or held),
+        ]  # fmt: skip
+        cells = dict.fromkeys([*held, *armed])
+        keys = [root.registry, *cells]
+        return _Plan(suffix, root, self._transport.script(script), keys, arguments, frozenset(cells), is_begin=True)
+
+    def _plan_commits(self, write: WriteIntent, tags: tuple[str, ...], *, failed: bool) -> Iterator[_Plan]:
+        moved = self.keyspace.cells_written(tags) | self._entry_cells(write)
+        if failed:
+            moved |= self.keyspace.cells_armed(write)
+        begun = {(root, suffix): cells for root, suffix, *cells in self._announced(write)}
+        ended = {(root, suffix): part for root, cells in _by_root(moved).items() for suffix, part in _parts(cells)}
+        for root, suffix in dict.fromkeys([*ended, *begun]):
+            yield self._plan_commit(root, suffix, ended.get((root, suffix), []), *begun.get((root, suffix), ([], [])))
+
+    def _plan_commit(
+        self, root: Root, suffix: str, moved: list[CellKey], held: list[CellKey], armed: list[CellKey]
+    ) -> _Plan:
+        """End a write under one root.
+
+        Args:
+            held, armed: the cells it was announced with.
+        """
+        names = [root.cell_name(cell) for cell in moved]
+        # In a cluster values are in other slots, where this script may not delete them: their cells end them.
+        is_cluster = self._transport.topology.is_cluster
+        values = [] if is_cluster else [self.keyspace.value(name[1:]) for name in names if name.startswith(b"K")]
+        arguments = [
+            *self._head(root, 0.0), *_list(names), *_list(map(root.cell_name, held)),
+            *_list(map(root.cell_name, armed)), *_list(values), root.channel,
+            message(self._process, b"C", root, moved),
+        ]  # fmt: skip
+        keys = [root.registry, *moved, *values]
+        return _Plan(suffix, root, self._transport.script(COMMIT), keys, arguments, frozenset(moved), is_begin=False)
+
+    def _entry_cells(self, write: WriteIntent) -> Cells:
+        """The cells of single entries that the write names."""
+        cells: Cells = {}
+        for request in write.entries:
+            cells |= self.keyspace.entry_cell(request)
+        named = {(request.tool, request.key) for request in write.entries}
+        for tool, key in write.keys:
+            if (tool, key) not in named:
+                cells |= self.keyspace.cell_of_call(tool, key)
+        return cells
+
+    def _head(self, root: Root, period: float) -> list[bytes]:
+        return [root.prefix, self._cell_ttl, b"", b"%d" % int(period * 1000)]  # the token: see `Call.fresh_arguments`
+
+
+def _plan_key(write: WriteIntent, script: Script, *more: object) -> tuple[object, ...]:
+    """What its calls follow from; empty for a write that names entries, of which there is no end: it is not kept."""
+    if write.entries or write.keys:
+        return ()
+    return script, tuple(write.tags), tuple(write.late_roots), *more
+
+
+def _by_root(cells: Cells) -> dict[Root, list[CellKey]]:
+    """Cells by root. Instead of very many entities the whole root is invalidated, since all that depends on one of them
+    depends on S as well. An entry may not, so entries stay.
+    """
+    by_root: dict[Root, list[CellKey]] = {}
+    for cell, root in cells.items():
+        by_root.setdefault(root, []).append(cell)
+    for root, own in by_root.items():
+        entries = [cell for cell in own if root.cell_name(cell).startswith(b"K")]
+        if len(own) - len(entries) > _MAX_PATHS:
+            by_root[root] = [root.s, root.d, *entries]
+    return by_root
+
+
+def _parts(cells: list[CellKey]) -> Iterator[tuple[str, list[CellKey]]]:
+    """Parts of a bounded size, with the suffix of each: the same at the begin and at the commit."""
+    yield "", cells[:_MAX_PATHS]
+    for start in range(_MAX_PATHS, len(cells), _MAX_PATHS):
+        yield f"+{start}", cells[start : start + _MAX_PATHS]
+
+
+def _list(items: Iterable[bytes]) -> list[bytes]:
+    items = list(items)
+    return [b"%d" % len(items), *items]
+
+
+class Writer:
+    """Announces writes and invalidations to the servers, and delivers later what could not be delivered at once.
+
+    Attributes:
+        process: id of this process in messages. A child has another one after a fork.
+        wake: tells the thread of the tier that calls are pending.
+    """
+
+    def __init__(
+        self, transport: Transport, keyspace: Keyspace, invalidations: Invalidations, options: Options
+    ) -> None:
+        self.pending = PendingInvalidations()
+        self.wake: Callable[[], None] = lambda: None
+        self._transport = transport
+        self.keyspace = keyspace
+        self.invalidations = invalidations
+        self._options = options
+        self._begin_process()
+
+    def _begin_process(self) -> None:
+        self.process = os.urandom(8).hex().encode()
+        self.calls = Calls(self._transport, self.keyspace, self._options, self.process)
+
+    def after_fork(self) -> None:
+        """In the child: another process, with the same pending invalidations."""
+        self.pending.after_fork()
+        self._begin_process()
+
+    async def begin(self, write: WriteIntent) -> Unreachable | None:
+        """Announce a write to every root that it names. Returns why it could not be announced to one, if so: the
+        announcement is pending then.
+        """
+        return await self._send(self.calls.begin(write))
+
+    async def renew(self, write: WriteIntent) -> None:
+        """Extend its lease, or announce it again where it is not registered any more."""
+        calls = self.calls.renew(write)
+        failures = await asyncio.gather(*map(self._send_one, calls))
+        for call, failure in zip(calls, failures, strict=True):
+            if failure is None:
+                self.invalidations.add(call.cells)  # as after a begin: it may have been one
+
+    def commit(
+        self, write: WriteIntent, tags: tuple[str, ...], *, failed: bool, hold: float
+    ) -> Coroutine[Any, Any, None]:
+        """End a write under every root that it has named or touched.
+
+        It is pending from now on, before anything is awaited: if the loop ends here, the tier's thread delivers it.
+        """
+        until = boottime() + hold if hold else NEVER
+        calls = self.calls.commit(write, tags, until, failed=failed)
+        for call in calls:
+            self.invalidations.add(call.cells)
+            self.pending.send(call)
+        return self._end(calls)
+
+    async def _end(self, calls: list[Call]) -> None:
+        try:
+            await self._send(calls)
+        except BaseException:  # cancelled, or closed: it is unknown whether they were executed
+            for call in calls:
+                if self.pending.is_pending(call):
+                    self.add_pending(call)
+            self.wake()
+            raise
+
+    async def _send(self, calls: list[Call]) -> Unreachable | None:
+        """Send all calls at once; those that are not known to have been executed are pending."""
+        for call in calls:
+            self.invalidations.add(call.cells)
+        if len(calls) == 1:  # most writes: without a task of its own
+            failures = [await self._send_one(calls[0])]
+        else:
+            failures = await asyncio.gather(*map(self._send_one, calls))
+        failed = None
+        for call, failure in zip(calls, failures, strict=True):
+            if failure is not None:
+                failed = failure
+                self.add_pending(call)
+                self._transport.log.once("an invalidation could not be delivered; it is retried until it is", failure)
+        if failed is not None:
+            self.wake()
+        for call in calls:  # again: the own message is skipped, and a lookup may have come before the script ran
+            self.invalidations.add(call.cells)
+        return failed
+
+    async def _send_one(self, call: Call) -> Unreachable | None:
+        for is_last in (False, True):
+            try:
+                client = self._transport.client()
+                await client.run(call.script, call.root.slot, call.keys, call.fresh_arguments())
+            except Interrupted as error:  # it may have been executed: then it is twice, which is harmless
+                if is_last:
+                    return error
+            except Unreachable as error:
+                return error
+            else:
+                self.pending.acknowledge(call)
+                break
+        return None
+
+    # Pending invalidations
+
+    def add_pending(self, call: Call) -> None:
+        """A call is not known to have been executed: deliver it later."""
+        self.pending.add(call, self._options.lease, self.calls.commit_root)
+
+    async def deliver_pending(self, server: Server, connection: Connection, patience: float | None = None) -> None:
+        """Deliver the pending calls of a server. A call that it refuses is replaced by one for the whole root.
+
+        Args:
+            patience: seconds that calls in flight are left to their senders. None is twice the timeout.
+
+        Raises:
+            Unreachable: if it takes none.
+        """
+        for call in self.pending.overdue(2 * self._options.timeout if patience is None else patience):
+            self.add_pending(call)
+        for call in self.pending.calls():
+            if self._transport.topology.server_of(call.root.slot) is not server or not self.pending.is_pending(call):
+                continue
+            try:
+                await connection.run(call.script, call.keys, call.fresh_arguments())
+            except Refused as error:
+                self._transport.log.once("an invalidation was refused; all of its root is invalidated instead", error)
+                self.pending.replace(call, self.calls.for_whole_root(call))  # delivered by the next heartbeat
+            else:
+                self.invalidations.add(call.cells)
+                self.pending.acknowledge(call)
+
+    async def deliver_all(self) -> None:
+        """Try once to deliver all pending calls, within one timeout."""
+        await asyncio.gather(*map(self._deliver_at_last, self._transport.topology.servers))
+
+    async def _deliver_at_last(self, server: Server) -> None:
+        try:
+            async with asyncio.timeout(self._options.timeout):
+                connection, _ = await self._transport.connect(server)
+                try:
+                    await self.deliver_pending(server, connection, 0.0)
+                    await self.deliver_pending(server, connection, 0.0)  # those that were replaced
+                finally:
+                    connection.close()
+        except Exception as error:  # noqa: BLE001 - the tier is closed all the same
+            event = "pending invalidations could not be delivered before closing"
+            self._transport.log.once(event, str(error) or "no answer in time")
