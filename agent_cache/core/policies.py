@@ -123,7 +123,7 @@ class LoopHints:
 
     Raises:
         ConfigurationError: for `max_unchanged` without `poll`, or below 2, and for `off` with `poll`; at decoration,
-            for a write with `poll` and without `max_unchanged`, and for a read that is `off` and says what to compare.
+            for a write with `poll` and without `max_unchanged`, and for a read with `off` and one of the functions.
     """
 
     loop_key: Callable[[Mapping[str, Any]], Hashable] | None = None

@@ -123,7 +123,7 @@ class SessionHooks:
         deadline: the clock reading after which no call is admitted.
 
     Attributes:
-        hit, see: as the protocol says. `hit` is a closure over all that it needs (benchmarks.budgets, "the same in a
+        hit, see: as in the protocol. `hit` is a closure over all that it needs (benchmarks.budgets, "the same in a
             session").
     """
 

@@ -46,7 +46,7 @@ def put(partition: Partition, key: Any, *tags: str) -> None:
 
 
 def fate(load: Joined) -> str:
-    return {(True, True): "untouched", (False, False): "spoilt", (True, False): "detached"}[
+    return {(True, True): "untouched", (False, False): "dirty", (True, False): "detached"}[
         load.is_clean, load.is_joinable
     ]
 
@@ -57,17 +57,17 @@ def fate(load: Joined) -> str:
 @pytest.mark.parametrize(
     ("tags", "written", "expected"),
     [
-        (["order:7"], "order:7", "spoilt"),
-        (["order:7"], "order", "spoilt"),
-        (["order:7"], "order:7:lines", "spoilt"),
-        (["order:7:lines"], "order:7", "spoilt"),
+        (["order:7"], "order:7", "dirty"),
+        (["order:7"], "order", "dirty"),
+        (["order:7"], "order:7:lines", "dirty"),
+        (["order:7:lines"], "order:7", "dirty"),
         (["order:7"], "order:8", "untouched"),
         (["order:7"], "cart", "untouched"),
-        (["order:7", "order:8"], "order:8", "spoilt"),
+        (["order:7", "order:8"], "order:8", "dirty"),
         ([], "order:7", "untouched"),
     ],
 )
-def test_a_write_spoils_the_loads_it_meets_and_no_other(ledger: Ledger, tags: list[str], written: str, expected: str):
+def test_a_write_marks_the_loads_it_meets_and_no_other(ledger: Ledger, tags: list[str], written: str, expected: str):
     load = loading(ledger, partition_in(ledger, roots=("order", "cart")), *tags)
     ledger.invalidate(Region((written,)))
     assert fate(load) == expected
@@ -89,7 +89,7 @@ def test_a_load_of_several_roots_is_one_load(ledger: Ledger):
     load = loading(ledger, partition_in(ledger, "order", "cart"))
     assert ledger.loads_in_flight() == 1
     ledger.invalidate(Region(("cart",)))
-    assert fate(load) == "spoilt"
+    assert fate(load) == "dirty"
 
 
 def test_what_was_written_before_a_load_begins_again_does_not_concern_it(ledger: Ledger):
@@ -184,7 +184,7 @@ def test_a_write_that_touched_no_entity_drops_what_depends_on_all_and_nothing_be
     ledger.invalidate(Region(bare=("order",)))
     assert whole.store.keys() == []
     assert parts.store.keys() == ["7"]
-    assert [fate(load) for load in loads] == ["spoilt", "spoilt", "untouched"]
+    assert [fate(load) for load in loads] == ["dirty", "dirty", "untouched"]
 
 
 def test_a_write_that_touched_no_entity_is_remembered_by_loads_that_may_depend_on_all(ledger: Ledger):
@@ -236,7 +236,7 @@ def test_a_write_limited_to_sessions_reaches_them_alone(ledger: Ledger):
     ledger.hold(Region(("order",), (), frozenset({"mine"})))
     ledger.invalidate(Region(("order",), (), frozenset({"mine"})))
     assert [len(partition.store) for partition in (mine, others, everyones)] == [0, 1, 1]
-    assert [fate(load) for load in loads] == ["spoilt", "untouched", "untouched"]
+    assert [fate(load) for load in loads] == ["dirty", "untouched", "untouched"]
     fresh = [loading(ledger, partition) for partition in (mine, others, everyones)]
     assert [ledger.may_store(load, ["order"]) for load in fresh] == [False, True, True]
 
@@ -258,8 +258,8 @@ def test_single_keys_of_single_tools(ledger: Ledger):
         ["k", "other"],
         ["k", "other"],
     ]
-    spoilt = ["spoilt", "untouched"]
-    assert [fate(load) for load in loads] == [*spoilt, *spoilt, *["untouched"] * 4]
+    dirty = ["dirty", "untouched"]
+    assert [fate(load) for load in loads] == [*dirty, *dirty, *["untouched"] * 4]
     fresh = [loading(ledger, partition, key=key) for partition in partitions for key in ("k", "other")]
     assert [ledger.may_store(load, ["order"]) for load in fresh] == [False, True, False, True, *[True] * 4]
     ledger.release(hold)
@@ -285,10 +285,10 @@ def test_clearing_one_tool_spares_the_others(ledger: Ledger):
     put(other, "k")
     assert sum(len(dropped[0]) for dropped in ledger.clear("one")) == 1
     assert [len(one.store), len(other.store)] == [0, 1]
-    assert [fate(load) for load in loads] == ["spoilt", "untouched"]
+    assert [fate(load) for load in loads] == ["dirty", "untouched"]
     ledger.clear()
     assert len(other.store) == 0
-    assert fate(loads[1]) == "spoilt"
+    assert fate(loads[1]) == "dirty"
 
 
 # -- Holds ---------------------------------------------------------------------------------------------------
@@ -336,7 +336,7 @@ def test_a_hold_of_several_roots_is_released_in_all(ledger: Ledger):
     assert ledger.timed_holds == []
 
 
-def test_a_hold_lapses_at_its_time_and_not_before(ledger: Ledger):
+def test_a_hold_expires_at_its_time_and_not_before(ledger: Ledger):
     partition = partition_in(ledger, "order")
     ledger.hold(Region(("order",)), 10.0)
     ledger.hold(Region(("cart",)), 20.0)
@@ -350,18 +350,18 @@ def test_a_hold_lapses_at_its_time_and_not_before(ledger: Ledger):
     assert ledger.may_store(loading(ledger, partition), ["order"])
 
 
-def test_the_end_of_a_hold_is_a_move(ledger: Ledger):
+def test_the_end_of_a_hold_invalidates(ledger: Ledger):
     """What began to load inside it may be from before the effect; what was kept inside it likewise."""
     partition = partition_in(ledger, "order")
     ledger.hold(Region(("order",)), 10.0)
     load = loading(ledger, partition)
     put(partition, "k")
     ledger.expire_holds(10.0)
-    assert fate(load) == "spoilt"
+    assert fate(load) == "dirty"
     assert partition.store.keys() == []
 
 
-def test_a_write_in_flight_never_lapses(ledger: Ledger):
+def test_a_write_in_flight_never_expires(ledger: Ledger):
     ledger.hold(Region(("order",)))
     ledger.expire_holds(1e300)
     assert not ledger.may_store(loading(ledger, partition_in(ledger, "order")), ["order"])
