@@ -14,7 +14,7 @@ TIER = Path(agent_cache.__file__).parent / "remote" / "redis"
 
 
 def texts(value: ast.expr, tree: ast.Module) -> Iterator[str]:
-    """What an argument may be, with an X for what is filled in."""
+    """The texts that an argument may have, with an X for what is filled in: of a literal, a variable or a function."""
     match value:
         case ast.Constant(value=str(text)):
             yield text
@@ -25,6 +25,13 @@ def texts(value: ast.expr, tree: ast.Module) -> Iterator[str]:
                 match node:
                     case ast.Assign(targets=[ast.Name(id=target)]) if target == name:
                         yield from texts(node.value, tree)
+        case ast.Call(func=ast.Name(id=name)):
+            for node in ast.walk(tree):
+                match node:
+                    case ast.FunctionDef(name=function, body=[*_, ast.Return(value=ast.expr() as text)]) if (
+                        function == name
+                    ):
+                        yield from texts(text, tree)
 
 
 def logged() -> set[str]:

@@ -660,7 +660,7 @@ def test_a_tier_that_cannot_be_forgotten_is_refused():
         __slots__ = ("__weakref__",)
 
     AgentCache("order:{id}", remote_cache=Forgettable())
-    with pytest.raises(ConfigurationError, match="Slotted needs a __weakref__"):
+    with pytest.raises(ConfigurationError, match="Slotted has no __weakref__ slot"):
         AgentCache("order:{id}", remote_cache=Slotted())
 
 
