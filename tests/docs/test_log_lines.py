@@ -42,7 +42,8 @@ def logged() -> set[str]:
         for node in ast.walk(tree):
             match node:
                 case ast.Call(
-                    func=ast.Attribute(value=ast.Name("log") | ast.Attribute(attr="log"), attr="once"), args=[event, *_]
+                    func=ast.Attribute(value=ast.Name("log") | ast.Attribute(attr="log" | "_log"), attr="once"),
+                    args=[event, *_],
                 ):
                     said = set(texts(event, tree))
                     assert said, f"{file.name}:{node.lineno} says what cannot be read here"
