@@ -885,3 +885,18 @@ async def test_sessions_that_are_left_in_another_order_than_they_were_entered_ar
     await inner.__aenter__()
     with pytest.raises(ConfigurationError, match="'outer' was left before a session"):
         await outer.__aexit__(None, None, None)
+
+
+async def test_the_running_task_is_found_without_a_call_of_asyncio():
+    """On Python 3.11 by a private dict of asyncio's, which is to hold what the public function gives."""
+    from agent_cache.session import hooks
+
+    loop = asyncio.get_running_loop()
+    assert hooks._CURRENT_TASK(loop) is asyncio.current_task()
+    found = await asyncio.create_task(_running_task(hooks._CURRENT_TASK))
+    assert found is not asyncio.current_task()
+
+
+async def _running_task(current_task):
+    assert current_task(asyncio.get_running_loop()) is asyncio.current_task()
+    return current_task(asyncio.get_running_loop())
