@@ -33,7 +33,7 @@ _RECENT: Final = 10
 _LONG_KEY: Final = 1_000
 """A key of more characters is replaced by its fingerprint, so that the detector does not keep large arguments alive."""
 
-# Before 3.12 asyncio.current_task is a Python function around this dict: a hit in a session takes a sixth longer with it
+# Before 3.12 asyncio.current_task is a Python function around this dict. With it a hit in a session takes 16 % longer
 # (benchmarks.budgets, "the same in a session"). 3.11 does not change any more, and test_session.py pins the attribute.
 _CURRENT_TASK: Callable[[Any], Any] = (
     asyncio.current_task if sys.version_info >= (3, 12) else asyncio.tasks._current_tasks.get  # type: ignore[attr-defined]
