@@ -71,7 +71,7 @@ BROKEN = [
     (strangers, {"session.py": "def show():\n    from rich.table import Table"}),
     (strangers, {"config.py": "import msgspec"}),
     (strangers, {"tools.py": "from cache import AsyncCache"}),
-    (strangers, {"testing.py": "import langchaincore"}),
+    (strangers, {"testing.py": "import langchain_core"}),
     (impurities, {"core/keys.py": "import msgspec"}),
     (impurities, {"core/flights.py": "import asyncio"}),
     (impurities, {"core/store.py": "from time import monotonic"}),
@@ -115,7 +115,7 @@ def test_a_tree_that_keeps_the_rules_is_let_through(tmp_path: Path):
             "remote/redis.py": "import redis.asyncio\nfrom . import codecs",
             "values/schema.py": "import msgspec",
             "cli.py": "from agent_cache import AgentCache\ndef main():\n    import rich",
-            "integrations/langchain/tools.py": "import langchaincore\nfrom agent_cache import AgentCache",
+            "integrations/langchain/tools.py": "import langchain_core\nfrom agent_cache import AgentCache",
             "integrations/agents/tools.py": "import agents",
         },
     )
@@ -155,12 +155,12 @@ def test_importing_the_package_loads_its_two_dependencies_at_most(strangers_load
     assert {name for name in strangers_loaded_by_import if not name.startswith("_")} <= {"cache", "msgspec"}
 
 
-@pytest.mark.parametrize("name", ["redis", "rich", "pytest", "hypothesis", "pydantic", "langchaincore", "fastmcp"])
+@pytest.mark.parametrize("name", ["redis", "rich", "pytest", "hypothesis", "pydantic", "langchain_core", "fastmcp"])
 def test_importing_the_package_does_not_load(name: str, strangers_loaded_by_import: set[str]):
     assert name not in strangers_loaded_by_import
 
 
-def test_thecore_stands_alone(package: Path, tmp_path: Path):
+def test_the_core_stands_alone(package: Path, tmp_path: Path):
     # Of the package only `errors`, `values` and `core` may be loaded by it.
     trees = modules(package)
     script = f"""
