@@ -608,6 +608,34 @@ def test_what_cannot_work_is_refused_at_once(options):
         RedisTier.from_url("redis://localhost", **options)
 
 
+@pytest.mark.parametrize("kind", ["url", "client", "provider"])
+async def test_every_connection_logs_in_with_the_settings_of_its_url_or_client(own_valkey: Server, kind: str):
+    own_valkey.command("ACL", "SETUSER", "me", "on", ">p@ss", "~*", "&*", "+@all")
+    address = f"redis://me:p%40ss@{HOST}:{own_valkey.port}/2?client_name=agent"
+    provider = redis.UsernamePasswordCredentialProvider("me", "p@ss")
+    options = {"timeout": 9.0, "max_staleness": 30.0}
+    match kind:
+        case "url":
+            tier = RedisTier.from_url(address, **options)
+        case "client":
+            tier = RedisTier(redis.Redis.from_url(address), **options)
+        case _:
+            client = redis.Redis(
+                host=HOST, port=own_valkey.port, db=2, client_name="agent", credential_provider=provider
+            )
+            tier = RedisTier(client, **options)
+    async with tier:
+        tier.subscribe(lambda _: None)
+        await load(tier, read("order:7"), "answer")
+        assert await value_of(tier, read("order:7")) == "answer"
+        await until(lambda: tier.trusted_until() > CLOCK.now())
+        with own_valkey.client() as client:
+            connections = [each for each in client.client_list() if each["user"] == "me"]
+            assert not client.keys("v:*")
+    assert len(connections) == 3  # of this loop, and two of the thread
+    assert {(each["name"], each["db"]) for each in connections} == {("agent", "2")}
+
+
 @pytest.mark.parametrize("url", ["http://localhost", "localhost:6379", "redis://localhost:port"])
 def test_a_url_that_cannot_be_read_is_refused_without_its_password(url):
     with pytest.raises(ConfigurationError):

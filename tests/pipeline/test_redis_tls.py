@@ -275,6 +275,17 @@ async def test_a_server_that_cannot_prove_who_it_is_is_not_used(
     assert "cannot be used" in caplog.text
 
 
+@pytest.mark.parametrize("is_checked", [True, False])
+async def test_the_name_of_a_server_is_checked_unless_the_settings_say_no(
+    behind, authority: Authority, is_checked: bool
+):
+    """The certificate is for an address, and the tier connects to a name."""
+    url = f"rediss://localhost:{behind().port}?ssl_ca_certs={authority.certificate}&ssl_check_hostname={is_checked}"
+    async with RedisTier.from_url(url, **PATIENT) as tier:
+        await load(tier, read("order:7"), "old")
+        assert await value_of(tier, read("order:7")) == ("nothing" if is_checked else "old")
+
+
 async def test_a_client_that_cannot_prove_who_it_is_is_a_miss(behind, authority: Authority):
     url = f"rediss://{HOST}:{behind(authority).port}?ssl_ca_certs={authority.certificate}"
     async with RedisTier.from_url(url, **PATIENT) as tier:
