@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -634,6 +636,24 @@ async def test_every_connection_logs_in_with_the_settings_of_its_url_or_client(o
             assert not client.keys("v:*")
     assert len(connections) == 3  # of this loop, and two of the thread
     assert {(each["name"], each["db"]) for each in connections} == {("agent", "2")}
+
+
+@pytest.fixture
+def unix_socket(start_server: Callable[..., Server]) -> Iterator[Path]:
+    """In a folder of a short name: the path of a socket has 107 characters at most."""
+    with tempfile.TemporaryDirectory(prefix="agent_cache") as folder:
+        path = Path(folder, "socket")
+        start_server(unixsocket=path)
+        yield path
+
+
+@pytest.mark.parametrize("kind", ["url", "client"])
+async def test_a_server_is_reached_over_a_unix_socket(unix_socket: Path, kind: str):
+    server = f"unix://{unix_socket}" if kind == "url" else redis.Redis(unix_socket_path=str(unix_socket))
+    async with making(timeout=9.0, max_staleness=30.0) as make:
+        tier = make(server)
+        await load(tier, read("order:7"), "answer")
+        assert await value_of(tier, read("order:7")) == "answer"
 
 
 @pytest.mark.parametrize("url", ["http://localhost", "localhost:6379", "redis://localhost:port"])
