@@ -230,7 +230,7 @@ class Ledger:
         return [partition.store.drop_all() for partition in self.partitions() if tool is None or partition.tool is tool]
 
     def loads_in_flight(self) -> int:
-        """How many loads have started and not ended. For diagnosis and tests."""
+        """The number of loads that have started and not ended. For diagnosis and tests."""
         return len({load for loads in self._loads.values() for load in loads})
 
     # Writes
@@ -240,9 +240,8 @@ class Ledger:
         hold = Hold(region, until)
         for root in region.roots:
             holds = None
-            while (
-                holds is None or self._holds.get(root) is not holds
-            ):  # a garbage collection may release the last other one
+            # Repeated if a garbage collection has released the last other hold, and its list with it, meanwhile.
+            while holds is None or self._holds.get(root) is not holds:
                 holds = self._holds.setdefault(root, [])
                 holds.append(hold)
         if region.keys:

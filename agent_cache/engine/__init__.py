@@ -1,1 +1,1 @@
-"""The asynchronous half: what runs between a call and the tool, in the order that `assemble` gives it."""
+"""The asynchronous half: the stages between a call and its tool, in the order that `engine.plan` gives them."""

@@ -10,8 +10,10 @@ this is generated (names shortened; ``root`` is the scope outside of any session
     async def get_order(order_id, *, full=default_full):
         here = scope()
         try:
-            key = (order_id if type(order_id) is str else part(order_id), b"T" if full is True else b"F" if full is
-            False else part(full))
+            key = (
+                order_id if type(order_id) is str else part(order_id),
+                b"T" if full is True else b"F" if full is False else part(full),
+            )
         except Uncacheable as error:
             key = unkeyed(error)
         if here is root:
@@ -152,14 +154,14 @@ def _inline(arguments: str, *, expires: bool) -> list[str]:
     # The slot is read before it is called: `store.lookup(key)` would search the class for a method first (7 ns).
     find = ["$lookup = $store.lookup", "$entry = $lookup($key)"]
     if expires:
-        share = ["$moment = $now()", "if $moment < $entry.fast:", *_indented([*_USE, "return $entry.value"], 1)]
+        answer = ["$moment = $now()", "if $moment < $entry.fast:", *_indented([*_USE, "return $entry.value"], 1)]
     else:
-        share = ["if $entry.fast == $NEVER:", *_indented([*_USE, "return $entry.value"], 1), "$moment = $now()"]
+        answer = ["if $entry.fast == $NEVER:", *_indented([*_USE, "return $entry.value"], 1), "$moment = $now()"]
     return [
         "if $here is $root:",
         *_indented(find, 1),
         "    if $entry is not None:",
-        *_indented(share, 2),
+        *_indented(answer, 2),
         "        $value = $entry.value_at($moment)",
         "        if $value is not $MISSING:",
         *_indented(_USE, 3),

@@ -146,7 +146,7 @@ class ReadOperation(Operation[ReadPolicy]):
         """Wait for another caller's load where no session observes: as `single_flight`, without a `Call`.
 
         1,000 tasks on one cold key take 1.3 times a bare gather so, instead of 1.7 times (benchmarks.budgets,
-        "1,000 tasks, one cold key").
+        "1,000 tasks on one cold key").
         """
         try:
             outcome = await waiter
@@ -187,8 +187,9 @@ class ReadOperation(Operation[ReadPolicy]):
         return await self.answer(SCOPE.get(), key, *self.parameters.split(arguments), is_fresh=True)
 
     def is_successful(self, value: Any) -> bool:
-        """Whether an answer that was not stored is a success: what `cache_if` rejects is not, unless it is empty, which
-        is an answer like any other.
+        """Whether an answer that was not stored is a success.
+
+        An answer that `cache_if` rejects is none, unless it is empty: an empty answer is one like any other.
         """
         cache_if = self.policy.cache_if
         if cache_if is None or is_empty(value):
@@ -307,7 +308,7 @@ class ReadOperation(Operation[ReadPolicy]):
         return count
 
 
-# Names: on a shared tier, the name of a tool is all that tells its answers from another tool's
+# Names: on a shared tier, only the name of a tool distinguishes its answers from those of another tool
 
 _tools: dict[str, list[weakref.ref[ReadOperation]]] = {}
 

@@ -1,8 +1,8 @@
-"""What the stages of a call work on: the operation, its call, the load it takes part in, its scope and its plan.
+"""The objects that stages work on: the operation, its call, the load it takes part in, its scope and its plan.
 
 An `Operation` is one decorated tool. A `Scope` is where a call is made: outside of any session, or inside a chain of
 them; one context variable holds it. For each operation a scope has one `Plan`, compiled once by `engine.plan`. A `Call`
-exists only for what a local hit did not answer, a `Flight` is one load that several calls may wait for.
+exists only where no local hit answered; a `Flight` is one load that several calls may wait for.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ Leave = Callable[["Call", Any, BaseException | None, float], Replacement | None]
 
 
 class CallObserver(Protocol):
-    """What a session contributes to the calls of one operation. All of it is synchronous.
+    """The part of a session in the calls of one operation. All of it is synchronous.
 
     - `ask` refuses a call by raising, or replaces its answer, or admits it by None. It counts nothing. It is given the
       answer of a hit.
@@ -102,8 +102,8 @@ class CallObserver(Protocol):
     - `hit` is shown a local hit, which has ended by then; it refuses or replaces it likewise. `see` does the same for a
       hit that was asked about.
     - `done` is shown how an admitted call ended, and may replace its answer, or raise.
-    - `blocked` is told of a call that another session refused, `answered` of a hit whose answer another session
-      replaced: it counts as a hit all the same.
+    - `blocked` notes a call that another session refused; `answered` notes a hit whose answer another session
+      replaced, which counts as a hit all the same.
     - `has_refused` recognises the errors that this session raised.
     """
 
@@ -203,7 +203,7 @@ class Plan:
         run: the asynchronous half, from single flight to the tool.
         load: the stages behind single flight.
         uncached: the tool alone.
-        observers: what the sessions of the scope contribute, innermost first.
+        observers: those of the sessions of the scope, innermost first.
         stats: counters of the tool, in the process and in each session.
         tenant: the owner of these entries, None without tenants.
         trust: gives the time up to which local copies may be served; None without tiers.
@@ -274,7 +274,7 @@ class Scope:
 
     Attributes:
         participants: the sessions, innermost first; empty for the root.
-        owners: the same sessions as a set: what an invalidation with ``scope="session"`` reaches.
+        owners: the same sessions as a set, which an invalidation with ``scope="session"`` reaches.
         tenant: whose run this is, None without tenants.
         answers_inline: whether the generated body of a global tool may look into its store directly: not for tenants,
             whose keys differ, nor under an interceptor, which receives every call.

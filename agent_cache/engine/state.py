@@ -112,7 +112,7 @@ def evict_for(entry: Entry) -> list[Partition] | None:
 
 def _apply(old: Configuration, new: Configuration) -> None:
     if old.remote is not new.remote or old.backup is not new.backup:
-        clear_everything()  # the new tiers know nothing of the versions of these entries
+        clear_everything()  # the new tiers have no versions of these entries
     with LEDGER.lock:
         for partition in LEDGER.partitions():
             partition.store.switch(on=new.enabled)

@@ -52,7 +52,7 @@ def store_result(call: Call, entry: Entry) -> None:
     tags = call.tags if not operation.late_roots else _result_tags(call, entry.value)
     expires = NEVER if policy.ttl is None else call.started + policy.ttl
     for ticket in call.flight.tickets:
-        if ticket.lasts is not None:  # the tier may not hear of some writes, so it bounds the life of the entry
+        if ticket.lasts is not None:  # the tier may miss some writes, so it bounds the life of the entry
             expires = min(expires, call.started + ticket.lasts)
     stored = protected_copy(call, entry, tags or (), expires)
     if stored is None or tags is None:
@@ -124,7 +124,7 @@ def _accepted_by_cache_if(call: Call, entry: Entry) -> bool:
 def insert_if_valid(call: Call, entry: Entry, tags: tuple[Tag, ...]) -> bool:
     """Check for overlapping invalidations, insert, and end the flight, as one step under the lock.
 
-    A tier that was asked and does not vouch for the value any more prevents the local insertion, too.
+    A ticket that is no longer clean prevents the local insertion, too.
 
     Returns:
         Whether no invalidation overlapped. If so, ``flight.stored_tags`` allows the tiers to store the value.

@@ -145,7 +145,7 @@ def _store_found(call: Call, found: Found) -> Entry:
 async def _offer(
     call: Call, asked: tuple[tuple[Tier, Ticket], ...], count: int, value: Any, tags: tuple[str, ...], cost: float
 ) -> None:
-    """Store a value in the nearest `count` tiers, in each only if all farther ones still vouch for it."""
+    """Store a value in the nearest `count` tiers, in each only if the tickets of all farther ones are still clean."""
     for farther, (tier, ticket) in enumerate(asked[:count], 1):
         if isinstance(ticket, _NoTicket) or not all(behind.is_clean() for _, behind in asked[farther:]):
             continue
@@ -200,7 +200,7 @@ def _request_of(call: Call) -> Request:
 
 
 def _identity(call: Call) -> tuple[tuple[str, Any], ...]:
-    """The values that the key was made of: calls that `key=` or `vary=` tells apart must not meet in a tier."""
+    """The values that the key was made of: calls that differ by `key=` or `vary=` must differ in a tier."""
     operation, policy = call.operation, call.operation.policy
     if policy.key is None:
         arguments = call.arguments
@@ -218,7 +218,7 @@ _MAX_PENDING = 1_000
 """Paths pending for a nearer tier before they are merged into their roots."""
 
 _next_serial = itertools.count().__next__
-# Weak: a tier that is no longer used goes, with everything known of it.
+# Weak: a tier that is no longer used is freed, with its subscription and what is pending for it.
 _subscriptions: weakref.WeakKeyDictionary[Tier, Callable[[], None]] = weakref.WeakKeyDictionary()
 _pending: weakref.WeakKeyDictionary[Tier, _Pending] = weakref.WeakKeyDictionary()
 _nearer: weakref.WeakKeyDictionary[Tier, weakref.WeakSet[Tier]] = weakref.WeakKeyDictionary()

@@ -142,7 +142,7 @@ def _write_of(call: Call) -> Write | None:
             tiers=tiers_under(roots, operation.own_tiers, in_sessions=owners is not None),
             stats=call.plan.stats,
         )
-    paths, bare = _made_by(operation.tags.early, call.arguments, None, operation.name, call.plan.stats)
+    paths, bare = _tags_from(operation.tags.early, call.arguments, None, operation.name, call.plan.stats)
     return Write(
         operation.name,
         policy,
@@ -156,10 +156,10 @@ def _write_of(call: Call) -> Write | None:
     )
 
 
-def _made_by(
+def _tags_from(
     rules: tuple[TagRule, ...], arguments: Mapping[str, Any], result: Any, tool: str, stats: tuple[Stats, ...]
 ) -> tuple[tuple[Tag, ...], tuple[str, ...]]:
-    """The tags that rules give for a write, and the roots for which they gave no id. A failing rule gives its root."""
+    """Compute the tags of a write, and the roots for which rules gave no id. A failing rule gives its root."""
     paths: tuple[Tag, ...] = ()
     bare: tuple[str, ...] = ()
     for rule in rules:
@@ -256,7 +256,7 @@ class Write:
         """Commit after a side effect that returned."""
         region = self.region
         if self._late:
-            paths, bare = _made_by(self._late, self._arguments, result, self.name, self._stats)
+            paths, bare = _tags_from(self._late, self._arguments, result, self.name, self._stats)
             region = replace(region, paths=region.paths + paths, bare=region.bare + bare)
         await self._end(region, failed=False, hold=self.policy.settle if ok else 0.0)
 
