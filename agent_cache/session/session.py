@@ -92,7 +92,6 @@ class AgentCacheSession:
         self._guard = LoopGuard(self.session_id, on_loop, on_notice, self.metrics, self._run)
         self._detector: LoopDetector | None = None
         self._deadline = NEVER
-        self._tenant = tenant
         self._tenant_part = None if tenant is None else _tenant_part(tenant)
         self._trace = Trace(count(1, trace_size, "AgentCacheSession: trace_size"))
         self._partitions: dict[ReadOperation, Partition] = {}

@@ -1,12 +1,12 @@
-"""Everything about keys: their names on the server, cells, values, messages, and what this process knows of them.
+"""Keys on the server: names, cells, values and messages, and the state of them that this process knows.
 
 An entity appears on the server as a keyed digest alone, roots are in clear text. All keys of a root are in one hash
 slot. A value is
 
     fixed part | header: a line for each cell, "name identity token" | late tags, by the codec | the value, by the codec
 
-and is valid only while every line of its header is true. Nothing that a server says is trusted, since it holds no
-secret of ours: a value that cannot be read is a miss. A message of a process about a root is
+and is valid only while every line of its header is current. No data of a server is trusted, since it holds no secret
+of ours: a value that cannot be read is a miss. A message of a process about a root is
 ``process kind path path...``, where a path is ``*`` for the whole root, or the short name of the cell of an entity or
 an entry.
 """
@@ -213,7 +213,7 @@ class Keyspace:
         return self._late_cells.get(digest, {})
 
     def keep_late_cells(self, digest: bytes, cells: Cells) -> None:
-        """Remember them."""
+        """Remember the late cells of an entry."""
         if self._late_cells.get(digest) != cells:
             make_room(self._late_cells, _MAX_ENTRIES)
             self._late_cells[digest] = cells
@@ -272,7 +272,7 @@ def version_of(cell: SeenCell) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """Everything about a value but itself.
+    """The description of a value on the server, without the value.
 
     Attributes:
         cells: version of each cell it was loaded under.
@@ -293,9 +293,7 @@ class Header:
 def pack_header(header: Header) -> bytes:
     """The bytes before the payload. The payload is bound to them: see `value_context`."""
     cells = header_lines(header.cells)
-    fixed = _FIXED.pack(
-        SCHEMA, header.loaded, header.ttl, header.grace, header.cost, len(cells), len(header.late)
-    )  # fmt: skip
+    fixed = _FIXED.pack(SCHEMA, header.loaded, header.ttl, header.grace, header.cost, len(cells), len(header.late))
     return b"".join((fixed, cells, header.late))
 
 
@@ -323,9 +321,9 @@ def read_header(data: bytes, cells: bytes) -> tuple[float, float, float, int] | 
     if data[start:end] != cells:
         return None
     schema, loaded, ttl, _, cost, size, late = _FIXED.unpack_from(data)
-    makes_sense = 0 <= loaded < 1e12 and 0 < ttl < 1e18 and 0 <= cost < 1e9
+    in_range = 0 <= loaded < 1e12 and 0 < ttl < 1e18 and 0 <= cost < 1e9
     is_plain = schema == SCHEMA and size == len(cells) and not late
-    return (loaded, ttl, cost, end) if is_plain and makes_sense else None
+    return (loaded, ttl, cost, end) if is_plain and in_range else None
 
 
 def unpack_value(data: bytes) -> tuple[Header, bytes, bytes]:
@@ -343,7 +341,7 @@ def unpack_value(data: bytes) -> tuple[Header, bytes, bytes]:
     if schema != SCHEMA or len(data) < end + late:
         raise BadValue("of another schema, or truncated")
     if not (0 <= cost < 1e9 and 0 < ttl < 1e18 and 0 <= grace < 1e18 and 0 <= loaded < 1e12):
-        raise BadValue("with numbers that make no sense")
+        raise BadValue("with numbers out of range")
     cells = {}
     for line in data[start:end].split(b"\n"):
         key, _, token = line.rpartition(b" ")
@@ -359,7 +357,7 @@ def unpack_value(data: bytes) -> tuple[Header, bytes, bytes]:
 
 
 class Invalidations:
-    """When each cell was last invalidated, by this process or another one, and the listeners that are told of it.
+    """When each cell was last invalidated, by this process or another one, and the listeners that are called then.
 
     One sequence number for the process, and for each cell the number of its latest invalidation. Bounded: a cell that
     was pruned counts as invalidated, never as valid, since anything older than the floor may have been.
@@ -379,7 +377,7 @@ class Invalidations:
         self.lock = threading.RLock()
 
     def add(self, cells: Iterable[CellKey]) -> None:
-        """These cells were written, here or elsewhere."""
+        """Note that these cells were written, by whatever process."""
         with self.lock:
             self.now += 1
             for cell in cells:
@@ -389,7 +387,7 @@ class Invalidations:
                 self._latest = {}
 
     def add_all(self) -> None:
-        """Any cell may have been written."""
+        """Note that any cell may have been written."""
         with self.lock:
             self.now += 1
             self._floor = self.now
@@ -410,13 +408,13 @@ class Invalidations:
         self.add_all()
 
     def receive(self, cells: Iterable[CellKey], touched: Touched) -> None:
-        """Another process has begun or ended a write."""
+        """Apply a write that another process has begun or ended."""
         self._counters.invalidations += 1
         self.add(cells)
         self._notify(touched)
 
     def lose(self) -> None:
-        """Any number of messages may have been missed: nothing that was kept locally counts."""
+        """Drop all local copies, because any number of messages may have been missed."""
         self._counters.losses += 1
         self.add_all()
         self._notify(None)
@@ -442,7 +440,7 @@ def message(process: bytes, kind: bytes, root: Root, cells: Iterable[CellKey]) -
 def parse_message(
     keyspace: Keyspace, process: bytes, root: Root, text: Any, log: Log
 ) -> tuple[list[CellKey], Touched] | None:
-    """The cells that a message invalidates, and what listeners are told; None for the own messages of `process`.
+    """The cells that a message invalidates, and the tags and keys for listeners; None for messages of `process` itself.
 
     A message that cannot be parsed invalidates the whole root.
     """

@@ -2,7 +2,7 @@
 
 A lookup reads a value and the cells it depends on in one batch; the value is a hit only if every cell in its header
 still has the version it was loaded under. A store writes a value under the versions that the lookup before its load has
-seen, so that a value overtaken by a write is dead when it arrives.
+seen, so that a value overtaken by a write is invalid when it arrives.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class RedisTicket:
         self._seen, self._idle = seen, None
 
     def set_all_idle(self, cells: list[bytes], identity: bytes) -> None:
-        """All cells of the place, in their order, and none held or armed. Few hits need a table of them."""
+        """Note all cells of the place, in their order, where none is held or armed. Few hits need a table of them."""
         self._idle = cells, identity
 
     def is_young(self) -> bool:
@@ -133,7 +133,7 @@ class RedisTicket:
         return boottime() < self.asked + self.reader.options.max_staleness
 
     def pause(self) -> None:
-        """The lookup is over, and the tool runs. A store has what is left of the timeout."""
+        """Stop the timeout, since the lookup has ended and the tool runs. A store has the rest of it."""
         if self.started_at:
             self.waited = asyncio.get_running_loop().time() - self.started_at
 
@@ -179,7 +179,7 @@ def _versions(ticket: RedisTicket) -> Mapping[CellKey, bytes]:
 
 
 def seen_cells(cells: Iterable[CellKey], fetched: Fetched) -> dict[CellKey, SeenCell]:
-    """Those that exist, and can be cells."""
+    """The fetched cells that exist and are well-formed."""
     values, identity = fetched
     if isinstance(identity, bytes):
         return {key: (values[key], identity) for key in cells if type(values[key]) is bytes and values[key]}
@@ -459,7 +459,7 @@ class Reader:
         return Found(found.value, found.tags, age, found.cost, left, is_to_refresh)
 
     def _server_time(self, ticket: RedisTicket) -> float:
-        """Time of day on the server that keeps the value, which its expiry is measured by."""
+        """Time of day on the server that keeps the value, by which its expiry is measured."""
         server = self._transport.topology.server_of(ticket.place.slot)
         if server is None or server.clock_offset is None:
             raise Unreachable("the server's clock is not known")
@@ -516,7 +516,7 @@ class Reader:
         except Exception as error:  # noqa: BLE001 - an exception of the user's codec does not fail a call
             counters.unencodable += 1
             reason = error if isinstance(error, Unencodable) else type(error).__name__
-            log.once(f"a result of {request.tool} cannot be written down, so it is kept in this process alone", reason)
+            log.once(f"a result of {request.tool} cannot be encoded, so it is kept in this process alone", reason)
             return None
         if len(head) > MAX_HEAD or len(data) - len(head) > self.options.max_value_size:
             counters.unencodable += 1
@@ -527,8 +527,7 @@ class Reader:
     async def _recheck(
         self, client: Client, ticket: RedisTicket, late: list[str], started_at: float
     ) -> dict[CellKey, bytes] | None:
-        """The versions of cells that only the result has named, if nothing under their roots was written
-        during the load.
+        """The versions of the cells that only the result has named; None if their roots were written during the load.
 
         An entity's own cell, read after the load, would look current whatever was written before. D proves that it was
         not, which every write under the root moves, together with S; that neither was held before proves that no write

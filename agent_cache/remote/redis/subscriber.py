@@ -81,7 +81,7 @@ class Subscriber:
         self.lease = NEVER
 
     def after_fork(self) -> None:
-        """In the child: there is no thread, and nothing counts that was kept under the parent's."""
+        """In the child: there is no thread, and no copy is valid that was kept under the parent's."""
         _KEPT_ALIVE.append((self._subscriptions, self._loop, self._main))
         self.was_forked = True
         self._reset()
@@ -135,7 +135,7 @@ class Subscriber:
     # Called from any thread
 
     def wake(self) -> None:
-        """Something has changed: look at the servers again."""
+        """Look at the servers again, because something has changed."""
         loop, event = self._loop, self._wake_up
         if loop is not None and event is not None:
             try:
@@ -179,7 +179,7 @@ class Subscriber:
                         del self._waiters[channel]
 
     def _give_up(self, waiting: dict[bytes, _Waiter]) -> None:
-        """The next caller does not wait: a subscription may be refused for good."""
+        """Stop waiting. The next caller does not wait at all, because a subscription may be refused for good."""
         self._unconfirmed |= {channel for channel, (_, future) in waiting.items() if not future.done()}
         for _, future in waiting.values():
             _set_done(future)
@@ -190,7 +190,7 @@ class Subscriber:
         return self._transport.topology.is_lost if server is None else server.failure is not None
 
     def server_failed(self) -> None:
-        """Callers that wait for messages of a server that has failed go on without them."""
+        """Release the callers that wait for messages of a failed server."""
         with self._lock:
             released = [
                 waiter
@@ -301,7 +301,7 @@ class Subscriber:
             subscription.add(root)
 
     def _changed(self) -> None:
-        """A subscription was confirmed, answered or lost: update what is received and trusted."""
+        """Update `channels` and `lease`, after a subscription was confirmed, answered or lost."""
         subscriptions = [subscription for subscription, _ in self._subscriptions.values()]
         self.channels = frozenset().union(*(each.confirmed for each in subscriptions if each.is_live))
         self.lease = NEVER if self._is_stopped else min((each.lease for each in subscriptions), default=NEVER)
@@ -576,8 +576,8 @@ class Subscription:
         self._on_change()
 
     def _check_suspension(self) -> None:
-        """Drop local copies after the machine was suspended. None was served then, and none is until a PONG says that
-        no message was missed. But they are older than their own clock says, and must not be valid again.
+        """Drop local copies after the machine was suspended. None was served then, and none is until a PONG shows that
+        no message was missed. But they are older than their own clock shows, and must not become valid again.
         """
         former, self._asleep = self._asleep, asleep()
         if self._asleep - former > self._transport.max_staleness:

@@ -51,7 +51,7 @@ OVERSIZED: Final = object()
 INFO = (b"INFO", b"replication")
 
 _REDIRECTS: Final = frozenset({"MOVED", "ASK", "CLUSTERDOWN", "TRYAGAIN", "READONLY"})
-"""Errors which say that a key is on another server, or soon will be."""
+"""Codes of errors that mean: the key is on another server, or soon will be."""
 
 _SCRIPT_ERRORS: Final = frozenset({"NOSCRIPT", "ERR", "WRONGTYPE"})
 _SLOTS = 16_384
@@ -93,7 +93,7 @@ class Expired(Unreachable):
 
 
 class Refused(Unreachable):
-    """A server has answered that it does not execute this command. It says nothing about other commands."""
+    """A server has answered that it does not execute this command. Other commands are not affected."""
 
 
 class NotAsked(Unreachable):
@@ -164,7 +164,7 @@ class Log:
     _logged: dict[str, float] = field(default_factory=dict)
 
     def once(self, event: str, reason: object = "") -> None:
-        """Log a warning, unless it was logged before."""
+        """Log a warning, unless the same event was logged before."""
         if event not in self._logged and len(self._logged) < _MAX_LOGGED:
             self._logged[event] = boottime()
             extra = {"agent_cache_event": event, "agent_cache_tier": self.tier}
@@ -173,7 +173,7 @@ class Log:
             )
 
     def allow_again(self, event: str) -> None:
-        """What was logged is over, so that it may be logged again, at most once a minute."""
+        """Let an event that has ended be logged again, at most once a minute."""
         if boottime() - self._logged.get(event, NEVER) > _LOG_AGAIN_AFTER:
             self._logged.pop(event, None)
 
@@ -448,7 +448,7 @@ class Connection(asyncio.Protocol):
             self._transport.write(pack(*parts))
 
     def close(self) -> None:
-        """End the connection now, without a farewell. All callers that wait are answered."""
+        """Abort the connection. All callers that wait get an error."""
         if self._transport is not None:
             self._transport.abort()
         self._end(Interrupted("the connection was closed"))
@@ -466,12 +466,12 @@ class Connection(asyncio.Protocol):
     # asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The connection stands, TLS included."""
+        """Note the connected transport, TLS included."""
         assert isinstance(transport, asyncio.Transport)
         self._transport, self.is_open = transport, True
 
     def data_received(self, data: bytes) -> None:
-        """Replies have arrived."""
+        """Parse replies, and pass them to the callers or to `receive`."""
         try:
             replies = self._replies.feed(data)
         except ValueError:
@@ -489,7 +489,7 @@ class Connection(asyncio.Protocol):
                 on_reply(arrived)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The server or the network has ended it."""
+        """Fail the callers that wait: the server or the network has ended the connection."""
         self._end(Interrupted(f"the connection was lost: {exc}" if exc else "the connection was lost"))
 
     def _end(self, error: Unreachable) -> None:
@@ -503,7 +503,7 @@ class Connection(asyncio.Protocol):
             self.on_close()
 
     def _check_deadlines(self) -> None:
-        """One timer serves all callers: each reply would otherwise cost one."""
+        """End the connection if a reply is overdue. One timer serves all callers, or each reply would cost one."""
         self._timer, self._next_check = None, _NOT_DUE
         if not self._waiting:
             return
@@ -559,8 +559,8 @@ class Server:
     Attributes:
         failure: why it is not asked; None while it is. One failed request sets it (the breaker opens), and a heartbeat
             that got through resets it, once all pending invalidations have been delivered: no read pays for a probe.
-        replication_id: as last learned. Values of another id are dead: a server that was demoted and promoted again has
-            an earlier state and a new id (its run id stays the same).
+        replication_id: as last learned. Values of another id are invalid: a server that was demoted and promoted again
+            has an earlier state and a new id (its run id stays the same).
         generation: changes when connections that were made before must not be used any more.
         heard_at: reading of `boottime` at which the latest answered heartbeat was sent.
         clock_offset: its time of day less the local `boottime`, in seconds.
@@ -590,7 +590,7 @@ class Topology:
     """The servers, and which of them has which slot, as last discovered.
 
     Attributes:
-        is_stale: a reply has said that slots have moved.
+        is_stale: a reply has shown that slots have moved.
         is_lost: the latest discovery got no answer. Only the thread of the tier goes on trying then.
     """
 
@@ -698,7 +698,7 @@ class Topology:
         raise Unreachable("; ".join(reasons))
 
     def set_primary(self, address: Address) -> None:
-        """One server has all slots."""
+        """Give all slots to one server."""
         with self._lock:
             server = self._servers.get(address) or Server(address)
             self._servers, self._slots, self.is_lost = {address: server}, [server], False
@@ -956,7 +956,7 @@ class _Batcher:
             self._connect(self._loop.time())
 
     def close(self) -> None:
-        """End the connection. All callers that wait are answered."""
+        """End the connection. All callers that wait get an error."""
         if self._opening is not None:
             self._opening.cancel()
         if self._connection is not None:
@@ -1023,7 +1023,7 @@ class _Batcher:
             self._fail(NotAsked(reason))
 
     def _opened(self, _: asyncio.Task[None]) -> None:
-        """Also if a loop that ends has cancelled it, maybe before its first step: a commit may wait for it."""
+        """Send what waits for the connection, also if a loop that ends has cancelled it: a commit may wait."""
         self._opening = None
         self._flush()
 
@@ -1108,7 +1108,7 @@ class Client:
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
-        self.loop = self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
         self._batchers: dict[Server, _Batcher] = {}
         self._context = Context()  # an empty one: a timer keeps its context, also after it was cancelled
         # A loop that ends closes its generators after its tasks were cancelled and have ended: a write that was
@@ -1128,7 +1128,7 @@ class Client:
         for batcher in self._batchers.values():
             batcher.close()
         self._batchers.clear()
-        self._transport.forget_client(self._loop)
+        self._transport.forget_client(self.loop)
         generator, self._until_loop_ends = self._until_loop_ends, None
         if generator is not None:
             _step(generator.aclose())
@@ -1151,7 +1151,7 @@ class Client:
             servers = self._transport.topology.servers
             for gone in [known for known in self._batchers if known not in servers]:
                 self._batchers.pop(gone).close()
-            batcher = self._batchers[server] = _Batcher(self._transport, server, self._loop)
+            batcher = self._batchers[server] = _Batcher(self._transport, server, self.loop)
         return batcher
 
     def prepare(self, server: Server) -> None:
@@ -1254,7 +1254,7 @@ class Client:
         for is_last in (False, True):
             server = topology.server_of(slot) or await topology.find(slot, started_at or now)
             batcher = self._batcher(server)
-            future: asyncio.Future[list[Any]] = self._loop.create_future()
+            future: asyncio.Future[list[Any]] = self.loop.create_future()
             batcher.put(Commands(packed, 1, _into(future), now))
             try:
                 (reply,) = await self._within(future, started_at)

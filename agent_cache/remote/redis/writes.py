@@ -47,7 +47,7 @@ class Call:
     Attributes:
         cells: cells that it moves or arms, which must not be read while it is pending.
         is_begin: it announces a write, and does not end it.
-        until: reading of `boottime` to which it holds the cells. None if the period counts from its execution.
+        until: reading of `boottime` up to which it holds the cells. None if the period counts from its execution.
     """
 
     writer: str
@@ -110,11 +110,11 @@ class PendingInvalidations:
         return bool(self._in_flight) and any(not call.cells.isdisjoint(cells) for call in self._in_flight.copy())
 
     def send(self, call: Call) -> None:
-        """A call is about to be sent. Its sender adds or acknowledges it, or is never heard of again."""
+        """Note a call that is about to be sent. Its sender adds or acknowledges it, unless its loop ends before."""
         self._in_flight[call] = boottime()
 
     def add(self, call: Call, lease: float, commit_root: Callable[[Root, float], Call]) -> None:
-        """A call is not known to have been executed.
+        """Add a call that is not known to have been executed.
 
         Args:
             lease: seconds that a begin would hold its cells.
@@ -139,7 +139,7 @@ class PendingInvalidations:
                 self._version = object()
 
     def acknowledge(self, call: Call) -> None:
-        """A call was executed: it is not pending any more, nor is an earlier begin of its writer."""
+        """Remove a call that was executed, and an earlier begin of its writer."""
         self._in_flight.pop(call, None)
         if self._calls:
             with self._lock:
@@ -311,7 +311,7 @@ class Calls:
 
 
 def _plan_key(write: WriteIntent, script: Script, *more: object) -> tuple[object, ...]:
-    """What its calls follow from; empty for a write that names entries, of which there is no end: it is not kept."""
+    """What the calls of a write depend on; empty for a write that names entries, whose number is unbounded."""
     if write.entries or write.keys:
         return ()
     return script, tuple(write.tags), tuple(write.late_roots), *more
@@ -348,7 +348,7 @@ class Writer:
 
     Attributes:
         process: id of this process in messages. A child has another one after a fork.
-        wake: tells the thread of the tier that calls are pending.
+        wake: wakes the thread of the tier, because calls are pending.
     """
 
     def __init__(
@@ -447,7 +447,7 @@ class Writer:
     # Pending invalidations
 
     def add_pending(self, call: Call) -> None:
-        """A call is not known to have been executed: deliver it later."""
+        """Deliver a call later that is not known to have been executed."""
         self.pending.add(call, self._options.lease, self.calls.commit_root)
 
     async def deliver_pending(self, server: Server, connection: Connection, patience: float | None = None) -> None:
