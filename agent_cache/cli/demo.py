@@ -482,7 +482,7 @@ def play(view: View, *, seed: int, is_fast: bool, sabotage: bool = False) -> Run
     return run
 
 
-# What every view shows
+# Parts of every view
 
 
 @dataclass(frozen=True, slots=True)
@@ -523,7 +523,7 @@ def sign_of(call: Call) -> tuple[str, str, str]:
 
 
 def summarize(run: Run) -> list[tuple[Outcome, int, str]]:
-    """Return the outcomes with their counts and what happened."""
+    """Return the outcomes, each with its count and its meaning."""
     metrics, agents = run.session.get_metrics(), ", ".join(run.stopped) or "nobody"
     return [(each, metrics[each.metric], each.meaning.format(agents=agents)) for each in OUTCOMES.values()]
 
@@ -578,7 +578,7 @@ def print_event(event: Lesson | Call) -> None:
         remark = f"drops {', '.join(event.drops)}" if event.drops else ""
     else:
         saved = f", saved {event.saved * 1000:.0f} ms" if event.saved else ""
-        remark = f"true{saved}" if event.is_right else "not what the store says"
+        remark = f"true{saved}" if event.is_right else "differs from the store"
     _, word, _ = sign_of(event)
     took = f"{event.milliseconds:.0f} ms"
     line = f"{event.ended:6.2f} s  {event.agent:<5}{event!s:<31} {word:<8}{took:>7}  {remark}"
@@ -711,7 +711,7 @@ def draw_log(ended: list[Call], lines: int) -> RenderableType:
     for call in ended[-lines:]:
         mark, word, style = sign_of(call)
         if call.is_right is False:
-            remark = Text("✗ not what the store says", "red")
+            remark = Text("✗ differs from the store", "red")
         elif call.outcome == "write":
             remark = Text(f"drops {' '.join(call.drops) or 'nothing'}", "magenta")
         elif call.outcome == "stopped":
@@ -747,7 +747,7 @@ def draw_totals(run: Run) -> RenderableType:
 
 
 def draw_summary(run: Run) -> RenderableType:
-    """Draw what happened, a line for each outcome, and an example to copy."""
+    """Draw a line for each outcome with its count, the verdict, and an example to copy."""
     from rich import console, syntax, table, text
 
     grid = table.Table.grid(padding=(0, 1))

@@ -59,7 +59,7 @@ class RecordedFunction:
     """A function whose calls are recorded.
 
     Args:
-        function: what is called.
+        function: the function.
         name: its name in cassettes.
         kind: one of `KINDS`.
         parameters: its parameters, where they are known already.
@@ -393,7 +393,7 @@ def cached_llm_call(
     cache_key: Callable[..., str] | None = None,
     name: str | None = None,
 ) -> Callable[[F], F]:
-    """Serve a function that calls a model from the recording, and record it where the mode says so.
+    """Serve a function that calls a model from the recording, and record it where the mode allows it.
 
     Takes functions, coroutine functions and generator functions of both kinds. Tokens and model are found in what
     OpenAI, Anthropic, Gemini and LiteLLM return. Outside of a recording the function runs unchanged; nothing is cached
@@ -466,7 +466,7 @@ def _checked_function(function: Any, decorator: str) -> Any:
 
 
 class FunctionInterceptor(Protocol):
-    """What an interceptor does with the calls of wrapped functions."""
+    """A recorder or a player, as wrapped functions use it."""
 
     def run(
         self, function: RecordedFunction, args: tuple[Any, ...], kwargs: dict[str, Any], proceed: Callable[[], Any]

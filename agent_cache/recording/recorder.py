@@ -89,7 +89,7 @@ class Recorder:
 
     @property
     def cassette(self) -> Cassette:
-        """What was recorded; while the recording runs, the calls that have ended.
+        """The recorded calls; while the recording runs, those that have ended.
 
         Raises:
             CassetteError: if it cannot be read.
@@ -369,10 +369,10 @@ class Recorder:
                 self._writer.discard()
 
     def finish(self, error: BaseException | None) -> None:
-        """Close the file, and raise what the run has swallowed. An exception that leaves the run takes precedence.
+        """Close the file, and raise an error that the run has swallowed. One that leaves the run takes precedence.
 
         Raises:
-            CassetteError: what was swallowed, what is left over in a strict replay, what could not be written.
+            CassetteError: if an error was swallowed, a call was not made in a strict replay, or a line was not written.
         """
         player, writer = self.player, self._writer
         with self._lock:
@@ -404,7 +404,7 @@ def _function_of(operation: Operation[Any]) -> RecordedFunction:
 
 
 def _replay_into_sessions(call: ActiveCall, value: Any, error: BaseException | None) -> None:
-    """Let the sessions around a replayed tool trace and count it as what it was when it was recorded."""
+    """Let the sessions around a replayed tool trace and count it as they did when it was recorded."""
     tool_call, recorded = call.tool_call, call.recorded
     if tool_call is None or recorded is None:
         return

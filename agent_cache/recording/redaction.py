@@ -1,4 +1,4 @@
-"""Redaction: removes secrets from calls before they are written, by name and by the look of a text.
+"""Redaction: removes secrets from calls before they are written, by the names of values and the form of texts.
 
 Names are compared as a whole, without case, dashes and underscores: ``token``, ``Api-Key`` and ``apiKey`` are names of
 secrets, ``input_tokens`` and ``next_page_token`` are not. Texts are searched for known forms of credentials, also
@@ -33,9 +33,8 @@ SECRET_NAMES: tuple[str, ...] = (
     "connection_string", "cookie", "cookies", "credential", "credentials", "csrf_token", "database_password",
     "db_password", "encryption_key", "id_token", "jwt", "oauth_token", "passphrase", "passwd", "password",
     "private_key", "private_token", "proxy_authorization", "pwd", "refresh_token", "secret", "secret_access_key",
-    "secret_key", "session_token",
-    "set_cookie", "signing_key", "token", "webhook_secret", "x_amz_security_token", "x_api_key", "x_auth_token",
-    "x_goog_api_key",
+    "secret_key", "session_token", "set_cookie", "signing_key", "token", "webhook_secret", "x_amz_security_token",
+    "x_api_key", "x_auth_token", "x_goog_api_key",
 )  # fmt: skip
 """Names whose values are secrets, whatever the values are."""
 

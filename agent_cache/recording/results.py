@@ -4,9 +4,9 @@ A value is written in the first form that gives it back as it was: JSON itself (
 makes of it (``typed``), builtin values with tags (``any``), a registered class (``object``). An object that none of
 these covers becomes the plain data of its fields, and one without fields is noted as ``unencodable``.
 
-No name that is found in a cassette is ever imported. A value comes back as the return annotation says, or as a
-registered class. An exception comes back if it is a builtin, one of agent_cache's or asyncio's own, stands in the
-module of the tool that raised it, or was registered; else it becomes a `RecordedError`.
+No name that is found in a cassette is ever imported. A value is read by the return annotation, or as a registered
+class. An exception comes back if it is a builtin, one of agent_cache's or asyncio's own, stands in the module of the
+tool that raised it, or was registered; else it becomes a `RecordedError`.
 """
 
 from __future__ import annotations
@@ -424,7 +424,7 @@ def _texts(data: Any, path: tuple[str | int, ...]) -> Iterator[tuple[tuple[str |
             yield from _texts(value, (*path, name))
 
 
-# Shape of an outcome in a file, which somebody may have edited
+# Shape of an outcome in a file, which may have been edited
 
 
 class Failure(msgspec.Struct):

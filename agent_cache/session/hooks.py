@@ -41,9 +41,9 @@ _CURRENT_TASK: Callable[[Any], Any] = (
 
 
 class CallIdentity:
-    """Identifies the calls and the results of one tool for the loop detector, by its `LoopHints` if they say how.
+    """Identifies the calls and the results of one tool for the loop detector.
 
-    If a function of the hints fails, the failure is counted and the default is used.
+    The functions of its `LoopHints` take precedence. If one fails, the failure is counted and the default is used.
 
     Attributes:
         is_cache_key: whether calls are identified by their cache keys.
@@ -63,7 +63,7 @@ class CallIdentity:
         self.of_result = fingerprint if self._hints.outcome_key is None else self._by_outcome_key
 
     def of_call(self, call: Call) -> Hashable | None:
-        """What identifies a miss or a write; None if nothing does."""
+        """The identity of a miss or a write; None if it has none."""
         identity = None if self._hints.loop_key is None else self._by_loop_key(call.arguments)
         if identity is not None:
             return identity
@@ -75,7 +75,7 @@ class CallIdentity:
             return None
 
     def of_hit(self, key: Hashable, arguments: Mapping[str, Any] | None) -> Hashable:
-        """What identifies a hit of a tool with a ``loop_key``."""
+        """The identity of a hit of a tool with a ``loop_key``."""
         identity = self._by_loop_key(arguments or {})
         return key if identity is None else identity
 
@@ -112,7 +112,7 @@ def _shortened(key: Hashable) -> Hashable:
 
 
 class SessionHooks:
-    """What one session does at the calls of one operation.
+    """The hooks of one session for the calls of one operation.
 
     Args:
         session: the session, as an identity for `Call.numbers`, and its counters.

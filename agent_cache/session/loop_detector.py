@@ -156,7 +156,7 @@ class CallHistory:
     Attributes:
         entry: the cache entry that held the last outcome; None if there was none, or it is not kept. While hits return
             this entry, no result is fingerprinted.
-        outcome: what identifies the last outcome, once it was needed; None if it cannot be compared.
+        outcome: the identity of the last outcome, once it was needed; None if it cannot be compared.
         text: the last outcome as short text, once it was needed or where it cannot be made later.
         count: how often the last outcome was seen in `epoch`.
         in_a_row: how often it was seen in a row, without the hits of one entry.
@@ -283,7 +283,7 @@ class LoopDetector:
 
     @property
     def clock(self) -> int:
-        """The time. Read it when a call begins, and pass it to `ToolDetector.record` as `began`."""
+        """The logical time. Read it when a call begins, and pass it to `ToolDetector.record` as `began`."""
         return self.position + self.unchanged
 
     def end_epoch(self) -> None:
@@ -447,7 +447,7 @@ class ToolDetector:
             outcome: identifies its result or its error; None if nothing does, or if `entry` holds the result.
             value: the result or the error itself, for reports.
             entry: the entry that holds its result.
-            error: whether it failed: it raised, or its result says so.
+            error: whether it failed: it raised, or its result stands for a failure.
             began: `LoopDetector.clock` when it began; left out if no other call can have run meanwhile.
         """
         if entry is not None and self.record_first(key, entry):
@@ -512,8 +512,9 @@ class ToolDetector:
         return True
 
     def record_change(self, key: Hashable | None, outcome: Hashable | None) -> None:
-        """A write has succeeded that is not counted here, such as one of an inner session. Ends the epoch if its
-        signature is new here.
+        """Note a successful write that is not counted here, such as one of an inner session.
+
+        It ends the epoch if its signature is new here.
         """
         state, call = self._detector, self._history(key)
         _, is_known = call.set_outcome(outcome, None, self._identify)

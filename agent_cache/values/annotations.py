@@ -37,7 +37,7 @@ __all__ = [
 ]
 
 
-# -- Annotations as they are written --------------------------------------------------------------------------------
+# Annotations as they are written
 
 
 class Returns:
@@ -112,7 +112,7 @@ def _evaluated(annotations: Mapping[str, Any], names: dict[str, Any]) -> dict[st
     return found
 
 
-# -- Nodes ----------------------------------------------------------------------------------------------------------
+# Nodes
 
 Bindings = Mapping[Any, Any]
 
@@ -383,7 +383,7 @@ def is_positional(kind: Any) -> bool:
     return issubclass(kind, tuple) and hasattr(kind, "_fields")
 
 
-# -- Hashing --------------------------------------------------------------------------------------------------------
+# Hashing
 
 
 def hashes_only(kinds: frozenset[type], node: Node) -> bool:
@@ -416,7 +416,7 @@ def _hashed(node: Node, seen: set[object]) -> Iterator[Node]:
         yield from _hashed(each, seen)
 
 
-# -- Fingerprints ---------------------------------------------------------------------------------------------------
+# Fingerprints
 
 
 def fingerprint(node: Node) -> str:

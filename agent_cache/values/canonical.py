@@ -75,7 +75,7 @@ def full_name(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
-# -- Immutable types of the standard library ------------------------------------------------------------------------
+# Immutable types of the standard library
 #
 # A value of one of them can only be there if its module has been loaded, so they are recognised without an import:
 # nobody pays for `decimal` or `ipaddress` (12 ms in all) who does not use them.
@@ -143,7 +143,7 @@ _TEXTS: dict[str, Callable[[Any], str | None]] = {
 """Functions for the types whose `str` does not give it."""
 
 
-# -- Fields that a class declares -----------------------------------------------------------------------------------
+# Fields that a class declares
 
 PYDANTIC_STATE = ("__pydantic_extra__", "__pydantic_private__")
 """Attributes of a pydantic model that hold what its class does not declare."""
@@ -175,7 +175,7 @@ def declared_fields(value: Any, kind: type) -> list[tuple[str, Any]] | None:
     """Name and value of everything that the class of a value declares.
 
     None if it declares nothing, or if the value has state beside what is declared: the fields alone would be a guess
-    then. Reading somebody's fields may raise anything.
+    then. Reading fields of any class may raise anything.
     """
     if isinstance(value, Enum):
         return [("", value._value_)] if value._name_ is None else [("name", value._name_)]
@@ -194,7 +194,7 @@ def declared_values(value: Any, kind: type) -> Sequence[Any] | None:
     try:
         layout = _layouts.get(kind) or _layout_of(kind)
         return None if layout is None else layout.values(value)
-    except Exception:  # noqa: BLE001 - reading somebody's fields may run anything
+    except Exception:  # noqa: BLE001 - reading fields of any class may run anything
         return None
 
 
@@ -272,7 +272,7 @@ def _slots_of(kind: type) -> set[str]:
     return found
 
 
-# -- Serial numbers: the identity of an object for as long as it lives -----------------------------------------------
+# Serial numbers: the identity of an object for as long as it lives
 
 _lock = threading.RLock()  # re-entrant: a garbage collection that starts inside forgets other objects
 _serials: dict[int, tuple[int, weakref.ref[Any]]] = {}
@@ -320,7 +320,7 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-# -- Canonical bytes ------------------------------------------------------------------------------------------------
+# Canonical bytes
 
 MAX_NODES = 100_000
 """Parts of one argument. A list that contains itself twice has 2**depth parts, so `MAX_DEPTH` alone bounds nothing."""
@@ -370,7 +370,7 @@ class Encoder:
             raise
         except RecursionError:
             raise Uncacheable("an argument is nested too deeply for the stack that is left") from None
-        except Exception as error:  # reading somebody's fields may run anything
+        except Exception as error:  # reading fields of any class may run anything
             raise Uncacheable(f"reading a value of type {full_name(kind)} raised {type(error).__name__}") from error
         finally:
             self.depth -= 1
@@ -476,7 +476,7 @@ def canonical(value: Any) -> bytes:
     return Encoder().encode(value)
 
 
-# -- Digests that every process of a fleet agrees on ------------------------------------------------------------------
+# Digests that every process of a fleet agrees on
 #
 # A key of this process names classes by serial numbers. In a digest they are named by module and qualified name, and
 # only if that name leads to them: equal digests mean the same types and the same structure on every machine and Python
@@ -570,7 +570,7 @@ def _script(path: str) -> str:
     return f"__main__@{blake2b(text, digest_size=16).hexdigest()}"
 
 
-# -- Sizes ----------------------------------------------------------------------------------------------------------
+# Sizes
 
 _MAX_MEASURED = 10_000
 _OVERHEAD = 250
@@ -599,7 +599,7 @@ def size_of(value: Any) -> int:
         seen.add(id(one))
         try:
             size, members = sys.getsizeof(one, 64), _members(one)
-        except Exception:  # noqa: BLE001 - somebody's attribute; an estimate goes on without it
+        except Exception:  # noqa: BLE001 - an attribute of any class; an estimate goes on without it
             size, members = 64, []
         total += size
         pending += members

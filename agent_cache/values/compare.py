@@ -38,7 +38,7 @@ def signature_of(error: BaseException) -> bytes | None:
     """
     try:
         return _signature_of(error)
-    except Exception:  # noqa: BLE001 - somebody's text; an error without one is like no other
+    except Exception:  # noqa: BLE001 - the text of any class; an error without one equals no other
         return None
 
 
@@ -58,7 +58,7 @@ def shown(value: object) -> str:
         return ""
     try:
         text = _text(value, _MAX_SHOWN + 1)
-    except Exception:  # noqa: BLE001 - somebody's repr; the text is only for a message
+    except Exception:  # noqa: BLE001 - the repr of any class; the text is only for a message
         return f"<{type(value).__qualname__}>"
     return text if len(text) <= _MAX_SHOWN else text[: _MAX_SHOWN - 3] + "..."
 

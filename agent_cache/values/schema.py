@@ -1,8 +1,8 @@
 """A return annotation made ready for use: values to data and back, each proved at the moment it is written.
 
-Most values have a *direct* form: what msgspec writes for them, and reads back as the annotation says, in C. Whether a
-value has one is not reasoned out but tried: what was written is read again, and must be identical. If it is not (a
-tuple where nothing says so, an `int` in a field of `float`, a time zone), the value is written in the tagged form of
+Most values have a *direct* form: what msgspec writes for them, and reads back by the annotation, in C. Whether a value
+has one is tried, not derived: what was written is read again, and must be identical. If it is not (a tuple that the
+annotation does not name, an `int` in a field of `float`, a time zone), the value is written in the tagged form of
 `agent_cache.values.tagged`, and tried again. A value that fails both is refused.
 """
 
@@ -41,7 +41,7 @@ innermost, such as a time, is two."""
 _MARK = "$typed"
 
 
-# -- Serialisations -------------------------------------------------------------------------------------------------
+# Serialisations
 
 _FEW = 100
 """Containers that may be of any kind and in any order: reading them takes no time."""
@@ -97,10 +97,10 @@ class Wire:
         return f"<{self.name}>"
 
     def check(self, data: bytes, levels: int) -> bool:
-        """Refuse data that is nested too deep, or that somebody chose to be slow. Whether it has many containers.
+        """Refuse data that is nested too deep, or was chosen to be slow. Returns whether it has many containers.
 
         Where a dict has many keys, they are of types whose hashes cannot be made equal at will: msgspec would take
-        lists for keys, and the hashes of tuples are anybody's to calculate.
+        lists for keys, and anyone can calculate the hashes of tuples.
 
         Raises:
             Undecodable: if it is.
@@ -172,7 +172,7 @@ JSON = Wire(
 """Text that people and other programs can read."""
 
 
-# -- Schemas --------------------------------------------------------------------------------------------------------
+# Schemas
 
 
 class Schema:
@@ -187,7 +187,7 @@ class Schema:
         self.annotation = Any if annotation is None else annotation
         try:
             self._node = node_of(self.annotation)
-        except Exception:  # noqa: BLE001 - what is no annotation says nothing
+        except Exception:  # noqa: BLE001 - it is no annotation, so it stands for none
             self.annotation = Any
             self._node = node_of(Any)
         self._readers: dict[Wire, Callable[[bytes], Any] | None] = {}
@@ -353,7 +353,7 @@ def _omits_defaults(kind: Any) -> bool:
     return bool(getattr(getattr(kind, "__struct_config__", None), "omit_defaults", False))
 
 
-# -- The proof ------------------------------------------------------------------------------------------------------
+# The proof
 
 _SCALARS = frozenset({str, int, float, bool, type(None), bytes})
 _LISTS = frozenset({list, tuple, set, frozenset})

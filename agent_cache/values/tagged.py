@@ -1,4 +1,4 @@
-"""Tagged forms of values: plain data in which everything that JSON has no form for says what it is.
+"""Tagged forms of values: plain data in which everything without a form in JSON has a tag that names its type.
 
 ``null``, booleans, text, numbers, lists and dicts with text for keys stand for themselves. Everything else is a dict
 with one key, its tag: ``{"$tuple": [1, 2]}``. A dict that happens to look so is written by its items:
@@ -64,7 +64,7 @@ class Undecodable(AgentCacheError):
     """Data is not what an encoder wrote for this return annotation: broken, forged, foreign or of another version."""
 
 
-# -- Results: writing -----------------------------------------------------------------------------------------------
+# Writing of results
 
 _LISTS: dict[type, str] = {list: "", tuple: "$tuple", set: "$set", frozenset: "$frozenset"}
 _LISTS_BY_TAG: dict[str, Any] = {tag: kind for kind, tag in _LISTS.items() if tag}
@@ -169,7 +169,7 @@ _WRITERS: dict[type, Callable[[Any], Any]] = {
 }
 
 
-# -- Results: reading -----------------------------------------------------------------------------------------------
+# Reading of results
 #
 # The data comes from files and servers: every reader takes what its writer wrote and fails on anything else.
 
@@ -211,7 +211,7 @@ def _places(node: Node, kind: type, members: Collection[Any]) -> Collection[Node
     if kind in node.lists:
         if kind is tuple and node.fixed is not None:
             if len(node.fixed) != len(members):
-                raise Undecodable(f"a tuple of {len(members)} where the return annotation says {len(node.fixed)}")
+                raise Undecodable(f"a tuple of {len(members)} where the return annotation has {len(node.fixed)}")
             return node.fixed
         return [node.item or ANYTHING] * len(members)
     if node.anything:
@@ -259,7 +259,7 @@ def _unpack_tag(tag: str, content: Any, node: Node) -> Any:
 def _distinct(members: list[Any]) -> list[Any]:
     """Members of a set or keys of a dict, unless they would make it slow, or it would lose some.
 
-    Hashes of text are secret to a process; those of numbers and tuples are anybody's to calculate.
+    Hashes of text are secret to a process; anyone can calculate those of numbers and tuples.
     """
     if len(members) - len(set(map(hash, members))) > _MAX_COLLISIONS:
         raise Undecodable("members of a set or keys of a dict are chosen to collide")
@@ -368,12 +368,12 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     "timedelta": _read_timedelta,
     **{name: partial(_read_standard, name) for name in _READABLE},
 }
-"""Tag -> what reads it. Any exception says that the data is bad."""
+"""Readers by tag. Any exception means that the data is bad."""
 
 _OBJECT_READERS: dict[str, Callable[..., Any]] = {"$enum": _read_enum, "$model": _read_model, "$object": _read_object}
 
 
-# -- Arguments ------------------------------------------------------------------------------------------------------
+# Arguments
 
 _MAX_PARTS = 100_000
 
@@ -436,7 +436,7 @@ class _ArgumentWalk:
         self.path.add(id(value))
         try:
             return self._compound(value, kind)
-        except Exception:  # noqa: BLE001 - reading somebody's fields may run anything
+        except Exception:  # noqa: BLE001 - reading fields of any class may run anything
             return {"$opaque": full_name(kind)}
         finally:
             self.path.discard(id(value))

@@ -74,7 +74,7 @@ async def test_a_replay_gives_every_answer_and_runs_nothing(shop, path):
     assert (shop.runs, player.cursor, player.remaining) == (runs, 6, 0)
 
 
-async def test_a_tape_says_how_each_call_was_answered(shop, path):
+async def test_a_cassette_shows_how_each_call_was_answered(shop, path):
     async with record(path) as recorder:
         await buy(shop)
     assert [call.source for call in recorder.steps] == ["miss", "miss", "shared", "hit", "write", "miss"]
