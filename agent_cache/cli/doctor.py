@@ -1,4 +1,4 @@
-"""`agent-cache doctor`: checks that the servers of a Redis tier are fit for it, and says what to do if they are not.
+"""`agent-cache doctor`: checks that the servers of a Redis tier are fit for it, and names the remedy if they are not.
 
 Exit codes: 0 nothing is wrong, 1 findings, 2 usage, or a server that cannot be used.
 
@@ -262,7 +262,7 @@ async def memory(target: Target) -> list[Result]:
 
 
 async def persistence(target: Target) -> list[Result]:
-    """A tier needs no persistence, since a restart makes all values count as dead. It must not stop writes."""
+    """A tier needs no persistence, since a restart makes all values invalid. It must not stop writes."""
     info = target.info
     stops = await target.setting("stop-writes-on-bgsave-error") != "no"
     saves = await target.setting("save")

@@ -74,7 +74,7 @@ class Entry:
 
 
 class GuardedEntry(Entry):
-    """A cached value that is checked or copied at each hit: a mutable value, or one that a remote tier must vouch for.
+    """A cached value that is checked or copied at each hit: a mutable one, or one that depends on the trust in a tier.
 
     Its `fast` lies in the past, so that the inline test of a hit fails and calls `value_at`; entries of the other kind
     pay nothing for it. The end of the trust is not kept in `fast`, because the clock of the hits stops while the
@@ -82,7 +82,7 @@ class GuardedEntry(Entry):
 
     Attributes:
         copy: makes a copy for one caller; None if the value is shared.
-        trust: gives the clock reading until which the tiers vouch for the value; None without tiers.
+        trust: gives the clock reading until which the tiers are trusted; None without tiers.
         failure: the exception of a copy that failed, to be logged when the value is loaded again.
     """
 
@@ -115,7 +115,7 @@ class GuardedEntry(Entry):
         return self._expires
 
     def value_at(self, now: float) -> Any:
-        """A copy for one hit, or `MISSING` if the entry has expired or its tiers no longer vouch for it."""
+        """A copy for one hit, or `MISSING` if the entry has expired or its tiers are no longer trusted."""
         if now >= self._expires or (self.trust is not None and now >= self.trust()):
             return MISSING
         if self.copy is None:

@@ -392,7 +392,7 @@ class Flight(Load):
             self.partition.flights.pop(self.id, None)
 
     def may_be_joined(self) -> bool:
-        """Whether the tiers that were asked still vouch for its value towards a reader that starts now."""
+        """Whether a reader that starts now may have its value, by the tickets of the tiers that were asked."""
         return all(ticket.is_joinable() for ticket in self.tickets)
 
     def agrees_with(self, asked: tuple[tuple[Tier, Ticket], ...]) -> bool:

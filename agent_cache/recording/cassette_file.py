@@ -615,7 +615,7 @@ class PartialFile:
             return False
 
     def _open_partial(self) -> int:
-        """Open the partial file, and never a link or device that somebody has put in its place."""
+        """Open the partial file, and never a link or device in its place."""
         if self.partial.is_symlink():
             raise CassetteError(f"cannot be written: {self.partial.name} is a symbolic link; remove it", self.path)
         flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0) | getattr(os, "O_NOFOLLOW", 0)

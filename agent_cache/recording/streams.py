@@ -50,7 +50,7 @@ def _is_async_stream(value: Any) -> bool:
 
 
 def recorded_stream(call: ActiveCall, stream: Any, redaction: Redaction, on_end: OnEnd) -> Any:
-    """What the caller gets instead of a stream that is recorded.
+    """The stream that the caller gets in place of one that is recorded.
 
     Args:
         call: the call that returned it.
@@ -278,7 +278,7 @@ async def _replay_async(
 
 
 def _replay_end(call: ActiveCall, player: Player, stream: dict[str, Any]) -> Any:
-    """What came after the last chunk: the value that a generator returned, or an exception.
+    """The end after the last chunk: the value that a generator returned, or an exception.
 
     Raises:
         BaseException: what the stream raised.

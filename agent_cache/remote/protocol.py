@@ -72,7 +72,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A value that a tier holds and vouches for.
+    """A value that a tier holds and that is valid now.
 
     Attributes:
         value: the decoded answer; the caller owns it.

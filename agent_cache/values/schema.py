@@ -58,7 +58,7 @@ class Wire:
         keys: types of the keys of a large dict.
         hashed: types of which nobody can choose many that have one hash: text and bytes, whose hashes are secret to a
             process, times, and numbers of 64 bits. Numbers can be chosen to take one way through a table: 340 kB of
-            them cost some seconds. Whoever must fear that signs values.
+            them cost some seconds. Sign values where that is a threat.
         blanks: bytes that may stand before data.
         long_number: looks for numbers that may have more bits, of which any number has one hash. None: there are none.
     """

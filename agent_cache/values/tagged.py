@@ -57,7 +57,7 @@ _LOG = logging.getLogger("agent_cache")
 
 
 class Unencodable(AgentCacheError):
-    """A value cannot be written down so that it comes back as it was. The text names types, never the value."""
+    """A value has no form that gives it back as it was. The text names types, never the value."""
 
 
 class Undecodable(AgentCacheError):

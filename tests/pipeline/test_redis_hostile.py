@@ -371,7 +371,7 @@ async def test_a_codec_that_raises_anything_is_no_error_of_the_tool(make: Make, 
     assert runs == ["7", "8"] * 3
     assert tier.stats()["bad_values"] == 2
     assert tier.stats()["unencodable"] == 3
-    assert len([record for record in caplog.records if "written down" in record.getMessage()]) == 1
+    assert len([record for record in caplog.records if "cannot be encoded" in record.getMessage()]) == 1
     assert "secret" not in caplog.text
     reset()
 

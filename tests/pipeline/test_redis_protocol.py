@@ -387,7 +387,7 @@ async def test_nothing_is_read_or_stored_under_what_is_pending(make, server, pro
 
 
 async def test_a_renewal_that_lands_makes_up_for_a_begin_that_did_not(make, server, proxy):
-    """The begin is owed no more: if it landed after the commit, it would hold what nobody writes."""
+    """The begin is no longer pending: if it landed after the commit, it would hold what nobody writes."""
     tier = make(proxy.url)
     await load(tier, read("order:7"), "old")
     writer = tier._writer
@@ -424,7 +424,7 @@ async def test_a_begin_that_lands_while_its_tool_runs_announces_it(make, server,
 
 
 async def test_a_begin_is_not_delivered_after_its_commit(make, server, proxy):
-    """It was owed when the delivery began, and the commit has landed meanwhile."""
+    """It was pending when the delivery began, and the commit has landed meanwhile."""
     tier = make(proxy.url)
     writer, transport = tier._writer, tier._transport
     deliver, writer.deliver_pending = writer.deliver_pending, lambda *_: asyncio.sleep(0)

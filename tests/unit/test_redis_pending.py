@@ -1,4 +1,4 @@
-"""What is owed, and what is on its way: both block what they are about, whoever changes them meanwhile."""
+"""Pending calls and calls in flight: both block their cells, whichever thread changes them meanwhile."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def in_a_hurry() -> Iterator[None]:
 
 
 def test_what_is_owed_or_on_its_way_blocks_its_cells_alone(pending: PendingInvalidations):
-    sent, owed = call("a", "7"), call("b", "8")
+    sent, failed = call("a", "7"), call("b", "8")
     seven, eight, nine = ([KEYSPACE.entity(ROOT, entity)] for entity in "789")
 
     def blocked() -> list[bool]:
@@ -51,14 +51,14 @@ def test_what_is_owed_or_on_its_way_blocks_its_cells_alone(pending: PendingInval
     assert blocked() == [False, False, False]
     pending.send(sent)
     assert blocked() == [True, False, False]
-    pending.add(owed, 1.0, of_nothing)
+    pending.add(failed, 1.0, of_nothing)
     assert blocked() == [True, True, False]
     pending.acknowledge(sent)
     assert blocked() == [False, True, False]
     other = call("b", "9")
-    pending.replace(owed, other)
+    pending.replace(failed, other)
     assert blocked() == [False, False, True]
-    pending.acknowledge(owed)
+    pending.acknowledge(failed)
     assert blocked() == [False, False, True]
     pending.acknowledge(other)
     assert blocked() == [False, False, False]
@@ -70,7 +70,7 @@ def test_what_is_never_heard_of_again_is_overdue(pending: PendingInvalidations):
     pending.send(sent)
     assert pending.overdue(60.0) == []
     assert pending.overdue(0.0) == [sent]
-    pending.add(sent, 1.0, of_nothing)  # as whoever delivers it does: from now on it is owed
+    pending.add(sent, 1.0, of_nothing)  # as whoever delivers it does: from now on it is pending
     assert pending.overdue(0.0) == []
     assert pending.calls() == [sent]
 

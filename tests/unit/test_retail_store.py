@@ -235,10 +235,10 @@ def watching_order(observed: ObservedStore) -> AbstractContextManager[Witness]:
 def test_a_read_is_true_if_its_answer_was_so_at_some_moment_of_the_call(store: RetailStore) -> None:
     observed = ObservedStore(store)
     before = read_order(store)
-    with watching_order(observed) as witness, observed.writing():
+    with watching_order(observed) as observation, observed.writing():
         cancel(observed)
-    assert witness.verdict(before) is Verdict.TRUE
-    assert witness.verdict(read_order(store)) is Verdict.TRUE
+    assert observation.verdict(before) is Verdict.TRUE
+    assert observation.verdict(read_order(store)) is Verdict.TRUE
 
 
 def test_what_a_write_replaced_before_the_read_began_is_stale(store: RetailStore) -> None:
@@ -246,10 +246,10 @@ def test_what_a_write_replaced_before_the_read_began_is_stale(store: RetailStore
     before = read_order(store)
     with observed.writing():
         cancel(observed)
-    with watching_order(observed) as witness:
+    with watching_order(observed) as observation:
         pass
-    assert witness.verdict(before) is Verdict.STALE
-    assert witness.verdict(read_order(store)) is Verdict.TRUE
+    assert observation.verdict(before) is Verdict.STALE
+    assert observation.verdict(read_order(store)) is Verdict.TRUE
 
 
 def test_what_a_write_has_replaced_is_overlapped_for_a_read_that_begins_while_it_runs(store: RetailStore) -> None:
@@ -257,10 +257,10 @@ def test_what_a_write_has_replaced_is_overlapped_for_a_read_that_begins_while_it
     before = read_order(store)
     with observed.writing():
         cancel(observed)
-        with watching_order(observed) as witness:
+        with watching_order(observed) as observation:
             pass
-    assert witness.verdict(before) is Verdict.OVERLAPPED
-    assert witness.verdict("what was never true") is Verdict.STALE
+    assert observation.verdict(before) is Verdict.OVERLAPPED
+    assert observation.verdict("what was never true") is Verdict.STALE
 
 
 def test_what_a_finished_write_replaced_is_stale_though_an_older_write_still_runs(store: RetailStore) -> None:
@@ -271,18 +271,18 @@ def test_what_a_finished_write_replaced_is_stale_though_an_older_write_still_run
         second = read_order(store)
         with observed.writing():
             cancel(observed)
-        with watching_order(observed) as witness:
+        with watching_order(observed) as observation:
             pass
-    assert [witness.verdict(first), witness.verdict(second)] == [Verdict.STALE, Verdict.STALE]
+    assert [observation.verdict(first), observation.verdict(second)] == [Verdict.STALE, Verdict.STALE]
 
 
 def test_a_call_that_has_ended_learns_nothing_of_later_writes(store: RetailStore) -> None:
     observed = ObservedStore(store)
-    with watching_order(observed) as witness:
+    with watching_order(observed) as observation:
         pass
     with observed.writing():
         cancel(observed)
-    assert witness.verdict(read_order(store)) is Verdict.STALE
+    assert observation.verdict(read_order(store)) is Verdict.STALE
 
 
 def test_the_judge_does_not_count_its_own_reads(store: RetailStore) -> None:

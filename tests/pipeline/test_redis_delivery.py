@@ -1,4 +1,4 @@
-"""What a tier owes its server: large, refused, in doubt, taken together. All is made good, and no more than it."""
+"""Pending invalidations: large, refused, in doubt, merged. Each is delivered, and no other."""
 
 from __future__ import annotations
 
@@ -82,8 +82,10 @@ async def test_a_live_command_that_is_refused_is_no_outage(make: Make, valkey: S
 
 
 @pytest.mark.parametrize("writes", [3, 1_003])
-async def test_an_effect_in_doubt_is_not_overtaken_by_what_was_owed_before_it(make: Make, own_valkey: Server, writes):
-    """However many debts were taken together meanwhile: nothing is stored until its doubt is over."""
+async def test_an_effect_in_doubt_is_not_overtaken_by_what_was_pending_before_it(
+    make: Make, own_valkey: Server, writes
+):
+    """However many pending calls were merged meanwhile: nothing is stored until its doubt is over."""
     tier, other = make(own_valkey.url), make(own_valkey.url)
     request = read("order:0")
     for each in (tier, other):
