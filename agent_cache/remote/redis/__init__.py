@@ -4,7 +4,7 @@ from __future__ import annotations
 
 try:
     import redis as _redis  # noqa: F401 - imported here for an error that names the extra
-except ModuleNotFoundError as error:  # pragma: no cover - needs an environment without it
+except ModuleNotFoundError as error:
     raise ModuleNotFoundError('the remote tier needs redis-py: pip install "agent-cache[redis]"') from error
 
 from agent_cache.remote.redis.tier import RedisTier
