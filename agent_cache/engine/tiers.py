@@ -105,7 +105,7 @@ class _NoTicket:
     def is_joinable(self) -> bool:
         return CLOCK.now() < self._until
 
-    lasts = None
+    lasts = versions = None
 
     def agrees_with(self, other: Ticket) -> bool:  # noqa: ARG002 - it knows no versions, so it agrees with none
         return False

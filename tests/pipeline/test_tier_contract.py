@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from urllib.parse import unquote
@@ -104,8 +105,52 @@ class AgreesWithWhatIsOver(MemoryTier):
         found, ticket = await super().lookup(request)
         return found, _Agreeable(ticket)
 
-    async def store(self, ticket: Ticket, value: object, tags: tuple[str, ...], cost: float, *, age: float) -> None:
-        await super().store(ticket.ticket, value, tags, cost, age=age)
+    async def store(self, ticket: Ticket, value: object, tags: tuple[str, ...], cost: float, **options: object) -> None:
+        await super().store(ticket.ticket, value, tags, cost, **options)
+
+
+class InheritsNothing(MemoryTier):
+    async def store(self, ticket: Ticket, value: object, tags: tuple[str, ...], cost: float, **options: object) -> None:
+        await super().store(ticket, value, ticket.request.tags, cost, **options | {"inherited": ()})
+
+
+class FetchesInheritedVersionsAnew(MemoryTier):
+    async def store(self, ticket: Ticket, value: object, tags: tuple[str, ...], cost: float, **options: object) -> None:
+        cells = [self.server.fetch(None, versions)[1] for versions in options.pop("inherited", ())]
+        inherited = [{name: cell.token for name, cell in each.items()} for each in cells]
+        await super().store(ticket, value, tags, cost, **options, inherited=inherited)
+
+
+class InheritsTheLaterVersion(MemoryTier):
+    async def store(self, ticket: Ticket, value: object, tags: tuple[str, ...], cost: float, **options: object) -> None:
+        inherited = [dict(ChainMap(*map(dict, reversed(options.pop("inherited", ())))))]
+        await super().store(ticket, value, tags, cost, **options, inherited=inherited)
+
+
+class TakesInheritedTagsForRechecked(MemoryTier):
+    async def store(self, ticket: Ticket, value: object, tags: tuple[str, ...], cost: float, **options: object) -> None:
+        if options.get("inherited"):
+            ticket.request = replace(ticket.request, late_roots=())
+        await super().store(ticket, value, tags, cost, **options)
+
+
+class WatchesItsOwnTagsOnly(MemoryTier):
+    async def lookup(self, request: Request) -> tuple[Found | None, Ticket]:
+        found, ticket = await super().lookup(request)
+        ticket.tags = request.tags
+        return found, ticket
+
+
+class HasVersionsUnderAWrite(MemoryTier):
+    async def lookup(self, request: Request) -> tuple[Found | None, Ticket]:
+        found, ticket = await super().lookup(request)
+        ticket.versions = {name: cell.token for name, cell in ticket.cells.items()}
+        return found, ticket
+
+    async def store(self, ticket: Ticket, value: object, tags: tuple[str, ...], cost: float, **options: object) -> None:
+        versions = ticket.versions
+        await super().store(ticket, value, tags, cost, **options)
+        ticket.versions = versions
 
 
 class HasNoHash(MemoryTier):
@@ -121,6 +166,12 @@ BROKEN = {
     TakesGraceForLife: "test_within_its_grace_a_value_is_known_to_be_old",
     HasEverybodyRefresh: "test_within_its_grace_a_value_is_known_to_be_old",
     AgreesWithWhatIsOver: "test_a_ticket_agrees_with_none_that_was_taken_before_a_write",
+    InheritsNothing: "test_a_write_ends_what_was_made_of_what_it_touches",
+    FetchesInheritedVersionsAnew: "test_what_was_made_of_an_outdated_copy_is_never_found",
+    InheritsTheLaterVersion: "test_what_was_made_of_two_versions_is_not_stored",
+    TakesInheritedTagsForRechecked: "test_a_tag_of_its_own_result_is_rechecked_although_it_is_inherited_too",
+    WatchesItsOwnTagsOnly: "test_a_ticket_is_clean_until_what_is_inherited_is_touched",
+    HasVersionsUnderAWrite: "test_nothing_is_inherited_from_what_is_being_written",
     HasNoHash: "test_a_tier_can_be_told_from_others_and_forgotten",
 }
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from agent_cache.clock import CLOCK
 from agent_cache.remote.codecs import Undecodable, Unencodable
-from agent_cache.remote.protocol import Found, Request, Ticket
+from agent_cache.remote.protocol import Found, Request, Ticket, Versions
 from agent_cache.remote.redis.keyspace import (
     MAX_HEAD,
     BadValue,
@@ -96,7 +96,7 @@ class RedisTicket:
 
     __slots__ = (
         "_idle", "_seen", "asked", "is_live", "lasts", "place", "reader", "request", "sequence", "started_at",
-        "waited",
+        "versions", "waited",
     )  # fmt: skip
 
     def __init__(self, reader: Reader, request: Request) -> None:
@@ -110,6 +110,7 @@ class RedisTicket:
         self.is_live = False
         self.started_at = 0.0
         self.waited = 0.0
+        self.versions: Versions | None = None
         self.lasts = reader.options.remote_ttl if request.ttl is None else request.ttl
 
     @property
