@@ -23,8 +23,9 @@ from __future__ import annotations
 import secrets
 import threading
 import weakref
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 from uuid import uuid4
 
@@ -323,6 +324,7 @@ class MemoryTier:
         self._tickets: weakref.WeakSet[MemoryTicket] = weakref.WeakSet()
         self._listeners: list[Listener] = []
         self._pending: dict[str, Callable[[], None]] = {}
+        self._dependents: defaultdict[CellName, set[tuple[str, Hashable]]] = defaultdict(set)
         self._connection: Literal["live", "stalled", "cut"] = "live"
         self._delayed: list[tuple[object, Touched]] = []
         self._answered = -NEVER
@@ -356,6 +358,7 @@ class MemoryTier:
         """
         if not stored.header.keys() <= ticket.cells.keys():
             ticket.tags = stored.tags
+            self._keep_dependent(ticket, stored.header)
             again, cells = self.server.fetch(_address(request), stored.header, strong=request.strong)
             ticket.cells |= cells
             if again is not stored:
@@ -363,6 +366,13 @@ class MemoryTier:
         if all(ticket.cells[name].mode == "idle" for name in stored.header):
             ticket.versions = stored.header
         return True
+
+    def _keep_dependent(self, ticket: MemoryTicket, header: Mapping[CellName, str]) -> None:
+        """Remember which single entries a value is made of: a message about one of them concerns this one, too."""
+        with self._lock:
+            for name in header.keys() - ticket.depends_on:
+                if not name[0]:
+                    self._dependents[name].add((ticket.request.tool, ticket.request.key))
 
     async def store(
         self,
@@ -386,6 +396,7 @@ class MemoryTier:
             header = {name: cell.token for name, cell in cells.items()}
             for versions in inherited:
                 header.update(versions)
+            self._keep_dependent(ticket, header)
             if all(cell.mode == "idle" for cell in cells.values()):
                 ticket.versions = header
             if len(header) > MAX_CELLS:
@@ -513,6 +524,12 @@ class MemoryTier:
             if touched is None or ticket.concerns(touched):
                 ticket.is_touched = True
         if sender is not self:  # a writer has dropped its own copies itself
+            if touched is not None and touched.keys:  # with the entries whose values are made of these
+                with self._lock:
+                    made = set[tuple[str, Hashable]]().union(
+                        *(self._dependents.get(("", key), ()) for key in touched.keys)
+                    )
+                touched = replace(touched, keys=(*touched.keys, *made))
             for listener in listeners:
                 listener(touched)
 

@@ -286,6 +286,23 @@ class InheritanceTests(Workbench):
             await self.arrive()
             assert received.concerns("order:7")
 
+    async def test_a_listener_is_told_of_what_was_made_of_a_discarded_entry(self) -> None:
+        """A write of a single entry names no tags, and this process may never have read that entry."""
+        async with self.tiers() as (a, b):
+            received = RecordingListener()
+            b.subscribe(received)
+            await load(a, REPORT, "old", "order:7", inherited=[await versions_of(a, ORDER)])
+            _, ticket = await b.lookup(REPORT)
+            await a.discard(read("order:8", key="8"))
+            await self.arrive()
+            assert ticket.is_clean()
+            received.clear()
+            await a.discard(ORDER)
+            await self.arrive()
+            assert not ticket.is_clean()
+            named = any(touched is None or (REPORT.tool, REPORT.key) in touched.keys for touched in received)
+            assert named or received.concerns("order:7")
+
     async def test_strong_reads_pass_over_what_inherits_from_an_armed_root(self) -> None:
         """Its writer may have died after its effect."""
         async with self.tiers() as (a, b):

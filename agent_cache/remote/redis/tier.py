@@ -154,6 +154,7 @@ class RedisTier:
         if found is not None and not ticket.is_young():
             found = None  # a caller that joined it meanwhile may have begun after a write that it has not seen
         if found is None:
+            ticket.versions = None
             self._transport.counters.misses += 1
             ticket.pause()
         else:
@@ -171,11 +172,9 @@ class RedisTier:
         inherited: Sequence[Versions] = (),
     ) -> None:
         """See `Tier`. A value that cannot be encoded is kept in this process alone, counted, and logged once."""
-        if inherited:
-            return
         if isinstance(ticket, RedisTicket) and ticket.reader is self._reader and not self._transport.is_closed:
             try:
-                await self._reader.store(ticket, value, tags, cost, age=age)
+                await self._reader.store(ticket, value, tags, cost, age=age, inherited=inherited)
             except Unreachable:
                 pass  # the caller has its result, and a later hit is not promised
 
