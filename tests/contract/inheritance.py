@@ -219,6 +219,17 @@ class InheritanceTests(Workbench):
             await load(a, REPORT, "old", "order:7", "user:1", inherited=[await versions_of(a, ORDER)])
             assert await value_of(b, REPORT) == "nothing"
 
+    async def test_the_versions_of_a_found_value_are_not_those_of_one_that_is_loaded_nevertheless(self) -> None:
+        """A `fresh` read may depend on other entities than the value that it replaces."""
+        async with self.tiers() as (a, b):
+            await load(a, FIND, "old", "order:7")
+            _, ticket = await a.lookup(FIND)
+            assert ticket.versions
+            async with writing(b, "order:8"):
+                pass
+            await a.store(ticket, "new", ("order:8",), 0.5, age=0.0)
+            assert ticket.versions is None
+
     async def test_what_inherits_can_be_inherited(self) -> None:
         """Versions pass through all levels, whether the level between was loaded or found."""
         mail = read("mail", tool="shop:mail", key="today")

@@ -11,9 +11,11 @@ import pytest
 
 from agent_cache.errors import RemoteTierError
 from agent_cache.remote import Tier
-from agent_cache.remote.protocol import Found, Request, Ticket, WriteIntent
+from agent_cache.remote.memory import cells_written
+from agent_cache.remote.protocol import Found, Request, Ticket, Touched, WriteIntent
 from agent_cache.testing import FakeClock, MemoryServer, MemoryTier
 from tests.contract import TierContract
+from tests.contract.workbench import load, read, value_of, versions_of, write
 
 
 class TestMemoryTier(TierContract):
@@ -42,6 +44,30 @@ class TestMemoryTier(TierContract):
 
     async def start_server(self) -> None:
         self.server.start()
+
+
+class WritesAfterTheFirstFetch(MemoryServer):
+    """A message comes when a value was read and its tags are not known to the ticket yet."""
+
+    write: Callable[[], None] | None = None
+
+    def fetch(self, *arguments, **options):
+        fetched = super().fetch(*arguments, **options)
+        write, self.write = self.write, None
+        if write is not None:
+            write()
+        return fetched
+
+
+async def test_a_write_before_the_tags_of_a_found_value_are_known_is_not_missed():
+    server = WritesAfterTheFirstFetch()
+    a, b = MemoryTier(server), MemoryTier(server)
+    report = read("report", tool="shop:report", key="today")
+    await load(a, report, "old", "order:7", inherited=[await versions_of(a, read("order:7"))])
+    intent = write("order:7")
+    touched = Touched(intent.tags)
+    server.write = lambda: server.commit(a, intent.id, cells_written(intent.tags, ()), 0.0, touched)
+    assert await value_of(b, report) == "nothing"
 
 
 class RunsWhatIsToBeRefused(MemoryTier):
