@@ -336,7 +336,9 @@ class Reader:
         """
         subscriber = self.subscriber
         missing = [
-            root for root in dict.fromkeys(roots) if root.channel not in subscriber.channels and not subscriber.has_failed(root)
+            root
+            for root in dict.fromkeys(roots)
+            if root.channel not in subscriber.channels and not subscriber.has_failed(root)
         ]
         for root in missing:
             server = self._transport.topology.server_of(root.slot)
