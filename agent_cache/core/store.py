@@ -175,7 +175,7 @@ def auto_copier(value: Any) -> Callable[[], Any] | None:
         if IMMUTABLE.issuperset(map(type, members)) and (kind is not dict or IMMUTABLE.issuperset(map(type, value))):
             return value.copy().copy  # type: ignore[no-any-return]
     try:
-        if _is_immutable(value, kind):
+        if _is_immutable(kind):
             return None
         if (kind is tuple or kind is frozenset) and _is_deeply_immutable(value):
             return None
@@ -190,15 +190,15 @@ def auto_copier(value: Any) -> Callable[[], Any] | None:
 _NAMED = (Enum, type)
 
 
-def _is_immutable(value: Any, kind: type) -> bool:
-    return kind in IMMUTABLE or isinstance(value, _NAMED) or text_of_standard_value(kind) is not None
+def _is_immutable(kind: type) -> bool:
+    return kind in IMMUTABLE or issubclass(kind, _NAMED) or text_of_standard_value(kind) is not None
 
 
 def _is_deeply_immutable(value: Any) -> bool:
     kind = type(value)
     if kind is tuple or kind is frozenset:
         return all(map(_is_deeply_immutable, value))
-    return _is_immutable(value, kind)
+    return _is_immutable(kind)
 
 
 def _is_plain_tree(value: Any) -> bool:
