@@ -47,13 +47,12 @@ class ReadOperation(Operation[ReadPolicy]):
     """A decorated read tool.
 
     Attributes:
-        key_names: the parameters that identify a call.
         late_roots: roots of the tags that come from the result.
         partition: the store of its answers in the global scope.
         returns: the return annotation, for codecs.
     """
 
-    __slots__ = ("_early", "_tiers", "key_names", "late_roots", "partition", "returns")
+    __slots__ = ("_early", "_tiers", "late_roots", "partition", "returns")
 
     is_read = True
 
@@ -61,7 +60,6 @@ class ReadOperation(Operation[ReadPolicy]):
         super().__init__(*args, **kwargs)
         self.returns = returns
         self._tiers: tuple[Configuration | None, tuple[Tier, ...]] = None, ()
-        self.key_names = self.parameters.key_names
         self.late_roots = tuple(dict.fromkeys(rule.root for rule in self.tags.late))
         # `root:{parameter}` is read straight from its place among the arguments.
         self._early = tuple(

@@ -37,6 +37,7 @@ from typing import Any, ClassVar, Final
 from agent_cache.errors import UncacheableArgumentsError as Uncacheable
 
 __all__ = [
+    "Default",
     "Encoder",
     "MAX_DEPTH",
     "MISSING",
@@ -231,17 +232,21 @@ def declared_values(value: Any, kind: type) -> Sequence[Any] | None:
         return None
 
 
-_HEAP_TYPE = 1 << 9  # of `type.__flags__`; `copyreg` knows classes of Python's by it, too
+_KIND_OF_TYPE = 0b111 << 7
+_MADE_BY_CLASS = 1 << 9
+"""Bits of `type.__flags__`: not to be instantiated, immutable, on the heap. A class statement sets the last alone;
+`copyreg` knows its classes by that, too."""
 
 
 def has_native_state(kind: type) -> bool:
     """Whether a base that is written in C keeps state which no field declares.
 
-    A `datetime` has its date, an exception its ``args``, a `functools.partial` its function. A base in C is a static
-    type, or has a constructor of its own in C; one that is no larger than `object` has no state.
+    A `datetime` has its date, an exception its ``args``, a `functools.partial` its function. A base in C has
+    other flags than a class statement sets, or a constructor in C; one that is no larger than `object` has no state.
     """
     for base in kind.__mro__:
-        is_native = not base.__flags__ & _HEAP_TYPE or getattr(vars(base).get("__new__"), "__self__", None) is base
+        is_native = base.__flags__ & _KIND_OF_TYPE != _MADE_BY_CLASS
+        is_native |= getattr(vars(base).get("__new__"), "__self__", None) is base
         if is_native and base is not tuple and base.__basicsize__ > object.__basicsize__:
             return True
     return False
@@ -352,6 +357,50 @@ def _layout_of(kind: type) -> _Layout | None:
         return None
     _layouts[kind] = layout
     return layout
+
+
+# Default objects
+
+
+class Default:
+    """Stands for the default object of a parameter, in a key or a digest: a sentinel such as ``UNSET = object()``.
+
+    Such an object has no identity of its own. That it is the default of its parameter identifies it, in every process,
+    together with the attributes that it has, if any.
+    """
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __repr__(self) -> str:
+        return "<the default>"
+
+    def attributes(self) -> dict[str, Any]:
+        """The attributes of the object."""
+        found = dict(getattr(self.value, "__dict__", ()))
+        for slot in _undeclared_slots(type(self.value), ()):
+            try:
+                found[slot.__name__] = slot.__get__(self.value)
+            except AttributeError:
+                continue
+        return found
+
+    @staticmethod
+    def may_stand_for(value: Any) -> bool:
+        """Whether this describes a value completely.
+
+        Not a container or an object with fields: these are known by their content. Not an object of a class written in
+        C that has state, such as a generator or a lock.
+        """
+        kind = type(value)
+        return not (
+            issubclass(kind, (*_CONTAINERS, Enum, type))
+            or declared_names(kind) is not None
+            or hasattr(kind, "__pydantic_fields__")
+            or has_native_state(kind)
+        )
 
 
 # Serial numbers: the identity of an object for as long as it lives
@@ -488,6 +537,8 @@ class Encoder:
             zone = value.tzinfo
             naive = value.replace(tzinfo=None).isoformat()
             return self._ordered(b"D" if kind is datetime else b"t", map(self.encode, (naive, value.fold, zone)))
+        if kind is Default:
+            return self._unordered(b"!", self._pairs(value.attributes().items()))
         if issubclass(kind, type):
             return b"Y%b;" % self.class_code(value)
         declared = declared_fields(value, kind)
