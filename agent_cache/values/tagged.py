@@ -474,7 +474,9 @@ class _ArgumentWalk:
             return {f"${kind.__name__}": text_of(value)}
         declared = declared_fields(value, kind)
         if declared is not None:
-            return {"$object": [kind.__qualname__, {name: self.plain(member) for name, member in declared}]}
+            # Which fields of a model were given does not count here: a run that is parsed anew may give more or fewer.
+            data = {name: self.plain(member) for name, member in declared if name != PYDANTIC_FIELDS_SET}
+            return {"$object": [kind.__qualname__, data]}
         if isinstance(value, Mapping):
             return self._mapping(value)
         if isinstance(value, str):

@@ -204,6 +204,11 @@ def test_pydantic_models_have_digests():
 
     assert digest(Model()) is not None
     assert digest(Model(x=1.0)) != digest(Model(x=1))
+    assert digest(Model()) != digest(Model(x=1)), "`model_fields_set` is not the same"
+    assert digest(Model(x=1)) == digest(Model(x=1))
+    beside = Model()
+    vars(beside)["note"] = 1
+    assert digest(beside) is None
 
 
 class Unset:
