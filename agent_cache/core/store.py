@@ -12,7 +12,6 @@ it takes the same time for ten entries as for a million; the old one is returned
 from __future__ import annotations
 
 import copy
-import io
 import marshal
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable
@@ -203,7 +202,7 @@ def auto_copier(value: Any) -> Callable[[], Any] | None:
 
 def _deep_copy(value: Any, kind: type) -> Any:
     is_iterator = hasattr(kind, "__next__") or hasattr(kind, "__anext__")
-    if is_iterator and not hasattr(kind, "__deepcopy__") and not issubclass(kind, io.BytesIO | io.StringIO):
+    if is_iterator and not hasattr(kind, "__deepcopy__") and not hasattr(kind, "getvalue"):  # `io.BytesIO` has its own
         raise TypeError("copies of an iterator draw from one source")
     return copy.deepcopy(value)
 
