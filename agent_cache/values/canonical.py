@@ -232,6 +232,9 @@ def declared_values(value: Any, kind: type) -> Sequence[Any] | None:
         return None
 
 
+_CACHED_HASHES = frozenset({"_attrs_cached_hash", "__msgspec_cached_hash__"})
+"""Where attrs and msgspec keep a hash that they have calculated from the fields, with ``cache_hash=True``."""
+
 _KIND_OF_TYPE = 0b111 << 7
 _MADE_BY_CLASS = 1 << 9
 """Bits of `type.__flags__`: not to be instantiated, immutable, on the heap. A class statement sets the last alone;
@@ -257,14 +260,14 @@ def _undeclared_slots(kind: type, names: Iterable[str]) -> tuple[MemberDescripto
 
     They are found as descriptors: a private name is mangled, and a slot can be shadowed by one of a subclass.
     """
-    found: list[MemberDescriptorType] = []
-    seen: set[str] = set()
-    for base in kind.__mro__:
-        for name, attribute in vars(base).items():
-            if isinstance(attribute, MemberDescriptorType) and (name in seen or name not in names):
-                found.append(attribute)
-        seen.update(vars(base))
-    return tuple(found)
+    attributes = [vars(base) for base in kind.__mro__]
+    of_fields = {id(next((found[name] for found in attributes if name in found), None)) for name in names}
+    return tuple(
+        attribute
+        for found in attributes
+        for name, attribute in found.items()
+        if isinstance(attribute, MemberDescriptorType) and id(attribute) not in of_fields and name not in _CACHED_HASHES
+    )
 
 
 class _Layout:
@@ -298,7 +301,8 @@ class _Layout:
         if state:
             others = state.keys() - names
             if others and not all(
-                isinstance(getattr(type(value), name, None), functools.cached_property) for name in others
+                name in _CACHED_HASHES or isinstance(getattr(type(value), name, None), functools.cached_property)
+                for name in others
             ):
                 return True
         if self._hidden:

@@ -1089,6 +1089,36 @@ async def test_attrs_classes_are_known_by_their_fields(clock: library.Clock):
     assert await probe.shares(Loose("a"), Loose("a"))
     assert not await probe.shares(with_attributes(Loose("a"), more=1), with_attributes(Loose("a"), more=2))
 
+    @attrs.define
+    class Again(Query):
+        text: str = "a"
+        more: int = 1
+
+    assert await probe.shares(Again(), Again(text="a")), "attrs puts the slot of the base under the name again"
+    assert not await probe.shares(Again(text="a"), Again(text="b"))
+
+
+async def test_a_hash_that_was_calculated_from_the_fields_is_no_state(clock: library.Clock):
+    attrs, msgspec = pytest.importorskip("attrs"), pytest.importorskip("msgspec")
+
+    @attrs.frozen(cache_hash=True)
+    class Query:
+        text: str
+
+    @attrs.frozen(cache_hash=True, slots=False)
+    class Loose:
+        text: str
+
+    class Struct(msgspec.Struct, frozen=True, cache_hash=True):
+        text: str
+
+    probe = Probe()
+    for kind in (Query, Loose, Struct):
+        hashed = kind("a")
+        hash(hashed)
+        assert await probe.shares(hashed, kind("a"))
+        assert not await probe.shares(hashed, kind("b"))
+
 
 async def test_a_proxy_is_not_what_it_stands_for(clock: library.Clock):
     """It is an object of its own, which may be given something else to stand for."""
