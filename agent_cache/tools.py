@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from datetime import timedelta
+from types import TracebackType
 from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, overload
 
 from agent_cache.config import checked_tier
@@ -494,8 +495,7 @@ async def invalidate(*tags: str | Sequence[object]) -> int:
     return dropped
 
 
-@asynccontextmanager
-async def writing(*tags: str | Sequence[object]) -> AsyncIterator[None]:
+def writing(*tags: str | Sequence[object]) -> _Writing:
     """Invalidate before and after a write that is not a tool, as `AgentCacheInvalidator` does for one.
 
     Args:
@@ -506,16 +506,41 @@ async def writing(*tags: str | Sequence[object]) -> AsyncIterator[None]:
     Raises:
         ConfigurationError: if there is no tag, or one is malformed.
     """
-    paths = _parsed(tags, "writing")
-    _count(paths)
-    write = _write(paths)
-    await write.begin()
-    try:
-        yield
-    except BaseException as error:
-        await write.fail(error)
-        raise
-    await write.succeed(None)
+    return _Writing(_parsed(tags, "writing"))
+
+
+class _Writing(AbstractAsyncContextManager[None]):
+    """What `writing` returns: enters one write, or surrounds each call of a function that it decorates.
+
+    A class, since `contextlib.asynccontextmanager` sets the traceback of the error that leaves the block. An exception
+    that is a frozen dataclass refuses that, and would be replaced by the error about it.
+    """
+
+    __slots__ = ("_begun", "_paths")
+
+    def __init__(self, paths: tuple[str, ...]) -> None:
+        self._paths = paths
+
+    def __call__(self, function: Callable[P, Awaitable[R]]) -> Callable[P, Coroutine[Any, Any, R]]:
+        @functools.wraps(function)
+        async def within(*args: P.args, **kwargs: P.kwargs) -> R:
+            async with _Writing(self._paths):
+                return await function(*args, **kwargs)
+
+        return within
+
+    async def __aenter__(self) -> None:
+        _count(self._paths)
+        self._begun = write = _write(self._paths)
+        await write.begin()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is None:
+            await self._begun.succeed(None)
+        else:
+            await self._begun.fail(error)
 
 
 def _count(paths: tuple[str, ...]) -> None:

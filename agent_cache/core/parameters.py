@@ -19,9 +19,9 @@ from typing import Any
 
 from agent_cache.core.keys import Part, Uncacheable, key_part
 from agent_cache.errors import ConfigurationError
-from agent_cache.values.canonical import serial_of
+from agent_cache.values.canonical import Default, serial_of
 
-__all__ = ["Parameter", "Parameters", "is_injected", "receiver_part"]
+__all__ = ["Parameter", "Parameters", "default_part", "is_injected", "receiver_part"]
 
 
 _CONTEXTS: dict[str, frozenset[str]] = {
@@ -179,6 +179,8 @@ class Parameter:
     Attributes:
         in_key: whether its value identifies the call. False if it is skipped or filled in by a framework.
         is_receiver: whether it is the ``self`` or ``cls`` of a method.
+        is_sentinel: whether its default is an object without an identity, such as ``UNSET = object()``. That object
+            itself is a constant of the key then.
         hint: ``"str"``, ``"int"``, ``"bool"``, ``"dict"`` or ``"list"`` if that is the annotation, so that the
             generated body tests the likely type first. The key depends on the value that is passed, not on the hint.
     """
@@ -188,6 +190,7 @@ class Parameter:
     default: Any
     in_key: bool
     is_receiver: bool
+    is_sentinel: bool
     hint: str
 
     @property
@@ -196,7 +199,11 @@ class Parameter:
 
     def part(self, value: Any) -> Part:
         """The component of the key for a value."""
-        return receiver_part(value) if self.is_receiver else key_part(value)
+        return receiver_part(value) if self.is_receiver else key_part(self.identity(value))
+
+    def identity(self, value: Any) -> Any:
+        """What identifies a value: the value itself, but for a default that has no identity."""
+        return Default(value) if self.is_sentinel and value is self.default else value
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,6 +247,7 @@ class Parameters:
                     in_key=parameter.name not in skipped
                     and not is_injected(parameter.annotation, parameter.default, function),
                     is_receiver=parameter.name == receiver,
+                    is_sentinel=parameter.default is not inspect.Parameter.empty and _is_sentinel(parameter.default),
                     hint=_hint(parameter.annotation),
                 )
                 for parameter in signature.parameters.values()
@@ -252,11 +260,6 @@ class Parameters:
                 (name for name, one in signature.parameters.items() if one.kind is inspect.Parameter.VAR_KEYWORD), None
             ),
         )
-
-    @property
-    def key_names(self) -> tuple[str, ...]:
-        """The names of the parameters that identify a call."""
-        return tuple(parameter.name for parameter in self.all if parameter.in_key)
 
     def named(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Parameter names and values of a call in its canonical spelling."""
@@ -297,6 +300,10 @@ class Parameters:
                 kwargs.update(value)
         return tuple(args), kwargs
 
+    def identities(self, arguments: Mapping[str, Any]) -> list[tuple[str, Any]]:
+        """The names and values that identify a call."""
+        return [(one.name, one.identity(arguments[one.name])) for one in self.all if one.in_key]
+
     def key(self, arguments: Mapping[str, Any]) -> Part:
         """The key of a call: the part of its one argument, or a tuple of several parts.
 
@@ -313,6 +320,19 @@ def receiver_part(value: Any) -> Part:
         return key_part(value)
     except Uncacheable:
         return b"#%d" % serial_of(value)
+
+
+def default_part(value: Any) -> Part:
+    """The key of the default object of a parameter, where that is a sentinel."""
+    return key_part(Default(value))
+
+
+def _is_sentinel(default: Any) -> bool:
+    try:
+        key_part(default)
+    except Uncacheable:
+        return Default.may_stand_for(default)
+    return False
 
 
 def _receiver(function: Callable[..., Any], positional: list[inspect.Parameter]) -> str | None:

@@ -48,14 +48,13 @@ class ReadOperation(Operation[ReadPolicy]):
     """A decorated read tool.
 
     Attributes:
-        key_names: the parameters that identify a call.
         late_roots: roots of the tags that come from the result.
         inherited_tiers: tiers that some answers depend on because of what their loads have read.
         partition: the store of its answers in the global scope.
         returns: the return annotation, for codecs.
     """
 
-    __slots__ = ("_early", "_tiers", "inherited_tiers", "key_names", "late_roots", "partition", "returns")
+    __slots__ = ("_early", "_tiers", "inherited_tiers", "late_roots", "partition", "returns")
 
     is_read = True
 
@@ -64,7 +63,6 @@ class ReadOperation(Operation[ReadPolicy]):
         self.returns = returns
         self._tiers: tuple[Configuration | None, tuple[Tier, ...]] = None, ()
         self.inherited_tiers: weakref.WeakSet[Tier] = weakref.WeakSet()
-        self.key_names = self.parameters.key_names
         self.late_roots = tuple(dict.fromkeys(rule.root for rule in self.tags.late))
         # `root:{parameter}` is read straight from its place among the arguments.
         self._early = tuple(
