@@ -31,7 +31,7 @@ from agent_cache.core.store import copy_rule_named
 from agent_cache.core.tags import ComputedTags, TagSet, parse_tag, root_of
 from agent_cache.engine.codegen import read_body, write_body
 from agent_cache.engine.plan import read_plan, write_plan
-from agent_cache.engine.read import ReadOperation
+from agent_cache.engine.read import CacheInfo, ReadOperation
 from agent_cache.engine.runtime import SCOPE, CacheKey
 from agent_cache.engine.state import drop
 from agent_cache.engine.write import Write, WriteOperation, tiers_under
@@ -46,6 +46,7 @@ __all__ = [
     "CachedTool",
     "InvalidatingTool",
     "Resource",
+    "check_resource",
     "checked_remote",
     "checked_tool",
     "identity_of",
@@ -106,6 +107,26 @@ def checked_tool(function: Any, decorator: str) -> Callable[..., Coroutine[Any, 
     return checked
 
 
+def check_resource(resource: Any, decorator: str) -> None:
+    """Refuse a resource that is the tool itself: ``@AgentCache`` without parentheses calls the decorator with it alone.
+
+    Nothing would be decorated then, and the first call of the tool would fail with an error that does not say so. Any
+    other malformed resource is refused by `TagSet.compile`, which knows the tool.
+
+    Raises:
+        ConfigurationError: if it is a function, a method, a class, a coroutine or a framework's tool object.
+    """
+    is_descriptor = hasattr(type(resource), "__get__")  # as a classmethod, which cannot be called
+    is_framework_tool = type(resource).__module__.partition(".")[0] in _FRAMEWORKS
+    if not (callable(resource) or is_descriptor or is_framework_tool or inspect.isawaitable(resource)):
+        return
+    role = "what its result depends on" if decorator == "AgentCache" else "what it changes"
+    raise ConfigurationError(
+        f"{decorator} was given {_name(resource)} as resource; name {role} in parentheses above the function: "
+        f'@{decorator}("order:{{order_id}}")'
+    )
+
+
 def identity_of(function: Callable[..., Any], name: str | None) -> str:
     """The identity of a tool: ``module:qualname``, or its ``name=``."""
     return name if name is not None else f"{function.__module__}:{function.__qualname__}"
@@ -132,7 +153,8 @@ class CachedTool(Protocol[P, R_co]):
     """A tool decorated with `AgentCache`: a coroutine function with the tool's own signature, and a few attributes.
 
     For a method the attributes are reached through the class, with the instance as first argument:
-    ``await Shop.get_order.invalidate(shop, "7")``.
+    ``await Shop.get_order.invalidate(shop, "7")``. They raise `TypeError` without it, so also after
+    ``shop.get_order.``, which does not pass ``shop``.
     """
 
     __agent_cache__: ReadOperation
@@ -176,6 +198,14 @@ class CachedTool(Protocol[P, R_co]):
 
     def clear(self) -> int:
         """Drop all local results of this tool, in every scope. Returns how many there were."""
+        ...
+
+    def contains(self, *args: P.args, **kwargs: P.kwargs) -> bool:
+        """Whether this call, made here and now, would be answered from the local store. It counts as no use."""
+        ...
+
+    def cache_info(self) -> CacheInfo:
+        """Hits, misses, ``maxsize`` and the number of entries, as `functools.lru_cache` gives them."""
         ...
 
 
@@ -233,6 +263,7 @@ class AgentCache:
         name: str | None = None,
         remote: RemotePolicy | None = None,
     ) -> None:
+        check_resource(resource, "AgentCache")
         where = f"AgentCache({resource!r})"
         self._resource = resource
         self._skip_args = skip_args
@@ -292,6 +323,8 @@ class AgentCache:
         body.invalidate = operation.invalidate
         body.fresh = body.refresh = operation.fresh
         body.clear = operation.clear
+        body.contains = operation.contains
+        body.cache_info = operation.cache_info
         cached: CachedTool[P, R] = body
         return cached
 
@@ -403,6 +436,7 @@ class AgentCacheInvalidator:
         name: str | None = None,
         remote: RemotePolicy | None = None,
     ) -> None:
+        check_resource(resource, "AgentCacheInvalidator")
         where = f"AgentCacheInvalidator({resource!r})"
         if skip_args != 0:
             raise TypeError(
