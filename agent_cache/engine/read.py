@@ -263,11 +263,7 @@ class ReadOperation(Operation[ReadPolicy]):
     def cache_info(self) -> CacheInfo:
         """Counters and size of the local cache."""
         with LEDGER.lock:
-            size = sum(
-                len(partition.store)
-                for partition in LEDGER.partitions_under(self.tags.roots[0])
-                if partition.tool is self
-            )
+            size = sum(len(one.store) for one in self.partition.group.partitions() if not one.is_outdated)
         return CacheInfo(self.stats.hits, self.stats.misses, self.policy.maxsize, size)
 
     # Identity
