@@ -300,11 +300,11 @@ class Parameters:
             return False
         kinds = (value.__class__, value) if receiver.name != "self" else (value.__class__,)
         bases = [base for kind in kinds for base in getattr(kind, "__mro__", ())]
-        return any(base.__qualname__ == self.owner for base in bases) or any(
-            getattr(getattr(member, "__func__", member), "__agent_cache__", None) is tool
-            for base in bases
-            for member in list(vars(base).values())
-        )
+        if any(base.__qualname__ == self.owner for base in bases):
+            return True
+        members = [member for base in bases for member in list(vars(base).values())]
+        functions = [member.__func__ if type(member) is classmethod else member for member in members]
+        return any(type(one) is types.FunctionType and vars(one).get("__agent_cache__") is tool for one in functions)
 
     def split(self, arguments: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The canonical spelling of a call: keyword-only and surplus keywords by name, all others by position."""

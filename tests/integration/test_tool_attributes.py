@@ -93,8 +93,17 @@ class Slotted:
         return f"{self.name} {limit}"
 
 
+class Unbound:
+    """A proxy without its object, as those of web frameworks outside of a request."""
+
+    def __getattribute__(self, name: str) -> Any:
+        raise RuntimeError(name)
+
+
 class Borrower:
+    request = Unbound()
     orders = Shop.orders
+    of_all = vars(Shop)["of_all"]
     name = "borrower"
 
 
@@ -157,6 +166,7 @@ async def test_the_attributes_of_a_class_method_take_the_class():
     assert await Depot.of_all(2) == "Depot 2 " + str(Shop.runs)
     assert [Shop.of_all.contains(kind, 2) for kind in (Shop, Depot, Stand)] == [True, True, False]
     assert Shop.of_all.cache_key(Shop, 2) != Shop.of_all.cache_key(Depot, 2)
+    assert Shop.of_all.contains(Borrower, 2) is False
     assert await Shop.of_all.invalidate(Depot, 2) is True
     assert [Shop.of_all.contains(kind, 2) for kind in (Shop, Depot)] == [True, False]
 
