@@ -213,6 +213,7 @@ class Parameters:
     Attributes:
         is_positional: whether a call in its canonical spelling is one value for each name, in order.
         surplus: the name of the parameter that takes surplus keywords, if there is one.
+        owner: the qualified name of the class that a method was defined in; empty for any other function.
     """
 
     all: tuple[Parameter, ...]
@@ -221,6 +222,7 @@ class Parameters:
     is_positional: bool
     positional_only: tuple[str, ...]
     surplus: str | None
+    owner: str
 
     @classmethod
     def of(cls, function: Callable[..., Any], skip_args: int, tool: str) -> Parameters:
@@ -259,6 +261,7 @@ class Parameters:
             next(
                 (name for name, one in signature.parameters.items() if one.kind is inspect.Parameter.VAR_KEYWORD), None
             ),
+            _owner(function) if receiver is not None else "",
         )
 
     def named(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -283,6 +286,28 @@ class Parameters:
         if surplus and self.surplus is not None:
             bound.arguments[self.surplus] |= surplus
         return bound.arguments
+
+    def has_receiver(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], tool: object) -> bool:
+        """Whether a call of a method is given the object whose method it is: an instance or subclass of its class.
+
+        The class is known by its qualified name, because a class decorator may have replaced the first one
+        (``dataclass(slots=True)``). A class of another name may have borrowed the method: it has an attribute that is
+        marked as this `tool`.
+        """
+        receiver = self.all[0]
+        if args:
+            value = args[0]
+        elif receiver.name in kwargs and receiver.name not in self.positional_only:
+            value = kwargs[receiver.name]
+        else:
+            return False
+        kinds = (value.__class__, value) if receiver.name != "self" else (value.__class__,)
+        bases = [base for kind in kinds for base in getattr(kind, "__mro__", ())]
+        if any(base.__qualname__ == self.owner for base in bases):
+            return True
+        members = [member for base in bases for member in list(vars(base).values())]
+        functions = [member.__func__ if type(member) is classmethod else member for member in members]
+        return any(type(one) is types.FunctionType and vars(one).get("__agent_cache__") is tool for one in functions)
 
     def split(self, arguments: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The canonical spelling of a call: keyword-only and surplus keywords by name, all others by position."""
@@ -337,11 +362,16 @@ def _is_sentinel(default: Any) -> bool:
 
 def _receiver(function: Callable[..., Any], positional: list[inspect.Parameter]) -> str | None:
     """The name of the ``self`` or ``cls`` parameter, if the function was defined in a class body."""
-    owner = getattr(function, "__qualname__", "").rpartition(".")[0]
+    owner = _owner(function)
     if not owner or owner.endswith("<locals>") or not positional:
         return None
     first = positional[0].name
     return first if first in {"self", "cls", "mcs"} else None
+
+
+def _owner(function: Callable[..., Any]) -> str:
+    owner: str = getattr(function, "__qualname__", "").rpartition(".")[0]
+    return owner
 
 
 def _hint(annotation: Any) -> str:

@@ -70,6 +70,10 @@ class Entry:
         """The value for a caller that has waited for its load, or `MISSING` if it cannot be copied."""
         return self.value
 
+    def is_valid_at(self, now: float) -> bool:
+        """Whether a hit at this clock reading would be answered from the entry."""
+        return now < self.fast
+
     def value_at(self, now: float) -> Any:
         """The value for a hit at this clock reading, or `MISSING` if the entry has expired."""
         return self.value if now < self.fast else MISSING
@@ -120,6 +124,9 @@ class GuardedEntry(Entry):
     @property
     def expires(self) -> float:
         return self._expires
+
+    def is_valid_at(self, now: float) -> bool:
+        return now < self._expires and (self.trust is None or now < self.trust())
 
     def value_at(self, now: float) -> Any:
         """A copy for one hit, or `MISSING` if the entry has expired or its tiers are no longer trusted."""
