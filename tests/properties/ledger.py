@@ -7,14 +7,17 @@ it, a *write* whatever invalidates. The checks compare nothing but these numbers
 - `check_overlap` looks at loads: none that overlaps a write, or anything that holds stores off, is kept.
 - `check_expiry`, `check_kept` and `check_alone`: nothing outlives its ttl, nothing is dropped without a cause, and
   identical reads of one scope share one load.
+
+A load may make reads itself. Each of them is a read like any other, and judged as one; the load keeps them as its
+*parts*. `check_parts`: what is made of an answer is never served where the answer itself could not be.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 from hypothesis.vendor.pretty import RepresentationPrinter
 
@@ -96,10 +99,21 @@ class Read(Terse):
     clock: float = 0.0
     loads: list[Load] = field(default_factory=list)
     cancelled: bool = False
-    task: asyncio.Task[None] | None = None
+    task: asyncio.Task[Any] | None = None
+    here: Any = None  # Where it is made.
+    within: Load | None = None  # The load that makes it.
 
     def __repr__(self) -> str:
         return f"{self.reader}({self.key}) in {self.place}, since {self.started}"
+
+    @property
+    def is_of_session(self) -> bool:
+        return self.reader.scope != "global" and bool(self.here.chain)
+
+    @property
+    def given_up(self) -> bool:
+        """Whether it has been cancelled, or the read has for which it is made."""
+        return self.cancelled or (self.within is not None and self.within.read.given_up)
 
     def cancel(self) -> None:
         self.cancelled = True
@@ -128,6 +142,7 @@ class Load(Terse):
     outcome: str = "running"
     gate: asyncio.Future[None] | None = None
     open: bool = False  # Whether it need not stand at any more gates.
+    parts: list[Part] = field(default_factory=list)
 
     def __repr__(self) -> str:
         return f"load {self.number} ({self.started}-{self.ended or ''}) for {self.read}"
@@ -135,6 +150,19 @@ class Load(Terse):
     @property
     def tags(self) -> tuple[Path, ...]:
         return self.read.reader.tags(self.read.key, self.value)
+
+
+@dataclass(eq=False)
+class Part:
+    """A read that a load makes."""
+
+    read: Read
+    load: Load | None = None  # Where its answer, or its error, came from: known once it has ended.
+    failed: bool = False  # Whether it had no answer that could be kept.
+
+    def belongs_to_another(self, read: Read) -> bool:
+        """Whether it is of a session, and this read is not of that session."""
+        return self.read.is_of_session and self.read.place != read.place
 
 
 @dataclass(eq=False, repr=False)
@@ -213,7 +241,7 @@ class Ledger:
     def start_load(self, read: Read) -> Load:
         rivals = [load for load in self.loads if load.read.identity == read.identity]
         first = not any(other.started < read.started and not 0 < other.ended < read.started for other in rivals)
-        load = Load(len(self.loads), read, self.tick(), self.clock, first, open=read.open)
+        load = Load(len(self.loads), read, self.tick(), self.clock, first, seen=dict(self.truth), open=read.open)
         self.check_alone(load, [other for other in rivals if not other.ended])
         self.loads.append(load)
         read.loads.append(load)
@@ -221,6 +249,26 @@ class Ledger:
 
     def end_load(self, load: Load, outcome: str) -> None:
         load.ended, load.clock_ended, load.outcome = self.tick(), self.clock, outcome
+
+    def start_part(self, load: Load, read: Read) -> Part:
+        self.start_read(read)
+        part = Part(read)
+        load.parts.append(part)
+        return part
+
+    def end_part(self, load: Load, part: Part, source: int | None) -> None:
+        """Note which load an answer or an error came from; None if the read was given up."""
+        if load.ended:
+            return  # It has been left behind.
+        read = part.read
+        if source is None:
+            part.load = Load(-1, read, read.started, read.clock, first=False, seen=dict(self.truth), ended=self.now)
+            part.load.clock_ended = self.clock
+        else:
+            part.load = self.loads[source]
+        # Outside of a session, nothing keeps an answer that is a session's.
+        is_kept = part.load.outcome == "returned" and (read.reader.scope == "global" or read.is_of_session)
+        part.failed = not is_kept
 
     def begin_write(self, write: Write) -> None:
         write.began = self.tick()
@@ -252,6 +300,7 @@ class Ledger:
             or self.check_truth(read, load)
             or self.check_overlap(read, load)
             or self.check_expiry(read, load)
+            or self.check_parts(read, load)
             or self.check_kept(read)
         )
         if problem:
@@ -310,6 +359,24 @@ class Ledger:
             return f"it expired at {load.clock_ended + read.reader.ttl}, it is {read.clock}"
         return ""
 
+    def check_parts(self, read: Read, load: Load) -> str:
+        """What a load has read must be as good as if this read had asked for it, and be its own to keep."""
+        was_kept = load.ended < read.started
+        if was_kept and self._is_doubtful(load):
+            return "it was kept without a ttl, and something that it has read could not be"
+        for part in self.ended_parts(load):
+            assert part.load is not None
+            as_if = replace(part.read, started=read.started, clock=read.clock)
+            seen = replace(part.load, ended=load.ended)
+            problem = (
+                self.check_truth(as_if, seen) or self.check_overlap(as_if, seen) or self.check_expiry(as_if, seen)
+            )
+            if problem:
+                return f"of its part {part.load}: {problem}"
+            if was_kept and part.belongs_to_another(read):
+                return f"its part {part.load} belongs to {part.read.place}"
+        return ""
+
     def check_kept(self, read: Read) -> str:
         """A read that loads must have a cause: nothing kept, or something that took it away."""
         if not read.loads or read.fresh or not read.reader.roomy:
@@ -322,10 +389,33 @@ class Ledger:
     def check_alone(self, load: Load, running: list[Load]) -> None:
         """Two loads of one call at a time need a cause: something that parted them."""
         for other in running:
-            if not self._parted(other, load):
+            if not (self._parted(other, load) or self._parts_parted(other, load)):
                 self.broken.append(f"{load} runs beside {other}")
 
     # -- how it is known ---------------------------------------------------------------------------------------
+
+    def ended_parts(self, load: Load) -> Iterator[Part]:
+        """What an answer is made of: the parts of a load, and theirs."""
+        for part in load.parts:
+            if part.load is not None:
+                yield part
+                yield from self.ended_parts(part.load)
+
+    def reads_within(self, read: Read) -> Iterator[Read]:
+        """Every read made by a load that this one leads or may wait for: another's, also if it hands over."""
+        for load in self.loads:
+            if load.read.identity == read.identity and not 0 < load.ended < read.started:
+                for part in load.parts:
+                    yield part.read
+                    yield from self.reads_within(part.read)
+                    if part.load is not None:
+                        yield from (inner.read for inner in self.ended_parts(part.load))
+
+    def _is_doubtful(self, load: Load) -> bool:
+        """Whether only a ttl of its own allows to keep it."""
+        return load.read.reader.ttl == NEVER and any(
+            part.load is not None and (part.failed or self._is_doubtful(part.load)) for part in load.parts
+        )
 
     def _is_kept(self, load: Load, read: Read) -> bool:
         if load.outcome != "returned" or load.ended > read.started or not load.first or load.read.fresh:
@@ -333,9 +423,31 @@ class Ledger:
         if load.clock + read.reader.ttl <= read.clock:
             return False
         since = load.read.started
-        return not any(self._touches(write, load, since) for write in self.writes) and not any(
-            other.fresh and other.identity == read.identity and other.started > since for other in self.reads
+        return (
+            not any(self._touches(write, load, since) for write in self.writes)
+            and not any(
+                other.fresh and other.identity == read.identity and other.started > since for other in self.reads
+            )
+            and all(self._is_part_kept(part, load, read) for part in load.parts)
         )
+
+    def _is_part_kept(self, part: Part, load: Load, read: Read) -> bool:
+        """Whether nothing is known of a part that may keep the load from being stored, or drop it."""
+        source = part.load
+        if source is None or part.failed or not source.first or not part.read.reader.roomy:
+            return False
+        if part.belongs_to_another(read):
+            return False
+        if source.clock + part.read.reader.ttl <= read.clock:
+            return False
+        since, tags = source.read.started, source.tags
+        for write in self.writes:
+            reaches = write.reaches(part.read) or write.reaches(load.read)
+            if reaches and write.may_concern(tags) and (not 0 < write.ended < since or write.released >= source.clock):
+                return False
+        return not any(
+            other.fresh and other.identity == part.read.identity and other.started > since for other in self.reads
+        ) and all(self._is_part_kept(inner, load, read) for inner in source.parts)
 
     def _touches(self, write: Write, load: Load, since: int) -> bool:
         if not (write.reaches(load.read) and write.may_concern(load.tags)):
@@ -354,3 +466,17 @@ class Ledger:
             for write in self.writes
             if write.reaches(one.read) and write.may_concern(known)
         )
+
+    def _parts_parted(self, one: Load, other: Load) -> bool:
+        """The same for what the first of them has read, and reads."""
+        since, clock = min(one.read.started, other.read.started), min(one.read.clock, other.read.clock)
+        for inner in self.reads_within(one.read):
+            known = inner.reader.tags(inner.key, None)
+            for write in self.writes:
+                if (write.reaches(inner) or write.reaches(one.read)) and write.may_concern(known):
+                    # What is read during a write is not good enough to be joined after it, nor to be kept.
+                    if not 0 < write.ended < since or clock <= write.released:
+                        return True
+            if any(read.fresh and read.identity == inner.identity and read.started > since for read in self.reads):
+                return True
+        return False

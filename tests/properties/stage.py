@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from contextvars import Context, ContextVar, copy_context
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from agent_cache import AgentCacheSession
 from tests.harness import library
@@ -51,6 +51,14 @@ class Writer(Terse):
         return self.name
 
 
+class Inner(NamedTuple):
+    """A read that a read tool makes."""
+
+    reader: Reader
+    key: Key = ""
+    fresh: bool = False
+
+
 @dataclass(eq=False, repr=False)
 class Place(Terse):
     """Where calls are made: the process, or an open session."""
@@ -74,7 +82,7 @@ class Stage:
     ledger: Ledger = field(default_factory=Ledger)
     loads: list[Load] = field(default_factory=list)
     writes: list[Write] = field(default_factory=list)
-    tasks: list[asyncio.Task[None]] = field(default_factory=list)
+    tasks: list[asyncio.Task[Any]] = field(default_factory=list)
     places: list[Place] = field(default_factory=list)
     sessions: int = 0
     loads_before: int = field(default_factory=library.loads_in_flight)
@@ -106,6 +114,74 @@ class Stage:
             self.ledger.end_load(load, outcome)
             self.loads.remove(load)
 
+    async def compose(
+        self, read: Read, inner: Iterable[Inner], how: str, owner: str | None, *, forgives: bool
+    ) -> Loaded:
+        """Make other reads, at gates before, between and after them; answer, also if some of them fail.
+
+        Args:
+            how: "in turn", or each in a task of its own, "together"; or until the "first" of them has ended.
+        """
+        load = self.ledger.start_load(read)
+        self.loads.append(load)
+        outcome = "cancelled"
+        try:
+            await self._stand(load)
+            load.seen = dict(self.ledger.truth)
+            succeeded: list[object] = []
+            tasks = []
+            for call in inner:
+                part = Read(call.reader, call.key, self.entries(call.reader, read.here), call.fresh, open=load.open)
+                part.here, part.within = read.here, load
+                if how == "in turn":
+                    succeeded.append(await self._inner(load, part))
+                    await self._stand(load)
+                else:
+                    part.task = asyncio.create_task(self._inner(load, part))
+                    tasks.append(part.task)
+            self.tasks += tasks
+            if how == "together":
+                succeeded += await asyncio.gather(*tasks, return_exceptions=True)
+            elif how == "first":
+                done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                succeeded += [task in done and not task.cancelled() and task.result() for task in tasks]
+            if tasks:
+                await self._stand(load)
+            if not forgives and not all(each is True for each in succeeded):
+                raise Broken(load.number)
+            load.value = Loaded(load.number, owner)
+            outcome = "returned"
+            return load.value
+        except Broken:
+            outcome = "raised"
+            raise
+        finally:
+            self.ledger.end_load(load, outcome)
+            self.loads.remove(load)
+
+    async def _inner(self, load: Load, read: Read) -> bool:
+        """Make a read within a load. Returns whether it succeeded."""
+        outer = reading.set(read)
+        part = self.ledger.start_part(load, read)
+        tool: Any = read.reader.call
+        try:
+            value = await (tool.fresh if read.fresh else tool)(*arguments(read.key))
+        except Broken as error:
+            self.ledger.failed(read, error)
+            self.ledger.end_part(load, part, error.load)
+            return False
+        except asyncio.CancelledError:
+            if not read.given_up:
+                self.ledger.broken.append(f"{read.identity} was cancelled, and nobody had cancelled it")
+            self.ledger.end_part(load, part, None)
+            raise
+        else:
+            self.ledger.got(read, value)
+            self.ledger.end_part(load, part, value.load)
+            return True
+        finally:
+            reading.reset(outer)
+
     async def change(self, write: Write, paths: Iterable[Path]) -> None:
         """Change the store at one gate, answer at the next."""
         self.writes.append(write)
@@ -132,7 +208,7 @@ class Stage:
 
     def read(self, reader: Reader, key: Key, place: Place, *, at_once: bool = False, fresh: bool = False) -> Read:
         """Call a read tool in a task of its own."""
-        read = Read(reader, key, self.entries(reader, place), fresh, open=at_once)
+        read = Read(reader, key, self.entries(reader, place), fresh, open=at_once, here=place)
         read.task = self._spawn(self._read(read), place)
         return read
 

@@ -237,6 +237,45 @@ class OneCallManyCallers(Invalidating):
             yield from ["cancel_a_read"] * 3
 
 
+class Composing(Invalidating):
+    """The moves over reads that make reads: what stands at a gate goes on."""
+
+    def let_a_load_go_on(self) -> None:
+        standing = [load for load in self.stage.loads if load.gate is not None and not load.gate.done()]
+        load = self.choose("load", standing or self.stage.loads)
+        how = self.choose("how", ("goes on", "goes on", "ends", "ends", "fails"))
+        self.stage.release(load, Broken(load.number) if how == "fails" else None, to_its_end=how == "ends")
+        self.choose_turns()
+
+
+class ReadsWithinReads(Composing):
+    """Reads that make reads, under writes to what only these depend on."""
+
+    reader_names = ("page", "card", "entity", "lookup")
+    writer_names = ("entity", "told", "root")
+
+
+class ReadsWithinReadsWithinReads(Composing):
+    """Reads of reads of reads, in tasks of their own, that go on when some of them fail, are cancelled or are slow."""
+
+    reader_names = ("book", "front", "forgiving", "hasty", "renewing", "page")
+    writer_names = ("entity", "settling")
+
+
+class ExpiryWithinReads(Composing):
+    """Reads that make reads which expire."""
+
+    reader_names = ("bounded", "front", "brief")
+    writer_names = ("entity",)
+
+
+class SessionsWithinReads(Nesting, Composing):
+    """Reads of both scopes that make reads of both scopes."""
+
+    reader_names = ("own_page", "own_book", "leaking", "own_entity")
+    writer_names = ("inner", "told", "entity")
+
+
 class Sessions(Nesting):
     """Session-scoped tools in sessions that nest, under writes of both scopes."""
 
@@ -259,6 +298,10 @@ MACHINES = (
     OneCallManyCallers,
     Sessions,
     SessionsInvalidatedByHand,
+    ReadsWithinReads,
+    ReadsWithinReadsWithinReads,
+    ExpiryWithinReads,
+    SessionsWithinReads,
 )
 SEARCH = settings(
     max_examples=max(1, settings.default.max_examples * 3 // 10),  # So a profile still decides how long to look.

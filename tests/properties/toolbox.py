@@ -8,13 +8,14 @@ from functools import cache
 from agent_cache import AgentCache, AgentCacheInvalidator, tags_from
 from tests.harness import library
 from tests.properties.ledger import Key, Loaded, Path, Reader
-from tests.properties.stage import Writer, changing, reading, stage
+from tests.properties.stage import Inner, Writer, changing, reading, stage
 
 IDS = ("1", "2")
 NAMES = ("a", "b", "nobody")
 OWNERS = {"a": "1", "b": "2", "nobody": None}
 ROOT: Path = ("order",)
 CART: Path = ("cart",)
+PAGE: Path = ("page",)
 SETTLE = 3.0
 TTL = 4.0
 
@@ -72,7 +73,74 @@ def readers(body: str) -> dict[str, Reader]:
                 "own_lookup", AgentCache("order:{result.owner}", "session")(lookup), NAMES, by_owner, scope="session"
             ),
         )
-    return {reader.name: reader for reader in made}
+    return {reader.name: reader for reader in (*made, *_nested(body, {reader.name: reader for reader in made}))}
+
+
+async def compose(
+    *inner: Inner, how: str = "in turn", owner: str | None = None, forgives: bool = False
+) -> Loaded:
+    """What every read tool does that makes reads."""
+    return await stage.get().compose(reading.get(), inner, how, owner, forgives=forgives)
+
+
+def _nested(body: str, made: dict[str, Reader]) -> tuple[Reader, ...]:
+    """Decorate the read tools that make reads of the others, and of each other."""
+    entity, lookup, brief, several = made["entity"], made["lookup"], made["brief"], made["several"]
+    own_entity, own_lookup = made["own_entity"], made["own_lookup"]
+
+    async def page() -> Loaded:
+        return await compose(Inner(entity, "1"))
+
+    async def card(name: str) -> Loaded:
+        return await compose(Inner(lookup, name), owner=OWNERS[name])
+
+    async def bounded(id: str) -> Loaded:
+        return await compose(Inner(brief, id), Inner(entity, id))
+
+    async def forgiving() -> Loaded:
+        return await compose(Inner(lookup, "a"), Inner(entity, "2"), how="together", forgives=True)
+
+    async def hasty() -> Loaded:
+        return await compose(Inner(entity, "1"), Inner(several, "pair"), how="first", forgives=True)
+
+    async def renewing() -> Loaded:
+        return await compose(Inner(entity, "1", fresh=True), Inner(lookup, "b"))
+
+    async def own_page() -> Loaded:
+        return await compose(Inner(own_entity, "1"), Inner(own_lookup, "b"), Inner(entity, "2"))
+
+    async def leaking() -> Loaded:
+        return await compose(Inner(own_entity, "1"), forgives=True)
+
+    nothing: Tags = lambda *_: (PAGE,)
+    by_owner: Tags = lambda _, result: ((*PAGE, result.owner) if result and result.owner else PAGE,)
+    with library.call_body(body):
+        whole = Reader("page", AgentCache("page")(page), ("",), nothing)
+        cards = Reader("card", AgentCache("page:{result.owner}")(card), NAMES, by_owner)
+
+        async def book() -> Loaded:
+            return await compose(Inner(whole), Inner(cards, "a"), how="together")
+
+        async def front() -> Loaded:
+            return await compose(Inner(cards, "b"), Inner(whole), Inner(lookup, "b"), forgives=True)
+
+        async def own_book() -> Loaded:
+            return await compose(Inner(own), Inner(whole), how="together", forgives=True)
+
+        own = Reader("own_page", AgentCache("page", "session")(own_page), ("",), nothing, scope="session")
+        return (
+            whole,
+            cards,
+            own,
+            Reader("book", AgentCache("page")(book), ("",), nothing),
+            Reader("front", AgentCache("page", ttl=TTL)(front), ("",), nothing, ttl=TTL),
+            Reader("bounded", AgentCache("page:{id}")(bounded), IDS, lambda key, _: ((*PAGE, key),)),
+            Reader("forgiving", AgentCache("page")(forgiving), ("",), nothing),
+            Reader("hasty", AgentCache("page", ttl=TTL)(hasty), ("",), nothing, ttl=TTL),
+            Reader("renewing", AgentCache(["page", "order:2"])(renewing), ("",), lambda *_: (PAGE, (*ROOT, "2"))),
+            Reader("own_book", AgentCache("page", "session")(own_book), ("",), nothing, scope="session"),
+            Reader("leaking", AgentCache("page", ttl=TTL)(leaking), ("",), nothing, ttl=TTL),
+        )
 
 
 @cache
