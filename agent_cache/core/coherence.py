@@ -817,6 +817,12 @@ class Ledger:
         partitions = [partition for group in groups for partition in group.partitions()]
         return [partition.store.drop_all() for partition in partitions if not partition.is_outdated]
 
+    def clear_dependents(self, tool: object) -> list[Any]:
+        """Drop what has read any entry of a tool, and let no load that has read one be stored or joined."""
+        group = self._groups.get(id(tool))
+        tags = () if group is None or group.tool is not tool else tuple(group.entry_tags.values())
+        return self.invalidate(Region(tags)) if tags else []
+
     # Writes
 
     def hold(self, region: Region, until: float = NEVER) -> Hold:
@@ -946,6 +952,7 @@ class Ledger:
             return
         if key is _EVERY_KEY:
             yield from self.clear(tool)
+            yield from self.clear_dependents(tool)
             return
         group.index_starting(self.serial)
         for load in list(group.by_key.under(key)):

@@ -121,6 +121,16 @@ class Inherited:
         self.entries, also = _add(self.entries, filter(is_entry_tag, tags))
         return new + also
 
+    def beside(self, read: Inherits) -> Inherits:
+        """What others inherit from a load that has read this, beside what it depends on itself."""
+        return read._replace(
+            tags=(*read.tags, *self.tags, *self.entries),
+            owners=read.owners | self.owners,
+            tenants=read.tenants | self.tenants,
+            expires=min(read.expires, self.expires),
+            trusts={**self.trusts, **read.trusts},
+        )
+
     def belongs_to(self, owner: object | None, tenant: Hashable | None) -> bool:
         """Whether an answer that depends on these reads may be stored for this session and this tenant."""
         return self.owners <= {owner} and self.tenants <= {tenant}

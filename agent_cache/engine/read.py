@@ -373,10 +373,14 @@ class ReadOperation(Operation[ReadPolicy]):
         return was_there
 
     def clear(self) -> int:
-        """Drop every local answer of this tool, in every scope; loads in flight are not stored. Returns how many."""
+        """Drop every local answer of this tool, in every scope; loads in flight are not stored. Returns how many.
+
+        What has read them is dropped with them, and not counted.
+        """
         with LEDGER.lock:
             garbage = LEDGER.clear(self)
-        count = sum(len(dropped[0]) for dropped in garbage)
+            count = sum(len(dropped[0]) for dropped in garbage)
+            garbage += LEDGER.clear_dependents(self)
         free(garbage)
         return count
 

@@ -512,8 +512,14 @@ class Flight(Load):
         if not self.is_clean:
             dependent.mark_dirty()
             return
-        inherited = () if self.inherited is None else (*self.inherited.tags, *self.inherited.entries)
-        dependent.inherit(Inherits((*self.tags, *self.late_roots, *inherited), is_cached=False))
+        owner, key = self.partition.owner, self.key
+        read = Inherits(
+            (*self.tags, *self.late_roots),
+            frozenset() if owner is None else frozenset({owner}),
+            frozenset({key[1]}) if type(key) is tuple and key and key[0] is TENANT else frozenset(),
+            is_cached=False,
+        )
+        dependent.inherit(read if self.inherited is None else self.inherited.beside(read))
 
     def inherit_tags(self, tags: tuple[Tag, ...]) -> None:
         """Depend on what a read depends on that is about to be made, as far as it is known. With the lock held."""

@@ -79,8 +79,16 @@ def run_uncached(call: Call) -> Awaitable[Entry]:
     """Run a read tool whose result is not stored, nor shared with other callers."""
     within = call.within
     if within is not None:
+        plan = call.plan
+        owner = None if plan.partition is None else plan.partition.owner
+        read = Inherits(
+            known_tags(call),
+            frozenset() if owner is None else frozenset({owner}),
+            frozenset() if plan.tenant is None else frozenset({plan.tenant}),
+            is_cached=False,
+        )
         with LEDGER.lock:
-            within.inherit(Inherits(known_tags(call), is_cached=False))
+            within.inherit(read)
     return run_tool(call)
 
 
@@ -302,11 +310,8 @@ def let_inherit(call: Call, entry: Entry, tags: tuple[Tag, ...]) -> None:
 
 def _pass_on(flight: Flight, read: Inherits | None) -> None:
     """Let the loads that depend on this one inherit what it has read; None marks them, as a write has overlapped it."""
-    inherited = flight.inherited
-    if read is not None and inherited is not None:
-        owners, tenants = read.owners | inherited.owners, read.tenants | inherited.tenants
-        trusts, tags = {**inherited.trusts, **read.trusts}, (*read.tags, *inherited.entries)
-        read = read._replace(tags=tags, owners=owners, tenants=tenants, trusts=trusts)
+    if read is not None and flight.inherited is not None:
+        read = flight.inherited.beside(read)
     for dependent in tuple(flight.dependents or ()):
         if read is None:
             dependent.mark_dirty()

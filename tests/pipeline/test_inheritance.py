@@ -188,6 +188,44 @@ async def test_a_single_entry_that_is_invalidated_takes_with_it_what_has_read_it
                 assert "2" not in shop.runs
 
 
+async def test_a_tool_that_is_cleared_takes_with_it_what_has_read_it():
+    shop = Shop()
+
+    @AgentCache("summary")
+    async def summary(id: str) -> str:
+        return await shop.report(id)
+
+    for read in (shop.report, summary):
+        for warm in (False, True):
+            await invalidate("order", "report", "summary")
+            if warm:
+                await shop.get_order("1")
+            await read("1")
+            shop.orders["1"] += "!"
+            assert shop.get_order.clear() == 1
+            assert await read("1") == shop.orders["1"]
+
+
+async def test_nobody_joins_a_load_that_has_read_a_tool_that_is_cleared():
+    gate = Gate()
+    shop = Shop()
+
+    @AgentCache("page")
+    async def page() -> str:
+        found = await shop.get_order("1")
+        await gate()
+        return found
+
+    first = await started(page())
+    shop.orders["1"] = "cancelled"
+    shop.get_order.clear()
+    second = await started(page())
+    for held in gate.running:
+        held.returns(None)
+    assert (await first, await second) == ("open", "cancelled")
+    assert await page() == "cancelled"
+
+
 async def test_more_tags_than_are_kept_apart_count_as_their_roots():
     runs = []
 
@@ -498,6 +536,110 @@ async def test_an_answer_of_a_session_does_not_leave_it_through_another_read():
             await own_page()
             await front()
     assert runs == ["page", "own", "front", "page", "page", "front", "page"]
+
+
+async def test_a_failure_in_a_session_does_not_leave_it_through_another_read():
+    carts: dict[str, str] = {}
+
+    @AgentCache("cart", "session")
+    async def cart(owner: str) -> str:
+        return carts[owner]
+
+    @AgentCache("page", ttl=60)
+    async def page(owner: str) -> str:
+        try:
+            return await cart(owner)
+        except LookupError:
+            return "empty"
+
+    async with AgentCacheSession():
+        assert await page("ann") == "empty"
+    carts["ann"] = "a pen"
+    async with AgentCacheSession():
+        assert await page("ann") == "a pen"
+
+
+async def test_a_failed_read_ends_the_outer_answer_with_what_it_had_read(clock: library.Clock):
+    broken = True
+
+    @AgentCache("rate", ttl=10)
+    async def rate() -> int:
+        return 0 if broken else 1
+
+    @AgentCache("price")
+    async def price() -> float:
+        return 1 / await rate()
+
+    @AgentCache("page", ttl=60)
+    async def page() -> str:
+        try:
+            return str(await price())
+        except ZeroDivisionError:
+            return "none"
+
+    assert await page() == "none"
+    broken = False
+    clock.advance(11)
+    assert await page() == "1.0", "the rate has expired that the price has failed for"
+
+
+async def test_an_answer_of_a_session_without_a_key_does_not_leave_it_through_another_read():
+    @AgentCache("cart", "session")
+    async def cart(which: object) -> str:
+        return whose
+
+    @AgentCache("page", ttl=60)
+    async def page() -> str:
+        return await cart(object())
+
+    for whose in ("ann", "bob"):
+        async with AgentCacheSession():
+            assert await page() == whose
+
+
+async def test_an_unstored_answer_ends_the_outer_one_with_what_it_had_read(clock: library.Clock):
+    rates = {"now": 1}
+
+    @AgentCache("rate", ttl=10)
+    async def rate() -> int:
+        return rates["now"]
+
+    @AgentCache("price", cache_if=lambda _: False)
+    async def price() -> int:
+        return await rate()
+
+    @AgentCache("page", ttl=60)
+    async def page() -> int:
+        return await price()
+
+    assert await page() == 1
+    rates["now"] = 2
+    clock.advance(11)
+    assert await page() == 2
+
+
+@pytest.mark.parametrize("argument", ["1", object()], ids=["a failure", "no key"])
+async def test_what_a_tenant_could_not_keep_is_kept_for_no_other(argument: object):
+    runs = []
+
+    @AgentCache("order")
+    async def get_order(which: object) -> str:
+        if which == "1":
+            raise LookupError
+        return "of one tenant"
+
+    @AgentCache("front", ttl=60)
+    async def front() -> str:
+        runs.append("front")
+        async with AgentCacheSession(tenant="a"):
+            try:
+                return await get_order(argument)
+            except LookupError:
+                return "none"
+
+    await front()
+    await front()
+    assert runs == ["front", "front"]
 
 
 async def test_an_answer_of_a_tenant_is_kept_for_that_tenant():

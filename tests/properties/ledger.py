@@ -111,6 +111,11 @@ class Read(Terse):
         return self.reader.scope != "global" and bool(self.here.chain)
 
     @property
+    def is_homeless(self) -> bool:
+        """Whether it has no entry: nothing keeps an answer that is a session's, outside of sessions."""
+        return self.reader.scope != "global" and not self.here.chain
+
+    @property
     def given_up(self) -> bool:
         """Whether it has been cancelled, or the read has for which it is made."""
         return self.cancelled or (self.within is not None and self.within.read.given_up)
@@ -194,7 +199,7 @@ class Write(Terse):
     def reaches(self, read: Read) -> bool:
         """Whether it may concern what answers this read at all."""
         if self.entry is not None:
-            return read.identity[: len(self.entry)] == self.entry
+            return read.identity[: len(self.entry)] == self.entry and not read.is_homeless
         return self.chain is None or read.place in self.chain
 
     def concerns(self, load: Load) -> bool:
@@ -266,9 +271,7 @@ class Ledger:
             part.load.clock_ended = self.clock
         else:
             part.load = self.loads[source]
-        # Outside of a session, nothing keeps an answer that is a session's.
-        is_kept = part.load.outcome == "returned" and (read.reader.scope == "global" or read.is_of_session)
-        part.failed = not is_kept
+        part.failed = part.load.outcome != "returned" or read.is_homeless
 
     def begin_write(self, write: Write) -> None:
         write.began = self.tick()
@@ -368,9 +371,7 @@ class Ledger:
             assert part.load is not None
             as_if = replace(part.read, started=read.started, clock=read.clock)
             seen = replace(part.load, ended=load.ended)
-            problem = (
-                self.check_truth(as_if, seen) or self.check_overlap(as_if, seen) or self.check_expiry(as_if, seen)
-            )
+            problem = self.check_truth(as_if, seen) or self.check_overlap(as_if, seen) or self.check_expiry(as_if, seen)
             if problem:
                 return f"of its part {part.load}: {problem}"
             if was_kept and part.belongs_to_another(read):
@@ -379,7 +380,7 @@ class Ledger:
 
     def check_kept(self, read: Read) -> str:
         """A read that loads must have a cause: nothing kept, or something that took it away."""
-        if not read.loads or read.fresh or not read.reader.roomy:
+        if not read.loads or read.fresh or not read.reader.roomy or read.here.closed:
             return ""
         for load in self.loads:
             if load.read.identity == read.identity and self._is_kept(load, read):

@@ -66,6 +66,7 @@ class Place(Terse):
     name: str
     context: Context
     chain: tuple[Place, ...] = ()
+    closed: bool = False
     gate: asyncio.Future[None] | None = None
     task: asyncio.Task[None] | None = None
 
@@ -283,6 +284,7 @@ class Stage:
     def leave(self, place: Place) -> None:
         """End a session; what still runs in it runs on."""
         self.places.remove(place)
+        place.closed = True
         assert place.gate is not None
         place.gate.set_result(None)
         self.scheduler.drain()

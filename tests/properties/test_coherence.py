@@ -276,6 +276,27 @@ class SessionsWithinReads(Nesting, Composing):
     writer_names = ("inner", "told", "entity")
 
 
+class ManyTags(Composing):
+    """Writes of many tags at once, or by hand, and reads of many tags, which their results give or which they inherit.
+
+    From more than 256 inherited tags on, their roots count.
+    """
+
+    reader_names = ("summary", "digest", "entity")
+    writer_names = ("many", "many_told", "most", "in_a_block", "entity")
+
+    def moves(self) -> Iterator[str]:
+        yield from super().moves()
+        yield "invalidate_many_tags"
+
+    def invalidate_many_tags(self) -> None:
+        key = self.choose("key", (*toolbox.IDS, toolbox.READ[0], "nothing"))
+        tags = (f"order:{key}", *[f"order:{other}" for other in toolbox.MANY])
+        write = Write((("order", key),))
+        self.stage.invalidate(write, lambda: invalidate(*tags), self.choose_place())
+        self.choose_turns()
+
+
 class Sessions(Nesting):
     """Session-scoped tools in sessions that nest, under writes of both scopes."""
 
@@ -302,6 +323,7 @@ MACHINES = (
     ReadsWithinReadsWithinReads,
     ExpiryWithinReads,
     SessionsWithinReads,
+    ManyTags,
 )
 SEARCH = settings(
     max_examples=max(1, settings.default.max_examples * 3 // 10),  # So a profile still decides how long to look.

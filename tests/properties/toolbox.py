@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 
-from agent_cache import AgentCache, AgentCacheInvalidator, tags_from
+from agent_cache import AgentCache, AgentCacheInvalidator, tags_from, writing
 from tests.harness import library
 from tests.properties.ledger import Key, Loaded, Path, Reader
 from tests.properties.stage import Inner, Writer, changing, reading, stage
@@ -16,8 +16,11 @@ OWNERS = {"a": "1", "b": "2", "nobody": None}
 ROOT: Path = ("order",)
 CART: Path = ("cart",)
 PAGE: Path = ("page",)
+MANY = tuple(f"x{number}" for number in range(1_500))
+MOST = tuple(f"y{number}" for number in range(2_001))  # So many count as the whole root.
 SETTLE = 3.0
 TTL = 4.0
+READ = tuple(f"z{number}" for number in range(600))  # What an answer may be made from, beside the orders.
 
 Tags = Callable[[Key, Loaded | None], tuple[Path, ...]]
 
@@ -25,6 +28,11 @@ Tags = Callable[[Key, Loaded | None], tuple[Path, ...]]
 def order(*ids: str | None) -> tuple[Path, ...]:
     """The tags of these orders; without any, of all."""
     return tuple((*ROOT, id_) for id_ in ids if id_) or (ROOT,)
+
+
+def _summary(result: Loaded | None) -> tuple[Path, ...]:
+    """The tags of an answer from many orders, as far as anything else names them."""
+    return order(*READ[:1], result.owner) if result else (ROOT,)
 
 
 async def load(owner: str | None = None, other: str | None = None) -> Loaded:
@@ -53,7 +61,11 @@ def readers(body: str) -> dict[str, Reader]:
     async def several(name: str) -> Loaded:
         return await load("1", "2" if name == "pair" else None)
 
+    async def summary(name: str) -> Loaded:
+        return await load(OWNERS[name])
+
     by_id: Tags = lambda key, _: order(key)
+    and_many = tags_from("order", lambda arguments, result: [*READ, *([result.owner] if result.owner else [])])
     by_owner: Tags = lambda _, result: order(result.owner if result else None)
     by_both: Tags = lambda _, result: order(result.owner, result.other) if result else (ROOT,)
     both_ids = tags_from("order", lambda arguments, result: [id_ for id_ in (result.owner, result.other) if id_])
@@ -63,6 +75,7 @@ def readers(body: str) -> dict[str, Reader]:
             Reader("entity", AgentCache("order:{id}")(entity), IDS, by_id),
             Reader("below", AgentCache("order:{id}:lines")(entity), IDS, lambda key, _: ((*ROOT, key, "lines"),)),
             Reader("lookup", AgentCache("order:{result.owner}")(lookup), NAMES, by_owner),
+            Reader("summary", AgentCache(and_many)(summary), NAMES, lambda _, result: _summary(result)),
             Reader("both", AgentCache(["order:{id}", "cart"])(entity), IDS, lambda key, _: (*order(key), CART)),
             Reader("several", AgentCache(both_ids)(several), ("single", "pair"), by_both),
             Reader("brief", AgentCache("order:{id}", ttl=TTL)(entity), IDS, by_id, ttl=TTL),
@@ -76,9 +89,7 @@ def readers(body: str) -> dict[str, Reader]:
     return {reader.name: reader for reader in (*made, *_nested(body, {reader.name: reader for reader in made}))}
 
 
-async def compose(
-    *inner: Inner, how: str = "in turn", owner: str | None = None, forgives: bool = False
-) -> Loaded:
+async def compose(*inner: Inner, how: str = "in turn", owner: str | None = None, forgives: bool = False) -> Loaded:
     """What every read tool does that makes reads."""
     return await stage.get().compose(reading.get(), inner, how, owner, forgives=forgives)
 
@@ -105,6 +116,9 @@ def _nested(body: str, made: dict[str, Reader]) -> tuple[Reader, ...]:
 
     async def renewing() -> Loaded:
         return await compose(Inner(entity, "1", fresh=True), Inner(lookup, "b"))
+
+    async def digest() -> Loaded:
+        return await compose(Inner(made["summary"], "a"), Inner(entity, "2"))
 
     async def own_page() -> Loaded:
         return await compose(Inner(own_entity, "1"), Inner(own_lookup, "b"), Inner(entity, "2"))
@@ -138,6 +152,7 @@ def _nested(body: str, made: dict[str, Reader]) -> tuple[Reader, ...]:
             Reader("forgiving", AgentCache("page")(forgiving), ("",), nothing),
             Reader("hasty", AgentCache("page", ttl=TTL)(hasty), ("",), nothing, ttl=TTL),
             Reader("renewing", AgentCache(["page", "order:2"])(renewing), ("",), lambda *_: (PAGE, (*ROOT, "2"))),
+            Reader("digest", AgentCache("page")(digest), ("",), nothing, roomy=False),
             Reader("own_book", AgentCache("page", "session")(own_book), ("",), nothing, scope="session"),
             Reader("leaking", AgentCache("page", ttl=TTL)(leaking), ("",), nothing, ttl=TTL),
         )
@@ -160,7 +175,14 @@ def writers(body: str) -> dict[str, Writer]:
         await change(*order(id))
         return id
 
+    async def in_a_block(id: str) -> None:
+        async with writing(f"order:{id}", *[f"order:{other}" for other in MANY]):
+            await change(*order(id))
+
     by_id: Callable[[str], tuple[Path, ...]] = order
+    many = tags_from("order", lambda arguments: [*MANY, arguments["id"]])
+    many_told = tags_from("order", lambda arguments, result: [*MANY, result])
+    most = tags_from("order", lambda arguments: [*MOST, arguments["id"]])
     by_arguments = tags_from("order", lambda arguments: [arguments["id"]])
     with library.call_body(body):
         made = (
@@ -170,6 +192,11 @@ def writers(body: str) -> dict[str, Writer]:
             Writer("computed", AgentCacheInvalidator(by_arguments)(one), by_id),
             Writer("told", AgentCacheInvalidator("order:{result}")(unnamed), lambda _: (), late=(ROOT,), told=by_id),
             Writer("settling", AgentCacheInvalidator("order:{id}", settle=SETTLE)(one), by_id, settle=SETTLE),
+            # The other ids that they name are nobody's.
+            Writer("many", AgentCacheInvalidator(many)(one), by_id),
+            Writer("many_told", AgentCacheInvalidator(many_told)(unnamed), lambda _: (), late=(ROOT,), told=by_id),
+            Writer("most", AgentCacheInvalidator(most)(everything), lambda _: (ROOT,)),
+            Writer("in_a_block", in_a_block, by_id),
             Writer("inner", AgentCacheInvalidator("order:{id}", "session")(one), by_id, inner_only=True),
         )
     return {writer.name: writer for writer in made}
