@@ -182,6 +182,7 @@ class Write(Terse):
     began: int = 0
     ended: int = 0
     released: float = -1.0  # Clock: until when stores are held off after it has ended.
+    big: bool = False  # Whether it names so much that stores may be held off until some calls later.
     outcome: str = "waiting"
     lands: tuple[Path, ...] = ()  # What it changes in the store.
     landed: bool = False
@@ -205,6 +206,10 @@ class Write(Terse):
     def concerns(self, load: Load) -> bool:
         """Whether it names what this load depends on."""
         return self.entry is not None or meet((*self.names, *self.told), load.tags)
+
+    def held(self, since: float, now: float = NEVER) -> bool:
+        """Whether it has held stores off after its end, at some time in between."""
+        return 0 <= self.released <= now and (self.big or since <= self.released)
 
     def may_concern(self, tags: Iterable[Path]) -> bool:
         """The same, when its result is not known yet or was not."""
@@ -444,7 +449,7 @@ class Ledger:
         since, tags = source.read.started, source.tags
         for write in self.writes:
             reaches = write.reaches(part.read) or write.reaches(load.read)
-            if reaches and write.may_concern(tags) and (not 0 < write.ended < since or write.released >= source.clock):
+            if reaches and write.may_concern(tags) and (not 0 < write.ended < since or write.held(source.clock)):
                 return False
         return not any(
             other.fresh and other.identity == part.read.identity and other.started > since for other in self.reads
@@ -453,7 +458,7 @@ class Ledger:
     def _touches(self, write: Write, load: Load, since: int) -> bool:
         if not (write.reaches(load.read) and write.may_concern(load.tags)):
             return False
-        return not 0 < write.ended < since or write.released >= load.clock
+        return not 0 < write.ended < since or write.held(load.clock)
 
     def _parted(self, one: Load, other: Load) -> bool:
         """Whether, since the older of the two calls, a write, the end of one or a refresh may have parted them."""
@@ -463,7 +468,7 @@ class Ledger:
             read.started > since for read in self.reads if read.fresh and read.identity == one.read.identity
         )
         return refreshed or any(
-            write.began > since or write.ended > since or clock <= write.released <= self.clock
+            write.began > since or write.ended > since or write.held(clock, self.clock)
             for write in self.writes
             if write.reaches(one.read) and write.may_concern(known)
         )
@@ -474,10 +479,10 @@ class Ledger:
         for inner in self.reads_within(one.read):
             known = inner.reader.tags(inner.key, None)
             for write in self.writes:
-                if (write.reaches(inner) or write.reaches(one.read)) and write.may_concern(known):
-                    # What is read during a write is not good enough to be joined after it, nor to be kept.
-                    if not 0 < write.ended < since or clock <= write.released:
-                        return True
+                # What is read during a write is not good enough to be joined after it, nor to be kept.
+                counts = not 0 < write.ended < since or write.held(clock)
+                if counts and (write.reaches(inner) or write.reaches(one.read)) and write.may_concern(known):
+                    return True
             if any(read.fresh and read.identity == inner.identity and read.started > since for read in self.reads):
                 return True
         return False

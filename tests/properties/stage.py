@@ -45,6 +45,7 @@ class Writer(Terse):
     late: tuple[Path, ...] = ()  # The roots of what only its result tells ...
     told: Callable[[str], tuple[Path, ...]] = lambda _: ()  # ... and what the result tells then.
     settle: float = 0.0
+    big: bool = False
     inner_only: bool = False  # Limited to the session that it runs in.
 
     def __repr__(self) -> str:
@@ -240,7 +241,7 @@ class Stage:
     def write(self, writer: Writer, key: str, place: Place, *, at_once: bool = False) -> Write:
         """Call a write tool in a task of its own."""
         chain = place.chain if writer.inner_only else None
-        write = Write(writer.names(key), writer.late, chain=chain, open=at_once)
+        write = Write(writer.names(key), writer.late, chain=chain, open=at_once, big=writer.big)
         write.task = self._spawn(self._write(write, writer, key), place)
         return write
 

@@ -193,10 +193,12 @@ def writers(body: str) -> dict[str, Writer]:
             Writer("told", AgentCacheInvalidator("order:{result}")(unnamed), lambda _: (), late=(ROOT,), told=by_id),
             Writer("settling", AgentCacheInvalidator("order:{id}", settle=SETTLE)(one), by_id, settle=SETTLE),
             # The other ids that they name are nobody's.
-            Writer("many", AgentCacheInvalidator(many)(one), by_id),
-            Writer("many_told", AgentCacheInvalidator(many_told)(unnamed), lambda _: (), late=(ROOT,), told=by_id),
-            Writer("most", AgentCacheInvalidator(most)(everything), lambda _: (ROOT,)),
-            Writer("in_a_block", in_a_block, by_id),
+            Writer("many", AgentCacheInvalidator(many)(one), by_id, big=True),
+            Writer(
+                "many_told", AgentCacheInvalidator(many_told)(unnamed), lambda _: (), late=(ROOT,), told=by_id, big=True
+            ),
+            Writer("most", AgentCacheInvalidator(most)(everything), lambda _: (ROOT,), big=True),
+            Writer("in_a_block", in_a_block, by_id, big=True),
             Writer("inner", AgentCacheInvalidator("order:{id}", "session")(one), by_id, inner_only=True),
         )
     return {writer.name: writer for writer in made}
