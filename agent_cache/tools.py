@@ -33,8 +33,8 @@ from agent_cache.engine.codegen import read_body, write_body
 from agent_cache.engine.plan import read_plan, write_plan
 from agent_cache.engine.read import ReadOperation
 from agent_cache.engine.runtime import SCOPE, CacheKey
-from agent_cache.engine.state import drop
-from agent_cache.engine.write import Write, WriteOperation, tiers_under
+from agent_cache.engine.state import drop, mark_written
+from agent_cache.engine.write import Write, WriteOperation
 from agent_cache.errors import ConfigurationError
 from agent_cache.metrics import METRICS
 from agent_cache.remote.protocol import Tier
@@ -375,7 +375,8 @@ class AgentCacheInvalidator:
         no_effect: exceptions which mean that nothing was changed.
         ok: ``ok(result)`` decides whether a write that returned was successful. The default: always.
         loop: how a session's loop guard compares its calls: see `LoopHints`.
-        remote_cache, backup: tiers to invalidate, beside the configured ones and those of tools that share a root.
+        remote_cache, backup: tiers to invalidate, beside those of tools that share a root and all that were ever
+            configured.
         name: the identity of the tool instead of ``module:qualname``.
         remote: what happens while the shared tier cannot be reached: see `RemotePolicy`.
 
@@ -528,4 +529,5 @@ _OUTSIDE = WritePolicy(scope="global", settle=0.0, doubt=DOUBT, in_doubt=(), no_
 
 def _write(paths: tuple[str, ...]) -> Write:
     roots = tuple(dict.fromkeys(map(root_of, paths)))
-    return Write("writing " + ", ".join(roots), _OUTSIDE, paths, tiers=tiers_under(roots, ()))
+    mark_written(roots)
+    return Write("writing " + ", ".join(roots), _OUTSIDE, paths, roots=roots)

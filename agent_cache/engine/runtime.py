@@ -21,7 +21,7 @@ from agent_cache.core.parameters import Parameters
 from agent_cache.core.policies import ReadPolicy, WritePolicy
 from agent_cache.core.store import Entry
 from agent_cache.core.tags import Tag, TagSet
-from agent_cache.engine.state import LEDGER
+from agent_cache.engine.state import LEDGER, register_tool
 from agent_cache.errors import AgentLoopDetectedError
 from agent_cache.metrics import METRICS, Metrics, Stats
 from agent_cache.remote.protocol import Request, Ticket, Tier
@@ -276,25 +276,37 @@ class Scope:
         participants: the sessions, innermost first; empty for the root.
         owners: the same sessions as a set, which an invalidation with ``scope="session"`` reaches.
         tenant: whose run this is, None without tenants.
+        bypasses: whether reads made here run their tools uncached: see `bypass`.
         answers_inline: whether the generated body of a global tool may look into its store directly: not for tenants,
-            whose keys differ, nor under an interceptor, which receives every call.
+            whose keys differ, nor inside `bypass`, nor under an interceptor, which receives every call.
         interceptor: records or replays the calls made here; None outside of recordings.
         plans: compiled plans by operation; a cache, and the only thing here that changes.
     """
 
-    __slots__ = ("answers_inline", "interceptor", "owners", "participants", "plans", "tenant")
+    __slots__ = ("answers_inline", "bypasses", "interceptor", "owners", "participants", "plans", "tenant")
 
-    def __init__(self, participants: tuple[Participant, ...] = (), tenant: Hashable | None = None) -> None:
+    def __init__(
+        self, participants: tuple[Participant, ...] = (), tenant: Hashable | None = None, *, bypasses: bool = False
+    ) -> None:
         self.participants = participants
         self.tenant = tenant
-        self.answers_inline = tenant is None
+        self.bypasses = bypasses
+        self.answers_inline = tenant is None and not bypasses
         self.owners: frozenset[object] = frozenset(participants)
         self.plans: dict[Operation[Any], Plan] = {}
         self.interceptor: Interceptor | None = None
 
     def within(self, participant: Participant, tenant: Hashable | None) -> Scope:
         """This place with one more session, innermost."""
-        return Scope((participant, *self.participants), tenant)
+        return Scope((participant, *self.participants), tenant, bypasses=self.bypasses)
+
+    def variant(self, *, bypasses: bool) -> Scope:
+        """This place with another flag."""
+        return Scope(self.participants, self.tenant, bypasses=bypasses)
+
+    def storing(self) -> Scope:
+        """The place whose plans know where results are stored: this one without `bypass` and interceptors."""
+        return self.variant(bypasses=False) if self.bypasses else self
 
     def plan(self, operation: Operation[Any]) -> Plan:
         """The plan of an operation here, compiled at its first call and again after a change of the configuration."""
@@ -635,6 +647,7 @@ class Operation(Generic[P]):
         self.compile = compile
         self.stats = METRICS.stats_of(name, tags.roots)
         self.root_plan: Plan | None = None
+        register_tool(self, tags.roots, is_read=self.is_read)
 
     def local_hit(self, scope: Scope, key: Hashable, arguments: Mapping[str, Any]) -> Any:
         """The value of a local hit, or `MISSING`."""

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import weakref
 from collections import OrderedDict, deque
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Iterable, Iterator
+from difflib import get_close_matches
+from itertools import islice
 from typing import Any, TypeVar
 
 from agent_cache.config import CURRENT, Configuration
@@ -24,7 +27,12 @@ __all__ = [
     "evict_for",
     "forget_warnings",
     "free",
+    "mark_written",
+    "readers_under",
+    "register_tool",
     "run_shielded",
+    "warn_of_unread_roots",
+    "warn_of_unwritten_roots",
     "warn_once",
 ]
 
@@ -66,6 +74,94 @@ def _described(error: BaseException) -> str:
 def forget_warnings() -> None:
     """Let `warn_once` log everything again."""
     _warned.clear()
+
+
+# Tools by root: which tiers a write concerns, and roots that only reads or only writes have
+
+
+class _Root:
+    """The tools of one root, as long as they exist.
+
+    Attributes:
+        is_written: whether something that is no write tool has invalidated it.
+        is_warned_of: whether a warning says that it is never read, or never written.
+    """
+
+    __slots__ = ("is_warned_of", "is_written", "readers", "writers")
+
+    def __init__(self) -> None:
+        self.readers: dict[weakref.ref[Any], None] = {}
+        self.writers: dict[weakref.ref[Any], None] = {}
+        self.is_written = False
+        self.is_warned_of = False
+
+
+_roots: dict[str, _Root] = {}
+_MAX_NAMES = 1_000
+"""How many roots are searched for the nearest name: 2 us each, once for each warning."""
+
+
+def register_tool(tool: Any, roots: tuple[str, ...], *, is_read: bool) -> None:
+    """Find a tool by its roots, as long as it exists."""
+
+    def forget(reference: weakref.ref[Any]) -> None:
+        with LEDGER.lock:
+            for root in roots:
+                if (found := _roots.get(root)) is not None:
+                    (found.readers if is_read else found.writers).pop(reference, None)
+                    if not found.readers and not found.writers:
+                        _roots.pop(root, None)
+
+    reference = weakref.ref(tool, forget)
+    with LEDGER.lock:
+        for root in roots:
+            found = _roots.setdefault(root, _Root())
+            (found.readers if is_read else found.writers)[reference] = None
+
+
+def readers_under(roots: Iterable[str]) -> list[Any]:
+    """The read tools whose entries may depend on these roots."""
+    with LEDGER.lock:
+        references = [reference for root in roots if root in _roots for reference in tuple(_roots[root].readers)]
+    return [tool for reference in references if (tool := reference()) is not None]
+
+
+def mark_written(roots: Iterable[str]) -> None:
+    """Note roots that something else than a write tool invalidates."""
+    for root in roots:
+        if (found := _roots.get(root)) is not None:
+            found.is_written = True
+
+
+def warn_of_unread_roots(tool: str, roots: Iterable[str]) -> None:
+    """Warn of each root of a write tool on which no read tool depends."""
+    for root in roots:
+        found = _roots.get(root)
+        if found is not None and not found.readers and not found.is_warned_of:
+            found.is_warned_of = True
+            near = _nearest(root, {name: one for name, one in _some_roots() if one.readers})
+            warn_once(f"no read tool depends on {root!r}, so this write drops nothing under it{near}", tool)
+
+
+def warn_of_unwritten_roots(tool: str, roots: Iterable[str]) -> None:
+    """Warn of each root of a read tool that nothing invalidates."""
+    for root in roots:
+        found = _roots.get(root)
+        if found is not None and not found.writers and not found.is_written and not found.is_warned_of:
+            found.is_warned_of = True
+            near = _nearest(root, {name: one for name, one in _some_roots() if one.writers or one.is_written})
+            event = f"no write has {root!r}, so what depends on it is cached until it is evicted; if it changes"
+            warn_once(f"{event}, write it or give the tool a ttl{near}", tool)
+
+
+def _some_roots() -> list[tuple[str, _Root]]:
+    with LEDGER.lock:
+        return list(islice(_roots.items(), _MAX_NAMES))
+
+
+def _nearest(root: str, names: Iterable[str]) -> str:
+    near = get_close_matches(root, names, 1)
+    return f"; is {near[0]!r} meant?" if near else ""
 
 
 # Invalidation from outside of a write tool, and eviction
@@ -114,10 +210,12 @@ def _apply(old: Configuration, new: Configuration) -> None:
     if old.remote is not new.remote or old.backup is not new.backup:
         clear_everything()  # the new tiers have no versions of these entries
     with LEDGER.lock:
+        is_on = CURRENT.value.enabled  # another thread may have changed it since; the last one here must set what holds
         for partition in LEDGER.partitions():
-            partition.store.switch(on=new.enabled)
+            partition.store.switch(on=is_on)
 
 
+CURRENT.lock = LEDGER.lock
 CURRENT.listeners.append(_apply)
 
 
