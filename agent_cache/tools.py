@@ -1,4 +1,4 @@
-"""The decorators `AgentCache` and `AgentCacheInvalidator`, and `invalidate` and `writing` for code that is not a tool.
+"""The decorators `AgentCache` and `AgentCacheInvalidator`; `invalidate`, `writing` and `bypass` for code around tools.
 
 A decorator checks its options at once, and the function when it is applied. Then it settles the signature, the tags and
 the policy, and generates the body of the decorated function (`engine.codegen`).
@@ -10,8 +10,10 @@ import functools
 import inspect
 from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from contextvars import Token
 from datetime import timedelta
-from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, overload
+from types import TracebackType
+from typing import Any, Concatenate, Literal, ParamSpec, Protocol, Self, TypeVar, overload
 
 from agent_cache.config import checked_tier
 from agent_cache.core.coherence import Region
@@ -32,7 +34,7 @@ from agent_cache.core.tags import ComputedTags, TagSet, parse_tag, root_of
 from agent_cache.engine.codegen import read_body, write_body
 from agent_cache.engine.plan import read_plan, write_plan
 from agent_cache.engine.read import ReadOperation
-from agent_cache.engine.runtime import SCOPE, CacheKey
+from agent_cache.engine.runtime import SCOPE, CacheKey, Scope
 from agent_cache.engine.state import drop, mark_written
 from agent_cache.engine.write import Write, WriteOperation
 from agent_cache.errors import ConfigurationError
@@ -43,9 +45,11 @@ from agent_cache.values.annotations import Returns
 __all__ = [
     "AgentCache",
     "AgentCacheInvalidator",
+    "Bypass",
     "CachedTool",
     "InvalidatingTool",
     "Resource",
+    "bypass",
     "checked_remote",
     "checked_tool",
     "identity_of",
@@ -522,6 +526,52 @@ def _parsed(tags: tuple[str | Sequence[object], ...], function: str) -> tuple[st
     if not tags:
         raise ConfigurationError(f"{function}() needs at least one tag, for example {function}('order:7')")
     return tuple(dict.fromkeys(map(parse_tag, tags)))
+
+
+class Bypass:
+    """A block of `bypass`."""
+
+    __slots__ = ("_token",)
+
+    def __init__(self) -> None:
+        self._token: Token[Scope] | None = None
+
+    def __enter__(self) -> Self:
+        if self._token is not None:
+            raise ConfigurationError("bypass: this block is already entered; call bypass() again for another `with`")
+        scope = SCOPE.get()
+        self._token = SCOPE.set(scope if scope.bypasses else scope.variant(bypasses=True))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        token, self._token = self._token, None
+        if token is None:
+            return
+        try:
+            SCOPE.reset(token)
+        except ValueError:
+            pass  # closed by the garbage collector, in another context than it was entered in
+
+
+def bypass() -> Bypass:
+    """Run the reads of this task uncached inside a block.
+
+    Example: ``with bypass(): await get_order("7")``
+
+    Every read inside runs its tool: nothing is looked up, stored, or shared with other callers, and it is counted as
+    uncached. Writes invalidate as ever, sessions trace, count and check for loops, recordings record and replay. Child
+    tasks and `asyncio.to_thread` that are started inside belong to the block; other tasks are not concerned, and their
+    local hits cost nothing more. For the whole process there is ``configure(enabled=False)``.
+
+    ``await tool.fresh(...)`` inside runs the tool and does not store the answer. `AsyncCache` is not concerned. Blocks
+    may be nested.
+
+    Returns:
+        A context manager. To enter one that is entered already raises `ConfigurationError`.
+    """
+    return Bypass()
 
 
 _OUTSIDE = WritePolicy(scope="global", settle=0.0, doubt=DOUBT, in_doubt=(), no_effect=(), ok=None, key_fn=None)
