@@ -72,8 +72,11 @@ def _described(error: BaseException) -> str:
 
 
 def forget_warnings() -> None:
-    """Let `warn_once` log everything again."""
+    """Let every warning be logged again."""
     _warned.clear()
+    with LEDGER.lock:
+        for root in _roots.values():
+            root.is_warned_of = False
 
 
 # Tools by root: which tiers a write concerns, and roots that only reads or only writes have
