@@ -16,12 +16,12 @@ from typing import Any, Final, Generic, NamedTuple, NoReturn, Protocol, TypeVar
 
 from agent_cache.clock import CLOCK
 from agent_cache.config import CURRENT, Configuration
-from agent_cache.core.coherence import Load, Partition
+from agent_cache.core.coherence import NO_PLACES, Load, Partition
 from agent_cache.core.parameters import Parameters
 from agent_cache.core.policies import ReadPolicy, WritePolicy
 from agent_cache.core.store import Entry
 from agent_cache.core.tags import Tag, TagSet
-from agent_cache.engine.state import LEDGER, register_tool
+from agent_cache.engine.state import LEDGER, RootUse, uses_of
 from agent_cache.errors import AgentLoopDetectedError
 from agent_cache.metrics import METRICS, Metrics, Stats
 from agent_cache.remote.protocol import Request, Ticket, Tier
@@ -387,9 +387,10 @@ class Flight(Load):
         self.key = id[0]
         self.tags = tags
         self.late_roots = late_roots
-        self.written = None
         self.is_clean = True
         self.is_open = True
+        self.since = -1
+        self._places = NO_PLACES
         self.id = id
         self.waiters: deque[asyncio.Future[Any]] | None = None
         self.waits_for: list[Flight] | None = None
@@ -424,8 +425,9 @@ class Flight(Load):
             self.joinable = False
             partition.flights.pop(self.id, None)
         self.is_open = False
-        for loads in partition.loads:
-            loads.discard(self)
+        partition.loads.discard(self)
+        if self.since >= 0:
+            self.leave_indexes()
 
     def land(self, outcome: object) -> None:
         """Give every follower the outcome."""
@@ -610,6 +612,7 @@ class Operation(Generic[P]):
         compile: makes the plan of a scope: ``read_plan`` or ``write_plan`` of `engine.plan`.
         own_tiers: the tiers that its decorator named, nearest first.
         root_plan: its plan outside of sessions.
+        root_uses: who writes its roots.
     """
 
     __slots__ = (
@@ -621,6 +624,7 @@ class Operation(Generic[P]):
         "parameters",
         "policy",
         "root_plan",
+        "root_uses",
         "stats",
         "tags",
     )
@@ -647,7 +651,7 @@ class Operation(Generic[P]):
         self.compile = compile
         self.stats = METRICS.stats_of(name, tags.roots)
         self.root_plan: Plan | None = None
-        register_tool(self, tags.roots, is_read=self.is_read)
+        self.root_uses: tuple[RootUse, ...] = uses_of(tags.roots)
 
     def local_hit(self, scope: Scope, key: Hashable, arguments: Mapping[str, Any]) -> Any:
         """The value of a local hit, or `MISSING`."""

@@ -16,21 +16,22 @@ from itertools import islice
 from typing import Any, TypeVar
 
 from agent_cache.config import CURRENT, Configuration
-from agent_cache.core.coherence import Ledger, Partition, Region
+from agent_cache.core.coherence import Ledger, Partition
 from agent_cache.core.store import Entry
+from agent_cache.core.tags import Region
 
 __all__ = [
     "LEDGER",
     "LOG",
+    "RootUse",
     "clear_everything",
     "drop",
     "evict_for",
     "forget_warnings",
     "free",
     "mark_written",
-    "readers_under",
-    "register_tool",
     "run_shielded",
+    "uses_of",
     "warn_of_unread_roots",
     "warn_of_unwritten_roots",
     "warn_once",
@@ -75,58 +76,39 @@ def forget_warnings() -> None:
     """Let every warning be logged again."""
     _warned.clear()
     with LEDGER.lock:
-        for root in _roots.values():
+        for root in list(_roots.values()):
             root.is_warned_of = False
 
 
-# Tools by root: which tiers a write concerns, and roots that only reads or only writes have
+# Roots that only reads or only writes have
 
 
-class _Root:
-    """The tools of one root, as long as they exist.
+class RootUse:
+    """Whether a root is written. Kept by the tools that have it.
 
     Attributes:
+        writers: its write tools.
         is_written: whether something that is no write tool has invalidated it.
         is_warned_of: whether a warning says that it is never read, or never written.
     """
 
-    __slots__ = ("is_warned_of", "is_written", "readers", "writers")
+    __slots__ = ("__weakref__", "is_warned_of", "is_written", "writers")
 
     def __init__(self) -> None:
-        self.readers: dict[weakref.ref[Any], None] = {}
-        self.writers: dict[weakref.ref[Any], None] = {}
+        self.writers: weakref.WeakSet[Any] = weakref.WeakSet()
         self.is_written = False
         self.is_warned_of = False
 
 
-_roots: dict[str, _Root] = {}
+_roots: weakref.WeakValueDictionary[str, RootUse] = weakref.WeakValueDictionary()
 _MAX_NAMES = 1_000
-"""How many roots are searched for the nearest name: 2 us each, once for each warning."""
+"""How many roots are searched for the nearest name, at 2 us each, once for each warning."""
 
 
-def register_tool(tool: Any, roots: tuple[str, ...], *, is_read: bool) -> None:
-    """Find a tool by its roots, as long as it exists."""
-
-    def forget(reference: weakref.ref[Any]) -> None:
-        with LEDGER.lock:
-            for root in roots:
-                if (found := _roots.get(root)) is not None:
-                    (found.readers if is_read else found.writers).pop(reference, None)
-                    if not found.readers and not found.writers:
-                        _roots.pop(root, None)
-
-    reference = weakref.ref(tool, forget)
+def uses_of(roots: Iterable[str]) -> tuple[RootUse, ...]:
+    """The records of these roots, for a tool to keep."""
     with LEDGER.lock:
-        for root in roots:
-            found = _roots.setdefault(root, _Root())
-            (found.readers if is_read else found.writers)[reference] = None
-
-
-def readers_under(roots: Iterable[str]) -> list[Any]:
-    """The read tools whose entries may depend on these roots."""
-    with LEDGER.lock:
-        references = [reference for root in roots if root in _roots for reference in tuple(_roots[root].readers)]
-    return [tool for reference in references if (tool := reference()) is not None]
+        return tuple([_roots.setdefault(root, RootUse()) for root in roots])
 
 
 def mark_written(roots: Iterable[str]) -> None:
@@ -140,9 +122,9 @@ def warn_of_unread_roots(tool: str, roots: Iterable[str]) -> None:
     """Warn of each root of a write tool on which no read tool depends."""
     for root in roots:
         found = _roots.get(root)
-        if found is not None and not found.readers and not found.is_warned_of:
+        if found is not None and not found.is_warned_of and not _is_read(root):
             found.is_warned_of = True
-            near = _nearest(root, {name: one for name, one in _some_roots() if one.readers})
+            near = _nearest(root, [name for name, _ in _some_roots() if _is_read(name)])
             warn_once(f"no read tool depends on {root!r}, so this write drops nothing under it{near}", tool)
 
 
@@ -150,14 +132,23 @@ def warn_of_unwritten_roots(tool: str, roots: Iterable[str]) -> None:
     """Warn of each root of a read tool that nothing invalidates."""
     for root in roots:
         found = _roots.get(root)
-        if found is not None and not found.writers and not found.is_written and not found.is_warned_of:
+        if found is not None and not found.is_warned_of and not _is_written(found):
             found.is_warned_of = True
-            near = _nearest(root, {name: one for name, one in _some_roots() if one.writers or one.is_written})
+            near = _nearest(root, [name for name, use in _some_roots() if _is_written(use)])
             event = f"no write has {root!r}, so what depends on it is cached until it is evicted; if it changes"
             warn_once(f"{event}, write it or give the tool a ttl{near}", tool)
 
 
-def _some_roots() -> list[tuple[str, _Root]]:
+def _is_read(root: str) -> bool:
+    with LEDGER.lock:
+        return bool(LEDGER.tools_under(root))
+
+
+def _is_written(use: RootUse) -> bool:
+    return use.is_written or bool(use.writers)
+
+
+def _some_roots() -> list[tuple[str, RootUse]]:
     with LEDGER.lock:
         return list(islice(_roots.items(), _MAX_NAMES))
 

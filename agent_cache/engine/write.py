@@ -18,17 +18,16 @@ from typing import Any
 
 from agent_cache.clock import CLOCK
 from agent_cache.config import CURRENT
-from agent_cache.core.coherence import Hold, Region
+from agent_cache.core.coherence import Hold
 from agent_cache.core.policies import WritePolicy
 from agent_cache.core.store import Entry
-from agent_cache.core.tags import Tag, TagRule
+from agent_cache.core.tags import Region, Tag, TagRule
 from agent_cache.engine.interception import InterceptedCall
 from agent_cache.engine.runtime import SCOPE, CacheKey, Call, Operation, Proceed, Scope
 from agent_cache.engine.state import (
     LEDGER,
     free,
     mark_written,
-    readers_under,
     run_shielded,
     warn_of_unread_roots,
     warn_once,
@@ -51,6 +50,8 @@ class WriteOperation(Operation[WritePolicy]):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.is_new = True  # until its first call
+        for use in self.root_uses:
+            use.writers.add(self)
 
     def write(self, scope: Scope, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Awaitable[Any]:
         """Run a write through its plan."""
@@ -278,8 +279,8 @@ class Write:
         if self.tiers:
             await self._announce()
         with LEDGER.lock:
-            self._hold = LEDGER.hold(self._all_possibly_touched())
             garbage = LEDGER.invalidate(self.region)
+            self._hold = LEDGER.hold(self._all_possibly_touched())  # after it, to be told of other writes only
         free(garbage)
 
     async def succeed(self, result: Any, *, ok: bool = True) -> None:
@@ -322,13 +323,16 @@ class Write:
             await run_shielded(self._finish_commits(commits, region), *commits.values(), may_wait=may_wait)
 
     def _invalidate_locally(self, region: Region, hold: float) -> None:
+        garbage: list[Any] = []
         with LEDGER.lock:
             if self._hold is not None:
                 LEDGER.release(self._hold)
                 self._hold = None
+            if LEDGER.timed_holds:
+                garbage += LEDGER.expire_holds(CLOCK.now())
             if hold:
                 LEDGER.hold(region, CLOCK.now() + hold)
-            garbage = LEDGER.invalidate(region)
+            garbage += LEDGER.invalidate(region)
         free(garbage)
 
     # Tiers
@@ -440,7 +444,8 @@ def tiers_under(roots: tuple[str, ...], own: tuple[Tier, ...], *, in_sessions: b
         The others are told like them, but a tier that was given up must not stop a write.
     """
     found: dict[Tier, bool] = {}
-    readers = readers_under(roots)
+    with LEDGER.lock:
+        readers = [tool for root in roots for tool in LEDGER.tools_under(root)]
     if in_sessions:
         readers = [tool for tool in readers if tool.policy.remote.share]
     if not in_sessions or any(not tool.own_tiers for tool in readers):

@@ -22,7 +22,7 @@ from agent_cache import (
     writing,
 )
 from agent_cache.recording import record, replay
-from agent_cache.testing import MemoryServer, MemoryTier
+from agent_cache.testing import MemoryServer
 from tests.harness import library
 from tests.harness.gates import Gate, idle, started
 from tests.pipeline.fleet import WatchedTier

@@ -9,7 +9,15 @@ from typing import Any
 
 import pytest
 
-from agent_cache import AgentCache, AgentCacheInvalidator, AgentCacheSession, configure, get_metrics, invalidate, writing
+from agent_cache import (
+    AgentCache,
+    AgentCacheInvalidator,
+    AgentCacheSession,
+    configure,
+    get_metrics,
+    invalidate,
+    writing,
+)
 from agent_cache.engine import state
 from agent_cache.testing import MemoryServer, MemoryTier
 
@@ -106,9 +114,12 @@ async def test_a_read_root_without_a_write_is_warned_of_after_many_calls_with_th
         await get(name)
         await other(name)
     await called(other)
-    assert warned() == [
-        "get: no write has 'parcels', so what depends on it is cached until it is evicted; if it changes, write it or "
-        "give the tool a ttl; is 'parcel' meant?"
+    assert [message.split(";") for message in warned()] == [
+        [
+            "get: no write has 'parcels', so what depends on it is cached until it is evicted",
+            " if it changes, write it or give the tool a ttl",
+            " is 'parcel' meant?",
+        ]
     ]
     del save
 
