@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
+from contextlib import nullcontext
 from contextvars import Context, ContextVar, copy_context
 from dataclasses import dataclass, field
 
-from agent_cache import AgentCacheSession
+from agent_cache import AgentCacheSession, bypass, configure
+from agent_cache.config import Change
 from tests.harness import library
 from tests.properties.ledger import (
     Broken,
@@ -75,6 +77,7 @@ class Stage:
     writes: list[Write] = field(default_factory=list)
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
     places: list[Place] = field(default_factory=list)
+    layers: list[Change] = field(default_factory=list)
     sessions: int = 0
     loads_before: int = field(default_factory=library.loads_in_flight)
 
@@ -129,10 +132,19 @@ class Stage:
 
     # -- what can be done --------------------------------------------------------------------------------------
 
-    def read(self, reader: Reader, key: Key, place: Place, *, at_once: bool = False, fresh: bool = False) -> Read:
+    def read(
+        self,
+        reader: Reader,
+        key: Key,
+        place: Place,
+        *,
+        at_once: bool = False,
+        fresh: bool = False,
+        bypassed: bool = False,
+    ) -> Read:
         """Call a read tool in a task of its own."""
         read = Read(reader, key, self.entries(reader, place), fresh, open=at_once)
-        read.task = self._spawn(self._read(read), place)
+        read.task = self._spawn(self._read(read, bypassed=bypassed), place)
         return read
 
     def entries(self, reader: Reader, place: Place) -> object:
@@ -141,12 +153,15 @@ class Stage:
             return self.everywhere
         return place if place.chain else object()
 
-    async def _read(self, read: Read) -> None:
+    async def _read(self, read: Read, *, bypassed: bool) -> None:
         reading.set(read)
+        if bypassed or any(layer.settings.get("enabled") is False for layer in self.layers):
+            read.place = object()  # nothing is shared with other calls, in either direction
         self.ledger.start_read(read)
         try:
             call = read.reader.call.fresh if read.fresh else read.reader.call
-            value = await call(*arguments(read.key))
+            with bypass() if bypassed else nullcontext():
+                value = await call(*arguments(read.key))
         except Broken as error:
             self.ledger.failed(read, error)
         except asyncio.CancelledError:
@@ -198,6 +213,17 @@ class Stage:
             place.context = copy_context()
             assert place.gate is not None
             await place.gate
+
+    def configure(self, **settings: object) -> None:
+        """Enter a layer of the configuration."""
+        self.layers.append(configure(**settings).__enter__())  # type: ignore[arg-type]  # settings of any kind
+        self.ledger.change_configuration(len(self.layers))
+
+    def leave_layer(self, layer: Change) -> None:
+        """Leave a layer, which need not be the last one."""
+        layer.__exit__(None, None, None)
+        self.layers.remove(layer)
+        self.ledger.change_configuration(len(self.layers))
 
     def leave(self, place: Place) -> None:
         """End a session; what still runs in it runs on."""
@@ -253,6 +279,8 @@ class Stage:
     def finish(self, readers: Iterable[Reader]) -> None:
         """Let everything go on to its end, where nothing may hang; then read everything once more, long after."""
         self._end_all_tools()
+        for layer in list(self.layers):
+            self.leave_layer(layer)
         self.advance(LONG_AFTER)
         for place in self.places:
             for reader in readers:
