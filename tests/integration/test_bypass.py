@@ -163,24 +163,27 @@ async def test_writes_inside_invalidate_everywhere(orders: Orders):
     assert here.orders.count("begin") == here.orders.count("commit") == 3
 
 
-async def test_one_entry_is_invalidated_and_named_inside_as_outside(orders: Orders):
-    """Also that of a session or of a tenant."""
+async def test_one_entry_is_invalidated_and_named_inside_as_outside(orders: Orders, tmp_path: Path):
+    """Also that of a session or of a tenant; and the same in a recording."""
     here = WatchedTier(MemoryServer())
     with configure(remote=here):
 
         @AgentCache("note", "session", remote=RemotePolicy(share=True))
-        async def note() -> int:
-            return await orders.get("7")
+        async def note() -> None:
+            orders.runs += 1
 
         async with AgentCacheSession("a", tenant="mine"):
             for tool, arguments in ((orders.get, ("7",)), (orders.own, ("7",)), (note, ())):
-                first = await tool(*arguments)
-                named = tool.cache_key(*arguments)
-                with bypass():
-                    assert tool.cache_key(*arguments) == named
-                    assert tool.cache_key(*arguments).request == named.request
-                    assert await tool.invalidate(*arguments)
-                assert await tool(*arguments) != first or tool is note
+                for inside in (bypass(), record(tmp_path / "run.yaml")):
+                    await tool(*arguments)
+                    named = tool.cache_key(*arguments)
+                    with inside:
+                        assert tool.cache_key(*arguments) == named
+                        assert tool.cache_key(*arguments).request == named.request
+                        assert await tool.invalidate(*arguments)
+                    runs = orders.runs
+                    await tool(*arguments)
+                    assert orders.runs == runs + 1
 
 
 async def test_an_entry_of_a_tier_is_neither_found_nor_stored(orders: Orders):

@@ -155,7 +155,7 @@ class Stage:
 
     async def _read(self, read: Read, *, bypassed: bool) -> None:
         reading.set(read)
-        if bypassed or any(layer.settings.get("enabled") is False for layer in self.layers):
+        if bypassed or not self.is_caching():
             read.place = object()  # nothing is shared with other calls, in either direction
         self.ledger.start_read(read)
         try:
@@ -218,6 +218,11 @@ class Stage:
         """Enter a layer of the configuration."""
         self.layers.append(configure(**settings).__enter__())  # type: ignore[arg-type]  # settings of any kind
         self.ledger.change_configuration(len(self.layers))
+
+    def is_caching(self) -> bool:
+        """Whether caching is on: the layer that was entered last decides, of those that say it."""
+        said = [layer.settings["enabled"] for layer in self.layers if "enabled" in layer.settings]
+        return not said or bool(said[-1])
 
     def leave_layer(self, layer: Change) -> None:
         """Leave a layer, which need not be the last one."""
