@@ -286,24 +286,23 @@ class Layers(Configuring, Invalidating):
     writer_names = ("entity", "told")
 
 
-class LayersOverATier(Configuring, Invalidating):
-    """Layers that take a tier away for a while, while writes go on; local stores keep little, so that it is asked."""
+class LayersOverATier(Configuring):
+    """Layers that take a tier away for a while, while writes go on; each layer empties the local store."""
 
-    reader_names = ("tight", "entity", "lookup")
-    writer_names = ("entity", "root", "settling")
+    reader_names = ("entity", "lookup")
+    writer_names = ("entity", "root")
 
     def __init__(self) -> None:
         super().__init__()
-        servers = MemoryServer(), MemoryServer()
-        self.layers = (
-            *Configuring.layers,
-            {"remote": None},
-            {"remote": None},
-            {"remote": MemoryTier(servers[1])},
-            {"backup": MemoryTier(servers[1])},
-        )
-        configure(remote=MemoryTier(servers[0]))
+        other = MemoryTier(MemoryServer())
+        self.layers = ({"remote": None}, {"remote": None}, {"remote": other}, {"backup": other}, {"enabled": False})
+        configure(remote=MemoryTier(MemoryServer()))
         self.stage.ledger.is_tiered = True
+
+    def moves(self) -> Iterator[str]:
+        yield from super().moves()
+        if not self.stage.layers:
+            yield from ["enter_a_layer"] * 2
 
 
 MACHINES = (
