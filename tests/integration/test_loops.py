@@ -138,7 +138,7 @@ async def test_what_a_run_was_stopped_for_is_forgotten_when_it_is_entered_again(
     for _ in range(2):
         async with warned:
             await outcomes(shop.get, 3)
-    kinds = [record.agent_cache_kind for record in caplog.records if record.levelname == "WARNING"]
+    kinds = [record.agent_cache_kind for record in caplog.records if record.agent_cache_event == "loop"]
     assert kinds == ["repeat", "repeat", "depth", "depth"]
 
 
@@ -499,7 +499,7 @@ async def test_a_loop_is_warned_of_once_however_often_it_is_refused(on_loop: Any
         for _ in range(10):
             await outcomes(shop.get, 1)
             await outcomes(lambda: shop.add("x"), 1)
-    warned = [(r.agent_cache_kind, r.agent_cache_tool) for r in caplog.records if r.levelname == "WARNING"]
+    warned = [(r.agent_cache_kind, r.agent_cache_tool) for r in caplog.records if r.agent_cache_event == "loop"]
     assert warned == [("repeat", "add"), ("cycle", "add"), ("repeat", "get")]
     assert sum(session.get_metrics()["loops"].values()) > 30
 

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from contextlib import nullcontext
 from contextvars import Context, ContextVar, copy_context
 from dataclasses import dataclass, field
+from typing import Any
 
 from agent_cache import AgentCacheSession, bypass, configure
 from agent_cache.config import Change
@@ -158,16 +159,20 @@ class Stage:
         if bypassed or not self.is_caching():
             read.place = object()  # nothing is shared with other calls, in either direction
         self.ledger.start_read(read)
+        tool: Any = read.reader.call
+        is_contained = not read.fresh and tool.contains(*arguments(read.key))
+        before = tool.cache_info()
         try:
-            call = read.reader.call.fresh if read.fresh else read.reader.call
             with bypass() if bypassed else nullcontext():
-                value = await call(*arguments(read.key))
+                value = await (tool.fresh if read.fresh else tool)(*arguments(read.key))
         except Broken as error:
             self.ledger.failed(read, error)
         except asyncio.CancelledError:
             if not read.cancelled:
                 self.ledger.broken.append(f"{read.identity} was cancelled, and nobody had cancelled it")
         else:
+            if is_contained and tool.cache_info()[:2] != (before.hits + 1, before.misses):
+                self.ledger.broken.append(f"{read.identity} was contained, and was no hit")
             self.ledger.got(read, value)
 
     def write(self, writer: Writer, key: str, place: Place, *, at_once: bool = False) -> Write:
