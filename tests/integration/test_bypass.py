@@ -256,3 +256,26 @@ async def test_with_uncacheable_arguments_refused_a_block_refuses_them_as_well()
 
     with bypass(), pytest.raises(UncacheableArgumentsError):
         await tool(object())
+
+
+@pytest.mark.parametrize("tenant", [None, "mine"])
+async def test_a_read_that_another_makes_in_a_block_is_one_that_was_not_cached(orders: Orders, tenant: str | None):
+    """So the outer one is not stored, unless it has a ttl of its own: nothing tells when the inner value changes."""
+    runs: list[str] = []
+
+    @AgentCache("report")
+    async def report() -> int:
+        runs.append("report")
+        with bypass():
+            return await orders.get("7")
+
+    @AgentCache("brief", ttl=60)
+    async def brief() -> int:
+        runs.append("brief")
+        with bypass():
+            return await orders.get("7")
+
+    async with AgentCacheSession(tenant=tenant, loop_detection=False):
+        for tool in (report, report, brief, brief):
+            await tool()
+    assert runs == ["report", "report", "brief"]
