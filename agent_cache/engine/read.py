@@ -288,7 +288,7 @@ class ReadOperation(Operation[ReadPolicy]):
 
         It asks no tier, takes no copy of the value, counts as no use and as no call, and is seen by no loop guard.
         False where nothing is looked up: for arguments without identity, outside of a session with
-        ``scope="session"``, while caching is switched off, and within a recording or a replay.
+        ``scope="session"``, while caching is switched off, inside `bypass`, and within a recording or a replay.
 
         Raises:
             TypeError: if the tool cannot be called so.

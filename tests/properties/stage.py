@@ -160,7 +160,7 @@ class Stage:
             read.place = object()  # nothing is shared with other calls, in either direction
         self.ledger.start_read(read)
         tool: Any = read.reader.call
-        is_contained = not read.fresh and tool.contains(*arguments(read.key))
+        is_contained = not read.fresh and not bypassed and tool.contains(*arguments(read.key))
         before = tool.cache_info()
         try:
             with bypass() if bypassed else nullcontext():
