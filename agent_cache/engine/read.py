@@ -33,7 +33,7 @@ from agent_cache.engine.runtime import (
     Scope,
 )
 from agent_cache.engine.single_flight import take_over
-from agent_cache.engine.state import LEDGER, drop, free, run_shielded, warn_once
+from agent_cache.engine.state import LEDGER, SIZES, drop, free, run_shielded, warn_once
 from agent_cache.engine.tiers import request_of
 from agent_cache.errors import ConfigurationError
 from agent_cache.remote.protocol import Request, Tier
@@ -76,6 +76,7 @@ class ReadOperation(Operation[ReadPolicy]):
     def new_partition(self, owner: object | None) -> Partition:
         """Make a store for the answers of one scope, and register it for invalidation."""
         partition = Partition(self, owner, self.tags.static, self.tags.roots, self.policy.maxsize)
+        partition.store.sizes, partition.store.stats = SIZES, self.stats
         with LEDGER.lock:
             partition.store.switch(on=CURRENT.value.enabled)
             LEDGER.register(partition)
