@@ -36,7 +36,7 @@ from agent_cache.core.keys import PLAIN, Part, key_part
 from agent_cache.core.store import NEVER, Entry
 from agent_cache.engine.runtime import ENCLOSING, Call, Failure, Flight
 from agent_cache.engine.single_flight import single_flight
-from agent_cache.engine.state import LEDGER, free
+from agent_cache.engine.state import LEDGER, free, keep
 from agent_cache.errors import AgentLoopDetectedError, ConfigurationError
 
 __all__ = ["AsyncCache", "Metrics"]
@@ -633,9 +633,6 @@ class Batch:
         flight: its node in the wait-for graph: the flights of its items wait for it, and it for what its loader calls.
     """
 
-    running: Final[set[asyncio.Task[None]]] = set()
-    """Strong references: an event loop holds its tasks weakly."""
-
     def __init__(self, storage: Storage, open_batches: dict[Place, Batch], place: Place, loader: BatchLoader) -> None:
         self.storage = storage
         self.open_batches = open_batches
@@ -685,8 +682,7 @@ class Batch:
         """Close the batch and run the loader."""
         self.close()
         self.task = task = self.loop.create_task(self.run(), context=self.context)
-        self.running.add(task)
-        task.add_done_callback(self.running.discard)
+        keep(task)
 
     async def run(self) -> None:
         """Run the loader and answer the items that still wait."""

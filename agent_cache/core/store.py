@@ -433,6 +433,8 @@ class Store:
             if not self._unswept:
                 # Rare, and as long as the mapping's own growth: 15 ms for a million entries.
                 self._unswept = list(self._data)
+                if not self._unswept:
+                    break
             key = self._unswept.pop()
             entry = self._data.get(key)
             if entry is not None and entry.kept_until <= now:

@@ -27,6 +27,7 @@ __all__ = [
     "evict_for",
     "forget_warnings",
     "free",
+    "keep",
     "run_shielded",
     "warn_once",
 ]
@@ -52,9 +53,6 @@ _SLICE_SECONDS = 0.001
 """How long entries are freed in one iteration of the event loop."""
 _STEP = 50
 """Entries between two readings of the clock."""
-
-_shielded: set[asyncio.Task[Any]] = set()
-"""Tasks whose caller no longer waits for them. The event loop itself holds tasks only weakly."""
 
 
 # Warnings
@@ -214,6 +212,24 @@ def _emptied(queue: deque[Any]) -> Iterator[None]:
 # Work that must not end with its caller
 
 
+class _Tasks(set[asyncio.Task[Any]]):
+    """Tasks that have not ended. Those of closed event loops, which never end, are removed when the set has doubled."""
+
+    limit = 64
+
+
+_tasks = _Tasks()
+
+
+def keep(task: asyncio.Task[Any]) -> None:
+    """Hold a task until it ends. The event loop itself holds tasks only weakly."""
+    if len(_tasks) >= _tasks.limit:
+        _tasks.difference_update([other for other in list(_tasks) if other.get_loop().is_closed()])
+        _tasks.limit = max(64, 2 * len(_tasks))
+    _tasks.add(task)
+    task.add_done_callback(_tasks.discard)
+
+
 async def run_shielded(
     work: Coroutine[Any, Any, T], *parts: Coroutine[Any, Any, Any], may_wait: bool = True
 ) -> T | None:
@@ -235,10 +251,9 @@ async def run_shielded(
     except RuntimeError:  # the call is being closed without a loop: leases end what it had announced
         _close(work, *parts)
         return None
-    _shielded.add(task)
+    keep(task)
 
     def finished(_: asyncio.Task[None]) -> None:
-        _shielded.discard(task)
         outcome.cancel()
         if task.cancelled():  # perhaps before its first step
             _close(work, *parts)

@@ -15,12 +15,9 @@ from agent_cache.config import CURRENT
 from agent_cache.core.store import IMMUTABLE, NEVER, Entry, GuardedEntry, Store, UncopyableError, entry_size
 from agent_cache.core.tags import Tag
 from agent_cache.engine.runtime import ENCLOSING, Call
-from agent_cache.engine.state import LEDGER, evict_for, free, warn_once
+from agent_cache.engine.state import LEDGER, evict_for, free, keep, warn_once
 
 __all__ = ["count_unstored", "insert_if_valid", "load", "protected_copy", "refresh", "run_tool", "store_result"]
-
-_refreshes: set[asyncio.Task[None]] = set()
-"""Background reloads. The event loop itself holds tasks only weakly."""
 
 
 async def run_tool(call: Call) -> Entry:
@@ -188,8 +185,7 @@ def refresh(call: Call) -> None:
     reload.tags = call.tags
     reload.parent = reload.leading = None
     task = asyncio.get_running_loop().create_task(_reload(reload), name=f"agent_cache refreshes {call.operation.name}")
-    _refreshes.add(task)
-    task.add_done_callback(_refreshes.discard)
+    keep(task)
 
 
 async def _reload(call: Call) -> None:

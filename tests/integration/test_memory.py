@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import inspect
+import linecache
 import logging
+import random
 import threading
+import weakref
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from agent_cache import (
     AgentCache,
@@ -16,10 +23,17 @@ from agent_cache import (
     AgentCacheSession,
     AsyncCache,
     configure,
+    get_metrics,
     invalidate,
+    metrics,
 )
-from agent_cache.core.store import NEVER, Entry
+from agent_cache.core.keys import ALIASES, key_part
+from agent_cache.core.store import NEVER, Entry, Sizes, Store
+from agent_cache.engine import read as registry, state
 from agent_cache.engine.state import LEDGER
+from agent_cache.engine.tiers import _Pending
+from agent_cache.metrics import Metrics
+from agent_cache.remote.protocol import Touched
 from agent_cache.testing import FakeClock
 
 
@@ -359,3 +373,369 @@ async def test_no_key_is_compared_or_hashed_under_the_lock():
         await asyncio.sleep(0)
     assert len(free) > 100
     assert all(free)
+
+
+# -- What grows ----------------------------------------------------------------------------------------------
+
+
+async def test_tools_with_names_of_their_own_leave_nothing_behind():
+    """A factory may name each tool it makes."""
+    functions: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def make(number: int) -> Any:
+        @AgentCache("thing:{key}", name=f"tool {number} of many")
+        async def tool(key: str) -> int:
+            return number
+
+        @AgentCacheInvalidator("thing:{key}", name=f"change {number} of many")
+        async def change(key: str) -> int:
+            return number
+
+        functions.add(tool)
+        functions.add(change)
+        functions.add(inspect.unwrap(tool))
+        return tool, change
+
+    before = len(LEDGER.partitions())
+    for number in range(50):
+        tool, change = make(number)
+        assert await tool("a") == number
+        await change("a")
+    del tool, change
+    gc.collect()
+    assert len(functions) == 0
+    assert len(LEDGER.partitions()) <= before
+    assert not [name for name in linecache.cache if "of many" in str(name)]
+    assert not [name for name in registry._tools if "of many" in name]
+
+
+def test_the_source_of_a_tool_stays_while_another_of_its_name_lives():
+    def make() -> Any:
+        @AgentCache("r", name="tool with a twin")
+        async def tool() -> None: ...
+
+        return tool
+
+    first, second = make(), make()
+    name = second.__code__.co_filename
+    del first
+    gc.collect()
+    assert linecache.getlines(name)
+    del second
+    gc.collect()
+    assert not linecache.getlines(name)
+
+
+def test_counters_of_tools_that_are_gone_are_summed_up(monkeypatch):
+    """Those of tools that exist keep their rows, and the sums stay right."""
+    monkeypatch.setattr(metrics, "_MAX_ROWS", 10)
+    counters = Metrics()
+    kept = [counters.stats_of(f"kept {number}", ["r"]) for number in range(15)]
+    for number in range(1_000):
+        counters.stats_of(f"gone {number}", [f"r{number}"]).hits += 1
+        kept[number % 15].misses += 1
+    found = counters.snapshot()
+    assert (found["hits"], found["misses"], found["calls"]) == (1_000, 1_000, 2_000)
+    assert set(found["tools"]) >= {f"kept {number}" for number in range(15)}
+    assert len(found["tools"]) < 50
+    assert len(found["resources"]) < 50
+    others = found["tools"]["(others)"]["hits"]
+    assert others > 900
+    assert others == found["resources"]["(others)"]["hits"]
+    counters.clear()
+    assert counters.snapshot()["calls"] == 0
+    assert "(others)" not in counters.snapshot()["resources"]
+
+
+def test_explicit_invalidations_of_many_roots_are_summed_up(monkeypatch):
+    monkeypatch.setattr(metrics, "_MAX_ROWS", 10)
+    counters = Metrics()
+    for number in range(100):
+        counters.invalidated([f"user{number}"])
+    counters.invalidated(["x" * 100_000])
+    counters.invalidated(["user1"])
+    found = counters.snapshot()
+    assert found["invalidations"] == 102
+    assert len(found["resources"]) == 11
+    assert found["resources"]["user1"]["invalidations"] == 2
+    assert found["resources"]["(others)"]["invalidations"] == 91
+    assert "(others)" not in found["tools"]
+
+
+@pytest.mark.parametrize("maxsize", [None, 100_000])
+async def test_expired_answers_leave_a_store_without_a_bound(clock, maxsize):
+    """100 are in use at a time; there are never more than a few times as many."""
+
+    @AgentCache("thing:{number}", ttl=100, maxsize=maxsize)
+    async def thing(number: int) -> int:
+        return number
+
+    (store,) = [one.store for one in LEDGER.partitions_under("thing") if inspect.unwrap(thing) is one.tool.function]
+    largest = 0
+    for number in range(5_000):
+        await thing(number)
+        await thing(number - number % 10)  # some are hit again and again
+        clock.advance(1)
+        largest = max(largest, len(store))
+    if maxsize is None:
+        assert 100 <= largest <= 300
+    else:
+        assert largest == 5_000  # its bound is its own
+
+
+async def test_answers_that_never_expire_are_not_swept(clock):
+    @AgentCache("thing:{number}", maxsize=None)
+    async def thing(number: int) -> int:
+        return number
+
+    for number in range(1_000):
+        await thing(number)
+    clock.advance(1e9)
+    hits = get_metrics()["hits"]
+    for number in range(1_000):
+        await thing(number)
+    assert get_metrics()["hits"] == hits + 1_000
+
+
+def test_an_entry_may_be_kept_longer_than_it_is_served():
+    """`kept_until` decides, not `expires`."""
+
+    class Kept(Entry):
+        @property
+        def kept_until(self) -> float:
+            return self.expires + 10
+
+    store = Store(None)
+    store.insert("a", Kept("value", 100.0, 0.0))
+    assert store.sweep(105.0) == []
+    assert [entry.value for entry in store.sweep(110.0)] == ["value"]
+
+
+def test_garbage_of_an_event_loop_is_freed_with_it():
+    """`asyncio.run` may end before all of it has been freed in slices."""
+    freed: list[int] = []
+
+    class Value:
+        def __init__(self, number: int) -> None:
+            self.number = number
+
+        def __del__(self) -> None:
+            freed.append(self.number)
+
+    @AgentCache("thing", copy="never", maxsize=None)
+    async def thing(number: int) -> Value:
+        return Value(number)
+
+    async def fill_and_drop() -> None:
+        for number in range(10_000):
+            await thing(number)
+        await invalidate("thing")
+
+    for _ in range(3):
+        asyncio.run(fill_and_drop())
+    assert len(freed) == 30_000
+    assert len(state._garbage) == 0
+
+
+async def test_many_small_lists_of_dropped_entries_are_freed_in_slices():
+    """A write that concerns many stores drops a few entries of each."""
+    freed = 0
+
+    class Value:
+        def __del__(self) -> None:
+            nonlocal freed
+            freed += 1
+
+    garbage: list[Any] = [[Value() for _ in range(10)] for _ in range(1_000)]
+    state.free(garbage)
+    assert garbage == []
+    slices = 0
+    while freed < 10_000:
+        before = freed
+        await asyncio.sleep(0)
+        assert freed > before
+        slices += 1
+    assert slices > 1
+    await asyncio.sleep(0)
+    assert not state._garbage
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_tasks_of_closed_loops_are_let_go(caplog):
+    """A loop that is closed without ending its tasks leaves them pending for ever."""
+    caplog.set_level(logging.CRITICAL, "asyncio")
+    tasks: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    async def never() -> None:
+        await asyncio.Event().wait()
+
+    async def start() -> None:
+        task = asyncio.get_running_loop().create_task(never())
+        tasks.add(task)
+        state.keep(task)
+
+    for _ in range(300):
+        loop = asyncio.new_event_loop()
+        loop.run_until_complete(start())
+        loop.close()
+    gc.collect()
+    assert len(tasks) <= 130
+
+
+def test_what_a_nearer_tier_has_not_received_is_bounded():
+    """It may not be asked for hours while other processes write."""
+    pending = _Pending()
+    pending.roots.add("order")
+    for number in range(5_000):
+        pending.add(Touched((f"order:{number}", f"user{number}:x"), (("tool", number),)))
+    assert "order" in pending.paths
+    assert len(pending.paths) <= 1_001
+    assert len(pending.keys) <= 1_001
+    assert not any(path.startswith("user") for path in pending.paths)
+
+
+def test_large_arguments_are_not_remembered():
+    """A small `marshal` image may stand for hundreds of megabytes."""
+    text = "x" * 3_000
+    key_part([text] * 100)
+    key_part(["y" * 10_000])
+    assert all(len(image) + len(encoded) <= 8_192 for image, encoded in ALIASES.items())
+
+
+# -- max_bytes -----------------------------------------------------------------------------------------------
+
+
+async def test_keys_and_tags_count():
+    """10,000 long questions with answers of one word: the questions are what takes the memory."""
+
+    @AgentCache("answer:{question}", maxsize=None)
+    async def answer(question: str) -> bool:
+        return True
+
+    with configure(max_bytes=1_000_000):
+        for number in range(1_000):
+            await answer(f"{number:05}" + "x" * 10_000)
+    (store,) = [one.store for one in LEDGER.partitions_under("answer") if len(one.store)]
+    assert 40 <= len(store) <= 100
+
+
+async def test_the_largest_store_is_found_without_a_look_at_the_others(monkeypatch):
+    """5,000 sessions with a store each: an insertion looks at a few of them."""
+    looks = 0
+
+    class Counted(Store):
+        __slots__ = ("_size",)
+
+        @property
+        def bytes(self) -> int:
+            nonlocal looks
+            looks += 1
+            return self._size
+
+        @bytes.setter
+        def bytes(self, size: int) -> None:
+            self._size = size
+
+    sizes = Sizes()
+    stores = []
+    for number in range(5_000):
+        store = Counted(None)
+        store.sizes = sizes
+        store.insert("a", Entry(None, NEVER, 0.0, (), 100 + number))
+        stores.append(store)
+    looks = 0
+    randomly = random.Random(1)
+    for number in range(2_000):
+        randomly.choice(stores).insert(number, Entry(None, NEVER, 0.0, (), 50))
+        largest = sizes.largest()
+        assert largest is not None
+        largest.evict()
+    assert looks < 2_000 * 40
+    assert sizes.total == sum(store.bytes for store in stores)
+    assert sizes.largest().bytes == max(store.bytes for store in stores)
+
+
+STORES = st.integers(0, 100)
+
+
+class SizesModel(RuleBasedStateMachine):
+    """The sum and the largest store, against a look at all of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes = Sizes()
+        self.stores: list[Store] = []
+
+    @rule()
+    def make(self) -> None:
+        store = Store(3)
+        store.sizes = self.sizes
+        self.stores.append(store)
+
+    @precondition(lambda self: self.stores)
+    @rule(number=STORES, key=st.integers(0, 4), size=st.integers(1, 9))
+    def insert(self, number: int, key: int, size: int) -> None:
+        self.stores[number % len(self.stores)].insert(key, Entry(None, NEVER, 0.0, (), size))
+
+    @precondition(lambda self: self.stores)
+    @rule(number=STORES, key=st.integers(0, 4))
+    def discard(self, number: int, key: int) -> None:
+        self.stores[number % len(self.stores)].discard(key)
+
+    @precondition(lambda self: self.stores)
+    @rule(number=STORES)
+    def drop_all(self, number: int) -> None:
+        self.stores[number % len(self.stores)].drop_all()
+
+    @precondition(lambda self: self.stores)
+    @rule(number=STORES)
+    def forget(self, number: int) -> None:
+        self.stores.pop(number % len(self.stores))
+
+    @precondition(lambda self: self.stores)
+    @rule()
+    def evict(self) -> None:
+        largest = self.sizes.largest()
+        assert (largest.bytes if largest else 0) == max(store.bytes for store in self.stores)
+        if largest:
+            largest.evict()
+
+    @invariant()
+    def sums_are_right(self) -> None:
+        assert self.sizes.total == sum(store.bytes for store in self.stores)
+
+
+TestSizes = SizesModel.TestCase
+
+
+async def test_one_insertion_evicts_at_most_500_entries_one_by_one(monkeypatch):
+    """Beyond that the largest store is emptied, in constant time."""
+    evicted = 0
+
+    def evict(store: Store) -> Any:
+        nonlocal evicted
+        evicted += 1
+        return former(store)
+
+    former = Store.evict
+    monkeypatch.setattr(Store, "evict", evict)
+
+    @AgentCache("r", maxsize=None)
+    async def small(number: int) -> int:
+        return number
+
+    @AgentCache("r")
+    async def large() -> str:
+        return "x" * 1_990_000
+
+    with configure(max_bytes=2_000_000):
+        for number in range(3_000):
+            await small(number)
+        assert evicted == 0
+        before = get_metrics()["evictions"]
+        await large()
+        assert evicted == 500
+        assert get_metrics()["evictions"] == before + 3_000
+        runs = get_metrics()["misses"]
+        assert await large()
+        assert get_metrics()["misses"] == runs
