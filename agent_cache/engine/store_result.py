@@ -133,11 +133,11 @@ def insert_if_valid(call: Call, entry: Entry, tags: tuple[Tag, ...]) -> bool:
     all_tags = partition.static + tags
     # What leaves the store is freed after the lock: the `__del__` of a value may wait for a lock of the user's. Hence
     # these names, which nothing reads.
-    garbage: list[Any] = []
-    replaced = _newest = evicted = None
+    garbage: list[Any] | None = None
+    replaced = _newest = None
     with LEDGER.lock:
         if LEDGER.timed_holds:
-            garbage += LEDGER.expire_holds(CLOCK.now())
+            garbage = LEDGER.expire_holds(CLOCK.now())
         if flight.written is not None:
             flight.resolve(all_tags)
         is_valid = (
@@ -149,16 +149,23 @@ def insert_if_valid(call: Call, entry: Entry, tags: tuple[Tag, ...]) -> bool:
         if is_valid:
             flight.stored_tags = all_tags
             doubts = [ticket for ticket in flight.tickets if not ticket.is_clean()] if flight.tickets else ()
-            if not doubts and (not entry.size or _make_room(call, store, entry, garbage)):
-                replaced, _newest = store.peek(flight.key), store.newest
+            if entry.size and not doubts:
+                garbage = garbage or []
+                fits = _make_room(call, store, entry, garbage)
+            else:
+                fits = not doubts
+            if fits:
+                _newest = store.newest
+                replaced = store.lookup(flight.key)
                 evicted = store.insert(flight.key, entry)
                 if evicted is not None:
                     for stats in call.plan.stats:
                         stats.evictions += 1
                 elif store.maxsize is None and entry.kept_until != NEVER:
+                    garbage = garbage or []
                     garbage.append(store.sweep(CLOCK.now()))
         flight.finish()
-    if garbage:
+    if garbage is not None:
         free(garbage)
     if type(replaced) is GuardedEntry and replaced.failure is not None:
         warn_once("copying a hit failed, so it was loaded anew", call.operation.name, replaced.failure)
