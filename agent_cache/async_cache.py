@@ -249,7 +249,8 @@ class AsyncCache(Upstream):  # type: ignore[misc]  # async-cache ships no hints
     def get_metrics(self) -> Metrics:
         """``hits``, ``misses``, ``size`` and ``hit_rate``, since the beginning or the last `clear`.
 
-        ``size`` counts an expired entry until its key is asked for. ``hit_rate`` is 0.0 before the first get.
+        ``size`` counts an expired entry until its key is asked for, it is evicted, or, without a `maxsize`, insertions
+        remove it. ``hit_rate`` is 0.0 before the first get.
         """
         hits, misses = self.hits, self.misses
         total = hits + misses
@@ -537,7 +538,7 @@ class EntriesView(MutableMapping[Hashable, Any]):
     """The entries of an `AsyncCache` as a mapping, always current, under the same rules.
 
     Reading a value counts as a use and in no counter; ``in`` and iteration (least recently used first) do not count as
-    one. An expired entry is not in the mapping, though `len` counts it until its key is asked for.
+    one. An expired entry is not in the mapping, though `len` counts it as `AsyncCache.get_metrics` does.
     """
 
     __slots__ = ("_cache", "_storage")

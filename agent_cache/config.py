@@ -66,7 +66,8 @@ def configure(
         backup: the tier between the two, for every global tool without a `backup=` of its own.
         enabled: False switches all caching off: tools run, sessions trace and count, writes still invalidate. The
             environment variable ``AGENT_CACHE_ENABLED=0`` does the same and wins.
-        max_bytes: bound on the estimated size of everything stored locally from now on; the largest store evicts first.
+        max_bytes: bound on the estimated size of everything stored locally from now on: values, keys and tags. The
+            largest store evicts first. An answer that is larger than the bound alone is not stored.
 
     Returns:
         A context manager that restores the former configuration: ``with configure(enabled=False): ...``

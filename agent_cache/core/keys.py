@@ -61,7 +61,7 @@ def key_part(value: Any) -> Part:
 def _encode_and_remember(value: Any, image: bytes) -> bytes:
     encoder = Encoder()
     encoded = encoder.encode(value)
-    # An image refers to an object that occurs again, the canonical bytes repeat it: 4 KB of image may be 300 MB of them.
+    # An image refers to an object that occurs again, canonical bytes repeat it: 4 KB may stand for 300 MB.
     if encoder.is_plain and len(image) <= _MAX_ALIAS_BYTES and len(encoded) <= _MAX_ALIAS_BYTES:
         make_room(ALIASES, _MAX_ALIASES)
         ALIASES[image] = encoded

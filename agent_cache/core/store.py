@@ -276,7 +276,7 @@ _LOWER_TAG_SIZE = 150
 
 def entry_size(stored: Any, key: Key, tags: tuple[Tag, ...]) -> int:
     """Estimate the bytes of an entry: what is stored (the value, or what makes its copies), its key, and its tags."""
-    size = size_of(stored, key, tags)
+    size = size_of(key, tags, stored)
     for tag in tags:
         size += _TAG_SIZE + _LOWER_TAG_SIZE * max(tag.count(":") - 1, 0)
     return size
@@ -431,8 +431,8 @@ class Store:
         swept: list[Entry] = []
         for _ in range(2):
             if not self._unswept:
-                # Rare, and as long as the mapping's own growth: 15 ms for a million entries.
-                self._unswept = list(self._data)
+                # Rare, and less than the growth of the mapping: 10 ms for a million entries, in no particular order.
+                self._unswept = list(dict.__iter__(self._data))
                 if not self._unswept:
                     break
             key = self._unswept.pop()

@@ -499,6 +499,21 @@ async def test_expired_answers_leave_a_store_without_a_bound(clock, maxsize):
         assert largest == 5_000  # its bound is its own
 
 
+async def test_expired_values_leave_an_async_cache_without_a_bound(clock):
+    cache = AsyncCache(maxsize=None, default_ttl=100)
+
+    async def load() -> int:
+        return 1
+
+    largest = 0
+    for number in range(3_000):
+        await cache.get(number, load)
+        cache.set(str(number), 1)
+        clock.advance(1)
+        largest = max(largest, len(cache.cache))
+    assert 200 <= largest <= 600
+
+
 async def test_answers_that_never_expire_are_not_swept(clock):
     @AgentCache("thing:{number}", maxsize=None)
     async def thing(number: int) -> int:
