@@ -452,7 +452,7 @@ class Storage:
         loads: Any = LoadsByKey()
         self.loads: LoadsByKey = loads
         self.partition = Partition(None, None, (), (), maxsize)
-        self.partition.loads = (loads,)
+        self.partition.loads = loads
         self.late_roots: tuple[str, ...] = ()
         self._objects: dict[Hashable, weakref.ref[ObjectKey]] = {}
 

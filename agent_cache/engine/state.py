@@ -15,8 +15,9 @@ from time import perf_counter
 from typing import Any, TypeVar
 
 from agent_cache.config import CURRENT, Configuration
-from agent_cache.core.coherence import Ledger, Region
+from agent_cache.core.coherence import Ledger
 from agent_cache.core.store import Entry, Sizes, Store
+from agent_cache.core.tags import Region
 
 __all__ = [
     "LEDGER",

@@ -138,13 +138,11 @@ def insert_if_valid(call: Call, entry: Entry, tags: tuple[Tag, ...]) -> bool:
     with LEDGER.lock:
         if LEDGER.timed_holds:
             garbage = LEDGER.expire_holds(CLOCK.now())
-        if flight.written is not None:
-            flight.resolve(all_tags)
         is_valid = (
             flight.is_clean
             and partition.is_open
             and CURRENT.value.enabled
-            and (not LEDGER.holds_anything or LEDGER.may_store(flight, all_tags))
+            and ((flight.since < 0 and not LEDGER.holds) or LEDGER.may_store(flight, all_tags))
         )
         if is_valid:
             flight.stored_tags = all_tags
@@ -157,7 +155,9 @@ def insert_if_valid(call: Call, entry: Entry, tags: tuple[Tag, ...]) -> bool:
             if fits:
                 _newest = store.newest
                 replaced = store.lookup(flight.key)
-                evicted = store.insert(flight.key, entry)
+                evicted, dropped = partition.insert(flight.key, entry)
+                if dropped:
+                    garbage = dropped if garbage is None else [*garbage, *dropped]
                 if evicted is not None:
                     for stats in call.plan.stats:
                         stats.evictions += 1
