@@ -458,8 +458,14 @@ class Storage:
 
     def identity(self, key: Hashable) -> Part:
         """What a key is stored and compared by."""
+        if type(key) in PLAIN:
+            return key
         part = key_identity(key)
-        return part if type(part) in _PLAIN_PARTS else self._object_key(part)
+        if type(part) in _PLAIN_PARTS or (
+            type(part) is tuple and part[0] is tuple and _PLAIN_PARTS.issuperset(map(type, part[1:]))
+        ):
+            return part
+        return self._object_key(part)
 
     def _object_key(self, part: Part) -> ObjectKey:
         objects = self._objects
@@ -478,12 +484,12 @@ class Storage:
 
     def insert(self, entry: KeyedEntry) -> tuple[Any, ...]:
         """Insert an entry, under the lock. Returns what it replaces, for the caller to free after the lock."""
-        store = self.partition.store
-        garbage = store.newest, store.peek(entry.part)
-        evicted = store.insert(entry.part, entry)
+        store, part = self.partition.store, entry.part
+        newest, replaced = store.newest, store.lookup(part)
         if store.maxsize is None and entry.fast != NEVER:
-            return (*garbage, *store.sweep(CLOCK.now()))
-        return (*garbage, evicted)
+            store.insert(part, entry)
+            return newest, replaced, store.sweep(CLOCK.now())
+        return newest, replaced, store.insert(part, entry)
 
     def has_refused(self, error: Exception) -> bool:
         """Whether the leader's run was stopped, which does not concern the other callers."""
@@ -512,7 +518,7 @@ class Storage:
 
     def set(self, key: Hashable, value: Any, ttl: float) -> None:
         """Store a value. It replaces the present one and the result of every load under way."""
-        part = self.identity(key)
+        part = key if type(key) in PLAIN else self.identity(key)
         entry = KeyedEntry(part, key, value, ttl)
         with LEDGER.lock:  # what is replaced is assigned, so that it is freed after the lock
             self.loads.mark_dirty(part)

@@ -347,9 +347,11 @@ def _drop_copies_of(tier: Tier) -> None:
     """Drop the entries of every tool that uses this tier."""
     garbage = []
     with LEDGER.lock:
-        for tool in [group.tool for group in LEDGER.groups()]:
-            if tier in tool.tiers():
-                garbage += LEDGER.clear(tool)
+        tools = [group.tool for group in LEDGER.groups()]
+    using = [tool for tool in tools if tier in tool.tiers()]  # compares tiers, which are the user's: outside of the lock
+    with LEDGER.lock:
+        for tool in using:
+            garbage += LEDGER.clear(tool)
     free(garbage)
 
 

@@ -401,8 +401,8 @@ def tiers_under(roots: tuple[str, ...], own: tuple[Tier, ...], *, in_sessions: b
         found.update(dict.fromkeys(own))
         found.update(dict.fromkeys(tier for tier in (configured.backup, configured.remote) if tier is not None))
     with LEDGER.lock:
-        for root in roots:
-            for tool in LEDGER.tools_under(root):
-                if not in_sessions or tool.policy.remote.share:
-                    found.update(dict.fromkeys(tool.tiers()))
+        tools = [tool for root in roots for tool in LEDGER.tools_under(root)]
+    for tool in tools:  # hashes tiers, which are the user's: outside of the lock
+        if not in_sessions or tool.policy.remote.share:
+            found.update(dict.fromkeys(tool.tiers()))
     return tuple(found)
