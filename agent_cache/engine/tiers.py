@@ -348,7 +348,7 @@ def _drop_copies_of(tier: Tier) -> None:
     garbage = []
     with LEDGER.lock:
         tools = [group.tool for group in LEDGER.groups()]
-    using = [tool for tool in tools if tier in tool.tiers()]  # compares tiers, which are the user's: outside of the lock
+    using = [tool for tool in tools if tier in tool.tiers()]  # outside of the lock: a tier may have an `__eq__`
     with LEDGER.lock:
         for tool in using:
             garbage += LEDGER.clear(tool)
