@@ -485,9 +485,9 @@ class Ledger:
         )
 
     def _parts_parted(self, one: Load, other: Load) -> bool:
-        """The same for what the first of them has read, and reads."""
+        """The same for what they have read, and read: also before one of them took over."""
         since, clock = min(one.read.started, other.read.started), min(one.read.clock, other.read.clock)
-        for inner in self.reads_within(one.read):
+        for inner in (*self.reads_within(one.read), *self.reads_within(other.read)):
             known = inner.reader.tags(inner.key, None)
             for write in self.writes:
                 # What is read during a write is not good enough to be joined after it, nor to be kept.
