@@ -489,6 +489,8 @@ class Ledger:
         since, clock = min(one.read.started, other.read.started), min(one.read.clock, other.read.clock)
         for inner in (*self.reads_within(one.read), *self.reads_within(other.read)):
             known = inner.reader.tags(inner.key, None)
+            if inner.is_homeless:
+                known = tuple(path[:1] for path in known)  # Nothing is stored, so ids need not be told apart.
             for write in self.writes:
                 # What is read during a write is not good enough to be joined after it, nor to be kept.
                 counts = not 0 < write.ended < since or write.held(clock)
