@@ -26,7 +26,7 @@ from agent_cache.core.store import (
 )
 from agent_cache.core.tags import Tag
 from agent_cache.engine.inheritance import Inherited, Inherits, Source
-from agent_cache.engine.runtime import ENCLOSING, SCOPE, Call, Flight, Plan, known_tags
+from agent_cache.engine.runtime import ENCLOSING, Call, Flight, Plan, known_tags
 from agent_cache.engine.state import LEDGER, evict_for, free, keep, warn_once
 from agent_cache.remote.protocol import Ticket, Tier
 
@@ -59,22 +59,19 @@ async def load(call: Call) -> Entry:
 
     Repeats the body of `run_tool`: one coroutine less is 6 % of a miss (benchmarks.budgets, "miss": static tag).
     """
-    operation, scope = call.operation, SCOPE.get()
+    operation, scope = call.operation, call.scope
     function = operation.function
     if operation.policy.inherit:
         call.within = call.flight
-        token = SCOPE.set(scope.inside or scope.inside_load())
+        call.scope = scope.inside or scope.inside_load()
     else:
         call.within = None
-        token = SCOPE.set(scope.outside_of_load)
+        call.scope = scope.outside_of_load
     call.started = started = CLOCK.now()
     try:
         value = await (function(*call.args, **call.kwargs) if call.kwargs else function(*call.args))
     finally:
-        try:
-            SCOPE.reset(token)
-        except ValueError:
-            pass  # closed by the garbage collector, in another context than it ran in
+        call.scope = scope
     entry = Entry(value, 0.0, CLOCK.now() - started)
     store_result(call, entry)
     return entry

@@ -15,7 +15,7 @@ from agent_cache.core.keys import Uncacheable, key_part
 from agent_cache.core.store import NEVER, Entry
 from agent_cache.engine.interception import note_answer
 from agent_cache.engine.read import ReadOperation
-from agent_cache.engine.runtime import ENCLOSING, Call, Observe, Operation, Participant, Replacement
+from agent_cache.engine.runtime import ENCLOSING, PLACE, Call, Observe, Operation, Participant, Replacement
 from agent_cache.errors import AgentLoopDetectedError
 from agent_cache.metrics import Stats
 from agent_cache.session.guard import LoopGuard
@@ -197,14 +197,14 @@ class SessionHooks:
         identify = None if self._identity.is_cache_key else self._identity.of_hit
         record = None if self._tool_detector is None else self._tool_detector.hit
         judge, ask_first, begin_iteration = self._judge_hit, self._ask_first, run.begin_iteration
-        enclosing, current_task = ENCLOSING.get, _CURRENT_TASK
+        place_of, current_task = PLACE.get, _CURRENT_TASK
 
         def hit(key: Hashable, entry: Entry, value: Any, now: float, arguments: Mapping[str, Any] | None) -> Any:
             number = run.calls + 1
             if number > limits.limit:
                 return ask_first(key, entry, value, now, arguments)
-            parent = enclosing()
-            inside = None if parent is None else parent.number_in(session)
+            place = place_of()
+            inside = place.call.number_in(session) if place.is_call else None  # type: ignore[union-attr]  # no Scope
             if record is not None and inside is None:
                 loop = run.loop or begin_iteration()
                 # Given the loop, 3.11 finds the task without a system call.
