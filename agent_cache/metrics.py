@@ -9,7 +9,18 @@ from typing import Any
 
 __all__ = ["METRICS", "Metrics", "Stats", "get_metrics"]
 
-_PUBLIC = ("calls", "hits", "misses", "shared", "invalidations", "uncached", "evictions", "errors", "time_saved")
+_PUBLIC = (
+    "calls",
+    "hits",
+    "misses",
+    "shared",
+    "invalidations",
+    "uncached",
+    "evictions",
+    "errors",
+    "stale",
+    "time_saved",
+)
 
 
 class Stats:
@@ -25,6 +36,8 @@ class Stats:
         invalidations: writes and explicit invalidations that were carried out.
         evictions: entries that were evicted for others.
         errors: exceptions raised by the tool.
+        stale: calls answered with an expired result, by `grace` or `stale_if_error`. Each is counted as a hit, a miss
+            or a shared call, too.
         time_saved: seconds of load time that hits and shared calls did not spend.
     """
 
@@ -36,6 +49,7 @@ class Stats:
         "invalidations",
         "misses",
         "shared",
+        "stale",
         "time_saved",
         "unstored",
         "writes",
@@ -48,6 +62,7 @@ class Stats:
     invalidations: int
     misses: int
     shared: int
+    stale: int
     time_saved: float
     unstored: int
     writes: int
@@ -180,8 +195,8 @@ def get_metrics() -> dict[str, Any]:
 
     Returns:
         A copy as a dict, with the keys ``calls``, ``hits``, ``misses``, ``shared``, ``invalidations``, ``uncached``,
-        ``evictions``, ``errors``, ``time_saved`` (seconds), ``hit_rate`` and ``loop_detections``; the same by root
-        under ``"resources"`` and by tool (``"module:qualname"``) under ``"tools"``.
+        ``evictions``, ``errors``, ``stale``, ``time_saved`` (seconds), ``hit_rate`` and ``loop_detections``; the same
+        by root under ``"resources"`` and by tool (``"module:qualname"``) under ``"tools"``.
         ``hit_rate = hits / (hits + misses + shared)``, 0.0 if there were none.
         ``"loops"`` counts the calls that sessions acted upon, ``"loop_notices"`` the notices, each by the kind of loop
         or budget; ``"callback_errors"`` counts the failures of users' functions for loops.

@@ -23,8 +23,10 @@ from agent_cache.core.policies import (
     RemotePolicy,
     WritePolicy,
     checked_choice,
+    checked_fraction,
     checked_function,
     checked_hints,
+    checked_life,
     seconds,
 )
 from agent_cache.core.store import copy_rule_named
@@ -190,7 +192,9 @@ class AgentCache:
             (``"order:{order_id}"``, ``"user:{result[user_id]}"``), the result of `tags_from`, or a sequence of these.
         scope: ``"global"`` shares the results in the process; ``"session"`` keeps them in the innermost
             `AgentCacheSession`, and the tool runs uncached outside of one.
-        ttl: seconds, or a `timedelta`, until a result expires, counted from the start of its load. None: never.
+        ttl: seconds, or a `timedelta`, until a result expires, counted from the start of its load. None: never. A
+            function ``ttl(result)`` returns the same for each result; one with 0 or less is not stored. On a tier such
+            a result lives no longer than the tier's own bound (`RedisTier`: `remote_ttl`).
         maxsize: how many results are stored in each scope; the least recently used is evicted first. None: no bound.
         skip_args: how many leading positional parameters are left out of the identity (1 leaves ``self`` out, so that
             all instances share their results).
@@ -207,6 +211,12 @@ class AgentCache:
         uncacheable: for a call whose arguments have no identity: ``"bypass"`` runs it uncached and counts it;
             ``"raise"`` raises `UncacheableArgumentsError`.
         name: the identity of the tool instead of ``module:qualname``; for functions made in a loop or a factory.
+        jitter: a fraction below 1. The life of each result is shortened by a random part of that fraction of its ttl,
+            so that results that were loaded together do not expire together.
+        grace: seconds, or a `timedelta`, beyond its ttl in which a result is still returned, at once, while one call
+            in the background loads it again. Also on the tier: see `RemotePolicy`.
+        stale_if_error: seconds, or a `timedelta`, beyond its ttl in which a result is returned instead of an exception
+            that the tool raises. From the local store only. Like `grace`, it never returns what a write has dropped.
         remote: how the shared tier is used: see `RemotePolicy`.
 
     Raises:
@@ -218,7 +228,7 @@ class AgentCache:
         self,
         resource: Resource,
         scope: Literal["global", "session"] = "global",
-        ttl: float | timedelta | None = None,
+        ttl: float | timedelta | Callable[[Any], float | timedelta | None] | None = None,
         maxsize: int | None = 128,
         skip_args: int = 0,
         backup: Tier | None = None,
@@ -231,6 +241,9 @@ class AgentCache:
         uncacheable: Literal["bypass", "raise"] = "bypass",
         loop: LoopHints = NO_HINTS,
         name: str | None = None,
+        jitter: float = 0.0,
+        grace: float | timedelta = 0.0,
+        stale_if_error: float | timedelta = 0.0,
         remote: RemotePolicy | None = None,
     ) -> None:
         where = f"AgentCache({resource!r})"
@@ -252,7 +265,7 @@ class AgentCache:
             checked_function(given, f"{where}: {option}")
         self._policy = ReadPolicy(
             scope=checked_choice(scope, ("global", "session"), f"{where}: scope"),
-            ttl=None if ttl is None else seconds(ttl, f"{where}: ttl"),
+            ttl=checked_life(ttl, f"{where}: ttl"),
             maxsize=maxsize,
             copy_rule=copy_rule,
             key=key,
@@ -262,7 +275,10 @@ class AgentCache:
             uncacheable=checked_choice(uncacheable, ("bypass", "raise"), f"{where}: uncacheable"),
             loop=checked_hints(loop, where, is_write=False),
             remote=checked_remote(remote, where).checked(where, scope=scope, is_read=True),
-        )
+            jitter=checked_fraction(jitter, f"{where}: jitter"),
+            grace=seconds(grace, f"{where}: grace", zero=True),
+            stale_if_error=seconds(stale_if_error, f"{where}: stale_if_error", zero=True),
+        ).checked(where)
         if scope == "session" and (backup is not None or remote_cache is not None) and not self._policy.remote.share:
             raise ConfigurationError(
                 f"{where}: results of a session do not leave the process; leave out backup and remote_cache, or add "

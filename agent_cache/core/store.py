@@ -72,6 +72,10 @@ class Entry:
         """The value for a hit at this clock reading, or `MISSING` if the entry has expired."""
         return self.value if now < self.fast else MISSING
 
+    def expired_value(self, now: float) -> Any:  # noqa: ARG002 - as `GuardedEntry`
+        """The value for one caller, whether the entry has expired or not; `MISSING` if it cannot be used otherwise."""
+        return self.value
+
 
 class GuardedEntry(Entry):
     """A cached value that is checked or copied at each hit: a mutable one, or one that depends on the trust in a tier.
@@ -125,6 +129,9 @@ class GuardedEntry(Entry):
         except Exception as error:  # noqa: BLE001 - as in share()
             self.failure = error
             return MISSING
+
+    def expired_value(self, now: float) -> Any:
+        return MISSING if self.trust is not None and now >= self.trust() else self.share()
 
     def share(self) -> Any:
         if self.copy is None:

@@ -118,6 +118,7 @@ class ReadOperation(Operation[ReadPolicy]):
                 and flight.may_be_joined()
                 and not LEDGER.timed_holds
                 and not self.policy.remote.is_strong
+                and not self.policy.kept_for  # `serve_expired` comes first
             ):
                 return self._follow(plan, key, args, kwargs, flight, flight.join(loop))
         call = Call(self, plan, key, args, kwargs, "miss")

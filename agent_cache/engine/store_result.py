@@ -8,6 +8,10 @@ background, for entries that are served within their grace period.
 from __future__ import annotations
 
 import asyncio
+import os
+import random
+from collections.abc import Awaitable, Callable
+from typing import Final
 
 from agent_cache.clock import CLOCK
 from agent_cache.config import CURRENT
@@ -17,11 +21,28 @@ from agent_cache.core.tags import Tag
 from agent_cache.engine.runtime import ENCLOSING, Call
 from agent_cache.engine.state import LEDGER, evict_for, free, warn_once
 from agent_cache.values.canonical import size_of
+from agent_cache.values.compare import is_empty
 
-__all__ = ["count_unstored", "insert_if_valid", "load", "protected_copy", "refresh", "run_tool", "store_result"]
+__all__ = [
+    "count_unstored",
+    "insert_if_valid",
+    "load",
+    "protected_copy",
+    "refresh",
+    "reload_expired",
+    "run_tool",
+    "store_result",
+]
 
-_refreshes: set[asyncio.Task[None]] = set()
-"""Background reloads. The event loop itself holds tasks only weakly."""
+Run = Callable[[Call], Awaitable[Entry]]
+
+JITTER: Final = random.Random()  # noqa: S311 - it spreads expiry and protects nothing
+"""The source of ``jitter=``. Of its own, so that a program that seeds `random` is not disturbed, nor disturbs it."""
+
+os.register_at_fork(after_in_child=JITTER.seed)  # or all workers of a server would shorten their entries alike
+
+_reloads: dict[asyncio.AbstractEventLoop, dict[object, asyncio.Task[None]]] = {}
+"""Background reloads, by the entry that they replace. The event loop itself holds tasks only weakly."""
 
 
 async def run_tool(call: Call) -> Entry:
@@ -46,22 +67,43 @@ async def load(call: Call) -> Entry:
 
 
 def store_result(call: Call, entry: Entry) -> None:
-    """Store the result unless an invalidation overlapped its load, `cache_if` rejects it, or it cannot be copied."""
+    """Store the result unless an invalidation overlapped its load, its life or `cache_if` forbid it, or it cannot be
+    copied.
+    """
     operation = call.operation
     policy = operation.policy
     tags = call.tags if not operation.late_roots else _result_tags(call, entry.value)
-    expires = NEVER if policy.ttl is None else call.started + policy.ttl
+    life, failure = (policy.ttl, None) if not policy.life_varies else _life_of(call, entry.value)
+    expires = NEVER if life is None else call.started + life
     for ticket in call.flight.tickets:
         if ticket.lasts is not None:  # the tier may miss some writes, so it bounds the life of the entry
             expires = min(expires, call.started + ticket.lasts)
     stored = protected_copy(call, entry, tags or (), expires)
     if stored is None or tags is None:
         count_unstored(call)
-    elif policy.cache_if is None or _accepted_by_cache_if(call, entry):
+    elif policy.cache_if is not None and not _accepted_by_cache_if(call, entry):
+        if not call.is_fresh and not (policy.kept_for and is_empty(entry.value)):
+            return  # a failed call, as `ReadOperation.is_successful` has it, says nothing against what is there
+    elif failure is not None:
+        count_unstored(call)
+        warn_once("ttl= gave no duration, so the result was not cached", operation.name, failure)
+    elif life is None or life > 0:
         insert_if_valid(call, stored, tags)
-    elif call.is_fresh:
+        return
+    if call.is_fresh or policy.kept_for:
         with LEDGER.lock:
-            call.flight.partition.store.discard(call.key)  # older than the value that is not to be stored
+            older = call.flight.partition.store.discard(call.key)  # than the value that is not to be stored
+        del older  # freed outside of the lock
+
+
+def _life_of(call: Call, value: object) -> tuple[float | None, Exception | None]:
+    """Seconds that a result may live, where they vary, and why they are not known."""
+    try:
+        life = call.operation.policy.life_of(value, JITTER.random)
+    except Exception as error:  # noqa: BLE001 - the user's function; the call goes on without it
+        return 0.0, error
+    call.flight.life = life
+    return life, None
 
 
 def _result_tags(call: Call, value: object) -> tuple[Tag, ...] | None:
@@ -179,18 +221,49 @@ def refresh(call: Call) -> None:
     reload = Call(call.operation, call.plan, call.key, call.args, call.kwargs, "miss")
     reload.is_fresh = True
     reload.tags = call.tags
+    _start_reload(reload, reload, call.plan.run)
+
+
+def reload_expired(call: Call, entry: Entry, run: Run) -> None:
+    """Reload an expired local entry in the background, unless a load of it runs in this event loop already.
+
+    Args:
+        run: the stages behind the one that serves it. Tiers are asked first: another process may have reloaded it.
+    """
+    loop = asyncio.get_running_loop()
+    if entry not in _reloads.get(loop, ()) and (call.key, loop) not in call.plan.partition.flights:
+        reload = Call(call.operation, call.plan, call.key, call.args, call.kwargs, "miss")
+        reload.tags = call.tags
+        _start_reload(reload, entry, run)
+
+
+def _start_reload(reload: Call, replaces: object, run: Run) -> None:
     reload.parent = reload.leading = None
-    task = asyncio.get_running_loop().create_task(_reload(reload), name=f"agent_cache refreshes {call.operation.name}")
-    _refreshes.add(task)
-    task.add_done_callback(_refreshes.discard)
+    loop = asyncio.get_running_loop()
+    if loop not in _reloads:
+        for ended in [each for each in list(_reloads) if each.is_closed()]:
+            _reloads.pop(ended, None)
+    reloads = _reloads.setdefault(loop, {})
+    task = loop.create_task(_reload(reload, run), name=f"agent_cache refreshes {reload.operation.name}")
+    reloads[replaces] = task
+
+    def forget(_task: asyncio.Task[None]) -> None:
+        reloads.pop(replaces, None)
+        if not reloads and _reloads.get(loop) is reloads:
+            del _reloads[loop]
+
+    task.add_done_callback(forget)
 
 
-async def _reload(call: Call) -> None:
+async def _reload(call: Call, run: Run) -> None:
     ENCLOSING.set(call)
     stats = call.operation.stats
-    stats.misses += 1
+    failed = False
     try:
-        await call.plan.run(call)
+        await run(call)
     except Exception as error:  # noqa: BLE001 - the tool's own; the caller has its answer already
-        stats.errors += 1
+        failed = True
         warn_once("refreshing an entry within its grace period failed", call.operation.name, error)
+    if call.source == "miss":  # else a tier or another caller's load has answered
+        stats.misses += 1
+        stats.errors += failed

@@ -79,11 +79,12 @@ async def consult_tiers(call: Call, proceed: Proceed) -> Entry:
             if found is not None and not call.is_fresh:
                 entry = _store_found(call, found)
                 if farther > 1 and (found.ttl is None or found.ttl > 0):  # else it is in its grace period: not stored
-                    await _offer(call, asked, farther - 1, found.value, found.tags, found.cost)
+                    life = _life_of_found(call, found)
+                    await _offer(call, asked, farther - 1, found.value, found.tags, found.cost, life)
                 return entry
     entry = await proceed(call)
     if flight.stored_tags is not None:
-        await _offer(call, asked, len(asked), entry.value, flight.stored_tags, entry.cost)
+        await _offer(call, asked, len(asked), entry.value, flight.stored_tags, entry.cost, flight.life)
     return entry
 
 
@@ -142,15 +143,27 @@ def _store_found(call: Call, found: Found) -> Entry:
     return entry
 
 
+def _life_of_found(call: Call, found: Found) -> float | None:
+    """Seconds from the start of its load that a found value lives, if its request does not say so."""
+    return found.age + found.ttl if call.operation.policy.life_varies and found.ttl is not None else None
+
+
 async def _offer(
-    call: Call, asked: tuple[tuple[Tier, Ticket], ...], count: int, value: Any, tags: tuple[str, ...], cost: float
+    call: Call,
+    asked: tuple[tuple[Tier, Ticket], ...],
+    count: int,
+    value: Any,
+    tags: tuple[str, ...],
+    cost: float,
+    life: float | None,
 ) -> None:
     """Store a value in the nearest `count` tiers, in each only if the tickets of all farther ones are still clean."""
+    options = {} if life is None else {"ttl": life}  # only if it is needed: a tier of a user's may be older than it
     for farther, (tier, ticket) in enumerate(asked[:count], 1):
         if isinstance(ticket, _NoTicket) or not all(behind.is_clean() for _, behind in asked[farther:]):
             continue
         try:
-            await tier.store(ticket, value, tags, cost, age=CLOCK.now() - call.started)
+            await tier.store(ticket, value, tags, cost, age=CLOCK.now() - call.started, **options)
         except Exception as error:  # noqa: BLE001 - a broken cache is not a broken agent
             warn_once(f"storing in {type(tier).__name__} failed", call.operation.name, error)
 
@@ -189,12 +202,12 @@ def _request_of(call: Call) -> Request:
         arguments=_identity(call),
         tags=operation.tags.static + call.tags,
         late_roots=operation.late_roots,
-        ttl=policy.ttl,
+        ttl=policy.longest_ttl,
         session=partition.owner.session_id if partition is not None and partition.owner is not None else None,
         tenant=call.plan.tenant,
         returns=operation.returns,
         roots=operation.tags.roots,
-        grace=policy.remote.grace,
+        grace=policy.grace or policy.remote.grace,
         strong=policy.remote.is_strong,
     )
 

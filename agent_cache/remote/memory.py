@@ -345,18 +345,26 @@ class MemoryTier:
         value = stored.value if stored.copy is None else stored.copy()
         return Found(value, stored.tags, age=now - stored.loaded, cost=stored.cost, ttl=stored.expires - now), ticket
 
-    async def store(self, ticket: Ticket, value: Any, tags: tuple[str, ...], cost: float, *, age: float) -> None:
+    async def store(
+        self,
+        ticket: Ticket,
+        value: Any,
+        tags: tuple[str, ...],
+        cost: float,
+        *,
+        age: float,
+        ttl: float | None = None,
+    ) -> None:
         """Store under the tokens read before the load, so that a value overtaken by a write is invalid."""
         assert isinstance(ticket, MemoryTicket)
         loaded = CLOCK.now() - age
+        lasts = ticket.lasts if ttl is None else min(ttl, ticket.lasts)
         try:
             copy = auto_copier(value)
             self._send_pending()
             header = self._header(ticket, tags)
             if header is not None:
-                stored = Stored(
-                    value if copy is None else None, copy, header, tags, cost, loaded, loaded + ticket.lasts
-                )
+                stored = Stored(value if copy is None else None, copy, header, tags, cost, loaded, loaded + lasts)
                 self.server.store(_address(ticket.request), stored)
         except (ConnectionError, UncopyableError):
             pass  # the value is not shared; the tool's caller has it all the same

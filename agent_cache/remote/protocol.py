@@ -47,7 +47,8 @@ class Request:
             value that the tier cannot encode has no identity outside of the process: nothing is found or stored.
         tags: dependencies of the answer, as far as they are known before the load.
         late_roots: roots of the dependencies that come from the result.
-        ttl: seconds the answer may live, counted from the start of its load; None for ever.
+        ttl: seconds the answer may live, counted from the start of its load; None for ever, or if that is known only
+            from the result: see `Tier.store`.
         session: id of the session that owns the entry, None for the global scope.
         tenant: owner of the entry, None without tenants.
         returns: return annotation of the tool, for codecs.
@@ -172,13 +173,24 @@ class Tier(Protocol):
         """
         ...
 
-    async def store(self, ticket: Ticket, value: Any, tags: tuple[str, ...], cost: float, *, age: float) -> None:
+    async def store(
+        self,
+        ticket: Ticket,
+        value: Any,
+        tags: tuple[str, ...],
+        cost: float,
+        *,
+        age: float,
+        ttl: float | None = None,
+    ) -> None:
         """Store a value that was loaded after `ticket` was taken, unless a dependency was written since.
 
         Args:
             tags: all dependencies of the value, tags from its result included.
             cost: seconds its load took.
             age: seconds since its load started. Its ttl counts from there, also if the value comes from a farther tier.
+            ttl: seconds that this very value may live, from the start of its load, if that is less than the ticket
+                `lasts`: computed from the result, or shortened at random. Only passed then.
         """
         ...
 

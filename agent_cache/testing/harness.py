@@ -127,10 +127,12 @@ class FaultyTier:
         await self._inject_fault("lookup")
         return await self.tier.lookup(request)
 
-    async def store(self, ticket: Ticket, value: Any, tags: tuple[str, ...], cost: float, *, age: float) -> None:
+    async def store(
+        self, ticket: Ticket, value: Any, tags: tuple[str, ...], cost: float, *, age: float, **options: Any
+    ) -> None:
         """As `Tier.store`, or a fault."""
         await self._inject_fault("store")
-        await self.tier.store(ticket, value, tags, cost, age=age)
+        await self.tier.store(ticket, value, tags, cost, age=age, **options)
 
     async def discard(self, request: Request) -> bool:
         """As `Tier.discard`, or a fault."""

@@ -99,13 +99,20 @@ class _Agreeable:
         return getattr(self.ticket, name)
 
 
+class HasOneTtlForAll(MemoryTier):
+    async def store(
+        self, ticket: Ticket, value: object, tags: tuple[str, ...], cost: float, *, age: float, **_: object
+    ) -> None:
+        await super().store(ticket, value, tags, cost, age=age)
+
+
 class AgreesWithWhatIsOver(MemoryTier):
     async def lookup(self, request: Request) -> tuple[Found | None, Ticket]:
         found, ticket = await super().lookup(request)
         return found, _Agreeable(ticket)
 
-    async def store(self, ticket: Ticket, value: object, tags: tuple[str, ...], cost: float, *, age: float) -> None:
-        await super().store(ticket.ticket, value, tags, cost, age=age)
+    async def store(self, ticket: Ticket, value: object, tags: tuple[str, ...], cost: float, **options: object) -> None:
+        await super().store(ticket.ticket, value, tags, cost, **options)
 
 
 class HasNoHash(MemoryTier):
@@ -121,6 +128,7 @@ BROKEN = {
     TakesGraceForLife: "test_within_its_grace_a_value_is_known_to_be_old",
     HasEverybodyRefresh: "test_within_its_grace_a_value_is_known_to_be_old",
     AgreesWithWhatIsOver: "test_a_ticket_agrees_with_none_that_was_taken_before_a_write",
+    HasOneTtlForAll: "test_a_value_may_live_for_less_than_others_of_its_tool",
     HasNoHash: "test_a_tier_can_be_told_from_others_and_forgotten",
 }
 

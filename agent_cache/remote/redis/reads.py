@@ -467,7 +467,16 @@ class Reader:
 
     # Stores
 
-    async def store(self, ticket: RedisTicket, value: Any, tags: tuple[str, ...], cost: float, *, age: float) -> None:
+    async def store(
+        self,
+        ticket: RedisTicket,
+        value: Any,
+        tags: tuple[str, ...],
+        cost: float,
+        *,
+        age: float,
+        ttl: float | None = None,
+    ) -> None:
         """Store a value under the versions that were seen before its load.
 
         Raises:
@@ -476,7 +485,8 @@ class Reader:
         request, place, seen = ticket.request, ticket.place, ticket.seen
         if place.digest is None or not place.depends_on.keys() <= seen.keys():
             return
-        left = ticket.lasts + request.grace - age
+        lasts = ticket.lasts if ttl is None else min(ttl, ticket.lasts)
+        left = lasts + request.grace - age
         if left <= 0 or any(is_held(seen[key]) for key in place.depends_on):
             return
         cells = {key: version_of(seen[key]) for key in place.depends_on}
@@ -491,7 +501,7 @@ class Reader:
         if self._pending.blocks(cells):
             self._transport.counters.skipped += 1
             return
-        data = self._encoded(ticket, value, late, cells, cost, self._server_time(ticket) - age)
+        data = self._encoded(ticket, value, late, cells, cost, self._server_time(ticket) - age, lasts)
         if data is None:
             return
         period = b"%d" % max(1, int(min(left, self.options.cell_ttl) * 1000))
@@ -503,7 +513,14 @@ class Reader:
             await client.run(RELEASE, self._transport.slot(claim), [claim], [own], started_at=started_at)
 
     def _encoded(
-        self, ticket: RedisTicket, value: Any, late: list[str], cells: dict[CellKey, bytes], cost: float, loaded: float
+        self,
+        ticket: RedisTicket,
+        value: Any,
+        late: list[str],
+        cells: dict[CellKey, bytes],
+        cost: float,
+        loaded: float,
+        lasts: float,
     ) -> bytes | None:
         """The value as it goes to the server; None if it cannot be encoded, or is too large."""
         request, codec, key = ticket.request, self.options.codec, ticket.place.value_key
@@ -511,7 +528,7 @@ class Reader:
         try:
             context = late_tags_context(key, header_lines(cells))
             packed_late = codec.encode(late, list[str], context=context) if late else b""
-            head = pack_header(Header(cells, loaded, ticket.lasts, request.grace, cost, packed_late))
+            head = pack_header(Header(cells, loaded, lasts, request.grace, cost, packed_late))
             data = head + codec.encode(value, request.returns, context=value_context(key, head))
         except Exception as error:  # noqa: BLE001 - an exception of the user's codec does not fail a call
             counters.unencodable += 1

@@ -160,11 +160,20 @@ class RedisTier:
             self._transport.counters.hits += 1
         return found, ticket
 
-    async def store(self, ticket: Ticket, value: Any, tags: tuple[str, ...], cost: float, *, age: float) -> None:
+    async def store(
+        self,
+        ticket: Ticket,
+        value: Any,
+        tags: tuple[str, ...],
+        cost: float,
+        *,
+        age: float,
+        ttl: float | None = None,
+    ) -> None:
         """See `Tier`. A value that cannot be encoded is kept in this process alone, counted, and logged once."""
         if isinstance(ticket, RedisTicket) and ticket.reader is self._reader and not self._transport.is_closed:
             try:
-                await self._reader.store(ticket, value, tags, cost, age=age)
+                await self._reader.store(ticket, value, tags, cost, age=age, ttl=ttl)
             except Unreachable:
                 pass  # the caller has its result, and a later hit is not promised
 
