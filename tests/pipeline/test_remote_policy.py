@@ -194,6 +194,9 @@ async def test_an_answer_within_its_grace_is_served_and_loaded_anew_once(make, s
     go.set()
     await until(lambda: a.stats()["stores"] + b.stats()["stores"] == 2)
     assert truth.runs == ["get 7"] * 2
+    if "grace" in grace:  # a local copy is served once more, and the tier asked behind it
+        while await tools[0]("7") == "old":
+            await asyncio.sleep(0)
     assert [await tool("7") for tool in tools] == ["new", "new"]
 
 

@@ -5,8 +5,9 @@ it, a *write* whatever invalidates. The checks compare nothing but these numbers
 
 - `check_truth` looks at values: no version older than what landed under a write that was over before the read started.
 - `check_overlap` looks at loads: none that overlaps a write, or anything that holds stores off, is kept.
-- `check_expiry`, `check_kept` and `check_alone`: nothing outlives its ttl, nothing is dropped without a cause, and
-  identical reads of one scope share one load.
+- `check_expiry`, `check_kept` and `check_alone`: nothing outlives its ttl and what may follow it, nothing is dropped
+  without a cause, and identical reads of one scope share one load.
+- `check_dropped`: what has expired is served, in its grace or for an error, only if no write has ever dropped it.
 """
 
 from __future__ import annotations
@@ -77,10 +78,17 @@ class Reader(Terse):
     tags: Callable[[Key, Loaded | None], tuple[Path, ...]]  # Without a result: what is known before the load.
     scope: str = "global"
     ttl: float = NEVER
+    life: Callable[[Loaded], float] | None = None  # Instead of `ttl`: what the tool's own function says of a result.
+    grace: float = 0.0
+    stale: float = 0.0  # `stale_if_error=`.
     roomy: bool = True  # Whether there is room for every key, so that nothing may be evicted.
 
     def __repr__(self) -> str:
         return self.name
+
+    def lives(self, value: Loaded) -> float:
+        """For how long a result may be kept, counted from the start of its load."""
+        return self.ttl if self.life is None else self.life(value)
 
 
 @dataclass(eq=False, repr=False)
@@ -252,7 +260,8 @@ class Ledger:
             or self.check_truth(read, load)
             or self.check_overlap(read, load)
             or self.check_expiry(read, load)
-            or self.check_kept(read)
+            or self.check_dropped(read, load)
+            or self.check_kept(read, load)
         )
         if problem:
             self.broken.append(f"{read} got {load}: {problem}")
@@ -264,6 +273,11 @@ class Ledger:
             self.broken.append(f"{read} raised the error of another call, {load.read.identity}")
         if load.ended < read.started:
             self.broken.append(f"{read} raised an error that was over before it started: errors are never cached")
+        reader = read.reader
+        if reader.stale and reader.life is None and reader.roomy and not read.fresh:
+            for kept in self.loads:
+                if kept.read.identity == read.identity and self._is_kept(kept, read, reader.stale, self.clock):
+                    self.broken.append(f"{read} raised an error although {kept} could replace it")
 
     def check_same(self, read: Read, load: Load, value: Loaded) -> str:
         if load.read.identity != read.identity:
@@ -306,16 +320,39 @@ class Ledger:
         return ""
 
     def check_expiry(self, read: Read, load: Load) -> str:
-        if load.ended < read.started and load.clock_ended + read.reader.ttl <= read.clock:
-            return f"it expired at {load.clock_ended + read.reader.ttl}, it is {read.clock}"
+        if not self._has_expired(read, load):
+            return ""
+        reader, expired = read.reader, load.clock_ended + self._life(load)
+        if read.clock < expired + reader.grace and not read.fresh:
+            return ""
+        failures = [
+            other.clock_ended
+            for other in self.loads
+            if other.read.identity == read.identity and other.outcome == "raised" and other.ended > read.started
+        ]
+        if failures and min(failures) < expired + reader.stale and not read.fresh:
+            return ""
+        return f"it expired at {expired}, it is {read.clock}"
+
+    def check_dropped(self, read: Read, load: Load) -> str:
+        """No write that concerns it may have begun, up to the moment of an answer that has expired."""
+        if not self._has_expired(read, load):
+            return ""
+        for write in self.writes:
+            if not (write.reaches(read) and write.began > load.ended):
+                continue
+            if write.entry is not None or meet(write.names, load.tags) or (write.ended and write.concerns(load)):
+                return f"it has expired, and a {write} has dropped it"
         return ""
 
-    def check_kept(self, read: Read) -> str:
+    def check_kept(self, read: Read, got: Load) -> str:
         """A read that loads must have a cause: nothing kept, or something that took it away."""
         if not read.loads or read.fresh or not read.reader.roomy:
             return ""
+        # In its grace it is loaded behind the answer. A result that was not stored has ended the grace of another.
+        grace = read.reader.grace if got.started > read.started and read.reader.life is None else 0.0
         for load in self.loads:
-            if load.read.identity == read.identity and self._is_kept(load, read):
+            if load.read.identity == read.identity and self._is_kept(load, read, grace):
                 return f"{load} was there, and nothing had touched it"
         return ""
 
@@ -327,10 +364,18 @@ class Ledger:
 
     # -- how it is known ---------------------------------------------------------------------------------------
 
-    def _is_kept(self, load: Load, read: Read) -> bool:
+    def _life(self, load: Load) -> float:
+        return NEVER if load.value is None else load.read.reader.lives(load.value)
+
+    def _has_expired(self, read: Read, load: Load) -> bool:
+        """Whether a read that got this found it in the store, at an age at which it only may be served if..."""
+        return load.ended < read.started and load.clock_ended + self._life(load) <= read.clock
+
+    def _is_kept(self, load: Load, read: Read, beyond: float = 0.0, at: float | None = None) -> bool:
+        """Whether a load must still be in the store: up to so many seconds beyond its expiry, when the read started."""
         if load.outcome != "returned" or load.ended > read.started or not load.first or load.read.fresh:
             return False
-        if load.clock + read.reader.ttl <= read.clock:
+        if load.clock + self._life(load) + beyond <= (read.clock if at is None else at):
             return False
         since = load.read.started
         return not any(self._touches(write, load, since) for write in self.writes) and not any(

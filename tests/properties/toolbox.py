@@ -17,6 +17,8 @@ ROOT: Path = ("order",)
 CART: Path = ("cart",)
 SETTLE = 3.0
 TTL = 4.0
+AFTER = 6.0  # For how long an expired result may be served.
+LIVES = (0.0, 2.0, TTL)
 
 Tags = Callable[[Key, Loaded | None], tuple[Path, ...]]
 
@@ -56,6 +58,8 @@ def readers(body: str) -> dict[str, Reader]:
     by_owner: Tags = lambda _, result: order(result.owner if result else None)
     by_both: Tags = lambda _, result: order(result.owner, result.other) if result else (ROOT,)
     both_ids = tags_from("order", lambda arguments, result: [id_ for id_ in (result.owner, result.other) if id_])
+    life: Callable[[Loaded], float] = lambda result: LIVES[result.load % len(LIVES)]
+    some = AgentCache("order:{result.owner}", ttl=life, grace=AFTER / 2, stale_if_error=AFTER)
     with library.call_body(body):
         made = (
             Reader("listing", AgentCache("order")(listing), ("",), lambda *_: (ROOT,)),
@@ -65,6 +69,18 @@ def readers(body: str) -> dict[str, Reader]:
             Reader("both", AgentCache(["order:{id}", "cart"])(entity), IDS, lambda key, _: (*order(key), CART)),
             Reader("several", AgentCache(both_ids)(several), ("single", "pair"), by_both),
             Reader("brief", AgentCache("order:{id}", ttl=TTL)(entity), IDS, by_id, ttl=TTL),
+            Reader(
+                "graceful", AgentCache("order:{id}", ttl=TTL, grace=AFTER)(entity), ("1",), by_id, ttl=TTL, grace=AFTER
+            ),
+            Reader(
+                "resilient",
+                AgentCache("order:{id}", ttl=TTL, stale_if_error=AFTER)(entity),
+                ("1",),
+                by_id,
+                ttl=TTL,
+                stale=AFTER,
+            ),
+            Reader("varied", some(lookup), NAMES, by_owner, life=life, grace=AFTER / 2, stale=AFTER),
             Reader("tight", AgentCache("order:{id}", maxsize=1)(entity), IDS, by_id, roomy=False),
             Reader("own_listing", AgentCache("order", "session")(listing), ("",), lambda *_: (ROOT,), scope="session"),
             Reader("own_entity", AgentCache("order:{id}", "session")(entity), IDS, by_id, scope="session"),
