@@ -35,7 +35,7 @@ from agent_cache.engine.plan import read_plan, write_plan
 from agent_cache.engine.read import ReadOperation
 from agent_cache.engine.runtime import SCOPE, CacheKey
 from agent_cache.engine.state import drop
-from agent_cache.engine.write import Write, WriteOperation, tiers_under
+from agent_cache.engine.write import DOUBT, OUTSIDE, Write, WriteOperation, tiers_under
 from agent_cache.errors import ConfigurationError
 from agent_cache.metrics import METRICS
 from agent_cache.remote.protocol import Tier
@@ -175,6 +175,20 @@ class CachedTool(Protocol[P, R_co]):
         """The same as `fresh`."""
         ...
 
+    async def set(self, value: Any, /, *args: P.args, **kwargs: P.kwargs) -> bool:
+        """Store a result that the caller has, as if a load of the call with these arguments had returned it.
+
+        Inside a write tool or `writing` it is stored when that write commits, unless it fails, settles, or another
+        write overlaps it. Elsewhere it is itself a write of that entry, which drops it everywhere first. It is stored
+        in this process alone; other processes load it. `ttl`, `cache_if`, `copy` and tags of the result apply.
+
+        Returns:
+            Whether it was stored, or inside a write, whether it will be. False means that nothing is stored for these
+            arguments: they have no identity, the result may not be stored, or the write does not name all the roots
+            that the result depends on.
+        """
+        ...
+
     def clear(self) -> int:
         """Drop all local results of this tool, in every scope. Returns how many there were."""
         ...
@@ -306,6 +320,7 @@ class AgentCache:
         body.cache_key = operation.cache_key
         body.invalidate = operation.invalidate
         body.fresh = body.refresh = operation.fresh
+        body.set = operation.set
         body.clear = operation.clear
         cached: CachedTool[P, R] = body
         return cached
@@ -336,10 +351,6 @@ def _takes_arguments(vary: Callable[..., Any]) -> bool:
 
 
 # Writes
-
-
-DOUBT = 5.0
-"""The default of ``doubt=``: seconds in which a write with an unknown outcome may still take effect."""
 
 
 class InvalidatingTool(Protocol[P, R_co]):
@@ -538,9 +549,6 @@ def _parsed(tags: tuple[str | Sequence[object], ...], function: str) -> tuple[st
     return tuple(dict.fromkeys(map(parse_tag, tags)))
 
 
-_OUTSIDE = WritePolicy(scope="global", settle=0.0, doubt=DOUBT, in_doubt=(), no_effect=(), ok=None, key_fn=None)
-
-
 def _write(paths: tuple[str, ...]) -> Write:
     roots = tuple(dict.fromkeys(map(root_of, paths)))
-    return Write("writing " + ", ".join(roots), _OUTSIDE, paths, tiers=tiers_under(roots, ()))
+    return Write("writing " + ", ".join(roots), OUTSIDE, paths, tiers=tiers_under(roots, ()))

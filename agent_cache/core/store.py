@@ -64,6 +64,10 @@ class Entry:
         """The clock reading at which the entry expires."""
         return self.fast
 
+    def expire_by(self, moment: float) -> None:
+        """Let the entry expire no later than at this clock reading. Before it is inserted."""
+        self.fast = min(self.fast, moment)
+
     def share(self) -> Any:
         """The value for a caller that has waited for its load, or `MISSING` if it cannot be copied."""
         return self.value
@@ -129,6 +133,9 @@ class GuardedEntry(Entry):
         except Exception as error:  # noqa: BLE001 - as in share()
             self.failure = error
             return MISSING
+
+    def expire_by(self, moment: float) -> None:
+        self._expires = min(self._expires, moment)
 
     def expired_value(self, now: float) -> Any:
         return MISSING if self.trust is not None and now >= self.trust() else self.share()

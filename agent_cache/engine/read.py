@@ -14,10 +14,12 @@ from collections.abc import Awaitable, Callable, Hashable, Mapping
 from functools import partial
 from typing import Any
 
+from agent_cache.clock import CLOCK
 from agent_cache.config import CURRENT, Configuration
 from agent_cache.core.coherence import Partition
 from agent_cache.core.keys import Uncacheable, key_part
 from agent_cache.core.policies import ReadPolicy
+from agent_cache.core.store import Entry
 from agent_cache.core.tags import Region
 from agent_cache.engine.interception import InterceptedCall
 from agent_cache.engine.runtime import (
@@ -35,7 +37,9 @@ from agent_cache.engine.runtime import (
 )
 from agent_cache.engine.single_flight import take_over
 from agent_cache.engine.state import LEDGER, drop, free, run_shielded, warn_once
+from agent_cache.engine.store_result import store_result
 from agent_cache.engine.tiers import request_of
+from agent_cache.engine.write import OUTSIDE, WRITING, Fill, Write
 from agent_cache.errors import ConfigurationError
 from agent_cache.remote.protocol import Request, Tier
 from agent_cache.values.canonical import MISSING, canonical
@@ -301,6 +305,60 @@ class ReadOperation(Operation[ReadPolicy]):
                 warn_once(f"discarding in {type(tier).__name__} failed", self.name, error)
         drop(Region(keys=((self, key),)))
         return was_there
+
+    async def set(self, value: Any, /, *args: Any, **kwargs: Any) -> bool:
+        """Store a result that the caller has, as if a load had returned it.
+
+        Inside a write it is stored when that write commits, unless another write has overlapped it. Elsewhere it is
+        itself a write of the entry, which drops it everywhere first. It is stored in this process alone.
+
+        Returns:
+            Whether it was stored, or inside a write, whether it will be. If not, what was stored before is dropped.
+        """
+        arguments = self.parameters.bind(args, kwargs)
+        plan = SCOPE.get().plan(self)
+        try:
+            key = plan.qualify(self.key_of(arguments))
+        except Uncacheable:
+            return False
+        call = Call(self, plan, key, *self.parameters.split(arguments), "write")
+        fill = self._fill(call, value)
+        write = WRITING.get()
+        if write is not None and write.is_open:
+            if fill is not None and write.take(fill):
+                return True
+            await self.invalidate(*args, **kwargs)
+            return False
+        for stats in plan.stats:
+            stats.invalidations += 1
+        tiers = self.tiers()
+        entries = (request_of(call),) if tiers else ()
+        write = Write(self.name, OUTSIDE, (), keys=((self, key),), entries=entries, tiers=tiers, stats=plan.stats)
+        await write.begin()
+        if fill is not None:
+            write.take(fill)
+        await write.succeed(None)
+        return fill is not None and plan.partition.store.peek(key) is fill.entry
+
+    def _fill(self, call: Call, value: Any) -> Fill | None:
+        """A result with its copy, tags and expiry; None if it may not be stored."""
+        partition = call.plan.partition
+        if partition is None or not call.plan.configuration.enabled:
+            return None
+        fills: list[Fill] = []
+        try:
+            for rule in self.tags.early:
+                call.tags += rule.make(call.arguments, None)
+        except Exception as error:  # noqa: BLE001 - the user's function; the call goes on without it
+            warn_once("tags of a given result could not be computed, so it was not cached", self.name, error)
+            return None
+        call.started = CLOCK.now()
+        call.flight = Flight(partition, (call.key, asyncio.get_running_loop()), (), ())
+        store_result(call, Entry(value, 0.0, 0.0), lambda *stored: fills.append(Fill(*stored)))
+        for fill in fills:
+            call.flight.tags = fill.all_tags
+            return fill
+        return None
 
     def clear(self) -> int:
         """Drop every local answer of this tool, in every scope; loads in flight are not stored. Returns how many."""

@@ -35,6 +35,7 @@ __all__ = [
 ]
 
 Run = Callable[[Call], Awaitable[Entry]]
+Insert = Callable[[Call, Entry, tuple[Tag, ...]], object]
 
 JITTER: Final = random.Random()  # noqa: S311 - it spreads expiry and protects nothing
 """The source of ``jitter=``. Of its own, so that a program that seeds `random` is not disturbed, nor disturbs it."""
@@ -66,9 +67,12 @@ async def load(call: Call) -> Entry:
     return entry
 
 
-def store_result(call: Call, entry: Entry) -> None:
+def store_result(call: Call, entry: Entry, insert: Insert | None = None) -> None:
     """Store the result unless an invalidation overlapped its load, its life or `cache_if` forbid it, or it cannot be
     copied.
+
+    Args:
+        insert: what to do with an entry that may be stored, instead of `insert_if_valid`.
     """
     operation = call.operation
     policy = operation.policy
@@ -88,7 +92,7 @@ def store_result(call: Call, entry: Entry) -> None:
         count_unstored(call)
         warn_once("ttl= gave no duration, so the result was not cached", operation.name, failure)
     elif life is None or life > 0:
-        insert_if_valid(call, stored, tags)
+        (insert or insert_if_valid)(call, stored, tags)
         return
     if call.is_fresh or policy.kept_for:
         with LEDGER.lock:

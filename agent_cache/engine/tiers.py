@@ -25,7 +25,7 @@ from agent_cache.engine.store_result import count_unstored, insert_if_valid, pro
 from agent_cache.remote.protocol import Found, Request, Ticket, Tier, Touched, WriteIntent
 from agent_cache.values.canonical import is_large, make_room
 
-__all__ = ["check_versions", "consult_tiers", "request_of", "trust_in", "unsubscribe_all"]
+__all__ = ["check_versions", "consult_tiers", "request_of", "take_tickets", "trust_in", "unsubscribe_all"]
 
 _MAX_REQUESTS: Final = 1_024
 
@@ -145,6 +145,12 @@ def _store_found(call: Call, found: Found) -> Entry:
 def _life_of_found(call: Call, found: Found) -> float | None:
     """Seconds from the start of its load that a found value lives, if its request does not say so."""
     return found.age + found.ttl if call.operation.policy.life_varies and found.ttl is not None else None
+
+
+async def take_tickets(call: Call) -> tuple[Ticket, ...]:
+    """The present versions of what a call depends on, from each of its tiers."""
+    tiers = call.operation.tiers()
+    return tuple([(await _ask(tier, tiers[farther:], call))[1] for farther, tier in enumerate(tiers, 1)])
 
 
 async def _offer(
