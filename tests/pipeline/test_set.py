@@ -196,6 +196,26 @@ async def test_a_load_that_began_earlier_does_not_replace_it():
     assert await get(8) == "new"
 
 
+async def test_neither_does_one_that_the_write_turns_out_not_to_touch():
+    """The result of the write names another entity; the given result is a write of its entry all the same."""
+    gate = Gate()
+
+    @AgentCache("order:{order_id}")
+    async def get(order_id: int) -> Any:
+        return await gate()
+
+    @AgentCacheInvalidator("order:{result}")
+    async def touch_another() -> int:
+        assert await get.set("new", 8)
+        return 7
+
+    load = await started(get(8))
+    await touch_another()
+    gate.last.returns("old")
+    await load
+    assert await get(8) == "new"
+
+
 async def test_the_root_that_a_late_tag_names_covers_the_entry():
     shop = Shop(write="order:{result}")
     write = await shop.write("new", "7")

@@ -136,6 +136,7 @@ class Load(Terse):
     outcome: str = "running"
     gate: asyncio.Future[None] | None = None
     open: bool = False  # Whether it need not stand at any more gates.
+    write: Write | None = None  # The write that has given this result to the read, from its beginning to its end.
 
     def __repr__(self) -> str:
         return f"load {self.number} ({self.started}-{self.ended or ''}) for {self.read}"
@@ -204,6 +205,7 @@ class Ledger:
         self.truth: dict[Path, int] = {}
         self.effects: list[Effect] = []
         self.loads: list[Load] = []
+        self.given: list[Load] = []  # Numbered from -1 downwards.
         self.writes: list[Write] = []
         self.reads: list[Read] = []
         self.broken: list[str] = []
@@ -230,6 +232,14 @@ class Ledger:
     def end_load(self, load: Load, outcome: str) -> None:
         load.ended, load.clock_ended, load.outcome = self.tick(), self.clock, outcome
 
+    def give(self, read: Read, write: Write) -> Loaded:
+        """Note a result that a write gives to a read: it is good if no other write overlaps this one."""
+        number = -1 - len(self.given)
+        load = Load(number, read, write.began, self.clock, first=False, seen=dict(self.truth), write=write)
+        load.clock_ended, load.outcome, load.value = self.clock, "given", Loaded(number, None)
+        self.given.append(load)
+        return load.value
+
     def begin_write(self, write: Write) -> None:
         write.began = self.tick()
         self.writes.append(write)
@@ -242,6 +252,9 @@ class Ledger:
 
     def end_write(self, write: Write, outcome: str, *, told: tuple[Path, ...] = (), hold: float = 0.0) -> None:
         write.ended, write.outcome, write.told = self.tick(), outcome, told
+        for load in self.given:
+            if load.write is write:
+                load.ended = write.ended
         if hold:
             write.released = self.clock + hold
 
@@ -254,9 +267,10 @@ class Ledger:
 
     def got(self, read: Read, value: Loaded) -> None:
         """Judge what a read returned."""
-        load = self.loads[value.load]
+        load = self.loads[value.load] if value.load >= 0 else self.given[-1 - value.load]
         problem = (
             self.check_same(read, load, value)
+            or self.check_given(load)
             or self.check_truth(read, load)
             or self.check_overlap(read, load)
             or self.check_expiry(read, load)
@@ -288,6 +302,11 @@ class Ledger:
             return "a refresh must run the tool"
         return ""
 
+    def check_given(self, load: Load) -> str:
+        if load.write is not None and load.write.outcome != "returned":
+            return f"the {load.write} that gave it has not succeeded"
+        return ""
+
     def check_truth(self, read: Read, load: Load) -> str:
         for effect in self.effects:
             write = effect.write
@@ -302,7 +321,7 @@ class Ledger:
 
     def check_overlap(self, read: Read, load: Load) -> str:
         for write in self.writes:
-            if not write.reaches(read):
+            if write is load.write or not write.reaches(read):
                 continue
             over = 0 < write.ended < read.started
             if over and write.concerns(load):

@@ -250,6 +250,13 @@ class ExpiredAnswersByHand(ExpiredAnswers, Invalidating):
     writer_names = ("told",)
 
 
+class GivenResults(Invalidating):
+    """Writes that give the read its new result, among others that do not."""
+
+    reader_names = ("entity", "listing")
+    writer_names = ("giving", "giving", "entity")
+
+
 class OneCallManyCallers(Invalidating):
     """A crowd on one key: leaders and waiters come, go and are cancelled, often before they have woken up."""
 
@@ -283,6 +290,7 @@ MACHINES = (
     ExpiryAndEviction,
     ExpiredAnswers,
     ExpiredAnswersByHand,
+    GivenResults,
     OneCallManyCallers,
     Sessions,
     SessionsInvalidatedByHand,

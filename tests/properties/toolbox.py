@@ -33,9 +33,9 @@ async def load(owner: str | None = None, other: str | None = None) -> Loaded:
     return await stage.get().load(reading.get(), owner, other)
 
 
-async def change(*paths: Path) -> None:
+async def change(*paths: Path, gives: tuple[tuple[Reader, Key], ...] = ()) -> None:
     """What every write tool does; the stage decides when."""
-    await stage.get().change(changing.get(), paths)
+    await stage.get().change(changing.get(), paths, gives)
 
 
 @cache
@@ -98,6 +98,10 @@ def writers(body: str) -> dict[str, Writer]:
     async def one(id: str) -> None:
         await change(*order(id))
 
+    async def giving(id: str) -> None:
+        made = readers(body)
+        await change(*order(id), gives=((made["entity"], id), (made["listing"], "")))
+
     async def everything(id: str) -> None:
         await change(*(path for each in IDS for path in order(each)))
 
@@ -113,6 +117,7 @@ def writers(body: str) -> dict[str, Writer]:
     with library.call_body(body):
         made = (
             Writer("entity", AgentCacheInvalidator("order:{id}")(one), by_id),
+            Writer("giving", AgentCacheInvalidator("order:{id}")(giving), by_id),
             Writer("root", AgentCacheInvalidator("order")(everything), lambda _: (ROOT,)),
             Writer("both", AgentCacheInvalidator(["order:{id}", "cart"])(with_cart), lambda id_: (*order(id_), CART)),
             Writer("computed", AgentCacheInvalidator(by_arguments)(one), by_id),
