@@ -38,7 +38,7 @@ Run = Callable[[Call], Awaitable[Entry]]
 Insert = Callable[[Call, Entry, tuple[Tag, ...]], object]
 
 JITTER: Final = random.Random()  # noqa: S311 - it spreads expiry and protects nothing
-"""The source of ``jitter=``. Of its own, so that a program that seeds `random` is not disturbed, nor disturbs it."""
+"""The random numbers behind ``jitter=``, a `random.Random` that a test may seed. The global one is not touched."""
 
 os.register_at_fork(after_in_child=JITTER.seed)  # or all workers of a server would shorten their entries alike
 

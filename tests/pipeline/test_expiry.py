@@ -22,8 +22,7 @@ from agent_cache import (
     invalidate,
     writing,
 )
-from agent_cache.engine.store_result import JITTER
-from agent_cache.testing import MemoryServer, MemoryTier
+from agent_cache.testing import JITTER, MemoryServer, MemoryTier
 from tests.harness.gates import Gate, cancelled, idle, started
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
