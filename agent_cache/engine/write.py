@@ -345,9 +345,11 @@ class Write:
     async def _end(
         self, region: Region, *, failed: bool, hold: float, may_wait: bool = True, fills: Sequence[Fill] = ()
     ) -> None:
-        if self._former is not None:
+        # Contexts of tasks that were started in the write keep it alive: let go of what it refers to.
+        former, self._former, self._fills = self._former, None, {}
+        if former is not None:
             try:
-                WRITING.reset(self._former)
+                WRITING.reset(former)
             except ValueError:
                 pass  # closed by the garbage collector, in another context than it began in
         fills = self._invalidate_locally(region, hold, fills)

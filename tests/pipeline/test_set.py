@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from agent_cache import (
     invalidate,
     writing,
 )
+from agent_cache.engine.write import Write
 from agent_cache.testing import FaultyTier, MemoryServer, MemoryTier
 from tests.contract.workbench import writing as writing_elsewhere
 from tests.harness.gates import Gate, idle, started
@@ -290,6 +292,32 @@ async def test_after_the_write_a_task_of_its_own_writes_by_itself():
     over.set()
     assert await task
     assert await shop.get(1) == "later"
+
+
+async def test_a_write_that_has_ended_keeps_neither_its_results_nor_earlier_writes_alive():
+    """A task that was started in a write keeps its context, and may make the next one."""
+    shop = Shop()
+    tasks: set[asyncio.Task[None]] = set()
+    alive: list[int] = []
+
+    class Value:
+        def __deepcopy__(self, memo: Any) -> Value:
+            return self
+
+    async def next_one(left: int) -> None:
+        async with writing("order:1"):
+            await shop.get.set(Value(), 1)
+            if left:
+                task = asyncio.ensure_future(next_one(left - 1))
+                tasks.add(task)
+                task.add_done_callback(tasks.discard)
+        gc.collect()
+        alive.append(sum(type(each) in (Write, Value) for each in gc.get_objects()))
+
+    await next_one(20)
+    while tasks:
+        await asyncio.sleep(0)
+    assert max(alive[10:]) <= max(alive[:3])
 
 
 async def test_writes_that_nest_fill_at_the_end_of_the_innermost_if_the_outer_one_is_of_other_things():
