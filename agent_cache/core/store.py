@@ -30,6 +30,7 @@ __all__ = [
     "IMMUTABLE",
     "NEVER",
     "CopyRule",
+    "KeptEntry",
     "Store",
     "UncopyableError",
     "copy_rule_named",
@@ -64,6 +65,11 @@ class Entry:
         """The clock reading at which the entry expires."""
         return self.fast
 
+    @property
+    def kept_until(self) -> float:
+        """The clock reading at which the entry is of no more use."""
+        return self.expires
+
     def expire_by(self, moment: float) -> None:
         """Let the entry expire no later than at this clock reading. Before it is inserted."""
         self.fast = min(self.fast, moment)
@@ -81,6 +87,24 @@ class Entry:
         return self.value
 
 
+class KeptEntry(Entry):
+    """An entry that may still be served for a while after it has expired.
+
+    Attributes:
+        kept_for: how long, in seconds.
+    """
+
+    __slots__ = ("kept_for",)
+
+    def __init__(self, value: Any, fast: float, cost: float, tags: tuple[Tag, ...], size: int, kept_for: float) -> None:
+        super().__init__(value, fast, cost, tags, size)
+        self.kept_for = kept_for
+
+    @property
+    def kept_until(self) -> float:
+        return self.fast + self.kept_for
+
+
 class GuardedEntry(Entry):
     """A cached value that is checked or copied at each hit: a mutable one, or one that depends on the trust in a tier.
 
@@ -92,9 +116,10 @@ class GuardedEntry(Entry):
         copy: makes a copy for one caller; None if the value is shared.
         trust: gives the clock reading until which the tiers are trusted; None without tiers.
         failure: the exception of a copy that failed, to be logged when the value is loaded again.
+        kept_for: seconds after its expiry in which it may still be served.
     """
 
-    __slots__ = ("_expires", "copy", "failure", "trust")
+    __slots__ = ("_expires", "copy", "failure", "kept_for", "trust")
 
     def __init__(
         self,
@@ -106,6 +131,7 @@ class GuardedEntry(Entry):
         expires: float,
         copy: Callable[[], Any] | None,
         trust: Callable[[], float] | None = None,
+        kept_for: float = 0.0,
     ) -> None:
         # As Entry.__init__, without the call.
         self.value = value
@@ -117,10 +143,15 @@ class GuardedEntry(Entry):
         self.copy = copy
         self.trust = trust
         self.failure: Exception | None = None
+        self.kept_for = kept_for
 
     @property
     def expires(self) -> float:
         return self._expires
+
+    @property
+    def kept_until(self) -> float:
+        return self._expires + self.kept_for
 
     def value_at(self, now: float) -> Any:
         """A copy for one hit, or `MISSING` if the entry has expired or its tiers are no longer trusted."""

@@ -16,7 +16,7 @@ from typing import Any, Final
 from agent_cache.clock import CLOCK
 from agent_cache.config import CURRENT
 from agent_cache.core.coherence import Partition
-from agent_cache.core.store import IMMUTABLE, NEVER, Entry, GuardedEntry, UncopyableError
+from agent_cache.core.store import IMMUTABLE, NEVER, Entry, GuardedEntry, KeptEntry, UncopyableError
 from agent_cache.core.tags import Tag
 from agent_cache.engine.runtime import ENCLOSING, Call
 from agent_cache.engine.state import LEDGER, evict_for, free, warn_once
@@ -144,11 +144,15 @@ def protected_copy(call: Call, entry: Entry, tags: tuple[Tag, ...], expires: flo
     plan = call.plan
     size = 0 if plan.configuration.max_bytes is None else size_of(entry.value)
     trust = plan.trust
+    kept_for = operation.policy.kept_for
     if copy is None and trust is None:
+        if kept_for:
+            flight.result = KeptEntry(entry.value, expires, entry.cost, tags, size, kept_for)
+            return flight.result
         entry.fast, entry.tags, entry.size = expires, tags, size
         return entry
     value, fast = (entry.value, 0.0) if copy is None else (None, -NEVER)
-    flight.result = GuardedEntry(value, fast, entry.cost, tags, size, expires, copy, trust)
+    flight.result = GuardedEntry(value, fast, entry.cost, tags, size, expires, copy, trust, kept_for)
     return flight.result
 
 

@@ -301,13 +301,13 @@ class Write:
             if hold is None or not hold.region.reaches(partition.owner):
                 return False
             roots = {root.name for root in (*hold.roots, *hold.watched)}
-            if not roots.issuperset(map(root_of, tags)) or not (
-                any(part.touches(tag) for part in hold.region.parts for tag in tags)
-                or (partition.tool, fill.call.key) in hold.region.keys
-            ):
-                return False
+            is_noticed = roots.issuperset(map(root_of, tags))
+        region = hold.region
+        is_touched = any(part.touches(tag) for part in region.parts for tag in tags)
+        if is_noticed and (is_touched or (partition.tool, fill.call.key) in region.keys):
             self._fills[partition, fill.call.key] = fill
             return True
+        return False
 
     @property
     def is_open(self) -> bool:
@@ -381,9 +381,10 @@ class Write:
                 fill.call.flight.finish()
                 garbage += LEDGER.invalidate(fill.region)  # what is loading now is older
                 fill.call.flight.restart()
-                if self._intent is None:
-                    insert_if_valid(fill.call, fill.entry, fill.tags)
         free(garbage)
+        if self._intent is None:
+            for fill in fills:
+                insert_if_valid(fill.call, fill.entry, fill.tags)
         return fills
 
     def _is_current(self, fill: Fill) -> bool:

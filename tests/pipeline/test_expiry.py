@@ -517,6 +517,16 @@ def test_a_loop_that_has_ended_does_not_block_the_next_reload(clock):
     assert asyncio.run(twice()) == [1, 2]
 
 
+async def test_an_entry_says_for_how_long_it_is_of_use(clock):
+    """Its expiry is the end of its ttl all the same, for what depends on it."""
+    for value in ("immutable", ["mutable"]):
+        source = Source(ttl=10, grace=20, stale_if_error=30)
+        source.now = value
+        await source.get(1)
+        entry = source.get.__agent_cache__.partition.store.lookup(1)
+        assert (entry.expires, entry.kept_until) == (1_010.0, 1_040.0)
+
+
 # Stale instead of an error
 
 
