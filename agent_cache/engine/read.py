@@ -345,6 +345,8 @@ class ReadOperation(Operation[ReadPolicy]):
         partition = call.plan.partition
         if partition is None or not call.plan.configuration.enabled:
             return None
+        if partition.group.roots.keys() != partition.group.own_roots:
+            return None  # its loads depend on more than its own tags, which a given result does not tell
         fills: list[Fill] = []
         try:
             for rule in self.tags.early:

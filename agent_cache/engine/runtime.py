@@ -359,10 +359,12 @@ class Flight(Load):
         result: the entry that followers are answered from, set by `store_result`.
         stored_tags: everything that the stored entry depends on, None until it is stored: the tags for the tiers.
         tickets: one from each tier that was asked.
-        life: seconds that the value may live in a tier, if its request does not say so; None if it does.
+        life: seconds that the value may live, None for ever. Set by `store_result`, only where the lives of results vary.
     """
 
     __slots__ = ("id", "joinable", "life", "result", "stored_tags", "tickets", "waiters", "waits_for")
+
+    life: float | None
 
     def __init__(
         self,
@@ -387,7 +389,6 @@ class Flight(Load):
         self.result: Entry | None = None
         self.stored_tags: tuple[Tag, ...] | None = None
         self.tickets: tuple[Ticket, ...] = ()
-        self.life: float | None = None
 
     def detach(self) -> None:
         if self.joinable:

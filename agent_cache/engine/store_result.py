@@ -77,8 +77,11 @@ def store_result(call: Call, entry: Entry, insert: Insert | None = None) -> None
     operation = call.operation
     policy = operation.policy
     tags = call.tags if not operation.late_roots else _result_tags(call, entry.value)
-    life, failure = (policy.ttl, None) if not policy.life_varies else _life_of(call, entry.value)
-    expires = NEVER if life is None else call.started + life
+    failure = None
+    if not policy.life_varies:
+        expires = NEVER if policy.ttl is None else call.started + policy.ttl
+    else:
+        expires, failure = _expiry_of(call, entry.value)
     for ticket in call.flight.tickets:
         if ticket.lasts is not None:  # the tier may miss some writes, so it bounds the life of the entry
             expires = min(expires, call.started + ticket.lasts)
@@ -91,7 +94,7 @@ def store_result(call: Call, entry: Entry, insert: Insert | None = None) -> None
     elif failure is not None:
         count_unstored(call)
         warn_once("ttl= gave no duration, so the result was not cached", operation.name, failure)
-    elif life is None or life > 0:
+    elif expires > call.started:
         (insert or insert_if_valid)(call, stored, tags)
         return
     if call.is_fresh or policy.kept_for:
@@ -100,14 +103,14 @@ def store_result(call: Call, entry: Entry, insert: Insert | None = None) -> None
         del older  # freed outside of the lock
 
 
-def _life_of(call: Call, value: object) -> tuple[float | None, Exception | None]:
-    """Seconds that a result may live, where they vary, and why they are not known."""
+def _expiry_of(call: Call, value: object) -> tuple[float, Exception | None]:
+    """When a result expires whose life is its own, and why that is not known."""
     try:
         life = call.operation.policy.life_of(value, JITTER.random)
     except Exception as error:  # noqa: BLE001 - the user's function; the call goes on without it
-        return 0.0, error
+        return call.started, error
     call.flight.life = life
-    return life, None
+    return NEVER if life is None else call.started + life, None
 
 
 def _result_tags(call: Call, value: object) -> tuple[Tag, ...] | None:

@@ -83,7 +83,8 @@ async def consult_tiers(call: Call, proceed: Proceed) -> Entry:
                 return entry
     entry = await proceed(call)
     if flight.stored_tags is not None:
-        await _offer(call, asked, len(asked), entry.value, flight.stored_tags, entry.cost, flight.life)
+        life = flight.life if call.operation.policy.life_varies else None
+        await _offer(call, asked, len(asked), entry.value, flight.stored_tags, entry.cost, life)
     return entry
 
 
