@@ -359,7 +359,7 @@ class Flight(Load):
         result: the entry that followers are answered from, set by `store_result`.
         stored_tags: everything that the stored entry depends on, None until it is stored: the tags for the tiers.
         tickets: one from each tier that was asked.
-        life: seconds that the value may live, None for ever. Set by `store_result`, only where the lives of results vary.
+        life: seconds that the value may live, None for ever. Set by `store_result` where the lives of results vary.
     """
 
     __slots__ = ("id", "joinable", "life", "result", "stored_tags", "tickets", "waiters", "waits_for")

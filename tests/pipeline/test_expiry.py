@@ -207,16 +207,21 @@ async def test_jitter_shortens_a_computed_ttl_too(clock, monkeypatch):
     assert source.runs == 2
 
 
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")  # of 3.12 and later, if there are threads
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no processes are forked here")
 def test_forked_workers_shorten_differently():
     JITTER.seed(7)
     reader, writer = os.pipe()
     child = os.fork()
     if not child:
-        os.write(writer, str(JITTER.random()).encode())
-        os._exit(0)
+        try:
+            os.write(writer, str(JITTER.random()).encode())
+        finally:
+            os._exit(0)
     os.waitpid(child, 0)
-    assert float(os.read(reader, 100)) != JITTER.random()
+    os.close(writer)
+    with open(reader) as drawn:
+        assert float(drawn.read()) != JITTER.random()
 
 
 @pytest.mark.parametrize("jitter", [1, 1.5, -0.1, True, "0.1", float("nan"), None], ids=repr)
