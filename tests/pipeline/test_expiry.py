@@ -220,7 +220,7 @@ def test_forked_workers_shorten_differently():
             os._exit(0)
     os.waitpid(child, 0)
     os.close(writer)
-    with open(reader) as drawn:
+    with os.fdopen(reader) as drawn:
         assert float(drawn.read()) != JITTER.random()
 
 
