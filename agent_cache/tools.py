@@ -22,6 +22,7 @@ from agent_cache.core.policies import (
     RemotePolicy,
     WritePolicy,
     checked_choice,
+    checked_flag,
     checked_fraction,
     checked_function,
     checked_hints,
@@ -231,6 +232,10 @@ class AgentCache:
         stale_if_error: seconds, or a `timedelta`, beyond its ttl in which a result is returned instead of an exception
             that the tool raises. From the local store only. Like `grace`, it never returns what a write has dropped.
         remote: how the shared tier is used: see `RemotePolicy`.
+        inherit: whether a result also depends on what the decorated reads depend on that the tool makes, however they
+            are answered: it is dropped with them, expires no later, and is not stored if a write has overlapped one of
+            them. If one could not be cached, the result is cached only if the tool has a `ttl` of its own. False: it
+            depends on `resource` alone.
 
     Raises:
         ConfigurationError: at decoration, naming the tool and the fix, if an option cannot work.
@@ -258,6 +263,7 @@ class AgentCache:
         grace: float | timedelta = 0.0,
         stale_if_error: float | timedelta = 0.0,
         remote: RemotePolicy | None = None,
+        inherit: bool = True,
     ) -> None:
         where = f"AgentCache({resource!r})"
         self._resource = resource
@@ -274,6 +280,7 @@ class AgentCache:
             raise ConfigurationError(
                 f"{where}: maxsize must be 1 or more entries, or None for no bound, got {maxsize!r}"
             )
+        checked_flag(inherit, f"{where}: inherit")
         for option, given in (("key", key), ("vary", vary), ("cache_if", cache_if)):
             checked_function(given, f"{where}: {option}")
         self._policy = ReadPolicy(
@@ -285,6 +292,7 @@ class AgentCache:
             vary=vary,
             vary_takes_arguments=vary is not None and _takes_arguments(vary),
             cache_if=cache_if,
+            inherit=inherit,
             uncacheable=checked_choice(uncacheable, ("bypass", "raise"), f"{where}: uncacheable"),
             loop=checked_hints(loop, where, is_write=False),
             remote=checked_remote(remote, where).checked(where, scope=scope, is_read=True),

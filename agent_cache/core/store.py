@@ -14,11 +14,12 @@ from __future__ import annotations
 import copy
 import marshal
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta, timezone
 from enum import Enum
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Final
 
 from agent_cache.core.tags import Part, Tag, ancestors
@@ -105,6 +106,9 @@ class KeptEntry(Entry):
         return self.fast + self.kept_for
 
 
+NO_VERSIONS: Final[Mapping[Any, Any]] = MappingProxyType({})
+
+
 class GuardedEntry(Entry):
     """A cached value that is checked or copied at each hit: a mutable one, or one that depends on the trust in a tier.
 
@@ -117,9 +121,10 @@ class GuardedEntry(Entry):
         trust: gives the clock reading until which the tiers are trusted; None without tiers.
         failure: the exception of a copy that failed, to be logged when the value is loaded again.
         kept_for: seconds after its expiry in which it may still be served.
+        versions: what each tier knows as the versions of the value; empty without tiers.
     """
 
-    __slots__ = ("_expires", "copy", "failure", "kept_for", "trust")
+    __slots__ = ("_expires", "copy", "failure", "kept_for", "trust", "versions")
 
     def __init__(
         self,
@@ -144,6 +149,7 @@ class GuardedEntry(Entry):
         self.trust = trust
         self.failure: Exception | None = None
         self.kept_for = kept_for
+        self.versions: Mapping[Any, Any] = NO_VERSIONS
 
     @property
     def expires(self) -> float:

@@ -14,7 +14,7 @@ from agent_cache.clock import CLOCK
 from agent_cache.core.store import Entry
 from agent_cache.engine.runtime import Call, Proceed
 from agent_cache.engine.state import warn_once
-from agent_cache.engine.store_result import reload_expired
+from agent_cache.engine.store_result import inherit_entry, reload_expired
 from agent_cache.values.canonical import MISSING
 
 __all__ = ["serve_expired"]
@@ -31,17 +31,18 @@ class _ServedEntry:
         self.result = result
 
 
-async def serve_expired(call: Call, proceed: Proceed) -> Entry:
+async def serve_expired(proceed: Proceed, call: Call) -> Entry:
     """Answer with a result in its grace period and reload it in the background, or replace a failed load by it.
 
     The first stage of tools with `grace` or `stale_if_error`. A call for a fresh value gets neither.
     """
     if call.is_fresh:
         return await proceed(call)
-    policy = call.operation.policy
+    policy, within = call.operation.policy, call.within
     if policy.grace:
         entry, value = _expired(call, policy.grace)
         if entry is not None:
+            inherit_entry(within, call.plan, call.key, entry)
             reload_expired(call, entry, proceed)
             call.source = "hit"
             call.flight = _ServedEntry(entry)  # type: ignore[assignment]  # as much of one as `Call.stored_entry` asks
@@ -54,6 +55,7 @@ async def serve_expired(call: Call, proceed: Proceed) -> Entry:
         entry, value = _expired(call, policy.stale_if_error)
         if entry is None:
             raise
+        inherit_entry(within, call.plan, call.key, entry)
         warn_once("a load failed, so an expired result was returned", call.operation.name, error)
         if call.source != "shared":
             for stats in call.plan.stats:

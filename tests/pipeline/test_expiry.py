@@ -796,3 +796,70 @@ async def test_the_grace_of_the_tier_alone_does_not_serve_local_copies(clock):
     await source.get(1)
     clock.advance(10)
     assert await source.get(1) == (2, 1)
+
+
+# Inherited by other reads
+
+
+@pytest.mark.parametrize("option", ["grace", "stale_if_error"])
+@pytest.mark.parametrize("outer_ttl", [None, 60])
+async def test_what_is_made_of_an_expired_answer_is_not_stored(clock, option, outer_ttl):
+    """It has expired already; what is made of the next one is stored, and dropped with it."""
+    source, pages = Source(ttl=10, **{option: 30}), 0
+
+    @AgentCache("page", ttl=outer_ttl)
+    async def page() -> Any:
+        nonlocal pages
+        pages += 1
+        return pages, await source.get(1)
+
+    assert await page() == (1, (1, 1))
+    clock.advance(10)
+    if option == "stale_if_error":
+        source.now = Broken()
+    assert await page() == (2, (1, 1))
+    await idle()
+    source.now = None
+    new = await page()
+    assert new[0] == 3
+    assert new[1] != (1, 1)
+    assert await page() == new
+    await invalidate("order:1")
+    assert (await page())[0] == 4
+
+
+async def test_a_reload_in_the_background_is_no_part_of_the_load_that_it_was_started_in(clock):
+    source, go = Source(ttl=10, grace=30), asyncio.Event()
+
+    @AgentCache("page", ttl=60)
+    async def page() -> Any:
+        answer = await source.get(1)
+        await go.wait()
+        return answer
+
+    await source.get(1)
+    clock.advance(10)
+    read = await started(page())
+    assert await source.get(1) == (2, 1)
+    go.set()
+    assert await read == (1, 1)
+    assert await page() == (2, 1)
+
+
+async def test_in_a_tier_a_result_lives_no_longer_than_what_it_is_made_of(clock):
+    tier = MemoryTier(MemoryServer())
+    source = Source(ttl=10, name="get_order", remote_cache=tier)
+
+    @AgentCache("page", name="page", remote_cache=tier)
+    async def page() -> Any:
+        return await source.get(1)
+
+    await source.get(1)
+    clock.advance(4)
+    await page()
+    found, _ = await tier.lookup(page.cache_key().request)
+    assert (found.age, found.ttl) == (0, 6)
+    clock.advance(6)
+    found, _ = await tier.lookup(page.cache_key().request)
+    assert found is None
+    assert await page() == (2, 1)

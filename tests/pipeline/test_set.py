@@ -18,7 +18,6 @@ from agent_cache import (
     invalidate,
     writing,
 )
-from agent_cache.engine.state import LEDGER
 from agent_cache.engine.write import Write
 from agent_cache.testing import FaultyTier, MemoryServer, MemoryTier
 from tests.contract.workbench import writing as writing_elsewhere
@@ -418,14 +417,20 @@ async def test_arguments_may_be_spelt_in_any_way():
         await get.set("new")
 
 
-async def test_a_tool_whose_loads_depend_on_more_than_its_own_tags_is_given_nothing():
+async def test_a_read_whose_loads_have_made_other_reads_is_given_nothing():
     """The given result does not tell on what else it depends."""
     shop = Shop()
-    await shop.get(1)
-    with LEDGER.lock:
-        LEDGER.extend(shop.get.__agent_cache__.partition.group, ["customer"])
-    assert not await shop.get.set("new", 1)
-    assert await shop.get(1) == "loaded 2"
+
+    @AgentCache("page")
+    async def page() -> str:
+        return f"page of {await shop.get(1)}"
+
+    assert await page.set("new"), "nothing is known of its loads yet"
+    assert await page.fresh() == "page of loaded 1"
+    assert not await page.set("new")
+    assert await page() == "page of loaded 1"
+    async with writing("page"):
+        assert not await page.set("new")
 
 
 # Scopes
