@@ -433,6 +433,20 @@ async def test_a_read_whose_loads_have_made_other_reads_is_given_nothing():
         assert not await page.set("new")
 
 
+class Depot:
+    @AgentCache("order:{order_id}")
+    async def get(self, order_id: int) -> str:
+        return "loaded"
+
+
+async def test_for_a_method_the_instance_comes_after_the_value():
+    depot = Depot()
+    assert await Depot.get.set("new", depot, 1)
+    assert await depot.get(1) == "new"
+    with pytest.raises(TypeError, match=r"write Depot\.get\.set\(value, depot, \.\.\.\)"):
+        await depot.get.set("newer", 1)
+
+
 # Scopes
 
 
