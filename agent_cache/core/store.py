@@ -80,9 +80,9 @@ class Entry:
         """The value for a caller that has waited for its load, or `MISSING` if it cannot be copied."""
         return self.value
 
-    def is_valid_at(self, now: float) -> bool:
-        """Whether a hit at this clock reading would be answered from the entry."""
-        return now < self.fast
+    def is_valid_at(self, now: float, grace: float = 0.0) -> bool:
+        """Whether a call at this clock reading would be answered from the entry, up to so long after its expiry."""
+        return now < self.fast + grace
 
     def value_at(self, now: float) -> Any:
         """The value for a hit at this clock reading, or `MISSING` if the entry has expired."""
@@ -164,8 +164,8 @@ class GuardedEntry(Entry):
     def kept_until(self) -> float:
         return self._expires + self.kept_for
 
-    def is_valid_at(self, now: float) -> bool:
-        return now < self._expires and (self.trust is None or now < self.trust())
+    def is_valid_at(self, now: float, grace: float = 0.0) -> bool:
+        return now < self._expires + grace and (self.trust is None or now < self.trust())
 
     def value_at(self, now: float) -> Any:
         """A copy for one hit, or `MISSING` if the entry has expired or its tiers are no longer trusted."""

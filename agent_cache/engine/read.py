@@ -273,7 +273,7 @@ class ReadOperation(Operation[ReadPolicy]):
             entry = plan.partition.store.lookup(plan.qualify(self.key_of(arguments)))
         except Uncacheable:
             return False
-        return entry is not None and entry.is_valid_at(CLOCK.now())
+        return entry is not None and entry.is_valid_at(CLOCK.now(), self.policy.grace)
 
     def cache_info(self) -> CacheInfo:
         """Counters and size of the local cache."""

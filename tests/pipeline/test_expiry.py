@@ -522,6 +522,16 @@ def test_a_loop_that_has_ended_does_not_block_the_next_reload(clock):
     assert asyncio.run(twice()) == [1, 2]
 
 
+@pytest.mark.parametrize("value", ["immutable", ["mutable"]], ids=str)
+async def test_a_result_in_its_grace_is_there(clock, value):
+    source = Source(ttl=10, grace=20, stale_if_error=30)
+    source.now = value
+    await source.get(1)
+    for seconds, is_there in ((9, True), (20, True), (2, False)):
+        clock.advance(seconds)
+        assert source.get.contains(1) is is_there
+
+
 async def test_an_entry_says_for_how_long_it_is_of_use(clock):
     """Its expiry is the end of its ttl all the same, for what depends on it."""
     for value in ("immutable", ["mutable"]):
