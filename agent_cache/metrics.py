@@ -30,7 +30,7 @@ class Stats:
         hits: results from the local store or a tier.
         misses: runs of the tool that were started to fill the cache.
         shared: calls that waited for a run started by another call.
-        bypassed: calls that ran uncached: arguments without identity, no session, caching switched off.
+        bypassed: calls that ran uncached: no identity, no session, caching switched off, or inside `bypass`.
         unstored: results that could not be stored: not copyable, tags not computable.
         writes: calls of an invalidator.
         invalidations: writes and explicit invalidations that were carried out.

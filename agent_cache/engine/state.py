@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import weakref
 from collections import OrderedDict, deque
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Iterable, Iterator
+from difflib import get_close_matches
+from itertools import islice
 from typing import Any, TypeVar
 
 from agent_cache.config import CURRENT, Configuration
@@ -20,12 +23,17 @@ from agent_cache.core.tags import Region
 __all__ = [
     "LEDGER",
     "LOG",
+    "RootUse",
     "clear_everything",
     "drop",
     "evict_for",
     "forget_warnings",
     "free",
+    "mark_written",
     "run_shielded",
+    "uses_of",
+    "warn_of_unread_roots",
+    "warn_of_unwritten_roots",
     "warn_once",
 ]
 
@@ -65,8 +73,89 @@ def _described(error: BaseException) -> str:
 
 
 def forget_warnings() -> None:
-    """Let `warn_once` log everything again."""
+    """Let every warning be logged again."""
     _warned.clear()
+    with LEDGER.lock:
+        for root in list(_roots.values()):
+            root.is_warned_of = False
+
+
+# Roots that only reads or only writes have
+
+
+class RootUse:
+    """Whether a root is written. Kept by the tools that have it.
+
+    Attributes:
+        writers: its write tools.
+        is_written: whether something that is no write tool has invalidated it.
+        is_warned_of: whether a warning says that it is never read, or never written.
+    """
+
+    __slots__ = ("__weakref__", "is_warned_of", "is_written", "writers")
+
+    def __init__(self) -> None:
+        self.writers: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.is_written = False
+        self.is_warned_of = False
+
+
+_roots: weakref.WeakValueDictionary[str, RootUse] = weakref.WeakValueDictionary()
+_MAX_NAMES = 1_000
+"""How many roots are searched for the nearest name, at 2 us each, once for each warning."""
+
+
+def uses_of(roots: Iterable[str]) -> tuple[RootUse, ...]:
+    """The records of these roots, for a tool to keep."""
+    with LEDGER.lock:
+        return tuple([_roots.setdefault(root, RootUse()) for root in roots])
+
+
+def mark_written(roots: Iterable[str]) -> None:
+    """Note roots that something else than a write tool invalidates."""
+    for root in roots:
+        if (found := _roots.get(root)) is not None:
+            found.is_written = True
+
+
+def warn_of_unread_roots(tool: str, roots: Iterable[str]) -> None:
+    """Warn of each root of a write tool on which no read tool depends."""
+    for root in roots:
+        found = _roots.get(root)
+        if found is not None and not found.is_warned_of and not _is_read(root):
+            found.is_warned_of = True
+            near = _nearest(root, [name for name, _ in _some_roots() if _is_read(name)])
+            warn_once(f"no read tool depends on {root!r}, so this write drops nothing under it{near}", tool)
+
+
+def warn_of_unwritten_roots(tool: str, roots: Iterable[str]) -> None:
+    """Warn of each root of a read tool that nothing invalidates."""
+    for root in roots:
+        found = _roots.get(root)
+        if found is not None and not found.is_warned_of and not _is_written(found):
+            found.is_warned_of = True
+            near = _nearest(root, [name for name, use in _some_roots() if _is_written(use)])
+            event = f"no write has {root!r}, so what depends on it is cached until it is evicted; if it changes"
+            warn_once(f"{event}, write it or give the tool a ttl{near}", tool)
+
+
+def _is_read(root: str) -> bool:
+    with LEDGER.lock:
+        return bool(LEDGER.tools_under(root))
+
+
+def _is_written(use: RootUse) -> bool:
+    return use.is_written or bool(use.writers)
+
+
+def _some_roots() -> list[tuple[str, RootUse]]:
+    with LEDGER.lock:
+        return list(islice(_roots.items(), _MAX_NAMES))
+
+
+def _nearest(root: str, names: Iterable[str]) -> str:
+    near = get_close_matches(root, names, 1)
+    return f"; is {near[0]!r} meant?" if near else ""
 
 
 # Invalidation from outside of a write tool, and eviction
@@ -115,10 +204,12 @@ def _apply(old: Configuration, new: Configuration) -> None:
     if old.remote is not new.remote or old.backup is not new.backup:
         clear_everything()  # the new tiers have no versions of these entries
     with LEDGER.lock:
+        is_on = CURRENT.value.enabled  # another thread may have changed it since; the last one here must set what holds
         for partition in LEDGER.partitions():
-            partition.store.switch(on=new.enabled)
+            partition.store.switch(on=is_on)
 
 
+CURRENT.lock = LEDGER.lock
 CURRENT.listeners.append(_apply)
 
 

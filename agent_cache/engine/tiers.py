@@ -47,7 +47,10 @@ async def check_versions(proceed: Proceed, call: Call) -> Entry:
     A running load of others is joined only if it began with the versions seen here: see `Ticket.agrees_with`. A nearer
     tier is not asked, as it would be no better than a local copy.
     """
-    (tier,) = call.operation.tiers()
+    tiers = call.operation.tiers()
+    if not tiers:  # configured away by another thread, since the plan was compiled
+        return await proceed(call)
+    (tier,) = tiers
     within = call.within
     if within is not None:  # before the lookup: a write during it must mark the load
         with LEDGER.lock:
@@ -153,7 +156,7 @@ class _NoTicket:
 
 async def _ask(tier: Tier, farther: tuple[Tier, ...], call: Call) -> tuple[Found | None, Ticket]:
     try:
-        if farther:
+        if farther or tier in _pending:  # also a nearer tier that is asked alone for a while
             await _catch_up(tier, call.operation.tags.roots)
         found, ticket = await tier.lookup(request_of(call))
     except Exception as error:  # noqa: BLE001 - a broken cache is not a broken agent
@@ -384,7 +387,12 @@ async def _catch_up(tier: Tier, roots: tuple[str, ...]) -> None:
 def _subscribe(tier: Tier, nearer: tuple[Tier, ...]) -> bool:
     """Subscribe once to a tier, before any copy of its values is stored. Returns whether that succeeded."""
     with LEDGER.lock:
-        _nearer.setdefault(tier, weakref.WeakSet()).update(nearer)
+        known = _nearer.setdefault(tier, weakref.WeakSet())
+        for one in nearer:
+            if one not in known:
+                known.add(one)
+                if (pending := _pending.get(one)) is not None:
+                    pending.roots.clear()  # it may hold what was invalidated here before it was a nearer tier
         if tier in _subscriptions:
             return True
     try:

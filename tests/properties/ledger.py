@@ -209,6 +209,9 @@ class Ledger:
         self.writes: list[Write] = []
         self.reads: list[Read] = []
         self.broken: list[str] = []
+        self.configured = 0  # When the configuration changed last.
+        self.layers = 0  # How many layers are over its base.
+        self.is_tiered = False  # Whether tiers are in use. A write waits for them, so only what it changed is compared.
 
     def tick(self) -> int:
         self.now += 1
@@ -239,6 +242,10 @@ class Ledger:
         load.clock_ended, load.outcome, load.value = self.clock, "given", Loaded(number, None)
         self.given.append(load)
         return load.value
+
+    def change_configuration(self, layers: int) -> None:
+        """Note a change after which nothing must have been kept: a tier is another one, or something was not stored."""
+        self.configured, self.layers = self.tick(), layers
 
     def begin_write(self, write: Write) -> None:
         write.began = self.tick()
@@ -272,7 +279,7 @@ class Ledger:
             self.check_same(read, load, value)
             or self.check_given(load)
             or self.check_truth(read, load)
-            or self.check_overlap(read, load)
+            or ("" if self.is_tiered else self.check_overlap(read, load))
             or self.check_expiry(read, load)
             or self.check_dropped(read, load)
             or self.check_kept(read, load)
@@ -394,6 +401,8 @@ class Ledger:
         """Whether a load must still be in the store: up to so many seconds beyond its expiry, when the read started."""
         if load.outcome != "returned" or load.ended > read.started or not load.first or load.read.fresh:
             return False
+        if self.is_tiered or self.layers or load.read.started < self.configured:
+            return False
         if load.clock + self._life(load) + beyond <= (read.clock if at is None else at):
             return False
         since = load.read.started
@@ -409,6 +418,8 @@ class Ledger:
     def _parted(self, one: Load, other: Load) -> bool:
         """Whether, since the older of the two calls, a write, the end of one or a refresh may have parted them."""
         since, clock = min(one.read.started, other.read.started), min(one.read.clock, other.read.clock)
+        if self.is_tiered or since < self.configured:
+            return True
         known = one.read.reader.tags(one.read.key, None)
         refreshed = any(
             read.started > since for read in self.reads if read.fresh and read.identity == one.read.identity

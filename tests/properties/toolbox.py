@@ -59,29 +59,34 @@ def readers(body: str) -> dict[str, Reader]:
     by_both: Tags = lambda _, result: order(result.owner, result.other) if result else (ROOT,)
     both_ids = tags_from("order", lambda arguments, result: [id_ for id_ in (result.owner, result.other) if id_])
     life: Callable[[Loaded], float] = lambda result: LIVES[result.load % len(LIVES)]
-    some = AgentCache("order:{result.owner}", ttl=life, grace=AFTER / 2, stale_if_error=AFTER)
+    some = AgentCache("order:{result.owner}", ttl=life, grace=AFTER / 2, stale_if_error=AFTER, name=f"varied {body}")
     with library.call_body(body):
         made = (
             Reader("listing", AgentCache("order")(listing), ("",), lambda *_: (ROOT,)),
-            Reader("entity", AgentCache("order:{id}")(entity), IDS, by_id),
+            Reader("entity", AgentCache("order:{id}", name=f"entity {body}")(entity), IDS, by_id),
             Reader("below", AgentCache("order:{id}:lines")(entity), IDS, lambda key, _: ((*ROOT, key, "lines"),)),
-            Reader("lookup", AgentCache("order:{result.owner}")(lookup), NAMES, by_owner),
+            Reader("lookup", AgentCache("order:{result.owner}", name=f"lookup {body}")(lookup), NAMES, by_owner),
             Reader("both", AgentCache(["order:{id}", "cart"])(entity), IDS, lambda key, _: (*order(key), CART)),
             Reader("several", AgentCache(both_ids)(several), ("single", "pair"), by_both),
             Reader("brief", AgentCache("order:{id}", ttl=TTL)(entity), IDS, by_id, ttl=TTL),
             Reader(
-                "graceful", AgentCache("order:{id}", ttl=TTL, grace=AFTER)(entity), ("1",), by_id, ttl=TTL, grace=AFTER
+                "graceful",
+                AgentCache("order:{id}", ttl=TTL, grace=AFTER, name=f"graceful {body}")(entity),
+                ("1",),
+                by_id,
+                ttl=TTL,
+                grace=AFTER,
             ),
             Reader(
                 "resilient",
-                AgentCache("order:{id}", ttl=TTL, stale_if_error=AFTER)(entity),
+                AgentCache("order:{id}", ttl=TTL, stale_if_error=AFTER, name=f"resilient {body}")(entity),
                 ("1",),
                 by_id,
                 ttl=TTL,
                 stale=AFTER,
             ),
             Reader("varied", some(lookup), NAMES, by_owner, life=life, grace=AFTER / 2, stale=AFTER),
-            Reader("tight", AgentCache("order:{id}", maxsize=1)(entity), IDS, by_id, roomy=False),
+            Reader("tight", AgentCache("order:{id}", maxsize=1, name=f"tight {body}")(entity), IDS, by_id, roomy=False),
             Reader("own_listing", AgentCache("order", "session")(listing), ("",), lambda *_: (ROOT,), scope="session"),
             Reader("own_entity", AgentCache("order:{id}", "session")(entity), IDS, by_id, scope="session"),
             Reader(
