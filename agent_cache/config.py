@@ -286,8 +286,9 @@ def configure(
             default.
         enabled: False switches all caching off: tools run, sessions trace and count, writes still invalidate. The
             environment variable ``AGENT_CACHE_ENABLED=0`` does the same and wins.
-        max_bytes: bound on the estimated size of everything stored locally from now on; the largest store evicts first.
-            None for no bound, the default.
+        max_bytes: bound on the estimated size of everything stored locally from now on: values, keys and tags; None for
+            no bound, the default. The largest store evicts first. An answer that is larger than the bound alone is not
+            stored.
 
     Returns:
         A context manager: ``with configure(enabled=False): ...``

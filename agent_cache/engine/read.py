@@ -38,6 +38,7 @@ from agent_cache.engine.runtime import (
 from agent_cache.engine.single_flight import take_over
 from agent_cache.engine.state import (
     LEDGER,
+    SIZES,
     drop,
     free,
     mark_written,
@@ -111,6 +112,7 @@ class ReadOperation(Operation[ReadPolicy]):
         """Make a store for the answers of one scope, and register it for invalidation."""
         group = None if owner is None else self.partition.group
         partition = Partition(self, owner, self.tags.static, self.tags.roots, self.policy.maxsize, group)
+        partition.store.sizes, partition.store.stats = SIZES, self.stats
         with LEDGER.lock:
             partition.store.switch(on=CURRENT.value.enabled)
             LEDGER.register(partition)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Hashable, Mapping
 from contextvars import ContextVar
 from typing import Any, Final, Generic, NamedTuple, NoReturn, Protocol, TypeVar
@@ -419,7 +419,7 @@ class Flight(Load):
 
     Attributes:
         id: its key and its event loop.
-        waiters: one future for each follower; None until there is one.
+        waiters: one future for each follower, in the order they came; None until there is one, and after the landing.
         waits_for: flights that calls made under this one wait for, or lead: the edges of the wait-for graph.
         joinable: whether readers find it.
         result: the entry that followers are answered from, set by `store_result`.
@@ -453,7 +453,7 @@ class Flight(Load):
         self.since = -1
         self._places = NO_PLACES
         self.id = id
-        self.waiters: deque[asyncio.Future[Any]] | None = None
+        self.waiters: OrderedDict[asyncio.Future[Any], None] | None = None
         self.waits_for: list[Flight] | None = None
         self.joinable = False
         self.result: Entry | None = None
@@ -576,25 +576,26 @@ class Flight(Load):
         if self.is_open:
             with LEDGER.lock:
                 self.finish()
-        if self.waiters:
-            for waiter in self.waiters:
-                if not waiter.done():
-                    waiter.set_result(outcome)
+        # Taken away first: a garbage collection that starts in the loop may close a follower, which leaves then.
+        waiters, self.waiters = self.waiters, None
+        for waiter in waiters or ():
+            if not waiter.done():
+                waiter.set_result(outcome)
 
     def join(self, loop: asyncio.AbstractEventLoop) -> asyncio.Future[Any]:
         """Wait for the outcome. Returns a future for this follower alone."""
         waiter = loop.create_future()
         if self.waiters is None:
-            self.waiters = deque()
-        self.waiters.append(waiter)
+            self.waiters = OrderedDict()  # a dict would walk over those who have left, to find the first
+        self.waiters[waiter] = None
         return waiter
 
     def leave(self, waiter: asyncio.Future[Any]) -> None:
         """Remove a follower that was interrupted. If it had just become the leader, the next follower does."""
         if waiter.done() and not waiter.cancelled() and waiter.result() is BECOME_LEADER:
             self.hand_over()
-        elif self.waiters and waiter in self.waiters:
-            self.waiters.remove(waiter)
+        elif self.waiters:
+            self.waiters.pop(waiter, None)
 
     def hand_over(self) -> None:
         """Make the first follower that still waits the leader; without one the flight ends."""
@@ -606,7 +607,7 @@ class Flight(Load):
             except RuntimeError:
                 self.waiters.clear()  # the loop is closed: nobody waits on it any more
         while self.waiters:
-            waiter = self.waiters.popleft()
+            waiter, _ = self.waiters.popitem(last=False)
             if not waiter.done():
                 waiter.set_result(BECOME_LEADER)
                 return

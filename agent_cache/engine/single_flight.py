@@ -162,6 +162,7 @@ def take_over(
     proceed: Proceed, call: Call, flight: Flight, under: Flight | None = None, dependent: Flight | None = None
 ) -> Awaitable[Entry]:
     """Lead a flight whose leader was cancelled: the tool runs again, in this caller's task and context."""
+    _tickets = flight.tickets  # of any tier: they are freed after the lock
     with LEDGER.lock:
         flight.restart()
     return _lead(call, proceed, flight, under, dependent)

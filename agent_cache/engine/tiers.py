@@ -299,7 +299,7 @@ def _identity(call: Call) -> tuple[tuple[str, Any], ...]:
 # Invalidations from other processes
 
 _MAX_PENDING = 1_000
-"""Paths pending for a nearer tier before they are merged into their roots."""
+"""Paths pending for a nearer tier before they are merged into their roots, and keys before they stand for all roots."""
 
 _next_serial = itertools.count().__next__
 # Weak: a tier that is no longer used is freed, with its subscription and what is pending for it.
@@ -313,8 +313,11 @@ class _Pending:
 
     Each has a serial number, so that `acknowledge` leaves what was added again meanwhile.
 
+    What lies under other roots is not kept: such a root is invalidated as a whole before its first lookup.
+
     Attributes:
-        roots: roots under which the tier holds nothing older than this process's subscription.
+        roots: roots of the tools that have asked the tier. Its entries under them are older than this process's
+            subscription only if the root itself is pending.
     """
 
     __slots__ = ("keys", "paths", "roots")
@@ -327,11 +330,14 @@ class _Pending:
     def add(self, touched: Touched | None) -> None:
         """Add an invalidation; None, after a loss of messages, stands for everything under every root."""
         serial = _next_serial()
-        self.paths.update(dict.fromkeys(self.roots if touched is None else touched.tags, serial))
+        if touched is not None:
+            self.paths.update((path, serial) for path in touched.tags if root_of(path) in self.roots)
+            self.keys.update(dict.fromkeys(touched.keys, serial))
+        if touched is None or len(self.keys) > _MAX_PENDING:
+            self.paths.update(dict.fromkeys(self.roots, serial))
+            self.keys.clear()
         if len(self.paths) > _MAX_PENDING:
             self.paths = dict.fromkeys(map(root_of, self.paths), serial)
-        if touched is not None:
-            self.keys.update(dict.fromkeys(touched.keys, serial))
 
     def acknowledge(self, paths: dict[str, int], keys: dict[tuple[str, Hashable], int]) -> None:
         """Remove invalidations that the tier has received."""
@@ -376,12 +382,12 @@ async def _catch_up(tier: Tier, roots: tuple[str, ...]) -> None:
         if not new and not pending.paths and not pending.keys:
             return
         pending.paths.update(dict.fromkeys(new, _next_serial()))
+        pending.roots.update(new)
         paths, keys = dict(pending.paths), dict(pending.keys)
     tags = tuple(paths)
     await tier.commit(WriteIntent(os.urandom(16).hex(), tags, keys=tuple(keys)), tags, failed=False, hold=0.0)
     with LEDGER.lock:
         pending.acknowledge(paths, keys)
-        pending.roots.update(new)
 
 
 def _subscribe(tier: Tier, nearer: tuple[Tier, ...]) -> bool:
@@ -431,9 +437,12 @@ def _drop_copies_of(tier: Tier) -> None:
     """Drop the entries of every tool that uses this tier."""
     garbage = []
     with LEDGER.lock:
-        for tool in [group.tool for group in LEDGER.groups()]:
-            if tier in tool.tiers() or tier in tool.inherited_tiers:
-                garbage += LEDGER.clear(tool)
+        tools = [group.tool for group in LEDGER.groups()]
+    # Outside of the lock: a tier may have an `__eq__`.
+    using = [tool for tool in tools if tier in tool.tiers() or tier in tool.inherited_tiers]
+    with LEDGER.lock:
+        for tool in using:
+            garbage += LEDGER.clear(tool)
     free(garbage)
 
 
