@@ -476,13 +476,16 @@ class Flight(Load):
         result: the entry that followers are answered from, set by `store_result`.
         stored_tags: everything that the stored entry depends on, None until it is stored: the tags for the tiers.
         tickets: one from each tier that was asked.
+        life: seconds that the value may live, None for ever. Set by `store_result` where the lives of results vary.
         inherited: what the load has read through other decorated reads; None as long as it has read nothing.
         dependents: loads that inherit from this one.
     """
 
     __slots__ = (
-        "dependents", "id", "inherited", "joinable", "result", "stored_tags", "tickets", "waiters", "waits_for",
+        "dependents", "id", "inherited", "joinable", "life", "result", "stored_tags", "tickets", "waiters", "waits_for",
     )  # fmt: skip
+
+    life: float | None
 
     def __init__(
         self,
