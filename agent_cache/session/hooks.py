@@ -22,6 +22,7 @@ from agent_cache.session.guard import LoopGuard
 from agent_cache.session.loop_detector import LoopDetector, RunState, ToolDetector, Verdict
 from agent_cache.session.loop_policy import LoopPolicy
 from agent_cache.session.trace import Trace
+from agent_cache.session.unkeyed import UnkeyedCalls
 from agent_cache.values.canonical import MISSING
 from agent_cache.values.compare import fingerprint, signature_of
 
@@ -43,36 +44,39 @@ _CURRENT_TASK: Callable[[Any], Any] = (
 class CallIdentity:
     """Identifies the calls and the results of one tool for the loop detector.
 
-    The functions of its `LoopHints` take precedence. If one fails, the failure is counted and the default is used.
+    The functions of its `LoopHints` take precedence. If one fails, the failure is counted and the default is used. A
+    call that has no key is identified by what can be said of it.
 
     Attributes:
         is_cache_key: whether calls are identified by their cache keys.
         of_result: maps a result to what identifies it; to None if it cannot be compared.
     """
 
-    __slots__ = ("_guard", "_hints", "_is_read", "_operation", "is_cache_key", "of_result")
+    __slots__ = ("_guard", "_hints", "_is_read", "_operation", "_unkeyed", "is_cache_key", "of_result")
 
     of_result: Callable[[Any], Hashable | None]
 
-    def __init__(self, operation: Operation[Any], guard: LoopGuard) -> None:
+    def __init__(self, operation: Operation[Any], guard: LoopGuard, unkeyed: UnkeyedCalls) -> None:
         self._operation = operation
+        self._unkeyed = unkeyed
         self._guard = guard
         self._hints = operation.policy.loop
         self._is_read = isinstance(operation, ReadOperation)
         self.is_cache_key = self._is_read and self._hints.loop_key is None
         self.of_result = fingerprint if self._hints.outcome_key is None else self._by_outcome_key
 
-    def of_call(self, call: Call) -> Hashable | None:
-        """The identity of a miss or a write; None if it has none."""
+    def of_call(self, call: Call) -> Hashable:
+        """The identity of a miss or a write."""
         identity = None if self._hints.loop_key is None else self._by_loop_key(call.arguments)
         if identity is not None:
             return identity
-        if self._is_read:
+        if self._is_read and call.key is not None:
             return call.key
+        parameters = self._operation.parameters
         try:
-            return _shortened(self._operation.parameters.key(call.arguments))
+            return _shortened(parameters.key(call.arguments))
         except Uncacheable:
-            return None
+            return _shortened(self._unkeyed.key(parameters, call.arguments))
 
     def of_hit(self, key: Hashable, arguments: Mapping[str, Any] | None) -> Hashable:
         """The identity of a hit of a tool with a ``loop_key``."""
@@ -159,7 +163,7 @@ class SessionHooks:
         self._add = trace.add
         self._stats = stats
         self._kind = "read" if isinstance(operation, ReadOperation) else "write"
-        self._identity = CallIdentity(operation, guard)
+        self._identity = CallIdentity(operation, guard, UnkeyedCalls() if detector is None else detector.unkeyed)
         self._is_innermost = is_innermost
         if self._kind == "read" and (operation.policy.loop.off or not is_innermost):
             detector = None
@@ -320,7 +324,8 @@ class SessionHooks:
         if detector is not None:
             call.began = detector.position + detector.unchanged  # `LoopDetector.clock`, without the call
             if not is_asked:
-                call.loop_key = call.key if self._identity.is_cache_key else self._identity.of_call(call)
+                key = call.key if self._identity.is_cache_key else None
+                call.loop_key = self._identity.of_call(call) if key is None else key
         return None
 
     def done(self, call: Call, value: Any, error: BaseException | None, now: float) -> Replacement | None:

@@ -39,6 +39,7 @@ from agent_cache.core.policies import NO_HINTS, LoopHints
 from agent_cache.core.store import Entry
 from agent_cache.errors import AgentLoopDetectedError
 from agent_cache.session.loop_policy import NEVER, LoopPolicy
+from agent_cache.session.unkeyed import UnkeyedCalls
 from agent_cache.values.compare import fingerprint, shown
 
 __all__ = ["NO_CALL", "CallHistory", "LoopDetector", "RunState", "ToolDetector", "Verdict"]
@@ -79,9 +80,9 @@ _REPEAT_BALANCE: Final = 5
 """A repetition adds 2 to the balance of its signature if nothing new was seen since the last time, and 1 if only new
 failures were. With progress it takes 1 away, down to 0.
 
-From 5 on, a signature is a loop for ``repeat``: that is at most three repetitions in a row without anything new, or five
-with failures. ``error`` and ``cycle`` need any balance above 0. Of the rules that find 99 of 100 loops found without it,
-in each set of recorded runs, this one lets the most repetitions pass in useful work (docs/explanation/loops.md).
+From 5 on, a signature is a loop for ``repeat``: that is at most three repetitions in a row without anything new, or
+five with new failures. ``error`` and ``cycle`` need any balance above 0. docs/explanation/loops.md says how this was
+chosen.
 """
 
 # Which levels one signature has met in an epoch: those of `repeat`, then those of `error`.
@@ -310,13 +311,14 @@ class LoopDetector:
         recent: the last calls, by position.
         kept: the calls whose last entry is kept alive, oldest first, and what identifies their results.
         tools: the `ToolDetector` of each operation, kept here by `SessionHooks`.
+        unkeyed: identifies the calls that have no key, for `SessionHooks`.
         blocked: the calls to refuse before they run, and why.
     """
 
     __slots__ = (
         "_error", "_error_at", "_error_clock", "_error_step", "_errors", "blocked", "cycle_acted", "cycle_at",
         "cycle_notice", "epoch", "kept", "last", "levels", "mixed_after", "position", "progress", "recent", "run",
-        "streak_start", "tools", "tried", "unchanged",
+        "streak_start", "tools", "tried", "unchanged", "unkeyed",
     )  # fmt: skip
 
     def __init__(self, policy: LoopPolicy, run: RunState) -> None:
@@ -333,6 +335,7 @@ class LoopDetector:
         self.cycle_at = NEVER
         self.cycle_acted = False
         self.tools: dict[Hashable, ToolDetector] = {}
+        self.unkeyed = UnkeyedCalls()
         self.recent = [NO_CALL] * _MAX_RECENT
         self.kept: OrderedDict[CallHistory, Identify] = OrderedDict()
         self.blocked: dict[tuple[str, Hashable], Verdict] = {}
@@ -487,7 +490,7 @@ class ToolDetector:
                 step, call.step = call.step, run.step
                 if step <= state.progress or step <= state.tried:  # `CallHistory.count_once`
                     offset, most = call.offset + stale - state.change_since(step), stale * count
-                    call.offset = offset = offset if offset < most else most
+                    call.offset = offset = min(offset, most)
                     soonest = (offset + needed + 1) // stale
                     if soonest > call.judge_at:
                         call.judge_at = soonest

@@ -816,7 +816,7 @@ _SIXTH: Any = LoopPolicy(repeat=(6, 99), error=None, cycle=None)
 
 
 def seen_before(again: Callable[[], Verdict | None]) -> int:
-    """How often the signature of a call is known to have been seen, under `_SIXTH`. The call is made up to six times."""
+    """How often a signature is known to have been seen, under `_SIXTH`. It is seen up to six times more."""
     return next(6 - calls for calls in range(1, 7) if again() is not None)
 
 
