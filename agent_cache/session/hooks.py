@@ -134,7 +134,7 @@ class SessionHooks:
     __slots__ = (
         "_add", "_deadline", "_detector", "_guard", "_has_own_limit", "_identity", "_is_innermost", "_kind", "_limit",
         "_max_calls", "_max_nesting", "_name", "_operation", "_run", "_session", "_stats", "_tool_detector", "_trace",
-        "hit", "see",
+        "_turns", "hit", "see",
     )  # fmt: skip
 
     hit: Observe
@@ -169,6 +169,8 @@ class SessionHooks:
             detector = None
         self._tool_detector = None if detector is None else self._tool_detector_of(detector)
         self._detector = detector if is_innermost else None
+        # Where a pause between two calls begins a new turn.
+        self._turns = None if self._detector is None or self._detector.longest_pause is None else self._detector
         self._deadline = deadline
         self._max_calls = None if policy is None else policy.calls_of(self._name)
         self._limit = NEVER if policy is None or policy.max_execution_depth is None else policy.max_execution_depth
@@ -200,7 +202,8 @@ class SessionHooks:
         session, run, name, stats, add = self._session, self._run, self._name, self._stats, self._add
         identify = None if self._identity.is_cache_key else self._identity.of_hit
         record = None if self._tool_detector is None else self._tool_detector.hit
-        judge, ask_first, begin_iteration = self._judge_hit, self._ask_first, run.begin_iteration
+        judge, ask_first = self._judge_hit, self._ask_first
+        begin_iteration = run.begin_iteration if self._turns is None else self._turns.begin_iteration
         enclosing, current_task = ENCLOSING.get, _CURRENT_TASK
 
         def hit(key: Hashable, entry: Entry, value: Any, now: float, arguments: Mapping[str, Any] | None) -> Any:
@@ -273,6 +276,8 @@ class SessionHooks:
         run = self._run
         is_inside = self._enclosing_number() is not None
         detector = None if is_inside else self._detector
+        if self._turns is not None and detector is not None:
+            self._turns.note_activity()
         if call is not None and detector is not None:
             call.loop_key = self._identity.of_call(call)
         spent: tuple[str, int] | None = None
@@ -303,6 +308,8 @@ class SessionHooks:
         run, detector, parent = self._run, self._detector, call.parent
         if parent is not None and parent.number_in(self._session) is not None:
             detector = None
+        if self._turns is not None and detector is not None:
+            self._turns.note_activity()
         is_asked = now is None
         if now is not None and (
             run.calls >= run.limit
@@ -341,6 +348,8 @@ class SessionHooks:
                 detector.record_change(self._identity.of_call(call), self._identity.of_result(value))
             return None
         run = self._run
+        if self._turns is not None:
+            self._turns.active = now
         task = _CURRENT_TASK(run.loop or run.begin_iteration())
         if task is not run.task:
             run.switch_to(task)

@@ -35,6 +35,7 @@ from contextvars import Context
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
+from agent_cache.clock import CLOCK
 from agent_cache.core.policies import NO_HINTS, LoopHints
 from agent_cache.core.store import Entry
 from agent_cache.errors import AgentLoopDetectedError
@@ -300,6 +301,8 @@ class LoopDetector:
         epoch: the number of epochs that have ended.
         position: the number of calls counted.
         unchanged: the number of polls that returned nothing new. They are not counted.
+        longest_pause: seconds without a call after which a new turn begins; None if none does.
+        active: the clock reading at the last call, where that matters.
         last: the last counted call of this epoch.
         streak_start: the position of the last new signature.
         progress: the `RunState.step` of the last progress: what was counted in a later one has seen none since.
@@ -316,9 +319,9 @@ class LoopDetector:
     """
 
     __slots__ = (
-        "_error", "_error_at", "_error_clock", "_error_step", "_errors", "blocked", "cycle_acted", "cycle_at",
-        "cycle_notice", "epoch", "kept", "last", "levels", "mixed_after", "position", "progress", "recent", "run",
-        "streak_start", "tools", "tried", "unchanged", "unkeyed",
+        "_error", "_error_at", "_error_clock", "_error_step", "_errors", "active", "blocked", "cycle_acted", "cycle_at",
+        "cycle_notice", "epoch", "kept", "last", "levels", "longest_pause", "mixed_after", "position", "progress",
+        "recent", "run", "streak_start", "tools", "tried", "unchanged", "unkeyed",
     )  # fmt: skip
 
     def __init__(self, policy: LoopPolicy, run: RunState) -> None:
@@ -328,6 +331,8 @@ class LoopDetector:
         self.epoch = 0
         self.position = 0
         self.unchanged = 0
+        self.longest_pause = policy.longest_pause
+        self.active = CLOCK.now()
         self.last = NO_CALL
         self.streak_start = 0
         self.progress = self.tried = -1
@@ -355,6 +360,18 @@ class LoopDetector:
         self._error = None
         self.end_streak(self.position)
         self.blocked.clear()
+
+    def note_activity(self) -> None:
+        """Note that the agent makes a call now. After a pause this is a new turn."""
+        now, before = CLOCK.now(), self.active
+        self.active = now
+        if self.longest_pause is not None and now - before > self.longest_pause:
+            self.end_epoch()
+
+    def begin_iteration(self) -> asyncio.AbstractEventLoop:
+        """As `RunState.begin_iteration`, for a hit: it begins now."""
+        self.note_activity()
+        return self.run.begin_iteration()
 
     def end_streak(self, position: int) -> None:
         """Note a new signature at this position: no cycle reaches back beyond it, and none stays blocked."""

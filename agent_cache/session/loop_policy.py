@@ -62,6 +62,9 @@ class LoopPolicy:
             call. None: any time.
         max_tool_calls: calls that each tool may make in a run, or a mapping from ``module:qualname`` (or `name=`) to
             that. None: any number.
+        new_turn_after: seconds, or a `timedelta`, without a call of the agent, after which the next one begins a new
+            turn, as `AgentCacheSession.new_turn` does. For a session without known turns, such as that of a server.
+            None: never.
 
     Raises:
         ConfigurationError: for a threshold below 2, a notice above its action, or a budget below 1.
@@ -76,6 +79,7 @@ class LoopPolicy:
     max_nesting: int | None = 25
     max_duration: _Seconds = None
     max_tool_calls: int | Mapping[str, int] | None = None
+    new_turn_after: _Seconds = None
 
     def __post_init__(self) -> None:
         for check in _DEFAULTS:
@@ -86,8 +90,9 @@ class LoopPolicy:
         for name in ("max_execution_depth", "max_nesting"):
             if getattr(self, name) is not None:
                 count(1, getattr(self, name), f"LoopPolicy: {name}")
-        if self.max_duration is not None:
-            seconds(self.max_duration, "LoopPolicy: max_duration")
+        for name in ("max_duration", "new_turn_after"):
+            if getattr(self, name) is not None:
+                seconds(getattr(self, name), f"LoopPolicy: {name}")
         if isinstance(self.max_tool_calls, Mapping):
             for tool, limit in self.max_tool_calls.items():
                 checked_text(tool, "LoopPolicy: max_tool_calls: a tool's name")
@@ -117,6 +122,11 @@ class LoopPolicy:
     def seconds(self) -> float | None:
         """`max_duration` in seconds."""
         return None if self.max_duration is None else seconds(self.max_duration, "LoopPolicy: max_duration")
+
+    @property
+    def longest_pause(self) -> float | None:
+        """`new_turn_after` in seconds."""
+        return None if self.new_turn_after is None else seconds(self.new_turn_after, "LoopPolicy: new_turn_after")
 
     def calls_of(self, tool: str) -> int | None:
         """How many calls a tool may make, None for any number."""

@@ -1394,3 +1394,72 @@ async def test_nothing_keeps_an_argument_without_a_key_alive():
         del document
         gc.collect()
         assert reference() is None
+
+
+# -- a session that lives for days -----------------------------------------------------------------------------
+
+
+def server_session(**options: Any) -> AgentCacheSession:
+    """As docs/how-to/stop-loops.md recommends for the lifespan of a server on stdio."""
+    return AgentCacheSession(
+        on_loop="short_circuit", loop_policy=LoopPolicy(max_execution_depth=None, new_turn_after=60), **options
+    )
+
+
+@pytest.mark.parametrize("kind", ["hits", "misses", "writes", "errors"])
+async def test_the_session_of_a_server_refuses_no_call_for_its_age(kind: str, clock: Any):
+    """One request every two minutes, for some days, in turn about the same things."""
+    shop = Shop()
+    if kind == "errors":
+        shop.answers = lambda x: LookupError("none")
+    call = {"hits": shop.get, "misses": shop.get.fresh, "writes": shop.add, "errors": shop.get}[kind]
+    async with server_session() as session:
+        for number in range(2_000):
+            clock.advance(120)
+            await outcomes(lambda number=number: call(number % 3), 1)
+            if number % 3 == 0:
+                await asyncio.sleep(0)
+    assert session.metrics.loop_detections == 0
+    assert session.get_metrics()["loop_notices"] == {}
+
+
+async def test_the_session_of_a_server_still_finds_a_loop_and_forgets_it_after_a_pause(clock: Any):
+    shop = Shop()
+    async with server_session() as session:
+        for _ in range(3):
+            for _ in range(12):
+                clock.advance(5)
+                await outcomes(shop.add, 1)
+                await asyncio.sleep(0)
+            clock.advance(61)
+    assert len(shop.runs) == 30
+    assert session.get_metrics()["loops"] == {"repeat": 9}, "the tenth write is reported, and two are refused"
+
+
+async def test_a_slow_tool_is_no_pause(clock: Any):
+    """The time from the end of one call to the start of the next one is measured."""
+    shop = Shop()
+
+    def slowly(x: Any) -> str:
+        clock.advance(3_600)
+        return "same"
+
+    shop.answers = slowly
+    with pytest.raises(STOPPED):
+        async with AgentCacheSession(loop_policy=LoopPolicy(new_turn_after=60)):
+            assert await outcomes(shop.get.fresh, 5) == ["same"] * 4 + [STOPPED]
+
+
+async def test_calls_that_a_tool_makes_begin_no_turn(clock: Any):
+    shop = Shop()
+
+    @AgentCache("report", name="report")
+    async def report() -> str:
+        clock.advance(3_600)
+        await shop.get("x")
+        clock.advance(3_600)
+        return "same"
+
+    with pytest.raises(STOPPED):
+        async with AgentCacheSession(loop_policy=LoopPolicy(new_turn_after=60)):
+            assert await outcomes(report.fresh, 5) == ["same"] * 4 + [STOPPED]

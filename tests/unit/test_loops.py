@@ -613,6 +613,8 @@ def test_a_tool_that_is_off_is_not_looked_at_but_its_writes_change_the_world() -
         ({"max_nesting": 0}, "max_nesting"),
         ({"max_duration": 0}, "max_duration"),
         ({"max_duration": "1h"}, "max_duration"),
+        ({"new_turn_after": 0}, "new_turn_after"),
+        ({"new_turn_after": "1h"}, "new_turn_after"),
         ({"max_tool_calls": 0}, "max_tool_calls"),
         ({"max_tool_calls": {"search": 0}}, "max_tool_calls.*search"),
         ({"max_tool_calls": {"": 1}}, "max_tool_calls.*str"),
