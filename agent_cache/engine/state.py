@@ -13,8 +13,9 @@ from collections.abc import Coroutine, Iterator
 from typing import Any, TypeVar
 
 from agent_cache.config import CURRENT, Configuration
-from agent_cache.core.coherence import Ledger, Partition, Region
+from agent_cache.core.coherence import Ledger, Partition
 from agent_cache.core.store import Entry
+from agent_cache.core.tags import Region
 
 __all__ = [
     "LEDGER",

@@ -8,6 +8,7 @@ background, for entries that are served within their grace period.
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 from agent_cache.clock import CLOCK
 from agent_cache.config import CURRENT
@@ -132,16 +133,15 @@ def insert_if_valid(call: Call, entry: Entry, tags: tuple[Tag, ...]) -> bool:
     flight = call.flight
     partition = flight.partition
     all_tags = partition.static + tags
+    garbage: list[Any] = []
     with LEDGER.lock:
         if LEDGER.timed_holds:
-            free(LEDGER.expire_holds(CLOCK.now()))
-        if flight.written is not None:
-            flight.resolve(all_tags)
+            garbage = LEDGER.expire_holds(CLOCK.now())
         is_valid = (
             flight.is_clean
             and partition.is_open
             and CURRENT.value.enabled
-            and (not LEDGER.holds_anything or LEDGER.may_store(flight, all_tags))
+            and ((flight.since < 0 and not LEDGER.holds) or LEDGER.may_store(flight, all_tags))
         )
         if is_valid:
             flight.stored_tags = all_tags
@@ -149,10 +149,14 @@ def insert_if_valid(call: Call, entry: Entry, tags: tuple[Tag, ...]) -> bool:
             if not doubts and (not entry.size or _make_room(call, partition, entry)):
                 if type(entry) is GuardedEntry and entry.copy is not None:
                     _warn_of_failed_copy(call, partition.store.peek(flight.key))
-                if partition.store.insert(flight.key, entry) is not None:
+                evicted, dropped = partition.insert(flight.key, entry)
+                garbage += dropped
+                if evicted is not None:
                     for stats in call.plan.stats:
                         stats.evictions += 1
         flight.finish()
+    if garbage:
+        free(garbage)
     return is_valid
 
 

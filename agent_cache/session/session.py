@@ -212,9 +212,7 @@ class AgentCacheSession:
     @staticmethod
     def _close(partition: Partition) -> None:
         with LEDGER.lock:
-            partition.is_open = False
-            LEDGER.unregister(partition)
-            garbage: list[Any] = [partition.store.drop_all()]
+            garbage = LEDGER.unregister(partition)
         free(garbage)
 
     def stop(self, loop: AgentLoopDetectedError) -> None:
