@@ -42,7 +42,8 @@ class LoopPolicy:
 
     The *signature* of a call is its tool, its arguments and its outcome. An *epoch* is the time in which the same
     question should have the same answer: a successful write with a new signature ends it, and so does `new_turn`.
-    Calls that overlap and have one signature are one round, and count once.
+    Calls that overlap and have one signature are one round, and count once. *Progress* is a new signature of a call
+    that did not fail: while there is some between most repetitions, `repeat`, `error` and `cycle` are not met.
 
     Each check is a pair: how often it must be met for a notice (logged, counted, given to ``on_notice``) and for the
     action (``on_loop``); the call that meets it is the first one that is acted upon. A single number is the action,
