@@ -582,8 +582,6 @@ class ToolDetector:
         ):
             return None  # the same round
         call.in_a_row = call.in_a_row + 1 if is_same else 1
-        if not is_same:
-            call.met &= _NOTICED | _ACTED  # another row of errors
         if hints.poll and call.in_a_row > 1:
             state.unchanged += 1
             call.ended = state.clock

@@ -35,8 +35,6 @@ _MAX_OBJECTS: Final = 256
 _MAX_PARTS: Final = 64
 """How many members of a container and attributes of an object are read, in all, for one argument."""
 
-_MAX_DEPTH: Final = 4
-
 
 class UnkeyedCalls:
     """The objects without identity that the calls of one session were made with."""
@@ -59,9 +57,9 @@ class UnkeyedCalls:
         try:
             return part(value)
         except Uncacheable:
-            return self._stand_in(value, _Room(), 0)
+            return self._stand_in(value, _Room())
 
-    def _stand_in(self, value: Any, room: _Room, depth: int) -> Hashable:
+    def _stand_in(self, value: Any, room: _Room) -> Hashable:
         kind = type(value)
         members: list[Any]
         if kind is list or kind is tuple:
@@ -70,18 +68,16 @@ class UnkeyedCalls:
             members = [each for pair in islice(list(value.items()), room.left) for each in pair]
         else:
             return self._object(value, room)
-        if depth == _MAX_DEPTH:
-            return kind.__name__
-        parts = kind.__name__, len(value), *(self._member(each, room, depth) for each in members)
+        parts = kind.__name__, len(value), *(self._member(each, room) for each in members)
         return fingerprint(parts) or parts
 
-    def _member(self, value: Any, room: _Room, depth: int) -> Hashable:
+    def _member(self, value: Any, room: _Room) -> Hashable:
         if not room.take():
             return None
         try:
             return key_part(value)
         except Uncacheable:
-            return self._stand_in(value, room, depth + 1)
+            return self._stand_in(value, room)
 
     def _object(self, value: Any, room: _Room) -> Hashable:
         """The identity of an object: that of the last time, or how it looks and which of those that look so it is."""

@@ -946,8 +946,6 @@ class Model:
             self._end_epoch()
         before, row = self.rows.get((event.tool, event.key), (event, 0))
         row = row + 1 if before == event else 1
-        if row == 1:
-            self.met -= {(level, "error", event) for level in ("action", "notice")}
         self.rows[event.tool, event.key] = event, row
         if event.tool.startswith("p"):
             if row > 1:
