@@ -81,9 +81,9 @@ _REPEAT_BALANCE: Final = 5
 """A repetition adds 2 to the balance of its signature if nothing new was seen since the last time, and 1 if only new
 failures were. With progress it takes 1 away, down to 0.
 
-From 5 on, a signature is a loop for ``repeat``: that is at most three repetitions in a row without anything new, or
-five with new failures. ``error`` and ``cycle`` need any balance above 0. docs/explanation/loops.md says how this was
-chosen.
+From 5 on, or from the threshold if that is lower, a signature is a loop for ``repeat``: three repetitions in a row
+without anything new are always enough. ``error`` and ``cycle`` need any balance above 0. docs/explanation/loops.md says how this
+was chosen.
 """
 
 # Which levels one signature has met in an epoch: those of `repeat`, then those of `error`.
@@ -279,7 +279,7 @@ class CallHistory:
 
 def _needed(level: int) -> int:
     """The balance that `repeat` needs at a level. Without progress it is there when the count is."""
-    return min(_REPEAT_BALANCE, _STALE * (level - 1))
+    return min(_REPEAT_BALANCE, level)
 
 
 def _outcome_of(entry: Entry | None, identify: Identify) -> Hashable | None:

@@ -974,7 +974,7 @@ class Model:
         levels = self.policy.thresholds
 
         def repeats(level: int) -> bool:
-            return seen[event] >= level and balance >= min(5, 2 * (level - 1))
+            return seen[event] >= level and balance >= min(5, level)
 
         def fails(level: int) -> bool:
             return event.error and row >= level and balance > 0
