@@ -82,8 +82,8 @@ _REPEAT_BALANCE: Final = 5
 failures were. With progress it takes 1 away, down to 0.
 
 From 5 on, or from the threshold if that is lower, a signature is a loop for ``repeat``: three repetitions in a row
-without anything new are always enough. ``error`` and ``cycle`` need any balance above 0. docs/explanation/loops.md says how this
-was chosen.
+without anything new are always enough. ``error`` and ``cycle`` need any balance above 0. docs/explanation/loops.md says
+how this was chosen.
 """
 
 # Which levels one signature has met in an epoch: those of `repeat`, then those of `error`.
