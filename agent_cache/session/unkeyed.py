@@ -5,17 +5,19 @@ difference that cannot be seen. The loop detector still has to compare such call
 hide every loop. So they are identified by what can be said of them: the arguments that do have keys, and of the others
 
 - the object itself. The same object is the same argument, although it may have changed;
-- its type, its name if it is a function or a class, and the attributes of it that have keys: objects that differ in
+- its type, the name of a function, method or generator, and the attributes of it that have keys: objects that differ in
   these are different arguments;
 - whether it can be another object than the one before that looks the same. It is, if that one is still alive: the
   members of a list are told apart. If that one is gone, as a callback that is made anew for each call, it cannot be
   told, and the two count as the same argument.
 
-The outcome is compared as of any other call. Objects are referred to weakly, and nothing of them is changed.
+The outcome is compared as of any other call. Objects are referred to weakly. No attribute is read that could be computed,
+so that a lazy object stays unloaded.
 """
 
 from __future__ import annotations
 
+import types
 import weakref
 from collections.abc import Callable, Hashable, Mapping
 from itertools import islice
@@ -34,6 +36,20 @@ _MAX_OBJECTS: Final = 256
 
 _MAX_PARTS: Final = 64
 """How many members of a container and attributes of an object are read, in all, for one argument."""
+
+
+_NAMED: Final = frozenset(
+    {
+        types.AsyncGeneratorType,
+        types.BuiltinFunctionType,
+        types.CoroutineType,
+        types.FunctionType,
+        types.GeneratorType,
+        types.MethodType,
+        types.MethodWrapperType,
+    }
+)
+"""Types of objects with a name of their own. Asking any other object for one may run its code."""
 
 
 class UnkeyedCalls:
@@ -115,10 +131,9 @@ class _Room:
 
 def _look_of(value: Any, room: _Room) -> Hashable:
     """What can be said of an object without identity: its type, its name, and its attributes that have keys."""
-    parts: list[Hashable] = [full_name(type(value))]
+    kind = type(value)
+    parts: list[Hashable] = [full_name(kind), value.__qualname__ if kind in _NAMED else None]
     try:
-        name = getattr(value, "__qualname__", None)
-        parts.append(name if isinstance(name, str) else None)
         for attribute, content in _attributes_of(value):
             if not room.take():
                 break
@@ -127,7 +142,7 @@ def _look_of(value: Any, room: _Room) -> Hashable:
             except Uncacheable:
                 continue
     except Exception:  # noqa: BLE001 - attribute access of any class; the type remains
-        del parts[1:]
+        del parts[2:]
     return fingerprint(tuple(parts)) or parts[0]
 
 

@@ -102,6 +102,24 @@ def test_objects_that_differ_in_what_can_be_compared_are_others(make: Any) -> No
     assert len({key(calls, make(f"text {number}")) for number in range(20)}) == 20
 
 
+def test_an_object_that_loads_itself_when_it_is_asked_is_not_loaded() -> None:
+    """As the lazy objects of some frameworks do."""
+    asked = []
+
+    class Lazy:
+        def __getattr__(self, name: str) -> Any:
+            asked.append(name)
+            return name
+
+        @property
+        def content(self) -> str:
+            asked.append("content")
+            return "loaded"
+
+    assert key(UnkeyedCalls(), Lazy(), [Lazy()])
+    assert asked == []
+
+
 def test_types_and_names_are_compared() -> None:
     """The functions of C have a name and nothing else."""
     calls = UnkeyedCalls()
