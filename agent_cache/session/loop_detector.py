@@ -305,8 +305,8 @@ class LoopDetector:
         active: the clock reading at the last call, where that matters.
         last: the last counted call of this epoch.
         streak_start: the position of the last new signature.
-        progress: the `RunState.step` of the last progress: what was counted in a later one has seen none since.
-        tried: likewise of the last new failure.
+        newest: the `RunState.step` of the last new signature: since a call counted in a later one, nothing new was seen.
+        progress: likewise of the last one of a call that did not fail.
         mixed_after: a call after this position that has another signature than the one before it makes the streak one
             of several signatures.
         cycle_at: the position from which a cycle must be judged.
@@ -320,8 +320,8 @@ class LoopDetector:
 
     __slots__ = (
         "_error", "_error_at", "_error_clock", "_error_step", "_errors", "active", "blocked", "cycle_acted", "cycle_at",
-        "cycle_notice", "epoch", "kept", "last", "levels", "longest_pause", "mixed_after", "position", "progress",
-        "recent", "run", "streak_start", "tools", "tried", "unchanged", "unkeyed",
+        "cycle_notice", "epoch", "kept", "last", "levels", "longest_pause", "mixed_after", "newest", "position",
+        "progress", "recent", "run", "streak_start", "tools", "unchanged", "unkeyed",
     )  # fmt: skip
 
     def __init__(self, policy: LoopPolicy, run: RunState) -> None:
@@ -335,7 +335,7 @@ class LoopDetector:
         self.active = CLOCK.now()
         self.last = NO_CALL
         self.streak_start = 0
-        self.progress = self.tried = -1
+        self.newest = self.progress = -1
         self.mixed_after = 1
         self.cycle_at = NEVER
         self.cycle_acted = False
@@ -386,15 +386,14 @@ class LoopDetector:
     def note_new(self, *, has_failed: bool) -> None:
         """Note a new signature: no repetition that comes next is one without anything new."""
         run = self.run
-        if has_failed:
-            self.tried = run.step
-        else:
+        self.newest = run.step
+        if not has_failed:
             self.progress = run.step
         run.step += 1
 
     def change_since(self, step: int) -> int:
         """How the balance of a signature changes that was counted in this step, and comes again."""
-        return _PROGRESS if step <= self.progress else _TRIED if step <= self.tried else _STALE
+        return _PROGRESS if step <= self.progress else _TRIED if step <= self.newest else _STALE
 
     def count_call(self, call: CallHistory, *, is_new: bool, is_turn: bool) -> None:
         """Advance by a call whose own count has gone up.
@@ -505,7 +504,7 @@ class ToolDetector:
             call.count = count = call.count + 1
             if call.step != run.step:
                 step, call.step = call.step, run.step
-                if step <= state.progress or step <= state.tried:  # `CallHistory.count_once`
+                if step <= state.newest:  # `CallHistory.count_once`
                     offset, most = call.offset + stale - state.change_since(step), stale * count
                     call.offset = offset = min(offset, most)
                     soonest = (offset + needed + 1) // stale
@@ -613,7 +612,7 @@ class ToolDetector:
             del calls[next(iter(calls))]
         state, run = self._detector, self._detector.run
         calls[key] = call = CallHistory(self._tool, key, entry, state.epoch)
-        state.progress = run.step  # `LoopDetector.note_new`, without the call
+        state.newest = state.progress = run.step  # `LoopDetector.note_new`, without the call
         run.step = call.step = run.step + 1
         call.judge_at = state.levels["repeat"].notice
         call.count = call.in_a_row = 1

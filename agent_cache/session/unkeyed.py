@@ -11,8 +11,8 @@ hide every loop. So they are identified by what can be said of them: the argumen
   members of a list are told apart. If that one is gone, as a callback that is made anew for each call, it cannot be
   told, and the two count as the same argument.
 
-The outcome is compared as of any other call. Objects are referred to weakly. No attribute is read that could be computed,
-so that a lazy object stays unloaded.
+The outcome is compared as of any other call. Objects are referred to weakly. No attribute is read that could be
+computed, so that a lazy object stays unloaded.
 """
 
 from __future__ import annotations
