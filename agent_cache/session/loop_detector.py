@@ -305,7 +305,7 @@ class LoopDetector:
         active: the clock reading at the last call, where that matters.
         last: the last counted call of this epoch.
         streak_start: the position of the last new signature.
-        newest: the `RunState.step` of the last new signature: since a call counted in a later one, nothing new was seen.
+        newest: the `RunState.step` of the last new signature. Since a call of a later step, nothing new was seen.
         progress: likewise of the last one of a call that did not fail.
         mixed_after: a call after this position that has another signature than the one before it makes the streak one
             of several signatures.
