@@ -716,7 +716,7 @@ class Call:
         numbers: its number in each session that saw it; None outside of sessions.
         depth: how many calls enclose it, itself included.
         began: how many calls its session's loop guard had counted when it began.
-        loop_key: its identity for the loop guard; None if it has none.
+        loop_key: its identity for the loop guard, set where that compares it.
     """
 
     __slots__ = (
@@ -745,7 +745,7 @@ class Call:
     is_call = is_dependency = True
     flight: Flight
     began: int
-    loop_key: Hashable | None
+    loop_key: Hashable
 
     def __init__(
         self, operation: Any, plan: Plan, key: Hashable, args: tuple[Any, ...], kwargs: dict[str, Any], source: str

@@ -376,7 +376,7 @@ def loops_are_typed() -> None:
     def shout(loop: AgentLoopDetectedError) -> str:
         return "shout"
 
-    policy = LoopPolicy(repeat=(4, 8), error=3, cycle=None, max_duration=timedelta(minutes=5))
+    policy = LoopPolicy(repeat=(4, 8), error=3, cycle=None, max_duration=timedelta(minutes=5), new_turn_after=60)
     session = AgentCacheSession(loop_policy=policy, on_loop=judge, on_notice=print)
     session.new_turn()
     assert_type(session.loop_error, AgentLoopDetectedError | None)
