@@ -10,7 +10,18 @@ from typing import Any
 
 __all__ = ["METRICS", "Metrics", "Stats", "get_metrics"]
 
-_PUBLIC = ("calls", "hits", "misses", "shared", "invalidations", "uncached", "evictions", "errors", "time_saved")
+_PUBLIC = (
+    "calls",
+    "hits",
+    "misses",
+    "shared",
+    "invalidations",
+    "uncached",
+    "evictions",
+    "errors",
+    "stale",
+    "time_saved",
+)
 
 
 _COUNTERS = (
@@ -21,6 +32,7 @@ _COUNTERS = (
     "invalidations",
     "misses",
     "shared",
+    "stale",
     "time_saved",
     "unstored",
     "writes",
@@ -40,6 +52,8 @@ class Stats:
         invalidations: writes and explicit invalidations that were carried out.
         evictions: entries that were evicted for others.
         errors: exceptions raised by the tool.
+        stale: calls answered with an expired result, by `grace` or `stale_if_error`. Each is counted as a hit, a miss
+            or a shared call, too.
         time_saved: seconds of load time that hits and shared calls did not spend.
     """
 
@@ -52,6 +66,7 @@ class Stats:
     invalidations: int
     misses: int
     shared: int
+    stale: int
     time_saved: float
     unstored: int
     writes: int
@@ -238,8 +253,8 @@ def get_metrics() -> dict[str, Any]:
 
     Returns:
         A copy as a dict, with the keys ``calls``, ``hits``, ``misses``, ``shared``, ``invalidations``, ``uncached``,
-        ``evictions``, ``errors``, ``time_saved`` (seconds), ``hit_rate`` and ``loop_detections``; the same by root
-        under ``"resources"`` and by tool (``"module:qualname"``) under ``"tools"``.
+        ``evictions``, ``errors``, ``stale``, ``time_saved`` (seconds), ``hit_rate`` and ``loop_detections``; the same
+        by root under ``"resources"`` and by tool (``"module:qualname"``) under ``"tools"``.
         What has no row of its own any more is in the row ``"(others)"``: tools that are gone, and roots of explicit
         invalidations, beyond 10,000 each.
         ``hit_rate = hits / (hits + misses + shared)``, 0.0 if there were none.

@@ -25,8 +25,10 @@ from agent_cache.core.policies import (
     WritePolicy,
     checked_choice,
     checked_flag,
+    checked_fraction,
     checked_function,
     checked_hints,
+    checked_life,
     seconds,
 )
 from agent_cache.core.store import copy_rule_named
@@ -36,7 +38,7 @@ from agent_cache.engine.plan import read_plan, write_plan
 from agent_cache.engine.read import CacheInfo, ReadOperation
 from agent_cache.engine.runtime import SCOPE, CacheKey, Scope
 from agent_cache.engine.state import drop, mark_written
-from agent_cache.engine.write import Write, WriteOperation
+from agent_cache.engine.write import DOUBT, OUTSIDE, Write, WriteOperation
 from agent_cache.errors import ConfigurationError
 from agent_cache.metrics import METRICS
 from agent_cache.remote.protocol import Tier
@@ -237,6 +239,20 @@ class CachedAttributes(Protocol[P, R_co]):
         """The same as `fresh`."""
         ...
 
+    async def set(self, value: Any, /, *args: P.args, **kwargs: P.kwargs) -> bool:
+        """Store a result that the caller has, as if a load of the call with these arguments had returned it.
+
+        Inside a write tool or `writing` it is stored when that write commits, unless it fails, settles, or another
+        write overlaps it. Elsewhere it is itself a write of that entry, which drops it everywhere first. It is stored
+        in this process alone; other processes load it. `ttl`, `cache_if`, `copy` and tags of the result apply.
+
+        Returns:
+            Whether it was stored, or inside a write, whether it will be. False means that nothing is stored for these
+            arguments: they have no identity, the result may not be stored, or the write does not name all the roots
+            that the result depends on.
+        """
+        ...
+
     def clear(self) -> int:
         """Drop all local results of this tool, in every scope. Returns how many there were."""
         ...
@@ -314,7 +330,9 @@ class AgentCache:
             (``"order:{order_id}"``, ``"user:{result[user_id]}"``), the result of `tags_from`, or a sequence of these.
         scope: ``"global"`` shares the results in the process; ``"session"`` keeps them in the innermost
             `AgentCacheSession`, and the tool runs uncached outside of one.
-        ttl: seconds, or a `timedelta`, until a result expires, counted from the start of its load. None: never.
+        ttl: seconds, or a `timedelta`, until a result expires, counted from the start of its load. None: never. A
+            function ``ttl(result)`` returns the same for each result; one with 0 or less is not stored. On a tier such
+            a result lives no longer than the tier's own bound (`RedisTier`: `remote_ttl`).
         maxsize: how many results are stored in each scope; the least recently used is evicted first. None: no bound.
         skip_args: how many leading positional parameters are left out of the identity (1 leaves ``self`` out, so that
             all instances share their results).
@@ -331,6 +349,12 @@ class AgentCache:
         uncacheable: for a call whose arguments have no identity: ``"bypass"`` runs it uncached and counts it;
             ``"raise"`` raises `UncacheableArgumentsError`.
         name: the identity of the tool instead of ``module:qualname``; for functions made in a loop or a factory.
+        jitter: a fraction below 1. The life of each result is shortened by a random part of that fraction of its ttl,
+            so that results that were loaded together do not expire together.
+        grace: seconds, or a `timedelta`, beyond its ttl in which a result is still returned, at once, while one call
+            in the background loads it again. Also on the tier: see `RemotePolicy`.
+        stale_if_error: seconds, or a `timedelta`, beyond its ttl in which a result is returned instead of an exception
+            that the tool raises. From the local store only. Like `grace`, it never returns what a write has dropped.
         remote: how the shared tier is used: see `RemotePolicy`.
         inherit: whether a result also depends on what the decorated reads depend on that the tool makes, however they
             are answered: it is dropped with them, expires no later, and is not stored if a write has overlapped one of
@@ -346,7 +370,7 @@ class AgentCache:
         self,
         resource: Resource,
         scope: Literal["global", "session"] = "global",
-        ttl: float | timedelta | None = None,
+        ttl: float | timedelta | Callable[[Any], float | timedelta | None] | None = None,
         maxsize: int | None = 128,
         skip_args: int = 0,
         backup: Tier | None = None,
@@ -359,6 +383,9 @@ class AgentCache:
         uncacheable: Literal["bypass", "raise"] = "bypass",
         loop: LoopHints = NO_HINTS,
         name: str | None = None,
+        jitter: float = 0.0,
+        grace: float | timedelta = 0.0,
+        stale_if_error: float | timedelta = 0.0,
         remote: RemotePolicy | None = None,
         inherit: bool = True,
     ) -> None:
@@ -383,7 +410,7 @@ class AgentCache:
             checked_function(given, f"{where}: {option}")
         self._policy = ReadPolicy(
             scope=checked_choice(scope, ("global", "session"), f"{where}: scope"),
-            ttl=None if ttl is None else seconds(ttl, f"{where}: ttl"),
+            ttl=checked_life(ttl, f"{where}: ttl"),
             maxsize=maxsize,
             copy_rule=copy_rule,
             key=key,
@@ -394,7 +421,10 @@ class AgentCache:
             uncacheable=checked_choice(uncacheable, ("bypass", "raise"), f"{where}: uncacheable"),
             loop=checked_hints(loop, where, is_write=False),
             remote=checked_remote(remote, where).checked(where, scope=scope, is_read=True),
-        )
+            jitter=checked_fraction(jitter, f"{where}: jitter"),
+            grace=seconds(grace, f"{where}: grace", zero=True),
+            stale_if_error=seconds(stale_if_error, f"{where}: stale_if_error", zero=True),
+        ).checked(where)
         if scope == "session" and (backup is not None or remote_cache is not None) and not self._policy.remote.share:
             raise ConfigurationError(
                 f"{where}: results of a session do not leave the process; leave out backup and remote_cache, or add "
@@ -442,6 +472,7 @@ class AgentCache:
         body.cache_key = operation.cache_key
         body.invalidate = operation.invalidate
         body.fresh = body.refresh = operation.fresh
+        body.set = operation.set
         body.clear = operation.clear
         body.contains = operation.contains
         body.cache_info = operation.cache_info
@@ -473,10 +504,6 @@ def _takes_arguments(vary: Callable[..., Any]) -> bool:
 
 
 # Writes
-
-
-DOUBT = 5.0
-"""The default of ``doubt=``: seconds in which a write with an unknown outcome may still take effect."""
 
 
 class InvalidatingTool(Protocol[P, R_co]):
@@ -791,10 +818,7 @@ def bypass() -> Bypass:
     return Bypass()
 
 
-_OUTSIDE = WritePolicy(scope="global", settle=0.0, doubt=DOUBT, in_doubt=(), no_effect=(), ok=None, key_fn=None)
-
-
 def _write(paths: tuple[str, ...]) -> Write:
     roots = tuple(dict.fromkeys(map(root_of, paths)))
     mark_written(roots)
-    return Write("writing " + ", ".join(roots), _OUTSIDE, paths, roots=roots)
+    return Write("writing " + ", ".join(roots), OUTSIDE, paths, roots=roots)

@@ -656,6 +656,7 @@ class Hold:
         until: clock reading of its end; infinite for a write in flight.
         since: serial number of the last write before it.
         is_released: whether it has ended.
+        watched: for a write that names entries by their keys, the roots that these may depend on.
     """
 
     region: Region
@@ -663,6 +664,7 @@ class Hold:
     since: int = 0
     is_released: bool = False
     roots: tuple[Root, ...] = ()
+    watched: tuple[Root, ...] = ()
 
 
 class Ledger:
@@ -672,6 +674,7 @@ class Ledger:
         timed_holds: the holds with an end, as a heap: when to look at it, a number, the hold.
         holds: every hold.
         serial: the number of invalidations so far.
+        writes: how many writes are in flight. While there are any, the entries that invalidations name are noted.
     """
 
     def __init__(self) -> None:
@@ -683,6 +686,9 @@ class Ledger:
         self._key_holds = Places()
         self.timed_holds: list[tuple[float, int, Hold]] = []
         self.serial = 0
+        self.writes = 0
+        self._named: dict[tuple[int, Hashable], int] = {}
+        self._named_floor = 0
         os.register_at_fork(
             before=self.lock.acquire, after_in_parent=self.lock.release, after_in_child=self._reset_in_child
         )
@@ -798,11 +804,15 @@ class Ledger:
         """Whether another write has touched these tags, or this entry, since a write began, or is about to.
 
         Args:
-            hold: that of the write, which has not been released. Only tags under its own roots can be answered for.
+            hold: that of the write, which has not been released. Only tags under its own roots, and under those of the
+                tools whose entries it names, can be answered for.
         """
+        named, tool = self._named.get, id(partition.tool)
+        if max(self._named_floor, named((tool, key), 0), named((tool, _EVERY_KEY), 0)) > hold.since:
+            return True
         if self.is_held(tags, partition, key, beside=hold):
             return True
-        roots = {root.name: root for root in hold.roots}
+        roots = {root.name: root for root in (*hold.roots, *hold.watched)}
         return any(
             (root := roots.get(root_of(tag))) is None or root.was_written(tag, partition.owner, hold.since)
             for tag in tags
@@ -811,7 +821,9 @@ class Ledger:
     def clear(self, tool: object | None = None) -> list[Any]:
         """Drop all entries, of one tool or of all, and let none of their loads in flight be stored or joined."""
         groups = [group for group in self.groups() if tool is None or group.tool is tool]
+        self.serial += 1
         for group in groups:
+            self._note_named(group.tool, _EVERY_KEY)
             for load in (*group.starting, *group.loads):
                 load.mark_dirty()
         partitions = [partition for group in groups for partition in group.partitions()]
@@ -839,12 +851,18 @@ class Ledger:
         hold = Hold(region, until, self.serial)
         hold.roots = tuple([self._root(part.root) for part in region.parts])
         self.holds.add(hold)
+        self.writes += not is_timed
         for root, part in zip(hold.roots, region.parts, strict=True):
             root.hold(part, hold)
             if not is_timed:
                 root.watchers.add(hold)
         for tool, key in region.keys:
             self._key_holds.add(id(tool) if key is _EVERY_KEY else (id(tool), key), hold)
+        if region.keys and not is_timed:
+            named = [group for tool, _ in region.keys if (group := self._groups.get(id(tool))) is not None]
+            hold.watched = tuple({root for group in named for root in group.roots.values() if root is not None})
+            for root in hold.watched:
+                root.watchers.add(hold)
         if is_timed:
             heapq.heappush(self.timed_holds, (until, id(hold), hold))
         return hold
@@ -869,12 +887,17 @@ class Ledger:
             return
         hold.is_released = True
         self.holds.discard(hold)
+        self.writes -= hold.until == NEVER
+        if not self.writes and self._named:
+            self._named = {}
         for root, part in zip(hold.roots, hold.region.parts, strict=True):
             root.release(part, hold)
             root.unwatch(hold)
         for tool, key in hold.region.keys:
             self._key_holds.discard(id(tool) if key is _EVERY_KEY else (id(tool), key), hold)
-        hold.roots = ()
+        for root in hold.watched:
+            root.unwatch(hold)
+        hold.roots = hold.watched = ()
 
     @property
     def holds_anything(self) -> bool:
@@ -954,6 +977,7 @@ class Ledger:
             yield from self.clear(tool)
             yield from self.clear_dependents(tool)
             return
+        self._note_named(tool, key)
         group.index_starting(self.serial)
         for load in list(group.by_key.under(key)):
             if region.reaches(load.partition.owner):
@@ -963,6 +987,13 @@ class Ledger:
         tag = group.entry_tags.get(key)
         if tag is not None:
             yield from self.invalidate(Region((tag,), owners=region.owners))
+
+    def _note_named(self, tool: object, key: Hashable) -> None:
+        """Note that an entry was invalidated by its key, for the writes in flight."""
+        if self.writes:
+            self._named[id(tool), key] = self.serial
+            if len(self._named) > _MAX_WRITTEN:
+                self._named, self._named_floor = {}, self.serial
 
 
 _EVERY_KEY: Final = object()

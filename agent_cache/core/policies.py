@@ -21,7 +21,9 @@ __all__ = [
     "WritePolicy",
     "checked_choice",
     "checked_flag",
+    "checked_fraction",
     "checked_function",
+    "checked_life",
     "checked_text",
     "count",
     "seconds",
@@ -52,6 +54,22 @@ def seconds(value: Any, what: str, *, zero: bool = False) -> float:
         hint = "" if zero else "; leave it out (None) for what never expires"
         raise ConfigurationError(f"{what} must be {bound} seconds, got {value!r}{hint}")
     return float(number)
+
+
+def checked_life(value: Any, what: str) -> float | Callable[[Any], Any] | None:
+    """Check a ``ttl=`` option: a duration, None, or a plain function of the result."""
+    if value is None or not callable(value):
+        return None if value is None else seconds(value, what)
+    checked_function(value, what)
+    life: Callable[[Any], Any] = value
+    return life
+
+
+def checked_fraction(value: Any, what: str) -> float:
+    """Check for a number of at least 0 and below 1."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
+        raise ConfigurationError(f"{what} must be a number from 0 to below 1, got {value!r}")
+    return float(value)
 
 
 def checked_function(value: Any, what: str) -> None:
@@ -231,10 +249,15 @@ class RemotePolicy:
 
 @dataclass(frozen=True, slots=True)
 class ReadPolicy:
-    """How the results of a read tool are cached. See `AgentCache` for each field."""
+    """How the results of a read tool are cached. See `AgentCache` for each field.
+
+    Attributes:
+        kept_for: seconds beyond its expiry for which a result may still be served, by `grace` or `stale_if_error`.
+        life_varies: whether results of one tool live for different times, by a `ttl` that is a function or by `jitter`.
+    """
 
     scope: Scope
-    ttl: float | None
+    ttl: float | Callable[[Any], Any] | None
     maxsize: int | None
     copy_rule: CopyRule
     key: Callable[..., Any] | None
@@ -245,6 +268,58 @@ class ReadPolicy:
     inherit: bool = True
     loop: LoopHints = NO_HINTS
     remote: RemotePolicy = field(default_factory=RemotePolicy)
+    jitter: float = 0.0
+    grace: float = 0.0
+    stale_if_error: float = 0.0
+    kept_for: float = field(init=False)
+    life_varies: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "kept_for", max(self.grace, self.stale_if_error))
+        object.__setattr__(self, "life_varies", callable(self.ttl) or self.jitter > 0)
+
+    @property
+    def longest_ttl(self) -> float | None:
+        """The bound of a result's life that is known before it is loaded; None if there is none."""
+        return None if callable(self.ttl) else self.ttl
+
+    def life_of(self, result: Any, random: Callable[[], float]) -> float | None:
+        """Seconds that a result may live; None for ever; 0 or less if it must not be stored.
+
+        Args:
+            random: gives a number from 0 to below 1, for `jitter`.
+
+        Raises:
+            ConfigurationError: if the function given as `ttl` returned anything but a duration or None.
+            Exception: what that function raises.
+        """
+        life: Any = self.ttl(result) if callable(self.ttl) else self.ttl
+        if life is None:
+            return None
+        number = life.total_seconds() if isinstance(life, timedelta) else life
+        if isinstance(number, int | float) and not isinstance(number, bool) and number <= 0:
+            return 0.0
+        return seconds(number, "a ttl") * (1.0 - random() * self.jitter if self.jitter else 1.0)
+
+    def checked(self, where: str) -> ReadPolicy:
+        """Refuse options that have no effect together.
+
+        Raises:
+            ConfigurationError: naming the option and the fix.
+        """
+        for option in ("jitter", "grace", "stale_if_error"):
+            if getattr(self, option) and self.ttl is None:
+                raise ConfigurationError(f"{where}: {option} has no effect on what never expires; add ttl=...")
+        if self.grace and self.remote.grace:
+            raise ConfigurationError(
+                f"{where}: grace is given twice; leave it out of RemotePolicy, where it is for the tier alone"
+            )
+        if self.stale_if_error and self.remote.is_strong:
+            raise ConfigurationError(
+                f"{where}: stale_if_error has no effect with consistency='strong', which keeps no local copy; leave "
+                "one of them out"
+            )
+        return self
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,7 @@ __all__ = [
     "IMMUTABLE",
     "NEVER",
     "CopyRule",
+    "KeptEntry",
     "Sizes",
     "Store",
     "UncopyableError",
@@ -76,17 +77,43 @@ class Entry:
         """The clock reading at which the entry is of no more use, so that `Store.sweep` removes it."""
         return self.expires
 
+    def expire_by(self, moment: float) -> None:
+        """Let the entry expire no later than at this clock reading. Before it is inserted."""
+        self.fast = min(self.fast, moment)
+
     def share(self) -> Any:
         """The value for a caller that has waited for its load, or `MISSING` if it cannot be copied."""
         return self.value
 
-    def is_valid_at(self, now: float) -> bool:
-        """Whether a hit at this clock reading would be answered from the entry."""
-        return now < self.fast
+    def is_valid_at(self, now: float, grace: float = 0.0) -> bool:
+        """Whether a call at this clock reading would be answered from the entry, up to so long after its expiry."""
+        return now < self.fast + grace
 
     def value_at(self, now: float) -> Any:
         """The value for a hit at this clock reading, or `MISSING` if the entry has expired."""
         return self.value if now < self.fast else MISSING
+
+    def expired_value(self, now: float) -> Any:  # noqa: ARG002 - as `GuardedEntry`
+        """The value for one caller, whether the entry has expired or not; `MISSING` if it cannot be used otherwise."""
+        return self.value
+
+
+class KeptEntry(Entry):
+    """An entry that may still be served for a while after it has expired.
+
+    Attributes:
+        kept_for: how long, in seconds.
+    """
+
+    __slots__ = ("kept_for",)
+
+    def __init__(self, value: Any, fast: float, cost: float, tags: tuple[Tag, ...], size: int, kept_for: float) -> None:
+        super().__init__(value, fast, cost, tags, size)
+        self.kept_for = kept_for
+
+    @property
+    def kept_until(self) -> float:
+        return self.fast + self.kept_for
 
 
 NO_VERSIONS: Final[Mapping[Any, Any]] = MappingProxyType({})
@@ -103,10 +130,11 @@ class GuardedEntry(Entry):
         copy: makes a copy for one caller; None if the value is shared.
         trust: gives the clock reading until which the tiers are trusted; None without tiers.
         failure: the exception of a copy that failed, to be logged when the value is loaded again.
+        kept_for: seconds after its expiry in which it may still be served.
         versions: what each tier knows as the versions of the value; empty without tiers.
     """
 
-    __slots__ = ("_expires", "copy", "failure", "trust", "versions")
+    __slots__ = ("_expires", "copy", "failure", "kept_for", "trust", "versions")
 
     def __init__(
         self,
@@ -118,6 +146,7 @@ class GuardedEntry(Entry):
         expires: float,
         copy: Callable[[], Any] | None,
         trust: Callable[[], float] | None = None,
+        kept_for: float = 0.0,
     ) -> None:
         # As Entry.__init__, without the call.
         self.value = value
@@ -129,14 +158,19 @@ class GuardedEntry(Entry):
         self.copy = copy
         self.trust = trust
         self.failure: Exception | None = None
+        self.kept_for = kept_for
         self.versions: Mapping[Any, Any] = NO_VERSIONS
 
     @property
     def expires(self) -> float:
         return self._expires
 
-    def is_valid_at(self, now: float) -> bool:
-        return now < self._expires and (self.trust is None or now < self.trust())
+    @property
+    def kept_until(self) -> float:
+        return self._expires + self.kept_for
+
+    def is_valid_at(self, now: float, grace: float = 0.0) -> bool:
+        return now < self._expires + grace and (self.trust is None or now < self.trust())
 
     def value_at(self, now: float) -> Any:
         """A copy for one hit, or `MISSING` if the entry has expired or its tiers are no longer trusted."""
@@ -149,6 +183,12 @@ class GuardedEntry(Entry):
         except Exception as error:  # noqa: BLE001 - as in share()
             self.failure = error
             return MISSING
+
+    def expire_by(self, moment: float) -> None:
+        self._expires = min(self._expires, moment)
+
+    def expired_value(self, now: float) -> Any:
+        return MISSING if self.trust is not None and now >= self.trust() else self.share()
 
     def share(self) -> Any:
         if self.copy is None:

@@ -8,7 +8,7 @@ inline, in one Python frame outside of sessions. For
 this is generated (names shortened; ``root`` is the scope outside of any session):
 
     async def get_order(order_id, *, full=default_full):
-        here = scope()
+        here = place()
         try:
             key = (
                 order_id if type(order_id) is str else part(order_id),
@@ -29,12 +29,17 @@ this is generated (names shortened; ``root`` is the scope outside of any session
                 if value is not MISSING:
                     [the same]
                     return value
-        elif here.answers_inline:
-            [the same, with one more line: value = here.plan(operation).observe(key, entry, value, moment, None)]
         else:
-            value = here.plan(operation).admit(key, None)
-            if value is not MISSING:
-                return value
+            if here.is_call:
+                here = here.scope
+            if here is root:
+                [the same: by the tool of a write]
+            elif here.answers_inline:
+                [the same, with one more line: value = here.plan(operation).observe(key, entry, value, moment, None)]
+            else:
+                value = here.plan(operation).admit(key, None)
+                if value is not MISSING:
+                    return value
         return await answer(here, key, (order_id,), {"full": full})
 
 It repeats `ReadOperation.key_of` and the local lookup of `engine.plan`, to save frames: without its branch for
@@ -58,7 +63,7 @@ from agent_cache.core.keys import ALIASES, PLAIN, Uncacheable, key_part
 from agent_cache.core.parameters import Parameter, Parameters, default_part, receiver_part
 from agent_cache.core.store import NEVER
 from agent_cache.engine.read import ReadOperation
-from agent_cache.engine.runtime import ROOT, SCOPE, Operation
+from agent_cache.engine.runtime import PLACE, ROOT, Operation
 from agent_cache.engine.write import WriteOperation
 from agent_cache.values.canonical import MISSING
 
@@ -84,7 +89,7 @@ def read_body(operation: ReadOperation) -> Body:
     key = _key_expression(operation)
     arguments = "None" if policy.loop.loop_key is None else _mapping(parameters)
     lines = [
-        "$here = $scope()",
+        "$here = $place()",
         "try:",
         f"    $key = {key}",
         "except $Uncacheable as $error:",
@@ -94,7 +99,7 @@ def read_body(operation: ReadOperation) -> Body:
         f"return await $answer($here, $key, {_canonical_call(parameters)})",
     ]
     names = {
-        "scope": SCOPE.get,
+        "place": PLACE.get,
         "root": ROOT,
         "Uncacheable": Uncacheable,
         "unkeyed": operation.unkeyed,
@@ -123,9 +128,12 @@ def write_body(operation: WriteOperation) -> Body:
     if not GENERATION.is_on:
         return _plain_body(operation)
     prefix = _prefix(operation.parameters)
-    lines = [f"return await {prefix}write({prefix}scope(), {_canonical_call(operation.parameters)})"]
-    return _compile(operation, prefix, lines, {"write": operation.write, "scope": SCOPE.get})
+    lines = ["$here = $place()", *_SCOPE, f"return await $write($here, {_canonical_call(operation.parameters)})"]
+    names = {"write": operation.write, "place": PLACE.get}
+    return _compile(operation, prefix, [line.replace("$", prefix) for line in lines], names)
 
+
+_SCOPE = ["if $here.is_call:", "    $here = $here.scope"]
 
 _USE = """\
 if $entry is not $store.newest:
@@ -145,6 +153,7 @@ def _indented(lines: list[str], levels: int) -> list[str]:
 
 def _by_the_plan(arguments: str) -> list[str]:
     return [
+        *_SCOPE,
         f"$value = $here.plan($operation).admit($key, {arguments})",
         "if $value is not $MISSING:",
         "    return $value",
@@ -159,27 +168,34 @@ def _inline(arguments: str, *, expires: bool) -> list[str]:
         answer = ["$moment = $now()", "if $moment < $entry.fast:", *_indented([*_USE, "return $entry.value"], 1)]
     else:
         answer = ["if $entry.fast == $NEVER:", *_indented([*_USE, "return $entry.value"], 1), "$moment = $now()"]
+    at_root = [
+        *find,
+        "if $entry is not None:",
+        *_indented(answer, 1),
+        "    $value = $entry.value_at($moment)",
+        "    if $value is not $MISSING:",
+        *_indented(_USE, 2),
+        "        return $value",
+    ]
     return [
         "if $here is $root:",
-        *_indented(find, 1),
-        "    if $entry is not None:",
-        *_indented(answer, 2),
-        "        $value = $entry.value_at($moment)",
-        "        if $value is not $MISSING:",
-        *_indented(_USE, 3),
-        "            return $value",
-        "elif $here.answers_inline:",
-        *_indented(find, 1),
-        "    if $entry is not None:",
-        "        $moment = $now()",
-        "        $value = $entry.value if $moment < $entry.fast else $entry.value_at($moment)",
-        "        if $value is not $MISSING:",
-        "            $observe = ($here.plans.get($operation) or $here.plan($operation)).observe",
-        f"            $value = $observe($key, $entry, $value, $moment, {arguments})",
-        *_indented(_USE, 3),
-        "            return $value",
+        *_indented(at_root, 1),
         "else:",
-        *_indented(_by_the_plan(arguments), 1),
+        *_indented(_SCOPE, 1),
+        "    if $here is $root:",  # by the tool of a write, which is outside of loads
+        *_indented(at_root, 2),
+        "    elif $here.answers_inline:",
+        *_indented(find, 2),
+        "        if $entry is not None:",
+        "            $moment = $now()",
+        "            $value = $entry.value if $moment < $entry.fast else $entry.value_at($moment)",
+        "            if $value is not $MISSING:",
+        "                $observe = ($here.plans.get($operation) or $here.plan($operation)).observe",
+        f"                $value = $observe($key, $entry, $value, $moment, {arguments})",
+        *_indented(_USE, 4),
+        "                return $value",
+        "    else:",
+        *_indented(_by_the_plan(arguments)[2:], 2),
     ]
 
 

@@ -177,7 +177,7 @@ class InterceptedScope(Scope):
         beneath: that place, with plans that note the `Call` made for each intercepted call.
     """
 
-    __slots__ = ("beneath", "outside")
+    __slots__ = ("_outside_of_load", "beneath", "outside")
 
     def __init__(self, outside: Scope, interceptor: Interceptor) -> None:
         super().__init__(outside.participants, outside.tenant, bypasses=outside.bypasses)
@@ -185,14 +185,26 @@ class InterceptedScope(Scope):
         self.interceptor = interceptor
         self.outside = outside
         self.beneath = _Beneath(outside)
+        self._outside_of_load: Scope | None = None
+
+    @property
+    def outside_of_load(self) -> Scope:
+        outside = self.outside.outside_of_load
+        if outside is self.outside:
+            return self
+        if self._outside_of_load is None:
+            assert self.interceptor is not None
+            self._outside_of_load = InterceptedScope(outside, self.interceptor)
+        return self._outside_of_load
 
     def inside_load(self) -> Scope:
         """What is called inside of a load is recorded, too."""
+        inside = self.outside.inside_load()
+        if inside is self.outside:
+            return self
         if self.inside is None:
             assert self.interceptor is not None
-            inside = InterceptedScope(self.outside.inside_load(), self.interceptor)
-            inside.outside_of_load, inside.inside = self, inside
-            self.inside = inside
+            self.inside = InterceptedScope(inside, self.interceptor)
         return self.inside
 
     def within(self, participant: Participant, tenant: Hashable | None) -> Scope:

@@ -3,6 +3,8 @@
 read:   gates [local lookup, sessions]  ->  stages [(versions,) single flight, tiers]  ->  source [load: run, store]
 write:  gates [sessions]                ->  stages [invalidate: begin ... commit]      ->  source [run_tool]
 
+With `grace` or `stale_if_error` the first stage of a read is [expired], unless it is [versions].
+
 Recording and replaying stand before the gates: see `engine.interception`. The decorators give `read_plan` and
 `write_plan` to the operations they make; nothing else imports this module.
 """
@@ -18,6 +20,7 @@ from agent_cache.clock import CLOCK
 from agent_cache.config import CURRENT
 from agent_cache.core.coherence import Partition
 from agent_cache.core.store import Entry
+from agent_cache.engine.expired import serve_expired
 from agent_cache.engine.read import ReadOperation, check_name
 from agent_cache.engine.runtime import (
     TENANT,
@@ -70,7 +73,9 @@ def read_plan(operation: ReadOperation, scope: Scope) -> Plan:
     if operation.policy.remote.share and not tiers:
         warn_once("share=True has no effect without a remote tier: see remote_cache= and configure()", operation.name)
     if tiers and operation.policy.remote.is_strong:
-        stages.insert(0, check_versions)
+        stages.insert(0, check_versions)  # it keeps no local copy that could be served expired
+    elif operation.policy.kept_for:
+        stages.insert(0, serve_expired)
     return Plan(
         partition=partition,
         admit=_no_hit if partition is None else _local_lookup(partition, observe, operation.stats, tenant),

@@ -8,8 +8,10 @@ background, for entries that are served within their grace period.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Hashable, Sequence
-from typing import Any
+import os
+import random
+from collections.abc import Awaitable, Callable, Hashable, Sequence
+from typing import Any, Final
 
 from agent_cache.clock import CLOCK
 from agent_cache.config import CURRENT
@@ -19,6 +21,7 @@ from agent_cache.core.store import (
     NEVER,
     Entry,
     GuardedEntry,
+    KeptEntry,
     Store,
     UncopyableError,
     UnsharedEntry,
@@ -26,22 +29,36 @@ from agent_cache.core.store import (
 )
 from agent_cache.core.tags import Tag
 from agent_cache.engine.inheritance import Inherited, Inherits, Source
-from agent_cache.engine.runtime import ENCLOSING, SCOPE, Call, Flight, Plan, known_tags
-from agent_cache.engine.state import LEDGER, evict_for, free, keep, warn_once
+from agent_cache.engine.runtime import ENCLOSING, Call, Flight, Plan, known_tags
+from agent_cache.engine.state import LEDGER, evict_for, free, warn_once
 from agent_cache.remote.protocol import Ticket, Tier
+from agent_cache.values.compare import is_empty
 
 __all__ = [
     "count_unstored",
+    "inherit_entry",
     "inherit_hit",
     "insert_if_valid",
     "let_inherit",
     "load",
     "protected_copy",
     "refresh",
+    "reload_expired",
     "run_tool",
     "run_uncached",
     "store_result",
 ]
+
+Run = Callable[[Call], Awaitable[Entry]]
+Insert = Callable[[Call, Entry, tuple[Tag, ...]], object]
+
+JITTER: Final = random.Random()  # noqa: S311 - it spreads expiry and protects nothing
+"""The random numbers behind ``jitter=``, a `random.Random` that a test may seed. The global one is not touched."""
+
+os.register_at_fork(after_in_child=JITTER.seed)  # or all workers of a server would shorten their entries alike
+
+_reloads: dict[asyncio.AbstractEventLoop, dict[object, asyncio.Task[None]]] = {}
+"""Background reloads, by the entry that they replace. The event loop itself holds tasks only weakly."""
 
 
 async def run_tool(call: Call) -> Entry:
@@ -59,22 +76,19 @@ async def load(call: Call) -> Entry:
 
     Repeats the body of `run_tool`: one coroutine less is 6 % of a miss (benchmarks.budgets, "miss": static tag).
     """
-    operation, scope = call.operation, SCOPE.get()
+    operation, scope = call.operation, call.scope
     function = operation.function
     if operation.policy.inherit:
         call.within = call.flight
-        token = SCOPE.set(scope.inside or scope.inside_load())
+        call.scope = scope.inside or scope.inside_load()
     else:
         call.within = None
-        token = SCOPE.set(scope.outside_of_load)
+        call.scope = scope.outside_of_load
     call.started = started = CLOCK.now()
     try:
         value = await (function(*call.args, **call.kwargs) if call.kwargs else function(*call.args))
     finally:
-        try:
-            SCOPE.reset(token)
-        except ValueError:
-            pass  # closed by the garbage collector, in another context than it ran in
+        call.scope = scope
     entry = Entry(value, 0.0, CLOCK.now() - started)
     store_result(call, entry)
     return entry
@@ -100,7 +114,11 @@ def run_uncached(call: Call) -> Awaitable[Entry]:
 def inherit_hit(plan: Plan, key: Hashable, entry: Entry) -> None:
     """Let the load that a local hit is made in inherit from it. `key` is qualified."""
     call = ENCLOSING.get()
-    within = None if call is None else call.within
+    inherit_entry(None if call is None else call.within, plan, key, entry)
+
+
+def inherit_entry(within: Flight | None, plan: Plan, key: Hashable, entry: Entry) -> None:
+    """Let a load inherit from a local entry that has answered a read made in it."""
     if within is None or not within.is_open:
         return  # of a task that the load has left behind
     if not within.is_clean:
@@ -134,12 +152,22 @@ def _inherits(
     )
 
 
-def store_result(call: Call, entry: Entry) -> None:
-    """Store the result unless an invalidation overlapped its load, `cache_if` rejects it, or it cannot be copied."""
+def store_result(call: Call, entry: Entry, insert: Insert | None = None) -> None:
+    """Store the result unless an invalidation overlapped its load, its life or `cache_if` forbid it, or it cannot be
+    copied.
+
+    Args:
+        insert: what to do with an entry that may be stored, instead of `insert_if_valid`.
+    """
     operation = call.operation
     policy = operation.policy
     tags = call.tags if not operation.late_roots else _result_tags(call, entry.value)
-    expires = NEVER if policy.ttl is None else call.started + policy.ttl
+    may_live, failure = True, None
+    if not policy.life_varies:
+        expires = NEVER if policy.ttl is None else call.started + policy.ttl
+    else:
+        expires, failure = _expiry_of(call, entry.value)
+        may_live = expires > call.started
     for ticket in call.flight.tickets:
         if ticket.lasts is not None:  # the tier may miss some writes, so it bounds the life of the entry
             expires = min(expires, call.started + ticket.lasts)
@@ -150,16 +178,33 @@ def store_result(call: Call, entry: Entry) -> None:
         entry_tags += tuple(inherited.entries)
         expires = min(expires, inherited.expires)
     stored = protected_copy(call, entry, entry_tags, expires)
+    is_failure = False
     if stored is None or tags is None:
         count_unstored(call)
-    elif policy.cache_if is None or _accepted_by_cache_if(call, entry):
-        insert_if_valid(call, stored, tags)
+    elif policy.cache_if is not None and not _accepted_by_cache_if(call, entry):
+        # A failed call, as `ReadOperation.is_successful` has it, says nothing against what is there.
+        is_failure = not policy.kept_for or not is_empty(entry.value)
+    elif failure is not None:
+        count_unstored(call)
+        warn_once("ttl= gave no duration, so the result was not cached", operation.name, failure)
+    elif may_live:
+        (insert or insert_if_valid)(call, stored, tags)
         return
-    elif call.is_fresh:
+    if call.is_fresh or (policy.kept_for and not is_failure):
         with LEDGER.lock:  # older than the value that is not to be stored; assigned, so that it is freed afterwards
             _former = call.flight.partition.store.discard(call.key)
     if call.flight.dependents:
         insert_if_valid(call, None, call.operation.late_roots if tags is None else tags)
+
+
+def _expiry_of(call: Call, value: object) -> tuple[float, Exception | None]:
+    """When a result expires whose life is its own, and why that is not known."""
+    try:
+        life = call.operation.policy.life_of(value, JITTER.random)
+    except Exception as error:  # noqa: BLE001 - the user's function; the call goes on without it
+        return call.started, error
+    call.flight.life = life
+    return NEVER if life is None else call.started + life, None
 
 
 def _result_tags(call: Call, value: object) -> tuple[Tag, ...] | None:
@@ -201,11 +246,15 @@ def protected_copy(call: Call, entry: Entry, tags: tuple[Tag, ...], expires: flo
     stored = entry.value if copy is None else copy
     size = 0 if plan.configuration.max_bytes is None else entry_size(stored, call.key, tags)
     trust = plan.trust if flight.inherited is None else flight.inherited.trust_beside(plan.trust)
+    kept_for = operation.policy.kept_for
     if copy is None and trust is None:
+        if kept_for:
+            flight.result = KeptEntry(entry.value, expires, entry.cost, tags, size, kept_for)
+            return flight.result
         entry.fast, entry.tags, entry.size = expires, tags, size
         return entry
     value, fast = (entry.value, 0.0) if copy is None else (None, -NEVER)
-    flight.result = GuardedEntry(value, fast, entry.cost, tags, size, expires, copy, trust)
+    flight.result = GuardedEntry(value, fast, entry.cost, tags, size, expires, copy, trust, kept_for)
     return flight.result
 
 
@@ -360,17 +409,49 @@ def refresh(call: Call) -> None:
     reload = Call(call.operation, call.plan, call.key, call.args, call.kwargs, "miss")
     reload.is_fresh = True
     reload.tags = call.tags
+    _start_reload(reload, reload, call.plan.run)
+
+
+def reload_expired(call: Call, entry: Entry, run: Run) -> None:
+    """Reload an expired local entry in the background, unless a load of it runs in this event loop already.
+
+    Args:
+        run: the stages behind the one that serves it. Tiers are asked first: another process may have reloaded it.
+    """
+    loop = asyncio.get_running_loop()
+    if entry not in _reloads.get(loop, ()) and (call.key, loop) not in call.plan.partition.flights:
+        reload = Call(call.operation, call.plan, call.key, call.args, call.kwargs, "miss")
+        reload.tags = call.tags
+        _start_reload(reload, entry, run)
+
+
+def _start_reload(reload: Call, replaces: object, run: Run) -> None:
     reload.parent = reload.leading = reload.within = None
-    task = asyncio.get_running_loop().create_task(_reload(reload), name=f"agent_cache refreshes {call.operation.name}")
-    keep(task)
+    loop = asyncio.get_running_loop()
+    if loop not in _reloads:
+        for ended in [each for each in list(_reloads) if each.is_closed()]:
+            _reloads.pop(ended, None)
+    reloads = _reloads.setdefault(loop, {})
+    task = loop.create_task(_reload(reload, run), name=f"agent_cache refreshes {reload.operation.name}")
+    reloads[replaces] = task
+
+    def forget(_task: asyncio.Task[None]) -> None:
+        reloads.pop(replaces, None)
+        if not reloads and _reloads.get(loop) is reloads:
+            del _reloads[loop]
+
+    task.add_done_callback(forget)
 
 
-async def _reload(call: Call) -> None:
+async def _reload(call: Call, run: Run) -> None:
     ENCLOSING.set(call)
     stats = call.operation.stats
-    stats.misses += 1
+    failed = False
     try:
-        await call.plan.run(call)
+        await run(call)
     except Exception as error:  # noqa: BLE001 - the tool's own; the caller has its answer already
-        stats.errors += 1
+        failed = True
         warn_once("refreshing an entry within its grace period failed", call.operation.name, error)
+    if call.source == "miss":  # else a tier or another caller's load has answered
+        stats.misses += 1
+        stats.errors += failed

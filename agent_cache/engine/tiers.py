@@ -33,7 +33,7 @@ from agent_cache.engine.store_result import (
 from agent_cache.remote.protocol import Found, Request, Ticket, Tier, Touched, Versions, WriteIntent
 from agent_cache.values.canonical import is_large, make_room
 
-__all__ = ["check_versions", "consult_tiers", "request_of", "trust_in", "unsubscribe_all"]
+__all__ = ["check_versions", "consult_tiers", "request_of", "take_tickets", "trust_in", "unsubscribe_all"]
 
 _MAX_REQUESTS: Final = 1_024
 
@@ -112,11 +112,14 @@ async def consult_tiers(proceed: Proceed, call: Call) -> Entry:
                 entry = _store_found(call, found)
                 _keep_versions(flight)
                 if farther > 1 and (found.ttl is None or found.ttl > 0):  # else it is in its grace period: not stored
-                    await _offer(call, asked, farther - 1, found.value, found.tags, found.cost)
+                    life = _life_of_found(call, found)
+                    await _offer(call, asked, farther - 1, found.value, found.tags, found.cost, life)
                 return entry
     entry = await proceed(call)
     if flight.stored_tags is not None:
-        await _offer(call, asked, len(asked), entry.value, flight.stored_tags, entry.cost)
+        await _offer(
+            call, asked, len(asked), entry.value, flight.stored_tags, entry.cost, _life_of_loaded(flight, call)
+        )
         _keep_versions(flight)
     return entry
 
@@ -188,8 +191,35 @@ def _store_found(call: Call, found: Found) -> Entry:
     return entry
 
 
+def _life_of_loaded(flight: Flight, call: Call) -> float | None:
+    """Seconds that a loaded value may live, if its request does not say so. No longer than what it has inherited."""
+    life = flight.life if call.operation.policy.life_varies else None
+    inherited = flight.inherited
+    if inherited is None or inherited.expires == NEVER:
+        return life
+    left = inherited.expires - call.started
+    return left if life is None else min(life, left)
+
+
+def _life_of_found(call: Call, found: Found) -> float | None:
+    """Seconds from the start of its load that a found value lives, if its request does not say so."""
+    return found.age + found.ttl if call.operation.policy.life_varies and found.ttl is not None else None
+
+
+async def take_tickets(call: Call) -> tuple[Ticket, ...]:
+    """The present versions of what a call depends on, from each of its tiers."""
+    tiers = call.operation.tiers()
+    return tuple([(await _ask(tier, tiers[farther:], call))[1] for farther, tier in enumerate(tiers, 1)])
+
+
 async def _offer(
-    call: Call, asked: tuple[tuple[Tier, Ticket], ...], count: int, value: Any, tags: tuple[str, ...], cost: float
+    call: Call,
+    asked: tuple[tuple[Tier, Ticket], ...],
+    count: int,
+    value: Any,
+    tags: tuple[str, ...],
+    cost: float,
+    life: float | None,
 ) -> None:
     """Store a value in the nearest `count` tiers, in each only if the tickets of all farther ones are still clean."""
     inherited = call.flight.inherited
@@ -201,10 +231,11 @@ async def _offer(
             continue  # a read of its load has no versions in this tier, so a write to it would not be seen
         age = CLOCK.now() - call.started
         try:
+            # Options are given only if they are needed: a tier of a user's may be older than they are.
+            options: dict[str, Any] = {} if life is None else {"ttl": life}
             if versions:
-                await tier.store(ticket, value, tags, cost, age=age, inherited=versions)
-            else:
-                await tier.store(ticket, value, tags, cost, age=age)
+                options["inherited"] = versions
+            await tier.store(ticket, value, tags, cost, age=age, **options)
         except Exception as error:  # noqa: BLE001 - a broken cache is not a broken agent
             warn_once(f"storing in {type(tier).__name__} failed", call.operation.name, error)
 
@@ -243,12 +274,12 @@ def _request_of(call: Call) -> Request:
         arguments=_identity(call),
         tags=operation.tags.static + call.tags,
         late_roots=operation.late_roots,
-        ttl=policy.ttl,
+        ttl=policy.longest_ttl,
         session=partition.owner.session_id if partition is not None and partition.owner is not None else None,
         tenant=call.plan.tenant,
         returns=operation.returns,
         roots=operation.tags.roots,
-        grace=policy.remote.grace,
+        grace=policy.grace or policy.remote.grace,
         strong=policy.remote.is_strong,
     )
 

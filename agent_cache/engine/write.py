@@ -11,17 +11,17 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterable, Mapping
-from contextvars import Context, copy_context
-from dataclasses import replace
-from typing import Any
+from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterable, Mapping, Sequence
+from contextvars import Context, ContextVar, Token, copy_context
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
 from agent_cache.clock import CLOCK
 from agent_cache.config import CURRENT
 from agent_cache.core.coherence import Hold
 from agent_cache.core.policies import WritePolicy
 from agent_cache.core.store import Entry
-from agent_cache.core.tags import Region, Tag, TagRule
+from agent_cache.core.tags import Region, Tag, TagRule, root_of
 from agent_cache.engine.interception import InterceptedCall
 from agent_cache.engine.runtime import SCOPE, CacheKey, Call, Operation, Proceed, Scope
 from agent_cache.engine.state import (
@@ -32,12 +32,20 @@ from agent_cache.engine.state import (
     warn_of_unread_roots,
     warn_once,
 )
+from agent_cache.engine.store_result import insert_if_valid
+from agent_cache.engine.tiers import take_tickets
 from agent_cache.errors import ConfigurationError, RemoteTierError
 from agent_cache.metrics import Stats
 from agent_cache.remote.protocol import Request, Tier, WriteIntent
 from agent_cache.values.canonical import MISSING
 
-__all__ = ["Write", "WriteOperation", "invalidate", "tiers_under"]
+__all__ = ["DOUBT", "OUTSIDE", "WRITING", "Fill", "Write", "WriteOperation", "invalidate", "tiers_under"]
+
+DOUBT: Final = 5.0
+"""The default of ``doubt=``: seconds in which a write with an unknown outcome may still take effect."""
+
+OUTSIDE: Final = WritePolicy(scope="global", settle=0.0, doubt=DOUBT, in_doubt=(), no_effect=(), ok=None, key_fn=None)
+"""The policy of writes that are no tools."""
 
 
 class WriteOperation(Operation[WritePolicy]):
@@ -202,6 +210,30 @@ def _tags_from(
     return paths, bare
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Fill:
+    """A result that was given to `tool.set`, to be stored when a write commits.
+
+    Attributes:
+        call: the read that it answers. Its flight watches for other writes while the tiers are given the commit.
+        tags: the tags of the entry beside the static ones.
+    """
+
+    call: Call
+    entry: Entry
+    tags: tuple[Tag, ...]
+
+    @property
+    def all_tags(self) -> tuple[Tag, ...]:
+        static: tuple[Tag, ...] = self.call.flight.partition.static
+        return static + self.tags
+
+    @property
+    def region(self) -> Region:
+        """The entry alone."""
+        return Region(keys=((self.call.operation, self.call.key),))
+
+
 class Write:
     """One write, from before its side effect until it is committed everywhere.
 
@@ -227,6 +259,8 @@ class Write:
         "_arguments",
         "_configured",
         "_entries",
+        "_fills",
+        "_former",
         "_hold",
         "_intent",
         "_late",
@@ -262,6 +296,8 @@ class Write:
         self._entries = entries
         self._arguments = arguments or {}
         self._hold: Hold | None = None
+        self._former: Token[Write | None] | None = None
+        self._fills: dict[tuple[object, Hashable], Fill] = {}
         self._roots = roots
         self._own_tiers = own_tiers
         self._configured = CURRENT.once_configured
@@ -282,6 +318,32 @@ class Write:
             garbage = LEDGER.invalidate(self.region)
             self._hold = LEDGER.hold(self._all_possibly_touched())  # after it, to be told of other writes only
         free(garbage)
+        self._former = WRITING.set(self)
+
+    def take(self, fill: Fill) -> bool:
+        """Store a result when this write commits, unless another write has overlapped it by then.
+
+        Returns:
+            False if the write has ended, does not touch the entry, or would not notice all writes that do.
+        """
+        tags, partition = fill.all_tags, fill.call.flight.partition
+        with LEDGER.lock:
+            hold = self._hold
+            if hold is None or not hold.region.reaches(partition.owner):
+                return False
+            roots = {root.name for root in (*hold.roots, *hold.watched)}
+            is_noticed = roots.issuperset(map(root_of, tags))
+        region = hold.region
+        is_touched = any(part.touches(tag) for part in region.parts for tag in tags)
+        if is_noticed and (is_touched or (partition.tool, fill.call.key) in region.keys):
+            self._fills[partition, fill.call.key] = fill
+            return True
+        return False
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it has begun and not ended."""
+        return self._hold is not None
 
     async def succeed(self, result: Any, *, ok: bool = True) -> None:
         """Commit after a side effect that returned."""
@@ -289,7 +351,8 @@ class Write:
         if self._late:
             paths, bare = _tags_from(self._late, self._arguments, result, self.name, self._stats)
             region = replace(region, paths=region.paths + paths, bare=region.bare + bare)
-        await self._end(region, failed=False, hold=self.policy.settle if ok else 0.0)
+        fills = tuple(self._fills.values()) if ok else ()
+        await self._end(region, failed=False, hold=self.policy.settle if ok else 0.0, fills=fills)
 
     async def fail(self, error: BaseException) -> None:
         """Commit after a side effect that raised, or was cancelled.
@@ -310,8 +373,17 @@ class Write:
     def _all_possibly_touched(self) -> Region:
         return replace(self.region, paths=self.region.paths + self._late_roots) if self._late else self.region
 
-    async def _end(self, region: Region, *, failed: bool, hold: float, may_wait: bool = True) -> None:
-        self._invalidate_locally(region, hold)
+    async def _end(
+        self, region: Region, *, failed: bool, hold: float, may_wait: bool = True, fills: Sequence[Fill] = ()
+    ) -> None:
+        # Contexts of tasks that were started in the write keep it alive: let go of what it refers to.
+        former, self._former, self._fills = self._former, None, {}
+        if former is not None:
+            try:
+                WRITING.reset(former)
+            except ValueError:
+                pass  # closed by the garbage collector, in another context than it began in
+        fills = self._invalidate_locally(region, hold, fills)
         if CURRENT.once_configured is not self._configured:  # tiers that were configured while it ran
             self.tiers = self._find_tiers() | self.tiers
             if self.tiers and self._intent is None:
@@ -320,11 +392,18 @@ class Write:
             if self._renewal is not None:
                 self._renewal.cancel()
             commits = self._start_commits(self._intent, region.paths + region.bare, failed=failed, hold=hold)
-            await run_shielded(self._finish_commits(commits, region), *commits.values(), may_wait=may_wait)
+            await run_shielded(self._finish_commits(commits, region, fills), *commits.values(), may_wait=may_wait)
 
-    def _invalidate_locally(self, region: Region, hold: float) -> None:
+    def _invalidate_locally(self, region: Region, hold: float, fills: Sequence[Fill] = ()) -> Sequence[Fill]:
+        """Release the hold, drop the entries, and store results. With tiers these are stored when they have it, too.
+
+        Returns:
+            The results that no other write has overlapped so far.
+        """
         garbage: list[Any] = []
         with LEDGER.lock:
+            if fills:  # before the write's own invalidation
+                fills = [fill for fill in fills if self._is_current(fill)]
             if self._hold is not None:
                 LEDGER.release(self._hold)
                 self._hold = None
@@ -333,9 +412,43 @@ class Write:
             if hold:
                 LEDGER.hold(region, CLOCK.now() + hold)
             garbage += LEDGER.invalidate(region)
+            for fill in fills:
+                fill.call.flight.finish()
+                garbage += LEDGER.invalidate(fill.region)  # what is loading now is older
+                fill.call.flight.restart()
         free(garbage)
+        if self._intent is None:
+            for fill in fills:
+                insert_if_valid(fill.call, fill.entry, fill.tags)
+        return fills
+
+    def _is_current(self, fill: Fill) -> bool:
+        """Whether no other write has touched an entry since this one began, or since its local end."""
+        flight = fill.call.flight
+        if self._hold is not None:
+            return not LEDGER.was_overlapped(self._hold, fill.all_tags, flight.partition, flight.key)
+        if not flight.is_clean:
+            flight.finish()
+        return flight.is_clean
 
     # Tiers
+
+    async def _store(self, fill: Fill) -> None:
+        """Store a result locally, with the tiers' knowledge that nothing it depends on is being written.
+
+        The tiers themselves do not get it: a write of another process may have ended since this one began, and its
+        message may be on its way. It will drop a local copy, but nothing would drop the tier's.
+        """
+        call = fill.call
+        try:
+            call.flight.tickets = await take_tickets(call)
+            for ticket in call.flight.tickets:
+                if ticket.lasts is not None:
+                    fill.entry.expire_by(call.started + ticket.lasts)
+            insert_if_valid(call, fill.entry, fill.tags)
+        finally:
+            with LEDGER.lock:
+                call.flight.finish()
 
     def _find_tiers(self) -> dict[Tier, bool]:
         return tiers_under(self._roots, self._own_tiers, in_sessions=self.region.owners is not None)
@@ -391,10 +504,13 @@ class Write:
                 self._warn_of_failure("commit", tier, error)
         return commits
 
-    async def _finish_commits(self, commits: dict[Tier, Coroutine[Any, Any, None]], region: Region | None) -> None:
+    async def _finish_commits(
+        self, commits: dict[Tier, Coroutine[Any, Any, None]], region: Region | None, fills: Sequence[Fill] = ()
+    ) -> None:
         await self._send("commit", commits.__getitem__, tuple(commits))
-        if region is not None:
-            self._invalidate_locally(region, 0.0)  # entries filled from a tier between the end and the commit
+        if region is not None:  # entries filled from a tier between the end and the commit
+            for fill in self._invalidate_locally(region, 0.0, fills):
+                await self._store(fill)
 
     async def _send(
         self, step: str, to_tier: Callable[[Tier], Coroutine[Any, Any, None]], tiers: tuple[Tier, ...] | None = None
@@ -424,6 +540,10 @@ class Write:
 
     def _warn_of_failure(self, step: str, tier: Tier, error: Exception) -> None:
         warn_once(f"{step} of a write in {type(tier).__name__} failed", self.name, error)
+
+
+WRITING: ContextVar[Write | None] = ContextVar("agent_cache_writing", default=None)
+"""The innermost write that runs in this context. Child tasks and threads inherit it, also beyond its end."""
 
 
 def _cancel_count() -> int:

@@ -382,12 +382,14 @@ class MemoryTier:
         cost: float,
         *,
         age: float,
+        ttl: float | None = None,
         inherited: Sequence[Versions] = (),
     ) -> None:
         """Store under the tokens read before the load, so that a value overtaken by a write is invalid."""
         assert isinstance(ticket, MemoryTicket)
         ticket.versions = None  # those of a value that was found are not those of this one
         loaded = CLOCK.now() - age
+        lasts = ticket.lasts if ttl is None else min(ttl, ticket.lasts)
         try:
             self._send_pending()
             cells = self._cells(ticket, tags, inherited)
@@ -402,7 +404,7 @@ class MemoryTier:
             if len(header) > MAX_CELLS:
                 return
             copy = auto_copier(value)
-            stored = Stored(value if copy is None else None, copy, header, tags, cost, loaded, loaded + ticket.lasts)
+            stored = Stored(value if copy is None else None, copy, header, tags, cost, loaded, loaded + lasts)
             self.server.store(_address(ticket.request), stored)
         except (ConnectionError, UncopyableError):
             pass  # the value is not shared; the tool's caller has it all the same

@@ -52,7 +52,8 @@ class Request:
             tier cannot encode has no identity outside of the process: nothing is found or stored.
         tags: dependencies of the answer, as far as they are known before the load.
         late_roots: roots of the dependencies that come from the result.
-        ttl: seconds the answer may live, counted from the start of its load; None for ever.
+        ttl: seconds the answer may live, counted from the start of its load; None for ever, or if that is known only
+            from the result: see `Tier.store`.
         session: id of the session that owns the entry, None for the global scope.
         tenant: owner of the entry, None without tenants.
         returns: return annotation of the tool, for codecs.
@@ -202,6 +203,7 @@ class Tier(Protocol):
         cost: float,
         *,
         age: float,
+        ttl: float | None = None,
         inherited: Sequence[Versions] = (),
     ) -> None:
         """Store a value that was loaded after `ticket` was taken, unless a dependency was written since.
@@ -212,6 +214,8 @@ class Tier(Protocol):
                 be current, so the value is not stored. A root stands for any of its entities in `inherited`.
             cost: seconds its load took.
             age: seconds since its load started. Its ttl counts from there, also if the value comes from a farther tier.
+            ttl: seconds that this very value may live, from the start of its load, if that is less than the ticket
+                `lasts`: computed from the result, or shortened at random. Only passed then.
             inherited: `Ticket.versions` of *every* read that the load made, through this same tier: the value is found
                 only while all of them are current. If two of them differ, it is of two times and not stored.
         """

@@ -15,13 +15,14 @@ from agent_cache.core.keys import Uncacheable, key_part
 from agent_cache.core.store import NEVER, Entry
 from agent_cache.engine.interception import note_answer
 from agent_cache.engine.read import ReadOperation
-from agent_cache.engine.runtime import ENCLOSING, Call, Observe, Operation, Participant, Replacement
+from agent_cache.engine.runtime import ENCLOSING, PLACE, Call, Observe, Operation, Participant, Replacement
 from agent_cache.errors import AgentLoopDetectedError
 from agent_cache.metrics import Stats
 from agent_cache.session.guard import LoopGuard
 from agent_cache.session.loop_detector import LoopDetector, RunState, ToolDetector, Verdict
 from agent_cache.session.loop_policy import LoopPolicy
 from agent_cache.session.trace import Trace
+from agent_cache.session.unkeyed import UnkeyedCalls
 from agent_cache.values.canonical import MISSING
 from agent_cache.values.compare import fingerprint, signature_of
 
@@ -43,36 +44,39 @@ _CURRENT_TASK: Callable[[Any], Any] = (
 class CallIdentity:
     """Identifies the calls and the results of one tool for the loop detector.
 
-    The functions of its `LoopHints` take precedence. If one fails, the failure is counted and the default is used.
+    The functions of its `LoopHints` take precedence. If one fails, the failure is counted and the default is used. A
+    call that has no key is identified by what can be said of it.
 
     Attributes:
         is_cache_key: whether calls are identified by their cache keys.
         of_result: maps a result to what identifies it; to None if it cannot be compared.
     """
 
-    __slots__ = ("_guard", "_hints", "_is_read", "_operation", "is_cache_key", "of_result")
+    __slots__ = ("_guard", "_hints", "_is_read", "_operation", "_unkeyed", "is_cache_key", "of_result")
 
     of_result: Callable[[Any], Hashable | None]
 
-    def __init__(self, operation: Operation[Any], guard: LoopGuard) -> None:
+    def __init__(self, operation: Operation[Any], guard: LoopGuard, unkeyed: UnkeyedCalls) -> None:
         self._operation = operation
+        self._unkeyed = unkeyed
         self._guard = guard
         self._hints = operation.policy.loop
         self._is_read = isinstance(operation, ReadOperation)
         self.is_cache_key = self._is_read and self._hints.loop_key is None
         self.of_result = fingerprint if self._hints.outcome_key is None else self._by_outcome_key
 
-    def of_call(self, call: Call) -> Hashable | None:
-        """The identity of a miss or a write; None if it has none."""
+    def of_call(self, call: Call) -> Hashable:
+        """The identity of a miss or a write."""
         identity = None if self._hints.loop_key is None else self._by_loop_key(call.arguments)
         if identity is not None:
             return identity
-        if self._is_read:
+        if self._is_read and call.key is not None:
             return call.key
+        parameters = self._operation.parameters
         try:
-            return _shortened(self._operation.parameters.key(call.arguments))
+            return _shortened(parameters.key(call.arguments))
         except Uncacheable:
-            return None
+            return _shortened(self._unkeyed.key(parameters, call.arguments))
 
     def of_hit(self, key: Hashable, arguments: Mapping[str, Any] | None) -> Hashable:
         """The identity of a hit of a tool with a ``loop_key``."""
@@ -130,7 +134,7 @@ class SessionHooks:
     __slots__ = (
         "_add", "_deadline", "_detector", "_guard", "_has_own_limit", "_identity", "_is_innermost", "_kind", "_limit",
         "_max_calls", "_max_nesting", "_name", "_operation", "_run", "_session", "_stats", "_tool_detector", "_trace",
-        "hit", "see",
+        "_turns", "hit", "see",
     )  # fmt: skip
 
     hit: Observe
@@ -159,12 +163,14 @@ class SessionHooks:
         self._add = trace.add
         self._stats = stats
         self._kind = "read" if isinstance(operation, ReadOperation) else "write"
-        self._identity = CallIdentity(operation, guard)
+        self._identity = CallIdentity(operation, guard, UnkeyedCalls() if detector is None else detector.unkeyed)
         self._is_innermost = is_innermost
         if self._kind == "read" and (operation.policy.loop.off or not is_innermost):
             detector = None
         self._tool_detector = None if detector is None else self._tool_detector_of(detector)
         self._detector = detector if is_innermost else None
+        # Where a pause between two calls begins a new turn.
+        self._turns = None if self._detector is None or self._detector.longest_pause is None else self._detector
         self._deadline = deadline
         self._max_calls = None if policy is None else policy.calls_of(self._name)
         self._limit = NEVER if policy is None or policy.max_execution_depth is None else policy.max_execution_depth
@@ -196,15 +202,16 @@ class SessionHooks:
         session, run, name, stats, add = self._session, self._run, self._name, self._stats, self._add
         identify = None if self._identity.is_cache_key else self._identity.of_hit
         record = None if self._tool_detector is None else self._tool_detector.hit
-        judge, ask_first, begin_iteration = self._judge_hit, self._ask_first, run.begin_iteration
-        enclosing, current_task = ENCLOSING.get, _CURRENT_TASK
+        judge, ask_first = self._judge_hit, self._ask_first
+        begin_iteration = run.begin_iteration if self._turns is None else self._turns.begin_iteration
+        place_of, current_task = PLACE.get, _CURRENT_TASK
 
         def hit(key: Hashable, entry: Entry, value: Any, now: float, arguments: Mapping[str, Any] | None) -> Any:
             number = run.calls + 1
             if number > limits.limit:
                 return ask_first(key, entry, value, now, arguments)
-            parent = enclosing()
-            inside = None if parent is None else parent.number_in(session)
+            place = place_of()
+            inside = place.call.number_in(session) if place.is_call else None  # type: ignore[union-attr]  # no Scope
             if record is not None and inside is None:
                 loop = run.loop or begin_iteration()
                 # Given the loop, 3.11 finds the task without a system call.
@@ -269,6 +276,8 @@ class SessionHooks:
         run = self._run
         is_inside = self._enclosing_number() is not None
         detector = None if is_inside else self._detector
+        if self._turns is not None and detector is not None:
+            self._turns.note_activity()
         if call is not None and detector is not None:
             call.loop_key = self._identity.of_call(call)
         spent: tuple[str, int] | None = None
@@ -299,6 +308,8 @@ class SessionHooks:
         run, detector, parent = self._run, self._detector, call.parent
         if parent is not None and parent.number_in(self._session) is not None:
             detector = None
+        if self._turns is not None and detector is not None:
+            self._turns.note_activity()
         is_asked = now is None
         if now is not None and (
             run.calls >= run.limit
@@ -320,7 +331,8 @@ class SessionHooks:
         if detector is not None:
             call.began = detector.position + detector.unchanged  # `LoopDetector.clock`, without the call
             if not is_asked:
-                call.loop_key = call.key if self._identity.is_cache_key else self._identity.of_call(call)
+                key = call.key if self._identity.is_cache_key else None
+                call.loop_key = self._identity.of_call(call) if key is None else key
         return None
 
     def done(self, call: Call, value: Any, error: BaseException | None, now: float) -> Replacement | None:
@@ -336,6 +348,8 @@ class SessionHooks:
                 detector.record_change(self._identity.of_call(call), self._identity.of_result(value))
             return None
         run = self._run
+        if self._turns is not None:
+            self._turns.active = now
         task = _CURRENT_TASK(run.loop or run.begin_iteration())
         if task is not run.task:
             run.switch_to(task)

@@ -13,6 +13,11 @@ Four checks are made when a signature comes again, each with a level for a notic
                period without naming one, and lets a set of things be read twice
 ``any_error``  one tool with one error, so many times in a row, whatever the arguments
 
+A repetition is no part of a loop if there was *progress* since the last time, a new signature of a call that did not
+fail: a batch reads one rate for every invoice, and a pager says "ok" to every screen. So each signature has a *balance*
+of its repetitions without progress and those with it, and the first three checks need one that is high enough.
+``any_error`` needs none, since nothing else happens in such a row.
+
 Why these, and what they find and miss in 17,000 recorded runs: docs/explanation/loops.md. A call costs O(1), however
 long the session, and memory is bounded.
 
@@ -30,10 +35,12 @@ from contextvars import Context
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
+from agent_cache.clock import CLOCK
 from agent_cache.core.policies import NO_HINTS, LoopHints
 from agent_cache.core.store import Entry
 from agent_cache.errors import AgentLoopDetectedError
 from agent_cache.session.loop_policy import NEVER, LoopPolicy
+from agent_cache.session.unkeyed import UnkeyedCalls
 from agent_cache.values.compare import fingerprint, shown
 
 __all__ = ["NO_CALL", "CallHistory", "LoopDetector", "RunState", "ToolDetector", "Verdict"]
@@ -67,6 +74,21 @@ comes again: a cycle of more calls than this is found one round later.
 
 _MAX_BLOCKED: Final = 1_000
 
+_STALE: Final = 2
+_TRIED: Final = 1
+_PROGRESS: Final = -1
+_REPEAT_BALANCE: Final = 5
+"""A repetition adds 2 to the balance of its signature if nothing new was seen since the last time, and 1 if only new
+failures were. With progress it takes 1 away, down to 0.
+
+From 5 on, or from the threshold if that is lower, a signature is a loop for ``repeat``: three repetitions in a row
+without anything new are always enough. ``error`` and ``cycle`` need any balance above 0. docs/explanation/loops.md says
+how this was chosen.
+"""
+
+# Which levels one signature has met in an epoch: those of `repeat`, then those of `error`.
+_NOTICED, _ACTED, _ERROR_NOTICED, _ERROR_ACTED = 1, 2, 4, 8
+
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
@@ -81,7 +103,7 @@ class Verdict:
         calls: the tools of one round, in order.
         first, last: the outcomes of the first and the last call of that round, as short text.
         blocked: the calls (tool, arguments key) to refuse before they run: those of a cycle until a new signature is
-            seen, a write until the epoch ends. A key of None stands for every call of the tool. Empty where only the
+            seen, a write until the epoch ends. `ANY_CALL` stands for every call of the tool. Empty where only the
             outcome can tell whether the loop goes on: for repeats and errors of a read.
         is_first: whether this streak has not met the action level before.
     """
@@ -113,7 +135,8 @@ class RunState:
         used: calls made so far, by tool, for tools with a limit of their own.
         loop: the event loop whose current iteration is being followed; None until a call is made in it.
         task: the task that made the last call of that iteration. It is not kept longer.
-        step: a number for that task in that iteration. Each task and each iteration gets another one.
+        step: a number for that task in that iteration. Each task and each iteration gets another one, and so do the
+            calls after a new signature: since a call with the current number, nothing new was seen.
         first_step: the first number of the current iteration.
     """
 
@@ -150,6 +173,10 @@ class RunState:
         self.loop = self.task = None
 
 
+_Seen = tuple[int, int, int, int, int]
+_UNSEEN: Final[_Seen] = (-1, 0, 0, 0, -1)
+
+
 class CallHistory:
     """The outcomes of one call: of one tool with one set of arguments. Changed in place, by every hit.
 
@@ -159,15 +186,19 @@ class CallHistory:
         outcome: the identity of the last outcome, once it was needed; None if it cannot be compared.
         text: the last outcome as short text, once it was needed or where it cannot be made later.
         count: how often the last outcome was seen in `epoch`.
+        offset: twice the count less this is the balance of the last outcome. So a repetition without anything new, the
+            usual one of a hit, changes the count only.
         in_a_row: how often it was seen in a row, without the hits of one entry.
+        met: the levels that it has met in `epoch`.
         judge_at: the count from which a hit must be judged.
-        step: the `RunState.step` in which it was last counted.
-        ended: the `LoopDetector.clock` when it was last counted.
-        others: its earlier outcomes, each with its epoch and its count.
+        step: the `RunState.step` in which the last outcome was last counted.
+        ended: the `LoopDetector.clock` when the call was last counted.
+        others: its earlier outcomes, each with its epoch, count, offset, levels and step.
     """
 
     __slots__ = (
-        "count", "ended", "entry", "epoch", "in_a_row", "judge_at", "key", "others", "outcome", "step", "text", "tool",
+        "count", "ended", "entry", "epoch", "in_a_row", "judge_at", "key", "met", "offset", "others", "outcome", "step",
+        "text", "tool",
     )  # fmt: skip
 
     def __init__(self, tool: str, key: Hashable, entry: Entry | None = None, epoch: int = -1) -> None:
@@ -177,12 +208,13 @@ class CallHistory:
         self.epoch = epoch
         self.outcome: Hashable = None
         self.text = ""
-        self.count = 0
+        self.count = self.offset = 0
         self.in_a_row = 0
+        self.met = 0
         self.judge_at = NEVER
         self.step = -1
         self.ended = -1
-        self.others: dict[Hashable, tuple[int, int]] | None = None
+        self.others: dict[Hashable, _Seen] | None = None
 
     def outcome_text(self) -> str:
         """The last outcome as short text, for reports."""
@@ -213,18 +245,41 @@ class CallHistory:
             return True, True
         if self.others is None:
             self.others = {}
-        found = (-1, 0) if now is None else self.others.pop(now, (-1, 0))
+        found = _UNSEEN if now is None else self.others.pop(now, _UNSEEN)
         if before is not None:
             if len(self.others) >= _MAX_OUTCOMES:
                 del self.others[next(iter(self.others))]
-            self.others[before] = self.epoch, self.count
-        self.epoch, self.count = found
+            self.others[before] = self.epoch, self.count, self.offset, self.met, self.step
+        self.epoch, self.count, self.offset, self.met, self.step = found
         return False, self.epoch >= 0
 
     def enter_epoch(self, epoch: int) -> None:
         """Start the counts again if they belong to an earlier epoch."""
         if self.epoch != epoch:
-            self.epoch, self.count, self.in_a_row = epoch, 0, 0
+            self.epoch, self.count, self.in_a_row, self.met = epoch, 0, 0, 0
+
+    @property
+    def balance(self) -> int:
+        """How far the repetitions without progress outweigh those with it."""
+        return _STALE * self.count - self.offset
+
+    def count_once(self, change: int) -> None:
+        """Count the last outcome, with this change of its balance."""
+        self.count += 1
+        self.offset = _STALE if self.count == 1 else min(self.offset + _STALE - change, _STALE * self.count)
+
+    def reaches(self, level: int) -> bool:
+        """Whether the last outcome is a loop by `repeat` at this level."""
+        return self.count >= level and self.balance >= _needed(level)
+
+    def count_to(self, level: int) -> int:
+        """The count from which `reaches` may be true, if there is no more progress."""
+        return max(level, -(-(self.offset + _needed(level)) // _STALE))
+
+
+def _needed(level: int) -> int:
+    """The balance that `repeat` needs at a level. Without progress it is there when the count is."""
+    return min(_REPEAT_BALANCE, level)
 
 
 def _outcome_of(entry: Entry | None, identify: Identify) -> Hashable | None:
@@ -232,6 +287,9 @@ def _outcome_of(entry: Entry | None, identify: Identify) -> Hashable | None:
 
 
 NO_CALL: Final = CallHistory("", None)
+
+ANY_CALL: Final = None
+"""In place of a key: every call of a tool. No call has this key."""
 
 
 class LoopDetector:
@@ -243,8 +301,12 @@ class LoopDetector:
         epoch: the number of epochs that have ended.
         position: the number of calls counted.
         unchanged: the number of polls that returned nothing new. They are not counted.
+        longest_pause: seconds without a call after which a new turn begins; None if none does.
+        active: the clock reading at the last call, where that matters.
         last: the last counted call of this epoch.
         streak_start: the position of the last new signature.
+        newest: the `RunState.step` of the last new signature. Since a call of a later step, nothing new was seen.
+        progress: likewise of the last one of a call that did not fail.
         mixed_after: a call after this position that has another signature than the one before it makes the streak one
             of several signatures.
         cycle_at: the position from which a cycle must be judged.
@@ -252,13 +314,14 @@ class LoopDetector:
         recent: the last calls, by position.
         kept: the calls whose last entry is kept alive, oldest first, and what identifies their results.
         tools: the `ToolDetector` of each operation, kept here by `SessionHooks`.
+        unkeyed: identifies the calls that have no key, for `SessionHooks`.
         blocked: the calls to refuse before they run, and why.
     """
 
     __slots__ = (
-        "_error", "_error_at", "_error_clock", "_error_step", "_errors", "blocked", "cycle_acted", "cycle_at",
-        "cycle_notice", "epoch", "kept", "last", "levels", "mixed_after", "position", "recent", "run", "streak_start",
-        "tools", "unchanged",
+        "_error", "_error_at", "_error_clock", "_error_step", "_errors", "active", "blocked", "cycle_acted", "cycle_at",
+        "cycle_notice", "epoch", "kept", "last", "levels", "longest_pause", "mixed_after", "newest", "position",
+        "progress", "recent", "run", "streak_start", "tools", "unchanged", "unkeyed",
     )  # fmt: skip
 
     def __init__(self, policy: LoopPolicy, run: RunState) -> None:
@@ -268,12 +331,16 @@ class LoopDetector:
         self.epoch = 0
         self.position = 0
         self.unchanged = 0
+        self.longest_pause = policy.longest_pause
+        self.active = CLOCK.now()
         self.last = NO_CALL
         self.streak_start = 0
+        self.newest = self.progress = -1
         self.mixed_after = 1
         self.cycle_at = NEVER
         self.cycle_acted = False
         self.tools: dict[Hashable, ToolDetector] = {}
+        self.unkeyed = UnkeyedCalls()
         self.recent = [NO_CALL] * _MAX_RECENT
         self.kept: OrderedDict[CallHistory, Identify] = OrderedDict()
         self.blocked: dict[tuple[str, Hashable], Verdict] = {}
@@ -294,6 +361,18 @@ class LoopDetector:
         self.end_streak(self.position)
         self.blocked.clear()
 
+    def note_activity(self) -> None:
+        """Note that the agent makes a call now. After a pause this is a new turn."""
+        now, before = CLOCK.now(), self.active
+        self.active = now
+        if self.longest_pause is not None and now - before > self.longest_pause:
+            self.end_epoch()
+
+    def begin_iteration(self) -> asyncio.AbstractEventLoop:
+        """As `RunState.begin_iteration`, for a hit: it begins now."""
+        self.note_activity()
+        return self.run.begin_iteration()
+
     def end_streak(self, position: int) -> None:
         """Note a new signature at this position: no cycle reaches back beyond it, and none stays blocked."""
         self.streak_start = position
@@ -303,6 +382,18 @@ class LoopDetector:
         if self.blocked:
             for call in [call for call, verdict in self.blocked.items() if verdict.kind in ("cycle", "any_error")]:
                 del self.blocked[call]
+
+    def note_new(self, *, has_failed: bool) -> None:
+        """Note a new signature: no repetition that comes next is one without anything new."""
+        run = self.run
+        self.newest = run.step
+        if not has_failed:
+            self.progress = run.step
+        run.step += 1
+
+    def change_since(self, step: int) -> int:
+        """How the balance of a signature changes that was counted in this step, and comes again."""
+        return _PROGRESS if step <= self.progress else _TRIED if step <= self.newest else _STALE
 
     def count_call(self, call: CallHistory, *, is_new: bool, is_turn: bool) -> None:
         """Advance by a call whose own count has gone up.
@@ -340,9 +431,13 @@ class LoopDetector:
         call, identify = self.kept.popitem(last=False)
         call.release_entry(identify)
 
-    def count_error(self, tool: str, outcome: Hashable, began: int) -> int:
-        """Count an error of a tool, that of the last call. Returns in how many rounds in a row there was only it."""
-        at, error, step = self.position, (tool, outcome), self.run.step
+    def count_error(self, tool: str, outcome: Hashable, began: int, step: int) -> int:
+        """Count an error of a tool, that of the last call. Returns in how many rounds in a row there was only it.
+
+        Args:
+            step: the `RunState.step` in which it was recorded, before it was noted as new.
+        """
+        at, error = self.position, (tool, outcome)
         if outcome is None or error != self._error or self._error_at != at - 1:
             self._errors = 1
         elif began < self._error_clock or self.run.first_step <= self._error_step != step:
@@ -350,7 +445,8 @@ class LoopDetector:
             return 0
         else:
             self._errors += 1
-        self._error, self._error_at, self._error_clock, self._error_step = error, at, at + self.unchanged, step
+        self._error, self._error_at, self._error_clock = error, at, at + self.unchanged
+        self._error_step = self.run.step
         return self._errors
 
     def block(self, verdict: Verdict) -> None:
@@ -399,18 +495,26 @@ class ToolDetector:
         state, known, record_hit, judge = self._detector, self._calls.get, self._record_hit, self._judge
         run, recent, notice = state.run, state.recent, state.cycle_notice
         mask, never, cycle_count = _MASK, NEVER, _CYCLE_COUNT
+        stale, needed = _STALE, _needed(state.levels["repeat"].notice)
 
         def hit(key: Hashable, entry: Entry) -> Verdict | None:
             call = known(key)
             if call is None or call.entry is not entry or call.epoch != state.epoch:
                 return record_hit(key, entry)
+            call.count = count = call.count + 1
             if call.step != run.step:
                 step, call.step = call.step, run.step
-                if step >= run.first_step:  # another task of the same round
+                if step <= state.newest:  # `CallHistory.count_once`
+                    offset, most = call.offset + stale - state.change_since(step), stale * count
+                    call.offset = offset = min(offset, most)
+                    soonest = (offset + needed + 1) // stale
+                    if soonest > call.judge_at:
+                        call.judge_at = soonest
+                elif step >= run.first_step:  # another task of the same round
+                    call.count -= 1
                     return None
             state.position = position = state.position + 1
             recent[position & mask] = call
-            call.count = count = call.count + 1
             if call is not state.last:
                 state.last = call
                 if position > state.mixed_after:
@@ -425,14 +529,14 @@ class ToolDetector:
     def _record_hit(self, key: Hashable, entry: Entry) -> Verdict | None:
         return self.record(key, entry=entry)
 
-    def blocked(self, key: Hashable | None) -> Verdict | None:
+    def blocked(self, key: Hashable) -> Verdict | None:
         """Why this call is to be refused without running; None if it is not. Ask only if `LoopDetector.blocked`."""
         blocked = self._detector.blocked
-        return blocked.get((self._tool, None)) or (None if key is None else blocked.get((self._tool, key)))
+        return blocked.get((self._tool, ANY_CALL)) or blocked.get((self._tool, key))
 
     def record(
         self,
-        key: Hashable | None,
+        key: Hashable,
         outcome: Hashable | None = None,
         *,
         value: object = None,
@@ -443,7 +547,7 @@ class ToolDetector:
         """Count the outcome of a call, and judge it.
 
         Args:
-            key: identifies its arguments; None if nothing does, so that it is always new.
+            key: identifies its arguments.
             outcome: identifies its result or its error; None if nothing does, or if `entry` holds the result.
             value: the result or the error itself, for reports.
             entry: the entry that holds its result.
@@ -453,7 +557,7 @@ class ToolDetector:
         if entry is not None and self.record_first(key, entry):
             return None
         state, call, hints = self._detector, self._history(key), self._hints
-        before = call.entry
+        before, is_unseen = call.entry, call.epoch != state.epoch
         is_same, is_known = call.set_outcome(outcome, entry, self._identify)
         if entry is None:
             state.kept.pop(call, None)
@@ -467,38 +571,52 @@ class ToolDetector:
         call.enter_epoch(state.epoch)
         if hints.off:
             return None
-        step, call.step = call.step, state.run.step
-        if is_same and call.count and (began < call.ended or state.run.first_step <= step != call.step):
+        run, before_step = state.run, call.step
+        call.step = step = run.step
+        change = state.change_since(before_step)
+        if (
+            is_same
+            and call.count
+            and (began < call.ended or (run.first_step <= before_step != step and change == _STALE))
+        ):
             return None  # the same round
         call.in_a_row = call.in_a_row + 1 if is_same else 1
         if hints.poll and call.in_a_row > 1:
             state.unchanged += 1
             call.ended = state.clock
             return self._judge_poll(call)
-        call.count += 1
-        is_turn = call is not state.last or not is_same
-        state.count_call(call, is_new=call.count == 1 or hints.poll, is_turn=is_turn)
+        call.count_once(change)
+        is_turn, is_new = call is not state.last or not is_same, call.count == 1 or hints.poll
+        state.count_call(call, is_new=is_new, is_turn=is_turn)
         call.ended = state.clock
+        if is_new and (is_unseen or call.outcome is not None):  # no progress by a result that cannot be compared
+            state.note_new(has_failed=error)
+            call.step = run.step
         if hints.poll:
             return None
         if not error:
             return self._judge(call, has_written=has_written)
-        return self._judge(call, in_a_row=call.in_a_row, errors=state.count_error(self._tool, call.outcome, began))
+        return self._judge(
+            call, in_a_row=call.in_a_row, errors=state.count_error(self._tool, call.outcome, began, step)
+        )
 
-    def record_first(self, key: Hashable | None, entry: Entry) -> bool:
+    def record_first(self, key: Hashable, entry: Entry) -> bool:
         """Count a result of a call that was never seen; returns False if it was.
 
         Repeats the part of `record` that applies then (benchmarks.budgets, "static tag, in a session").
         """
         calls = self._calls
-        if key is None or key in calls or not self._is_plain:
+        if key in calls or not self._is_plain:
             return False
         if len(calls) >= _MAX_CALLS:
             del calls[next(iter(calls))]
-        state = self._detector
+        state, run = self._detector, self._detector.run
         calls[key] = call = CallHistory(self._tool, key, entry, state.epoch)
-        call.step, call.judge_at = state.run.step, state.levels["repeat"].notice
+        state.newest = state.progress = run.step  # `LoopDetector.note_new`, without the call
+        run.step = call.step = run.step + 1
+        call.judge_at = state.levels["repeat"].notice
         call.count = call.in_a_row = 1
+        call.offset = _STALE
         state.position = position = state.position + 1
         call.ended = position + state.unchanged
         state.recent[position & _MASK] = state.last = call
@@ -511,7 +629,7 @@ class ToolDetector:
             state.release_oldest()
         return True
 
-    def record_change(self, key: Hashable | None, outcome: Hashable | None) -> None:
+    def record_change(self, key: Hashable, outcome: Hashable | None) -> None:
         """Note a successful write that is not counted here, such as one of an inner session.
 
         It ends the epoch if its signature is new here.
@@ -522,14 +640,13 @@ class ToolDetector:
             state.end_epoch()
         call.enter_epoch(state.epoch)
 
-    def _history(self, key: Hashable | None) -> CallHistory:
-        call = None if key is None else self._calls.get(key)
+    def _history(self, key: Hashable) -> CallHistory:
+        call = self._calls.get(key)
         if call is None:
             call = CallHistory(self._tool, key)
-            if key is not None:
-                if len(self._calls) >= _MAX_CALLS:
-                    del self._calls[next(iter(self._calls))]
-                self._calls[key] = call
+            if len(self._calls) >= _MAX_CALLS:
+                del self._calls[next(iter(self._calls))]
+            self._calls[key] = call
         return call
 
     def _judge_poll(self, call: CallHistory) -> Verdict | None:
@@ -545,12 +662,13 @@ class ToolDetector:
         """The first check that is met, those of the action level first. `in_a_row` and `errors` are 0 for results."""
         state, levels, count = self._detector, self._detector.levels, call.count
         repeat = levels["write_repeat" if has_written else "repeat"]
-        call.judge_at = repeat.notice if count < repeat.notice else repeat.action
-        if count >= repeat.action:
-            return self._found("action", "repeat", call, count, is_first=count == repeat.action)
-        if in_a_row >= levels["error"].action:
-            return self._found("action", "error", call, in_a_row, is_first=in_a_row == levels["error"].action)
-        is_cycle = state.position >= state.cycle_at and count >= _CYCLE_COUNT
+        call.judge_at = call.count_to(repeat.action if call.met & _NOTICED else repeat.notice)
+        is_stale = call.balance > 0
+        if call.reaches(repeat.action):
+            return self._found("action", "repeat", call, count, is_first=_meets(call, _ACTED))
+        if in_a_row >= levels["error"].action and is_stale:
+            return self._found("action", "error", call, in_a_row, is_first=_meets(call, _ERROR_ACTED))
+        is_cycle = state.position >= state.cycle_at and count >= _CYCLE_COUNT and is_stale
         if is_cycle and state.position - state.streak_start >= levels["cycle"].action:
             is_first, state.cycle_acted = not state.cycle_acted, True
             return self._found("action", "cycle", call, count, is_first=is_first)
@@ -559,9 +677,10 @@ class ToolDetector:
         if is_cycle:
             state.cycle_at = state.streak_start + levels["cycle"].action
             return self._found("notice", "cycle", call, count)
-        if count == repeat.notice:
+        if call.reaches(repeat.notice) and _meets(call, _NOTICED):
+            call.judge_at = call.count_to(repeat.action)
             return self._found("notice", "repeat", call, count)
-        if in_a_row == levels["error"].notice:
+        if in_a_row >= levels["error"].notice and is_stale and _meets(call, _ERROR_NOTICED):
             return self._found("notice", "error", call, in_a_row)
         if errors == levels["any_error"].notice:
             return self._found("notice", "any_error", call, errors)
@@ -574,9 +693,16 @@ class ToolDetector:
             if kind == "cycle":
                 blocked = frozenset((each.tool, each.key) for each in calls)
             elif self._is_write:  # its answer is given, since it has run; the next one is refused
-                blocked = frozenset({(self._tool, None if kind == "any_error" else call.key)})
+                blocked = frozenset({(self._tool, ANY_CALL if kind == "any_error" else call.key)})
         names = tuple(each.tool for each in calls)
         first, last = calls[0].outcome_text(), calls[-1].outcome_text()
         verdict = Verdict(level, kind, self._tool, count, len(calls), names, first, last, blocked, is_first)
         self._detector.block(verdict)
         return verdict
+
+
+def _meets(call: CallHistory, level: int) -> bool:
+    """Note that the last outcome of a call meets a level; returns whether it has not met it before in this epoch."""
+    is_first = not call.met & level
+    call.met |= level
+    return is_first

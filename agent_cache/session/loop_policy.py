@@ -42,7 +42,8 @@ class LoopPolicy:
 
     The *signature* of a call is its tool, its arguments and its outcome. An *epoch* is the time in which the same
     question should have the same answer: a successful write with a new signature ends it, and so does `new_turn`.
-    Calls that overlap and have one signature are one round, and count once.
+    Calls that overlap and have one signature are one round, and count once. *Progress* is a new signature of a call
+    that did not fail: while there is some between most repetitions, `repeat`, `error` and `cycle` are not met.
 
     Each check is a pair: how often it must be met for a notice (logged, counted, given to ``on_notice``) and for the
     action (``on_loop``); the call that meets it is the first one that is acted upon. A single number is the action,
@@ -62,6 +63,9 @@ class LoopPolicy:
             call. None: any time.
         max_tool_calls: calls that each tool may make in a run, or a mapping from ``module:qualname`` (or `name=`) to
             that. None: any number.
+        new_turn_after: seconds, or a `timedelta`, without a call of the agent, after which the next one begins a new
+            turn, as `AgentCacheSession.new_turn` does. For a session without known turns, such as that of a server.
+            None: never.
 
     Raises:
         ConfigurationError: for a threshold below 2, a notice above its action, or a budget below 1.
@@ -76,6 +80,7 @@ class LoopPolicy:
     max_nesting: int | None = 25
     max_duration: _Seconds = None
     max_tool_calls: int | Mapping[str, int] | None = None
+    new_turn_after: _Seconds = None
 
     def __post_init__(self) -> None:
         for check in _DEFAULTS:
@@ -86,8 +91,9 @@ class LoopPolicy:
         for name in ("max_execution_depth", "max_nesting"):
             if getattr(self, name) is not None:
                 count(1, getattr(self, name), f"LoopPolicy: {name}")
-        if self.max_duration is not None:
-            seconds(self.max_duration, "LoopPolicy: max_duration")
+        for name in ("max_duration", "new_turn_after"):
+            if getattr(self, name) is not None:
+                seconds(getattr(self, name), f"LoopPolicy: {name}")
         if isinstance(self.max_tool_calls, Mapping):
             for tool, limit in self.max_tool_calls.items():
                 checked_text(tool, "LoopPolicy: max_tool_calls: a tool's name")
@@ -117,6 +123,11 @@ class LoopPolicy:
     def seconds(self) -> float | None:
         """`max_duration` in seconds."""
         return None if self.max_duration is None else seconds(self.max_duration, "LoopPolicy: max_duration")
+
+    @property
+    def longest_pause(self) -> float | None:
+        """`new_turn_after` in seconds."""
+        return None if self.new_turn_after is None else seconds(self.new_turn_after, "LoopPolicy: new_turn_after")
 
     def calls_of(self, tool: str) -> int | None:
         """How many calls a tool may make, None for any number."""

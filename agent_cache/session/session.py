@@ -40,10 +40,11 @@ class AgentCacheSession:
     Args:
         session_id: the name of the run; a random one if left out.
         loop_detection: False checks neither loops nor budgets; calls are traced and counted.
-        max_tool_repeats: how often one call may have one outcome; the call that reaches this number is acted upon. At
-            least 2. Short for ``LoopPolicy(repeat=...)``; the default is 5.
+        max_tool_repeats: how often one call may have one outcome without progress of the run between; the call that
+            reaches this number is acted upon. At least 2. Short for ``LoopPolicy(repeat=...)``; the default is 5.
         max_execution_depth: how many calls the run may make. Short for ``LoopPolicy(max_execution_depth=...)``; the
-            default is 200.
+            default is 200. None leaves the policy as it is: for any number, such as in the session of a server, give it
+            ``loop_policy=LoopPolicy(max_execution_depth=None)``.
         on_loop: what happens to a call that continues a loop or exceeds a budget.
 
             ``"raise"`` raises `AgentLoopDetectedError`. It is latched: later calls are refused too, and it is raised

@@ -12,7 +12,7 @@ from agent_cache import testing
 from benchmarks import commands
 from benchmarks.commands import command_parser, put_table
 from benchmarks.loops import report
-from benchmarks.loops.families import HONEST, LOOPS
+from benchmarks.loops.families import HONEST, LOOPS, UNSEEN
 from benchmarks.loops.sessions import (
     Recordings,
     audits,
@@ -41,6 +41,7 @@ async def _measure(recordings: Recordings, options: argparse.Namespace) -> int:
     measured = await over_recordings(recordings)
     frontier = await over_frontier(recordings) if options.frontier else []
     loops = await over_families(recordings, LOOPS)
+    unseen = await over_families(recordings, UNSEEN)
     honest = await over_families(recordings, HONEST)
     audited = await audits(recordings)
     held = [
@@ -50,12 +51,13 @@ async def _measure(recordings: Recordings, options: argparse.Namespace) -> int:
         *report.targets_of_audits(audited),
     ]
     recorded = f"{report.recorded_table(measured)}\n\n{report.audit_table(audited)}"
-    injected = f"{report.loops_table(loops)}\n\n{report.honest_table(honest)}"
+    injected = "\n\n".join((report.loops_table(loops), report.unseen_table(unseen), report.honest_table(honest)))
     if options.json:
         facts = {
             "recorded": report.facts(measured),
             "frontier": [{"policy": dict(levels), "measured": report.facts(some)} for levels, some in frontier],
             "loops": [report.fields_of(one) for one in loops],
+            "unseen": [report.fields_of(one) for one in unseen],
             "honest": [report.fields_of(one) for one in honest],
             "short_circuit": {name: report.fields_of(one) for name, one in audited.items()},
             "targets": [one._asdict() for one in held],

@@ -19,6 +19,7 @@ HINTS: Final[Mapping[str, LoopHints]] = {
     "listing": LoopHints(outcome_key=lambda result: result["items"]),
     "job": LoopHints(poll=True, max_unchanged=50),
     "short_job": LoopHints(poll=True, max_unchanged=5),
+    "clock": LoopHints(off=True),
 }
 """Loop hints of the scripted tools; the others have none."""
 
@@ -68,6 +69,34 @@ def _reads_at_once(run: Run, seed: int) -> list[Step]:
     return [Step("get", n, n, round=copy) for copy in range(COPIES) for n in range(3)]
 
 
+class Unkeyed:
+    """An argument without identity, such as a client or a callback."""
+
+    def __repr__(self) -> str:
+        return "unkeyed"
+
+
+_CLIENT: Final = Unkeyed()
+
+
+def _beside(tool: str, make: Callable[[], Unkeyed] | None = None) -> Family:
+    """Two reads that return the same in each round, and a third call that does not, or that has no key."""
+
+    def family(run: Run, seed: int) -> Iterator[Step]:
+        for n in range(COPIES):
+            yield Step("get", "7", "seven")
+            yield Step("get", "8", "eight")
+            yield Step(tool, "now", n, is_fresh=True) if make is None else Step(tool, "x", "same", request=make())
+
+    return family
+
+
+def _retry_with_schema(run: Run, seed: int) -> Iterator[Step]:
+    for n in range(COPIES):
+        yield Step("schema", "all", "orders, items")
+        yield Step("query", n, f"no such column: c{n}", fails=True)
+
+
 _WRITE = Step("set_status", "7", "ok", is_write=True)
 _REFUSED_WRITE = replace(_WRITE, gives="denied", fails=True)
 _STATUS = Step("get_status", "7", "pending")
@@ -90,7 +119,17 @@ LOOPS: Final[Mapping[str, Loop]] = {
     "a write without effect": Loop(1, _copies(_WRITE)),
     "a write and a read without effect": Loop(2, _copies(_WRITE, _STATUS)),
     "a refused write and a read": Loop(2, _copies(_REFUSED_WRITE, _STATUS)),
+    "another query that fails, after the same schema": Loop(2, _retry_with_schema),
+    "two reads, and a clock that is off": Loop(2, _beside("clock")),
+    "one call, its argument has no key": Loop(1, _copies(Step("send", "x", "nothing", request=_CLIENT))),
+    "two reads, and a call without a key": Loop(3, _beside("send", lambda: _CLIENT)),
+    "the same, another object each time": Loop(3, _beside("send", Unkeyed)),
 }
+
+UNSEEN: Final[Mapping[str, Loop]] = {
+    "two reads, and a clock": Loop(3, _beside("watch")),
+}
+"""Loops with something new in every round. Nothing distinguishes them from useful work; the run's budget ends them."""
 
 
 def _polled(tool: str, status: Callable[[int], Any]) -> Family:
@@ -154,6 +193,47 @@ def _one_more(run: Run, seed: int) -> Iterator[Step]:
         yield Step("get_cart", "me", n)
 
 
+def _paging(run: Run, seed: int) -> Iterator[Step]:
+    for n in range(2 * MANY):
+        yield Step("next_page", "", "ok", is_write=True)
+        yield Step("screen", "", f"screen {n}")
+
+
+def _batch(
+    lookups: int,
+    *,
+    items: int = 2 * MANY,
+    answer: Callable[[int], Any] = str,
+    fails: Callable[[int], bool] = lambda n: False,
+) -> Family:
+    """One item after the other, each with the same look-ups."""
+
+    def family(run: Run, seed: int) -> Iterator[Step]:
+        for n in range(items):
+            for at in range(lookups):
+                yield Step("rate", at, 1.08)
+            yield Step("invoice", n, "no such invoice" if fails(n) else answer(n), fails=fails(n))
+
+    return family
+
+
+def _workers(at_once: int) -> Family:
+    """Each worker reads the policy, then makes a call of its own; when one ends, the next one begins."""
+
+    def family(run: Run, seed: int) -> Iterator[Step]:
+        for _ in range(at_once):
+            yield Step("policy", "all", "30 days", round=0)
+        for n in range(2 * MANY):
+            yield Step("refund", n, "done", round=2 * n + 1)
+            yield Step("policy", "all", "30 days", round=2 * n + 2)
+
+    return family
+
+
+def _documents(run: Run, seed: int) -> list[Step]:
+    return [Step("index", "x", "ok", request=Unkeyed(), is_write=True) for _ in range(MANY)]
+
+
 UNDECLARED_POLL: Final = "undeclared polling, status unchanged"
 """Cannot be told from a loop without a declaration: the one honest family that may be stopped."""
 
@@ -182,4 +262,12 @@ HONEST: Final[Mapping[str, Loop]] = {
         0, _numbered(lambda n: Step("get", n, "down", fails=True, round=0), MANY)
     ),
     "eight more of the same item": Loop(0, _one_more),
+    f"{2 * MANY} screens, next_page says ok": Loop(0, _paging),
+    f"{2 * MANY} items, one look-up": Loop(0, _batch(1)),
+    f"{2 * MANY} items, one look-up, all return True": Loop(0, _batch(1, answer=lambda n: True)),
+    "12 items, seven look-ups": Loop(0, _batch(7, items=12)),
+    f"{2 * MANY} items, one look-up, four failures in a row": Loop(0, _batch(1, fails=lambda n: n % 10 > 5)),
+    f"{2 * MANY} workers one by one, one policy": Loop(0, _workers(1)),
+    f"{2 * MANY} workers, three at once, one policy": Loop(0, _workers(3)),
+    f"writes of {MANY} objects without a key, all ok": Loop(0, _documents),
 }

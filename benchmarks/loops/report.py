@@ -130,9 +130,14 @@ def loops_table(injections: Sequence[Injection]) -> str:
     return markdown(("loop, ten copies", "runs", "found", "wasted calls, median", "most", "stopped by"), rows)
 
 
-def honest_table(injections: Iterable[Injection]) -> str:
+def honest_table(injections: Iterable[Injection], what: str = "honest work", stopped: str = "stopped") -> str:
     rows = [(one.name, str(one.runs), _percent(one.stopped), _percent(one.notices)) for one in injections]
-    return markdown(("honest work", "runs", "stopped", "noticed"), rows)
+    return markdown((what, "runs", stopped, "noticed"), rows)
+
+
+def unseen_table(injections: Iterable[Injection]) -> str:
+    """Loops that are not expected to be found."""
+    return honest_table(injections, "loop with something new in each round, ten copies", "found")
 
 
 def audit_table(audits: Mapping[str, Audit]) -> str:

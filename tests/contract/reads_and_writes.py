@@ -86,6 +86,39 @@ class ReadTests(Workbench):
             await self.advance(self.moment * 1.1)
             assert await value_of(b, request) == "nothing"
 
+    async def test_a_value_may_live_for_less_than_others_of_its_tool(self) -> None:
+        """By a ttl of its own, which counts from the start of its load, too."""
+        for age in (0.0, self.moment * 2):
+            async with self.tiers() as (a, b):
+                request = read("order:7", ttl=None if age else self.moment * 60)
+                _, ticket = await a.lookup(request)
+                await a.store(ticket, "old", request.tags, 0.5, age=age, ttl=self.moment * 3)
+                found, _ = await b.lookup(request)
+                assert found is not None
+                assert found.ttl is not None
+                assert 0 < found.ttl <= self.moment * 3 - age
+                await self.advance(self.moment * 3.1 - age)
+                assert await value_of(b, request) == "nothing"
+
+    async def test_a_ttl_of_its_own_lengthens_no_life(self) -> None:
+        """What the request says, and the tier's own bound, hold all the same."""
+        async with self.tiers() as (a, b):
+            request = read("order:7", ttl=self.moment)
+            _, ticket = await a.lookup(request)
+            await a.store(ticket, "old", request.tags, 0.5, age=0.0, ttl=self.moment * 60)
+            found, _ = await b.lookup(request)
+            assert found is not None
+            assert found.ttl is not None
+            assert found.ttl <= self.moment
+            request = read("order:8", key="8")
+            _, ticket = await a.lookup(request)
+            if ticket.lasts is not None:
+                await a.store(ticket, "old", request.tags, 0.5, age=0.0, ttl=ticket.lasts * 60)
+                found, _ = await b.lookup(request)
+                assert found is not None
+                assert found.ttl is not None
+                assert found.ttl <= ticket.lasts
+
     async def test_within_its_grace_a_value_is_known_to_be_old(self) -> None:
         """A tier with grace finds it, and lets at most one reader reload it. It does not outlive a write."""
         for is_written in (False, True):

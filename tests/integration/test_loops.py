@@ -10,6 +10,7 @@ import pickle
 import traceback
 import tracemalloc
 import weakref
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -1205,3 +1206,261 @@ async def test_a_run_keeps_no_task_that_has_ended_nor_what_it_gave(how: str):
         gc.collect()
         assert [reference() for reference in kept] == [None] * 6
     assert session.metrics.calls == 6
+
+
+# -- useful work that repeats a call ---------------------------------------------------------------------------
+
+
+class Office:
+    """Useful work that repeats one call, each time after something new."""
+
+    def __init__(self) -> None:
+        self.screen = 0
+
+        @AgentCache("screen", name="screen")
+        async def screen() -> int:
+            await asyncio.sleep(0)
+            return self.screen
+
+        @AgentCacheInvalidator("screen", name="next_page")
+        async def next_page() -> str:
+            self.screen += 1
+            return "ok"
+
+        @AgentCache("rate:{currency}", name="rate")
+        async def rate(currency: str) -> float:
+            await asyncio.sleep(0)
+            return 1.08
+
+        @AgentCache("invoice:{number}", name="invoice")
+        async def invoice(number: int) -> str:
+            await asyncio.sleep(0)
+            return "posted"
+
+        self.read_screen, self.next_page, self.rate, self.invoice = screen, next_page, rate, invoice
+
+
+async def test_paging_with_a_write_is_not_stopped_while_each_screen_is_new():
+    office = Office()
+    async with AgentCacheSession() as session:
+        for page in range(40):
+            assert await office.read_screen() == page
+            assert await office.next_page() == "ok"
+    assert session.get_metrics()["loops"] == session.get_metrics()["loop_notices"] == {}
+
+
+@pytest.mark.parametrize("how", ["cached", "fresh"])
+async def test_a_batch_with_a_shared_look_up_is_not_stopped(how: str):
+    office = Office()
+    rate = office.rate if how == "cached" else office.rate.fresh
+    async with AgentCacheSession() as session:
+        for number in range(60):
+            await rate("EUR")
+            await office.invoice(number)
+    assert session.get_metrics()["loops"] == session.get_metrics()["loop_notices"] == {}
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 3, 7])
+async def test_workers_behind_a_semaphore_that_read_one_policy_are_not_stopped(at_once: int):
+    office, slots = Office(), asyncio.Semaphore(at_once)
+
+    async def work(number: int) -> None:
+        async with slots:
+            await office.rate("EUR")
+            for _ in range(number % 3):
+                await asyncio.sleep(0)
+            await office.invoice(number)
+
+    async with AgentCacheSession() as session:
+        await asyncio.gather(*map(work, range(40)))
+    assert session.get_metrics()["loops"] == {}
+
+
+async def test_a_batch_that_is_done_and_goes_on_with_its_look_up_is_stopped():
+    office = Office()
+    with pytest.raises(STOPPED) as caught:
+        async with AgentCacheSession():
+            for number in range(30):
+                await office.rate("EUR")
+                await office.invoice(number)
+            assert await outcomes(lambda: office.rate("EUR"), 4) == [1.08] * 3 + [STOPPED]
+    assert (caught.value.kind, caught.value.tool) == ("repeat", "rate")
+
+
+# -- arguments without a key -----------------------------------------------------------------------------------
+
+
+class Forgetful(Shop):
+    """Keeps no argument alive."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.runs: Any = deque(maxlen=0)
+
+
+class Client:
+    """An object without identity."""
+
+    def __init__(self, **attributes: Any) -> None:
+        vars(self).update(attributes)
+
+
+_CLIENT = Client()
+UNKEYED: dict[str, Callable[[], Any]] = {
+    "one object": lambda: _CLIENT,
+    "another object each time": Client,
+    "no weak reference": object,
+    "in a list": lambda: ["x", _CLIENT],
+    "in a dict": lambda: {"x": [Client()]},
+}
+
+
+@pytest.mark.parametrize("make", UNKEYED.values(), ids=UNKEYED.keys())
+@pytest.mark.parametrize("which", ["read", "write", "error"])
+async def test_an_argument_without_a_key_does_not_switch_the_guard_off(make: Callable[[], Any], which: str):
+    shop = Forgetful()
+    call = shop.add if which == "write" else shop.get
+    if which == "error":
+        shop.answers = lambda x: LookupError("down")
+    with pytest.raises(STOPPED) as caught:
+        async with AgentCacheSession():
+            given = await outcomes(lambda: call(make()), 2_000)
+    # The frames of an error may keep the object of its call alive until garbage is collected; `any_error` needs none.
+    answered, kinds = {
+        "read": (4, {"repeat"}),
+        "write": (10, {"repeat"}),
+        "error": (5, {"error", "any_error"}),
+    }[which]
+    assert given.count(STOPPED) >= 2_000 - answered
+    assert caught.value.kind in kinds
+
+
+@pytest.mark.parametrize("make", UNKEYED.values(), ids=UNKEYED.keys())
+@pytest.mark.parametrize("which", ["read", "write"])
+async def test_a_call_without_a_key_in_each_round_hides_no_cycle(make: Callable[[], Any], which: str):
+    shop = Forgetful()
+    with pytest.raises(STOPPED) as caught:
+        async with AgentCacheSession(loop_policy=LoopPolicy(repeat=None, write_repeat=None)) as session:
+            for _ in range(20):
+                await shop.get("a")
+                await shop.list("b")
+                await (shop.add if which == "write" else shop.get)(make())
+    assert caught.value.kind == "cycle"
+    assert caught.value.period == 3
+    assert session.metrics.calls <= 9
+
+
+async def test_a_call_without_a_key_that_was_refused_is_told_from_others():
+    shop = Shop()
+    async with AgentCacheSession(on_loop="notice"):
+        given = await outcomes(lambda: shop.add(_CLIENT), 11)
+        assert given[:10] == ["same"] * 10
+        assert "add" in given[10]
+        other = Client()
+        assert await shop.add(other) == "same"
+    assert len(shop.runs) == 11
+
+
+@pytest.mark.parametrize("which", ["read", "write"])
+async def test_objects_without_identity_that_are_others_are_not_taken_for_one(which: str):
+    """Sixty documents of a list, of a stream with another text each, and of one mailbox with another result each."""
+    shop = Forgetful()
+    call = shop.add if which == "write" else shop.get
+    documents = [Client() for _ in range(60)]
+    async with AgentCacheSession() as session:
+        for document in documents:
+            await call(document)
+        for number in range(60):
+            await call(Client(text=f"text {number}"))
+        for number in range(60):
+            shop.answers = number
+            await call(_CLIENT)
+    assert session.get_metrics()["loops"] == session.get_metrics()["loop_notices"] == {}
+
+
+async def test_arguments_that_have_keys_still_tell_calls_apart():
+    shop = Shop()
+    async with AgentCacheSession() as session:
+        for number in range(60):
+            await shop.get(number, _CLIENT)
+    assert session.get_metrics()["loops"] == {}
+
+
+async def test_nothing_keeps_an_argument_without_a_key_alive():
+    shop = Forgetful()
+    async with AgentCacheSession():
+        document = Client()
+        await shop.get(document)
+        reference = weakref.ref(document)
+        del document
+        gc.collect()
+        assert reference() is None
+
+
+# -- a session that lives for days -----------------------------------------------------------------------------
+
+
+def server_session(**options: Any) -> AgentCacheSession:
+    """As docs/how-to/stop-loops.md recommends for the lifespan of a server on stdio."""
+    return AgentCacheSession(
+        on_loop="short_circuit", loop_policy=LoopPolicy(max_execution_depth=None, new_turn_after=60), **options
+    )
+
+
+@pytest.mark.parametrize("kind", ["hits", "misses", "writes", "errors"])
+async def test_the_session_of_a_server_refuses_no_call_for_its_age(kind: str, clock: Any):
+    """One request every two minutes, for some days, in turn about the same things."""
+    shop = Shop()
+    if kind == "errors":
+        shop.answers = lambda x: LookupError("none")
+    call = {"hits": shop.get, "misses": shop.get.fresh, "writes": shop.add, "errors": shop.get}[kind]
+    async with server_session() as session:
+        for number in range(2_000):
+            clock.advance(120)
+            await outcomes(lambda number=number: call(number % 3), 1)
+            if number % 3 == 0:
+                await asyncio.sleep(0)
+    assert session.metrics.loop_detections == 0
+    assert session.get_metrics()["loop_notices"] == {}
+
+
+async def test_the_session_of_a_server_still_finds_a_loop_and_forgets_it_after_a_pause(clock: Any):
+    shop = Shop()
+    async with server_session() as session:
+        for _ in range(3):
+            for _ in range(12):
+                clock.advance(5)
+                await outcomes(shop.add, 1)
+                await asyncio.sleep(0)
+            clock.advance(61)
+    assert len(shop.runs) == 30
+    assert session.get_metrics()["loops"] == {"repeat": 9}, "the tenth write is reported, and two are refused"
+
+
+async def test_a_slow_tool_is_no_pause(clock: Any):
+    """The time from the end of one call to the start of the next one is measured."""
+    shop = Shop()
+
+    def slowly(x: Any) -> str:
+        clock.advance(3_600)
+        return "same"
+
+    shop.answers = slowly
+    with pytest.raises(STOPPED):
+        async with AgentCacheSession(loop_policy=LoopPolicy(new_turn_after=60)):
+            assert await outcomes(shop.get.fresh, 5) == ["same"] * 4 + [STOPPED]
+
+
+async def test_calls_that_a_tool_makes_begin_no_turn(clock: Any):
+    shop = Shop()
+
+    @AgentCache("report", name="report")
+    async def report() -> str:
+        clock.advance(3_600)
+        await shop.get("x")
+        clock.advance(3_600)
+        return "same"
+
+    with pytest.raises(STOPPED):
+        async with AgentCacheSession(loop_policy=LoopPolicy(new_turn_after=60)):
+            assert await outcomes(report.fresh, 5) == ["same"] * 4 + [STOPPED]

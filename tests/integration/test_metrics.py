@@ -25,7 +25,7 @@ from tests.harness.slow import slow
 
 pytestmark = pytest.mark.usefixtures("clock")
 
-COUNTERS = ("calls", "hits", "misses", "shared", "invalidations", "uncached", "evictions", "errors")
+COUNTERS = ("calls", "hits", "misses", "shared", "invalidations", "uncached", "evictions", "errors", "stale")
 PUBLIC = {*COUNTERS, "time_saved", "hit_rate"}
 LOOPS = {"loop_detections", "loops", "loop_notices", "callback_errors"}
 

@@ -126,6 +126,13 @@ class _Agreeable:
         return getattr(self.ticket, name)
 
 
+class HasOneTtlForAll(MemoryTier):
+    async def store(
+        self, ticket: Ticket, value: object, tags: tuple[str, ...], cost: float, *, age: float, **_: object
+    ) -> None:
+        await super().store(ticket, value, tags, cost, age=age)
+
+
 class AgreesWithWhatIsOver(MemoryTier):
     async def lookup(self, request: Request) -> tuple[Found | None, Ticket]:
         found, ticket = await super().lookup(request)
@@ -192,6 +199,7 @@ BROKEN = {
     TakesGraceForLife: "test_within_its_grace_a_value_is_known_to_be_old",
     HasEverybodyRefresh: "test_within_its_grace_a_value_is_known_to_be_old",
     AgreesWithWhatIsOver: "test_a_ticket_agrees_with_none_that_was_taken_before_a_write",
+    HasOneTtlForAll: "test_a_value_may_live_for_less_than_others_of_its_tool",
     InheritsNothing: "test_a_write_ends_what_was_made_of_what_it_touches",
     FetchesInheritedVersionsAnew: "test_what_was_made_of_an_outdated_copy_is_never_found",
     InheritsTheLaterVersion: "test_what_was_made_of_two_versions_is_not_stored",

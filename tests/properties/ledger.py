@@ -5,8 +5,9 @@ it, a *write* whatever invalidates. The checks compare nothing but these numbers
 
 - `check_truth` looks at values: no version older than what landed under a write that was over before the read started.
 - `check_overlap` looks at loads: none that overlaps a write, or anything that holds stores off, is kept.
-- `check_expiry`, `check_kept` and `check_alone`: nothing outlives its ttl, nothing is dropped without a cause, and
-  identical reads of one scope share one load.
+- `check_expiry`, `check_kept` and `check_alone`: nothing outlives its ttl and what may follow it, nothing is dropped
+  without a cause, and identical reads of one scope share one load.
+- `check_dropped`: what has expired is served, in its grace or for an error, only if no write has ever dropped it.
 
 A load may make reads itself. Each of them is a read like any other, and judged as one; the load keeps them as its
 *parts*. `check_parts`: what is made of an answer is never served where the answer itself could not be.
@@ -80,10 +81,17 @@ class Reader(Terse):
     tags: Callable[[Key, Loaded | None], tuple[Path, ...]]  # Without a result: what is known before the load.
     scope: str = "global"
     ttl: float = NEVER
+    life: Callable[[Loaded], float] | None = None  # Instead of `ttl`: what the tool's own function says of a result.
+    grace: float = 0.0
+    stale: float = 0.0  # `stale_if_error=`.
     roomy: bool = True  # Whether there is room for every key, so that nothing may be evicted.
 
     def __repr__(self) -> str:
         return self.name
+
+    def lives(self, value: Loaded) -> float:
+        """For how long a result may be kept, counted from the start of its load."""
+        return self.ttl if self.life is None else self.life(value)
 
 
 @dataclass(eq=False, repr=False)
@@ -148,6 +156,7 @@ class Load(Terse):
     gate: asyncio.Future[None] | None = None
     open: bool = False  # Whether it need not stand at any more gates.
     parts: list[Part] = field(default_factory=list)
+    write: Write | None = None  # The write that has given this result to the read, from its beginning to its end.
 
     def __repr__(self) -> str:
         return f"load {self.number} ({self.started}-{self.ended or ''}) for {self.read}"
@@ -234,6 +243,7 @@ class Ledger:
         self.truth: dict[Path, int] = {}
         self.effects: list[Effect] = []
         self.loads: list[Load] = []
+        self.given: list[Load] = []  # Numbered from -1 downwards.
         self.writes: list[Write] = []
         self.reads: list[Read] = []
         self.broken: list[str] = []
@@ -278,8 +288,16 @@ class Ledger:
             part.load = Load(-1, read, read.started, read.clock, first=False, seen=dict(self.truth), ended=self.now)
             part.load.clock_ended = self.clock
         else:
-            part.load = self.loads[source]
+            part.load = self.loads[source] if source >= 0 else self.given[-1 - source]
         part.failed = part.load.outcome != "returned" or read.is_homeless
+
+    def give(self, read: Read, write: Write) -> Loaded:
+        """Note a result that a write gives to a read: it is good if no other write overlaps this one."""
+        number = -1 - len(self.given)
+        load = Load(number, read, write.began, self.clock, first=False, seen=dict(self.truth), write=write)
+        load.clock_ended, load.outcome, load.value = self.clock, "given", Loaded(number, None)
+        self.given.append(load)
+        return load.value
 
     def change_configuration(self, layers: int) -> None:
         """Note a change after which nothing must have been kept: a tier is another one, or something was not stored."""
@@ -297,6 +315,9 @@ class Ledger:
 
     def end_write(self, write: Write, outcome: str, *, told: tuple[Path, ...] = (), hold: float = 0.0) -> None:
         write.ended, write.outcome, write.told = self.tick(), outcome, told
+        for load in self.given:
+            if load.write is write:
+                load.ended = write.ended
         if hold:
             write.released = self.clock + hold
 
@@ -309,14 +330,16 @@ class Ledger:
 
     def got(self, read: Read, value: Loaded) -> None:
         """Judge what a read returned."""
-        load = self.loads[value.load]
+        load = self.loads[value.load] if value.load >= 0 else self.given[-1 - value.load]
         problem = (
             self.check_same(read, load, value)
+            or self.check_given(load)
             or self.check_truth(read, load)
             or ("" if self.is_tiered else self.check_overlap(read, load))
             or self.check_expiry(read, load)
+            or self.check_dropped(read, load)
             or self.check_parts(read, load)
-            or self.check_kept(read)
+            or self.check_kept(read, load)
         )
         if problem:
             self.broken.append(f"{read} got {load}: {problem}")
@@ -328,6 +351,11 @@ class Ledger:
             self.broken.append(f"{read} raised the error of another call, {load.read.identity}")
         if load.ended < read.started:
             self.broken.append(f"{read} raised an error that was over before it started: errors are never cached")
+        reader = read.reader
+        if reader.stale and reader.life is None and reader.roomy and not read.fresh:
+            for kept in self.loads:
+                if kept.read.identity == read.identity and self._is_kept(kept, read, reader.stale, self.clock):
+                    self.broken.append(f"{read} raised an error although {kept} could replace it")
 
     def check_same(self, read: Read, load: Load, value: Loaded) -> str:
         if load.read.identity != read.identity:
@@ -336,6 +364,11 @@ class Ledger:
             return f"it was {load.value} and became {value}"
         if read.fresh and load.started < read.started:
             return "a refresh must run the tool"
+        return ""
+
+    def check_given(self, load: Load) -> str:
+        if load.write is not None and load.write.outcome != "returned":
+            return f"the {load.write} that gave it has not succeeded"
         return ""
 
     def check_truth(self, read: Read, load: Load) -> str:
@@ -352,7 +385,7 @@ class Ledger:
 
     def check_overlap(self, read: Read, load: Load) -> str:
         for write in self.writes:
-            if not write.reaches(read):
+            if write is load.write or not write.reaches(read):
                 continue
             over = 0 < write.ended < read.started
             if over and write.concerns(load):
@@ -370,8 +403,29 @@ class Ledger:
         return ""
 
     def check_expiry(self, read: Read, load: Load) -> str:
-        if load.ended < read.started and load.clock_ended + read.reader.ttl <= read.clock:
-            return f"it expired at {load.clock_ended + read.reader.ttl}, it is {read.clock}"
+        if not self._has_expired(read, load):
+            return ""
+        reader, expired = read.reader, load.clock_ended + self._life(load)
+        if read.clock < expired + reader.grace and not read.fresh:
+            return ""
+        failures = [
+            other.clock_ended
+            for other in self.loads
+            if other.read.identity == read.identity and other.outcome == "raised" and other.ended > read.started
+        ]
+        if failures and min(failures) < expired + reader.stale and not read.fresh:
+            return ""
+        return f"it expired at {expired}, it is {read.clock}"
+
+    def check_dropped(self, read: Read, load: Load) -> str:
+        """No write that concerns it may have begun, up to the moment of an answer that has expired."""
+        if not self._has_expired(read, load):
+            return ""
+        for write in self.writes:
+            if not (write.reaches(read) and write.began > load.ended):
+                continue
+            if write.entry is not None or meet(write.names, load.tags) or (write.ended and write.concerns(load)):
+                return f"it has expired, and a {write} has dropped it"
         return ""
 
     def check_parts(self, read: Read, load: Load) -> str:
@@ -390,12 +444,14 @@ class Ledger:
                 return f"its part {part.load} belongs to {part.read.place}"
         return ""
 
-    def check_kept(self, read: Read) -> str:
+    def check_kept(self, read: Read, got: Load) -> str:
         """A read that loads must have a cause: nothing kept, or something that took it away."""
         if not read.loads or read.fresh or not read.reader.roomy or read.here.closed:
             return ""
+        # In its grace it is loaded behind the answer. A result that was not stored has ended the grace of another.
+        grace = read.reader.grace if got.started > read.started and read.reader.life is None else 0.0
         for load in self.loads:
-            if load.read.identity == read.identity and self._is_kept(load, read):
+            if load.read.identity == read.identity and self._is_kept(load, read, grace):
                 return f"{load} was there, and nothing had touched it"
         return ""
 
@@ -430,12 +486,20 @@ class Ledger:
             part.load is not None and (part.failed or self._is_doubtful(part.load)) for part in load.parts
         )
 
-    def _is_kept(self, load: Load, read: Read) -> bool:
+    def _life(self, load: Load) -> float:
+        return NEVER if load.value is None else load.read.reader.lives(load.value)
+
+    def _has_expired(self, read: Read, load: Load) -> bool:
+        """Whether a read that got this found it in the store, at an age at which it only may be served if..."""
+        return load.ended < read.started and load.clock_ended + self._life(load) <= read.clock
+
+    def _is_kept(self, load: Load, read: Read, beyond: float = 0.0, at: float | None = None) -> bool:
+        """Whether a load must still be in the store: up to so many seconds beyond its expiry, when the read started."""
         if load.outcome != "returned" or load.ended > read.started or not load.first or load.read.fresh:
             return False
         if self.is_tiered or self.layers or load.read.started < self.configured:
             return False
-        if load.clock + read.reader.ttl <= read.clock:
+        if load.clock + self._life(load) + beyond <= (read.clock if at is None else at):
             return False
         since = load.read.started
         return (

@@ -187,13 +187,16 @@ class Stage:
         finally:
             reading.reset(outer)
 
-    async def change(self, write: Write, paths: Iterable[Path]) -> None:
-        """Change the store at one gate, answer at the next."""
+    async def change(self, write: Write, paths: Iterable[Path], gives: Iterable[tuple[Reader, Key]] = ()) -> None:
+        """Change the store at one gate, give the new result to these reads, answer at the next gate."""
         self.writes.append(write)
         write.lands = tuple(paths)
         try:
             await self._stand(write)
             self.ledger.land(write)
+            for reader, key in gives:
+                value = self.ledger.give(Read(reader, key, self.everywhere), write)
+                await reader.call.set(value, *arguments(key))
             await self._stand(write)
         finally:
             self.writes.remove(write)

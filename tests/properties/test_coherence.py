@@ -52,6 +52,8 @@ class Coherence(RuleBasedStateMachine):
     patience = 5
     reader_names: tuple[str, ...] = ()
     writer_names: tuple[str, ...] = ()
+    seconds = SECONDS
+    load_endings: tuple[str, ...] = ("goes on", "ends", "ends", "ends", "fails")
 
     def __init__(self) -> None:
         super().__init__()
@@ -119,7 +121,7 @@ class Coherence(RuleBasedStateMachine):
 
     def let_a_load_go_on(self) -> None:
         load = self.choose("load", self.stage.loads)
-        how = self.choose("how", ("goes on", "ends", "ends", "ends", "fails"))
+        how = self.choose("how", self.load_endings)
         self.stage.release(load, Broken(load.number) if how == "fails" else None, to_its_end=how == "ends")
         self.choose_turns()
 
@@ -128,7 +130,7 @@ class Coherence(RuleBasedStateMachine):
         self.choose_turns()
 
     def let_time_pass(self) -> None:
-        self.stage.advance(self.choose("seconds", SECONDS))
+        self.stage.advance(self.choose("seconds", self.seconds))
 
     def start_a_write(self) -> None:
         writer, place = self.choose("writer", self.writers), self.choose_place()
@@ -253,6 +255,36 @@ class ExpiryAndEviction(Invalidating):
     writer_names = ("entity",)
 
 
+class ExpiredAnswers(Coherence):
+    """Results that may be served when they have expired, but never when a write has dropped them.
+
+    Loads fail more often than elsewhere, and time passes faster.
+    """
+
+    reader_names = ("graceful", "resilient")
+    writer_names = ("entity",)
+    seconds = (1.5, 5.5, 5.5)
+    load_endings = ("goes on", "ends", "ends", "fails", "fails")
+
+    def moves(self) -> Iterator[str]:
+        yield from super().moves()
+        yield from ["let_time_pass"] * 3
+
+
+class ExpiredAnswersByHand(ExpiredAnswers, Invalidating):
+    """The same with late tags, a life of each result, and invalidation by hand."""
+
+    reader_names = ("varied", "graceful")
+    writer_names = ("told",)
+
+
+class GivenResults(Invalidating):
+    """Writes that give the read its new result, among others that do not."""
+
+    reader_names = ("entity", "listing")
+    writer_names = ("giving", "giving", "entity")
+
+
 class OneCallManyCallers(Invalidating):
     """A crowd on one key: leaders and waiters come, go and are cancelled, often before they have woken up."""
 
@@ -370,6 +402,9 @@ MACHINES = (
     TagsFromTheResult,
     SeveralTags,
     ExpiryAndEviction,
+    ExpiredAnswers,
+    ExpiredAnswersByHand,
+    GivenResults,
     OneCallManyCallers,
     Sessions,
     SessionsInvalidatedByHand,

@@ -21,6 +21,8 @@ MOST = tuple(f"y{number}" for number in range(2_001))  # So many count as the wh
 SETTLE = 3.0
 TTL = 4.0
 READ = tuple(f"z{number}" for number in range(600))  # What an answer may be made from, beside the orders.
+AFTER = 6.0  # For how long an expired result may be served.
+LIVES = (0.0, 2.0, TTL)
 
 Tags = Callable[[Key, Loaded | None], tuple[Path, ...]]
 
@@ -40,9 +42,9 @@ async def load(owner: str | None = None, other: str | None = None) -> Loaded:
     return await stage.get().load(reading.get(), owner, other)
 
 
-async def change(*paths: Path) -> None:
+async def change(*paths: Path, gives: tuple[tuple[Reader, Key], ...] = ()) -> None:
     """What every write tool does; the stage decides when."""
-    await stage.get().change(changing.get(), paths)
+    await stage.get().change(changing.get(), paths, gives)
 
 
 @cache
@@ -69,6 +71,8 @@ def readers(body: str) -> dict[str, Reader]:
     by_owner: Tags = lambda _, result: order(result.owner if result else None)
     by_both: Tags = lambda _, result: order(result.owner, result.other) if result else (ROOT,)
     both_ids = tags_from("order", lambda arguments, result: [id_ for id_ in (result.owner, result.other) if id_])
+    life: Callable[[Loaded], float] = lambda result: LIVES[result.load % len(LIVES)]
+    some = AgentCache("order:{result.owner}", ttl=life, grace=AFTER / 2, stale_if_error=AFTER, name=f"varied {body}")
     with library.call_body(body):
         made = (
             Reader("listing", AgentCache("order")(listing), ("",), lambda *_: (ROOT,)),
@@ -79,6 +83,23 @@ def readers(body: str) -> dict[str, Reader]:
             Reader("both", AgentCache(["order:{id}", "cart"])(entity), IDS, lambda key, _: (*order(key), CART)),
             Reader("several", AgentCache(both_ids)(several), ("single", "pair"), by_both),
             Reader("brief", AgentCache("order:{id}", ttl=TTL)(entity), IDS, by_id, ttl=TTL),
+            Reader(
+                "graceful",
+                AgentCache("order:{id}", ttl=TTL, grace=AFTER, name=f"graceful {body}")(entity),
+                ("1",),
+                by_id,
+                ttl=TTL,
+                grace=AFTER,
+            ),
+            Reader(
+                "resilient",
+                AgentCache("order:{id}", ttl=TTL, stale_if_error=AFTER, name=f"resilient {body}")(entity),
+                ("1",),
+                by_id,
+                ttl=TTL,
+                stale=AFTER,
+            ),
+            Reader("varied", some(lookup), NAMES, by_owner, life=life, grace=AFTER / 2, stale=AFTER),
             Reader("tight", AgentCache("order:{id}", maxsize=1, name=f"tight {body}")(entity), IDS, by_id, roomy=False),
             Reader("own_listing", AgentCache("order", "session")(listing), ("",), lambda *_: (ROOT,), scope="session"),
             Reader("own_entity", AgentCache("order:{id}", "session")(entity), IDS, by_id, scope="session"),
@@ -165,6 +186,10 @@ def writers(body: str) -> dict[str, Writer]:
     async def one(id: str) -> None:
         await change(*order(id))
 
+    async def giving(id: str) -> None:
+        made = readers(body)
+        await change(*order(id), gives=((made["entity"], id), (made["listing"], "")))
+
     async def everything(id: str) -> None:
         await change(*(path for each in IDS for path in order(each)))
 
@@ -187,6 +212,7 @@ def writers(body: str) -> dict[str, Writer]:
     with library.call_body(body):
         made = (
             Writer("entity", AgentCacheInvalidator("order:{id}")(one), by_id),
+            Writer("giving", AgentCacheInvalidator("order:{id}")(giving), by_id),
             Writer("root", AgentCacheInvalidator("order")(everything), lambda _: (ROOT,)),
             Writer("both", AgentCacheInvalidator(["order:{id}", "cart"])(with_cart), lambda id_: (*order(id_), CART)),
             Writer("computed", AgentCacheInvalidator(by_arguments)(one), by_id),

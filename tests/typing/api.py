@@ -72,6 +72,15 @@ async def get_price(sku: str) -> float:
     return float(len(sku))
 
 
+def life_of(orders: list[Order]) -> timedelta | None:
+    return timedelta(seconds=len(orders)) if orders else None
+
+
+@AgentCache("order", ttl=life_of, jitter=0.1, grace=timedelta(minutes=1), stale_if_error=3600)
+async def open_orders() -> list[Order]:
+    return []
+
+
 @AgentCacheInvalidator("price", remote=RemotePolicy(on_unreachable="refuse"))
 async def set_prices() -> None: ...
 
@@ -335,11 +344,15 @@ async def a_cached_tool_can_be_steered() -> None:
     assert_type(await get_order.refresh("W1", verbose=True), Order)
     assert_type(await get_order.fresh("W1"), Order)
     assert_type(get_order.clear(), int)
+    assert_type(await get_order.set(Order("7", "u1"), "W1", verbose=True), bool)
     assert_type(get_order.contains("W1", verbose=True), bool)
     hits, misses, maxsize, currsize = get_order.cache_info()
     assert_type((hits, misses, maxsize, currsize), tuple[int, int, int | None, int])
     hash(get_order.cache_key("W1"))
 
+    AgentCache("order", ttl=lambda result: result["expires_in"])
+    AgentCache("order", ttl="60")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    await get_order.set(Order("7", "u1"), order=7)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     await get_order.refresh(7)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     get_order.contains(7)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     get_order.cache_key("W1", extra=1)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
@@ -363,7 +376,7 @@ def loops_are_typed() -> None:
     def shout(loop: AgentLoopDetectedError) -> str:
         return "shout"
 
-    policy = LoopPolicy(repeat=(4, 8), error=3, cycle=None, max_duration=timedelta(minutes=5))
+    policy = LoopPolicy(repeat=(4, 8), error=3, cycle=None, max_duration=timedelta(minutes=5), new_turn_after=60)
     session = AgentCacheSession(loop_policy=policy, on_loop=judge, on_notice=print)
     session.new_turn()
     assert_type(session.loop_error, AgentLoopDetectedError | None)

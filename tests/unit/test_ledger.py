@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from agent_cache.core import coherence
 from agent_cache.core.coherence import Ledger, Load, Partition
 from agent_cache.core.store import NEVER, Entry
 from agent_cache.core.tags import Region
@@ -574,3 +575,55 @@ def test_a_write_is_told_of_others_that_it_has_overlapped(ledger: Ledger):
     assert overlapped("user:1"), "a root that the write does not name is not watched"
     ledger.release(mine)
     assert not any(root.written for root in ledger._roots.values())
+
+
+def test_a_write_is_told_of_entries_that_were_invalidated_by_their_keys(ledger: Ledger):
+    partition, another = partition_in(ledger, roots=("order",)), partition_in(ledger, roots=("order",))
+    ledger.invalidate(Region(keys=((partition.tool, "earlier"),)))
+    mine = ledger.hold(Region(("order",)))
+
+    def overlapped(key: str, of: Partition = partition) -> bool:
+        return ledger.was_overlapped(mine, ["order:1"], of, key)
+
+    assert not overlapped("earlier")
+    ledger.invalidate(Region(keys=((partition.tool, "a"),)))
+    assert [overlapped(key) for key in "ab"] == [True, False]
+    assert not overlapped("a", another)
+    ledger.clear(partition.tool)
+    assert [overlapped("b"), overlapped("b", another)] == [True, False]
+    ledger.clear()
+    assert overlapped("b", another)
+    ledger.release(mine)
+    assert not ledger._named
+    ledger.invalidate(Region(keys=((partition.tool, "a"),)))
+    assert not ledger._named, "nobody is there to be told"
+
+
+def test_what_is_noted_of_keys_is_bounded(ledger: Ledger, monkeypatch: pytest.MonkeyPatch):
+    """Beyond the bound, everything counts as overlapped for the writes that run."""
+    monkeypatch.setattr(coherence, "_MAX_WRITTEN", 10)
+    partition = partition_in(ledger, roots=("order",))
+    mine = ledger.hold(Region(("order",)))
+    for key in range(11):
+        ledger.invalidate(Region(keys=((partition.tool, key),)))
+    later = ledger.hold(Region(("cart",)))
+    assert len(ledger._named) <= 10
+    assert ledger.was_overlapped(mine, ["order:1"], partition, "another")
+    ledger.release(mine)
+    assert not ledger.was_overlapped(later, ["cart"], partition, "another")
+
+
+def test_a_write_that_names_an_entry_by_its_key_is_told_of_writes_to_the_roots_of_its_tool(ledger: Ledger):
+    partition = partition_in(ledger, roots=("order", "cart"))
+    mine = ledger.hold(Region(keys=((partition.tool, "k"),)))
+
+    def overlapped() -> bool:
+        return ledger.was_overlapped(mine, ["order:1", "cart"], partition, "k")
+
+    assert not overlapped()
+    ledger.invalidate(Region(("order:2",)))
+    assert not overlapped()
+    ledger.invalidate(Region(("cart",)))
+    assert overlapped()
+    ledger.release(mine)
+    assert not any(root.written or root.watchers for root in ledger._roots.values())

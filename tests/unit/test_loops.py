@@ -5,11 +5,11 @@ from __future__ import annotations
 import pickle
 import sys
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator, Sized
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sized
 from copy import copy, deepcopy
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from itertools import count
+from itertools import count, pairwise
 from typing import Any
 
 import pytest
@@ -173,12 +173,6 @@ def test_an_outcome_that_cannot_be_fingerprinted_counts_as_new() -> None:
     assert [run.read("get", 1, None) for _ in range(50)] == [None] * 50
 
 
-def test_arguments_that_cannot_be_told_apart_count_as_new() -> None:
-    """A call without a key is never the same call."""
-    run = Run()
-    assert [run.read("get", None) for _ in range(50)] == [None] * 50
-
-
 def test_the_fourth_same_error_of_one_call_is_acted_upon() -> None:
     """`error` is earlier than `repeat`, and its notice comes with the second."""
     run = Run()
@@ -324,6 +318,103 @@ def test_two_outcomes_of_one_call_in_turn_are_a_cycle() -> None:
     assert acted([run.read("get", 1, n % 2) for n in range(8)])[0] == (7, "cycle")
 
 
+# Progress: repetitions in useful work
+
+
+def test_one_look_up_for_every_item_of_a_batch_is_no_loop() -> None:
+    """However long the batch, and however many look-ups each item needs."""
+    for lookups in (1, 2, 7):
+        run, entries = Run(), [Answer(n) for n in range(lookups)]
+        for item in range(60):
+            assert not [v for n in range(lookups) if (v := run.hit("rate", n, entries[n]))]
+            assert run.read("invoice", item, True) is None
+
+
+def test_an_item_may_need_its_look_up_more_than_once_now_and_then() -> None:
+    """Every fourth item reads it twice: the others outweigh that."""
+    run, rate = Run(), Answer("1.08")
+    for item in range(60):
+        assert not any(run.hit("rate", "EUR", rate) for _ in range(1 + (item % 4 == 0)))
+        assert run.read("invoice", item, "posted") is None
+
+
+def test_a_write_that_leads_to_another_screen_each_time_is_no_loop() -> None:
+    """The same successful write, and new results of one call."""
+    run = Run()
+    for page in range(60):
+        assert run.write("next_page") is None
+        assert run.read("screen", 0, page) is None
+
+
+def test_workers_that_read_one_policy_in_turn_are_no_loop() -> None:
+    """Behind a semaphore: each hit in another task and iteration, and one other worker has finished since."""
+    run, policy = Run(), Answer("30 days")
+    for worker in range(40):
+        assert run.hit("policy", 0, policy, tick=100 + max(worker, 2), task=worker) is None
+        if worker >= 3:
+            assert run.ran("refund", worker - 3, "done", tick=200 + worker, task=worker - 3, began=0) is None
+
+
+@pytest.mark.parametrize("how", ["read", "hit"])
+@pytest.mark.parametrize("items", [0, 1, 5, 50])
+def test_a_loop_after_a_batch_is_found_within_four_repetitions(items: int, how: str) -> None:
+    """The batch has used up neither the count nor the balance."""
+    run, entry = Run(), Answer("same")
+
+    def look_up() -> Verdict | None:
+        return run.read("rate", "EUR") if how == "read" else run.hit("rate", "EUR", entry)
+
+    for item in range(items):
+        assert look_up() is None
+        assert run.read("invoice", item, item) is None
+    (at, kind), *_ = acted([look_up() for _ in range(6)])
+    assert kind == "repeat"
+    assert at <= 5
+    assert items < 5 or at == 4
+
+
+def test_a_look_up_between_new_failures_is_a_loop_a_little_later() -> None:
+    """Other arguments that fail are no progress; a batch with some failures in a row is none of a loop."""
+    run = Run()
+    assert acted([run.read("schema") for n in range(6) if not run.read("query", n, ("no", n), error=True)]) == [
+        (6, "repeat")
+    ]
+    run = Run()
+    for item in range(60):
+        failed = item % 10 >= 6
+        rate, invoice = run.read("rate", "EUR"), run.read("invoice", item, "no" if failed else "posted", error=failed)
+        assert not acted([rate, invoice])
+
+
+def test_one_error_in_every_item_of_a_batch_is_no_loop() -> None:
+    """The run goes on without the rate. When only the error is left, the next one is acted upon."""
+    run = Run()
+    for item in range(60):
+        assert run.read("rate", "EUR", "down", error=True) is None
+        assert run.read("invoice", item, item) is None
+    assert acted([run.read("rate", "EUR", "down", error=True) for _ in range(3)])[0] == (2, "error")
+
+
+def test_a_result_that_cannot_be_compared_hides_no_loop_of_others() -> None:
+    """It may be new or not; the call beside it is the same each time."""
+    run = Run()
+    verdicts = [run.read("rate", "EUR") for _ in range(5) if not run.read("chart", 0, None)]
+    assert acted(verdicts) == [(5, "repeat")]
+    run = Run()
+    for item in range(60):
+        assert run.read("rate", "EUR") is None
+        assert run.read("chart", item, None) is None, "another call each time"
+
+
+def test_something_new_in_every_round_makes_a_cycle_useful_work() -> None:
+    """Also a clock does: it has to be declared, and is not looked at then."""
+    run = Run()
+    assert not acted([run.read("abc"[n % 3], 0, n if n % 3 == 2 else 0) for n in range(60)])
+    run, off = Run(), LoopHints(off=True)
+    verdicts = [run.read("abc"[n % 3], 0, n, hints=off) if n % 3 == 2 else run.read("abc"[n % 3]) for n in range(60)]
+    assert acted(verdicts)[0] == (10, "cycle")
+
+
 def test_something_new_ends_a_cycle() -> None:
     """One call with news, and the streak begins again."""
     run = Run(LoopPolicy(repeat=99, error=99, any_error=99))
@@ -355,14 +446,15 @@ def test_a_successful_write_with_a_new_signature_ends_the_epoch() -> None:
     assert not noticed(verdicts)
 
 
-def test_a_failed_write_ends_no_epoch() -> None:
-    """It has changed nothing."""
-    run = Run()
+@pytest.mark.parametrize(("key", "at"), [(lambda n: 0, 5), (lambda n: n, 6)], ids=["the same", "another each time"])
+def test_a_failed_write_ends_no_epoch(key: Callable[[int], int], at: int) -> None:
+    """It has changed nothing. New failures are half as suspicious as nothing new at all."""
+    run = Run(LoopPolicy(cycle=None))
     verdicts = []
-    for n in range(5):
+    for n in range(at):
         verdicts.append(run.read("get"))
-        run.write("edit", n, ("no", n), error=True)
-    assert acted(verdicts) == [(5, "repeat")]
+        run.write("edit", key(n), ("no", key(n)), error=True)
+    assert acted(verdicts) == [(at, "repeat")]
 
 
 def test_a_write_that_was_seen_ends_no_epoch_however_long_ago() -> None:
@@ -521,6 +613,8 @@ def test_a_tool_that_is_off_is_not_looked_at_but_its_writes_change_the_world() -
         ({"max_nesting": 0}, "max_nesting"),
         ({"max_duration": 0}, "max_duration"),
         ({"max_duration": "1h"}, "max_duration"),
+        ({"new_turn_after": 0}, "new_turn_after"),
+        ({"new_turn_after": "1h"}, "new_turn_after"),
         ({"max_tool_calls": 0}, "max_tool_calls"),
         ({"max_tool_calls": {"search": 0}}, "max_tool_calls.*search"),
         ({"max_tool_calls": {"": 1}}, "max_tool_calls.*str"),
@@ -719,58 +813,66 @@ def test_a_call_keeps_one_answer_alive_however_often_it_is_loaded_again() -> Non
     assert len(run.detector.kept) == 2
 
 
+_SIXTH: Any = LoopPolicy(repeat=(6, 99), error=None, cycle=None)
+"""A signature is noticed when it is seen for the sixth time: that shows how often it is known to have been seen."""
+
+
+def seen_before(again: Callable[[], Verdict | None]) -> int:
+    """How often a signature is known to have been seen, under `_SIXTH`. It is seen up to six times more."""
+    return next(6 - calls for calls in range(1, 7) if again() is not None)
+
+
 def test_an_answer_that_came_again_is_known_when_it_is_no_longer_kept() -> None:
     """Its fingerprint stays; what was seen once is new."""
-    run, twice, once = Run(), Answer("twice"), Answer("once")
+    run, twice, once = Run(_SIXTH), Answer("twice"), Answer("once")
     run.hit("get", "twice", twice)
     run.hit("get", "twice", twice)
     run.hit("get", "once", once)
     for n in range(300):
         run.hit("list", n, Answer(n))
     assert run.identified == 1, "of 300 answers that went, the one that had come again"
-    assert noticed([run.hit("get", "twice", twice)]) == [(1, "repeat")]
-    assert not noticed([run.hit("get", "once", once), run.hit("get", "once", once)])
+    assert seen_before(lambda: run.hit("get", "twice", twice)) == 2
+    assert seen_before(lambda: run.hit("get", "once", once)) == 0
 
 
 @pytest.mark.parametrize(("between", "is_known"), [(999, True), (1_000, False)])
 def test_so_many_calls_of_one_tool_are_remembered(between: int, is_known: bool) -> None:
     """The bounds that the documentation names; others beside it do not count."""
-    run = Run()
+    run = Run(_SIXTH)
     run.read("get", 1)
     run.read("get", 1)
     for n in range(between):
         run.read("get", ("another", n), n)
         run.read("list", n, n)
-    assert bool(noticed([run.read("get", 1)])) is is_known
+    assert seen_before(lambda: run.read("get", 1)) == 2 * is_known
 
 
 @pytest.mark.parametrize(("between", "is_known"), [(255, True), (256, False)])
 def test_so_many_answers_are_kept_to_compare(between: int, is_known: bool) -> None:
     """In sum, whichever tools they are of."""
-    run, entry = Run(LoopPolicy(repeat=(2, 9))), Answer("a")
+    run, entry = Run(_SIXTH), Answer("a")
     run.hit("get", 1, entry)
     for n in range(between):
         run.hit("get" if n % 2 else "list", ("another", n), Answer(n))
-    assert bool(noticed([run.hit("get", 1, entry)])) is is_known
+    assert seen_before(lambda: run.hit("get", 1, entry)) == is_known
 
 
 @pytest.mark.parametrize(("between", "is_known"), [(16, True), (17, False)])
 def test_so_many_outcomes_of_one_call_are_remembered(between: int, is_known: bool) -> None:
     """Beside the last one."""
-    run = Run(LoopPolicy(repeat=(2, 9)))
+    run = Run(_SIXTH)
     for outcome in ("a", *range(between)):
         run.read("get", 1, outcome)
-    assert bool(noticed([run.read("get", 1, "a")])) is is_known
+    assert seen_before(lambda: run.read("get", 1, "a")) == is_known
 
 
 def test_an_answer_that_is_followed_by_an_error_takes_up_no_room() -> None:
     """It is known by its fingerprint from then on."""
-    run, entry = Run(), Answer("a")
+    run, entry = Run(_SIXTH), Answer("a")
     run.hit("get", 1, entry)
     run.read("get", 1, "boom", error=True)
     assert not run.detector.kept
-    assert not noticed([run.hit("get", 1, entry)])
-    assert noticed([run.hit("get", 1, entry)]) == [(1, "repeat")]
+    assert seen_before(lambda: run.hit("get", 1, entry)) == 1
 
 
 @pytest.mark.parametrize("how", ["hit", "loaded again", "let go", "uncached", "turned back", "write"])
@@ -827,16 +929,21 @@ class Model:
         self.all: list[Event] = []
         self.rows: dict[tuple[str, int], tuple[Event, int]] = {}
         self.cycle_noticed = False
+        self.changes: list[int] = []
+        self.met: set[tuple[object, ...]] = set()
+
+    def _end_epoch(self) -> None:
+        self.epoch, self.changes, self.rows, self.cycle_noticed, self.met = [], [], {}, False, set()
 
     def new_turn(self) -> None:
-        self.epoch, self.rows, self.cycle_noticed = [], {}, False
+        self._end_epoch()
         self.all.append(Event("user", 0, 0, error=False))
 
     def see(self, event: Event) -> tuple[str | None, set[str]]:
         """The level that is met, and by which checks."""
         has_written = event.tool.startswith("w") and not event.error
         if has_written and event not in self.all:
-            self.epoch, self.rows, self.cycle_noticed = [], {}, False
+            self._end_epoch()
         before, row = self.rows.get((event.tool, event.key), (event, 0))
         row = row + 1 if before == event else 1
         self.rows[event.tool, event.key] = event, row
@@ -844,6 +951,7 @@ class Model:
             if row > 1:
                 return ("action", {"repeat"}) if row >= 3 else (None, set())
             event = replace(event, outcome=1_000 + len(self.all))  # each change is news
+        self.changes.append(2 if event in self.epoch else 1 if event.error else -1)
         self.epoch.append(event)
         self.all.append(event)
         if event.tool.startswith("p"):
@@ -861,21 +969,42 @@ class Model:
             self.cycle_noticed = False
         tail = [(e.tool, e.outcome, e.error) for e in reversed(self.all)]
         errors = next((n for n, one in enumerate(tail) if one != tail[0]), len(tail))
-        goes_round = len(streak) if seen[event] >= 3 and len(set(streak)) >= 2 else 0
+        balance = self._balance_of(event)
+        goes_round = len(streak) if seen[event] >= 3 and len(set(streak)) >= 2 and balance > 0 else 0
         levels = self.policy.thresholds
-        is_met = {
-            "repeat": (seen[event], levels[repeat]),
-            "error": (row if event.error else 0, levels["error"]),
-            "cycle": (goes_round, levels["cycle"]),
-            "any_error": (errors if event.error else 0, levels["any_error"]),
+
+        def repeats(level: int) -> bool:
+            return seen[event] >= level and balance >= min(5, level)
+
+        def fails(level: int) -> bool:
+            return event.error and row >= level and balance > 0
+
+        actions = {
+            "repeat": repeats(levels[repeat].action),
+            "error": fails(levels["error"].action),
+            "cycle": goes_round >= levels["cycle"].action,
+            "any_error": event.error and errors >= levels["any_error"].action,
         }
-        if met := {check for check, (count, level) in is_met.items() if count >= level.action}:
+        if met := {check for check, is_met in actions.items() if is_met}:
             return "action", met
         if goes_round >= levels["cycle"].notice and not self.cycle_noticed:
             self.cycle_noticed = True
             return "notice", {"cycle"}
-        met = {check for check, (count, level) in is_met.items() if count == level.notice and check != "cycle"}
-        return ("notice", met) if met else (None, set())
+        for check, is_met in (("repeat", repeats(levels[repeat].notice)), ("error", fails(levels["error"].notice))):
+            if is_met and ("notice", check, event) not in self.met:
+                self.met.add(("notice", check, event))
+                return "notice", {check}
+        return ("notice", {"any_error"}) if event.error and errors == levels["any_error"].notice else (None, set())
+
+    def _balance_of(self, event: Event) -> int:
+        """Two more for a repetition with nothing new since the last time, one more if only failures were new, and one
+        less with progress; never below none.
+        """
+        places = [at for at, each in enumerate(self.epoch) if each == event]
+        balance = 0
+        for at, next_at in pairwise(places):
+            balance = max(0, balance + min(self.changes[at + 1 : next_at], default=2))
+        return balance
 
 
 _EVENTS = st.builds(

@@ -540,6 +540,7 @@ class Reader:
         cost: float,
         *,
         age: float,
+        ttl: float | None = None,
         inherited: Sequence[Versions] = (),
     ) -> None:
         """Store a value under the versions that were seen before its load, and those that it inherits.
@@ -551,7 +552,8 @@ class Reader:
         ticket.versions = None  # those of a value that was found are not those of this one
         if place.digest is None or not place.depends_on.keys() <= seen.keys():
             return
-        left = ticket.lasts + request.grace - age
+        lasts = ticket.lasts if ttl is None else min(ttl, ticket.lasts)
+        left = lasts + request.grace - age
         if left <= 0 or any(is_held(seen[key]) for key in place.depends_on):
             return
         cells = {key: version_of(seen[key]) for key in place.depends_on}
@@ -575,7 +577,7 @@ class Reader:
             return
         if all(map(is_idle, seen.values())):
             ticket.versions = cells
-        data = self._encoded(ticket, value, late, cells, cost, self._server_time(ticket) - age)
+        data = self._encoded(ticket, value, late, cells, cost, self._server_time(ticket) - age, lasts)
         if data is None:
             return
         period = b"%d" % max(1, int(min(left, self.options.cell_ttl) * 1000))
@@ -590,7 +592,14 @@ class Reader:
             await client.run(RELEASE, self._transport.slot(claim), [claim], [own], started_at=started_at)
 
     def _encoded(
-        self, ticket: RedisTicket, value: Any, late: list[str], cells: dict[CellKey, bytes], cost: float, loaded: float
+        self,
+        ticket: RedisTicket,
+        value: Any,
+        late: list[str],
+        cells: dict[CellKey, bytes],
+        cost: float,
+        loaded: float,
+        lasts: float,
     ) -> bytes | None:
         """The value as it goes to the server; None if it cannot be encoded, or is too large."""
         request, codec, key = ticket.request, self.options.codec, ticket.place.value_key
@@ -598,7 +607,7 @@ class Reader:
         try:
             context = late_tags_context(key, header_lines(cells))
             packed_late = codec.encode(late, list[str], context=context) if late else b""
-            head = pack_header(Header(cells, loaded, ticket.lasts, request.grace, cost, packed_late))
+            head = pack_header(Header(cells, loaded, lasts, request.grace, cost, packed_late))
             data = head + codec.encode(value, request.returns, context=value_context(key, head))
         except Exception as error:  # noqa: BLE001 - an exception of the user's codec does not fail a call
             counters.unencodable += 1

@@ -169,12 +169,13 @@ class RedisTier:
         cost: float,
         *,
         age: float,
+        ttl: float | None = None,
         inherited: Sequence[Versions] = (),
     ) -> None:
         """See `Tier`. A value that cannot be encoded is kept in this process alone, counted, and logged once."""
         if isinstance(ticket, RedisTicket) and ticket.reader is self._reader and not self._transport.is_closed:
             try:
-                await self._reader.store(ticket, value, tags, cost, age=age, inherited=inherited)
+                await self._reader.store(ticket, value, tags, cost, age=age, ttl=ttl, inherited=inherited)
             except Unreachable:
                 pass  # the caller has its result, and a later hit is not promised
 

@@ -1,0 +1,875 @@
+"""How long results live: a ttl of each result, jitter, grace, and stale answers instead of errors."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import os
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from agent_cache import (
+    AgentCache,
+    AgentCacheInvalidator,
+    AgentCacheSession,
+    ConfigurationError,
+    RemotePolicy,
+    configure,
+    get_metrics,
+    invalidate,
+    writing,
+)
+from agent_cache.testing import JITTER, MemoryServer, MemoryTier
+from tests.harness.gates import Gate, cancelled, idle, started
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+
+class Broken(Exception):
+    """What a tool raises."""
+
+
+class Source:
+    """A tool that counts its runs, and returns or raises what the test says."""
+
+    def __init__(self, **options: Any) -> None:
+        self.runs = 0
+        self.now: Any = None
+
+        @AgentCache("order:{order_id}", **options)
+        async def get_order(order_id: int) -> Any:
+            self.runs += 1
+            if isinstance(self.now, BaseException):
+                raise self.now
+            return (self.runs, order_id) if self.now is None else self.now
+
+        self.get = get_order
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.agent_cache_event for record in caplog.records]
+
+
+# A ttl of each result
+
+
+async def test_a_function_gives_each_result_its_own_ttl(clock):
+    source = Source(ttl=lambda result: result[1])
+    for order_id in (10, 20):
+        await source.get(order_id)
+    clock.advance(9.9)
+    assert (await source.get(10), await source.get(20)) == ((1, 10), (2, 20))
+    clock.advance(0.2)
+    assert (await source.get(10), await source.get(20)) == ((3, 10), (2, 20))
+    clock.advance(10)
+    assert await source.get(20) == (4, 20)
+
+
+@pytest.mark.parametrize("life", [timedelta(seconds=10), 10, 10.0])
+async def test_a_ttl_may_be_computed_in_any_spelling(clock, life):
+    source = Source(ttl=lambda _: life)
+    await source.get(1)
+    clock.advance(9.9)
+    await source.get(1)
+    assert source.runs == 1
+    clock.advance(0.2)
+    await source.get(1)
+    assert source.runs == 2
+
+
+async def test_no_bound_is_none(clock):
+    source = Source(ttl=lambda _: None)
+    await source.get(1)
+    clock.advance(1e9)
+    await source.get(1)
+    assert source.runs == 1
+
+
+@pytest.mark.parametrize("life", [0, -1, 0.0, timedelta(0), timedelta(days=-1), float("-inf")])
+async def test_a_result_without_life_is_returned_and_not_stored(life, caplog):
+    source = Source(ttl=lambda _: life)
+    assert [await source.get(1), await source.get(1)] == [(1, 1), (2, 1)]
+    assert get_metrics()["uncached"] == 0, "as intended, so it is no failure"
+    assert warnings(caplog) == []
+
+
+@pytest.mark.parametrize("life", ["10", True, float("nan"), float("inf"), 1e300, [], Broken()], ids=repr)
+async def test_a_ttl_that_is_nonsense_is_counted_and_logged_once(life, caplog):
+    def ttl(result: Any) -> Any:
+        if isinstance(life, Broken):
+            raise life
+        return life
+
+    source = Source(ttl=ttl)
+    with caplog.at_level(logging.WARNING, "agent_cache"):
+        assert [await source.get(1), await source.get(1)] == [(1, 1), (2, 1)]
+    assert get_metrics()["uncached"] == 2
+    assert warnings(caplog) == ["ttl= gave no duration, so the result was not cached"]
+
+
+async def test_what_cache_if_rejects_is_asked_for_no_ttl_that_counts(caplog):
+    """A failed result rarely has the field that the ttl is computed from."""
+    source = Source(ttl=lambda result: result["expires_in"], cache_if=lambda result: "error" not in result)
+    source.now = {"error": "down"}
+    assert await source.get(1) == {"error": "down"}
+    assert get_metrics()["uncached"] == 0
+    assert warnings(caplog) == []
+
+
+async def test_callers_that_wait_share_a_result_that_is_not_stored():
+    gate = Gate()
+
+    @AgentCache("order", ttl=lambda _: 0)
+    async def get_orders() -> list[int]:
+        return await gate()
+
+    callers = [await started(get_orders()) for _ in range(3)]
+    gate.last.returns([1])
+    answers = await asyncio.gather(*callers)
+    assert answers == [[1]] * 3
+    assert len(gate.calls) == 1
+    assert len({id(answer) for answer in answers}) == 3
+
+
+async def test_a_fresh_result_without_life_drops_the_older_one():
+    lives = iter([60, 0])
+    source = Source(ttl=lambda _: next(lives, 60))
+    assert await source.get(1) == (1, 1)
+    assert await source.get.fresh(1) == (2, 1)
+    assert await source.get(1) == (3, 1)
+
+
+async def async_ttl(_result: Any) -> float:
+    return 1.0
+
+
+@pytest.mark.parametrize("ttl", [async_ttl, "60", 0, -1, True, float("inf")], ids=repr)
+def test_a_ttl_that_cannot_work_is_refused_at_decoration(ttl):
+    with pytest.raises(ConfigurationError, match="ttl"):
+        AgentCache("order", ttl=ttl)
+
+
+# Jitter
+
+
+async def test_jitter_only_shortens(clock, monkeypatch):
+    drawn = iter([0.0, 0.5, 1.0])
+    monkeypatch.setattr(JITTER, "random", lambda: next(drawn))
+    source = Source(ttl=100, jitter=0.2)
+    for order_id in (1, 2, 3):
+        await source.get(order_id)
+    alive = []
+    for moment in (79, 81, 91, 101):
+        clock.advance(moment - clock.time + 1_000.0)
+        runs = source.runs
+        alive.append([order_id for order_id in (1, 2, 3) if await lives(source, order_id)])
+        source.runs = runs
+    assert alive == [[1, 2, 3], [1, 2], [1], []]
+
+
+async def lives(source: Source, order_id: int) -> bool:
+    """Whether a call is a hit. What it loads else is dropped again."""
+    runs = source.runs
+    source.now = Broken()
+    try:
+        await source.get(order_id)
+    except Broken:
+        return False
+    finally:
+        source.now = None
+    return source.runs == runs
+
+
+async def test_jitter_can_be_seeded(clock):
+    async def expiries() -> list[float]:
+        JITTER.seed(7)
+        source = Source(ttl=100, jitter=0.5)
+        store = source.get.__agent_cache__.partition.store
+        for order_id in range(20):
+            await source.get(order_id)
+        return [entry.expires for order_id in range(20) if (entry := store.lookup(order_id)) is not None]
+
+    first = await expiries()
+    assert first == await expiries()
+    assert len(set(first)) == 20
+    assert all(1_050.0 <= each <= 1_100.0 for each in first)
+
+
+async def test_jitter_shortens_a_computed_ttl_too(clock, monkeypatch):
+    monkeypatch.setattr(JITTER, "random", lambda: 1.0)
+    source = Source(ttl=lambda _: 100, jitter=0.5)
+    await source.get(1)
+    clock.advance(51)
+    await source.get(1)
+    assert source.runs == 2
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")  # of 3.12 and later, if there are threads
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no processes are forked here")
+def test_forked_workers_shorten_differently():
+    JITTER.seed(7)
+    reader, writer = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            os.write(writer, str(JITTER.random()).encode())
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    os.close(writer)
+    with os.fdopen(reader) as drawn:
+        assert float(drawn.read()) != JITTER.random()
+
+
+@pytest.mark.parametrize("jitter", [1, 1.5, -0.1, True, "0.1", float("nan"), None], ids=repr)
+def test_a_jitter_that_is_no_fraction_is_refused(jitter):
+    with pytest.raises(ConfigurationError, match="jitter"):
+        AgentCache("order", ttl=60, jitter=jitter)
+
+
+@pytest.mark.parametrize("option", ["jitter", "grace", "stale_if_error"])
+def test_what_needs_a_ttl_is_refused_without(option):
+    with pytest.raises(ConfigurationError, match=f"{option}.*add ttl"):
+        AgentCache("order", **{option: 0.5})
+
+
+@pytest.mark.parametrize("option", ["grace", "stale_if_error"])
+@pytest.mark.parametrize("value", [-1, "5", True, None, float("nan")], ids=repr)
+def test_an_extension_that_is_no_duration_is_refused(option, value):
+    with pytest.raises(ConfigurationError, match=option):
+        AgentCache("order", ttl=60, **{option: value})
+
+
+def test_options_that_contradict_each_other_are_refused():
+    with pytest.raises(ConfigurationError, match="grace is given twice"):
+        AgentCache("order", ttl=60, grace=5, remote=RemotePolicy(grace=6))
+    with pytest.raises(ConfigurationError, match=r"stale_if_error.*strong"):
+        AgentCache("order", ttl=60, stale_if_error=5, remote=RemotePolicy(consistency="strong"))
+
+
+# Grace
+
+
+@pytest.fixture
+def gate() -> Gate:
+    return Gate()
+
+
+@pytest.fixture
+def get_order(gate: Gate):
+    @AgentCache("order:{order_id}", ttl=10, grace=30)
+    async def get_order(order_id: int) -> Any:
+        return await gate(order_id)
+
+    return get_order
+
+
+async def loaded(gate: Gate, call: Any, value: Any) -> None:
+    task = await started(call)
+    gate.last.returns(value)
+    assert await task == value
+
+
+async def test_within_its_grace_a_result_is_returned_at_once_and_loaded_again_once(clock, gate, get_order):
+    await loaded(gate, get_order(1), "old")
+    clock.advance(10)
+    assert [await get_order(1) for _ in range(3)] == ["old"] * 3
+    await idle()
+    assert [await get_order(1) for _ in range(3)] == ["old"] * 3
+    assert len(gate.calls) == 2
+    gate.last.returns("new")
+    await idle()
+    assert await get_order(1) == "new"
+    clock.advance(9.9)
+    assert await get_order(1) == "new"
+    assert len(gate.calls) == 2
+
+
+async def test_after_its_grace_a_result_is_loaded_as_if_there_were_none(clock, gate, get_order):
+    await loaded(gate, get_order(1), "old")
+    clock.advance(40)
+    await loaded(gate, get_order(1), "new")
+
+
+async def test_a_caller_with_jitter_and_grace_has_both(clock, monkeypatch):
+    monkeypatch.setattr(JITTER, "random", lambda: 1.0)
+    source = Source(ttl=100, jitter=0.5, grace=10)
+    await source.get(1)
+    clock.advance(55)
+    assert await source.get(1) == (1, 1)
+    await idle()
+    assert await source.get(1) == (2, 1)
+    clock.advance(61)
+    assert await source.get(1) == (3, 1)
+
+
+async def test_a_reload_that_fails_is_counted_logged_once_and_tried_again(clock, gate, get_order, caplog):
+    await loaded(gate, get_order(1), "old")
+    clock.advance(10)
+    for _ in range(2):
+        assert await get_order(1) == "old"
+        await idle()
+        gate.last.raises(Broken())
+        await idle()
+    assert len(gate.calls) == 3
+    metrics = get_metrics()
+    assert (metrics["hits"], metrics["stale"], metrics["misses"], metrics["errors"]) == (2, 2, 3, 2)
+    assert warnings(caplog) == ["refreshing an entry within its grace period failed"]
+
+
+@pytest.mark.parametrize("how", ["write", "writing", "tag", "call", "clear"])
+@pytest.mark.parametrize("when", ["before", "during", "around"])
+async def test_what_a_write_has_dropped_has_no_grace(clock, gate, get_order, how, when):
+    """Whenever it ends: before the call, or during the reload, which then stores nothing either."""
+    await loaded(gate, get_order(1), "old")
+    clock.advance(10)
+    over = asyncio.Event()
+
+    @AgentCacheInvalidator("order:{order_id}")
+    async def change(order_id: int) -> None:
+        await over.wait()
+
+    async def drop() -> None:
+        match how:
+            case "write":
+                await change(1)
+            case "writing":
+                async with writing("order:1"):
+                    await over.wait()
+            case "tag":
+                await invalidate("order")
+            case "call":
+                await get_order.invalidate(1)
+            case "clear":
+                get_order.clear()
+
+    if when != "before":
+        assert await get_order(1) == "old"
+        await idle()
+        assert len(gate.calls) == 2
+    write = await started(drop())
+    over.set()
+    await write
+    if when == "around":
+        gate.last.returns("old, too")
+        await idle()
+    read = await started(get_order(1))
+    assert not read.done()
+    gate.last.returns("new")
+    assert await read == "new"
+    if when == "during":
+        gate.calls[1].returns("old, too")
+        await idle()
+    assert await get_order(1) == "new"
+
+
+async def test_a_fresh_call_has_no_use_for_grace(clock, gate, get_order):
+    await loaded(gate, get_order(1), "old")
+    clock.advance(10)
+    await loaded(gate, get_order.fresh(1), "new")
+    assert await get_order(1) == "new"
+
+
+async def test_a_load_that_runs_already_is_not_started_again(clock, gate, get_order):
+    await loaded(gate, get_order(1), "old")
+    clock.advance(10)
+    fresh = await started(get_order.fresh(1))
+    assert await get_order(1) == "old"
+    await idle()
+    assert len(gate.calls) == 2
+    gate.last.returns("new")
+    assert await fresh == "new"
+
+
+async def test_a_reload_outlives_its_caller(clock, gate, get_order):
+    await loaded(gate, get_order(1), "old")
+    clock.advance(10)
+    caller = asyncio.ensure_future(get_order(1))
+    await idle()
+    caller.cancel()
+    await idle()
+    gate.last.returns("new")
+    await idle()
+    assert await get_order(1) == "new"
+
+
+async def test_a_mutable_result_is_copied_in_its_grace(clock, gate, get_order):
+    await loaded(gate, get_order(1), [1])
+    clock.advance(10)
+    for _ in range(2):
+        answer = await get_order(1)
+        assert answer == [1]
+        answer.append(2)
+    await idle()
+    gate.last.returns([2])
+
+
+async def test_an_entry_in_its_grace_counts_as_used_and_is_evicted_like_any_other(clock):
+    source = Source(ttl=10, grace=30, maxsize=2)
+    for order_id in (1, 2):
+        await source.get(order_id)
+    clock.advance(10)
+    source.now = Broken()
+    await source.get(1)
+    await idle()
+    source.now = None
+    await source.get(3)  # evicts 2, which was used longest ago
+    source.now = "new"
+    assert await source.get(1) == (1, 1)
+    assert await source.get(2) == "new"
+    await idle()
+
+
+async def test_a_newer_result_that_is_not_stored_ends_the_grace(clock):
+    lives = iter([10, 0, 10])
+    source = Source(ttl=lambda _: next(lives), grace=30)
+    assert await source.get(1) == (1, 1)
+    clock.advance(10)
+    assert await source.get(1) == (1, 1)
+    await idle()
+    assert await source.get(1) == (3, 1)
+
+
+async def test_a_reload_with_a_rejected_result_leaves_the_old_one(clock):
+    """A text that reports an error says nothing against the answer that is there."""
+    source = Source(ttl=10, grace=30, cache_if=lambda result: result != "Error: down")
+    assert await source.get(1) == (1, 1)
+    clock.advance(10)
+    source.now = "Error: down"
+    for _ in range(3):
+        assert await source.get(1) == (1, 1)
+        await idle()
+    source.now = None
+    await source.get(1)
+    await idle()
+    assert await source.get(1) == (5, 1)
+
+
+async def test_in_a_session_an_answer_in_its_grace_is_a_hit(clock):
+    source = Source(ttl=10, grace=30)
+    async with AgentCacheSession() as session:
+        await source.get(1)
+        clock.advance(10)
+        assert await source.get(1) == (1, 1)
+        await idle()
+        assert await source.get(1) == (2, 1)
+    trace = session.get_execution_trace()
+    assert [record.source for record in trace] == ["miss", "hit", "hit"], "a reload is no call of the agent's"
+    assert (session.metrics.stale, session.metrics.hits, session.metrics.misses) == (1, 2, 1)
+
+
+async def test_sessions_have_grace_of_their_own(clock):
+    source = Source(ttl=10, grace=30, scope="session")
+    async with AgentCacheSession():
+        await source.get(1)
+        clock.advance(10)
+        assert await source.get(1) == (1, 1)
+    await idle()
+    async with AgentCacheSession():
+        assert await source.get(1) == (3, 1)
+
+
+async def test_tenants_have_grace_of_their_own(clock):
+    source = Source(ttl=10, grace=30)
+    for tenant, run in (("a", 1), ("b", 2)):
+        async with AgentCacheSession(tenant=tenant):
+            assert await source.get(1) == (run, 1)
+    clock.advance(10)
+    for tenant, run in (("a", 1), ("b", 2)):
+        async with AgentCacheSession(tenant=tenant):
+            assert await source.get(1) == (run, 1)
+    await idle()
+    for tenant, run in (("a", 3), ("b", 4)):
+        async with AgentCacheSession(tenant=tenant):
+            assert await source.get(1) == (run, 1)
+
+
+async def test_nothing_is_served_while_caching_is_off(clock):
+    source = Source(ttl=10, grace=30, stale_if_error=30)
+    await source.get(1)
+    clock.advance(10)
+    source.now = Broken()
+    with configure(enabled=False), pytest.raises(Broken):
+        await source.get(1)
+
+
+def test_a_loop_that_has_ended_does_not_block_the_next_reload(clock):
+    """Its reload stands still for ever, and is forgotten with it."""
+    stands_still = False
+
+    @AgentCache("order", ttl=10, grace=1_000)
+    async def get_orders() -> int:
+        if stands_still:
+            await asyncio.get_running_loop().create_future()
+        return next(numbers)
+
+    async def twice() -> list[int]:
+        first = await get_orders()
+        await idle()
+        return [first, await get_orders()]
+
+    numbers = itertools.count(1)
+    assert asyncio.run(get_orders()) == 1
+    clock.advance(10)
+    stands_still = True
+    loop = asyncio.new_event_loop()
+    assert loop.run_until_complete(twice()) == [1, 1]
+    loop.close()
+    stands_still = False
+    assert asyncio.run(twice()) == [1, 2]
+
+
+@pytest.mark.parametrize("value", ["immutable", ["mutable"]], ids=str)
+async def test_a_result_in_its_grace_is_there(clock, value):
+    source = Source(ttl=10, grace=20, stale_if_error=30)
+    source.now = value
+    await source.get(1)
+    for seconds, is_there in ((9, True), (20, True), (2, False)):
+        clock.advance(seconds)
+        assert source.get.contains(1) is is_there
+
+
+async def test_an_entry_says_for_how_long_it_is_of_use(clock):
+    """Its expiry is the end of its ttl all the same, for what depends on it."""
+    for value in ("immutable", ["mutable"]):
+        source = Source(ttl=10, grace=20, stale_if_error=30)
+        source.now = value
+        await source.get(1)
+        entry = source.get.__agent_cache__.partition.store.lookup(1)
+        assert (entry.expires, entry.kept_until) == (1_010.0, 1_040.0)
+
+
+# Stale instead of an error
+
+
+async def test_a_failed_load_is_replaced_by_what_expired_a_short_while_ago(clock, caplog):
+    source = Source(ttl=10, stale_if_error=30)
+    assert await source.get(1) == (1, 1)
+    source.now = Broken()
+    for seconds in (10, 29.9):
+        clock.advance(seconds - clock.time + 1_000 + (10 if seconds > 10 else 0))
+        assert await source.get(1) == (1, 1)
+    clock.advance(0.2)
+    with pytest.raises(Broken):
+        await source.get(1)
+    metrics = get_metrics()
+    assert (metrics["misses"], metrics["errors"], metrics["stale"], metrics["hits"]) == (4, 3, 2, 0)
+    assert warnings(caplog) == ["a load failed, so an expired result was returned"]
+
+
+async def test_a_load_that_works_is_returned(clock):
+    source = Source(ttl=10, stale_if_error=30)
+    await source.get(1)
+    clock.advance(10)
+    assert await source.get(1) == (2, 1)
+
+
+async def test_the_age_counts_when_the_load_fails(clock):
+    gate = Gate()
+
+    @AgentCache("order", ttl=10, stale_if_error=30)
+    async def get_orders() -> Any:
+        return await gate()
+
+    await loaded(gate, get_orders(), "old")
+    clock.advance(20)
+    read = await started(get_orders())
+    clock.advance(20)
+    gate.last.raises(Broken())
+    with pytest.raises(Broken):
+        await read
+
+
+async def test_every_caller_of_a_failed_load_has_an_answer_of_its_own(clock):
+    gate = Gate()
+
+    @AgentCache("order", ttl=10, stale_if_error=30)
+    async def get_orders() -> Any:
+        return await gate()
+
+    await loaded(gate, get_orders(), [1])
+    clock.advance(10)
+    callers = [await started(get_orders()) for _ in range(3)]
+    gate.last.raises(Broken())
+    answers = await asyncio.gather(*callers)
+    assert answers == [[1]] * 3
+    assert len({id(answer) for answer in answers}) == 3
+    metrics = get_metrics()
+    assert (metrics["misses"], metrics["shared"], metrics["errors"], metrics["stale"]) == (2, 2, 1, 3)
+
+
+async def test_a_cancellation_is_no_failure(clock):
+    gate = Gate()
+
+    @AgentCache("order", ttl=10, stale_if_error=30)
+    async def get_orders() -> Any:
+        return await gate()
+
+    await loaded(gate, get_orders(), "old")
+    clock.advance(10)
+    read = await started(get_orders())
+    await cancelled(read)
+    assert read.cancelled()
+    assert get_metrics()["stale"] == 0
+
+
+@pytest.mark.parametrize("when", ["before", "during", "around the failure"])
+@pytest.mark.parametrize("how", ["write", "tag", "call", "clear"])
+async def test_what_a_write_has_dropped_replaces_no_failure(clock, when, how):
+    gate, over = Gate(), asyncio.Event()
+
+    @AgentCache("order:{order_id}", ttl=10, stale_if_error=30)
+    async def get_order(order_id: int) -> Any:
+        return await gate()
+
+    @AgentCacheInvalidator("order:{order_id}")
+    async def change(order_id: int) -> None:
+        await over.wait()
+
+    async def drop() -> None:
+        match how:
+            case "write":
+                await change(1)
+            case "tag":
+                await invalidate("order:1")
+            case "call":
+                await get_order.invalidate(1)
+            case "clear":
+                get_order.clear()
+
+    await loaded(gate, get_order(1), "old")
+    clock.advance(10)
+    if when != "before":
+        read = await started(get_order(1))
+    write = await started(drop())
+    if when == "during":
+        over.set()
+        await write
+    if when == "before":
+        over.set()
+        await write
+        read = await started(get_order(1))
+    gate.last.raises(Broken())
+    with pytest.raises(Broken):
+        await read
+    over.set()
+    await write
+
+
+async def test_a_fresh_call_has_no_use_for_what_has_expired(clock):
+    source = Source(ttl=10, grace=30, stale_if_error=30)
+    await source.get(1)
+    clock.advance(10)
+    source.now = Broken()
+    with pytest.raises(Broken):
+        await source.get.fresh(1)
+
+
+async def test_both_options_follow_each_other(clock):
+    source = Source(ttl=10, grace=10, stale_if_error=50)
+    await source.get(1)
+    source.now = Broken()
+    clock.advance(15)
+    assert await source.get(1) == (1, 1)
+    await idle()
+    clock.advance(10)
+    assert await source.get(1) == (1, 1)
+    clock.advance(40)
+    with pytest.raises(Broken):
+        await source.get(1)
+
+
+async def test_in_a_session_the_call_is_a_miss_that_ended_well(clock):
+    source = Source(ttl=10, stale_if_error=30)
+    async with AgentCacheSession() as session:
+        await source.get(1)
+        clock.advance(10)
+        source.now = Broken()
+        assert await source.get(1) == (1, 1)
+    assert [(record.source, record.outcome) for record in session.get_execution_trace()] == [("miss", "ok")] * 2
+    assert (session.metrics.stale, session.metrics.errors) == (1, 1)
+
+
+# With a tier
+
+
+class Fleet:
+    """Two processes with one tool each, on one server."""
+
+    def __init__(self, server: MemoryServer, **options: Any) -> None:
+        self.tiers = [MemoryTier(server), MemoryTier(server)]
+        self.sources = [Source(remote_cache=tier, name="get_order", **options) for tier in self.tiers]
+
+
+async def test_a_computed_ttl_holds_in_the_tier(clock):
+    server = MemoryServer()
+    source = Source(ttl=lambda result: 100, remote_cache=MemoryTier(server), name="get_order")
+    await source.get(1)
+    for seconds, runs in ((99, 0), (2, 1)):
+        clock.advance(seconds)
+        elsewhere = await found_elsewhere(server, source)
+        assert (elsewhere is None) == bool(runs)
+
+
+async def found_elsewhere(server: MemoryServer, source: Source) -> Any:
+    """What another process would find in the tier."""
+    found, _ = await MemoryTier(server).lookup(source.get.cache_key(1).request)
+    return found
+
+
+async def test_jitter_holds_in_the_tier(clock, monkeypatch):
+    monkeypatch.setattr(JITTER, "random", lambda: 1.0)
+    server = MemoryServer()
+    source = Source(ttl=100, jitter=0.5, remote_cache=MemoryTier(server), name="get_order")
+    await source.get(1)
+    clock.advance(49)
+    found = await found_elsewhere(server, source)
+    assert (found.age, found.ttl) == (49, 1)
+    clock.advance(2)
+    assert await found_elsewhere(server, source) is None
+
+
+async def test_a_result_without_life_reaches_no_tier():
+    server = MemoryServer()
+    source = Source(ttl=lambda result: 0, remote_cache=MemoryTier(server), name="get_order")
+    await source.get(1)
+    assert await found_elsewhere(server, source) is None
+
+
+async def test_a_computed_ttl_is_no_longer_than_the_tiers_bound(clock):
+    server = MemoryServer()
+    source = Source(ttl=lambda result: 1e6, remote_cache=MemoryTier(server, max_ttl=60), name="get_order")
+    await source.get(1)
+    clock.advance(61)
+    await source.get(1)
+    assert source.runs == 2
+
+
+async def test_a_computed_ttl_goes_to_the_backup_with_what_the_remote_tier_had(clock):
+    server, near = MemoryServer(), MemoryServer()
+    await Source(ttl=lambda result: 100, remote_cache=MemoryTier(server), name="get_order").get(1)
+    clock.advance(60)
+    source = Source(ttl=lambda result: 100, backup=MemoryTier(near), remote_cache=MemoryTier(server), name="get_order")
+    assert await source.get(1) == (1, 1)
+    assert source.runs == 0
+    found = await found_elsewhere(near, source)
+    assert (found.age, found.ttl) == (60, 40)
+
+
+class OlderTier(MemoryTier):
+    """A user's tier that was written before values had a ttl of their own."""
+
+    async def store(self, ticket, value, tags, cost, *, age):
+        await super().store(ticket, value, tags, cost, age=age)
+
+
+async def test_a_tier_without_the_option_works_where_it_is_not_needed(caplog):
+    server = MemoryServer()
+    source = Source(ttl=100, remote_cache=OlderTier(server), name="get_order")
+    await source.get(1)
+    assert await found_elsewhere(server, source) is not None
+    assert warnings(caplog) == []
+
+
+async def test_with_a_tier_the_local_copy_is_served_and_the_tier_is_asked_behind_it(clock):
+    """Another process has reloaded it already, so the tool does not run again."""
+    server = MemoryServer()
+    fleet = Fleet(server, ttl=10, grace=30)
+    here, there = fleet.sources
+    assert await here.get(1) == (1, 1)
+    clock.advance(10)
+    there.now = "new"
+    assert await there.get(1) == "new"
+    assert await here.get(1) == (1, 1)
+    await idle()
+    assert await here.get(1) == "new"
+    assert here.runs == 1
+
+
+async def test_a_local_copy_whose_tier_is_not_trusted_has_no_grace(clock):
+    server = MemoryServer()
+    fleet = Fleet(server, ttl=10, grace=30, stale_if_error=30)
+    here = fleet.sources[0]
+    await here.get(1)
+    fleet.tiers[0].cut()
+    clock.advance(12)
+    here.now = Broken()
+    with pytest.raises(Broken):
+        await here.get(1)
+
+
+async def test_the_grace_of_the_tier_alone_does_not_serve_local_copies(clock):
+    source = Source(ttl=10, remote=RemotePolicy(grace=30), remote_cache=MemoryTier(), name="get_order")
+    await source.get(1)
+    clock.advance(10)
+    assert await source.get(1) == (2, 1)
+
+
+# Inherited by other reads
+
+
+@pytest.mark.parametrize("option", ["grace", "stale_if_error"])
+@pytest.mark.parametrize("outer_ttl", [None, 60])
+async def test_what_is_made_of_an_expired_answer_is_not_stored(clock, option, outer_ttl):
+    """It has expired already; what is made of the next one is stored, and dropped with it."""
+    source, pages = Source(ttl=10, **{option: 30}), 0
+
+    @AgentCache("page", ttl=outer_ttl)
+    async def page() -> Any:
+        nonlocal pages
+        pages += 1
+        return pages, await source.get(1)
+
+    assert await page() == (1, (1, 1))
+    clock.advance(10)
+    if option == "stale_if_error":
+        source.now = Broken()
+    assert await page() == (2, (1, 1))
+    await idle()
+    source.now = None
+    new = await page()
+    assert new[0] == 3
+    assert new[1] != (1, 1)
+    assert await page() == new
+    await invalidate("order:1")
+    assert (await page())[0] == 4
+
+
+async def test_a_reload_in_the_background_is_no_part_of_the_load_that_it_was_started_in(clock):
+    source, go = Source(ttl=10, grace=30), asyncio.Event()
+
+    @AgentCache("page", ttl=60)
+    async def page() -> Any:
+        answer = await source.get(1)
+        await go.wait()
+        return answer
+
+    await source.get(1)
+    clock.advance(10)
+    read = await started(page())
+    assert await source.get(1) == (2, 1)
+    go.set()
+    assert await read == (1, 1)
+    assert await page() == (2, 1)
+
+
+async def test_in_a_tier_a_result_lives_no_longer_than_what_it_is_made_of(clock):
+    tier = MemoryTier(MemoryServer())
+    source = Source(ttl=10, name="get_order", remote_cache=tier)
+
+    @AgentCache("page", name="page", remote_cache=tier)
+    async def page() -> Any:
+        return await source.get(1)
+
+    await source.get(1)
+    clock.advance(4)
+    await page()
+    found, _ = await tier.lookup(page.cache_key().request)
+    assert (found.age, found.ttl) == (0, 6)
+    clock.advance(6)
+    found, _ = await tier.lookup(page.cache_key().request)
+    assert found is None
+    assert await page() == (2, 1)

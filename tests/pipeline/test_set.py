@@ -1,0 +1,603 @@
+"""A result that the caller has, given to `tool.set`: by a write at its commit, or as a write of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from typing import Any
+
+import pytest
+
+from agent_cache import (
+    AgentCache,
+    AgentCacheInvalidator,
+    AgentCacheSession,
+    RemotePolicy,
+    configure,
+    get_metrics,
+    invalidate,
+    writing,
+)
+from agent_cache.engine.write import Write
+from agent_cache.testing import FaultyTier, MemoryServer, MemoryTier
+from tests.contract.workbench import writing as writing_elsewhere
+from tests.harness.gates import Gate, idle, started
+from tests.harness.library import loads_in_flight
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+
+class Broken(Exception):
+    """What a tool raises."""
+
+
+class Shop:
+    """A read tool, and a write tool that gives the read its new result and then stands at a gate."""
+
+    def __init__(
+        self, resource: Any = "order:{order_id}", write: Any = "order:{order_id}", *, name: str = "get", **options: Any
+    ) -> None:
+        self.loads = 0
+        self.gate = Gate()
+        self.taken: list[bool] = []
+        written = write if isinstance(write, dict) else {"resource": write}
+
+        @AgentCache(resource, name=name, **options)
+        async def get(order_id: Any) -> Any:
+            self.loads += 1
+            return f"loaded {self.loads}"
+
+        @AgentCacheInvalidator(**written)
+        async def put(order_id: Any, value: Any) -> Any:
+            self.taken.append(await get.set(value, order_id))
+            return await self.gate()
+
+        self.get, self.put = get, put
+
+    async def write(self, value: Any, order_id: Any = 1) -> asyncio.Task[Any]:
+        """A write up to its gate."""
+        return await started(self.put(order_id, value))
+
+    async def commit(self, write: asyncio.Task[Any], index: int = -1) -> None:
+        """Let it end."""
+        self.gate.calls[index].returns("ok")
+        await write
+
+
+# Inside a write
+
+
+async def test_a_write_fills_the_read_when_it_commits():
+    shop = Shop()
+    write = await shop.write("new")
+    assert shop.taken == [True]
+    assert await shop.get(1) == "loaded 1", "not before"
+    await shop.commit(write)
+    assert await shop.get(1) == "new"
+    assert await shop.get(2) == "loaded 2"
+    assert (shop.loads, get_metrics()["hits"]) == (2, 1)
+
+
+async def test_a_write_that_is_no_tool_fills_the_read_too():
+    shop = Shop()
+    async with writing("order:1"):
+        assert await shop.get.set("new", 1)
+        assert await shop.get(1) == "loaded 1"
+    assert await shop.get(1) == "new"
+
+
+async def test_the_last_result_counts():
+    shop = Shop()
+    async with writing("order"):
+        assert await shop.get.set("new", 1)
+        assert await shop.get.set("newer", 1)
+        assert await shop.get.set("other", 2)
+    assert [await shop.get(1), await shop.get(2)] == ["newer", "other"]
+
+
+@pytest.mark.parametrize("how", ["raises", "cancelled", "not ok"])
+async def test_a_write_that_does_not_succeed_fills_nothing(how, clock):
+    shop = Shop(write={"resource": "order:{order_id}", "ok": lambda answer: answer == "ok"})
+    write = await shop.write("new")
+    match how:
+        case "raises":
+            shop.gate.last.raises(Broken())
+        case "cancelled":
+            write.cancel()
+        case "not ok":
+            shop.gate.last.returns("refused")
+    await asyncio.gather(write, return_exceptions=True)
+    assert await shop.get(1) == "loaded 1"
+
+
+async def test_a_write_that_settles_fills_nothing(clock):
+    shop = Shop(write={"resource": "order:{order_id}", "settle": 3})
+    await shop.commit(await shop.write("new"))
+    assert await shop.get(1) == "loaded 1"
+    clock.advance(4)
+    assert await shop.get(1) == "loaded 2"
+
+
+@pytest.mark.parametrize("first", [0, 1])
+async def test_of_two_writes_that_overlap_neither_fills(first):
+    shop = Shop()
+    writes = [await shop.write(f"of {index}") for index in range(2)]
+    for index in (first, 1 - first):
+        await shop.commit(writes[index], index)
+    assert await shop.get(1) == "loaded 1"
+
+
+async def test_writes_of_other_entries_do_not_matter():
+    shop = Shop()
+    writes = [await shop.write(f"new {order_id}", order_id) for order_id in range(5)]
+    await invalidate("order:9")
+    for index, write in enumerate(writes):
+        await shop.commit(write, index)
+    assert [await shop.get(order_id) for order_id in range(5)] == [f"new {order_id}" for order_id in range(5)]
+
+
+@pytest.mark.parametrize("how", ["tag", "root", "call", "clear", "set"])
+@pytest.mark.parametrize("when", ["before the result is given", "after it"])
+async def test_an_invalidation_during_the_write_prevents_it(how, when):
+    """It may be of a newer change than the one that this write has made."""
+    shop = Shop()
+    ready, go = asyncio.Event(), asyncio.Event()
+
+    async def write() -> None:
+        async with writing("order:1"):
+            if when == "after it":
+                await shop.get.set("new", 1)
+            ready.set()
+            await go.wait()
+            if when != "after it":
+                await shop.get.set("new", 1)
+
+    task = await started(write())
+    await ready.wait()
+    match how:
+        case "tag":
+            await invalidate("order:1")
+        case "root":
+            await invalidate("order")
+        case "call":
+            await shop.get.invalidate(1)
+        case "clear":
+            shop.get.clear()
+        case "set":
+            assert not await shop.get.set("other", 1), "a write of it is in flight"
+    go.set()
+    await task
+    assert await shop.get(1) == "loaded 1"
+
+
+async def test_a_write_that_is_in_doubt_prevents_it(clock):
+    shop = Shop()
+    doubtful = await shop.write("lost")
+    doubtful.cancel()
+    await idle()
+    await shop.commit(await shop.write("new"))
+    assert await shop.get(1) == "loaded 1"
+
+
+async def test_a_load_that_began_earlier_does_not_replace_it():
+    gate = Gate()
+
+    @AgentCache("order:{order_id}")
+    async def get(order_id: int) -> Any:
+        return await gate()
+
+    @AgentCacheInvalidator("order:8")
+    async def touch_another() -> None:
+        assert await get.set("new", 8)
+
+    loads = [await started(get(8)), await started(get.fresh(8))]
+    await touch_another()
+    for held in gate.calls:
+        held.returns("old")
+    await asyncio.gather(*loads)
+    assert await get(8) == "new"
+
+
+async def test_neither_does_one_that_the_write_turns_out_not_to_touch():
+    """The result of the write names another entity; the given result is a write of its entry all the same."""
+    gate = Gate()
+
+    @AgentCache("order:{order_id}")
+    async def get(order_id: int) -> Any:
+        return await gate()
+
+    @AgentCacheInvalidator("order:{result}")
+    async def touch_another() -> int:
+        assert await get.set("new", 8)
+        return 7
+
+    load = await started(get(8))
+    await touch_another()
+    gate.last.returns("old")
+    await load
+    assert await get(8) == "new"
+
+
+async def test_the_root_that_a_late_tag_names_covers_the_entry():
+    shop = Shop(write="order:{result}")
+    write = await shop.write("new", "7")
+    shop.gate.last.returns("7")
+    await write
+    assert await shop.get("7") == "new"
+
+
+async def test_tags_of_the_given_result_count():
+    @AgentCache("order:{result[id]}")
+    async def find(name: str) -> dict[str, Any]:
+        return {"id": "7", "state": "loaded"}
+
+    async with writing("order"):
+        assert await find.set({"id": "9", "state": "new"}, "Mei")
+    await invalidate("order:7")
+    assert (await find("Mei"))["state"] == "new"
+    await invalidate("order:9")
+    assert (await find("Mei"))["state"] == "loaded"
+
+
+async def test_an_entry_with_roots_that_the_write_does_not_name_is_dropped_instead():
+    """A write to one of these may have overlapped without a sign."""
+    shop = Shop(["order:{order_id}", "user"])
+    assert await shop.get(1) == "loaded 1"
+    async with writing("cart"):
+        assert not await shop.get.set("new", 1)
+    assert await shop.get(1) == "loaded 2"
+    await shop.commit(await shop.write("new"))
+    assert shop.taken == [False]
+    assert await shop.get(1) == "loaded 3"
+    async with writing("order:1", "user"):
+        assert await shop.get.set("new", 1)
+    assert await shop.get(1) == "new"
+
+
+async def test_an_entry_that_the_write_does_not_touch_is_dropped_instead():
+    shop = Shop()
+    await shop.get(1)
+    async with writing("order:2"):
+        assert not await shop.get.set("new", 1)
+    assert await shop.get(1) == "loaded 2"
+
+
+async def test_a_write_that_names_the_entry_by_its_key_fills_it():
+    shop: Shop = Shop(
+        ["order:{order_id}", "user"],
+        {
+            "resource": "order",
+            "clear_all": False,
+            "key_fn": lambda args, kwargs: shop.get.cache_key(args[0]),
+        },
+    )
+    await shop.commit(await shop.write("new"))
+    assert await shop.get(1) == "new"
+    write = await shop.write("newer")
+    await invalidate("user")
+    await shop.commit(write)
+    assert await shop.get(1) == "loaded 1"
+
+
+async def test_after_the_write_a_task_of_its_own_writes_by_itself():
+    shop = Shop()
+    over = asyncio.Event()
+
+    async def later() -> bool:
+        await over.wait()
+        return await shop.get.set("later", 1)
+
+    async with writing("order:1"):
+        task = asyncio.ensure_future(later())
+    over.set()
+    assert await task
+    assert await shop.get(1) == "later"
+
+
+async def test_a_write_that_has_ended_keeps_neither_its_results_nor_earlier_writes_alive():
+    """A task that was started in a write keeps its context, and may make the next one."""
+    shop = Shop()
+    tasks: set[asyncio.Task[None]] = set()
+    alive: list[int] = []
+
+    class Value:
+        def __deepcopy__(self, memo: Any) -> Value:
+            return self
+
+    async def next_one(left: int) -> None:
+        async with writing("order:1"):
+            await shop.get.set(Value(), 1)
+            if left:
+                task = asyncio.ensure_future(next_one(left - 1))
+                tasks.add(task)
+                task.add_done_callback(tasks.discard)
+        gc.collect()
+        alive.append(sum(type(each) in (Write, Value) for each in gc.get_objects()))
+
+    await next_one(20)
+    while tasks:
+        await asyncio.sleep(0)
+    assert max(alive[10:]) <= max(alive[:3])
+
+
+async def test_writes_that_nest_fill_at_the_end_of_the_innermost_if_the_outer_one_is_of_other_things():
+    shop = Shop()
+    async with writing("cart"):
+        async with writing("order:1"):
+            assert await shop.get.set("new", 1)
+        assert await shop.get(1) == "new"
+    async with writing("order"), writing("order:1"):
+        assert await shop.get.set("newer", 1)
+    assert await shop.get(1) == "loaded 1", "the outer one might have changed it once more"
+
+
+# Elsewhere
+
+
+async def test_elsewhere_it_is_a_write_of_that_entry():
+    shop = Shop()
+    assert [await shop.get(1), await shop.get(2)] == ["loaded 1", "loaded 2"]
+    assert await shop.get.set("new", 1)
+    assert [await shop.get(1), await shop.get(2)] == ["new", "loaded 2"]
+    assert get_metrics()["invalidations"] == 1
+
+
+async def test_a_load_that_runs_is_not_stored_over_it():
+    gate = Gate()
+
+    @AgentCache("order:{order_id}")
+    async def get(order_id: int) -> Any:
+        return await gate()
+
+    load = await started(get(1))
+    assert await get.set("new", 1)
+    assert await get(1) == "new"
+    gate.last.returns("old")
+    assert await load == "old"
+    assert await get(1) == "new"
+
+
+async def test_while_its_tags_are_written_it_is_not_stored():
+    shop = Shop()
+    write = await shop.write("of the write")
+    assert not await shop.get.set("new", 1)
+    await shop.commit(write)
+    assert await shop.get(1) == "loaded 1"
+
+
+async def test_a_call_without_identity_stores_nothing():
+    shop = Shop()
+    assert not await shop.get.set("new", object())
+    async with writing("order"):
+        assert not await shop.get.set("new", object())
+
+
+@pytest.mark.parametrize("value", ["bad", "no life", "no copy"])
+async def test_what_may_not_be_stored_drops_what_was_there(value):
+    def copy(given: Any) -> Any:
+        if given == ["no copy"]:
+            raise Broken
+        return list(given)
+
+    shop = Shop(
+        cache_if=lambda result: result != ["bad"], ttl=lambda result: 0 if result == ["no life"] else 60, copy=copy
+    )
+    for place in ("elsewhere", "in a write"):
+        assert await shop.get.set(["good"], 1)
+        if place == "elsewhere":
+            assert not await shop.get.set([value], 1)
+        else:
+            async with writing("order:1"):
+                assert not await shop.get.set([value], 1)
+        loads = shop.loads
+        await shop.get(1)
+        assert shop.loads == loads + 1
+
+
+async def test_a_given_result_lives_for_its_ttl_and_is_a_copy(clock):
+    shop = Shop(ttl=10)
+    given = [1]
+    async with writing("order:1"):
+        await shop.get.set(given, 1)
+        given.append(2)
+    (await shop.get(1)).append(3)
+    assert await shop.get(1) == [1]
+    clock.advance(10)
+    assert await shop.get(1) == "loaded 1"
+
+
+async def test_arguments_may_be_spelt_in_any_way():
+    @AgentCache("order:{order_id}")
+    async def get(order_id: int, value: int = 1, *, full: bool = False) -> str:
+        return "loaded"
+
+    assert await get.set("new", order_id=1, value=1)
+    assert await get(1) == "new"
+    with pytest.raises(TypeError):
+        await get.set("new")
+
+
+async def test_a_read_whose_loads_have_made_other_reads_is_given_nothing():
+    """The given result does not tell on what else it depends."""
+    shop = Shop()
+
+    @AgentCache("page")
+    async def page() -> str:
+        return f"page of {await shop.get(1)}"
+
+    assert await page.set("new"), "nothing is known of its loads yet"
+    assert await page.fresh() == "page of loaded 1"
+    assert not await page.set("new")
+    assert await page() == "page of loaded 1"
+    async with writing("page"):
+        assert not await page.set("new")
+
+
+class Depot:
+    @AgentCache("order:{order_id}")
+    async def get(self, order_id: int) -> str:
+        return "loaded"
+
+
+async def test_for_a_method_the_instance_comes_after_the_value():
+    depot = Depot()
+    assert await Depot.get.set("new", depot, 1)
+    assert await depot.get(1) == "new"
+    with pytest.raises(TypeError, match=r"write Depot\.get\.set\(value, depot, \.\.\.\)"):
+        await depot.get.set("newer", 1)
+
+
+# Scopes
+
+
+async def test_a_result_is_given_to_the_callers_scope():
+    own, of_all = Shop(scope="session"), Shop(name="other")
+    assert not await own.get.set("outside", 1)
+    async with AgentCacheSession(tenant="a"):
+        assert await own.get.set("mine", 1)
+        assert await of_all.get.set("of a", 1)
+        assert [await own.get(1), await of_all.get(1)] == ["mine", "of a"]
+        async with writing("order:1"):
+            assert await own.get.set("mine, too", 1)
+        assert await own.get(1) == "mine, too"
+    async with AgentCacheSession(tenant="b"):
+        assert [await own.get(1), await of_all.get(1)] == ["loaded 1", "loaded 1"]
+
+
+async def test_a_write_of_one_session_fills_there_only():
+    own, of_all = Shop(scope="session"), Shop(name="other")
+
+    @AgentCacheInvalidator("order:{order_id}", scope="session")
+    async def put(order_id: int) -> list[bool]:
+        return [await own.get.set("mine", order_id), await of_all.get.set("of all", order_id)]
+
+    async with AgentCacheSession():
+        assert await put(1) == [True, False]
+        assert await own.get(1) == "mine"
+
+
+async def test_while_caching_is_off_nothing_is_stored():
+    shop = Shop()
+    with configure(enabled=False):
+        assert not await shop.get.set("new", 1)
+        async with writing("order:1"):
+            assert not await shop.get.set("new", 1)
+    assert await shop.get(1) == "loaded 1"
+
+
+# In a fleet
+
+
+class Process:
+    """The tools of one process, and another process's client of the same server."""
+
+    def __init__(self, **options: Any) -> None:
+        server = MemoryServer()
+        self.tier = FaultyTier(MemoryTier(server))
+        self.shop = Shop(remote_cache=self.tier, **options)
+        self.elsewhere = MemoryTier(server)
+
+    async def found_elsewhere(self) -> Any:
+        """What the other process finds."""
+        found, _ = await self.elsewhere.lookup(self.shop.get.cache_key(1).request)
+        return None if found is None else found.value
+
+
+@pytest.mark.parametrize("in_a_write", [True, False])
+async def test_in_a_fleet_the_result_is_stored_in_this_process_alone(in_a_write):
+    here = Process()
+    assert await here.shop.get(1) == await here.found_elsewhere() == "loaded 1"
+    if in_a_write:
+        await here.shop.commit(await here.shop.write("new"))
+    else:
+        assert await here.shop.get.set("new", 1)
+    assert await here.shop.get(1) == "new"
+    assert await here.found_elsewhere() is None
+
+
+@pytest.mark.parametrize("when", ["during the write", "during its commit", "during the lookup"])
+async def test_a_write_of_another_process_prevents_it(when):
+    here, over = Process(), asyncio.Event()
+    write = await here.shop.write("new")
+    if when == "during the write":
+        async with writing_elsewhere(here.elsewhere, "order:1"):
+            pass
+    else:
+        here.tier.hang("commit" if when == "during its commit" else "lookup", over)
+    here.shop.gate.last.returns("ok")
+    await idle()
+    if when != "during the write":
+        async with writing_elsewhere(here.elsewhere, "order:1"):
+            pass
+        over.set()
+    await write
+    assert await here.shop.get(1) == "loaded 1"
+
+
+@pytest.mark.parametrize("in_a_write", [True, False])
+async def test_a_write_that_still_runs_in_another_process_prevents_it(in_a_write):
+    """Also if it began long ago: its message was lost on nobody, but nothing tells when it has its effect."""
+    here = Process()
+    async with writing_elsewhere(here.elsewhere, "order:1"):
+        if in_a_write:
+            await here.shop.commit(await here.shop.write("new"))
+        else:
+            assert not await here.shop.get.set("new", 1)
+        assert await here.shop.get(1) == "loaded 1"
+
+
+async def test_a_write_of_another_process_drops_it_later():
+    here = Process()
+    await here.shop.commit(await here.shop.write("new"))
+    async with writing_elsewhere(here.elsewhere, "order:1"):
+        pass
+    assert await here.shop.get(1) == "loaded 1"
+
+
+async def test_a_loss_of_messages_during_the_write_prevents_it():
+    here = Process()
+    write = await here.shop.write("new")
+    here.tier.tier.cut()
+    here.tier.tier.reconnect()
+    await here.shop.commit(write)
+    assert await here.shop.get(1) == "loaded 1"
+
+
+async def test_a_tier_that_fails_prevents_it():
+    here = Process()
+    here.tier.fail("lookup", OSError("gone"))
+    await here.shop.commit(await here.shop.write("new"))
+    await here.shop.get(1)
+    assert here.shop.loads == 1
+
+
+async def test_the_tiers_bound_holds_for_a_given_result(clock):
+    shop = Shop(remote_cache=MemoryTier(MemoryServer(), max_ttl=60))
+    assert await shop.get.set("new", 1)
+    clock.advance(59)
+    assert await shop.get(1) == "new"
+    clock.advance(2)
+    assert await shop.get(1) == "loaded 1"
+
+
+async def test_a_tool_with_strong_consistency_keeps_no_given_result():
+    shop = Shop(remote_cache=MemoryTier(), remote=RemotePolicy(consistency="strong"))
+    assert not await shop.get.set("new", 1)
+    assert await shop.get(1) == "loaded 1"
+
+
+async def test_a_cancelled_caller_leaves_no_load_behind():
+    here = Process()
+    for order in ("commit", "lookup"):
+        committing = asyncio.Event()
+        here.tier.hang(order, committing)
+        write = await here.shop.write("new")
+        here.shop.gate.last.returns("ok")
+        await idle()
+        write.cancel()
+        await idle()
+        committing.set()
+        await idle()
+        assert write.cancelled()
+        assert loads_in_flight() == 0
+        assert await here.shop.get(1) == "new"
