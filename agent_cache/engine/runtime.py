@@ -560,6 +560,10 @@ class Flight(Load):
         if self.dependents is None:
             self.dependents = []
         self.dependents.append(dependent)
+        owner = self.partition.owner
+        if owner is not None and owner is not dependent.partition.owner:
+            with LEDGER.lock:
+                dependent.detach()  # callers in other sessions are not to have what is this session's
         # A write in another thread may have marked this load before it could see the dependent.
         if self.since >= 0:
             with LEDGER.lock:
@@ -611,6 +615,8 @@ class Flight(Load):
         if self.inherited is None:
             self.inherited = Inherited()
         new = self.inherited.add(read)
+        if read.owners and self.joinable and not read.owners <= {self.partition.owner}:
+            self.detach()
         if self.is_clean:
             if new:
                 LEDGER.add_tags(self, new)

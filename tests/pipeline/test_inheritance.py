@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 from typing import Any
 
 import pytest
@@ -581,6 +582,40 @@ async def test_a_failed_read_ends_the_outer_answer_with_what_it_had_read(clock: 
     broken = False
     clock.advance(11)
     assert await page() == "1.0", "the rate has expired that the price has failed for"
+
+
+@pytest.mark.parametrize("how", ["a hit", "a miss", "under way", "no key"])
+async def test_nobody_joins_a_load_from_another_session_that_has_read_an_answer_of_its_own(how: str):
+    inner, outer = Gate(), Gate()
+
+    @AgentCache("cart", "session")
+    async def cart(owner: object) -> str:
+        if how == "under way":
+            await inner()
+        return whose.get()
+
+    whose = contextvars.ContextVar[str]("whose")
+
+    @AgentCache("page")
+    async def page() -> str:
+        found = await cart(object() if how == "no key" else "me")
+        await outer()
+        return found
+
+    async def visit(name: str) -> str:
+        whose.set(name)
+        async with AgentCacheSession():
+            if how == "a hit":
+                await cart("me")
+            return await page()
+
+    visits = [await started(visit(name)) for name in ("ann", "bob")]
+    for gate in (inner, outer):
+        for held in gate.running:
+            held.returns(None)
+        for _ in range(5):
+            await asyncio.sleep(0)
+    assert await asyncio.gather(*visits) == ["ann", "bob"]
 
 
 async def test_an_answer_of_a_session_without_a_key_does_not_leave_it_through_another_read():

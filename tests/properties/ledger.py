@@ -440,7 +440,8 @@ class Ledger:
             problem = self.check_truth(as_if, seen) or self.check_overlap(as_if, seen) or self.check_expiry(as_if, seen)
             if problem:
                 return f"of its part {part.load}: {problem}"
-            if was_kept and part.belongs_to_another(read):
+            came_later = part.read.started < read.started and part.read.here is not read.here
+            if (was_kept or came_later) and part.belongs_to_another(read):
                 return f"its part {part.load} belongs to {part.read.place}"
         return ""
 
@@ -552,6 +553,8 @@ class Ledger:
         """The same for what they have read, and read: also before one of them took over."""
         since, clock = min(one.read.started, other.read.started), min(one.read.clock, other.read.clock)
         for inner in (*self.reads_within(one.read), *self.reads_within(other.read)):
+            if Part(inner).belongs_to_another(one.read):
+                return True
             known = inner.reader.tags(inner.key, None)
             if inner.is_homeless:
                 known = tuple(path[:1] for path in known)  # Nothing is stored, so ids need not be told apart.
