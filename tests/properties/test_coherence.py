@@ -53,6 +53,7 @@ class Coherence(RuleBasedStateMachine):
     reader_names: tuple[str, ...] = ()
     writer_names: tuple[str, ...] = ()
     seconds = SECONDS
+    share = 1.0  # Of the examples that the search asks for.
     load_endings: tuple[str, ...] = ("goes on", "ends", "ends", "ends", "fails")
 
     def __init__(self) -> None:
@@ -300,6 +301,8 @@ class OneCallManyCallers(Invalidating):
 class Composing(Invalidating):
     """The moves over reads that make reads: what stands at a gate goes on."""
 
+    share = 0.8  # They are longer than others.
+
     def let_a_load_go_on(self) -> None:
         standing = [load for load in self.stage.loads if load.gate is not None and not load.gate.done()]
         load = self.choose("load", standing or self.stage.loads)
@@ -429,7 +432,7 @@ LONG_SEARCH = settings(SEARCH, max_examples=2 * SEARCH.max_examples)
 def case(machine: type[Coherence], body: str, search: settings) -> type[unittest.TestCase]:
     """Make a class that pytest collects."""
     made = type(f"{machine.__name__}{body.title()}", (machine,), {"body": body}).TestCase
-    made.settings = search
+    made.settings = settings(search, max_examples=max(1, round(search.max_examples * machine.share)))
     return made
 
 
