@@ -96,7 +96,9 @@ async def test_a_result_without_life_is_returned_and_not_stored(life, caplog):
     assert warnings(caplog) == []
 
 
-@pytest.mark.parametrize("life", ["10", True, float("nan"), float("inf"), 1e300, [], Broken()], ids=repr)
+@pytest.mark.parametrize(
+    "life", ["10", True, float("nan"), float("inf"), 1e300, [], pytest.param(Broken(), id="broken")], ids=repr
+)
 async def test_a_ttl_that_is_nonsense_is_counted_and_logged_once(life, caplog):
     def ttl(result: Any) -> Any:
         if isinstance(life, Broken):
@@ -146,7 +148,9 @@ async def async_ttl(_result: Any) -> float:
     return 1.0
 
 
-@pytest.mark.parametrize("ttl", [async_ttl, "60", 0, -1, True, float("inf")], ids=repr)
+@pytest.mark.parametrize(
+    "ttl", [pytest.param(async_ttl, id="an async function"), "60", 0, -1, True, float("inf")], ids=repr
+)
 def test_a_ttl_that_cannot_work_is_refused_at_decoration(ttl):
     with pytest.raises(ConfigurationError, match="ttl"):
         AgentCache("order", ttl=ttl)
