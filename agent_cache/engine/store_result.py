@@ -361,9 +361,15 @@ def insert_if_valid(call: Call, entry: Entry | None, tags: tuple[Tag, ...]) -> b
 
 
 def _may_depend_on(call: Call, entry: Entry, inherited: Inherited) -> bool:
-    """Whether a result may be stored that depends on these reads."""
+    """Whether a result may be stored that depends on these reads.
+
+    One that belongs to a session or a tenant is not shared with waiting callers either: they run the tool themselves.
+    """
+    is_own = inherited.belongs_to(call.flight.partition.owner, call.plan.tenant)
+    if not is_own:
+        call.flight.result = UnsharedEntry(None, 0.0, entry.cost)
     may_store = (
-        inherited.belongs_to(call.flight.partition.owner, call.plan.tenant)
+        is_own
         and inherited.is_undisturbed()
         and (inherited.is_cached or call.operation.policy.ttl is not None)
         and entry.expires > CLOCK.now()

@@ -677,6 +677,33 @@ async def test_what_a_tenant_could_not_keep_is_kept_for_no_other(argument: objec
     assert runs == ["front", "front"]
 
 
+async def test_a_caller_that_waits_does_not_get_what_was_made_for_the_session_of_another():
+    gate = Gate()
+    carts = []
+
+    @AgentCache("cart", "session")
+    async def cart() -> int:
+        carts.append("cart")
+        return len(carts)
+
+    @AgentCache("page")
+    async def page() -> int:
+        await gate()
+        return await cart()
+
+    async def run() -> int:
+        async with AgentCacheSession():
+            return await page()
+
+    first, second = await started(run()), await started(run())
+    assert len(gate.running) == 1, "it joined before anything of a session was read"
+    gate.last.returns(None)
+    assert await first == 1
+    await asyncio.sleep(0)
+    gate.last.returns(None)
+    assert await second == 2
+
+
 async def test_an_answer_of_a_tenant_is_kept_for_that_tenant():
     runs = []
 
