@@ -163,7 +163,7 @@ class Metrics:
 
     def clear(self) -> None:
         """Reset all counters to zero."""
-        for stats in self._tools.values():
+        for stats in list(self._tools.values()):
             stats.clear()
         self._explicit.clear()
         with self._lock:

@@ -197,7 +197,7 @@ class InterceptedScope(Scope):
             plan = copy(self.outside.plan(operation))
             plan.admit = _no_hit
             plan.partition = None
-            self.plans[operation] = plan
+            self.keep_plan(operation, plan)
         return plan
 
 
@@ -218,7 +218,7 @@ class _Beneath(Scope):
             plan.run = partial(_show_call, proceed=of.run)
             plan.load = partial(_show_call, proceed=of.load)
             plan.uncached = partial(_show_call, proceed=of.uncached)
-            self.plans[operation] = plan
+            self.keep_plan(operation, plan)
         return plan
 
 

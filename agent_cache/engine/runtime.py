@@ -21,7 +21,7 @@ from agent_cache.core.parameters import Parameters
 from agent_cache.core.policies import ReadPolicy, WritePolicy
 from agent_cache.core.store import Entry
 from agent_cache.core.tags import Tag, TagSet
-from agent_cache.engine.state import LEDGER
+from agent_cache.engine.state import LEDGER, forget_oldest
 from agent_cache.errors import AgentLoopDetectedError
 from agent_cache.metrics import METRICS, Metrics, Stats
 from agent_cache.remote.protocol import Request, Ticket, Tier
@@ -31,6 +31,7 @@ __all__ = [
     "BECOME_LEADER",
     "ENCLOSING",
     "INTERCEPTORS",
+    "MAX_PLANS",
     "ROOT",
     "SCOPE",
     "TENANT",
@@ -269,8 +270,13 @@ class Plan:
         return key if self.tenant is None else (TENANT, self.tenant, key)
 
 
+MAX_PLANS: Final = 1_000
+"""How many tools have a plan in one scope. A long session may decorate tools as it goes, and each plan keeps its tool
+alive. The plan that was compiled longest ago is dropped, and compiled again if the tool is called again."""
+
+
 class Scope:
-    """An immutable place in the nesting of sessions.
+    """A place in the nesting of sessions. It does not change, unless its innermost session is left in another context.
 
     Attributes:
         participants: the sessions, innermost first; empty for the root.
@@ -279,7 +285,7 @@ class Scope:
         answers_inline: whether the generated body of a global tool may look into its store directly: not for tenants,
             whose keys differ, nor under an interceptor, which receives every call.
         interceptor: records or replays the calls made here; None outside of recordings.
-        plans: compiled plans by operation; a cache, and the only thing here that changes.
+        plans: compiled plans by operation; a cache of at most `MAX_PLANS`.
     """
 
     __slots__ = ("answers_inline", "interceptor", "owners", "participants", "plans", "tenant")
@@ -300,8 +306,24 @@ class Scope:
         """The plan of an operation here, compiled at its first call and again after a change of the configuration."""
         plan = self.plans.get(operation)
         if plan is None or plan.configuration is not CURRENT.value:
-            plan = self.plans[operation] = operation.compile(operation, self)
+            plan = self.keep_plan(operation, operation.compile(operation, self))
         return plan
+
+    def keep_plan(self, operation: Operation[Any], plan: Plan) -> Plan:
+        """Keep a plan for the next call."""
+        self.plans.pop(operation, None)  # compiled again, it is the newest
+        self.plans[operation] = plan
+        if len(self.plans) > MAX_PLANS:
+            forget_oldest(self.plans, MAX_PLANS)
+        return plan
+
+    def become(self, other: Scope) -> None:
+        """Stand for another place from now on: in contexts that still have this one after its session has ended."""
+        for kind in type(self).__mro__:
+            for name in getattr(kind, "__slots__", ()):
+                if hasattr(other, name):
+                    setattr(self, name, getattr(other, name))
+        self.plans = {}
 
 
 class _Root(Scope):
@@ -503,7 +525,7 @@ class Call:
         flight: the flight it leads or follows. Only a call that takes part in one has it.
         started: clock reading when the tool was started.
         numbers: its number in each session that saw it; None outside of sessions.
-        depth: how many calls enclose it, itself included.
+        depth: how many running calls enclose it, itself included; 0 once it has ended.
         began: how many calls its session's loop guard had counted when it began.
         loop_key: its identity for the loop guard; None if it has none.
     """
@@ -550,11 +572,27 @@ class Call:
             self.depth = 1
         else:
             self.leading = parent.leading
-            self.depth = parent.depth + 1
+            self.depth = 1 + parent.running_depth()
         self.started = 0.0
         self.tags: tuple[Tag, ...] = ()
         self.numbers: dict[object, int] | None = None
         self._arguments: dict[str, Any] | None = None
+
+    def running_depth(self) -> int:
+        """How many calls that still run enclose it, itself included. Cuts out those above it that have ended.
+
+        A task that a tool has started may outlive it, and start the next one: no call keeps all those before it alive.
+        """
+        depth = 1 if self.depth else 0
+        below, above = self, self.parent
+        while above is not None:
+            if above.depth:
+                depth += 1
+                below = above
+            else:
+                below.parent = above.parent
+            above = above.parent
+        return depth
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -674,6 +712,7 @@ class Operation(Generic[P]):
                 raise
             return replacement.answer
         finally:
+            call.depth = 0
             try:
                 ENCLOSING.reset(token)
             except ValueError:

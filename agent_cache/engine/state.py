@@ -22,6 +22,7 @@ __all__ = [
     "clear_everything",
     "drop",
     "evict_for",
+    "forget_oldest",
     "forget_warnings",
     "free",
     "run_shielded",
@@ -66,6 +67,18 @@ def _described(error: BaseException) -> str:
 def forget_warnings() -> None:
     """Let `warn_once` log everything again."""
     _warned.clear()
+
+
+def forget_oldest(mapping: dict[Any, Any], limit: int) -> None:
+    """Remove the oldest items of a mapping until it has at most `limit`.
+
+    Takes no lock: another thread may do the same at once, and then there may be fewer.
+    """
+    while len(mapping) > limit:
+        try:
+            mapping.pop(next(iter(mapping)), None)
+        except (RuntimeError, StopIteration):
+            continue  # another thread has changed it between the two steps
 
 
 # Invalidation from outside of a write tool, and eviction

@@ -194,3 +194,5 @@ async def _reload(call: Call) -> None:
     except Exception as error:  # noqa: BLE001 - the tool's own; the caller has its answer already
         stats.errors += 1
         warn_once("refreshing an entry within its grace period failed", call.operation.name, error)
+    finally:
+        call.depth = 0

@@ -24,19 +24,22 @@ ended at.
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from contextvars import Context
 from dataclasses import dataclass
+from threading import get_ident
 from typing import Any, Final, Literal
 
 from agent_cache.core.policies import NO_HINTS, LoopHints
 from agent_cache.core.store import Entry
+from agent_cache.engine.state import forget_oldest
 from agent_cache.errors import AgentLoopDetectedError
 from agent_cache.session.loop_policy import NEVER, LoopPolicy
 from agent_cache.values.compare import fingerprint, shown
 
-__all__ = ["NO_CALL", "CallHistory", "LoopDetector", "RunState", "ToolDetector", "Verdict"]
+__all__ = ["CURRENT_TASK", "NO_CALL", "CallHistory", "CallCount", "LoopDetector", "RunState", "ToolDetector", "Verdict"]
 
 Check = Literal["repeat", "error", "cycle", "any_error"]
 Level = Literal["notice", "action"]
@@ -66,6 +69,15 @@ comes again: a cycle of more calls than this is found one round later.
 """
 
 _MAX_BLOCKED: Final = 1_000
+
+_MAX_TOOLS: Final = 1_000
+"""How many tools of a session are remembered. A long session may decorate more: the oldest are forgotten."""
+
+# Before 3.12 asyncio.current_task is a Python function around this dict. With it a hit in a session takes 16 % longer
+# (benchmarks.budgets, "the same in a session"). 3.11 does not change any more, and test_session.py pins the attribute.
+CURRENT_TASK: Callable[[Any], Any] = (
+    asyncio.current_task if sys.version_info >= (3, 12) else asyncio.tasks._current_tasks.get  # type: ignore[attr-defined]
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,50 +116,106 @@ class Verdict:
         )
 
 
+class CallCount:
+    """How many calls of one tool a run has made. Exact without a lock, as `metrics.Stats`."""
+
+    __slots__ = ("calls",)
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+
 class RunState:
-    """How many calls a run has made, and which task in which iteration of the event loop makes the current one.
+    """How many calls a run has made, and which task in which iteration of which event loop makes the current one.
+
+    Several threads, each with an event loop, may make calls of one run at once. It follows one of them at a time, and
+    another one from its next call on; the iterations of the others go on meanwhile.
 
     Attributes:
         calls: calls made so far, without the refused ones.
         limit: how many calls it may make; 0 once it was stopped, so that one comparison covers both.
         used: calls made so far, by tool, for tools with a limit of their own.
-        loop: the event loop whose current iteration is being followed; None until a call is made in it.
+        thread: the thread that made the last call; None once the iteration it was made in has ended.
+        loop: the event loop of that thread.
         task: the task that made the last call of that iteration. It is not kept longer.
         step: a number for that task in that iteration. Each task and each iteration gets another one.
         first_step: the first number of the current iteration.
     """
 
-    __slots__ = ("calls", "first_step", "limit", "loop", "step", "task", "used")
+    __slots__ = ("_iterations", "calls", "first_step", "limit", "loop", "step", "task", "thread", "used")
 
     def __init__(self, limit: int | None) -> None:
         self.calls = 0
         self.step = self.first_step = 0
-        self.task: Any = None
-        self.used: dict[str, int] = {}
+        self.used: dict[str, CallCount] = {}
         self.restart(limit)
 
     def restart(self, limit: int | None) -> None:
         """Set the limit when the session is entered, perhaps again. The counters go on."""
         self.limit = NEVER if limit is None else limit
+        self._iterations: dict[asyncio.AbstractEventLoop, int] = {}  # the first step of each that has not ended
+        self.release()
+
+    def release(self) -> None:
+        """Keep no task and no event loop alive. The next call begins another iteration."""
+        self._iterations.clear()
+        self.thread: int | None = None
         self.loop: Any = None
+        self.task: Any = None
+
+    def used_by(self, tool: str) -> CallCount:
+        """The calls of one tool."""
+        count = self.used.setdefault(tool, CallCount())
+        forget_oldest(self.used, _MAX_TOOLS)
+        return count
+
+    def note_task(self) -> None:
+        """Note the task of the next call. `SessionHooks` repeats this on the path of every hit."""
+        if get_ident() != self.thread:
+            self.follow()
+        task = CURRENT_TASK(self.loop)
+        if task is not self.task:
+            self.switch_to(self.follow() if task is None else task)  # None: another loop of this thread may be running
 
     def switch_to(self, task: Any) -> None:
-        """Note the task of the next call. `SessionHooks` repeats this on the path of every hit."""
+        """Note the task of the next call."""
         if task is not self.task:
             self.task = task
             self.step += 1
 
-    def begin_iteration(self) -> asyncio.AbstractEventLoop:
-        """Follow the current iteration of the event loop until it ends. Without calls, no callback is scheduled."""
-        self.loop = loop = asyncio.get_running_loop()
-        loop.call_soon(self.end_iteration, context=Context())  # so that the loop does not keep this run's context
-        return loop
+    def follow(self) -> Any:
+        """Follow the current iteration of the running event loop until it ends, or another thread makes a call.
 
-    def end_iteration(self) -> None:
-        """The next call belongs to another iteration."""
-        self.step += 1
-        self.first_step = self.step
-        self.loop = self.task = None
+        Without calls, no callback is scheduled.
+
+        Returns:
+            The running task.
+
+        Raises:
+            RuntimeError: if no event loop is running.
+        """
+        loop = asyncio.get_running_loop()
+        first = self._iterations.get(loop)
+        if first is None:
+            for other in [other for other in list(self._iterations) if other.is_closed()]:
+                self._iterations.pop(other, None)  # closed before its callback could run
+            self.step = first = self.step + 1
+            self._iterations[loop] = first
+            loop.call_soon(self.end_iteration, loop, context=Context())  # it does not keep this run's context
+        self.first_step = first
+        self.task = None
+        self.loop = loop
+        self.thread = get_ident()
+        return CURRENT_TASK(loop)
+
+    def end_iteration(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
+        """The next call of this loop belongs to another iteration."""
+        if loop is not None:
+            self._iterations.pop(loop, None)
+        if self.loop is loop:
+            self.step += 1
+            self.first_step = self.step
+            self.thread = self.loop = self.task = None
 
 
 class CallHistory:
@@ -186,14 +254,16 @@ class CallHistory:
 
     def outcome_text(self) -> str:
         """The last outcome as short text, for reports."""
-        if not self.text and self.entry is not None:
-            self.text = shown(self.entry.share())
+        entry = self.entry
+        if not self.text and entry is not None:
+            self.text = shown(entry.share())
         return self.text
 
     def release_entry(self, identify: Identify) -> None:
         """Stop keeping the entry alive. An outcome that came more than once is identified first; another is lost."""
-        if self.count > 1 and self.entry is not None:
-            value = self.entry.share()
+        entry = self.entry
+        if self.count > 1 and entry is not None:
+            value = entry.share()
             if self.outcome is None:
                 self.outcome = identify(value)
             self.text = self.text or shown(value)
@@ -211,13 +281,13 @@ class CallHistory:
         self.outcome, self.entry, self.text = now, entry, ""
         if now is not None and now == before:
             return True, True
-        if self.others is None:
-            self.others = {}
-        found = (-1, 0) if now is None else self.others.pop(now, (-1, 0))
+        others = self.others
+        if others is None:
+            others = self.others = {}
+        found = (-1, 0) if now is None else others.pop(now, (-1, 0))
         if before is not None:
-            if len(self.others) >= _MAX_OUTCOMES:
-                del self.others[next(iter(self.others))]
-            self.others[before] = self.epoch, self.count
+            others[before] = self.epoch, self.count
+            forget_oldest(others, _MAX_OUTCOMES)
         self.epoch, self.count = found
         return False, self.epoch >= 0
 
@@ -251,14 +321,15 @@ class LoopDetector:
         cycle_acted: whether this streak has met the action level of a cycle.
         recent: the last calls, by position.
         kept: the calls whose last entry is kept alive, oldest first, and what identifies their results.
+        max_kept: how many these may be; 0 once the session has ended.
         tools: the `ToolDetector` of each operation, kept here by `SessionHooks`.
         blocked: the calls to refuse before they run, and why.
     """
 
     __slots__ = (
         "_error", "_error_at", "_error_clock", "_error_step", "_errors", "blocked", "cycle_acted", "cycle_at",
-        "cycle_notice", "epoch", "kept", "last", "levels", "mixed_after", "position", "recent", "run", "streak_start",
-        "tools", "unchanged",
+        "cycle_notice", "epoch", "kept", "last", "levels", "max_kept", "mixed_after", "position", "recent", "run",
+        "streak_start", "tools", "unchanged",
     )  # fmt: skip
 
     def __init__(self, policy: LoopPolicy, run: RunState) -> None:
@@ -276,10 +347,25 @@ class LoopDetector:
         self.tools: dict[Hashable, ToolDetector] = {}
         self.recent = [NO_CALL] * _MAX_RECENT
         self.kept: OrderedDict[CallHistory, Identify] = OrderedDict()
+        self.max_kept = _MAX_KEPT
         self.blocked: dict[tuple[str, Hashable], Verdict] = {}
         self._error: tuple[str, Hashable] | None = None
         self._errors = 0
         self._error_at = self._error_clock = self._error_step = -1
+
+    def tool(self, operation: Hashable, make: Callable[[], ToolDetector]) -> ToolDetector:
+        """The detector of one tool. It outlives the plan that it was made for, which may be compiled again."""
+        found = self.tools.get(operation)
+        if found is None:
+            found = self.tools.setdefault(operation, make())
+            forget_oldest(self.tools, _MAX_TOOLS)
+        return found
+
+    def close(self) -> None:
+        """Keep no entry alive any more, since the session has ended: tasks that outlive it may still call."""
+        self.max_kept = 0
+        while self.kept:
+            self.release_oldest()
 
     @property
     def clock(self) -> int:
@@ -301,8 +387,9 @@ class LoopDetector:
         self.cycle_at = NEVER
         self.cycle_acted = False
         if self.blocked:
-            for call in [call for call, verdict in self.blocked.items() if verdict.kind in ("cycle", "any_error")]:
-                del self.blocked[call]
+            for call, verdict in list(self.blocked.items()):
+                if verdict.kind in ("cycle", "any_error"):
+                    self.blocked.pop(call, None)
 
     def count_call(self, call: CallHistory, *, is_new: bool, is_turn: bool) -> None:
         """Advance by a call whose own count has gone up.
@@ -326,18 +413,23 @@ class LoopDetector:
         for period in range(2, length):
             if recent[period:] == recent[:-period]:
                 return recent[-period:]
-        return list(dict.fromkeys(recent))  # in no fixed order, or longer than what is remembered
+        # In no fixed order, or longer than what is remembered; of no call at all, if another thread has just made one.
+        return list(dict.fromkeys(recent or [self.last]))
 
     def keep_entry(self, call: CallHistory, identify: Identify) -> None:
         """Keep the last entry of a call alive, to compare later ones with it."""
-        self.kept[call] = identify
-        self.kept.move_to_end(call)
-        if len(self.kept) > _MAX_KEPT:
+        kept = self.kept
+        kept.pop(call, None)
+        kept[call] = identify
+        if len(kept) > self.max_kept:
             self.release_oldest()
 
     def release_oldest(self) -> None:
         """Keep one entry less."""
-        call, identify = self.kept.popitem(last=False)
+        try:
+            call, identify = self.kept.popitem(last=False)
+        except KeyError:
+            return  # another thread has released the last one
         call.release_entry(identify)
 
     def count_error(self, tool: str, outcome: Hashable, began: int) -> int:
@@ -357,8 +449,7 @@ class LoopDetector:
         """Refuse the calls of a loop: those of a cycle until a new signature is seen, a write until the epoch ends."""
         for call in verdict.blocked:
             self.blocked[call] = verdict
-        while len(self.blocked) > _MAX_BLOCKED:
-            del self.blocked[next(iter(self.blocked))]
+        forget_oldest(self.blocked, _MAX_BLOCKED)
 
 
 class ToolDetector:
@@ -494,7 +585,7 @@ class ToolDetector:
         if key is None or key in calls or not self._is_plain:
             return False
         if len(calls) >= _MAX_CALLS:
-            del calls[next(iter(calls))]
+            forget_oldest(calls, _MAX_CALLS - 1)
         state = self._detector
         calls[key] = call = CallHistory(self._tool, key, entry, state.epoch)
         call.step, call.judge_at = state.run.step, state.levels["repeat"].notice
@@ -507,7 +598,7 @@ class ToolDetector:
         else:
             state.streak_start, state.mixed_after = position, position + 1
         state.kept[call] = self._identify
-        if len(state.kept) > _MAX_KEPT:
+        if len(state.kept) > state.max_kept:
             state.release_oldest()
         return True
 
@@ -527,8 +618,7 @@ class ToolDetector:
         if call is None:
             call = CallHistory(self._tool, key)
             if key is not None:
-                if len(self._calls) >= _MAX_CALLS:
-                    del self._calls[next(iter(self._calls))]
+                forget_oldest(self._calls, _MAX_CALLS - 1)
                 self._calls[key] = call
         return call
 

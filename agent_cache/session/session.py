@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Hashable, Mapping
 from contextvars import Token
 from types import TracebackType
@@ -14,7 +15,7 @@ from agent_cache.core.keys import Uncacheable, key_part
 from agent_cache.core.policies import checked_flag, checked_text, count
 from agent_cache.core.store import NEVER
 from agent_cache.engine.read import ReadOperation
-from agent_cache.engine.runtime import SCOPE, Operation, Scope
+from agent_cache.engine.runtime import MAX_PLANS, SCOPE, Operation, Scope
 from agent_cache.engine.state import LEDGER, free
 from agent_cache.errors import AgentLoopDetectedError, ConfigurationError
 from agent_cache.metrics import Metrics, Stats
@@ -97,49 +98,51 @@ class AgentCacheSession:
         self._partitions: dict[ReadOperation, Partition] = {}
         self._token: Token[Scope] | None = None
         self._scope: Scope | None = None
+        self._outer: Scope | None = None
+        # For what is rare: entering, leaving, and the first call of a tool. Calls take no lock. Re-entrant, since a
+        # garbage collection may run anything meanwhile.
+        self._lock = threading.RLock()
 
     @property
     def _max_calls(self) -> int | None:
         return self._policy.max_execution_depth if self._detects_loops else None
 
     async def __aenter__(self) -> Self:
-        if self._token is not None:
-            raise ConfigurationError(
-                f"session {self.session_id!r} is already entered; use another AgentCacheSession inside it"
-            )
-        outer = SCOPE.get()
-        tenant = self._tenant_part if self._tenant_part is not None else outer.tenant
-        self._guard.reset()
-        self._run.restart(self._max_calls)
-        longest = self._policy.seconds if self._detects_loops else None
-        self._deadline = NEVER if longest is None else CLOCK.now() + longest
-        self._scope = outer.within(self, tenant)
-        self._token = SCOPE.set(self._scope)
+        with self._lock:
+            if self._token is not None:
+                raise ConfigurationError(
+                    f"session {self.session_id!r} is already entered; use another AgentCacheSession inside it"
+                )
+            outer = SCOPE.get()
+            tenant = self._tenant_part if self._tenant_part is not None else outer.tenant
+            self._guard.reset()
+            self._run.restart(self._max_calls)
+            self._detector = None
+            longest = self._policy.seconds if self._detects_loops else None
+            self._deadline = NEVER if longest is None else CLOCK.now() + longest
+            self._outer, self._scope = outer, outer.within(self, tenant)
+            self._token = SCOPE.set(self._scope)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        token, self._token = self._token, None
-        if token is None:
+        with self._lock:
+            token, self._token = self._token, None
+            scope, self._scope = self._scope, None
+            outer, self._outer = self._outer, None
+            detector, self._detector = self._detector, None
+            partitions, self._partitions = self._partitions, {}
+        if token is None or scope is None or outer is None:
             raise ConfigurationError(f"session {self.session_id!r} is not entered")
-        self._close_partitions()
-        self._detector = None
-        self._run.task = None
-        is_out_of_order = SCOPE.get() is not self._scope
-        self._scope = None
-        try:
-            SCOPE.reset(token)
-        except ValueError:
-            raise ConfigurationError(
-                f"session {self.session_id!r} was entered in one context and left in another, so calls in between "
-                "may have been outside of it; enter and leave it in the same task, as one `async with` does"
-            ) from error
-        if is_out_of_order:
-            raise ConfigurationError(
-                f"session {self.session_id!r} was left before a session that was entered inside it; leave the "
-                "inner one first, as nested `async with` blocks do"
-            ) from error
+        for partition in partitions.values():
+            self._close(partition)
+        if detector is not None:
+            detector.close()
+        self._run.release()
+        mistake = _leave(scope, outer, token, is_closing=_closes_generator(error))
+        if mistake is not None:
+            raise ConfigurationError(f"session {self.session_id!r} was {mistake}") from error
         if error is None and self._guard.swallowed is not None:
             raise self._guard.swallowed.with_traceback(None)
 
@@ -174,13 +177,17 @@ class AgentCacheSession:
 
     def observer_of(self, operation: Operation[Any], *, is_innermost: bool) -> SessionHooks:
         """The hooks for the calls of an operation. Only those of the innermost session check for loops."""
-        if self._detector is None and self._detects_loops:
-            self._detector = LoopDetector(self._policy, self._run)
+        with self._lock:
+            detector = self._detector
+            if detector is None and self._detects_loops:
+                detector = self._detector = LoopDetector(self._policy, self._run)
+                if self._token is None:  # called by a task that has outlived the session
+                    detector.close()
         return SessionHooks(
             operation,
             session=self,
             policy=self._policy if self._detects_loops else None,
-            detector=self._detector,
+            detector=detector,
             is_innermost=is_innermost,
             guard=self._guard,
             run=self._run,
@@ -195,19 +202,22 @@ class AgentCacheSession:
 
     def partition_of(self, operation: ReadOperation) -> Partition:
         """The store of the results of a session-scoped tool. It is closed when the session ends."""
-        partition = self._partitions.get(operation)
-        if partition is None:
-            partition = operation.new_partition(self)
-            if self._token is None:  # called by a task that has outlived the session
-                self._close(partition)
+        oldest: Partition | None = None
+        with self._lock:
+            partition = self._partitions.pop(operation, None)
+            if partition is not None:
+                self._partitions[operation] = partition  # it is the newest, as its plan
             else:
-                self._partitions[operation] = partition
+                partition = operation.new_partition(self)
+                if self._token is None:  # called by a task that has outlived the session
+                    oldest = partition
+                else:
+                    self._partitions[operation] = partition
+                    if len(self._partitions) > MAX_PLANS:
+                        oldest = self._partitions.pop(next(iter(self._partitions)))
+        if oldest is not None:
+            self._close(oldest)
         return partition
-
-    def _close_partitions(self) -> None:
-        partitions, self._partitions = self._partitions, {}
-        for partition in partitions.values():
-            self._close(partition)
 
     @staticmethod
     def _close(partition: Partition) -> None:
@@ -220,6 +230,54 @@ class AgentCacheSession:
     def stop(self, loop: AgentLoopDetectedError) -> None:
         """Stop the run for a loop that stopped it when it was recorded."""
         self._guard.stop(loop)
+
+
+def _leave(scope: Scope, outer: Scope, token: Token[Scope], *, is_closing: bool) -> str | None:
+    """Make the outer scope the current one. Returns what is wrong, if this is not the place to do it.
+
+    Contexts in which the session is still the current one are outside of it from now on.
+
+    Args:
+        is_closing: whether this closes an async generator: then no place is wrong.
+    """
+    is_out_of_order = SCOPE.get() is not scope
+    if is_out_of_order and is_closing:
+        scope.become(outer)  # when what was entered inside of it is left, this scope is the current one again
+        return None
+    try:
+        SCOPE.reset(token)
+    except ValueError:
+        scope.become(outer)
+        if is_closing:
+            return None
+        return (
+            "entered in one context and left in another, so calls in between may have been outside of it; enter and "
+            "leave it in the same task, as one `async with` does"
+        )
+    if is_out_of_order:
+        return (
+            "left before a session that was entered inside it; leave the inner one first, as nested `async with` "
+            "blocks do"
+        )
+    return None
+
+
+def _closes_generator(error: BaseException | None) -> bool:
+    """Whether an async generator is being closed, at a ``yield`` inside the session.
+
+    A loop that leaves an ``async for`` by ``break`` does not close the generator. The event loop does it later, in a
+    task and a context of its own, and code in between may have put the `GeneratorExit` into a group, or raised another
+    error because of it.
+    """
+    pending, seen = [error], set[int]()
+    while pending:
+        one = pending.pop()
+        if isinstance(one, GeneratorExit):
+            return True
+        if one is not None and id(one) not in seen:
+            seen.add(id(one))
+            pending += [one.__context__, *(one.exceptions if isinstance(one, BaseExceptionGroup) else ())]
+    return False
 
 
 def _tenant_part(tenant: Hashable) -> Hashable:

@@ -889,11 +889,11 @@ async def test_sessions_that_are_left_in_another_order_than_they_were_entered_ar
 
 async def test_the_running_task_is_found_without_a_call_of_asyncio():
     """On Python 3.11 by a private dict of asyncio's, which is to hold what the public function gives."""
-    from agent_cache.session import hooks
+    from agent_cache.session import loop_detector
 
     loop = asyncio.get_running_loop()
-    assert hooks._CURRENT_TASK(loop) is asyncio.current_task()
-    found = await asyncio.create_task(_running_task(hooks._CURRENT_TASK))
+    assert loop_detector.CURRENT_TASK(loop) is asyncio.current_task()
+    found = await asyncio.create_task(_running_task(loop_detector.CURRENT_TASK))
     assert found is not asyncio.current_task()
 
 
