@@ -7,7 +7,10 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
-__all__ = ["METRICS", "Metrics", "Stats", "get_metrics"]
+__all__ = ["METRICS", "OTHER_TOOLS", "Metrics", "Stats", "get_metrics"]
+
+OTHER_TOOLS = "(other tools)"
+"""The name under which a session counts the tools that exceed its bound."""
 
 _PUBLIC = ("calls", "hits", "misses", "shared", "invalidations", "uncached", "evictions", "errors", "time_saved")
 
@@ -88,9 +91,13 @@ class Metrics:
 
     Reading an attribute (``hits``, ``misses``, ``shared``, ``invalidations``, ``uncached``, ``evictions``, ``errors``,
     ``calls``, ``loop_detections``, ``time_saved``, ``hit_rate``) sums all tools; `snapshot` gives them one by one.
+
+    Args:
+        max_tools: how many tools are counted one by one. None: any number.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, max_tools: int | None = None) -> None:
+        self._max_tools = float("inf") if max_tools is None else max_tools
         self._tools: dict[tuple[str, tuple[str, ...]], Stats] = {}
         self._explicit: dict[tuple[str, ...], Stats] = {}
         self._loops: Counter[str] = Counter()
@@ -99,8 +106,14 @@ class Metrics:
         self._lock = threading.RLock()  # a Counter is incremented in several steps; these events are rare
 
     def stats_of(self, tool: str, roots: Iterable[str]) -> Stats:
-        """The counters of a tool. Two tools with the same name and roots share them."""
-        return self._tools.setdefault((tool, tuple(roots)), Stats())
+        """The counters of a tool. Two tools with the same name and roots share them.
+
+        A long run may decorate tools as it goes. Those after the first 1,000 share the counters of `OTHER_TOOLS`.
+        """
+        key = tool, tuple(roots)
+        if len(self._tools) >= self._max_tools and key not in self._tools:
+            key = OTHER_TOOLS, ()
+        return self._tools.setdefault(key, Stats())
 
     def invalidated(self, roots: Iterable[str]) -> None:
         """Count an invalidation without a tool: `invalidate(...)` or `writing(...)`."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import weakref
 from collections import deque
 from collections.abc import Awaitable, Callable, Hashable, Mapping
 from contextvars import ContextVar
@@ -286,9 +287,20 @@ class Scope:
             whose keys differ, nor under an interceptor, which receives every call.
         interceptor: records or replays the calls made here; None outside of recordings.
         plans: compiled plans by operation; a cache of at most `MAX_PLANS`.
+        became: the place that this one stands for, since its session has ended; None if it is a place of its own.
     """
 
-    __slots__ = ("answers_inline", "interceptor", "owners", "participants", "plans", "tenant")
+    __slots__ = (
+        "__weakref__",
+        "_aliases",
+        "answers_inline",
+        "became",
+        "interceptor",
+        "owners",
+        "participants",
+        "plans",
+        "tenant",
+    )
 
     def __init__(self, participants: tuple[Participant, ...] = (), tenant: Hashable | None = None) -> None:
         self.participants = participants
@@ -297,6 +309,8 @@ class Scope:
         self.owners: frozenset[object] = frozenset(participants)
         self.plans: dict[Operation[Any], Plan] = {}
         self.interceptor: Interceptor | None = None
+        self.became: Scope | None = None
+        self._aliases: weakref.WeakSet[Scope] | None = None
 
     def within(self, participant: Participant, tenant: Hashable | None) -> Scope:
         """This place with one more session, innermost."""
@@ -319,11 +333,23 @@ class Scope:
 
     def become(self, other: Scope) -> None:
         """Stand for another place from now on: in contexts that still have this one after its session has ended."""
+        other = other.became or other
         for kind in type(self).__mro__:
             for name in getattr(kind, "__slots__", ()):
-                if hasattr(other, name):
+                if hasattr(other, name) and name not in _OWN:
                     setattr(self, name, getattr(other, name))
         self.plans = {}
+        self.became = other
+        for alias in list(self._aliases or ()):
+            alias.become(other)
+        if other is not ROOT:  # which never ends
+            if other._aliases is None:
+                other._aliases = weakref.WeakSet()
+            other._aliases.add(self)
+
+
+_OWN: Final = frozenset({"__weakref__", "_aliases", "became", "plans"})
+"""What a scope does not take over from another one."""
 
 
 class _Root(Scope):
@@ -579,19 +605,22 @@ class Call:
         self._arguments: dict[str, Any] | None = None
 
     def running_depth(self) -> int:
-        """How many calls that still run enclose it, itself included. Cuts out those above it that have ended.
+        """How many calls that still run enclose it, itself included. Of those that have ended, it keeps one in a row.
 
         A task that a tool has started may outlive it, and start the next one: no call keeps all those before it alive.
+        The call that a running one was made from stays, since the trace has its number.
         """
-        depth = 1 if self.depth else 0
-        below, above = self, self.parent
-        while above is not None:
-            if above.depth:
+        call: Call | None = self
+        depth = 0
+        while call is not None:
+            above = call.parent
+            if call.depth:
                 depth += 1
-                below = above
             else:
-                below.parent = above.parent
-            above = above.parent
+                while above is not None and not above.depth:
+                    above = above.parent
+                call.parent = above
+            call = above
         return depth
 
     @property

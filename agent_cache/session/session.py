@@ -86,7 +86,7 @@ class AgentCacheSession:
             checked_text(session_id, "AgentCacheSession: session_id")
         checked_flag(loop_detection, "AgentCacheSession: loop_detection")
         self.session_id = session_id or os.urandom(16).hex()
-        self.metrics = Metrics()
+        self.metrics = Metrics(max_tools=MAX_PLANS)
         self._policy = policy_of(loop_policy, max_tool_repeats, max_execution_depth)
         self._detects_loops = loop_detection
         self._run = RunState(self._max_calls)
@@ -240,7 +240,8 @@ def _leave(scope: Scope, outer: Scope, token: Token[Scope], *, is_closing: bool)
     Args:
         is_closing: whether this closes an async generator: then no place is wrong.
     """
-    is_out_of_order = SCOPE.get() is not scope
+    current = SCOPE.get()
+    is_out_of_order = current is not scope and current.became is not scope
     if is_out_of_order and is_closing:
         scope.become(outer)  # when what was entered inside of it is left, this scope is the current one again
         return None
