@@ -186,14 +186,22 @@ class InterceptedScope(Scope):
         self.outside = outside
         self.beneath = _Beneath(outside)
 
+    def become(self, other: Scope) -> None:
+        super().become(other)
+        if self.interceptor is None and self.became is not None:
+            self.outside = self.became  # the recording has ended: this is a place like any other
+
     def within(self, participant: Participant, tenant: Hashable | None) -> Scope:
         """A session that is opened inside of the recording is recorded, too."""
-        assert self.interceptor is not None
+        if self.interceptor is None:
+            return self.outside.within(participant, tenant)
         return InterceptedScope(self.outside.within(participant, tenant), self.interceptor)
 
     def plan(self, operation: Operation[Any]) -> Plan:
         plan = self.plans.get(operation)
         if plan is None or plan.configuration is not CURRENT.value:
+            if self.interceptor is None:
+                return super().plan(operation)
             plan = copy(self.outside.plan(operation))
             plan.admit = _no_hit
             plan.partition = None

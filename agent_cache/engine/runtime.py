@@ -12,7 +12,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Awaitable, Callable, Hashable, Mapping
-from contextvars import ContextVar
+from contextvars import ContextVar, Token
 from typing import Any, Final, Generic, NamedTuple, NoReturn, Protocol, TypeVar
 
 from agent_cache.clock import CLOCK
@@ -53,7 +53,9 @@ __all__ = [
     "Replacement",
     "Scope",
     "Stage",
+    "closes_generator",
     "count",
+    "leave_scope",
     "report_escape",
 ]
 
@@ -331,6 +333,10 @@ class Scope:
             forget_oldest(self.plans, MAX_PLANS)
         return plan
 
+    def is_at(self, other: Scope) -> bool:
+        """Whether this is that place, or stands for it."""
+        return self is other or self.became is other
+
     def become(self, other: Scope) -> None:
         """Stand for another place from now on: in contexts that still have this one after its session has ended."""
         other = other.became or other
@@ -369,6 +375,46 @@ ROOT: Final[Scope] = _Root()
 
 SCOPE: ContextVar[Scope] = ContextVar("agent_cache_scope", default=ROOT)
 """The scope of the running context. Child tasks and threads inherit it."""
+
+
+def leave_scope(scope: Scope, outer: Scope, token: Token[Scope], *, is_closing: bool) -> bool:
+    """Make the outer scope the current one again.
+
+    Contexts in which the scope is still the current one are at the outer one from now on.
+
+    Args:
+        is_closing: whether an async generator is being closed around it: then another scope may be the current one.
+
+    Returns:
+        Whether this is the context that the scope was entered in.
+    """
+    if is_closing and not SCOPE.get().is_at(scope):
+        scope.become(outer)  # when what was entered inside of it is left, this scope is the current one again
+        return True
+    try:
+        SCOPE.reset(token)
+    except ValueError:
+        scope.become(outer)
+        return False
+    return True
+
+
+def closes_generator(error: BaseException | None) -> bool:
+    """Whether an async generator is being closed, by what a context manager around its ``yield`` is given.
+
+    A loop that leaves an ``async for`` by ``break`` does not close the generator. The event loop does it later, in a
+    task and a context of its own, and code in between may have put the `GeneratorExit` into a group, or raised another
+    error because of it.
+    """
+    pending, seen = [error], set[int]()
+    while pending:
+        one = pending.pop()
+        if isinstance(one, GeneratorExit):
+            return True
+        if one is not None and id(one) not in seen:
+            seen.add(id(one))
+            pending += [one.__context__, *(one.exceptions if isinstance(one, BaseExceptionGroup) else ())]
+    return False
 
 
 # Loads that several calls may wait for

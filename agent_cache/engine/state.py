@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict, deque
-from collections.abc import Coroutine, Iterator
-from typing import Any, TypeVar
+from collections.abc import Coroutine, Iterable, Iterator
+from time import perf_counter
+from typing import Any, Protocol, TypeVar
 
 from agent_cache.config import CURRENT, Configuration
 from agent_cache.core.coherence import Ledger, Partition, Region
@@ -19,14 +20,19 @@ from agent_cache.core.store import Entry
 __all__ = [
     "LEDGER",
     "LOG",
+    "WITNESSES",
     "clear_everything",
     "drop",
     "evict_for",
     "forget_oldest",
     "forget_warnings",
     "free",
+    "note_dropped",
+    "note_evicted",
     "run_shielded",
+    "unwatch",
     "warn_once",
+    "watch",
 ]
 
 T = TypeVar("T")
@@ -100,10 +106,10 @@ def clear_everything() -> None:
     free(garbage)
 
 
-def evict_for(entry: Entry) -> list[Partition] | None:
+def evict_for(entry: Entry, garbage: list[Entry]) -> list[Partition] | None:
     """Evict least recently used entries of the largest stores until `entry` fits into ``max_bytes``.
 
-    The caller holds the lock.
+    The caller holds the lock, and afterwards calls `note_evicted` for each entry in the garbage.
 
     Returns:
         The partition of each evicted entry; None if the entry alone is larger than ``max_bytes``.
@@ -118,7 +124,9 @@ def evict_for(entry: Entry) -> list[Partition] | None:
     total = sum(partition.store.bytes for partition in partitions) + entry.size
     while total > limit:
         largest = max(partitions, key=lambda partition: partition.store.bytes)
-        total -= largest.store.evict().size
+        dropped = largest.store.evict()
+        total -= dropped.size
+        garbage.append(dropped)
         evicted.append(largest)
     return evicted
 
@@ -134,6 +142,100 @@ def _apply(old: Configuration, new: Configuration) -> None:
 CURRENT.listeners.append(_apply)
 
 
+# Witnesses: the loop guards of sessions compare answers with earlier ones, and keep these no longer than the cache does
+
+
+class Witness(Protocol):
+    """Something that keeps an entry alive, to compare its value with a later one.
+
+    Attributes:
+        entry: the entry that it keeps.
+    """
+
+    entry: Entry | None
+
+    def let_go(self, entry: Entry, known: dict[Any, Any] | None) -> None:
+        """Keep what identifies the value instead of the entry, if it is still the one that is kept.
+
+        Args:
+            known: what other witnesses have found out about the value; None if the entry was evicted, which is too
+                frequent to identify each value.
+        """
+        ...
+
+
+_MAX_HOLD = 0.0005
+"""Seconds for which witnesses of dropped entries may hold the event loop: a value takes 1 to 50 us to identify."""
+
+WITNESSES: dict[int, Any] = {}
+"""The witness of each entry that has one, or a set of them, by the entry's address. It is the entry's own as long as a
+witness keeps it alive, and a witness that does not is removed by `unwatch`.
+"""
+
+
+def watch(entry: Entry, witness: Witness) -> None:
+    """Call `Witness.let_go` soon after the cache has dropped this entry, unless `unwatch` is called before."""
+    present = WITNESSES.get(id(entry))
+    if present is None:
+        WITNESSES[id(entry)] = witness
+    elif type(present) is set:
+        present.add(witness)
+    else:
+        WITNESSES[id(entry)] = {present, witness}
+
+
+def unwatch(entry: Entry, witness: Witness) -> None:
+    """Forget a witness that lets go of its entry."""
+    present = WITNESSES.get(id(entry))
+    if present is witness:
+        WITNESSES.pop(id(entry), None)
+    elif type(present) is set:
+        present.discard(witness)
+        if not present:
+            WITNESSES.pop(id(entry), None)
+
+
+def _witnesses_of(present: Any) -> list[Witness]:
+    return list(present) if type(present) is set else [present]
+
+
+def note_evicted(entry: Entry) -> None:
+    """Let no witness keep an entry that was evicted. Called outside of the lock."""
+    present = WITNESSES.pop(id(entry), None)
+    if present is not None:
+        for witness in _witnesses_of(present):
+            witness.let_go(entry, None)
+
+
+def note_dropped(entries: Iterable[Entry]) -> None:
+    """Let no witness keep entries that were dropped. Called outside of the lock, since values are compared."""
+    found = [
+        (entry, _witnesses_of(present)) for entry in entries if (present := WITNESSES.pop(id(entry), None)) is not None
+    ]
+    if not found:
+        return
+    work = _tell_witnesses(found)
+    try:
+        loop = asyncio.get_running_loop()
+    except RuntimeError:
+        for _ in work:
+            pass  # no event loop to hold up
+        return
+    if next(work, work) is not work:  # there is more than fits into one turn
+        _in_turns(loop, work)
+
+
+def _tell_witnesses(found: list[tuple[Entry, list[Witness]]]) -> Iterator[None]:
+    began = perf_counter()
+    for entry, witnesses in found:
+        known: dict[Any, Any] = {}
+        for witness in witnesses:
+            if perf_counter() - began > _MAX_HOLD:
+                yield
+                began = perf_counter()
+            witness.let_go(entry, known)
+
+
 # Freeing dropped entries: a million of them at once would hold the event loop for half a second
 
 
@@ -143,6 +245,8 @@ def free(garbage: list[Any]) -> None:
     Args:
         garbage: lists of entries, and tuples of mappings as `Store.drop_all` returns them. The list is emptied.
     """
+    if WITNESSES:
+        note_dropped(entry for dropped in garbage for entry in _small(dropped))
     large = [mapping for dropped in garbage if type(dropped) is tuple for mapping in dropped if len(mapping) > _SLICE]
     if large:
         try:
@@ -150,13 +254,24 @@ def free(garbage: list[Any]) -> None:
         except RuntimeError:
             pass  # no event loop to hold up: they are freed with the list
         else:
-            work = map(_in_slices, large)
-            if (queue := _garbage.get(loop)) is not None:
-                queue.extend(work)
-            else:
-                _garbage[loop] = deque(work)
-                loop.call_soon(_free_a_slice, loop)
+            _in_turns(loop, *map(_in_slices, large))
     garbage.clear()
+
+
+def _in_turns(loop: asyncio.AbstractEventLoop, *work: Iterator[None]) -> None:
+    """Do some work between other callbacks of an event loop."""
+    if (queue := _garbage.get(loop)) is not None:
+        queue.extend(work)
+    else:
+        _garbage[loop] = deque(work)
+        loop.call_soon(_free_a_slice, loop)
+
+
+def _small(dropped: Any) -> Iterable[Entry]:
+    """The entries of one part of the garbage, but for those that are freed in slices."""
+    if type(dropped) is not tuple:
+        return dropped  # type: ignore[no-any-return]
+    return dropped[0].values() if len(dropped[0]) <= _SLICE else ()
 
 
 def _in_slices(mapping: dict[Any, Any]) -> Iterator[None]:
@@ -164,6 +279,8 @@ def _in_slices(mapping: dict[Any, Any]) -> Iterator[None]:
     while mapping:
         for _ in range(min(_SLICE, len(mapping))):
             _, value = mapping.popitem()
+            if id(value) in WITNESSES:
+                note_dropped((value,))
             if isinstance(value, set) and len(value) > _SLICE:  # the keys under one tag
                 while value:
                     for _ in range(min(_SLICE, len(value))):

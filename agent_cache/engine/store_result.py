@@ -8,6 +8,7 @@ background, for entries that are served within their grace period.
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 from agent_cache.clock import CLOCK
 from agent_cache.config import CURRENT
@@ -15,7 +16,7 @@ from agent_cache.core.coherence import Partition
 from agent_cache.core.store import IMMUTABLE, NEVER, Entry, GuardedEntry, UncopyableError
 from agent_cache.core.tags import Tag
 from agent_cache.engine.runtime import ENCLOSING, Call
-from agent_cache.engine.state import LEDGER, evict_for, free, warn_once
+from agent_cache.engine.state import LEDGER, WITNESSES, evict_for, free, note_dropped, note_evicted, warn_once
 from agent_cache.values.canonical import size_of
 
 __all__ = ["count_unstored", "insert_if_valid", "load", "protected_copy", "refresh", "run_tool", "store_result"]
@@ -132,9 +133,12 @@ def insert_if_valid(call: Call, entry: Entry, tags: tuple[Tag, ...]) -> bool:
     flight = call.flight
     partition = flight.partition
     all_tags = partition.static + tags
+    expired: list[Any] = []
+    garbage: list[Entry] = []
+    replaced = evicted = None
     with LEDGER.lock:
         if LEDGER.timed_holds:
-            free(LEDGER.expire_holds(CLOCK.now()))
+            expired = LEDGER.expire_holds(CLOCK.now())
         if flight.written is not None:
             flight.resolve(all_tags)
         is_valid = (
@@ -146,19 +150,29 @@ def insert_if_valid(call: Call, entry: Entry, tags: tuple[Tag, ...]) -> bool:
         if is_valid:
             flight.stored_tags = all_tags
             doubts = [ticket for ticket in flight.tickets if not ticket.is_clean()] if flight.tickets else ()
-            if not doubts and (not entry.size or _make_room(call, partition, entry)):
+            if not doubts and (not entry.size or _make_room(call, partition, entry, garbage)):
+                replaced = partition.store.peek(flight.key)
                 if type(entry) is GuardedEntry and entry.copy is not None:
-                    _warn_of_failed_copy(call, partition.store.peek(flight.key))
-                if partition.store.insert(flight.key, entry) is not None:
+                    _warn_of_failed_copy(call, replaced)
+                evicted = partition.store.insert(flight.key, entry)
+                if evicted is not None:
                     for stats in call.plan.stats:
                         stats.evictions += 1
         flight.finish()
+    if expired:
+        free(expired)
+    if replaced is not None:
+        note_dropped((replaced,))
+    if evicted is not None and id(evicted) in WITNESSES:
+        note_evicted(evicted)
+    for other in garbage:
+        note_evicted(other)
     return is_valid
 
 
-def _make_room(call: Call, partition: Partition, entry: Entry) -> bool:
+def _make_room(call: Call, partition: Partition, entry: Entry, garbage: list[Entry]) -> bool:
     """Evict what exceeds ``max_bytes``. Returns whether the entry fits."""
-    evicted = evict_for(entry)
+    evicted = evict_for(entry, garbage)
     for other in evicted or ():
         for stats in call.plan.stats if other is partition else (other.tool.stats,):
             stats.evictions += 1

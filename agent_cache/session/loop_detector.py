@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from contextvars import Context
@@ -34,7 +35,7 @@ from typing import Any, Final, Literal
 
 from agent_cache.core.policies import NO_HINTS, LoopHints
 from agent_cache.core.store import Entry
-from agent_cache.engine.state import forget_oldest
+from agent_cache.engine.state import WITNESSES, forget_oldest, unwatch, watch
 from agent_cache.errors import AgentLoopDetectedError
 from agent_cache.session.loop_policy import NEVER, LoopPolicy
 from agent_cache.values.compare import fingerprint, shown
@@ -232,10 +233,12 @@ class CallHistory:
         step: the `RunState.step` in which it was last counted.
         ended: the `LoopDetector.clock` when it was last counted.
         others: its earlier outcomes, each with its epoch and its count.
+        identify: maps a result to what identifies it, once an entry is kept.
     """
 
     __slots__ = (
-        "count", "ended", "entry", "epoch", "in_a_row", "judge_at", "key", "others", "outcome", "step", "text", "tool",
+        "count", "ended", "entry", "epoch", "identify", "in_a_row", "judge_at", "key", "others",
+        "outcome", "step", "text", "tool",
     )  # fmt: skip
 
     def __init__(self, tool: str, key: Hashable, entry: Entry | None = None, epoch: int = -1) -> None:
@@ -251,6 +254,28 @@ class CallHistory:
         self.step = -1
         self.ended = -1
         self.others: dict[Hashable, tuple[int, int]] | None = None
+        self.identify: Identify = fingerprint
+
+    def let_go(self, entry: Entry, known: dict[Any, Any] | None) -> None:
+        """Keep what identifies the value of an entry that the cache has dropped, and not the entry."""
+        if self.entry is not entry:
+            return
+        identify = self.identify
+        if known is None:
+            self.release_entry(identify)
+            return
+        if identify not in known:
+            try:
+                value = entry.share()
+                known[identify] = identify(value), shown(value)
+            except Exception:  # noqa: BLE001 - a value of any class; the outcome is new when it comes again
+                known[identify] = None, ""
+        outcome, text = known[identify]
+        if self.entry is entry:  # no call in another thread has replaced it meanwhile
+            if self.outcome is None:
+                self.outcome = outcome
+            self.text = self.text or text
+            self.entry = None
 
     def outcome_text(self) -> str:
         """The last outcome as short text, for reports."""
@@ -267,7 +292,9 @@ class CallHistory:
             if self.outcome is None:
                 self.outcome = identify(value)
             self.text = self.text or shown(value)
-        self.entry = None
+        if entry is not None:
+            self.entry = None
+            unwatch(entry, self)
 
     def set_outcome(self, outcome: Hashable | None, entry: Entry | None, identify: Identify) -> tuple[bool, bool]:
         """Make this the last outcome. Returns whether it already was, and whether it was seen before in any epoch."""
@@ -327,9 +354,9 @@ class LoopDetector:
     """
 
     __slots__ = (
-        "_error", "_error_at", "_error_clock", "_error_step", "_errors", "blocked", "cycle_acted", "cycle_at",
-        "cycle_notice", "epoch", "kept", "last", "levels", "max_kept", "mixed_after", "position", "recent", "run",
-        "streak_start", "tools", "unchanged",
+        "__weakref__", "_error", "_error_at", "_error_clock", "_error_step", "_errors", "blocked", "cycle_acted",
+        "cycle_at", "cycle_notice", "epoch", "kept", "last", "levels", "max_kept", "mixed_after", "position", "recent",
+        "run", "streak_start", "tools", "unchanged",
     )  # fmt: skip
 
     def __init__(self, policy: LoopPolicy, run: RunState) -> None:
@@ -348,6 +375,7 @@ class LoopDetector:
         self.recent = [NO_CALL] * _MAX_RECENT
         self.kept: OrderedDict[CallHistory, Identify] = OrderedDict()
         self.max_kept = _MAX_KEPT
+        weakref.finalize(self, _release_all, self.kept).atexit = False  # a session that is never left
         self.blocked: dict[tuple[str, Hashable], Verdict] = {}
         self._error: tuple[str, Hashable] | None = None
         self._errors = 0
@@ -364,8 +392,7 @@ class LoopDetector:
     def close(self) -> None:
         """Keep no entry alive any more, since the session has ended: tasks that outlive it may still call."""
         self.max_kept = 0
-        while self.kept:
-            self.release_oldest()
+        _release_all(self.kept)
 
     @property
     def clock(self) -> int:
@@ -420,7 +447,9 @@ class LoopDetector:
         """Keep the last entry of a call alive, to compare later ones with it."""
         kept = self.kept
         kept.pop(call, None)
-        kept[call] = identify
+        kept[call] = call.identify = identify
+        if call.entry is not None:
+            watch(call.entry, call)
         if len(kept) > self.max_kept:
             self.release_oldest()
 
@@ -450,6 +479,17 @@ class LoopDetector:
         for call in verdict.blocked:
             self.blocked[call] = verdict
         forget_oldest(self.blocked, _MAX_BLOCKED)
+
+
+def _release_all(kept: OrderedDict[CallHistory, Identify]) -> None:
+    while kept:
+        try:
+            call, _ = kept.popitem()
+        except KeyError:
+            return
+        entry, call.entry = call.entry, None
+        if entry is not None:
+            unwatch(entry, call)
 
 
 class ToolDetector:
@@ -546,6 +586,8 @@ class ToolDetector:
         state, call, hints = self._detector, self._history(key), self._hints
         before = call.entry
         is_same, is_known = call.set_outcome(outcome, entry, self._identify)
+        if before is not None and entry is not before:
+            unwatch(before, call)
         if entry is None:
             state.kept.pop(call, None)
             if is_known or error:
@@ -597,7 +639,11 @@ class ToolDetector:
             state.end_streak(position)
         else:
             state.streak_start, state.mixed_after = position, position + 1
-        state.kept[call] = self._identify
+        state.kept[call] = call.identify = self._identify
+        if id(entry) in WITNESSES:
+            watch(entry, call)
+        else:
+            WITNESSES[id(entry)] = call  # `watch`, without the call
         if len(state.kept) > state.max_kept:
             state.release_oldest()
         return True

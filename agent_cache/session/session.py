@@ -15,7 +15,7 @@ from agent_cache.core.keys import Uncacheable, key_part
 from agent_cache.core.policies import checked_flag, checked_text, count
 from agent_cache.core.store import NEVER
 from agent_cache.engine.read import ReadOperation
-from agent_cache.engine.runtime import MAX_PLANS, SCOPE, Operation, Scope
+from agent_cache.engine.runtime import MAX_PLANS, SCOPE, Operation, Scope, closes_generator, leave_scope
 from agent_cache.engine.state import LEDGER, free
 from agent_cache.errors import AgentLoopDetectedError, ConfigurationError
 from agent_cache.metrics import Metrics, Stats
@@ -135,14 +135,23 @@ class AgentCacheSession:
             partitions, self._partitions = self._partitions, {}
         if token is None or scope is None or outer is None:
             raise ConfigurationError(f"session {self.session_id!r} is not entered")
-        for partition in partitions.values():
-            self._close(partition)
         if detector is not None:
             detector.close()
+        for partition in partitions.values():
+            self._close(partition)
         self._run.release()
-        mistake = _leave(scope, outer, token, is_closing=_closes_generator(error))
-        if mistake is not None:
-            raise ConfigurationError(f"session {self.session_id!r} was {mistake}") from error
+        is_closing = closes_generator(error)
+        is_inside = not SCOPE.get().is_at(scope)
+        if not leave_scope(scope, outer, token, is_closing=is_closing) and not is_closing:
+            raise ConfigurationError(
+                f"session {self.session_id!r} was entered in one context and left in another, so calls in between "
+                "may have been outside of it; enter and leave it in the same task, as one `async with` does"
+            ) from error
+        if is_inside and not is_closing:
+            raise ConfigurationError(
+                f"session {self.session_id!r} was left before a session that was entered inside it; leave the "
+                "inner one first, as nested `async with` blocks do"
+            ) from error
         if error is None and self._guard.swallowed is not None:
             raise self._guard.swallowed.with_traceback(None)
 
@@ -230,55 +239,6 @@ class AgentCacheSession:
     def stop(self, loop: AgentLoopDetectedError) -> None:
         """Stop the run for a loop that stopped it when it was recorded."""
         self._guard.stop(loop)
-
-
-def _leave(scope: Scope, outer: Scope, token: Token[Scope], *, is_closing: bool) -> str | None:
-    """Make the outer scope the current one. Returns what is wrong, if this is not the place to do it.
-
-    Contexts in which the session is still the current one are outside of it from now on.
-
-    Args:
-        is_closing: whether this closes an async generator: then no place is wrong.
-    """
-    current = SCOPE.get()
-    is_out_of_order = current is not scope and current.became is not scope
-    if is_out_of_order and is_closing:
-        scope.become(outer)  # when what was entered inside of it is left, this scope is the current one again
-        return None
-    try:
-        SCOPE.reset(token)
-    except ValueError:
-        scope.become(outer)
-        if is_closing:
-            return None
-        return (
-            "entered in one context and left in another, so calls in between may have been outside of it; enter and "
-            "leave it in the same task, as one `async with` does"
-        )
-    if is_out_of_order:
-        return (
-            "left before a session that was entered inside it; leave the inner one first, as nested `async with` "
-            "blocks do"
-        )
-    return None
-
-
-def _closes_generator(error: BaseException | None) -> bool:
-    """Whether an async generator is being closed, at a ``yield`` inside the session.
-
-    A loop that leaves an ``async for`` by ``break`` does not close the generator. The event loop does it later, in a
-    task and a context of its own, and code in between may have put the `GeneratorExit` into a group, or raised another
-    error because of it.
-    """
-    pending, seen = [error], set[int]()
-    while pending:
-        one = pending.pop()
-        if isinstance(one, GeneratorExit):
-            return True
-        if one is not None and id(one) not in seen:
-            seen.add(id(one))
-            pending += [one.__context__, *(one.exceptions if isinstance(one, BaseExceptionGroup) else ())]
-    return False
 
 
 def _tenant_part(tenant: Hashable) -> Hashable:

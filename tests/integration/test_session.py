@@ -10,6 +10,7 @@ import logging
 import sys
 import weakref
 from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -21,11 +22,13 @@ from agent_cache import (
     AgentLoopDetectedError,
     ConfigurationError,
     LoopPolicy,
+    configure,
     get_metrics,
     invalidate,
     writing,
 )
 from agent_cache.engine.runtime import ENCLOSING
+from agent_cache.engine.state import WITNESSES
 from tests.harness import library
 from tests.harness.gates import Gate, cancelled, started
 
@@ -1169,15 +1172,167 @@ async def test_a_session_is_opened_and_left_without_looking_at_the_others():
             gc.enable()
         return seen
 
-    await work()
-    alone = await work()
-    for _ in range(1_000):
-        context = contextvars.copy_context()
-        await asyncio.create_task(_enter_and_read(runs), context=context)
-        contexts.append(context)
-    assert await work() == alone
+    seen = []
+    for others in (1, 1_000):
+        for _ in range(others):
+            context = contextvars.copy_context()
+            await asyncio.create_task(_enter_and_read(runs), context=context)
+            contexts.append(context)
+        await work()
+        seen.append(await work())
+    assert seen[0] == seen[1]
 
 
 async def _enter_and_read(runs: Runs) -> None:
     await AgentCacheSession().__aenter__()
     await runs.read()
+
+
+# -- What a session keeps alive ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An answer that a test can see going."""
+
+    text: str
+
+
+class Kept:
+    """A read tool, and how many of its answers are alive."""
+
+    def __init__(self, **options: Any) -> None:
+        self.answers: list[weakref.ref[Answer]] = []
+
+        @AgentCache("kept:{n}", name="read", copy="never", **options)
+        async def read(n: int) -> Answer:
+            answer = Answer(f"answer {n}")
+            self.answers.append(weakref.ref(answer))
+            return answer
+
+        @AgentCacheInvalidator("kept", name="write")
+        async def write() -> str:
+            return "done"
+
+        self.read, self.write = read, write
+
+    async def alive(self) -> int:
+        for _ in range(3):
+            await asyncio.sleep(0)
+        gc.collect()
+        return sum(answer() is not None for answer in self.answers)
+
+
+@pytest.mark.parametrize("scope", ["global", "session"])
+async def test_a_session_keeps_no_answer_that_the_cache_has_evicted(scope: Any):
+    kept = Kept(scope=scope, maxsize=3)
+    async with AgentCacheSession():
+        for n in range(50):
+            await kept.read(n)
+        assert await kept.alive() == 3
+
+
+async def test_a_session_keeps_no_answer_that_is_too_large_for_the_cache():
+    kept = Kept()
+    with configure(max_bytes=10):
+        async with AgentCacheSession():
+            for n in range(50):
+                await kept.read(n)
+            assert await kept.alive() == 0
+
+
+async def test_a_session_keeps_no_more_bytes_than_the_cache():
+    kept = Kept()
+    with configure(max_bytes=1_000):
+        async with AgentCacheSession():
+            for n in range(50):
+                await kept.read(n)
+            assert await kept.alive() < 20
+
+
+DROPS: dict[str, Callable[[Kept], Any]] = {
+    "a write": lambda kept: kept.write(),
+    "a write of another session": lambda kept: asyncio.create_task(kept.write(), context=contextvars.Context()),
+    "invalidate": lambda kept: invalidate("kept"),
+    "clear": lambda kept: asyncio.sleep(0, kept.read.clear()),
+}
+
+
+@pytest.mark.parametrize("how", DROPS)
+async def test_a_session_keeps_no_answer_that_the_cache_has_dropped(how: str):
+    kept = Kept()
+    async with AgentCacheSession() as session:
+        for n in range(50):
+            await kept.read(n)
+            await kept.read(n)
+        await DROPS[how](kept)
+        assert await kept.alive() == 0
+        assert session.get_metrics()["callback_errors"] == 0
+
+
+@pytest.mark.parametrize("how", DROPS)
+async def test_a_loop_is_seen_though_its_answer_is_dropped_each_time(how: str):
+    kept = Kept()
+    async with AgentCacheSession(on_loop="notice", loop_policy=LoopPolicy(write_repeat=None, cycle=None)):
+        found = []
+        for _ in range(6):
+            found.append(type(await kept.read(1)))
+            await DROPS[how](kept)
+            assert await kept.alive() == 0
+    # The first write is progress, and the others change nothing.
+    assert found.index(str) == (5 if how == "a write" else 4)
+
+
+async def test_a_session_keeps_no_answer_beyond_its_end_though_a_task_goes_on_in_it():
+    kept, go = Kept(scope="session"), asyncio.Event()
+    globally = Kept()
+
+    async def lingering() -> None:
+        await go.wait()
+        await globally.read(100)
+        await kept.read(100)
+
+    async with AgentCacheSession():
+        for n in range(50):
+            await kept.read(n)
+            await globally.read(n)
+        task = await started(lingering())
+    await invalidate("kept")
+    assert await kept.alive() == 0
+    go.set()
+    await task
+    await invalidate("kept")
+    assert await kept.alive() == await globally.alive() == 0
+
+
+async def test_nothing_is_noted_for_sessions_that_have_gone():
+    """Left or not."""
+    kept = Kept(maxsize=None)
+    before = len(WITNESSES)
+    for number in range(10):
+        session = AgentCacheSession(max_execution_depth=10_000)
+        context = contextvars.copy_context()
+        await asyncio.create_task(session.__aenter__(), context=context)
+        for n in range(400):
+            await asyncio.create_task(kept.read(n), context=context)
+            await asyncio.create_task(kept.read.fresh(n // 2), context=context)
+        assert len(WITNESSES) <= before + 256
+        if number % 2:
+            with pytest.raises(ConfigurationError):
+                await session.__aexit__(None, None, None)
+        del session, context
+        await kept.alive()
+        assert len(WITNESSES) == before
+
+
+async def test_sessions_that_share_an_answer_let_it_go_together():
+    kept = Kept()
+    async with contextlib.AsyncExitStack() as stack:
+        for _ in range(20):
+            context = contextvars.copy_context()
+            await asyncio.create_task(AgentCacheSession().__aenter__(), context=context)
+            await asyncio.create_task(kept.read(1), context=context)
+            stack.callback(context.copy)  # keeps the session alive
+        assert await kept.alive() == 1
+        await invalidate("kept")
+        assert await kept.alive() == 0
