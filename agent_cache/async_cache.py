@@ -430,7 +430,7 @@ class Storage:
         loads: Any = LoadsByKey()
         self.loads: LoadsByKey = loads
         self.partition = Partition(None, None, (), (), maxsize)
-        self.partition.loads = (loads,)
+        self.partition.loads = loads
         self.late_roots: tuple[str, ...] = ()
 
     def has_refused(self, error: Exception) -> bool:

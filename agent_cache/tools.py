@@ -14,7 +14,6 @@ from datetime import timedelta
 from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, overload
 
 from agent_cache.config import checked_tier
-from agent_cache.core.coherence import Region
 from agent_cache.core.parameters import Parameters
 from agent_cache.core.policies import (
     NO_HINTS,
@@ -28,7 +27,7 @@ from agent_cache.core.policies import (
     seconds,
 )
 from agent_cache.core.store import copy_rule_named
-from agent_cache.core.tags import ComputedTags, TagSet, parse_tag, root_of
+from agent_cache.core.tags import ComputedTags, Region, TagSet, parse_tag, root_of
 from agent_cache.engine.codegen import read_body, write_body
 from agent_cache.engine.plan import read_plan, write_plan
 from agent_cache.engine.read import ReadOperation

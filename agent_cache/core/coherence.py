@@ -1,95 +1,556 @@
 """The rules of coherence in one process: which load may be stored, and what a write does to loads and entries.
 
 A load is stored only if, since it *started*, no write has touched one of its tags and none is in flight. There is no
-table of versions: a write acts on the loads and entries that exist, in the partitions of the tools that share a root
-with it. It acts twice, before it runs and when it has ended, however it ended. The second time is what makes "no read
-that starts later sees the old value" true; the first keeps a value that was read during the write from being stored.
+table of versions: a write acts on the loads and entries that exist. It acts twice, before it runs and when it has
+ended, however it ended. The second time is what makes "no read that starts later sees the old value" true; the first
+keeps a value that was read during the write from being stored.
 
-Every method of `Ledger` runs under its `lock`, which the caller takes around each of: {start a load, join or lead it},
+Everything is found by tag, so that a write costs what it names and what it touches, however many loads, entries, writes
+and sessions there are. A load that starts is put into a set, and gets its places in the indexes when the next write to
+one of its roots comes: most loads end before that, and pay nothing. The tags of some loads are known only from their
+result; while one of them is in flight, the tags written under its root are noted, and compared by `Ledger.resolve`.
+
+Every method of `Ledger` runs under its `lock`, which the caller takes around each of: {join or lead a load again},
 {check, insert}, and {mark loads, drop entries, detach flights}. Time is an argument.
 """
 
 from __future__ import annotations
 
+import heapq
 import os
 import threading
 import weakref
-from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
 
-from agent_cache.core.store import Store
-from agent_cache.core.tags import Tag, meet, root_of
+from agent_cache.core.store import NEVER, Entry, Store
+from agent_cache.core.tags import Part, Region, Tag, ancestors, root_of
 
-__all__ = ["Hold", "Ledger", "Load", "Partition", "Region"]
+__all__ = ["NO_PLACES", "Hold", "Ledger", "Load", "Outdated", "Partition", "PartitionGroup"]
+
+_MANY: Final = 1_000
+"""How many entries under one tag are dropped one by one, at 2 us each, and in how many sessions. If there are more, all
+entries of the tool are dropped at once: that is always safe, and a write must not hold the event loop for long."""
+
+_MAX_WRITTEN: Final = 10_000
+"""How many tags are noted under one root while the tags of a load in flight are unknown. After more of them such loads
+are not stored."""
+
+_MAX_TIMED: Final = 1_000
+"""How many writes are held by what they name while they are in doubt or settle. Those beyond hold their whole roots."""
+
+_EXPIRED_AT_ONCE: Final = 500
+"""How many tags of holds that are over are released by one call of `Ledger.expire_holds`: about 2 ms."""
+
+
+# Indexes
+
+
+class Places:
+    """An index from names to members that can be removed again without a search."""
+
+    __slots__ = ("sets",)
+
+    def __init__(self) -> None:
+        self.sets: dict[Hashable, set[Any]] = {}
+
+    def add(self, name: Hashable, member: Any) -> None:
+        """Put a member under a name."""
+        members: set[Any] | None = None
+        # Repeated if a garbage collection has removed the last other member, and its set with it, meanwhile.
+        while members is None or self.sets.get(name) is not members:
+            members = self.sets.setdefault(name, set())
+            members.add(member)
+
+    def discard(self, name: Hashable, member: Any) -> None:
+        """Remove a member from a name."""
+        members = self.sets.get(name)
+        if members is not None:
+            members.discard(member)
+            if not members and self.sets.get(name) is members:
+                del self.sets[name]
+
+    def under(self, name: Hashable) -> Iterable[Any]:
+        """The members under a name."""
+        return self.sets.get(name, ())
+
+
+class TagIndex:
+    """Finds members by the tags that they depend on: loads in flight, or partitions of sessions.
+
+    Attributes:
+        exact: members by tag.
+        below: members by each proper ancestor of their tags.
+    """
+
+    __slots__ = ("below", "exact")
+
+    def __init__(self) -> None:
+        self.exact = Places()
+        self.below = Places()
+
+    def add(self, tag: Tag, member: Any) -> None:
+        self.exact.add(tag, member)
+        if ":" in tag:
+            for above in ancestors(tag):
+                self.below.add(above, member)
+
+    def discard(self, tag: Tag, member: Any) -> None:
+        """Remove a member. Its other tags below a common ancestor must be removed with this one."""
+        self.exact.discard(tag, member)
+        if ":" in tag:
+            for above in ancestors(tag):
+                self.below.discard(above, member)
+
+    def met_by(self, part: Part) -> set[Any]:
+        """The members with a tag that this part of a write touches."""
+        exact, below = self.exact.sets, self.below.sets
+        if part.is_whole:
+            return {*exact.get(part.root, ()), *below.get(part.root, ())}
+        found: set[Any] = set()
+        for path in exact.keys() & part.paths:
+            found |= exact.get(path, _NOTHING)
+        for path in below.keys() & part.paths:
+            found |= below.get(path, _NOTHING)
+        for tag in part.above:
+            if tag in exact:
+                found |= exact.get(tag, _NOTHING)
+        if part.is_bare:
+            found.update(exact.get(part.root, ()))
+        return found
+
+
+_NOTHING: Final[frozenset[Any]] = frozenset()
+
+
+# What is known under a root
+
+
+class Root:
+    """What the ledger knows under one root of tags. It exists while a tool, a load or a hold refers to it.
+
+    Attributes:
+        groups: the tools whose entries may depend on it.
+        loads: loads in flight, by tag.
+        late: loads in flight some of whose tags under this root are not known yet.
+        late_joinable: those that readers may still join, by owner.
+        watchers: late loads, and writes in flight: while there are any, the tags written are noted.
+        written: for (owner, tag), the serial number of the last write that named it.
+        written_above: the same for the proper ancestors of what was named.
+        written_bare: the same for writes that named no id.
+        floor: the serial number up to which nothing is known, because there was too much of it.
+        held: holds, by (owner, tag) that they name.
+        held_above: the same by the proper ancestors of what they name.
+        held_bare: the same for what names no id, by owner.
+    """
+
+    __slots__ = (
+        "__weakref__", "floor", "groups", "held", "held_above", "held_bare", "late", "late_joinable", "loads", "name",
+        "watchers", "written", "written_above", "written_bare",
+    )  # fmt: skip
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.groups: weakref.WeakSet[PartitionGroup] = weakref.WeakSet()
+        self.loads = TagIndex()
+        self.late: set[Load] = set()
+        self.late_joinable = Places()
+        self.watchers: set[object] = set()
+        self.floor = 0
+        self.written: dict[tuple[object, Tag], int] = {}
+        self.written_above: dict[tuple[object, Tag], int] = {}
+        self.written_bare: dict[object, int] = {}
+        self.held = Places()
+        self.held_above = Places()
+        self.held_bare = Places()
+
+    # Writes that are noted while somebody needs them
+
+    def note(self, part: Part, region: Region, serial: int) -> None:
+        """Note what a write names."""
+        for owner in region.scopes:
+            if part.is_whole:
+                self.written[owner, self.name] = serial
+            for path in part.paths:
+                self.written[owner, path] = serial
+            for tag in part.above:
+                self.written_above[owner, tag] = serial
+            if part.is_bare:
+                self.written_bare[owner] = serial
+        if len(self.written) + len(self.written_above) > _MAX_WRITTEN:
+            self.forget_written()
+            self.floor = serial
+
+    def forget_written(self) -> None:
+        """Forget what was noted."""
+        self.written, self.written_above, self.written_bare = {}, {}, {}
+
+    def unwatch(self, watcher: object) -> None:
+        """Note no more on behalf of a watcher."""
+        self.watchers.discard(watcher)
+        if not self.watchers and self.written:
+            self.forget_written()
+
+    def was_written(self, tag: Tag, owner: object, since: int) -> bool:
+        """Whether a write after this serial number has touched what depends on a tag."""
+        if since < self.floor:
+            return True
+        written = self.written.get
+        for scope in (None,) if owner is None else (None, owner):
+            if (
+                written((scope, tag), 0) > since
+                or self.written_above.get((scope, tag), 0) > since
+                or (tag == self.name and self.written_bare.get(scope, 0) > since)
+                or (":" in tag and any(written((scope, above), 0) > since for above in ancestors(tag)))
+            ):
+                return True
+        return False
+
+    # Holds
+
+    def hold(self, part: Part, hold: Hold) -> None:
+        """Let nothing be stored that a part of a hold's region touches."""
+        for index, name in self._names(part, hold.region):
+            index.add(name, hold)
+
+    def release(self, part: Part, hold: Hold) -> None:
+        """Undo `hold`."""
+        for index, name in self._names(part, hold.region):
+            index.discard(name, hold)
+
+    def _names(self, part: Part, region: Region) -> Iterator[tuple[Places, Hashable]]:
+        for owner in region.scopes:
+            if part.is_whole:
+                yield self.held, (owner, self.name)
+            for path in part.paths:
+                yield self.held, (owner, path)
+            for tag in part.above:
+                yield self.held_above, (owner, tag)
+            if part.is_bare:
+                yield self.held_bare, owner
+
+    def holds_on(self, tag: Tag, owner: object) -> Iterator[set[Hold]]:
+        """The sets of holds that keep what depends on a tag from being stored."""
+        for scope in (None,) if owner is None else (None, owner):
+            held = self.held.sets
+            if (scope, tag) in held:
+                yield held[scope, tag]
+            if ":" in tag:
+                yield from (held[scope, above] for above in ancestors(tag) if (scope, above) in held)
+            if (scope, tag) in self.held_above.sets:
+                yield self.held_above.sets[scope, tag]
+            if tag == self.name and scope in self.held_bare.sets:
+                yield self.held_bare.sets[scope]
+
+
+# Partitions
+
+
+class Outdated:
+    """The entries of sessions that were all dropped at once. Each store is emptied when it is used again, or closed."""
+
+    __slots__ = ("_contents",)
+
+    def __init__(self, contents: Iterable[Contents]) -> None:
+        self._contents = contents
+
+    def __len__(self) -> int:
+        partitions = [one for contents in self._contents if (one := contents.partition()) is not None]
+        return sum(len(partition.store) for partition in partitions if partition.is_outdated)
+
+
+class PartitionGroup:
+    """All partitions of one tool: the global one, and those of sessions, with the loads in flight.
+
+    A write finds the entries of sessions by name, or drops them all at once: it replaces `epoch`, and what was stored
+    under another epoch is not found any more.
+
+    Attributes:
+        tool: the operation.
+        static: tags that every entry depends on. They need no index.
+        own_roots: roots that every entry depends on, or on something below.
+        roots: all roots that any entry may depend on. The ledger adds those of inherited tags.
+        starting: loads that started after the last write to one of their roots.
+        loads: the other loads in flight.
+        by_key: those that no write has touched, by key.
+        partition: the partition of the global scope.
+        sessions: the partitions of sessions, by owner.
+        epoch: stands for the time since the entries of all sessions were last dropped at once.
+    """
+
+    __slots__ = (
+        "__weakref__", "_abandoned", "_filled", "_keys", "_tags", "by_key", "epoch", "loads", "own_roots", "partition",
+        "roots", "sessions", "starting", "static", "tool",
+    )  # fmt: skip
+
+    def __init__(self, tool: Any, static: tuple[Tag, ...], roots: tuple[str, ...]) -> None:
+        self.tool = tool
+        self.static = static
+        self.own_roots = frozenset(roots)
+        self.roots: dict[str, Root | None] = dict.fromkeys(roots)
+        self.starting: set[Load] = set()
+        self.loads: set[Load] = set()
+        self.by_key = Places()
+        self.partition: weakref.ref[Partition] | None = None
+        self.sessions: weakref.WeakValueDictionary[object, Partition] = weakref.WeakValueDictionary()
+        self.epoch = object()
+        self._filled: dict[object, Contents] = {}
+        self._tags = TagIndex()
+        self._keys = Places()
+        self._abandoned: deque[Contents] = deque()
+
+    def partitions(self) -> list[Partition]:
+        """Every partition that a write can reach."""
+        of_all = None if self.partition is None else self.partition()
+        return [*([] if of_all is None else [of_all]), *self.sessions.values()]
+
+    # Loads
+
+    def index_starting(self, serial: int) -> None:
+        """Give the loads that have started since the write with this serial number their places in the indexes."""
+        while self.starting:
+            try:
+                load = self.starting.pop()
+            except KeyError:
+                return  # the last one has just ended
+            load.enter_indexes(serial)
+
+    # Entries
+
+    def drop(self, part: Part, region: Region) -> Iterator[Any]:
+        """Drop the entries that a part of a write touches."""
+        is_all = any(map(part.touches, self.static)) or (part.is_whole and part.root in self.own_roots)
+        of_all = None if self.partition is None else self.partition()
+        if of_all is not None and region.owners is None:
+            yield of_all.drop(part, is_all=is_all)
+        if not self._filled:
+            return
+        if region.owners is not None:
+            reached: Iterable[Contents] = [
+                contents for owner in region.owners if (contents := self._filled.get(id(owner))) is not None
+            ]
+        else:
+            reached = () if is_all else self._tags.met_by(part)
+            if is_all or len(reached) > _MANY:
+                yield self._drop_sessions()
+                return
+        for contents in reached:
+            if (partition := contents.partition()) is not None:
+                yield partition.drop(part, is_all=is_all)
+
+    def drop_key(self, key: Hashable, region: Region) -> Iterator[Any]:
+        """Drop the entries under a key."""
+        of_all = None if self.partition is None else self.partition()
+        reached = [] if of_all is None else [of_all]
+        in_sessions = list(self._keys.under(key))
+        if len(in_sessions) > _MANY and region.owners is None:
+            yield self._drop_sessions()
+        else:
+            reached += [one for contents in in_sessions if (one := contents.partition()) is not None]
+        for partition in reached:
+            if region.reaches(partition.owner):
+                entry = partition.store.discard(key)
+                if entry is not None:
+                    yield [entry]
+
+    def _drop_sessions(self) -> Outdated:
+        """Drop every entry of every session, in constant time."""
+        outdated = Outdated(self._filled.values())
+        self.epoch, self._filled = object(), {}
+        self._tags, self._keys = TagIndex(), Places()
+        return outdated
+
+    # Names of the entries of sessions
+
+    def list_entry(self, contents: Contents, owner: object, key: Hashable, tags: tuple[Tag, ...]) -> None:
+        """Let writes find an entry of a session by its key and its tags."""
+        while self._abandoned:
+            self.unlist(self._abandoned.popleft())
+        self._filled[owner] = contents
+        contents.keys.add(key)
+        self._keys.add(key, contents)
+        for tag in tags:
+            contents.tags.add(tag)
+            self._tags.add(tag, contents)
+
+    def unlist(self, contents: Contents) -> None:
+        """Undo `list_entry` for all entries of a session."""
+        for key in contents.keys:
+            self._keys.discard(key, contents)
+        for tag in contents.tags:
+            self._tags.discard(tag, contents)
+        if self._filled.get(contents.owner) is contents:
+            del self._filled[contents.owner]
+
+    def abandon(self, contents: Contents) -> None:
+        """Unlist a partition that was freed with its session, when the lock is next taken. For any thread."""
+        self._abandoned.append(contents)
+
+
+class Contents:
+    """The names under which the entries of one session are listed in the group of a tool.
+
+    Attributes:
+        keys, tags: of its entries, and of some that are gone.
+    """
+
+    __slots__ = ("keys", "owner", "partition", "tags")
+
+    def __init__(self, partition: Partition) -> None:
+        group = weakref.ref(partition.group)
+
+        def abandoned(_: object) -> None:
+            if (alive := group()) is not None:
+                alive.abandon(self)
+
+        self.partition = weakref.ref(partition, abandoned)
+        self.owner = id(partition.owner)
+        self.keys: set[Hashable] = set()
+        self.tags: set[Tag] = set()
 
 
 class Partition:
-    """The store of one tool in one scope, with its tags and the loads in flight.
+    """The store of one tool in one scope.
+
+    Args:
+        group: the partitions of the same tool; None makes a group of its own.
 
     Attributes:
         tool: the operation whose results it holds.
         owner: the session it belongs to; None for the global scope.
-        static: tags that every entry depends on. They need no index.
-        roots: roots that any of its entries may depend on.
-        loads: the ledger's sets of loads in flight, one for each root.
+        static: tags that every entry depends on.
+        loads: where loads are put when they start, and taken from when they end.
         flights: loads in flight that a reader may join, by (key, event loop).
         requests: the requests that tiers were sent for calls, by key. Bounded.
         is_open: False once its session has ended: nothing is stored any more.
     """
 
-    __slots__ = ("__weakref__", "flights", "is_open", "loads", "owner", "requests", "roots", "static", "store", "tool")
+    __slots__ = (
+        "__weakref__", "_contents", "_epoch", "_most", "flights", "group", "is_open", "loads", "owner", "requests",
+        "static", "store", "tool",
+    )  # fmt: skip
 
     def __init__(
-        self, tool: Any, owner: object | None, static: tuple[Tag, ...], roots: tuple[str, ...], maxsize: int | None
+        self,
+        tool: Any,
+        owner: object | None,
+        static: tuple[Tag, ...],
+        roots: tuple[str, ...],
+        maxsize: int | None,
+        group: PartitionGroup | None = None,
     ) -> None:
+        self.group = PartitionGroup(tool, static, roots) if group is None else group
         self.tool = tool
         self.owner = owner
         self.static = static
-        self.roots = roots
-        self.store = Store(maxsize)
+        self._epoch = self.group.epoch
+        self._contents: Contents | None = None
+        self._most = _MANY
+        self.store = Store(maxsize, None if owner is None else self._if_current)
         self.flights: dict[tuple[Hashable, object], Any] = {}
-        self.loads: tuple[set[Any], ...] = ()
+        self.loads: Any = self.group.starting
         self.requests: dict[Hashable, Any] = {}
         self.is_open = True
 
+    @property
+    def roots(self) -> Iterable[str]:
+        """Roots that any of its entries may depend on."""
+        return self.group.roots
 
-_MANY = 1_000
-"""How many entries under one tag are dropped one by one, at 5 us each. If there are more, all entries of the tool are
-dropped at once: that is always safe, and a write must not block the event loop for half a second."""
+    @property
+    def is_outdated(self) -> bool:
+        """Whether all its entries were dropped with those of the other sessions."""
+        return self.owner is not None and self._epoch is not self.group.epoch
 
-_MAX_WRITTEN = 64
-"""How many writes a load remembers while its own tags are unknown. After more of them it is not stored."""
+    def _if_current(self, lookup: Callable[[Hashable], Entry | None]) -> Callable[[Hashable], Entry | None]:
+        group, epoch = self.group, self.group.epoch
+        return lambda key: lookup(key) if group.epoch is epoch else None
+
+    def insert(self, key: Hashable, entry: Entry) -> tuple[Entry | None, list[Any]]:
+        """Insert or replace an entry.
+
+        Returns:
+            The entry that was evicted for it, if one was, and what else was dropped, for the caller to free.
+        """
+        if self.owner is None:
+            return self.store.insert(key, entry), []
+        garbage: list[Any] = []
+        if self.is_outdated:
+            self._epoch, self._contents = self.group.epoch, None
+            garbage.append(self.store.drop_all())
+        contents = self._contents
+        if contents is None:
+            contents = self._contents = Contents(self)
+        self.group.list_entry(contents, id(self.owner), key, entry.tags)
+        evicted = self.store.insert(key, entry)
+        if len(contents.keys) + len(contents.tags) > self._most:
+            self._list_anew(contents)
+        return evicted, garbage
+
+    def _list_anew(self, contents: Contents) -> None:
+        """List the present entries only. Done each time that the lists have doubled."""
+        self.group.unlist(contents)
+        self._contents = contents = Contents(self)
+        for key, entry in self.store.items():
+            self.group.list_entry(contents, id(self.owner), key, entry.tags)
+        self._most = max(_MANY, 2 * (len(contents.keys) + len(contents.tags)))
+
+    def drop(self, part: Part, *, is_all: bool) -> Any:
+        """Drop the entries that a part of a write touches."""
+        found = None if is_all else self.store.drop_meeting(part, _MANY)
+        return self.store.drop_all() if found is None else found
+
+    def close(self) -> list[Any]:
+        """Store nothing any more, since the session has ended. Returns what was dropped."""
+        self.is_open = False
+        if self.group.sessions.get(self.owner) is self:
+            del self.group.sessions[self.owner]
+        if self._contents is not None and not self.is_outdated:
+            self.group.unlist(self._contents)
+        self._contents = None
+        return [self.store.drop_all()]
+
+
+# Loads
 
 
 class Load:
     """One run of a read tool, from its start until its result is stored or discarded.
 
-    Tags known before the load are compared when a write happens. While some of its tags are known only from the result,
-    the regions written under their roots are remembered, and compared by `resolve`.
-
     Attributes:
+        tags: the tags known before the load.
         late_roots: roots of the tags that are known only from the result.
-        written: the regions to compare with those tags.
         is_clean: whether no write has touched it, so that it may be stored.
         is_open: whether it has not ended.
+        since: serial number of the last write before it was given its places in the indexes; -1 without any, as long as
+            no write has come.
     """
 
-    __slots__ = ("is_clean", "is_open", "key", "late_roots", "partition", "tags", "written")
+    __slots__ = ("_places", "is_clean", "is_open", "key", "late_roots", "partition", "since", "tags")
 
     def __init__(self, partition: Partition, key: Hashable, tags: tuple[Tag, ...], late_roots: tuple[str, ...]) -> None:
         self.partition = partition
         self.key = key
         self.tags = tags
         self.late_roots = late_roots
-        self.written: list[Region] | None = None
         self.is_clean = True
         self.is_open = True
+        self.since = -1
+        self._places: list[tuple[TagIndex, Tag]] = NO_PLACES
 
     def restart(self) -> None:
         """Start again with another run of the tool, which earlier writes do not concern."""
-        self.written = None
+        if self.since >= 0:
+            self.leave_indexes()
         self.is_clean = True
+        self.start()
+
+    def start(self) -> None:
+        """Compare every write with this load, until it is finished."""
+        self.is_open = True
+        self.partition.loads.add(self)
 
     def mark_dirty(self) -> None:
         """Do not store this load, and let no reader join it any more."""
@@ -99,59 +560,103 @@ class Load:
     def detach(self) -> None:
         """Let no reader that starts later join. `engine.runtime.Flight` overrides it."""
 
-    def resolve(self, tags: Sequence[Tag]) -> None:
-        """Compare the writes that happened meanwhile with the tags that the result has given."""
-        if self.written and any(region.touches(tags) for region in self.written):
-            self.is_clean = False
+    def finish(self) -> None:
+        """End it: writes need not consider it any more."""
+        self.is_open = False
+        self.partition.loads.discard(self)
+        if self.since >= 0:
+            self.leave_indexes()
+
+    # Its places in the indexes of its group and its roots
+
+    def enter_indexes(self, serial: int) -> None:
+        """Let writes after the one with this serial number find it by its tags and its key."""
+        group = self.partition.group
+        group.starting.discard(self)
+        group.loads.add(self)
+        self.since = serial
+        self._places = []
+        if not self.is_clean:
+            return
+        group.by_key.add(self.key, self)
+        self.add_places(self.tags)
+        for name in self.late_roots:
+            root = group.roots[name]
+            assert root is not None
+            root.late.add(self)
+            root.watchers.add(self)
+            root.late_joinable.add(self.partition.owner, self)
+
+    def add_places(self, tags: Iterable[Tag]) -> None:
+        """Let writes to these tags find it."""
+        roots = self.partition.group.roots
+        for tag in tags:
+            root = roots[root_of(tag)]
+            assert root is not None
+            root.loads.add(tag, self)
+            self._places.append((root.loads, tag))
+
+    def leave_places(self) -> None:
+        """Let no write find it any more, since one has marked it."""
+        group = self.partition.group
+        group.by_key.discard(self.key, self)
+        places, self._places = self._places, NO_PLACES
+        for index, tag in places:
+            index.discard(tag, self)
+        for name in self.late_roots:
+            root = group.roots[name]
+            assert root is not None
+            if self in root.late:
+                root.late.discard(self)
+                root.late_joinable.discard(self.partition.owner, self)
+                root.unwatch(self)
+
+    def leave_indexes(self) -> None:
+        """Undo `enter_indexes` and `add_places`."""
+        self.leave_places()
+        self.partition.group.loads.discard(self)
+        self.since = -1
 
 
-@dataclass(frozen=True, slots=True)
-class Region:
-    """The tags and keys that a write touches, in every scope or in some sessions only.
-
-    Attributes:
-        paths: tags; everything that meets one of them is touched.
-        keys: single entries, as (tool, key).
-        owners: sessions that an invalidation with ``scope="session"`` reaches; None for every scope.
-        bare: roots of which only entries that depend on the whole root are touched, because the write named no id.
-    """
-
-    paths: tuple[Tag, ...] = ()
-    keys: tuple[tuple[Any, Hashable], ...] = ()
-    owners: frozenset[object] | None = None
-    bare: tuple[str, ...] = ()
-
-    @property
-    def roots(self) -> set[str]:
-        return {root_of(path) for path in (*self.paths, *self.bare)}
-
-    def reaches(self, partition: Partition) -> bool:
-        return self.owners is None or partition.owner in self.owners
-
-    def touches(self, tags: Sequence[Tag]) -> bool:
-        """Whether a write to this region changes an entry with these tags."""
-        return any(meet(tag, path) for path in self.paths for tag in tags) or any(root in tags for root in self.bare)
+NO_PLACES: list[tuple[TagIndex, Tag]] = []
+"""The places of a load that no write has looked for. Never changed."""
 
 
 @dataclass(slots=True, eq=False)
 class Hold:
-    """A write in flight, or one that may still take effect: nothing in its region is stored until the release."""
+    """A write in flight, or one that may still take effect: nothing in its region is stored until the release.
+
+    Attributes:
+        until: clock reading of its end; infinite for a write in flight.
+        since: serial number of the last write before it.
+        is_released: whether it has ended.
+    """
 
     region: Region
-    until: float = field(default=float("inf"))
+    until: float = NEVER
+    since: int = 0
+    is_released: bool = False
+    roots: tuple[Root, ...] = ()
 
 
 class Ledger:
-    """All loads in flight, all holds and all partitions of the process, by root."""
+    """All loads in flight, all holds and all partitions of the process, by root.
+
+    Attributes:
+        timed_holds: the holds with an end, as a heap: when to look at it, a number, the hold.
+        holds: every hold.
+        serial: the number of invalidations so far.
+    """
 
     def __init__(self) -> None:
         # Re-entrant: a garbage collection that starts inside may close an abandoned call, whose clean-up locks again.
         self.lock = threading.RLock()
-        self._partitions: dict[str, weakref.WeakSet[Partition]] = {}
-        self._loads: dict[str, set[Load]] = {}
-        self._holds: dict[str, list[Hold]] = {}
-        self._key_holds: list[Hold] = []
-        self.timed_holds: list[Hold] = []
+        self._roots: weakref.WeakValueDictionary[str, Root] = weakref.WeakValueDictionary()
+        self._groups: weakref.WeakValueDictionary[int, PartitionGroup] = weakref.WeakValueDictionary()
+        self.holds: set[Hold] = set()
+        self._key_holds = Places()
+        self.timed_holds: list[tuple[float, int, Hold]] = []
+        self.serial = 0
         os.register_at_fork(
             before=self.lock.acquire, after_in_parent=self.lock.release, after_in_child=self._reset_in_child
         )
@@ -159,49 +664,65 @@ class Ledger:
     def _reset_in_child(self) -> None:
         """End the writes and loads of the parent process, which nothing would end in a forked child."""
         try:
-            for hold in {*self._key_holds, *(hold for holds in self._holds.values() for hold in holds)}:
-                if hold.until == float("inf"):
+            for hold in list(self.holds):
+                if hold.until == NEVER:
                     self.release(hold)
-            for loads in self._loads.values():
-                for load in loads:
-                    load.mark_dirty()
-                loads.clear()
+            for load in self._open_loads():
+                load.mark_dirty()
+                load.finish()
         finally:
             self.lock.release()
+
+    def _root(self, name: str) -> Root:
+        root = self._roots.get(name)
+        if root is None:
+            root = self._roots[name] = Root(name)
+        return root
 
     # Partitions
 
     def register(self, partition: Partition) -> None:
         """Let writes to its roots reach a partition, as long as it exists."""
-        for root in partition.roots:
-            self._partitions.setdefault(root, weakref.WeakSet()).add(partition)
-        partition.loads = tuple(self._loads.setdefault(root, set()) for root in partition.roots)
+        group = partition.group
+        self._groups[id(group.tool)] = group
+        self.extend(group, group.roots)
+        if partition.owner is None:
+            group.partition = weakref.ref(partition)
+        else:
+            group.sessions[partition.owner] = partition
 
-    def unregister(self, partition: Partition) -> None:
-        """Let no write reach a partition any more, since its session has ended."""
-        for root in partition.roots:
-            partitions = self._partitions.get(root)
-            if partitions is not None:
-                partitions.discard(partition)
-                if not partitions:
-                    del self._partitions[root]
+    def extend(self, group: PartitionGroup, roots: Iterable[str]) -> None:
+        """Let writes to these roots, too, reach the entries and loads of a tool."""
+        for name in list(roots):
+            if group.roots.get(name) is None:
+                root = group.roots[name] = self._root(name)
+                root.groups.add(group)
+
+    def unregister(self, partition: Partition) -> list[Any]:
+        """Let no write reach a partition any more, since its session has ended. Returns what was dropped."""
+        return partition.close()
+
+    def groups(self) -> list[PartitionGroup]:
+        """The partitions of every tool."""
+        return list(self._groups.values())
 
     def partitions(self) -> list[Partition]:
         """Every partition that a write can reach."""
-        return list({partition for partitions in self._partitions.values() for partition in partitions})
+        return [partition for group in self.groups() for partition in group.partitions()]
 
-    def partitions_under(self, root: str) -> list[Partition]:
-        """Every partition whose entries may depend on a root."""
-        return list(self._partitions.get(root, ()))
+    def tools_under(self, root: str) -> list[Any]:
+        """Every tool whose entries may depend on a root."""
+        found = self._roots.get(root)
+        return [] if found is None else [group.tool for group in found.groups]
 
     # Loads
 
-    @staticmethod
-    def start(load: Load) -> None:
-        """Compare every write with this load, until it is discarded from its partition's `loads`."""
-        load.is_open = True
-        for loads in load.partition.loads:
-            loads.add(load)
+    def _open_loads(self) -> list[Load]:
+        return [load for group in self.groups() for load in (*group.starting, *group.loads)]
+
+    def loads_in_flight(self) -> int:
+        """The number of loads that have started and not ended. For diagnosis and tests."""
+        return len(self._open_loads())
 
     def may_store(self, load: Load, tags: Sequence[Tag]) -> bool:
         """Whether the result of a load may be stored: no write since it started, none in flight, none in doubt.
@@ -209,82 +730,144 @@ class Ledger:
         Args:
             tags: everything that the entry will depend on, the tags from the result included.
         """
-        if not load.is_clean:
+        if load.is_clean and load.since >= 0 and load.late_roots:
+            self._resolve(load, tags)
+        return load.is_clean and not (self.holds and self.is_held(tags, load.partition, load.key))
+
+    def _resolve(self, load: Load, tags: Sequence[Tag]) -> None:
+        """Compare the writes that happened meanwhile with the tags that the result has given."""
+        roots, owner = load.partition.group.roots, load.partition.owner
+        for tag in tags:
+            root = roots.get(root_of(tag))
+            if root is not None and load in root.late and root.was_written(tag, owner, load.since):
+                load.is_clean = False
+                return
+
+    def is_held(self, tags: Sequence[Tag], partition: Partition, key: Hashable, *, beside: Hold | None = None) -> bool:
+        """Whether a write in flight or in doubt keeps an entry from being stored.
+
+        Args:
+            beside: a hold that does not count.
+        """
+        for tag in tags:
+            root = self._roots.get(root_of(tag))
+            if root is not None:
+                for holds in root.holds_on(tag, partition.owner):
+                    if beside is None or holds != {beside}:
+                        return True
+        if not self._key_holds.sets:
             return False
-        if self._holds:
-            for root in load.partition.roots:
-                for hold in self._holds.get(root, ()):
-                    if hold.region.reaches(load.partition) and hold.region.touches(tags):
-                        return False
-        return not self._key_holds or not any(
-            hold.region.reaches(load.partition) and (load.partition.tool, load.key) in hold.region.keys
-            for hold in self._key_holds
+        holds = {*self._key_holds.under((id(partition.tool), key)), *self._key_holds.under(id(partition.tool))}
+        return any(hold is not beside and hold.region.reaches(partition.owner) for hold in holds)
+
+    def was_overlapped(self, hold: Hold, tags: Sequence[Tag], partition: Partition, key: Hashable) -> bool:
+        """Whether another write has touched these tags, or this entry, since a write began, or is about to.
+
+        Args:
+            hold: that of the write, which has not been released. Only tags under its own roots can be answered for.
+        """
+        if self.is_held(tags, partition, key, beside=hold):
+            return True
+        roots = {root.name: root for root in hold.roots}
+        return any(
+            (root := roots.get(root_of(tag))) is None or root.was_written(tag, partition.owner, hold.since)
+            for tag in tags
         )
 
     def clear(self, tool: object | None = None) -> list[Any]:
         """Drop all entries, of one tool or of all, and let none of their loads in flight be stored or joined."""
-        for loads in list(self._loads.values()):
-            for load in list(loads):
-                if tool is None or load.partition.tool is tool:
-                    load.mark_dirty()
-        return [partition.store.drop_all() for partition in self.partitions() if tool is None or partition.tool is tool]
-
-    def loads_in_flight(self) -> int:
-        """The number of loads that have started and not ended. For diagnosis and tests."""
-        return len({load for loads in self._loads.values() for load in loads})
+        groups = [group for group in self.groups() if tool is None or group.tool is tool]
+        for group in groups:
+            for load in (*group.starting, *group.loads):
+                load.mark_dirty()
+        partitions = [partition for group in groups for partition in group.partitions()]
+        return [partition.store.drop_all() for partition in partitions if not partition.is_outdated]
 
     # Writes
 
-    def hold(self, region: Region, until: float = float("inf")) -> Hold:
-        """Let nothing in a region be stored, until the hold is released or until a clock reading."""
-        hold = Hold(region, until)
-        for root in region.roots:
-            holds = None
-            # Repeated if a garbage collection has released the last other hold, and its list with it, meanwhile.
-            while holds is None or self._holds.get(root) is not holds:
-                holds = self._holds.setdefault(root, [])
-                holds.append(hold)
-        if region.keys:
-            self._key_holds.append(hold)
-        if until != float("inf"):
-            self.timed_holds.append(hold)
+    def hold(self, region: Region, until: float = NEVER) -> Hold:
+        """Let nothing in a region be stored, until the hold is released or until a clock reading.
+
+        While it is a write in flight, what other writes name is noted, for `was_overlapped`.
+        """
+        is_timed = until != NEVER
+        if is_timed and len(self.timed_holds) >= _MAX_TIMED:
+            widest = self._widest_timed(region, until)
+            if widest is not None:
+                return widest
+            region = _widened(region)
+        hold = Hold(region, until, self.serial)
+        hold.roots = tuple([self._root(part.root) for part in region.parts])
+        self.holds.add(hold)
+        for root, part in zip(hold.roots, region.parts, strict=True):
+            root.hold(part, hold)
+            if not is_timed:
+                root.watchers.add(hold)
+        for tool, key in region.keys:
+            self._key_holds.add(id(tool) if key is _EVERY_KEY else (id(tool), key), hold)
+        if is_timed:
+            heapq.heappush(self.timed_holds, (until, id(hold), hold))
         return hold
 
+    def _widest_timed(self, region: Region, until: float) -> Hold | None:
+        """A hold of these whole roots and tools, extended until then; None if there is none."""
+        if not region.parts or region.keys:
+            return None
+        found: set[Hold] | None = None
+        for part in region.parts:
+            root = self._roots.get(part.root)
+            holds = set() if root is None else {h for h in root.held.under((None, part.root)) if h.until < NEVER}
+            found = holds if found is None else found & holds
+        for hold in found or ():
+            hold.until = max(hold.until, until)  # `expire_holds` puts it back into the heap when its turn comes
+            return hold
+        return None
+
     def release(self, hold: Hold) -> None:
-        for root in hold.region.roots:
-            holds = self._holds.get(root, [])
-            if hold in holds:
-                holds.remove(hold)
-            if not holds:
-                self._holds.pop(root, None)
-        if hold in self._key_holds:
-            self._key_holds.remove(hold)
-        if hold in self.timed_holds:
-            self.timed_holds.remove(hold)
+        """End a hold. Nothing happens if it has ended."""
+        if hold.is_released:
+            return
+        hold.is_released = True
+        self.holds.discard(hold)
+        for root, part in zip(hold.roots, hold.region.parts, strict=True):
+            root.release(part, hold)
+            root.unwatch(hold)
+        for tool, key in hold.region.keys:
+            self._key_holds.discard(id(tool) if key is _EVERY_KEY else (id(tool), key), hold)
+        hold.roots = ()
 
     @property
     def holds_anything(self) -> bool:
         """Whether any write is in flight or in doubt."""
-        return bool(self._holds or self._key_holds)
+        return bool(self.holds)
 
     def release_all(self) -> None:
         """Release every hold."""
-        self._holds.clear()
-        self._key_holds.clear()
+        for hold in list(self.holds):
+            self.release(hold)
         self.timed_holds.clear()
 
     def expire_holds(self, now: float) -> list[Any]:
         """Release the holds whose time is over, and invalidate their regions.
 
         A load that began during a hold, when the effect of the write may not have landed yet, is not stored and not
-        joined after it.
+        joined after it. If very many are over at once, some stay until the next call: see `is_behind`.
         """
-        over = [hold for hold in self.timed_holds if hold.until <= now]
         garbage: list[Any] = []
-        for hold in over:
-            self.release(hold)
-            garbage += self.invalidate(hold.region)
+        names, timed = _EXPIRED_AT_ONCE, self.timed_holds
+        while timed and names > 0 and timed[0][0] <= now:
+            hold = heapq.heappop(timed)[2]
+            if hold.until > now:
+                heapq.heappush(timed, (hold.until, id(hold), hold))  # it was extended
+            elif not hold.is_released:
+                self.release(hold)
+                garbage += self.invalidate(hold.region)
+                names -= 1 + len(hold.region.paths) + len(hold.region.keys)
         return garbage
+
+    def is_behind(self, now: float) -> bool:
+        """Whether there are holds that are over and have not been released yet. They still hold."""
+        return bool(self.timed_holds) and self.timed_holds[0][0] <= now
 
     def invalidate(self, region: Region) -> list[Any]:
         """Mark and detach the loads that a region touches, and drop the entries.
@@ -293,50 +876,57 @@ class Ledger:
             The dropped objects, for the caller to free outside the lock, in slices.
         """
         garbage: list[Any] = []
-        for root in region.roots:
-            for load in list(self._loads.get(root, ())):
-                if region.reaches(load.partition):
-                    self._mark_if_touched(load, region, root)
-        for paths, exactly in ((region.paths, False), (region.bare, True)):
-            for path in paths:
-                for partition in self.partitions_under(root_of(path)):
-                    if region.reaches(partition):
-                        garbage += (_drop(partition, path, exactly=exactly),)
+        before = self.serial
+        self.serial = serial = before + 1
+        for part in region.parts:
+            root = self._roots.get(part.root)
+            if root is None:
+                continue
+            groups = list(root.groups)
+            for group in groups:
+                group.index_starting(before)
+            for load in root.loads.met_by(part):
+                if region.reaches(load.partition.owner):
+                    load.mark_dirty()
+                    load.leave_places()
+            if root.watchers:
+                root.note(part, region, serial)
+                self._detach_late(root, region)
+            for group in groups:
+                garbage.extend(group.drop(part, region))
         for tool, key in region.keys:
             garbage.extend(self._invalidate_key(tool, key, region))
         return garbage
 
     @staticmethod
-    def _mark_if_touched(load: Load, region: Region, root: str) -> None:
-        if region.touches(load.tags):
-            load.mark_dirty()
-        elif root in load.late_roots:
-            # Its tags are unknown, so nobody may join; whether it may be stored is decided when they are known.
-            load.detach()
-            if load.written is None:
-                load.written = []
-            if len(load.written) < _MAX_WRITTEN:
-                load.written.append(region)
-            else:
-                load.is_clean = False
+    def _detach_late(root: Root, region: Region) -> None:
+        """Let nobody join loads whose tags are unknown. Whether they may be stored is decided when these are known."""
+        sets = root.late_joinable.sets
+        for owner in list(sets) if region.owners is None else region.owners:
+            for load in list(sets.pop(owner, ())):
+                load.detach()
 
-    def _invalidate_key(self, tool: object, key: Hashable, region: Region) -> Iterable[Any]:
-        for loads in list(self._loads.values()):
-            for load in list(loads):
-                if load.partition.tool is tool and load.key == key and region.reaches(load.partition):
-                    load.mark_dirty()
-        for partition in self.partitions():
-            if partition.tool is tool and region.reaches(partition):
-                entry = partition.store.discard(key)
-                if entry is not None:
-                    yield [entry]
+    def _invalidate_key(self, tool: object, key: Hashable, region: Region) -> Iterator[Any]:
+        group = self._groups.get(id(tool))
+        if group is None or group.tool is not tool:
+            return
+        if key is _EVERY_KEY:
+            yield from self.clear(tool)
+            return
+        group.index_starting(self.serial)
+        for load in list(group.by_key.under(key)):
+            if region.reaches(load.partition.owner):
+                load.mark_dirty()
+                load.leave_places()
+        yield from group.drop_key(key, region)
 
 
-def _drop(partition: Partition, path: Tag, *, exactly: bool) -> Any:
-    store = partition.store
-    drops_all = (
-        path in partition.static if exactly else ":" not in path or any(meet(tag, path) for tag in partition.static)
+_EVERY_KEY: Final = object()
+
+
+def _widened(region: Region) -> Region:
+    """A region of the whole roots and tools that another one names a part of."""
+    return Region(
+        tuple(part.root for part in region.parts),
+        tuple({id(tool): (tool, _EVERY_KEY) for tool, _ in region.keys}.values()),
     )
-    if drops_all or store.count_under(path) > _MANY:
-        return store.drop_all()
-    return store.drop_exactly(path) if exactly else store.drop_tag(path)

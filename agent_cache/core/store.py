@@ -21,7 +21,7 @@ from enum import Enum
 from functools import partial
 from typing import Any, Final
 
-from agent_cache.core.tags import Tag, ancestors
+from agent_cache.core.tags import Part, Tag, ancestors
 from agent_cache.values.canonical import MISSING, text_of_standard_value
 
 __all__ = [
@@ -247,6 +247,7 @@ def copy_rule_named(choice: object) -> CopyRule | None:
 # The store
 
 Key = Hashable
+Lookup = Callable[[Key], Entry | None]
 
 
 class _Keys(set[Key]):
@@ -264,6 +265,7 @@ class Store:
 
     Args:
         maxsize: how many entries it holds at most; the least recently used is evicted first. None for no bound.
+        guard: makes the function that looks up entries, from the one that does so unconditionally.
 
     Attributes:
         lookup: the entry under a key, or None.
@@ -272,13 +274,14 @@ class Store:
         bytes: the sum of the sizes of the entries.
     """
 
-    __slots__ = ("__weakref__", "_below", "_data", "_exact", "bytes", "lookup", "maxsize", "newest", "touch")
+    __slots__ = ("__weakref__", "_below", "_data", "_exact", "_guard", "bytes", "lookup", "maxsize", "newest", "touch")
 
-    lookup: Callable[[Key], Entry | None]
+    lookup: Lookup
     touch: Callable[[Key], None]
 
-    def __init__(self, maxsize: int | None) -> None:
+    def __init__(self, maxsize: int | None, guard: Callable[[Lookup], Lookup] | None = None) -> None:
         self.maxsize = maxsize
+        self._guard = guard
         self._renew()
 
     def _renew(self) -> None:
@@ -287,7 +290,7 @@ class Store:
         # Keys whose tag lies strictly below a tag other than the root: only tags of three segments and more need it.
         self._below: dict[Tag, Key | _Keys] = {}
         self.bytes = 0
-        self.lookup = self._data.get
+        self.switch(on=True)
         self.touch = self._data.move_to_end
         self.newest: Entry | None = None
 
@@ -305,9 +308,14 @@ class Store:
         """All keys, least recently used first."""
         return list(self._data)
 
+    def items(self) -> list[tuple[Key, Entry]]:
+        """All keys and entries, least recently used first."""
+        return list(self._data.items())
+
     def switch(self, *, on: bool) -> None:
         """Switch lookups on or off. Entries stay, and can be dropped, either way."""
-        self.lookup = self._data.get if on else _no_entry
+        find = self._data.get
+        self.lookup = _no_entry if not on else find if self._guard is None else self._guard(find)
 
     def use(self, key: Key, entry: Entry) -> None:
         """Make an entry the most recently used. Not needed if it is `newest`, which the caller checks first."""
@@ -351,24 +359,26 @@ class Store:
                 self.newest = None
         return entry
 
-    def count_under(self, tag: Tag) -> int:
-        """An upper bound of how many entries `drop_tag` would remove."""
-        found = [self._exact.get(tag, _ABSENT), self._below.get(tag, _ABSENT)]
-        found += [self._exact.get(above, _ABSENT) for above in ancestors(tag)]
-        return sum(len(keys) if type(keys) is _Keys else keys is not _ABSENT for keys in found)
-
-    def drop_tag(self, tag: Tag) -> list[Entry]:
-        """Remove the entries that meet a tag below the root: those with the tag, with one below it, or an ancestor."""
-        keys: dict[Key, None] = dict.fromkeys(_members(self._exact.get(tag, _ABSENT)))
-        if self._below:
-            keys.update(dict.fromkeys(_members(self._below.get(tag, _ABSENT))))
-        for above in ancestors(tag):
-            keys.update(dict.fromkeys(_members(self._exact.get(above, _ABSENT))))
+    def drop_meeting(self, part: Part, limit: int) -> list[Entry] | None:
+        """Remove the entries with a tag that a part of a write touches. None, with nothing removed, if there are more
+        than `limit`.
+        """
+        exact, below = self._exact, self._below
+        if part.is_whole:
+            if len(exact) > limit:
+                return None
+            tags = [tag for tag in exact if part.touches(tag)]
+        else:
+            tags = [*(exact.keys() & part.paths), *(exact.keys() & part.above)]
+            if part.is_bare and part.root in exact and not part.paths:
+                tags.append(part.root)
+        found = [exact[tag] for tag in tags]
+        if below and not part.is_whole:
+            found += [below[tag] for tag in below.keys() & part.paths]
+        if not found or sum(len(keys) if type(keys) is _Keys else 1 for keys in found) > limit:
+            return None if found else []
+        keys = dict.fromkeys(key for keys in found for key in _members(keys))
         return [entry for key in keys if (entry := self.discard(key)) is not None]
-
-    def drop_exactly(self, tag: Tag) -> list[Entry]:
-        """Remove the entries with exactly this tag."""
-        return [entry for key in _members(self._exact.get(tag, _ABSENT)) if (entry := self.discard(key)) is not None]
 
     def drop_all(self) -> tuple[dict[Any, Any], ...]:
         """Empty the store in constant time. Returns its mappings, the entries first, to be freed in slices."""

@@ -15,15 +15,17 @@ from __future__ import annotations
 import inspect
 import re
 import string
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
 
 from agent_cache.errors import ConfigurationError
 
 __all__ = [
     "ComputedTags",
     "Field",
+    "Part",
+    "Region",
     "Segment",
     "Tag",
     "TagRule",
@@ -86,22 +88,22 @@ def _pieces(template: str, parameters: Sequence[str], tool: str) -> list[str | F
     except ValueError as error:
         raise ConfigurationError(f"{tool}: resource {template!r} is not a template: {error}") from None
     pieces: list[str | Field] = []
-    for literal, field, spec, conversion in parsed:
+    for literal, name_and_path, spec, conversion in parsed:
         if literal and pieces and isinstance(pieces[-1], str):
             pieces[-1] += literal  # string.Formatter yields an escaped brace as a piece of its own
         elif literal:
             pieces.append(literal)
-        if field is None:
+        if name_and_path is None:
             continue
         if spec or conversion:
             raise ConfigurationError(
-                f"{tool}: resource {template!r} has a conversion or a format after {{{field}}}, which is not "
+                f"{tool}: resource {template!r} has a conversion or a format after {{{name_and_path}}}, which is not "
                 "supported; leave it out, or compute the tag with tags_from(...)"
             )
-        read = _name_and_path(field)
+        read = _name_and_path(name_and_path)
         if read is None:
             raise ConfigurationError(
-                f"{tool}: resource {template!r} has a malformed field {{{field}}}; write it as {{name}}, "
+                f"{tool}: resource {template!r} has a malformed field {{{name_and_path}}}; write it as {{name}}, "
                 "{name.attribute} or {name[key]}"
             )
         name, path = read
@@ -196,6 +198,90 @@ def parse_tag(tag: str | Sequence[object]) -> Tag:
     if not segments or not all(segments):
         raise ConfigurationError(f"{tag!r} is not a tag; write 'root' or 'root:id' without empty segments")
     return ":".join(map(escape, segments))
+
+
+# Regions: the part of all data that a write names
+
+_MANY_PATHS: Final = 2_000
+"""How many tags below one root a write names one by one, at 3 us each. More of them count as the whole root."""
+
+
+class Part:
+    """What a write names under one root, prepared for finding it in indexes.
+
+    Attributes:
+        is_whole: it names the root itself, and so everything below.
+        paths: the tags below the root that it names.
+        above: the proper ancestors of these.
+        is_bare: it names no id: what depends on the whole root is touched.
+    """
+
+    __slots__ = ("above", "is_bare", "is_whole", "paths", "root")
+
+    def __init__(self, root: str) -> None:
+        self.root = root
+        self.is_whole = self.is_bare = False
+        self.paths: set[Tag] = set()
+        self.above: set[Tag] = set()
+
+    def touches(self, tag: Tag) -> bool:
+        """Whether a write of this changes what depends on a tag."""
+        if self.is_whole:
+            return root_of(tag) == self.root
+        if tag == self.root:
+            return self.is_bare or bool(self.paths)
+        return tag in self.paths or tag in self.above or not self.paths.isdisjoint(ancestors(tag))
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """The tags and keys that a write touches, in every scope or in some sessions only.
+
+    Attributes:
+        paths: tags; everything that meets one of them is touched.
+        keys: single entries, as (tool, key).
+        owners: sessions that an invalidation with ``scope="session"`` reaches; None for every scope.
+        bare: roots of which only entries that depend on the whole root are touched, because the write named no id.
+        parts: `paths` and `bare` by root.
+    """
+
+    paths: tuple[Tag, ...] = ()
+    keys: tuple[tuple[Any, Hashable], ...] = ()
+    owners: frozenset[object] | None = None
+    bare: tuple[str, ...] = ()
+    parts: tuple[Part, ...] = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        parts: dict[str, Part] = {}
+        for path in self.paths:
+            at = path.find(":")
+            root = path if at < 0 else path[:at]
+            part = parts.get(root)
+            if part is None:
+                part = parts[root] = Part(root)
+            if at < 0:
+                part.is_whole = True
+            else:
+                part.paths.add(path)
+                part.above.update(ancestors(path))
+        for root in self.bare:
+            parts.setdefault(root, Part(root)).is_bare = True
+        for part in parts.values():
+            if part.is_whole or len(part.paths) > _MANY_PATHS:
+                part.is_whole, part.paths, part.above = True, set(), set()
+        object.__setattr__(self, "parts", tuple(parts.values()))
+
+    def reaches(self, owner: object | None) -> bool:
+        """Whether it concerns the entries of this session, or of the global scope, at all."""
+        return self.owners is None or owner in self.owners
+
+    @property
+    def scopes(self) -> Iterable[object]:
+        """The owners under which it is noted in indexes; None stands for every scope."""
+        return (None,) if self.owners is None else self.owners
+
+
+# Rules
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,9 +15,10 @@ from functools import partial
 from typing import Any
 
 from agent_cache.config import CURRENT, Configuration
-from agent_cache.core.coherence import Partition, Region
+from agent_cache.core.coherence import Partition
 from agent_cache.core.keys import Uncacheable, key_part
 from agent_cache.core.policies import ReadPolicy
+from agent_cache.core.tags import Region
 from agent_cache.engine.interception import InterceptedCall
 from agent_cache.engine.runtime import (
     BECOME_LEADER,
@@ -75,7 +76,8 @@ class ReadOperation(Operation[ReadPolicy]):
 
     def new_partition(self, owner: object | None) -> Partition:
         """Make a store for the answers of one scope, and register it for invalidation."""
-        partition = Partition(self, owner, self.tags.static, self.tags.roots, self.policy.maxsize)
+        group = None if owner is None else self.partition.group
+        partition = Partition(self, owner, self.tags.static, self.tags.roots, self.policy.maxsize, group)
         with LEDGER.lock:
             partition.store.switch(on=CURRENT.value.enabled)
             LEDGER.register(partition)

@@ -17,7 +17,7 @@ from typing import Any, Final, Generic, NamedTuple, NoReturn, Protocol, TypeVar
 
 from agent_cache.clock import CLOCK
 from agent_cache.config import CURRENT, Configuration
-from agent_cache.core.coherence import Load, Partition
+from agent_cache.core.coherence import NO_PLACES, Load, Partition
 from agent_cache.core.parameters import Parameters
 from agent_cache.core.policies import ReadPolicy, WritePolicy
 from agent_cache.core.store import Entry
@@ -469,9 +469,10 @@ class Flight(Load):
         self.key = id[0]
         self.tags = tags
         self.late_roots = late_roots
-        self.written = None
         self.is_clean = True
         self.is_open = True
+        self.since = -1
+        self._places = NO_PLACES
         self.id = id
         self.waiters: deque[asyncio.Future[Any]] | None = None
         self.waits_for: list[Flight] | None = None
@@ -506,8 +507,9 @@ class Flight(Load):
             self.joinable = False
             partition.flights.pop(self.id, None)
         self.is_open = False
-        for loads in partition.loads:
-            loads.discard(self)
+        partition.loads.discard(self)
+        if self.since >= 0:
+            self.leave_indexes()
 
     def land(self, outcome: object) -> None:
         """Give every follower the outcome."""

@@ -35,15 +35,14 @@ def single_flight(call: Call, proceed: Proceed) -> Awaitable[Entry]:
     partition: Partition = call.plan.partition
     loop = asyncio.get_running_loop()
     under = call.leading
-    if LEDGER.timed_holds:
-        _expire_holds()
+    is_behind = bool(LEDGER.timed_holds) and _expire_holds()
     ident = call.key, loop
     present: Flight | None = partition.flights.get(ident)
     if present is not None:
         if call.is_fresh:
             with LEDGER.lock:
                 present.mark_dirty()  # its value is older than the one asked for now
-        elif not (present.agrees_with(call.asked) if call.asked else present.may_be_joined()):
+        elif is_behind or not (present.agrees_with(call.asked) if call.asked else present.may_be_joined()):
             with LEDGER.lock:
                 present.detach()  # this call leads, and later ones join it
             present = None
@@ -55,8 +54,7 @@ def single_flight(call: Call, proceed: Proceed) -> Awaitable[Entry]:
     flight = Flight(partition, ident, partition.static + call.tags, call.operation.late_roots)
     if call.asked:
         flight.tickets = tuple(ticket for _, ticket in call.asked)
-    for loads in partition.loads:
-        loads.add(flight)
+    partition.loads.add(flight)
     if present is None or call.is_fresh:
         flight.joinable = True
         partition.flights[ident] = flight
@@ -65,10 +63,14 @@ def single_flight(call: Call, proceed: Proceed) -> Awaitable[Entry]:
     return _lead(call, proceed, flight, under)
 
 
-def _expire_holds() -> None:
+def _expire_holds() -> bool:
+    """Release the holds that are over. Returns whether some of them have to wait."""
+    now = CLOCK.now()
     with LEDGER.lock:
-        garbage = LEDGER.expire_holds(CLOCK.now())
+        garbage = LEDGER.expire_holds(now)
+        is_behind = LEDGER.is_behind(now)
     free(garbage)
+    return is_behind
 
 
 def _would_deadlock(under: Flight, flight: Flight) -> bool:
@@ -131,5 +133,4 @@ def take_over(call: Call, proceed: Proceed, flight: Flight, under: Flight | None
     """Lead a flight whose leader was cancelled: the tool runs again, in this caller's task and context."""
     with LEDGER.lock:
         flight.restart()
-        LEDGER.start(flight)
     return _lead(call, proceed, flight, under)

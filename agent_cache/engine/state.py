@@ -14,8 +14,9 @@ from time import perf_counter
 from typing import Any, Protocol, TypeVar
 
 from agent_cache.config import CURRENT, Configuration
-from agent_cache.core.coherence import Ledger, Partition, Region
+from agent_cache.core.coherence import Ledger, Partition
 from agent_cache.core.store import Entry
+from agent_cache.core.tags import Region
 
 __all__ = [
     "LEDGER",
@@ -268,10 +269,10 @@ def _in_turns(loop: asyncio.AbstractEventLoop, *work: Iterator[None]) -> None:
 
 
 def _small(dropped: Any) -> Iterable[Entry]:
-    """The entries of one part of the garbage, but for those that are freed in slices."""
-    if type(dropped) is not tuple:
-        return dropped  # type: ignore[no-any-return]
-    return dropped[0].values() if len(dropped[0]) <= _SLICE else ()
+    """The entries of one part of the garbage, but for those that are freed in slices or later."""
+    if type(dropped) is tuple:
+        return dropped[0].values() if len(dropped[0]) <= _SLICE else ()
+    return dropped if type(dropped) is list else ()
 
 
 def _in_slices(mapping: dict[Any, Any]) -> Iterator[None]:

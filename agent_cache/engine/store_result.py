@@ -133,39 +133,38 @@ def insert_if_valid(call: Call, entry: Entry, tags: tuple[Tag, ...]) -> bool:
     flight = call.flight
     partition = flight.partition
     all_tags = partition.static + tags
-    expired: list[Any] = []
-    garbage: list[Entry] = []
+    garbage: list[Any] = []
+    given_up: list[Entry] = []
     replaced = evicted = None
     with LEDGER.lock:
         if LEDGER.timed_holds:
-            expired = LEDGER.expire_holds(CLOCK.now())
-        if flight.written is not None:
-            flight.resolve(all_tags)
+            garbage = LEDGER.expire_holds(CLOCK.now())
         is_valid = (
             flight.is_clean
             and partition.is_open
             and CURRENT.value.enabled
-            and (not LEDGER.holds_anything or LEDGER.may_store(flight, all_tags))
+            and ((flight.since < 0 and not LEDGER.holds) or LEDGER.may_store(flight, all_tags))
         )
         if is_valid:
             flight.stored_tags = all_tags
             doubts = [ticket for ticket in flight.tickets if not ticket.is_clean()] if flight.tickets else ()
-            if not doubts and (not entry.size or _make_room(call, partition, entry, garbage)):
+            if not doubts and (not entry.size or _make_room(call, partition, entry, given_up)):
                 replaced = partition.store.peek(flight.key)
                 if type(entry) is GuardedEntry and entry.copy is not None:
                     _warn_of_failed_copy(call, replaced)
-                evicted = partition.store.insert(flight.key, entry)
+                evicted, dropped = partition.insert(flight.key, entry)
+                garbage += dropped
                 if evicted is not None:
                     for stats in call.plan.stats:
                         stats.evictions += 1
         flight.finish()
-    if expired:
-        free(expired)
+    if garbage:
+        free(garbage)
     if replaced is not None:
         note_dropped((replaced,))
     if evicted is not None and id(evicted) in WITNESSES:
         note_evicted(evicted)
-    for other in garbage:
+    for other in given_up:
         note_evicted(other)
     return is_valid
 

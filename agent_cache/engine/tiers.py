@@ -16,10 +16,9 @@ from functools import partial
 from typing import Any, Final
 
 from agent_cache.clock import CLOCK
-from agent_cache.core.coherence import Region
 from agent_cache.core.keys import PLAIN
 from agent_cache.core.store import NEVER, Entry
-from agent_cache.core.tags import root_of
+from agent_cache.core.tags import Region, root_of
 from agent_cache.engine.runtime import TENANT, Call, Proceed
 from agent_cache.engine.state import LEDGER, drop, free, warn_once
 from agent_cache.engine.store_result import count_unstored, insert_if_valid, protected_copy, refresh
@@ -334,7 +333,7 @@ def _receive(subscribed: weakref.ref[Tier], touched: Touched | None) -> None:
 
 def _entries_named(keys: tuple[tuple[str, Hashable], ...]) -> tuple[tuple[object, Hashable], ...]:
     with LEDGER.lock:
-        tools = {partition.tool for partition in LEDGER.partitions()}
+        tools = [group.tool for group in LEDGER.groups()]
     return tuple((tool, key) for name, key in keys for tool in tools if tool.name == name)
 
 
@@ -342,7 +341,7 @@ def _drop_copies_of(tier: Tier) -> None:
     """Drop the entries of every tool that uses this tier."""
     garbage = []
     with LEDGER.lock:
-        for tool in {partition.tool for partition in LEDGER.partitions()}:
+        for tool in [group.tool for group in LEDGER.groups()]:
             if tier in tool.tiers():
                 garbage += LEDGER.clear(tool)
     free(garbage)

@@ -18,10 +18,10 @@ from typing import Any
 
 from agent_cache.clock import CLOCK
 from agent_cache.config import CURRENT
-from agent_cache.core.coherence import Hold, Region
+from agent_cache.core.coherence import Hold
 from agent_cache.core.policies import WritePolicy
 from agent_cache.core.store import Entry
-from agent_cache.core.tags import Tag, TagRule
+from agent_cache.core.tags import Region, Tag, TagRule
 from agent_cache.engine.interception import InterceptedCall
 from agent_cache.engine.runtime import SCOPE, CacheKey, Call, Operation, Proceed, Scope
 from agent_cache.engine.state import LEDGER, free, run_shielded, warn_once
@@ -248,8 +248,8 @@ class Write:
         if self._tiers:
             await self._announce()
         with LEDGER.lock:
-            self._hold = LEDGER.hold(self._all_possibly_touched())
             garbage = LEDGER.invalidate(self.region)
+            self._hold = LEDGER.hold(self._all_possibly_touched())  # after it, to be told of other writes only
         free(garbage)
 
     async def succeed(self, result: Any, *, ok: bool = True) -> None:
@@ -288,13 +288,16 @@ class Write:
             await run_shielded(self._finish_commits(commits, region), *commits.values(), may_wait=may_wait)
 
     def _invalidate_locally(self, region: Region, hold: float) -> None:
+        garbage: list[Any] = []
         with LEDGER.lock:
             if self._hold is not None:
                 LEDGER.release(self._hold)
                 self._hold = None
+            if LEDGER.timed_holds:
+                garbage += LEDGER.expire_holds(CLOCK.now())
             if hold:
                 LEDGER.hold(region, CLOCK.now() + hold)
-            garbage = LEDGER.invalidate(region)
+            garbage += LEDGER.invalidate(region)
         free(garbage)
 
     # Tiers
@@ -399,7 +402,7 @@ def tiers_under(roots: tuple[str, ...], own: tuple[Tier, ...], *, in_sessions: b
         found.update(dict.fromkeys(tier for tier in (configured.backup, configured.remote) if tier is not None))
     with LEDGER.lock:
         for root in roots:
-            for partition in LEDGER.partitions_under(root):
-                if partition.owner is None and (not in_sessions or partition.tool.policy.remote.share):
-                    found.update(dict.fromkeys(partition.tool.tiers()))
+            for tool in LEDGER.tools_under(root):
+                if not in_sessions or tool.policy.remote.share:
+                    found.update(dict.fromkeys(tool.tiers()))
     return tuple(found)

@@ -33,7 +33,7 @@ class AgentCacheSession:
 
     Inside, session-scoped tools have a cache of their own, every call is traced and counted, and a run that repeats
     itself without progress, or makes too many calls, is stopped. Child tasks belong to the session they were started
-    in. The calls of an inner session also count in the trace, the metrics and the budgets of the outer one, but are not
+    in; several threads with event loops of their own may use one session at once. The calls of an inner session also count in the trace, the metrics and the budgets of the outer one, but are not
     checked for loops there; a new successful write of theirs starts the loop counts of the outer one again. Calls that
     a tool makes by itself are treated likewise. Metrics and trace stay readable after the end, and the session may be
     entered again: the id stays, the cache is empty, the counters go on.
@@ -66,7 +66,8 @@ class AgentCacheSession:
 
     Raises:
         ConfigurationError: if an argument cannot work; on entering a session that is already entered; on leaving it in
-            another context than it was entered in, or before one that was entered inside it.
+            another context than it was entered in, or before one that was entered inside it, unless this closes an
+            async generator.
     """
 
     def __init__(
@@ -231,9 +232,7 @@ class AgentCacheSession:
     @staticmethod
     def _close(partition: Partition) -> None:
         with LEDGER.lock:
-            partition.is_open = False
-            LEDGER.unregister(partition)
-            garbage: list[Any] = [partition.store.drop_all()]
+            garbage = LEDGER.unregister(partition)
         free(garbage)
 
     def stop(self, loop: AgentLoopDetectedError) -> None:

@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from agent_cache.core.store import NEVER, Entry, Store
+from agent_cache.core.tags import Part, Region
 
 KEYS = st.sampled_from([None, 0, "0", (1, b"T")])
 TAGS = st.sampled_from(["a", "a:1", "a:2", "a:1:x", "a:1:y", "b:1:x"])
+ROOTS = ["a", "b"]
 BELOW_ROOT = ["a:1", "a:2", "a:1:x", "a:1:y", "b:1", "b:1:x"]
 
 
@@ -26,6 +28,19 @@ def meets(one: str, other: str) -> bool:
     first, second = one.split(":"), other.split(":")
     length = min(len(first), len(second))
     return first[:length] == second[:length]
+
+
+def written(tag: str = "", *, bare: str = "") -> Part:
+    """What a write of this tag names."""
+    (part,) = Region((tag,) if tag else (), bare=(bare,) if bare else ()).parts
+    return part
+
+
+def dropped(store: Store, tag: str = "", *, bare: str = "") -> list[Entry]:
+    """What a write of this tag drops."""
+    found = store.drop_meeting(written(tag, bare=bare), 1_000)
+    assert found is not None
+    return found
 
 
 class Model(RuleBasedStateMachine):
@@ -92,14 +107,18 @@ class Model(RuleBasedStateMachine):
 
     @rule(tag=st.sampled_from(BELOW_ROOT))
     def drop_tag(self, tag: str) -> None:
-        most = sum(meets(one, tag) for entry in self.entries.values() for one in set(entry.tags))
         least = sum(any(meets(one, tag) for one in entry.tags) for entry in self.entries.values())
-        assert least <= self.store.count_under(tag) <= most
-        self.expect_gone(self.store.drop_tag(tag), lambda entry: any(meets(one, tag) for one in entry.tags))
+        if least:
+            assert self.store.drop_meeting(written(tag), least - 1) is None, "nothing is removed if there are more"
+        self.expect_gone(dropped(self.store, tag), lambda entry: any(meets(one, tag) for one in entry.tags))
 
-    @rule(tag=TAGS)
-    def drop_exactly(self, tag: str) -> None:
-        self.expect_gone(self.store.drop_exactly(tag), lambda entry: tag in entry.tags)
+    @rule(root=st.sampled_from(ROOTS))
+    def drop_a_root(self, root: str) -> None:
+        self.expect_gone(dropped(self.store, root), lambda entry: any(meets(one, root) for one in entry.tags))
+
+    @rule(root=st.sampled_from(ROOTS))
+    def drop_what_depends_on_a_whole_root(self, root: str) -> None:
+        self.expect_gone(dropped(self.store, bare=root), lambda entry: root in entry.tags)
 
     def expect_gone(self, dropped: list[Entry], goes: Any) -> None:
         gone = {key for key, entry in self.entries.items() if goes(entry)}
@@ -168,15 +187,15 @@ def test_replacing_an_entry_forgets_the_tags_of_the_old_one():
     store = Store(None)
     store.insert("k", entry_of(1, "a:1"))
     store.insert("k", entry_of(2, "a:2"))
-    assert store.drop_tag("a:1") == []
-    assert [entry.value for entry in store.drop_tag("a:2")] == [2]
+    assert dropped(store, "a:1") == []
+    assert [entry.value for entry in dropped(store, "a:2")] == [2]
 
 
 def test_an_entry_that_depends_on_a_whole_root_goes_with_anything_below_it():
     store = Store(None)
     store.insert("all", entry_of("all", "order"))
     store.insert("8", entry_of("8", "order:8"))
-    assert [entry.value for entry in store.drop_tag("order:7")] == ["all"]
+    assert [entry.value for entry in dropped(store, "order:7")] == ["all"]
     assert store.keys() == ["8"]
 
 
@@ -184,7 +203,7 @@ def test_dropping_a_tag_exactly_spares_what_lies_below_it():
     store = Store(None)
     store.insert("all", entry_of("all", "order"))
     store.insert("7", entry_of("7", "order:7"))
-    assert [entry.value for entry in store.drop_exactly("order")] == ["all"]
+    assert [entry.value for entry in dropped(store, bare="order")] == ["all"]
     assert store.keys() == ["7"]
 
 
@@ -192,7 +211,7 @@ def test_none_is_a_key_and_its_tags_are_found():
     store = Store(None)
     store.insert(None, entry_of("none", "a:1"))
     store.insert("other", entry_of("other", "a:1"))
-    assert {entry.value for entry in store.drop_tag("a:1")} == {"none", "other"}
+    assert {entry.value for entry in dropped(store, "a:1")} == {"none", "other"}
 
 
 def test_a_store_that_is_switched_off_can_still_be_emptied_and_stays_off():
@@ -208,7 +227,7 @@ def test_a_store_that_is_switched_off_can_still_be_emptied_and_stays_off():
     assert found.value == 2
 
 
-@pytest.mark.parametrize("order", ["discard", "drop_tag", "drop_exactly", "evict"])
+@pytest.mark.parametrize("order", ["discard", "drop_tag", "drop_bare", "evict"])
 def test_what_was_dropped_is_let_go_of(order: str):
     class Value:
         pass
@@ -216,12 +235,12 @@ def test_what_was_dropped_is_let_go_of(order: str):
     store = Store(None)
     value = Value()
     reference = weakref.ref(value)
-    store.insert("k", entry_of(value, "a:1"))
+    store.insert("k", entry_of(value, "a:1", "a"))
     del value
     {
         "discard": lambda: store.discard("k"),
-        "drop_tag": lambda: store.drop_tag("a:1"),
-        "drop_exactly": lambda: store.drop_exactly("a:1"),
+        "drop_tag": lambda: dropped(store, "a:1"),
+        "drop_bare": lambda: dropped(store, bare="a"),
         "evict": store.evict,
     }[order]()
     gc.collect()
