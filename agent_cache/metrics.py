@@ -197,6 +197,7 @@ def get_metrics() -> dict[str, Any]:
         under ``"resources"`` and by tool (``"module:qualname"``) under ``"tools"``.
         ``hit_rate = hits / (hits + misses + shared)``, 0.0 if there were none.
         ``"loops"`` counts the calls that sessions acted upon, ``"loop_notices"`` the notices, each by the kind of loop
-        or budget; ``"callback_errors"`` counts the failures of users' functions for loops, and of the loop detector itself.
+        or budget; ``"callback_errors"`` counts the failures of users' functions for loops, and of the loop detector
+        itself.
     """
     return METRICS.snapshot()

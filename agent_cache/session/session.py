@@ -32,11 +32,12 @@ class AgentCacheSession:
     """One run of an agent: ``async with AgentCacheSession() as session: ...``
 
     Inside, session-scoped tools have a cache of their own, every call is traced and counted, and a run that repeats
-    itself without progress, or makes too many calls, is stopped. Child tasks belong to the session they were started
-    in; several threads with event loops of their own may use one session at once. The calls of an inner session also count in the trace, the metrics and the budgets of the outer one, but are not
-    checked for loops there; a new successful write of theirs starts the loop counts of the outer one again. Calls that
-    a tool makes by itself are treated likewise. Metrics and trace stay readable after the end, and the session may be
-    entered again: the id stays, the cache is empty, the counters go on.
+    itself without progress, or makes too many calls, is stopped. Child tasks belong to the session they were
+    started in; several threads, each with an event loop, may use one session at once. The calls of an inner session
+    also count in the trace, the metrics and the budgets of the outer one, but are not checked for loops there; a
+    new successful write of theirs starts the loop counts of the outer one again. Calls that a tool makes by itself
+    are treated likewise. Metrics and trace stay readable after the end, and the session may be entered again: the
+    id stays, the cache is empty, the counters go on.
 
     Args:
         session_id: the name of the run; a random one if left out.
