@@ -219,7 +219,7 @@ class AsyncCache(Upstream):  # type: ignore[misc]  # async-cache ships no hints
             return None
         lifetime = _lifetime(self.default_ttl if ttl is None else ttl, "ttl")
         call = LoadingCall(storage, part, key, lifetime, loader, batch_loader)
-        return (await single_flight(call, self._load)).value
+        return (await single_flight(self._load, call)).value
 
     def set(self, key: Hashable, value: Any, ttl: Seconds | None = _DEFAULT) -> Awaitable[None]:
         """Store a value, in place of the present one and of the result of any load under way.
@@ -540,6 +540,8 @@ class LoadingCall(Call):
     """
 
     __slots__ = ("batch_loader", "loader", "raw_key", "ttl")
+
+    is_dependency = False
 
     def __init__(
         self, storage: Any, part: Part, raw_key: Hashable, ttl: float, loader: Any, batch_loader: BatchLoader | None

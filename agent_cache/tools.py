@@ -22,6 +22,7 @@ from agent_cache.core.policies import (
     RemotePolicy,
     WritePolicy,
     checked_choice,
+    checked_flag,
     checked_function,
     checked_hints,
     seconds,
@@ -207,6 +208,10 @@ class AgentCache:
             ``"raise"`` raises `UncacheableArgumentsError`.
         name: the identity of the tool instead of ``module:qualname``; for functions made in a loop or a factory.
         remote: how the shared tier is used: see `RemotePolicy`.
+        inherit: whether a result also depends on what the decorated reads depend on that the tool makes, however they
+            are answered: it is dropped with them, expires no later, and is not stored if a write has overlapped one of
+            them. If one could not be cached, the result is cached only if the tool has a `ttl` of its own. False: it
+            depends on `resource` alone.
 
     Raises:
         ConfigurationError: at decoration, naming the tool and the fix, if an option cannot work.
@@ -231,6 +236,7 @@ class AgentCache:
         loop: LoopHints = NO_HINTS,
         name: str | None = None,
         remote: RemotePolicy | None = None,
+        inherit: bool = True,
     ) -> None:
         where = f"AgentCache({resource!r})"
         self._resource = resource
@@ -247,6 +253,7 @@ class AgentCache:
             raise ConfigurationError(
                 f"{where}: maxsize must be 1 or more entries, or None for no bound, got {maxsize!r}"
             )
+        checked_flag(inherit, f"{where}: inherit")
         for option, given in (("key", key), ("vary", vary), ("cache_if", cache_if)):
             checked_function(given, f"{where}: {option}")
         self._policy = ReadPolicy(
@@ -258,6 +265,7 @@ class AgentCache:
             vary=vary,
             vary_takes_arguments=vary is not None and _takes_arguments(vary),
             cache_if=cache_if,
+            inherit=inherit,
             uncacheable=checked_choice(uncacheable, ("bypass", "raise"), f"{where}: uncacheable"),
             loop=checked_hints(loop, where, is_write=False),
             remote=checked_remote(remote, where).checked(where, scope=scope, is_read=True),

@@ -17,6 +17,7 @@ Every method of `Ledger` runs under its `lock`, which the caller takes around ea
 from __future__ import annotations
 
 import heapq
+import itertools
 import os
 import threading
 import weakref
@@ -28,7 +29,7 @@ from typing import Any, Final
 from agent_cache.core.store import NEVER, Entry, Store
 from agent_cache.core.tags import Part, Region, Tag, ancestors, root_of
 
-__all__ = ["NO_PLACES", "Hold", "Ledger", "Load", "Outdated", "Partition", "PartitionGroup"]
+__all__ = ["NO_PLACES", "Hold", "Ledger", "Load", "Outdated", "Partition", "PartitionGroup", "is_entry_tag"]
 
 _MANY: Final = 1_000
 """How many entries under one tag are dropped one by one, at 2 us each, and in how many sessions. If there are more, all
@@ -261,6 +262,22 @@ class Outdated:
         return sum(len(partition.store) for partition in partitions if partition.is_outdated)
 
 
+_ENTRIES: Final = "\0entries"
+
+_next_entry = itertools.count().__next__
+
+
+class EntryTag(str):
+    """The tag of one entry, on which what has read it depends. It exists while something does."""
+
+    __slots__ = ("__weakref__",)
+
+
+def is_entry_tag(tag: Tag) -> bool:
+    """Whether this is the tag of an entry, or the root of all of them."""
+    return tag.startswith(_ENTRIES)
+
+
 class PartitionGroup:
     """All partitions of one tool: the global one, and those of sessions, with the loads in flight.
 
@@ -277,12 +294,13 @@ class PartitionGroup:
         by_key: those that no write has touched, by key.
         partition: the partition of the global scope.
         sessions: the partitions of sessions, by owner.
+        entry_tags: the tags of entries that something depends on, by key.
         epoch: stands for the time since the entries of all sessions were last dropped at once.
     """
 
     __slots__ = (
-        "__weakref__", "_abandoned", "_filled", "_keys", "_tags", "by_key", "epoch", "loads", "own_roots", "partition",
-        "roots", "sessions", "starting", "static", "tool",
+        "__weakref__", "_abandoned", "_filled", "_keys", "_tags", "by_key", "entry_tags", "epoch", "loads", "own_roots",
+        "partition", "roots", "sessions", "starting", "static", "tool",
     )  # fmt: skip
 
     def __init__(self, tool: Any, static: tuple[Tag, ...], roots: tuple[str, ...]) -> None:
@@ -295,6 +313,7 @@ class PartitionGroup:
         self.by_key = Places()
         self.partition: weakref.ref[Partition] | None = None
         self.sessions: weakref.WeakValueDictionary[object, Partition] = weakref.WeakValueDictionary()
+        self.entry_tags: weakref.WeakValueDictionary[Hashable, EntryTag] = weakref.WeakValueDictionary()
         self.epoch = object()
         self._filled: dict[object, Contents] = {}
         self._tags = TagIndex()
@@ -318,6 +337,13 @@ class PartitionGroup:
             load.enter_indexes(serial)
 
     # Entries
+
+    def entry_tag(self, key: Hashable) -> Tag:
+        """The tag of the entry under a key."""
+        tag = self.entry_tags.get(key)
+        if tag is None:
+            tag = self.entry_tags[key] = EntryTag(f"{_ENTRIES}:{_next_entry()}")
+        return tag
 
     def drop(self, part: Part, region: Region) -> Iterator[Any]:
         """Drop the entries that a part of a write touches."""
@@ -693,7 +719,7 @@ class Ledger:
 
     def extend(self, group: PartitionGroup, roots: Iterable[str]) -> None:
         """Let writes to these roots, too, reach the entries and loads of a tool."""
-        for name in list(roots):
+        for name in tuple(roots):
             if group.roots.get(name) is None:
                 root = group.roots[name] = self._root(name)
                 root.groups.add(group)
@@ -716,6 +742,14 @@ class Ledger:
         return [] if found is None else [group.tool for group in found.groups]
 
     # Loads
+
+    def add_tags(self, load: Load, tags: Sequence[Tag]) -> None:
+        """Compare every write from now on with more tags of a load: those that it inherits."""
+        group = load.partition.group
+        self.extend(group, map(root_of, tags))
+        if load.since < 0:
+            load.enter_indexes(self.serial)
+        load.add_places(tags)
 
     def _open_loads(self) -> list[Load]:
         return [load for group in self.groups() for load in (*group.starting, *group.loads)]
@@ -919,6 +953,9 @@ class Ledger:
                 load.mark_dirty()
                 load.leave_places()
         yield from group.drop_key(key, region)
+        tag = group.entry_tags.get(key)
+        if tag is not None:
+            yield from self.invalidate(Region((tag,), owners=region.owners))
 
 
 _EVERY_KEY: Final = object()

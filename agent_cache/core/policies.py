@@ -242,6 +242,7 @@ class ReadPolicy:
     vary_takes_arguments: bool
     cache_if: Callable[[Any], bool] | None
     uncacheable: Literal["bypass", "raise"]
+    inherit: bool = True
     loop: LoopHints = NO_HINTS
     remote: RemotePolicy = field(default_factory=RemotePolicy)
 

@@ -14,11 +14,12 @@ from __future__ import annotations
 import copy
 import marshal
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta, timezone
 from enum import Enum
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Final
 
 from agent_cache.core.tags import Part, Tag, ancestors
@@ -73,6 +74,9 @@ class Entry:
         return self.value if now < self.fast else MISSING
 
 
+NO_VERSIONS: Final[Mapping[Any, Any]] = MappingProxyType({})
+
+
 class GuardedEntry(Entry):
     """A cached value that is checked or copied at each hit: a mutable one, or one that depends on the trust in a tier.
 
@@ -84,9 +88,10 @@ class GuardedEntry(Entry):
         copy: makes a copy for one caller; None if the value is shared.
         trust: gives the clock reading until which the tiers are trusted; None without tiers.
         failure: the exception of a copy that failed, to be logged when the value is loaded again.
+        versions: what each tier knows as the versions of the value; empty without tiers.
     """
 
-    __slots__ = ("_expires", "copy", "failure", "trust")
+    __slots__ = ("_expires", "copy", "failure", "trust", "versions")
 
     def __init__(
         self,
@@ -109,6 +114,7 @@ class GuardedEntry(Entry):
         self.copy = copy
         self.trust = trust
         self.failure: Exception | None = None
+        self.versions: Mapping[Any, Any] = NO_VERSIONS
 
     @property
     def expires(self) -> float:

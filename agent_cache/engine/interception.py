@@ -145,7 +145,7 @@ class InterceptedCall:
 _INTERCEPTED: ContextVar[InterceptedCall | None] = ContextVar("agent_cache_intercepted_call", default=None)
 
 
-def _show_call(call: Call, proceed: Proceed) -> Awaitable[Entry]:
+def _show_call(proceed: Proceed, call: Call) -> Awaitable[Entry]:
     """Note the `Call` that was made for an intercepted call."""
     intercepted = _INTERCEPTED.get()
     if intercepted is not None and intercepted.operation is call.operation:
@@ -191,6 +191,16 @@ class InterceptedScope(Scope):
         if self.interceptor is None and self.became is not None:
             self.outside = self.became  # the recording has ended: this is a place like any other
 
+    def inside_load(self) -> Scope:
+        """What is called inside of a load is recorded, too."""
+        if self.inside is None:
+            if self.interceptor is None:
+                return super().inside_load()
+            inside = InterceptedScope(self.outside.inside_load(), self.interceptor)
+            inside.outside_of_load, inside.inside = self, inside
+            self.inside = inside
+        return self.inside
+
     def within(self, participant: Participant, tenant: Hashable | None) -> Scope:
         """A session that is opened inside of the recording is recorded, too."""
         if self.interceptor is None:
@@ -223,9 +233,9 @@ class _Beneath(Scope):
         if plan is None or plan.configuration is not CURRENT.value:
             of = self._of.plan(operation)
             plan = copy(of)
-            plan.run = partial(_show_call, proceed=of.run)
-            plan.load = partial(_show_call, proceed=of.load)
-            plan.uncached = partial(_show_call, proceed=of.uncached)
+            plan.run = partial(_show_call, of.run)
+            plan.load = partial(_show_call, of.load)
+            plan.uncached = partial(_show_call, of.uncached)
             self.keep_plan(operation, plan)
         return plan
 

@@ -10,6 +10,7 @@ Recording and replaying stand before the gates: see `engine.interception`. The d
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
+from copy import copy
 from functools import partial
 from typing import Any
 
@@ -33,7 +34,7 @@ from agent_cache.engine.runtime import (
 )
 from agent_cache.engine.single_flight import single_flight
 from agent_cache.engine.state import warn_once
-from agent_cache.engine.store_result import load, run_tool
+from agent_cache.engine.store_result import inherit_hit, load, run_tool, run_uncached
 from agent_cache.engine.tiers import check_versions, consult_tiers, trust_in
 from agent_cache.engine.write import WriteOperation, invalidate
 from agent_cache.errors import AgentLoopDetectedError
@@ -47,6 +48,8 @@ Run = Callable[[Call], Awaitable[Entry]]
 
 def read_plan(operation: ReadOperation, scope: Scope) -> Plan:
     """Compile how a read tool runs in a scope."""
+    if scope.outside_of_load is not scope:
+        return _inside_load(scope.outside_of_load.plan(operation), operation)
     configuration = CURRENT.value  # first: a change in another thread meanwhile makes this plan an outdated one
     if operation.policy.scope == "global":
         partition: Partition | None = operation.partition
@@ -71,9 +74,9 @@ def read_plan(operation: ReadOperation, scope: Scope) -> Plan:
         observe=observe,
         enter=_enter(observers),
         leave=_leave(observers),
-        run=run_tool if partition is None else _compose(stages, load),
+        run=run_uncached if partition is None else _compose(stages, load),
         load=_compose(stages[stages.index(single_flight) + 1 :], load),
-        uncached=run_tool,
+        uncached=run_uncached,
         observers=observers,
         stats=stats,
         tenant=tenant,
@@ -82,8 +85,26 @@ def read_plan(operation: ReadOperation, scope: Scope) -> Plan:
     )
 
 
+def _inside_load(outside: Plan, operation: ReadOperation) -> Plan:
+    """The same plan for a read that the tool of another read makes: that one inherits from local hits."""
+    if outside.partition is None:
+        return outside
+    plan = copy(outside)
+
+    def observe(key: Hashable, entry: Entry, value: Any, now: float, arguments: Mapping[str, Any] | None = None) -> Any:
+        value = outside.observe(key, entry, value, now, arguments)
+        inherit_hit(plan, key, entry)
+        return value
+
+    plan.observe = observe
+    plan.admit = _local_lookup(plan.partition, observe, operation.stats, plan.tenant)
+    return plan
+
+
 def write_plan(operation: WriteOperation, scope: Scope) -> Plan:
     """Compile how a write tool runs in a scope."""
+    if scope.outside_of_load is not scope:
+        return scope.outside_of_load.plan(operation)
     configuration = CURRENT.value
     observers, stats = _of_sessions(operation, scope)
     return Plan(
@@ -106,7 +127,7 @@ def write_plan(operation: WriteOperation, scope: Scope) -> Plan:
 def _compose(stages: Sequence[Stage], source: Run) -> Run:
     run = source
     for stage in reversed(stages):
-        run = partial(stage, proceed=run)
+        run = partial(stage, run)
     return run
 
 

@@ -50,11 +50,12 @@ class ReadOperation(Operation[ReadPolicy]):
     Attributes:
         key_names: the parameters that identify a call.
         late_roots: roots of the tags that come from the result.
+        inherited_tiers: tiers that some answers depend on because of what their loads have read.
         partition: the store of its answers in the global scope.
         returns: the return annotation, for codecs.
     """
 
-    __slots__ = ("_early", "_tiers", "key_names", "late_roots", "partition", "returns")
+    __slots__ = ("_early", "_tiers", "inherited_tiers", "key_names", "late_roots", "partition", "returns")
 
     is_read = True
 
@@ -62,6 +63,7 @@ class ReadOperation(Operation[ReadPolicy]):
         super().__init__(*args, **kwargs)
         self.returns = returns
         self._tiers: tuple[Configuration | None, tuple[Tier, ...]] = None, ()
+        self.inherited_tiers: weakref.WeakSet[Tier] = weakref.WeakSet()
         self.key_names = self.parameters.key_names
         self.late_roots = tuple(dict.fromkeys(rule.root for rule in self.tags.late))
         # `root:{parameter}` is read straight from its place among the arguments.
@@ -91,6 +93,12 @@ class ReadOperation(Operation[ReadPolicy]):
             tiers = self._tiers_under(configured)
             self._tiers = configured, tiers
         return tiers
+
+    def depend_on(self, tiers: tuple[Tier, ...]) -> None:
+        """Drop the local copies of all answers, too, when messages of these tiers may have been lost."""
+        own = self.tiers()
+        if own != tiers:
+            self.inherited_tiers.update(tier for tier in tiers if tier not in own)
 
     def _tiers_under(self, configured: Configuration) -> tuple[Tier, ...]:
         remote = self.policy.remote
@@ -159,7 +167,7 @@ class ReadOperation(Operation[ReadPolicy]):
         if outcome is BECOME_LEADER:
             call = Call(self, plan, key, args, kwargs, "miss")
             call.tags = flight.tags[len(plan.partition.static) :]
-            return await self._run(call, partial(take_over, proceed=plan.load, flight=flight))
+            return await self._run(call, partial(take_over, plan.load, flight=flight))
         if type(outcome) is Failure:
             self.stats.shared += 1
             outcome.raise_again()

@@ -25,7 +25,7 @@ from agent_cache.values.canonical import MISSING
 __all__ = ["single_flight", "take_over"]
 
 
-def single_flight(call: Call, proceed: Proceed) -> Awaitable[Entry]:
+def single_flight(proceed: Proceed, call: Call) -> Awaitable[Entry]:
     """Lead a flight for this key, or follow the one under way.
 
     Takes no lock: flights belong to one event loop, so only its thread looks them up, joins and ends them. A write in
@@ -50,7 +50,7 @@ def single_flight(call: Call, proceed: Proceed) -> Awaitable[Entry]:
             waiter = present.join(loop)
             if under is not None:
                 under.wait_for(present)
-            return _follow(call, proceed, present, waiter, under)
+            return _follow(call, proceed, present, waiter, under, _let_inherit(call, present))
     flight = Flight(partition, ident, partition.static + call.tags, call.operation.late_roots)
     if call.asked:
         flight.tickets = tuple(ticket for _, ticket in call.asked)
@@ -60,7 +60,16 @@ def single_flight(call: Call, proceed: Proceed) -> Awaitable[Entry]:
         partition.flights[ident] = flight
     if under is not None:
         under.wait_for(flight)
-    return _lead(call, proceed, flight, under)
+    return _lead(call, proceed, flight, under, None if call.within is None else _let_inherit(call, flight))
+
+
+def _let_inherit(call: Call, flight: Flight) -> Flight | None:
+    """Let the load that a call is made in inherit from a flight. Returns that load."""
+    within = call.within
+    if within is None or not within.is_open or not call.is_dependency:
+        return None
+    flight.add_dependent(within)
+    return within
 
 
 def _expire_holds() -> bool:
@@ -78,18 +87,26 @@ def _would_deadlock(under: Flight, flight: Flight) -> bool:
         return flight.would_wait_for(under)
 
 
-async def _lead(call: Call, proceed: Proceed, flight: Flight, under: Flight | None) -> Entry:
+async def _lead(
+    call: Call, proceed: Proceed, flight: Flight, under: Flight | None, dependent: Flight | None = None
+) -> Entry:
     call.leading = call.flight = flight
     call.source = "miss"
     try:
         entry = await proceed(call)
     except Exception as error:
         if call.plan.has_refused(error):
+            if dependent is not None:
+                flight.drop_dependent(dependent)
             flight.hand_over()  # the leader's run was stopped, not the tool: a follower runs the tool in its own run
         else:
+            if flight.dependents:
+                flight.pass_on_failure()
             flight.land(Failure(error))
         raise
     except BaseException:
+        if dependent is not None:
+            flight.drop_dependent(dependent)
         if flight.stored_tags is not None:  # interrupted after the value was stored, while a tier was given its copy
             flight.land(flight.result)
         else:
@@ -104,7 +121,12 @@ async def _lead(call: Call, proceed: Proceed, flight: Flight, under: Flight | No
 
 
 async def _follow(
-    call: Call, proceed: Proceed, flight: Flight, waiter: asyncio.Future[object], under: Flight | None
+    call: Call,
+    proceed: Proceed,
+    flight: Flight,
+    waiter: asyncio.Future[object],
+    under: Flight | None,
+    dependent: Flight | None,
 ) -> Entry:
     call.source = "shared"
     call.flight = flight
@@ -114,9 +136,11 @@ async def _follow(
         flight.leave(waiter)
         if under is not None:
             under.waits_for.remove(flight)  # type: ignore[union-attr]  # as in _lead()
+        if dependent is not None:
+            flight.drop_dependent(dependent)
         raise
     if outcome is BECOME_LEADER:
-        return await take_over(call, proceed, flight, under)
+        return await take_over(proceed, call, flight, under, dependent)
     if under is not None:
         under.waits_for.remove(flight)  # type: ignore[union-attr]  # as in _lead()
     if type(outcome) is Failure:
@@ -129,8 +153,10 @@ async def _follow(
     return Entry(value, 0.0, outcome.cost)
 
 
-def take_over(call: Call, proceed: Proceed, flight: Flight, under: Flight | None = None) -> Awaitable[Entry]:
+def take_over(
+    proceed: Proceed, call: Call, flight: Flight, under: Flight | None = None, dependent: Flight | None = None
+) -> Awaitable[Entry]:
     """Lead a flight whose leader was cancelled: the tool runs again, in this caller's task and context."""
     with LEDGER.lock:
         flight.restart()
-    return _lead(call, proceed, flight, under)
+    return _lead(call, proceed, flight, under, dependent)

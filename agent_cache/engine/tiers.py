@@ -11,18 +11,26 @@ from __future__ import annotations
 import itertools
 import os
 import weakref
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
 from agent_cache.clock import CLOCK
 from agent_cache.core.keys import PLAIN
-from agent_cache.core.store import NEVER, Entry
+from agent_cache.core.store import NEVER, Entry, GuardedEntry
 from agent_cache.core.tags import Region, root_of
-from agent_cache.engine.runtime import TENANT, Call, Proceed
+from agent_cache.engine.inheritance import Inherits
+from agent_cache.engine.runtime import TENANT, Call, Flight, Proceed, known_tags
 from agent_cache.engine.state import LEDGER, drop, free, warn_once
-from agent_cache.engine.store_result import count_unstored, insert_if_valid, protected_copy, refresh
-from agent_cache.remote.protocol import Found, Request, Ticket, Tier, Touched, WriteIntent
+from agent_cache.engine.store_result import (
+    count_unstored,
+    insert_if_valid,
+    let_inherit,
+    protected_copy,
+    refresh,
+)
+from agent_cache.remote.protocol import Found, Request, Ticket, Tier, Touched, Versions, WriteIntent
 from agent_cache.values.canonical import is_large, make_room
 
 __all__ = ["check_versions", "consult_tiers", "request_of", "trust_in", "unsubscribe_all"]
@@ -33,22 +41,44 @@ _MAX_REQUESTS: Final = 1_024
 # Stages
 
 
-async def check_versions(call: Call, proceed: Proceed) -> Entry:
+async def check_versions(proceed: Proceed, call: Call) -> Entry:
     """Ask the farthest tier before anything is shared: the first stage of a tool with strong consistency.
 
     A running load of others is joined only if it began with the versions seen here: see `Ticket.agrees_with`. A nearer
     tier is not asked, as it would be no better than a local copy.
     """
     (tier,) = call.operation.tiers()
+    within = call.within
+    if within is not None:  # before the lookup: a write during it must mark the load
+        with LEDGER.lock:
+            within.inherit_tags(known_tags(call))
     found, ticket = await _ask(tier, (), call)
     call.asked = ((tier, ticket),)
     if found is None or call.is_fresh:
         return await proceed(call)
+    if within is not None:
+        with LEDGER.lock:
+            within.inherit(_of_found(call, tier, found, ticket))
     call.source = "hit"
     call.flight = _NO_FLIGHT
     if found.is_to_refresh:
         refresh(call)
     return Entry(found.value, 0.0, found.cost)
+
+
+def _of_found(call: Call, tier: Tier, found: Found, ticket: Ticket) -> Inherits:
+    """What a load inherits from an answer that a tier had, of which there is no local copy."""
+    expires = NEVER if found.ttl is None else CLOCK.now() + found.ttl
+    trust, source = call.plan.trust, _Versions({tier: ticket.versions})
+    trusts = {} if trust is None else {trust: (tier,)}
+    return Inherits(found.tags, tenants=call.tenants, expires=expires, trusts=trusts, source=source, is_strong=True)
+
+
+@dataclass(frozen=True, slots=True)
+class _Versions:
+    """The versions of an answer that has neither an entry nor a load."""
+
+    versions: Mapping[Tier, Versions | None]
 
 
 class _NoFlight:
@@ -60,7 +90,7 @@ class _NoFlight:
 _NO_FLIGHT: Any = _NoFlight()
 
 
-async def consult_tiers(call: Call, proceed: Proceed) -> Entry:
+async def consult_tiers(proceed: Proceed, call: Call) -> Entry:
     """Answer from the nearest tier that has the value; else run the rest of the plan and store the result in the tiers.
 
     A tier that fails counts as a miss: the tool still runs.
@@ -77,13 +107,21 @@ async def consult_tiers(call: Call, proceed: Proceed) -> Entry:
             flight.tickets += (ticket,)
             if found is not None and not call.is_fresh:
                 entry = _store_found(call, found)
+                _keep_versions(flight)
                 if farther > 1 and (found.ttl is None or found.ttl > 0):  # else it is in its grace period: not stored
                     await _offer(call, asked, farther - 1, found.value, found.tags, found.cost)
                 return entry
     entry = await proceed(call)
     if flight.stored_tags is not None:
         await _offer(call, asked, len(asked), entry.value, flight.stored_tags, entry.cost)
+        _keep_versions(flight)
     return entry
+
+
+def _keep_versions(flight: Flight) -> None:
+    """Keep the versions in the tiers with the local copy, for loads that read it."""
+    if type(flight.result) is GuardedEntry:
+        flight.result.versions = flight.versions
 
 
 class _NoTicket:
@@ -104,7 +142,7 @@ class _NoTicket:
     def is_joinable(self) -> bool:
         return CLOCK.now() < self._until
 
-    lasts = None
+    lasts = versions = None
 
     def agrees_with(self, other: Ticket) -> bool:  # noqa: ARG002 - it knows no versions, so it agrees with none
         return False
@@ -128,15 +166,21 @@ def _store_found(call: Call, found: Found) -> Entry:
     call.started = now - found.age
     static = call.plan.partition.static
     tags = tuple([tag for tag in found.tags if tag not in static]) if static else tuple(found.tags)
+    group = call.plan.partition.group
+    if any(root not in group.roots for root in map(root_of, tags)):  # inherited where the value was loaded
+        with LEDGER.lock:
+            LEDGER.extend(group, map(root_of, tags))
     entry = Entry(found.value, NEVER if found.ttl is None else now + found.ttl, found.cost)
     stored = protected_copy(call, entry, tags, entry.fast)
     if found.ttl is not None and found.ttl <= 0:  # in its grace period
+        if call.flight.dependents:
+            let_inherit(call, entry, tags)
         if found.is_to_refresh:
             refresh(call)
         return entry
     if stored is None:
         count_unstored(call)
-    else:
+    if stored is not None or call.flight.dependents:
         insert_if_valid(call, stored, tags)
     return entry
 
@@ -145,11 +189,19 @@ async def _offer(
     call: Call, asked: tuple[tuple[Tier, Ticket], ...], count: int, value: Any, tags: tuple[str, ...], cost: float
 ) -> None:
     """Store a value in the nearest `count` tiers, in each only if the tickets of all farther ones are still clean."""
+    inherited = call.flight.inherited
     for farther, (tier, ticket) in enumerate(asked[:count], 1):
         if isinstance(ticket, _NoTicket) or not all(behind.is_clean() for _, behind in asked[farther:]):
             continue
+        versions = [] if inherited is None else inherited.versions_in(tier)
+        if versions is None:
+            continue  # a read of its load has no versions in this tier, so a write to it would not be seen
+        age = CLOCK.now() - call.started
         try:
-            await tier.store(ticket, value, tags, cost, age=CLOCK.now() - call.started)
+            if versions:
+                await tier.store(ticket, value, tags, cost, age=age, inherited=versions)
+            else:
+                await tier.store(ticket, value, tags, cost, age=age)
         except Exception as error:  # noqa: BLE001 - a broken cache is not a broken agent
             warn_once(f"storing in {type(tier).__name__} failed", call.operation.name, error)
 
@@ -342,7 +394,7 @@ def _drop_copies_of(tier: Tier) -> None:
     garbage = []
     with LEDGER.lock:
         for tool in [group.tool for group in LEDGER.groups()]:
-            if tier in tool.tiers():
+            if tier in tool.tiers() or tier in tool.inherited_tiers:
                 garbage += LEDGER.clear(tool)
     free(garbage)
 

@@ -102,7 +102,7 @@ def _not_a_key(tool: str, found: object) -> str:
     )
 
 
-async def invalidate(call: Call, proceed: Proceed) -> Entry:
+async def invalidate(proceed: Proceed, call: Call) -> Entry:
     """Begin the write, run the tool, commit. The stage of every write tool.
 
     A tag or key function that raises makes the write invalidate the whole root; the write itself runs.

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from agent_cache.remote.protocol import Found, Listener, Request, Ticket, Tier, Touched, WriteIntent
+from agent_cache.remote.protocol import Found, Listener, Request, Ticket, Tier, Touched, Versions, WriteIntent
 
 if TYPE_CHECKING:
     from agent_cache.remote.redis import RedisTier
 
-__all__ = ["Found", "Listener", "RedisTier", "Request", "Ticket", "Tier", "Touched", "WriteIntent"]
+__all__ = ["Found", "Listener", "RedisTier", "Request", "Ticket", "Tier", "Touched", "Versions", "WriteIntent"]
 
 
 def __getattr__(name: str) -> Any:

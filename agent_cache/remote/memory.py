@@ -23,8 +23,9 @@ from __future__ import annotations
 import secrets
 import threading
 import weakref
-from collections.abc import Callable, Hashable, Iterable, Mapping
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 from uuid import uuid4
 
@@ -32,9 +33,12 @@ from agent_cache.clock import CLOCK
 from agent_cache.core.store import NEVER, UncopyableError, auto_copier
 from agent_cache.core.tags import meet, root_of
 from agent_cache.errors import RemoteTierError
-from agent_cache.remote.protocol import Found, Listener, Request, Ticket, Touched, WriteIntent
+from agent_cache.remote.protocol import Found, Listener, Request, Ticket, Touched, Versions, WriteIntent
 
 __all__ = ["MemoryServer", "MemoryTier"]
+
+MAX_CELLS = 1_024
+"""Cells of one value, inherited ones included. One that depends on more is not stored."""
 
 CELL_TTL = 7200.0
 """Seconds that an idle cell lives, longer than any value: a value whose cell has expired is not valid."""
@@ -320,6 +324,7 @@ class MemoryTier:
         self._tickets: weakref.WeakSet[MemoryTicket] = weakref.WeakSet()
         self._listeners: list[Listener] = []
         self._pending: dict[str, Callable[[], None]] = {}
+        self._dependents: defaultdict[CellName, set[tuple[str, Hashable]]] = defaultdict(set)
         self._connection: Literal["live", "stalled", "cut"] = "live"
         self._delayed: list[tuple[object, Touched]] = []
         self._answered = -NEVER
@@ -339,35 +344,86 @@ class MemoryTier:
             )
         except ConnectionError:
             return None, ticket
-        if stored is None:
+        if stored is None or not self._depend_on(ticket, request, stored):
             return None, ticket
         now = CLOCK.now()
         value = stored.value if stored.copy is None else stored.copy()
         return Found(value, stored.tags, age=now - stored.loaded, cost=stored.cost, ttl=stored.expires - now), ticket
 
-    async def store(self, ticket: Ticket, value: Any, tags: tuple[str, ...], cost: float, *, age: float) -> None:
+    def _depend_on(self, ticket: MemoryTicket, request: Request, stored: Stored) -> bool:
+        """Note what a value that was found depends on. Returns whether it is still valid.
+
+        Its header may name cells that were not fetched with it, and its tags roots that the ticket did not watch: a
+        message about them is noticed from now on, and one that came before has changed a cell.
+        """
+        if not stored.header.keys() <= ticket.cells.keys():
+            ticket.tags = stored.tags
+            self._keep_dependent(ticket, stored.header)
+            again, cells = self.server.fetch(_address(request), stored.header, strong=request.strong)
+            ticket.cells |= cells
+            if again is not stored:
+                return False
+        if all(ticket.cells[name].mode == "idle" for name in stored.header):
+            ticket.versions = stored.header
+        return True
+
+    def _keep_dependent(self, ticket: MemoryTicket, header: Mapping[CellName, str]) -> None:
+        """Remember which single entries a value is made of: a message about one of them concerns this one, too."""
+        with self._lock:
+            for name in header.keys() - ticket.depends_on:
+                if not name[0]:
+                    self._dependents[name].add((ticket.request.tool, ticket.request.key))
+
+    async def store(
+        self,
+        ticket: Ticket,
+        value: Any,
+        tags: tuple[str, ...],
+        cost: float,
+        *,
+        age: float,
+        inherited: Sequence[Versions] = (),
+    ) -> None:
         """Store under the tokens read before the load, so that a value overtaken by a write is invalid."""
         assert isinstance(ticket, MemoryTicket)
+        ticket.versions = None  # those of a value that was found are not those of this one
         loaded = CLOCK.now() - age
         try:
-            copy = auto_copier(value)
             self._send_pending()
-            header = self._header(ticket, tags)
-            if header is not None:
-                stored = Stored(
-                    value if copy is None else None, copy, header, tags, cost, loaded, loaded + ticket.lasts
-                )
-                self.server.store(_address(ticket.request), stored)
+            cells = self._cells(ticket, tags, inherited)
+            if cells is None:
+                return
+            header = {name: cell.token for name, cell in cells.items()}
+            for versions in inherited:
+                header.update(versions)
+            self._keep_dependent(ticket, header)
+            if all(cell.mode == "idle" for cell in cells.values()):
+                ticket.versions = header
+            if len(header) > MAX_CELLS:
+                return
+            copy = auto_copier(value)
+            stored = Stored(value if copy is None else None, copy, header, tags, cost, loaded, loaded + ticket.lasts)
+            self.server.store(_address(ticket.request), stored)
         except (ConnectionError, UncopyableError):
             pass  # the value is not shared; the tool's caller has it all the same
 
-    def _header(self, ticket: MemoryTicket, tags: tuple[str, ...]) -> dict[CellName, str] | None:
-        """The cells a value depends on, with the tokens they had before its load; None if it must not be stored."""
+    def _cells(
+        self, ticket: MemoryTicket, tags: tuple[str, ...], inherited: Sequence[Versions]
+    ) -> dict[CellName, Cell] | None:
+        """The cells a value itself depends on, as they were before its load; None if it must not be stored."""
         before = ticket.cells
         if not ticket.depends_on <= before.keys() or any(before[name].mode == "held" for name in ticket.depends_on):
             return None
         header = {name: before[name] for name in ticket.depends_on}
-        late = [tag for tag in tags if not cells_read(tag) <= ticket.depends_on]
+        known: dict[CellName, str] = {}
+        for versions in inherited:
+            if any(known.setdefault(name, versions[name]) != versions[name] for name in versions):
+                return None
+        late_roots = ticket.request.late_roots
+        # Also those that a read in its load has named: the read may have come after a write, the load begun before it.
+        late = [tag for tag in tags if not cells_read(tag) <= ticket.depends_on and root_of(tag) in late_roots]
+        if not all(_is_covered(tag, known.keys() | header.keys()) for tag in tags if root_of(tag) not in late_roots):
+            return None
         if late:
             # The entity's own cell is read only now. That it was not written during the load is proven by D, which
             # every write under the root changes, and S; that none was at work before, by their not being held.
@@ -377,7 +433,7 @@ class MemoryTier:
                 if name not in before or before[name].mode == "held" or before[name].token != after[name].token:
                     return None
             header |= {name: after[name] for tag in late for name in cells_read(tag)}
-        return {name: cell.token for name, cell in header.items()}
+        return header if all(known.get(name, cell.token) == cell.token for name, cell in header.items()) else None
 
     async def discard(self, request: Request) -> bool:
         """Commit a write to the entry itself, so that no load under way restores it."""
@@ -468,6 +524,12 @@ class MemoryTier:
             if touched is None or ticket.concerns(touched):
                 ticket.is_touched = True
         if sender is not self:  # a writer has dropped its own copies itself
+            if touched is not None and touched.keys:  # with the entries whose values are made of these
+                with self._lock:
+                    made = set[tuple[str, Hashable]]().union(
+                        *(self._dependents.get(("", key), ()) for key in touched.keys)
+                    )
+                touched = replace(touched, keys=(*touched.keys, *made))
             for listener in listeners:
                 listener(touched)
 
@@ -507,11 +569,15 @@ class MemoryTicket:
         depends_on: cells of all tags known before the load, and the entry's own.
         watches: S and D of the roots under which the result will name entities.
         cells: all of these as they were; empty if the server could not be asked.
+        tags: tags known before the load, or all tags of the value that was found.
         asked: clock reading at which the lookup began.
+        versions: see `Ticket`.
         is_touched: a message that concerns it has come since, or messages may have been lost.
     """
 
-    __slots__ = ("__weakref__", "asked", "cells", "depends_on", "is_touched", "request", "tier", "watches")
+    __slots__ = (
+        "__weakref__", "asked", "cells", "depends_on", "is_touched", "request", "tags", "tier", "versions", "watches",
+    )  # fmt: skip
 
     def __init__(self, tier: MemoryTier, request: Request) -> None:
         self.tier = tier
@@ -519,6 +585,8 @@ class MemoryTicket:
         self.depends_on = frozenset().union(cell_of_entry(request.tool, request.key), *map(cells_read, request.tags))
         self.watches = frozenset[CellName]().union(*map(cells_of_root, request.late_roots))
         self.cells: dict[CellName, Cell] = {}
+        self.tags = request.tags
+        self.versions: Versions | None = None
         self.asked = CLOCK.now()
         self.is_touched = False
 
@@ -553,9 +621,14 @@ class MemoryTicket:
     def concerns(self, touched: Touched) -> bool:
         """Whether a write changes a tag or the key of the load."""
         request = self.request
-        return (request.tool, request.key) in touched.keys or any(
-            root_of(path) in request.late_roots or any(meet(tag, path) for tag in request.tags) for path in touched.tags
+        return any(key == (request.tool, request.key) or ("", key) in self.cells for key in touched.keys) or any(
+            root_of(path) in request.late_roots or any(meet(tag, path) for tag in self.tags) for path in touched.tags
         )
+
+
+def _is_covered(tag: str, known: Set[CellName]) -> bool:
+    """Whether the versions of a tag's cells are known. A root may stand for its entities, if they were too many."""
+    return cells_read(tag) <= known or (":" not in tag and any(root == tag for root, _ in known))
 
 
 def _address(request: Request) -> Hashable:

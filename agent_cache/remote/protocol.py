@@ -3,16 +3,20 @@
 A tier must keep one promise: a value that `lookup` finds was loaded after the last write that `commit` acknowledged for
 any of its tags, and a value stored under a `Ticket` counts only if no `begin` and no `commit` came between the lookup
 that gave the ticket and the `store`. By which means (versions, tokens, locks) is up to the tier.
+
+A value whose load made other reads depends on everything that these depend on, as it was for them. So it is stored
+together with their versions (`Ticket.versions`). Versions fetched at its store could be newer than what one of the
+reads has seen, in a local copy for example, and it would be found although a write came in between.
 `TierContract` in the checkout (`tests/contract`) tests it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, runtime_checkable
 
-__all__ = ["Found", "Listener", "Request", "Ticket", "Tier", "Touched", "WriteIntent"]
+__all__ = ["Found", "Listener", "Request", "Ticket", "Tier", "Touched", "Versions", "WriteIntent"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +95,10 @@ class Found:
     is_to_refresh: bool = False
 
 
+Versions = Mapping[Any, Any]
+"""The version of each thing that a value depends on. Opaque to everything but the tier that it comes from."""
+
+
 class Ticket(Protocol):
     """The versions that a lookup saw. Opaque to everything but its tier."""
 
@@ -99,6 +107,19 @@ class Ticket(Protocol):
         """Seconds that a copy loaded under this ticket may live; None for ever.
 
         A tier that may miss a write altogether limits the effect by it.
+        """
+        ...
+
+    @property
+    def versions(self) -> Versions | None:
+        """The versions of everything that the value depends on, for the reads that depend on it: see `Tier.store`.
+
+        After a lookup that found a value, those that this was stored under. After a `store`, those of the value that
+        was loaded, also if it was too large for the tier; what was loaded and not given to `store` has none. None if a
+        version is not known or changed during the load, or if a write was running on one: then nothing that depends on
+        the value can be stored in the tier.
+
+        It is not changed any more, and can be kept with a local copy: nothing large is referenced by it.
         """
         ...
 
@@ -172,13 +193,26 @@ class Tier(Protocol):
         """
         ...
 
-    async def store(self, ticket: Ticket, value: Any, tags: tuple[str, ...], cost: float, *, age: float) -> None:
+    async def store(
+        self,
+        ticket: Ticket,
+        value: Any,
+        tags: tuple[str, ...],
+        cost: float,
+        *,
+        age: float,
+        inherited: Sequence[Versions] = (),
+    ) -> None:
         """Store a value that was loaded after `ticket` was taken, unless a dependency was written since.
 
         Args:
-            tags: all dependencies of the value, tags from its result included.
+            tags: all dependencies of the value: those of its result and of the reads that its load made included. One
+                that is neither in the request, nor under its `late_roots`, nor covered by `inherited` is not known to
+                be current, so the value is not stored. A root stands for any of its entities in `inherited`.
             cost: seconds its load took.
             age: seconds since its load started. Its ttl counts from there, also if the value comes from a farther tier.
+            inherited: `Ticket.versions` of *every* read that the load made, through this same tier: the value is found
+                only while all of them are current. If two of them differ, it is of two times and not stored.
         """
         ...
 

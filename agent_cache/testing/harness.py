@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -19,7 +19,7 @@ from agent_cache.engine.codegen import GENERATION
 from agent_cache.engine.state import LEDGER, clear_everything, forget_warnings
 from agent_cache.engine.tiers import unsubscribe_all
 from agent_cache.metrics import METRICS
-from agent_cache.remote.protocol import Found, Listener, Request, Ticket, Tier, WriteIntent
+from agent_cache.remote.protocol import Found, Listener, Request, Ticket, Tier, Versions, WriteIntent
 
 __all__ = ["FakeClock", "FaultyTier", "Order", "loads_in_flight", "reset", "without_codegen"]
 
@@ -127,10 +127,19 @@ class FaultyTier:
         await self._inject_fault("lookup")
         return await self.tier.lookup(request)
 
-    async def store(self, ticket: Ticket, value: Any, tags: tuple[str, ...], cost: float, *, age: float) -> None:
+    async def store(
+        self,
+        ticket: Ticket,
+        value: Any,
+        tags: tuple[str, ...],
+        cost: float,
+        *,
+        age: float,
+        inherited: Sequence[Versions] = (),
+    ) -> None:
         """As `Tier.store`, or a fault."""
         await self._inject_fault("store")
-        await self.tier.store(ticket, value, tags, cost, age=age)
+        await self.tier.store(ticket, value, tags, cost, age=age, inherited=inherited)
 
     async def discard(self, request: Request) -> bool:
         """As `Tier.discard`, or a fault."""

@@ -8,13 +8,14 @@ class TestMyTier(TierContract):
         return MyTier(url, lease=0.2, max_staleness=0.1), MyTier(url, lease=0.2, max_staleness=0.1)
 """
 
+from tests.contract.inheritance import InheritanceTests
 from tests.contract.leases_and_messages import LeaseTests, OutageTests, SubscriptionTests
 from tests.contract.reads_and_writes import LateTagTests, ReadTests, WriteTests
 
 __all__ = ["TierContract"]
 
 
-class TierContract(ReadTests, WriteTests, LateTagTests, LeaseTests, SubscriptionTests, OutageTests):
+class TierContract(ReadTests, WriteTests, LateTagTests, InheritanceTests, LeaseTests, SubscriptionTests, OutageTests):
     """The promises of `Tier`, as tests. `Workbench` lists what a subclass overrides, each with a default or a skip.
 
     Override `make_tiers`; `advance` if time can be moved; `arrive` if messages take time; `cut` and `reconnect`,

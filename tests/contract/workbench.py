@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Hashable
+from collections.abc import AsyncIterator, Hashable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
 from agent_cache.core.tags import meet
-from agent_cache.remote.protocol import Found, Request, Tier, Touched, WriteIntent
+from agent_cache.remote.protocol import Found, Request, Ticket, Tier, Touched, Versions, WriteIntent
 
-__all__ = ["RecordingListener", "Workbench", "commit", "load", "read", "value_of", "write", "writing"]
+__all__ = [
+    "RecordingListener", "Workbench", "commit", "load", "read", "store_over", "value_of", "versions_of", "write",
+    "writing",
+]  # fmt: skip
 
 _numbers = itertools.count(1)
 
@@ -114,10 +117,30 @@ async def writing(tier: Tier, *tags: str) -> AsyncIterator[None]:
     await commit(tier, intent)
 
 
-async def load(tier: Tier, request: Request, value: object, *result_tags: str) -> None:
+async def load(
+    tier: Tier, request: Request, value: object, *result_tags: str, inherited: Sequence[Versions | None] = ()
+) -> Ticket:
     """Miss, load and store, as the library does."""
     _, ticket = await tier.lookup(request)
-    await tier.store(ticket, value, request.tags + result_tags, 0.5, age=0.0)
+    await store_over(tier, ticket, value, request.tags + result_tags, *inherited)
+    return ticket
+
+
+async def store_over(
+    tier: Tier, ticket: Ticket, value: object, tags: tuple[str, ...], *inherited: Versions | None
+) -> None:
+    """Store a value whose load has read what had these versions, as the library does: not if some are unknown."""
+    known = [versions for versions in inherited if versions is not None]
+    if len(known) == len(inherited):
+        await tier.store(ticket, value, tags, 0.5, age=0.0, inherited=known)
+
+
+async def versions_of(tier: Tier, request: Request, *result_tags: str) -> Versions | None:
+    """Read, as the load of another read does. Returns the versions that it depends on."""
+    found, ticket = await tier.lookup(request)
+    if found is None:
+        await tier.store(ticket, "inner", request.tags + result_tags, 0.5, age=0.0)
+    return ticket.versions
 
 
 async def value_of(tier: Tier, request: Request) -> object:

@@ -188,7 +188,7 @@ async def test_how_a_call_ended_is_recorded():
 async def test_calls_are_numbered_as_they_begin_and_know_which_call_made_them():
     inner = Runs()
 
-    @AgentCache("o", name="outer")
+    @AgentCache("o", name="outer", inherit=False)  # it writes to what it has read
     async def outer() -> Any:
         await inner.read(1)
         await asyncio.create_task(inner.read(1))

@@ -52,7 +52,7 @@ async def test_what_is_as_long_as_allowed_is_found_and_what_is_longer_is_not_sto
 async def test_a_header_has_its_limit_too(make: Make):
     """What could be stored and never read would be loaded again each time, and nobody would be told."""
     tier = make()
-    await load(tier, read(key="7", late=("order",)), "x", *(f"order:{os.urandom(300).hex()}" for _ in range(250)))
+    await load(tier, read(key="7", late=("order",)), "x", *(f"order:{os.urandom(1_200).hex()}" for _ in range(250)))
     assert tier.stats()["unencodable"] == 1
     await load(tier, read(key="7", late=("order",)), "x", *(f"order:{number}" for number in range(250)))
     assert await value_of(tier, read(key="7", late=("order",))) == "x"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from urllib.parse import unquote
@@ -10,9 +11,11 @@ import pytest
 
 from agent_cache.errors import RemoteTierError
 from agent_cache.remote import Tier
-from agent_cache.remote.protocol import Found, Request, Ticket, WriteIntent
+from agent_cache.remote.memory import cells_written
+from agent_cache.remote.protocol import Found, Request, Ticket, Touched, WriteIntent
 from agent_cache.testing import FakeClock, MemoryServer, MemoryTier
 from tests.contract import TierContract
+from tests.contract.workbench import load, read, value_of, versions_of, write
 
 
 class TestMemoryTier(TierContract):
@@ -41,6 +44,30 @@ class TestMemoryTier(TierContract):
 
     async def start_server(self) -> None:
         self.server.start()
+
+
+class WritesAfterTheFirstFetch(MemoryServer):
+    """A message comes when a value was read and its tags are not known to the ticket yet."""
+
+    write: Callable[[], None] | None = None
+
+    def fetch(self, *arguments, **options):
+        fetched = super().fetch(*arguments, **options)
+        write, self.write = self.write, None
+        if write is not None:
+            write()
+        return fetched
+
+
+async def test_a_write_before_the_tags_of_a_found_value_are_known_is_not_missed():
+    server = WritesAfterTheFirstFetch()
+    a, b = MemoryTier(server), MemoryTier(server)
+    report = read("report", tool="shop:report", key="today")
+    await load(a, report, "old", "order:7", inherited=[await versions_of(a, read("order:7"))])
+    intent = write("order:7")
+    touched = Touched(intent.tags)
+    server.write = lambda: server.commit(a, intent.id, cells_written(intent.tags, ()), 0.0, touched)
+    assert await value_of(b, report) == "nothing"
 
 
 class RunsWhatIsToBeRefused(MemoryTier):
@@ -104,8 +131,52 @@ class AgreesWithWhatIsOver(MemoryTier):
         found, ticket = await super().lookup(request)
         return found, _Agreeable(ticket)
 
-    async def store(self, ticket: Ticket, value: object, tags: tuple[str, ...], cost: float, *, age: float) -> None:
-        await super().store(ticket.ticket, value, tags, cost, age=age)
+    async def store(self, ticket: Ticket, value: object, tags: tuple[str, ...], cost: float, **options: object) -> None:
+        await super().store(ticket.ticket, value, tags, cost, **options)
+
+
+class InheritsNothing(MemoryTier):
+    async def store(self, ticket: Ticket, value: object, tags: tuple[str, ...], cost: float, **options: object) -> None:
+        await super().store(ticket, value, ticket.request.tags, cost, **options | {"inherited": ()})
+
+
+class FetchesInheritedVersionsAnew(MemoryTier):
+    async def store(self, ticket: Ticket, value: object, tags: tuple[str, ...], cost: float, **options: object) -> None:
+        cells = [self.server.fetch(None, versions)[1] for versions in options.pop("inherited", ())]
+        inherited = [{name: cell.token for name, cell in each.items()} for each in cells]
+        await super().store(ticket, value, tags, cost, **options, inherited=inherited)
+
+
+class InheritsTheLaterVersion(MemoryTier):
+    async def store(self, ticket: Ticket, value: object, tags: tuple[str, ...], cost: float, **options: object) -> None:
+        inherited = [dict(ChainMap(*map(dict, reversed(options.pop("inherited", ())))))]
+        await super().store(ticket, value, tags, cost, **options, inherited=inherited)
+
+
+class TakesInheritedTagsForRechecked(MemoryTier):
+    async def store(self, ticket: Ticket, value: object, tags: tuple[str, ...], cost: float, **options: object) -> None:
+        if options.get("inherited"):
+            ticket.request = replace(ticket.request, late_roots=())
+        await super().store(ticket, value, tags, cost, **options)
+
+
+class WatchesItsOwnTagsOnly(MemoryTier):
+    async def lookup(self, request: Request) -> tuple[Found | None, Ticket]:
+        found, ticket = await super().lookup(request)
+        ticket.tags = request.tags
+        return found, ticket
+
+
+class HasVersionsUnderAWrite(MemoryTier):
+    async def lookup(self, request: Request) -> tuple[Found | None, Ticket]:
+        found, ticket = await super().lookup(request)
+        ticket.versions = {name: cell.token for name, cell in ticket.cells.items()}
+        return found, ticket
+
+    async def store(self, ticket: Ticket, value: object, tags: tuple[str, ...], cost: float, **options: object) -> None:
+        versions = ticket.versions
+        await super().store(ticket, value, tags, cost, **options)
+        ticket.versions = versions
 
 
 class HasNoHash(MemoryTier):
@@ -121,6 +192,12 @@ BROKEN = {
     TakesGraceForLife: "test_within_its_grace_a_value_is_known_to_be_old",
     HasEverybodyRefresh: "test_within_its_grace_a_value_is_known_to_be_old",
     AgreesWithWhatIsOver: "test_a_ticket_agrees_with_none_that_was_taken_before_a_write",
+    InheritsNothing: "test_a_write_ends_what_was_made_of_what_it_touches",
+    FetchesInheritedVersionsAnew: "test_what_was_made_of_an_outdated_copy_is_never_found",
+    InheritsTheLaterVersion: "test_what_was_made_of_two_versions_is_not_stored",
+    TakesInheritedTagsForRechecked: "test_a_tag_of_its_own_result_is_rechecked_although_it_is_inherited_too",
+    WatchesItsOwnTagsOnly: "test_a_ticket_is_clean_until_what_is_inherited_is_touched",
+    HasVersionsUnderAWrite: "test_nothing_is_inherited_from_what_is_being_written",
     HasNoHash: "test_a_tier_can_be_told_from_others_and_forgotten",
 }
 

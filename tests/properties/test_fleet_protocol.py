@@ -14,7 +14,7 @@ from tests.properties.fleet import protocol
 from tests.properties.fleet.checker import Model, TooManyStatesError, explore
 from tests.properties.fleet.configurations import AMPUTATIONS, AMPUTATIONS_OF_TRUST, CONFIGURATIONS
 from tests.properties.fleet.rules import WHOLE, Rules
-from tests.properties.fleet.state import Configuration, Faults, State
+from tests.properties.fleet.state import Configuration, Copy, Faults, State
 from tests.properties.fleet.trust import Trust
 
 LARGE = (  # half a second and more each; the others cover each part of the protocol and each fault
@@ -31,6 +31,11 @@ LARGE = (  # half a second and more each; the others cover each part of the prot
     "failover and failback",
     "failover while a write dies",
     "a cell is evicted",
+    "a read over an entity's, in both processes",
+    "a read over an entity's, late and doubled commands",
+    "a read over an entity's, failover",
+    "a read over a result's, nothing there yet",
+    "a read over two of an entity",
 )
 
 
@@ -79,7 +84,7 @@ REACHED: dict[str, tuple[str, Callable[[State], bool]]] = {
     ),
     "a copy is kept locally after a write": (
         "the own process reads",
-        lambda state: state.local[0][0] == 1 and state.own[0] == 1,
+        lambda state: state.local[0][0] == Copy(1) and state.own[0] == 1,
     ),
     "a read overlaps a whole write": (
         "entity and root read, entity written",
@@ -112,6 +117,14 @@ REACHED: dict[str, tuple[str, Callable[[State], bool]]] = {
     "a read follows another's load": (
         "a shared load",
         lambda state: any(read.at == "follows" for read in state.reads) and state.floor == 1,
+    ),
+    "what inherited an outdated copy is stored, and is dead": (
+        "a read over an entity's",
+        lambda state: state.server.values[1] is not None and state.server.values[1].version < state.floor,
+    ),
+    "a read over another is stored after a write, and kept": (
+        "a read over an entity's, in the writing process",
+        lambda state: state.server.values[1] is not None and state.local[0][1] is not None and state.floor == 1,
     ),
     "two armed writes overlap, and both die": (
         "results' tags written twice, nothing there yet",

@@ -28,9 +28,9 @@ from agent_cache.remote.redis.transport import Counters, Log
 from agent_cache.values.canonical import is_large, lasting_digest, make_room, segment_digest
 
 __all__ = [
-    "MAX_HEAD", "SCHEMA", "BadValue", "CellKey", "Cells", "Header", "Invalidations", "Keyspace", "Root", "SeenCell",
-    "header_lines", "is_held", "is_idle", "late_tags_context", "message", "pack_header", "parse_message", "read_header",
-    "unpack_value", "value_context", "version_of",
+    "MAX_HEAD", "MAX_VALUE_CELLS", "SCHEMA", "BadValue", "CellKey", "Cells", "Header", "Invalidations", "Keyspace",
+    "Root", "SeenCell", "header_lines", "is_held", "is_idle", "late_tags_context", "message", "pack_header",
+    "parse_message", "read_header", "unpack_value", "value_context", "version_of",
 ]  # fmt: skip
 
 SCHEMA = 1
@@ -39,14 +39,22 @@ SCHEMA = 1
 CellKey = bytes
 """Key of a cell on the server: ``t:{namespace:order}:S``."""
 
-MAX_HEAD = 65_536
-"""Bytes of the longest header, late tags included."""
+MAX_VALUE_CELLS = 1_024
+"""Cells of one value, inherited ones included."""
+
+MAX_HEAD = 262_144
+"""Bytes of the longest header, late tags included: a line for a cell takes some 125."""
 
 _MAX_SEGMENTS = 100_000
 _MAX_ROOTS = 10_000
 _MAX_TAGS = 10_000
 _MAX_ENTRIES = 50_000
 _MAX_CELLS = 50_000
+_FEW = 16
+_MAX_LONG_ENTRIES = 1_000
+"""Entries with more than a few late cells: some 200 bytes for each of these."""
+_MAX_DEPENDENTS = 16
+"""Entries that are known to be made of one other. With more, messages about that one drop its whole root."""
 _MESSAGE = re.compile(rb"[^ ]+ [BC](?: (?:\*|[TK][0-9a-f]+))+")
 _FIXED = struct.Struct(">BddddII")
 _HELD, _ARMED = b"!~"
@@ -105,6 +113,9 @@ class Keyspace:
         self._cells_read: dict[str, Cells] = {}
         self._homes: dict[tuple[str, ...], Root] = {}
         self._late_cells: dict[bytes, Cells] = {}
+        self._many_late_cells: dict[bytes, Cells] = {}
+        self._dependents: dict[bytes, frozenset[bytes]] = {}
+        self._has_forgotten_dependents = False
         self._calls: dict[bytes, tuple[str, Hashable, Root]] = {}
         self._values = f"v:{namespace}:".encode()
 
@@ -209,14 +220,30 @@ class Keyspace:
     # Memory of entries that were met in this process
 
     def late_cells(self, digest: bytes) -> Cells:
-        """Cells that the result of an entry named when it was last seen: read with the value, they save a trip."""
-        return self._late_cells.get(digest, {})
+        """Cells that the value of an entry named beside those of its tags: read with the value, they save a trip."""
+        return self._late_cells.get(digest) or self._many_late_cells.get(digest) or {}
 
     def keep_late_cells(self, digest: bytes, cells: Cells) -> None:
         """Remember the late cells of an entry."""
-        if self._late_cells.get(digest) != cells:
-            make_room(self._late_cells, _MAX_ENTRIES)
-            self._late_cells[digest] = cells
+        if self.late_cells(digest) != cells:
+            self._late_cells.pop(digest, None)
+            self._many_late_cells.pop(digest, None)
+            is_long = len(cells) > _FEW
+            table = self._many_late_cells if is_long else self._late_cells
+            make_room(table, _MAX_LONG_ENTRIES if is_long else _MAX_ENTRIES)
+            table[digest] = cells
+
+    def root_of_cell(self, key: CellKey) -> Root:
+        """The root of a cell that only its key is known of.
+
+        Raises:
+            ValueError: if it is no key of a cell under this namespace.
+        """
+        head = b"t:{%b:" % self.namespace.encode()
+        name, end, _ = key.removeprefix(head).rpartition(b"}:")
+        if not key.startswith(head) or not end:
+            raise ValueError("no cell of this namespace")
+        return self.root(name.decode("utf-8", "surrogatepass"))
 
     def call(self, digest: bytes) -> tuple[str, Hashable] | None:
         """Tool and key of an entry, as this process has them."""
@@ -232,6 +259,20 @@ class Keyspace:
             return
         self.has_forgotten_calls |= make_room(self._calls, _MAX_ENTRIES)
         self._calls[digest] = request.tool, request.key, home
+
+    def dependents(self, cell_name: bytes) -> frozenset[bytes] | None:
+        """Digests of the entries whose values are made of this one, by its cell; None if there may be more."""
+        if self._has_forgotten_dependents:
+            return None
+        found = self._dependents.get(cell_name, frozenset())
+        return found if len(found) <= _MAX_DEPENDENTS else None
+
+    def keep_dependent(self, cell_name: bytes, digest: bytes) -> None:
+        """Remember that the value of an entry is made of another one, known by its cell."""
+        found = self._dependents.get(cell_name, frozenset())
+        if digest not in found and len(found) <= _MAX_DEPENDENTS:
+            self._has_forgotten_dependents |= make_room(self._dependents, _MAX_ENTRIES)
+            self._dependents[cell_name] = found | {digest}
 
     def cell_of_call(self, tool: str, key: Hashable) -> Cells:
         """The cell of an entry that was read in this process. Slow: for calls that only another tier has named."""
@@ -468,9 +509,9 @@ def parse_message(
                 tags[f"{root.name}:{path.decode()}"] = None
         else:
             cells[root.cell(path)] = None
-            call = keyspace.call(path[1:])
-            if call is not None:
-                keys.append(call)
-            elif keyspace.has_forgotten_calls:
+            dependents = keyspace.dependents(path)
+            calls = [keyspace.call(digest) for digest in (path[1:], *(dependents or ()))]
+            keys += [call for call in calls if call is not None]
+            if dependents is None or None in calls[1:] or (calls[0] is None and keyspace.has_forgotten_calls):
                 tags[root.name] = None
     return list(cells), Touched(tuple(tags), tuple(keys))

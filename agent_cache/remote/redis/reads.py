@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from agent_cache.clock import CLOCK
+from agent_cache.core.tags import root_of
 from agent_cache.remote.codecs import Undecodable, Unencodable
-from agent_cache.remote.protocol import Found, Request, Ticket
+from agent_cache.remote.protocol import Found, Request, Ticket, Versions
 from agent_cache.remote.redis.keyspace import (
     MAX_HEAD,
+    MAX_VALUE_CELLS,
     BadValue,
     CellKey,
     Cells,
@@ -67,7 +69,8 @@ class Place:
         channels: subscriptions that a local copy needs.
         keys, packed: keys that a lookup reads, the value last; and the same ready to be sent.
         known: cells as they were last read and found idle, the identity of their server, and the lines of a header with
-            these. To compare them is much cheaper than to write them again.
+            these, and their versions. To compare them is much cheaper than to write them again.
+        has_late: a value may name more cells than these.
     """
 
     digest: bytes | None
@@ -80,7 +83,8 @@ class Place:
     channels: frozenset[bytes]
     keys: tuple[bytes, ...]
     packed: bytes
-    known: tuple[list[bytes], bytes, bytes] | None = None
+    known: tuple[list[bytes], bytes, bytes, Versions] | None = None
+    has_late: bool = False
 
 
 class RedisTicket:
@@ -92,11 +96,12 @@ class RedisTicket:
         is_live: whether messages about all of its roots arrived then.
         started_at: the same as `asked`, by the clock of the event loop: the timeout counts from there.
         waited: seconds of the timeout that the lookup has used up.
+        versions: see `Ticket`.
     """
 
     __slots__ = (
         "_idle", "_seen", "asked", "is_live", "lasts", "place", "reader", "request", "sequence", "started_at",
-        "waited",
+        "versions", "waited",
     )  # fmt: skip
 
     def __init__(self, reader: Reader, request: Request) -> None:
@@ -110,6 +115,7 @@ class RedisTicket:
         self.is_live = False
         self.started_at = 0.0
         self.waited = 0.0
+        self.versions: Versions | None = None
         self.lasts = reader.options.remote_ttl if request.ttl is None else request.ttl
 
     @property
@@ -176,6 +182,22 @@ class RedisTicket:
 
 def _versions(ticket: RedisTicket) -> Mapping[CellKey, bytes]:
     return {key: version_of(cell) for key, cell in ticket.seen.items()}
+
+
+def _is_current(versions: Mapping[CellKey, bytes], seen: Mapping[CellKey, SeenCell], *, strong: bool) -> bool:
+    """Whether a value under these versions counts. For a strong read none of the cells may be armed: their writer may
+    have died after its side effect, and others find the value until its lease ends.
+    """
+    for key, version in versions.items():
+        cell = seen.get(key)
+        if cell is None or is_held(cell) or version_of(cell) != version or (strong and not is_idle(cell)):
+            return False
+    return True
+
+
+def _merge(cells: dict[CellKey, bytes], more: Iterable[Versions]) -> bool:
+    """Add the versions of further cells. Returns whether no cell has two: such a value would be of two times."""
+    return all(cells.setdefault(key, version) == version for versions in more for key, version in versions.items())
 
 
 def seen_cells(cells: Iterable[CellKey], fetched: Fetched) -> dict[CellKey, SeenCell]:
@@ -248,7 +270,9 @@ class Reader:
         keys = (*cells, value_key) if value_key else tuple(cells)
         slot = self._transport.slot(value_key) if value_key else 0
         packed = b"".join(map(bulk, keys))
-        return Place(digest, value_key, slot, depends_on, watched, cells, roots, channels, keys, packed), lasts
+        place = Place(digest, value_key, slot, depends_on, watched, cells, roots, channels, keys, packed)
+        place.has_late = bool(digest is not None and keyspace.late_cells(digest))
+        return place, lasts
 
     # Lookups
 
@@ -265,10 +289,11 @@ class Reader:
             raise Unreachable("an invalidation is pending")
         client = self._transport.client()
         ticket.started_at = client.loop.time()
-        if not self._is_subscribed(ticket):
-            await self._subscribe(client, ticket)
+        late = self.keyspace.late_cells(digest) if place.has_late and digest is not None else {}
+        roots = (*place.roots, *late.values()) if late else place.roots
+        if not self._is_subscribed(ticket, roots):
+            await self._subscribe(client, ticket, roots)
         ticket.sequence = self.invalidations.now
-        late = self.keyspace.late_cells(digest) if digest is not None and place.watched else {}
         fetched: Fetched
         if late or self._transport.topology.is_cluster:
             wanted = [(key, root.slot) for key, root in (cells | late).items()]
@@ -289,17 +314,22 @@ class Reader:
         data = fetched[0][place.value_key] if digest is not None else None
         if data is None:
             return None
-        found = await self._find_current(client, ticket, data, seen_cells(late, fetched))
+        found = await self._find_current(client, ticket, data, seen_cells(late, fetched), late)
         return None if found is None or self._pending.blocks(ticket.seen) else found
 
-    def _is_subscribed(self, ticket: RedisTicket) -> bool:
+    def _is_subscribed(self, ticket: RedisTicket, roots: tuple[Root, ...]) -> bool:
         if not self.subscriber.is_running or not self.invalidations.listeners:
             return True
-        ticket.is_live = ticket.place.channels <= self.subscriber.channels
+        ticket.is_live = self._hears(ticket, roots)
         return ticket.is_live
 
-    async def _subscribe(self, client: Client, ticket: RedisTicket) -> None:
-        """Wait for the subscriptions of a place, before anything is read: without them, nothing is kept locally.
+    def _hears(self, ticket: RedisTicket, roots: tuple[Root, ...]) -> bool:
+        """Whether messages about these roots arrive. Those of the place are known as one set."""
+        channels, place = self.subscriber.channels, ticket.place
+        return place.channels <= channels and (roots is place.roots or all(root.channel in channels for root in roots))
+
+    async def _subscribe(self, client: Client, ticket: RedisTicket, roots: tuple[Root, ...]) -> None:
+        """Wait for the subscriptions of these roots, before anything is read: without them, nothing is kept locally.
 
         A read has one timeout for all that it waits for. Three quarters of it may be used here, while the connection is
         made that the read will need.
@@ -307,7 +337,7 @@ class Reader:
         subscriber = self.subscriber
         missing = [
             root
-            for root in ticket.place.roots
+            for root in dict.fromkeys(roots)
             if root.channel not in subscriber.channels and not subscriber.has_failed(root)
         ]
         for root in missing:
@@ -316,7 +346,7 @@ class Reader:
                 client.prepare(server)
         if missing:
             await subscriber.subscribe(missing, ticket.started_at + 0.75 * self.options.timeout)
-        ticket.is_live = ticket.place.channels <= subscriber.channels
+        ticket.is_live = self._hears(ticket, roots)
 
     async def _mint_missing(
         self, client: Client, cells: Cells, fetched: Fetched, started_at: float
@@ -352,8 +382,8 @@ class Reader:
             seen = [(cell, identity) for cell in cells if type(cell) is bytes and cell]
             if len(seen) < len(cells) or not all(map(is_idle, seen)):
                 return None
-            lines = header_lines({key: version_of(cell) for key, cell in zip(place.cells, seen, strict=True)})
-            place.known = known = cells, identity, lines
+            versions = {key: version_of(cell) for key, cell in zip(place.cells, seen, strict=True)}
+            place.known = known = cells, identity, header_lines(versions), versions
         header = read_header(data, known[2])
         if header is None:
             return None
@@ -370,13 +400,19 @@ class Reader:
             )
         except Exception:  # noqa: BLE001 - hostile data, or the user's codec: `_find_current` counts it
             return None
-        ticket.set_all_idle(*known[:2])
+        ticket.set_all_idle(known[0], known[1])
+        ticket.versions = known[3]
         return Found(value, request.tags, age, cost, left)
 
     async def _find_current(
-        self, client: Client, ticket: RedisTicket, data: Any, known: dict[CellKey, SeenCell]
+        self, client: Client, ticket: RedisTicket, data: Any, known: dict[CellKey, SeenCell], expected: Cells
     ) -> Found | None:
-        """The value, if every cell in its header has the version there."""
+        """The value, if every cell in its header has the version there.
+
+        Args:
+            known: further cells that were read with the value.
+            expected: all that was known of these. If the ticket is live, messages about their roots arrive.
+        """
         request, place = ticket.request, ticket.place
         assert place.digest is not None
         try:
@@ -390,21 +426,29 @@ class Reader:
             unknown = [key for key in others if key not in seen]
             if unknown:
                 seen |= await self._fetch_more(client, unknown, ticket)
-            for key, version in header.cells.items():
-                cell = seen.get(key)
-                if cell is None or is_held(cell) or version_of(cell) != version:
-                    return None
-                if request.strong and not is_idle(cell):
-                    return None  # its writer may have died after its side effect: others find it until the lease ends
+            if not _is_current(header.cells, seen, strong=request.strong):
+                return None
             value = self._decoded(payload, request.returns, value_context(place.value_key, head))
             late = self._late_tags(header, place.value_key)
+            is_expected = len(others) == len(expected) and all(key in expected for key in others)
+            late_cells = expected if is_expected else self._with_roots(others, place.roots, late)
         except BadValue as error:
             self._transport.counters.bad_values += 1
             self._transport.log.once("a value on the server cannot be read", f"{request.tool}: {error}")
             return None
-        ticket.seen = ticket.seen | {key: seen[key] for key in others}
-        if others:
-            self.keyspace.keep_late_cells(place.digest, {key: self._root_of(ticket, key) for key in others})
+        if not is_expected:
+            self._keep_late_cells(place, late_cells)
+            roots = {*late_cells.values()}
+            if ticket.is_live and not roots <= {*place.roots, *expected.values()}:
+                # A value whose load has read other roots. Its local copy needs messages about these: from now on they
+                # arrive, and what was written before is seen now.
+                await self._subscribe(client, ticket, (*place.roots, *roots))
+                ticket.sequence = self.invalidations.now
+                seen = await self._fetch_more(client, list(header.cells), ticket)
+                if not _is_current(header.cells, seen, strong=request.strong):
+                    return None
+        ticket.seen = ticket.seen | {key: seen[key] for key in header.cells}
+        ticket.versions = header.cells if all(is_idle(seen[key]) for key in header.cells) else None
         return await self._aged(client, ticket, header, Found(value, request.tags + late, cost=header.cost))
 
     def _decoded(self, data: bytes, returns: Any, context: bytes) -> Any:
@@ -427,17 +471,38 @@ class Reader:
     async def _fetch_more(self, client: Client, keys: list[CellKey], ticket: RedisTicket) -> dict[CellKey, SeenCell]:
         """Cells that only the value has named. Keys that are no cells of this namespace are not read."""
         prefix = b"t:{%b:" % self.keyspace.namespace.encode()
-        if len(keys) > 2 * _MAX_LATE or not all(key.startswith(prefix) for key in keys):
+        if len(keys) > MAX_VALUE_CELLS or not all(key.startswith(prefix) for key in keys):
             raise BadValue("with malformed cells")
         wanted = [(key, self._transport.slot(key)) for key in keys]
         fetched = await client.fetch(wanted, strong=ticket.request.strong, started_at=ticket.started_at)
         return seen_cells(keys, fetched)
 
-    def _root_of(self, ticket: RedisTicket, key: CellKey) -> Root:
-        for root in ticket.place.roots:
-            if key.startswith(root.prefix):
-                return root
-        return self.keyspace.root(key.partition(b"{")[2].rpartition(b"}")[0].partition(b":")[2].decode())
+    def _with_roots(self, keys: Iterable[CellKey], roots: tuple[Root, ...], tags: Iterable[str]) -> Cells:
+        """Cells that are known by their keys, with their roots: these, or those of the tags, as their names say."""
+        cells: Cells = {}
+        by_prefix: dict[bytes, Root] = {}
+        for key in keys:
+            prefix = key[: key.rfind(b":") + 1]
+            root = by_prefix.get(prefix)
+            if root is None:
+                if not by_prefix:
+                    by_prefix = {one.prefix: one for one in (*roots, *map(self.keyspace.root, map(root_of, tags)))}
+                try:
+                    root = by_prefix.get(prefix) or self.keyspace.root_of_cell(key)
+                except ValueError as error:
+                    raise BadValue("with malformed cells") from error
+                by_prefix[prefix] = root
+            cells[key] = root
+        return cells
+
+    def _keep_late_cells(self, place: Place, cells: Cells) -> None:
+        """Remember the cells that a value names beside those of its place."""
+        if (cells or place.has_late) and place.digest is not None:
+            place.has_late = True
+            self.keyspace.keep_late_cells(place.digest, cells)
+            for key, root in cells.items():
+                if (name := root.cell_name(key)).startswith(b"K"):
+                    self.keyspace.keep_dependent(name, place.digest)
 
     async def _aged(self, client: Client, ticket: RedisTicket, header: Header, found: Found) -> Found | None:
         """Add age and remaining ttl. Within its grace a value is served while one process of the fleet refreshes it."""
@@ -467,13 +532,23 @@ class Reader:
 
     # Stores
 
-    async def store(self, ticket: RedisTicket, value: Any, tags: tuple[str, ...], cost: float, *, age: float) -> None:
-        """Store a value under the versions that were seen before its load.
+    async def store(
+        self,
+        ticket: RedisTicket,
+        value: Any,
+        tags: tuple[str, ...],
+        cost: float,
+        *,
+        age: float,
+        inherited: Sequence[Versions] = (),
+    ) -> None:
+        """Store a value under the versions that were seen before its load, and those that it inherits.
 
         Raises:
             Unreachable: if the server does not take it.
         """
         request, place, seen = ticket.request, ticket.place, ticket.seen
+        ticket.versions = None  # those of a value that was found are not those of this one
         if place.digest is None or not place.depends_on.keys() <= seen.keys():
             return
         left = ticket.lasts + request.grace - age
@@ -482,21 +557,33 @@ class Reader:
         cells = {key: version_of(seen[key]) for key in place.depends_on}
         client = self._transport.client()
         started_at = ticket.resume()
-        late = [tag for tag in dict.fromkeys(tags) if tag not in request.tags]
-        if late:
-            late_cells = await self._recheck(client, ticket, late, started_at)
-            if late_cells is None:
+        late = named = [tag for tag in dict.fromkeys(tags) if tag not in request.tags]
+        if inherited:
+            if not _merge(cells, inherited):
                 return
-            cells |= late_cells
+            # Those of its own result are rechecked, although they may be inherited as well: the load may have looked at
+            # the data itself before a write, and made a read after it.
+            named = [tag for tag in late if root_of(tag) in request.late_roots]
+            if not all(self._is_covered(tag, cells) for tag in late if tag not in named):
+                return
+        if named:
+            late_cells = await self._recheck(client, ticket, named, started_at)
+            if late_cells is None or not _merge(cells, (late_cells,)):
+                return
         if self._pending.blocks(cells):
             self._transport.counters.skipped += 1
             return
+        if all(map(is_idle, seen.values())):
+            ticket.versions = cells
         data = self._encoded(ticket, value, late, cells, cost, self._server_time(ticket) - age)
         if data is None:
             return
         period = b"%d" % max(1, int(min(left, self.options.cell_ttl) * 1000))
         await client.call(place.slot, b"SET", place.value_key, data, b"PX", period, started_at=started_at)
         self._transport.counters.stores += 1
+        if late:
+            others = [key for key in cells if key not in place.depends_on]
+            self._keep_late_cells(place, self._with_roots(others, place.roots, late))
         own = self._claims.pop(place.digest, None) if self._claims else None
         if own is not None:  # or no process could refresh it again until the claim expires, however short its ttl is
             claim = self.keyspace.claim(place.digest)
@@ -518,11 +605,23 @@ class Reader:
             reason = error if isinstance(error, Unencodable) else type(error).__name__
             log.once(f"a result of {request.tool} cannot be encoded, so it is kept in this process alone", reason)
             return None
-        if len(head) > MAX_HEAD or len(data) - len(head) > self.options.max_value_size:
+        if len(cells) > MAX_VALUE_CELLS or len(head) > MAX_HEAD:
+            counters.unencodable += 1
+            log.once(f"a result of {request.tool} depends on too much, so it is kept in this process alone", len(cells))
+            return None
+        if len(data) - len(head) > self.options.max_value_size:
             counters.unencodable += 1
             log.once(f"a result of {request.tool} is too large, so it is kept in this process alone", len(data))
             return None
         return data
+
+    def _is_covered(self, tag: str, cells: Collection[CellKey]) -> bool:
+        """Whether the versions of a tag's cells are known. A root may stand for its entities, if they were too many."""
+        wanted = self.keyspace.cells_read(tag)
+        if all(key in cells for key in wanted):
+            return True
+        prefix = self.keyspace.root(tag).prefix
+        return ":" not in tag and any(key.startswith(prefix) for key in cells)
 
     async def _recheck(
         self, client: Client, ticket: RedisTicket, late: list[str], started_at: float
@@ -544,7 +643,6 @@ class Reader:
         after = await self.fetch_or_mint(client, named | watched, started_at)
         if any(is_held(after[cell]) or version_of(after[cell]) != version_of(before[cell]) for cell in watched):
             return None
-        self.keyspace.keep_late_cells(ticket.place.digest or b"", named)
         return {key: version_of(after[key]) for key in named}
 
     async def fetch_or_mint(self, client: Client, cells: Cells, started_at: float) -> dict[CellKey, SeenCell]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import weakref
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from datetime import timedelta
 from functools import partial
 from types import TracebackType
@@ -14,7 +14,7 @@ from typing import Any, Self
 from agent_cache.clock import CLOCK
 from agent_cache.errors import ConfigurationError, RemoteTierError
 from agent_cache.remote.codecs import Codec
-from agent_cache.remote.protocol import Found, Listener, Request, Ticket, WriteIntent
+from agent_cache.remote.protocol import Found, Listener, Request, Ticket, Versions, WriteIntent
 from agent_cache.remote.redis.keyspace import MAX_HEAD, Invalidations, Keyspace
 from agent_cache.remote.redis.options import Deployment, check_options, deployment_of_client, deployment_of_url
 from agent_cache.remote.redis.reads import Reader, RedisTicket
@@ -154,17 +154,27 @@ class RedisTier:
         if found is not None and not ticket.is_young():
             found = None  # a caller that joined it meanwhile may have begun after a write that it has not seen
         if found is None:
+            ticket.versions = None
             self._transport.counters.misses += 1
             ticket.pause()
         else:
             self._transport.counters.hits += 1
         return found, ticket
 
-    async def store(self, ticket: Ticket, value: Any, tags: tuple[str, ...], cost: float, *, age: float) -> None:
+    async def store(
+        self,
+        ticket: Ticket,
+        value: Any,
+        tags: tuple[str, ...],
+        cost: float,
+        *,
+        age: float,
+        inherited: Sequence[Versions] = (),
+    ) -> None:
         """See `Tier`. A value that cannot be encoded is kept in this process alone, counted, and logged once."""
         if isinstance(ticket, RedisTicket) and ticket.reader is self._reader and not self._transport.is_closed:
             try:
-                await self._reader.store(ticket, value, tags, cost, age=age)
+                await self._reader.store(ticket, value, tags, cost, age=age, inherited=inherited)
             except Unreachable:
                 pass  # the caller has its result, and a later hit is not promised
 

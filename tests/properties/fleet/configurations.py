@@ -10,6 +10,7 @@ from tests.properties.fleet.state import Configuration, Faults, Party
 ENTITY: tuple[Party, Party] = (("entity", 0), ("entity", 1))
 ROOT: tuple[Party, Party] = (("root", 0), ("root", 1))
 RESULT: tuple[Party, Party] = (("result", 0), ("result", 1))
+OVER_ENTITY: tuple[Party, Party] = (("over entity", 0), ("over entity", 1))
 
 
 def _case(reads: list[Party], writes: list[Party], *, warm: bool = True, **faults: int) -> Configuration:
@@ -61,6 +62,33 @@ CONFIGURATIONS: dict[str, Configuration] = {
     "strong reads with tags from results": _case([RESULT[0]], [RESULT[1]], unreachable=1, crash=1)._replace(
         is_strong=True
     ),
+    # Reads whose loads make other reads
+    "a read over an entity's": _case([OVER_ENTITY[0]], [ENTITY[1]], crash=1, loss=1),
+    "a read over an entity's, in the writing process": _case([OVER_ENTITY[0]], [ENTITY[0]], unreachable=1, doubt=1),
+    "a read over an entity's, beside it": _case([OVER_ENTITY[0], ENTITY[0]], [ENTITY[1]], crash=1),
+    "a read over an entity's, in both processes": _case([*OVER_ENTITY], [ENTITY[1]], crash=1, loss=1),
+    "a read over an entity's, a result's tag written": _case(
+        [OVER_ENTITY[0], ENTITY[0]], [RESULT[1]], crash=1, failure=1
+    ),
+    "a read over an entity's, the root written": _case([OVER_ENTITY[0]], [ROOT[1]], crash=1, loss=1),
+    "a read over an entity's, late and doubled commands": _case(
+        [OVER_ENTITY[0]], [ENTITY[0]], unreachable=1, late=1, doubled=1
+    ),
+    "a read over an entity's, failover": _case([OVER_ENTITY[0]], [ENTITY[1]], failover=1, failback=1, replication=1),
+    "a read over an entity's, flush and eviction": _case(
+        [OVER_ENTITY[0]], [ENTITY[1]], warm=False, flush=1, eviction=1
+    ),
+    "a read over a root's": _case([("over root", 0)], [ENTITY[1]], crash=1, loss=1),
+    "a read over a result's": _case([("over result", 0)], [RESULT[1]], crash=1, loss=1),
+    "a read over a result's, nothing there yet": _case([("over result", 0)], [*ENTITY], warm=False, doubt=1),
+    "a read over two of an entity": _case([("over entity twice", 0)], [*ENTITY], crash=1),
+    "a read over an entity's and a root's": _case([("over entity and root", 0)], [ENTITY[1]], crash=1, loss=1),
+    "a read over an entity's with the same tag from its result": _case(
+        [("result, over entity", 0)], [ENTITY[1]], crash=1, loss=1
+    ),
+    "strong reads over an entity's": _case([OVER_ENTITY[0]], [RESULT[1]], unreachable=1, crash=1)._replace(
+        is_strong=True
+    ),
     # Loads that processes share
     "a shared load": _case([*ENTITY], [ENTITY[1]], crash=1, doubt=1)._replace(shares_loads=True),
     "a shared load of a root": _case([ROOT[0], ROOT[0]], [RESULT[1]], crash=1, failure=1)._replace(shares_loads=True),
@@ -83,6 +111,15 @@ AMPUTATIONS: dict[str, tuple[Rules, str]] = {
     "strong reads under an armed cell": (
         replace(WHOLE, strong_reads_pass_over_armed=False),
         "strong reads, a result's tag written",
+    ),
+    "inherited versions fetched anew": (replace(WHOLE, inherits="versions fetched anew"), "a read over an entity's"),
+    "the later of two inherited versions": (
+        replace(WHOLE, inherits="the later versions"),
+        "a read over two of an entity",
+    ),
+    "no recheck of covered tags": (
+        replace(WHOLE, rechecks_covered=False),
+        "a read over an entity's with the same tag from its result",
     ),
     "a shared load under a hold": (replace(WHOLE, shares_under_hold=True), "a shared load"),
 }

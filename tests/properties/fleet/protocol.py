@@ -49,6 +49,6 @@ def broken(world: World, state: State) -> str | None:
             copy = state.local[process][place]
             has_heard_all = state.is_live[process] and not state.queues[process]
             least = max(state.own[process], state.floor if has_heard_all else 0)
-            if copy is not None and copy < least:
-                return f"process {process} has kept version {copy} of {key}, older than it may be"
+            if copy is not None and copy.version < least:
+                return f"process {process} has kept version {copy.version} of {key}, older than it may be"
     return None

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from tests.properties.fleet import server as scripts
+from tests.properties.fleet import nested, server as scripts
 from tests.properties.fleet.checker import Step
-from tests.properties.fleet.server import CELLS, S, Server, T, Value, replaced
-from tests.properties.fleet.state import DEPENDS_ON, LOOKS_AT, Read, State, Tokens, World
+from tests.properties.fleet.nested import look_again
+from tests.properties.fleet.server import T, Value, replaced
+from tests.properties.fleet.state import DEPENDS_ON, INNER, LOOKS_AT, Read, State, Tokens, World
 
 
 def steps(world: World, state: State) -> Iterator[Step[State]]:
@@ -30,10 +31,13 @@ def _read(world: World, state: State, number: int, key: str, process: int) -> It
         case "found" | "stored":
             keeps = read.may_keep and not world.configuration.is_strong
             if keeps and not read.touched.intersection(DEPENDS_ON[key]):
-                copies = replaced(state.local[process], place, read.version)
+                copy = world.copied(read.version, read.tokens, read.ident)
+                copies = replaced(state.local[process], place, copy)
                 yield "is kept locally", to(Read("ended"), local=replaced(state.local, process, copies))
             else:
                 yield "is not kept", to(Read("ended"))
+        case _ if key in INNER and read.at in ("looked", "nested", "loaded"):
+            yield from nested.steps(world, state, number, key, process)
         case "looked":
             at = "shares" if world.configuration.shares_loads else "loaded"
             yield f"loads version {state.db}", to(read._replace(at=at, version=state.db))
@@ -43,15 +47,15 @@ def _read(world: World, state: State, number: int, key: str, process: int) -> It
             yield "mints", state._replace(server=scripts.mint(state.server, [T]))
         case "loaded":
             if key == "result":
-                read = _look_again(world, state.server, read)
+                read = look_again(world, state.server, read)
             if not read.tokens or world.waits(state, process):
-                yield "is not stored", to(read._replace(at="stored"))
+                yield "is not stored", to(read._replace(at="stored", tokens=()))
             elif key == "result":
                 yield "names its tag", to(read._replace(at="named"))
             else:
                 yield "is stored", _stored(to(read._replace(at="stored")), place, read)
         case "named" if world.waits(state, process):
-            yield "is not stored", to(read._replace(at="stored"))
+            yield "is not stored", to(read._replace(at="stored", tokens=()))
         case "named":
             yield "is stored", _stored(to(read._replace(at="stored")), place, read)
 
@@ -77,8 +81,13 @@ def _look_up(world: World, state: State, number: int, key: str, process: int) ->
         return
     marked = scripts.marks(server, {*looks_at, *DEPENDS_ON[key]})
     if found is not None and scripts.counts(server, found, world.rules, is_strong=world.configuration.is_strong):
-        yield f"finds version {found.version}", to(Read("found", may_keep=not marked, version=found.version))
+        read = Read("found", may_keep=not marked, version=found.version)
+        if world.inherits and not marked:
+            read = read._replace(tokens=found.header, ident=found.ident)
+        yield f"finds version {found.version}", to(read)
         return
+    if key in INNER:
+        marked = scripts.marks(server, looks_at)
     held = "held" in scripts.marks(server, looks_at)
     tokens = tuple((cell, scripts.token(server, cell)) for cell in looks_at)
     ident = scripts.ident(server, world.rules)
@@ -87,16 +96,6 @@ def _look_up(world: World, state: State, number: int, key: str, process: int) ->
         yield from _share(world, state, number, missed, tokens)
     else:
         yield "finds nothing", to(missed)
-
-
-def _look_again(world: World, server: Server, read: Read) -> Read:
-    """Fetch S, D and T after the load: store only if nothing was written meanwhile."""
-    now = {cell: scripts.token(server, cell) for cell in CELLS}
-    unmoved = bool(read.tokens) and all(now[cell] == known for cell, known in read.tokens)
-    keeps = read.may_keep and not scripts.marks(server, CELLS)
-    if not world.rules.rechecks or unmoved:
-        return read._replace(tokens=((S, now[S]), (T, now[T])), may_keep=keeps)
-    return read._replace(tokens=(), may_keep=False)
 
 
 def _share(world: World, state: State, number: int, missed: Read, tokens: Tokens) -> Iterator[Step[State]]:

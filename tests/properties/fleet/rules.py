@@ -28,6 +28,10 @@ class Rules:
         shares_under_hold: a load is shared between processes also while a cell is held.
         strong_reads_pass_over_armed: a strong read does not find what depends on an armed cell: its write may have
             returned, or died, without a commit.
+        inherits: a read whose load makes other reads is stored under the versions that these were valid under; or, of a
+            cell that two of them saw in two versions, under the later one; or under those fetched when it is stored.
+        rechecks_covered: tags that its own result names are looked at again also if it inherits versions of their
+            cells.
         trusts_from_sending: local copies are trusted from the sending of the PING that was answered; else from the
             arrival of its PONG.
     """
@@ -45,6 +49,8 @@ class Rules:
     grace_ends_with_a_write: bool = True
     shares_under_hold: bool = False
     strong_reads_pass_over_armed: bool = True
+    inherits: Literal["versions", "the later versions", "versions fetched anew"] = "versions"
+    rechecks_covered: bool = True
     trusts_from_sending: bool = True
 
 

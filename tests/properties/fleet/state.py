@@ -9,10 +9,27 @@ from tests.properties.fleet.rules import Rules
 from tests.properties.fleet.server import CELLS, MISSING, D, S, Server, T, Value, replaced
 
 PROCESSES = (0, 1)
-KEYS = ("entity", "root", "result")
-DEPENDS_ON = {"entity": (S, T), "root": (D,), "result": (S, T)}
-LOOKS_AT = {"entity": (S, T), "root": (D,), "result": (S, D)}
-"""Cells fetched before the load: the tag from the result is not known yet."""
+INNER: dict[str, tuple[str, ...]] = {
+    "over entity": ("entity",),
+    "over root": ("root",),
+    "over result": ("result",),
+    "over entity twice": ("entity", "entity"),
+    "over entity and root": ("entity", "root"),
+    "result, over entity": ("entity",),
+}
+"""Reads that the load of a read makes, in this order. The last one looks at the data as well, before them."""
+KEYS = ("entity", "root", "result", *INNER)
+DEPENDS_ON = {"entity": (S, T), "root": (D,), "result": (S, T), "result, over entity": (S, T)}
+DEPENDS_ON |= {
+    outer: tuple(sorted({cell for key in inner for cell in DEPENDS_ON[key]})) for outer, inner in INNER.items()
+}
+LOOKS_AT: dict[str, tuple[int, ...]] = {"entity": (S, T), "root": (D,), "result": (S, D)}
+LOOKS_AT |= dict.fromkeys(INNER, ()) | {"result, over entity": (S, D)}
+"""Cells fetched before the load: the tag from the result is not known yet. Most reads that make others have no tag here
+of their own.
+"""
+NO_VERSION = 99
+"""Later than any: what a load has seen that has seen nothing yet."""
 MOVES = {"entity": (T, D), "root": (S, D), "result": (T, D)}
 ROOT = (S, D)
 
@@ -50,10 +67,27 @@ class Configuration(NamedTuple):
     reads: tuple[Party, ...]
     writes: tuple[Party, ...]
     faults: Faults = Faults()
-    is_warm: bool = True  # values and local copies are there at the start
+    is_warm: bool = True  # values and local copies are there at the start, but for reads over others
     values_apart: bool = False  # a cluster: values are on another node than the cells
     shares_loads: bool = False  # between processes
     is_strong: bool = False  # reads ask at every hit and keep nothing locally; writes that cannot begin are refused
+
+
+class Copy(NamedTuple):
+    """A local copy, and what it was valid under where a read may inherit that."""
+
+    version: int
+    tokens: Tokens = ()  # none: nothing that depends on it is stored
+    ident: int = 0
+
+
+class Inner(NamedTuple):
+    """The read that a load makes now."""
+
+    place: int = 0  # in the row of reads that the load makes
+    at: str = "idle"
+    tokens: Tokens = ()  # as of those of a read
+    ident: int = 0
 
 
 class Read(NamedTuple):
@@ -64,6 +98,8 @@ class Read(NamedTuple):
     may_keep: bool = False
     version: int = 0
     since: int = 0  # the floor when it started, where a load is shared
+    inner: Inner | None = None  # while its load makes reads
+    inherited: Tokens | None = ()  # what these were valid under; none: it is not stored
 
 
 class Write(NamedTuple):
@@ -81,7 +117,7 @@ class State(NamedTuple):
     server: Server
     replica: Server | None
     is_settled: bool  # every running write has had the time to register again
-    local: tuple[tuple[int | None, ...], ...]  # by process and key
+    local: tuple[tuple[Copy | None, ...], ...]  # by process and key
     queues: tuple[tuple[tuple[int, ...], ...], ...]  # messages on their way to each process
     is_live: tuple[bool, ...]
     reads: tuple[Read, ...]
@@ -100,6 +136,7 @@ class World:
 
     Attributes:
         keys: what is read in it; values and copies stand in this order.
+        inherits: whether any load makes other reads.
     """
 
     def __init__(self, configuration: Configuration, rules: Rules) -> None:
@@ -108,20 +145,28 @@ class World:
             raise ValueError("a process dies with all of its writes: where one may crash, each needs its own process")
         self.configuration = configuration
         self.rules = rules
-        self.keys = tuple(key for key in KEYS if any(key == read for read, _ in configuration.reads))
+        read = {key for key, _ in configuration.reads}
+        inherited = {inner for outer in read for inner in INNER.get(outer, ())}
+        self.keys = tuple(key for key in KEYS if key in read | inherited)
+        self.inherits = bool(inherited)
 
     def start(self) -> State:
         """Version 0 everywhere, or nothing anywhere."""
         config, rules = self.configuration, self.rules
         nobody = (None,) * len(config.writes)
         server = Server((None,) * len(CELLS), nobody, (None,) * len(self.keys))
-        local: tuple[int | None, ...] = (None,) * len(self.keys)
+        local: tuple[Copy | None, ...] = (None,) * len(self.keys)
         if config.is_warm:
             server = scripts.mint(server, CELLS)
             headers = [tuple((cell, scripts.token(server, cell)) for cell in DEPENDS_ON[key]) for key in self.keys]
-            values = [Value(0, scripts.ident(server, rules), header) for header in headers]
+            ident = scripts.ident(server, rules)
+            values = [
+                None if key in INNER else Value(0, ident, header)
+                for key, header in zip(self.keys, headers, strict=True)
+            ]
             server = server._replace(values=tuple(values))
-            local = (None if config.is_strong else 0,) * len(self.keys)
+            if not config.is_strong:
+                local = tuple(value and self.copied(value.version, value.header, value.ident) for value in values)
         return renamed(
             State(
                 db=0,
@@ -141,6 +186,10 @@ class World:
                 faults=config.faults,
             )
         )
+
+    def copied(self, version: int, tokens: Tokens, ident: int) -> Copy:
+        """A local copy."""
+        return Copy(version, tokens, ident) if self.inherits else Copy(version)
 
     def waits(self, state: State, process: int) -> bool:
         """Whether a process stays away from the server for an invalidation of its own that has not landed."""
@@ -183,7 +232,7 @@ def spent(state: State, fault: str) -> State:
     return state._replace(faults=state.faults._replace(**{fault: left - 1}))
 
 
-NAMING = tuple(State._fields.index(field) for field in ("server", "replica", "reads"))
+NAMING = tuple(State._fields.index(field) for field in ("server", "replica", "local", "reads"))
 """Where tokens stand."""
 
 
@@ -206,5 +255,19 @@ def renamed(state: State, before: State | None = None) -> State:
 
     server = of(state.server)
     replica = state.replica and of(state.replica)
-    reads = tuple([read._replace(tokens=all_of(read.tokens)) if read.tokens else read for read in state.reads])
-    return state._replace(server=server, replica=replica, reads=reads)
+    local = tuple(
+        [
+            tuple([copy._replace(tokens=all_of(copy.tokens)) if copy and copy.tokens else copy for copy in copies])
+            for copies in state.local
+        ]
+    )
+    reads = []
+    for read in state.reads:
+        if read.tokens:
+            read = read._replace(tokens=all_of(read.tokens))
+        if read.inner is not None and read.inner.tokens:
+            read = read._replace(inner=read.inner._replace(tokens=all_of(read.inner.tokens)))
+        if read.inherited:
+            read = read._replace(inherited=all_of(read.inherited))
+        reads.append(read)
+    return state._replace(server=server, replica=replica, local=local, reads=tuple(reads))

@@ -1,0 +1,654 @@
+"""What a cached read has read through other cached reads, it depends on: tags, ends of lives, and doubts."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from agent_cache import (
+    AgentCache,
+    AgentCacheInvalidator,
+    AgentCacheSession,
+    RemotePolicy,
+    configure,
+    invalidate,
+    tags_from,
+    writing,
+)
+from agent_cache.testing import MemoryServer, MemoryTier
+from tests.harness import library
+from tests.harness.gates import Gate, cancelled, started
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+
+class Shop:
+    """Orders and reports about them. Each read says how often its tool has run."""
+
+    def __init__(self, outer: dict[str, Any] | None = None, **inner: Any) -> None:
+        self.orders = {"1": "open", "2": "open"}
+        self.gate = Gate()
+        self.is_held = False
+        self.runs: list[str] = []
+
+        @AgentCache("order:{id}", **inner)
+        async def get_order(id: str) -> str:
+            self.runs.append(id)
+            found = self.orders[id]
+            if self.is_held:
+                await self.gate(id)
+            return found
+
+        @AgentCache("report", **(outer or {}))
+        async def report(*ids: str) -> str:
+            self.runs.append("report")
+            return " ".join([await get_order(id) for id in ids])
+
+        @AgentCacheInvalidator("order:{id}")
+        async def cancel(id: str) -> None:
+            self.orders[id] = "cancelled"
+
+        self.get_order, self.report, self.cancel = get_order, report, cancel
+
+    async def runs_of(self, *ids: str) -> list[str]:
+        """What runs for a report."""
+        self.runs.clear()
+        await self.report(*ids)
+        return self.runs
+
+
+@pytest.fixture(params=["generated", "general"], autouse=True)
+def body(request: pytest.FixtureRequest) -> Any:
+    with library.call_body(request.param):
+        yield request.param
+
+
+# -- Tags --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("warm", [False, True], ids=["a miss inside", "a hit inside"])
+async def test_a_write_to_what_a_read_has_read_drops_it(warm: bool):
+    shop = Shop()
+    if warm:
+        await shop.get_order("1")
+    assert await shop.report("1", "2") == "open open"
+    assert await shop.runs_of("1", "2") == []
+    await shop.cancel("1")
+    assert await shop.report("1", "2") == "cancelled open"
+    await invalidate("order:3")
+    assert await shop.runs_of("1", "2") == [], "a write to something else drops nothing"
+    await invalidate("order")
+    assert await shop.runs_of("1", "2") == ["report", "1", "2"]
+
+
+async def test_in_sessions_too():
+    shop = Shop()
+    async with AgentCacheSession():
+        await shop.report("1")
+        assert await shop.runs_of("1") == []
+        await shop.cancel("1")
+        assert await shop.report("1") == "cancelled"
+        await shop.get_order("2")
+        await shop.report("2")
+        await shop.cancel("2")
+        assert await shop.report("2") == "cancelled"
+
+
+async def test_through_any_number_of_reads():
+    shop = Shop()
+
+    @AgentCache("summary")
+    async def summary(id: str) -> str:
+        return f"<{await shop.report(id)}>"
+
+    for _ in range(2):
+        assert await summary("1") == "<open>"
+    await shop.cancel("1")
+    assert await summary("1") == "<cancelled>"
+    assert await summary("1") == "<cancelled>"
+
+
+async def test_what_another_caller_loads():
+    shop = Shop()
+    shop.is_held = True
+    alone = await started(shop.get_order("1"))
+    whole = await started(shop.report("1"))
+    shop.gate.last.returns(None)
+    assert (await alone, await whole) == ("open", "open")
+    shop.is_held = False
+    assert shop.runs == ["1", "report"]
+    assert await shop.runs_of("1") == []
+    await shop.cancel("1")
+    assert await shop.report("1") == "cancelled"
+
+
+async def test_tags_that_only_the_result_tells():
+    @AgentCache("user:{result[id]}")
+    async def find(name: str) -> dict[str, str]:
+        return {"id": name[0]}
+
+    runs = []
+
+    @AgentCache("page")
+    async def page(name: str) -> str:
+        runs.append(name)
+        return (await find(name))["id"]
+
+    for _ in range(2):
+        await page("ann")
+        await page("bob")
+    assert runs == ["ann", "bob"]
+    await invalidate("user:a")
+    await page("ann")
+    await page("bob")
+    assert runs == ["ann", "bob", "ann"]
+
+
+async def test_reads_made_in_child_tasks_and_threads():
+    shop = Shop()
+
+    @AgentCache("all")
+    async def everything() -> list[str]:
+        found: list[str] = await asyncio.gather(shop.get_order("1"), shop.get_order("2"))
+        return found
+
+    await shop.get_order("2")
+    for _ in range(2):
+        assert await everything() == ["open", "open"]
+    await shop.cancel("2")
+    assert await everything() == ["open", "cancelled"]
+
+
+async def test_a_single_entry_that_is_invalidated_takes_with_it_what_has_read_it():
+    shop = Shop()
+
+    @AgentCacheInvalidator("none", clear_all=False, key_fn=lambda args, kwargs: shop.get_order.cache_key(args[0]))
+    async def touch(id: str) -> None:
+        pass
+
+    @AgentCache("summary")
+    async def summary(id: str) -> str:
+        return await shop.report(id)
+
+    for read in (shop.report, summary):
+        for warm in (False, True):
+            for drop in (shop.get_order.invalidate, touch):
+                await invalidate("order", "report", "summary")
+                if warm:
+                    await shop.get_order("1")
+                    await shop.get_order("2")
+                await read("1")
+                await read("2")
+                shop.orders["1"] += "!"
+                await drop("1")
+                shop.runs.clear()
+                assert (await read("2"), await read("1")) == ("open", shop.orders["1"])
+                assert "2" not in shop.runs
+
+
+async def test_more_tags_than_are_kept_apart_count_as_their_roots():
+    runs = []
+
+    @AgentCache("item:{id}", maxsize=None)
+    async def item(id: int) -> int:
+        return id
+
+    @AgentCache("sum")
+    async def total(count: int) -> int:
+        runs.append(count)
+        return sum([await item(id) for id in range(count)])
+
+    for count, reruns in ((256, False), (257, True)):
+        await total(count)
+        await invalidate("item:1000")
+        runs.clear()
+        await total(count)
+        assert bool(runs) is reruns, count
+        await invalidate("item:7")
+        await total(count)
+        assert runs[-1:] == [count]
+
+
+async def test_what_a_read_does_not_inherit():
+    shop = Shop(outer={"inherit": False})
+    await shop.report("1")
+    await shop.cancel("1")
+    assert await shop.runs_of("1") == []
+
+    @AgentCache("summary")
+    async def summary(id: str) -> str:
+        return await shop.report(id)
+
+    await summary("1")
+    await invalidate("order:1")
+    shop.runs.clear()
+    assert await summary("1") == "open"
+    assert shop.runs == [], "what the inner read does not inherit, the outer one does not either"
+    await invalidate("report")
+    assert await summary("1") == "cancelled"
+
+
+async def test_a_task_that_a_load_leaves_behind_is_no_part_of_it():
+    shop = Shop()
+    go_on = asyncio.Event()
+    tasks = []
+
+    async def later() -> None:
+        await go_on.wait()
+        await shop.get_order("1")
+        await shop.get_order("1")
+
+    runs = []
+
+    @AgentCache("start")
+    async def start() -> str:
+        runs.append("start")
+        tasks.append(asyncio.create_task(later()))
+        return "started"
+
+    await start()
+    go_on.set()
+    await tasks[0]
+    await shop.cancel("1")
+    assert await start() == "started"
+    assert runs == ["start"]
+
+
+async def test_reads_made_by_a_write_inside_a_load_are_made_by_the_load():
+    shop = Shop()
+
+    @AgentCacheInvalidator("log")
+    async def log(id: str) -> str:
+        return await shop.get_order(id)
+
+    @AgentCache("page")
+    async def page() -> str:
+        return await log("1")
+
+    await page()
+    await shop.cancel("1")
+    assert await page() == "cancelled"
+
+
+# -- Ends of lives ---------------------------------------------------------------------------------------------------
+
+
+async def test_the_outer_answer_lives_no_longer_than_the_inner_one(clock: library.Clock):
+    shop = Shop(ttl=10)
+    await shop.get_order("1")
+    clock.advance(4)
+    await shop.report("1", "2")
+    clock.advance(5.5)
+    assert await shop.runs_of("1", "2") == []
+    clock.advance(1)
+    assert await shop.runs_of("1", "2") == ["report", "1"]
+
+
+async def test_a_shorter_life_of_its_own_stays(clock: library.Clock):
+    shop = Shop(outer={"ttl": 3}, ttl=10)
+    await shop.report("1")
+    clock.advance(3.5)
+    assert await shop.runs_of("1") == ["report"]
+
+
+# -- Doubts --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("outer", [{}, {"ttl": 60}], ids=["no ttl", "a ttl"])
+async def test_an_inner_load_that_a_write_overlaps_makes_the_outer_answer_unstorable(outer: dict[str, Any]):
+    shop = Shop(outer)
+    shop.is_held = True
+    whole = await started(shop.report("1"))
+    await shop.cancel("1")
+    shop.gate.last.returns(None)
+    assert await whole == "open", "it began before the write had ended"
+    shop.is_held = False
+    assert await shop.runs_of("1") == ["report", "1"]
+    assert await shop.report("1") == "cancelled"
+    assert await shop.runs_of("1") == []
+
+
+async def test_a_write_between_the_inner_read_and_the_end_of_the_outer_one():
+    gate = Gate()
+    shop = Shop()
+
+    @AgentCache("page")
+    async def page() -> str:
+        found = await shop.get_order("1")
+        await gate()
+        return found
+
+    whole = await started(page())
+    await shop.cancel("1")
+    later = await started(page())
+    assert len(gate.running) == 2, "a reader that starts after the write joins no load from before it"
+    for held in gate.running:
+        held.returns(None)
+    assert (await whole, await later) == ("open", "cancelled")
+    assert await page() == "cancelled"
+
+
+async def test_nobody_joins_the_outer_load_while_an_inner_one_may_be_overlapped():
+    """Only the result of the inner load will say whether the write concerns it."""
+    gate = Gate()
+    users = {"ann": "1"}
+
+    @AgentCache("user:{result[id]}")
+    async def find(name: str) -> dict[str, str]:
+        found = users[name]
+        await gate(name)
+        return {"id": found}
+
+    @AgentCache("page")
+    async def page(name: str) -> str:
+        return (await find(name))["id"]
+
+    first = await started(page("ann"))
+    users["ann"] = "2"
+    await invalidate("user:1")
+    second = await started(page("ann"))
+    assert len(gate.running) == 2
+    for held in gate.running:
+        held.returns(None)
+    assert (await first, await second) == ("1", "2")
+    assert await page("ann") == "2"
+
+
+@pytest.mark.parametrize("outer", [{}, {"ttl": 60}], ids=["no ttl", "a ttl"])
+async def test_an_inner_read_in_doubt(outer: dict[str, Any], clock: library.Clock):
+    shop = Shop(outer)
+    with pytest.raises(TimeoutError):
+        async with writing("order:1"):
+            raise TimeoutError
+    await shop.report("1")
+    assert await shop.runs_of("1") == ["report", "1"], "not stored while the write may still take effect"
+    clock.advance(6)
+    await shop.report("1")
+    assert await shop.runs_of("1") == []
+
+
+async def test_an_inner_read_during_a_write():
+    shop = Shop()
+    async with writing("order:1"):
+        await shop.report("1")
+        assert await shop.runs_of("1") == ["report", "1"]
+    await shop.report("1")
+    assert await shop.runs_of("1") == []
+
+
+@pytest.mark.parametrize(
+    ("inner", "argument"),
+    [({"cache_if": lambda _: False}, "1"), ({"scope": "session"}, "1"), ({}, object())],
+    ids=["cache_if", "no session", "no key"],
+)
+async def test_an_inner_read_that_was_merely_not_cached(inner: dict[str, Any], argument: Any):
+    orders = {"now": "open"}
+    runs = []
+
+    @AgentCache("order", **inner)
+    async def get_order(which: Any) -> str:
+        return orders["now"]
+
+    async def page() -> str:
+        runs.append("page")
+        return await get_order(argument)
+
+    without, with_ttl = AgentCache("page", name="without")(page), AgentCache("page", ttl=60, name="with")(page)
+    for _ in range(2):
+        await without()
+        await with_ttl()
+    assert len(runs) == 3
+    orders["now"] = "cancelled"
+    await invalidate("order")
+    assert await with_ttl() == "cancelled", "it depends on the tags all the same"
+
+
+async def test_an_inner_read_that_failed():
+    broken = True
+    runs = []
+
+    @AgentCache("order:{id}")
+    async def get_order(id: str) -> str:
+        if broken:
+            raise LookupError(id)
+        return "open"
+
+    async def page() -> str:
+        runs.append("page")
+        try:
+            return await get_order("1")
+        except LookupError:
+            return "none"
+
+    without, with_ttl = AgentCache("page", name="without")(page), AgentCache("page", ttl=60, name="with")(page)
+    for _ in range(2):
+        assert (await without(), await with_ttl()) == ("none", "none")
+    assert len(runs) == 3
+    broken = False
+    await invalidate("order:1")
+    assert (await without(), await with_ttl()) == ("open", "open")
+
+
+async def test_an_inner_read_that_was_given_up():
+    gate = Gate()
+    runs = []
+
+    @AgentCache("order:{id}")
+    async def get_order(id: str) -> str:
+        await gate(id)
+        return "open"
+
+    @AgentCache("page")
+    async def page() -> str:
+        runs.append("page")
+        task = asyncio.create_task(get_order("1"))
+        await asyncio.sleep(0)
+        await cancelled(task)
+        return "timeout"
+
+    assert [await page(), await page()] == ["timeout", "timeout"]
+    assert runs == ["page", "page"], "an answer without the read is not kept for ever"
+
+
+async def test_a_leader_that_is_cancelled_hands_over_and_the_outer_load_inherits_from_its_successor():
+    shop = Shop()
+    shop.is_held = True
+    alone = await started(shop.get_order("1"))
+    whole = await started(shop.report("1"))
+    await cancelled(alone)
+    await asyncio.sleep(0)
+    shop.gate.running[-1].returns(None)
+    assert await whole == "open"
+    shop.is_held = False
+    assert await shop.runs_of("1") == []
+    await shop.cancel("1")
+    assert await shop.report("1") == "cancelled"
+
+
+# -- Whose it is ----------------------------------------------------------------------------------------------------
+
+
+async def test_an_answer_of_a_session_does_not_leave_it_through_another_read():
+    runs = []
+
+    @AgentCache("cart", "session")
+    async def cart() -> str:
+        return "mine"
+
+    @AgentCache("page", ttl=60)
+    async def page() -> str:
+        runs.append("page")
+        return await cart()
+
+    @AgentCache("own", "session")
+    async def own_page() -> str:
+        runs.append("own")
+        return await cart()
+
+    @AgentCache("front", ttl=60)
+    async def front() -> str:
+        runs.append("front")
+        return await page()
+
+    async with AgentCacheSession():
+        for _ in range(2):
+            await page()
+            await own_page()
+            await front()
+    assert runs == ["page", "own", "front", "page", "page", "front", "page"]
+
+
+async def test_an_answer_of_a_tenant_is_kept_for_that_tenant():
+    runs = []
+
+    @AgentCache("order")
+    async def get_order() -> str:
+        return "of one tenant"
+
+    @AgentCache("page")
+    async def page() -> str:
+        runs.append("page")
+        return await get_order()
+
+    @AgentCache("front")
+    async def front() -> str:
+        runs.append("front")
+        async with AgentCacheSession(tenant="a"):
+            return await get_order()
+
+    async with AgentCacheSession(tenant="a"):
+        await page()
+        await page()
+    assert runs == ["page"]
+    await front()
+    await front()
+    assert runs == ["page", "front", "front"]
+
+
+# -- Tiers -----------------------------------------------------------------------------------------------------------
+
+
+class Process:
+    """The same two tools in one of several processes, which share a store of orders."""
+
+    def __init__(self, orders: dict[str, str], tier: Any, outer_tier: Any = None, **remote: Any) -> None:
+        self.runs: list[str] = []
+
+        @AgentCache("order:{id}", remote_cache=tier, name="get_order", remote=RemotePolicy(**remote))
+        async def get_order(id: str) -> str:
+            self.runs.append(id)
+            return orders[id]
+
+        @AgentCache("report", remote_cache=tier if outer_tier is None else outer_tier or None, name="report")
+        async def report(*ids: str) -> str:
+            self.runs.append("report")
+            return " ".join([await get_order(id) for id in ids])
+
+        @AgentCacheInvalidator("order:{id}", remote_cache=tier)
+        async def cancel(id: str) -> None:
+            orders[id] = "cancelled"
+
+        self.get_order, self.report, self.cancel = get_order, report, cancel
+
+
+@pytest.mark.parametrize("consistency", ["bounded", "strong"])
+@pytest.mark.parametrize("warm", ["nothing", "the inner read here", "the inner read there"])
+async def test_a_write_in_another_process_drops_what_has_read_it(warm: str, consistency: str, server: MemoryServer):
+    orders = {"1": "open"}
+    here, there = (Process(orders, MemoryTier(server), consistency=consistency) for _ in range(2))
+    if warm == "the inner read here":
+        await here.get_order("1")
+    elif warm == "the inner read there":
+        await there.get_order("1")
+    assert await here.report("1") == "open"
+    here.runs.clear()
+    there.runs.clear()
+    assert await there.report("1") == "open"
+    assert there.runs == [], "found in the tier, with what it depends on"
+    await there.cancel("1")
+    assert await here.report("1") == "cancelled"
+    assert await there.report("1") == "cancelled"
+
+
+async def test_what_the_tier_has_is_dropped_by_a_process_that_never_read_the_inner_one(server: MemoryServer):
+    orders = {"1": "open"}
+    here, there = (Process(orders, MemoryTier(server)) for _ in range(2))
+    await here.report("1")
+    third = Process(orders, MemoryTier(server))
+    assert await third.report("1") == "open"
+    assert third.runs == []
+    await there.cancel("1")
+    assert await third.report("1") == "cancelled"
+
+
+async def test_an_outer_read_without_a_tier_trusts_the_tier_of_the_inner_one(
+    server: MemoryServer, clock: library.Clock
+):
+    orders = {"1": "open"}
+    tier = MemoryTier(server)
+    here, there = Process(orders, tier, outer_tier=False), Process(orders, MemoryTier(server))
+    await here.report("1")
+    await here.report("1")
+    assert here.runs == ["report", "1"]
+    tier.stall()
+    await there.cancel("1")
+    clock.advance(2)
+    here.runs.clear()
+    assert await here.report("1") == "cancelled", "no message could arrive, so the copy is trusted no more"
+    tier.reconnect()
+    await here.report("1")
+    here.runs.clear()
+    tier.reconnect()
+    await here.report("1")
+    assert here.runs[:1] == ["report"], "messages may have been lost"
+
+
+async def test_an_outer_read_with_a_tier_over_an_inner_one_without_is_not_shared(server: MemoryServer):
+    """A write to the inner one in another process would not be seen in the tier."""
+    orders = {"1": "open"}
+
+    def process() -> Process:
+        return Process(orders, None, outer_tier=MemoryTier(server))
+
+    here, there = process(), process()
+    await here.report("1")
+    here.runs.clear()
+    await here.report("1")
+    assert here.runs == []
+    await there.report("1")
+    assert there.runs == ["report", "1"]
+
+
+async def test_bypassed_and_switched_off_inner_reads():
+    shop = Shop()
+    with configure(enabled=False):
+        await shop.report("1")
+    await shop.report("1")
+    assert await shop.runs_of("1") == []
+    await shop.cancel("1")
+    assert await shop.report("1") == "cancelled"
+
+
+async def test_a_computed_tag_that_fails_counts_as_its_root():
+    def broken(arguments: Any, result: Any) -> Any:
+        raise LookupError
+
+    runs = []
+
+    @AgentCache(tags_from("user", broken))
+    async def find() -> str:
+        return "ann"
+
+    @AgentCache("page", ttl=60)
+    async def page() -> str:
+        runs.append("page")
+        return await find()
+
+    await page()
+    await page()
+    assert runs == ["page"]
+    await invalidate("user:1")
+    await page()
+    assert runs == ["page", "page"]
