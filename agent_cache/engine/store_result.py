@@ -222,7 +222,7 @@ def insert_if_valid(call: Call, entry: Entry | None, tags: tuple[Tag, ...]) -> b
     partition = flight.partition
     all_tags = partition.static + tags
     garbage: Sequence[Any] = ()
-    given_up: list[Entry] = []
+    given_up: list[Entry] | None = None
     replaced = evicted = None
     with LEDGER.lock:
         if LEDGER.timed_holds:
@@ -247,10 +247,11 @@ def insert_if_valid(call: Call, entry: Entry | None, tags: tuple[Tag, ...]) -> b
             assert entry is not None
             flight.stored_tags = all_tags
             doubts = [ticket for ticket in flight.tickets if not ticket.is_clean()] if flight.tickets else ()
-            if not doubts and (not entry.size or _make_room(call, partition, entry, given_up)):
-                replaced = partition.store.peek(flight.key)
+            if not doubts and (not entry.size or _make_room(call, partition, entry, given_up := [])):
+                if WITNESSES:
+                    replaced = partition.store.peek(flight.key)
                 if type(entry) is GuardedEntry and entry.copy is not None:
-                    _warn_of_failed_copy(call, replaced)
+                    _warn_of_failed_copy(call, partition.store.peek(flight.key))
                 is_stored = True
                 if partition.owner is None:
                     evicted = partition.store.insert(flight.key, entry)
@@ -277,12 +278,13 @@ def insert_if_valid(call: Call, entry: Entry | None, tags: tuple[Tag, ...]) -> b
             flight.leave_indexes()
     if garbage:
         free(list(garbage))
-    if replaced is not None:
-        note_dropped((replaced,))
-    if evicted is not None and id(evicted) in WITNESSES:
-        note_evicted(evicted)
-    for other in given_up:
-        note_evicted(other)
+    if WITNESSES:
+        if replaced is not None:
+            note_dropped((replaced,))
+        if evicted is not None and id(evicted) in WITNESSES:
+            note_evicted(evicted)
+        for other in given_up or ():
+            note_evicted(other)
     return is_valid
 
 

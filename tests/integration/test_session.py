@@ -986,6 +986,26 @@ async def test_an_outer_session_is_the_current_one_again_after_a_generator_was_a
     assert outer.get_metrics()["calls"] == 3
 
 
+@pytest.mark.parametrize("is_inside", [False, True])
+async def test_a_tool_may_leave_a_generator_with_a_session_by_break(is_inside: bool):
+    """What the load reads afterwards is outside of that session, and the load depends on it all the same."""
+    streams, numbers = Streams(), Runs(resource="elsewhere")
+
+    @AgentCache("report", name="report")
+    async def report() -> tuple[int, int]:
+        async for number in streams.numbers():  # noqa: B007 - the first one
+            break
+        await streams.closed.wait()
+        return number, await numbers.read()
+
+    async with AgentCacheSession() if is_inside else contextlib.nullcontext():
+        assert await report() == (1, 1)
+        await numbers.write()
+        assert (await report())[1] == 2
+        calls = streams.sessions[0].get_metrics()["calls"]
+        assert calls == 1
+
+
 async def test_generators_with_sessions_may_be_closed_in_any_order():
     """Both run in the context of whoever asks them for the next value."""
     streams = Streams()
