@@ -203,9 +203,11 @@ def _witnesses_of(present: Any) -> list[Witness]:
 def note_evicted(entry: Entry) -> None:
     """Let no witness keep an entry that was evicted. Called outside of the lock."""
     present = WITNESSES.pop(id(entry), None)
-    if present is not None:
-        for witness in _witnesses_of(present):
+    if type(present) is set:
+        for witness in list(present):
             witness.let_go(entry, None)
+    elif present is not None:
+        present.let_go(entry, None)
 
 
 def note_dropped(entries: Iterable[Entry]) -> None:

@@ -260,6 +260,9 @@ class CallHistory:
         """Keep what identifies the value of an entry that the cache has dropped, and not the entry."""
         if self.entry is not entry:
             return
+        if known is None and self.count < 2:
+            self.entry = None  # as `release_entry`, without the calls
+            return
         identify = self.identify
         if known is None:
             self.release_entry(identify)
