@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from datetime import timedelta
+from types import CoroutineType, TracebackType
 from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, overload
 
 from agent_cache.config import checked_tier
@@ -31,7 +32,7 @@ from agent_cache.core.store import copy_rule_named
 from agent_cache.core.tags import ComputedTags, Region, TagSet, parse_tag, root_of
 from agent_cache.engine.codegen import read_body, write_body
 from agent_cache.engine.plan import read_plan, write_plan
-from agent_cache.engine.read import ReadOperation
+from agent_cache.engine.read import CacheInfo, ReadOperation
 from agent_cache.engine.runtime import SCOPE, CacheKey
 from agent_cache.engine.state import drop
 from agent_cache.engine.write import Write, WriteOperation, tiers_under
@@ -46,6 +47,7 @@ __all__ = [
     "CachedTool",
     "InvalidatingTool",
     "Resource",
+    "check_resource",
     "checked_remote",
     "checked_tool",
     "identity_of",
@@ -106,6 +108,26 @@ def checked_tool(function: Any, decorator: str) -> Callable[..., Coroutine[Any, 
     return checked
 
 
+def check_resource(resource: Any, decorator: str) -> None:
+    """Refuse a resource that is the tool itself: ``@AgentCache`` without parentheses calls the decorator with it alone.
+
+    Nothing would be decorated then, and the first call of the tool would fail with an error that does not say so. Any
+    other malformed resource is refused by `TagSet.compile`, which knows the tool.
+
+    Raises:
+        ConfigurationError: if it is a function, a method, a class, a coroutine or a framework's tool object.
+    """
+    is_descriptor = hasattr(type(resource), "__get__")  # as a classmethod, which cannot be called
+    is_framework_tool = type(resource).__module__.partition(".")[0] in _FRAMEWORKS
+    if not (callable(resource) or is_descriptor or is_framework_tool or inspect.isawaitable(resource)):
+        return
+    role = "what its result depends on" if decorator == "AgentCache" else "what it changes"
+    raise ConfigurationError(
+        f"{decorator} was given {_name(resource)} as resource; name {role} in parentheses above the function: "
+        f'@{decorator}("order:{{order_id}}")'
+    )
+
+
 def identity_of(function: Callable[..., Any], name: str | None) -> str:
     """The identity of a tool: ``module:qualname``, or its ``name=``."""
     return name if name is not None else f"{function.__module__}:{function.__qualname__}"
@@ -123,17 +145,62 @@ Q = ParamSpec("Q")
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
 S = TypeVar("S")
+S_co = TypeVar("S_co", covariant=True)
+S_contra = TypeVar("S_contra", contravariant=True)
 
 Resource = str | ComputedTags | Sequence[str | ComputedTags]
 """A tag, a template over the tool's parameters and its result, the result of `tags_from`, or several of these."""
 
 
-class CachedTool(Protocol[P, R_co]):
-    """A tool decorated with `AgentCache`: a coroutine function with the tool's own signature, and a few attributes.
+# How type checkers see a decorated tool. At run time it is a plain function.
 
-    For a method the attributes are reached through the class, with the instance as first argument:
-    ``await Shop.get_order.invalidate(shop, "7")``.
+MYPY = False
+"""Mypy takes it for True. It binds descriptors when it compares classes, so `CachedTool` and `InvalidatingTool` do for
+methods as well. Pyright compares descriptors by their own attributes, so a method gets a type that has none.
+"""
+
+
+class AsyncMethod(Protocol[S_contra, P, R_co]):
+    """A coroutine function whose first parameter is called ``self``."""
+
+    def __call__(_, self: S_contra, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R_co]: ...  # noqa: N805 - of the function
+
+
+class AsyncClassMethod(Protocol[S_contra, P, R_co]):
+    """A coroutine function whose first parameter is called ``cls``."""
+
+    def __call__(_, cls: S_contra, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R_co]: ...  # noqa: N805 - of the function
+
+
+class AnyAsyncFunction(Protocol[R_co]):
+    """A coroutine function of unknown parameters: `Callable[..., Coroutine]`. No written signature is like this one."""
+
+    def __call__(
+        self, a: MarkerArgument, b: MarkerArgument, c: MarkerArgument, /, *, marker: MarkerArgument
+    ) -> Coroutine[Any, Any, R_co]: ...
+
+
+class MarkerArgument(Protocol):
+    """An argument that no tool takes, unless it takes any."""
+
+    def is_marker(self) -> None: ...
+
+
+class Method(Protocol[P, R_co]):
+    """A decorated method as pyright compares it with another one: of a subclass, or of a protocol.
+
+    The first overload is what a subclass's plain method must agree with, the second lets it pass for the bound method
+    of a protocol, whose parameters are not compared.
     """
+
+    @overload
+    def __call__(self, receiver: Any, /, *args: P.args, **kwargs: P.kwargs) -> CoroutineType[Any, Any, R_co]: ...
+    @overload
+    def __call__(self, *args: Any, **kwargs: Any) -> CoroutineType[Any, Any, R_co]: ...
+
+
+class CachedAttributes(Protocol[P, R_co]):
+    """What a tool decorated with `AgentCache` has beside its call."""
 
     __agent_cache__: ReadOperation
     __name__: str
@@ -151,13 +218,6 @@ class CachedTool(Protocol[P, R_co]):
         """The ``scope=`` option."""
         ...
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R_co]: ...
-    @overload
-    def __get__(self, instance: None, owner: type[Any] | None = None) -> CachedTool[P, R_co]: ...
-    @overload
-    def __get__(
-        self: CachedTool[Concatenate[S, Q], R_co], instance: S, owner: type[Any] | None = None
-    ) -> Callable[Q, Coroutine[Any, Any, R_co]]: ...
     def cache_key(self, *args: P.args, **kwargs: P.kwargs) -> CacheKey:
         """The identity of a call with these arguments: opaque and hashable, equal for every spelling."""
         ...
@@ -177,6 +237,67 @@ class CachedTool(Protocol[P, R_co]):
     def clear(self) -> int:
         """Drop all local results of this tool, in every scope. Returns how many there were."""
         ...
+
+    def contains(self, *args: P.args, **kwargs: P.kwargs) -> bool:
+        """Whether this call, made here and now, would be answered from the local store. It counts as no use."""
+        ...
+
+    def cache_info(self) -> CacheInfo:
+        """Hits, misses, ``maxsize`` and the number of entries, as `functools.lru_cache` gives them."""
+        ...
+
+
+class CachedTool(CachedAttributes[P, R_co], Protocol[P, R_co]):
+    """A tool decorated with `AgentCache`: a coroutine function with the tool's own signature, and a few attributes.
+
+    For a method the attributes are reached through the class, with the instance as first argument:
+    ``await Shop.get_order.invalidate(shop, "7")``. They raise `TypeError` without it, so also after
+    ``shop.get_order.``, which does not pass ``shop``.
+    """
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R_co]: ...
+    @overload
+    def __get__(
+        self: AsyncClassMethod[S, Q, R_co], instance: None, owner: type[Any] | None = None
+    ) -> BoundTool[Concatenate[S, Q], Q, R_co]: ...
+    @overload
+    def __get__(
+        self: AsyncClassMethod[S, Q, R_co], instance: object, owner: type[Any] | None = None
+    ) -> Callable[Q, Coroutine[Any, Any, R_co]]: ...
+    @overload
+    def __get__(
+        self: AsyncMethod[S, Q, R_co], instance: None, owner: type[Any] | None = None
+    ) -> CachedTool[P, R_co]: ...
+    @overload
+    def __get__(
+        self: AsyncMethod[S, Q, R_co], instance: object, owner: type[Any] | None = None
+    ) -> Callable[Q, Coroutine[Any, Any, R_co]]: ...
+    @overload
+    def __get__(self, instance: object, owner: type[Any] | None = None) -> CachedTool[P, R_co]: ...
+
+
+class BoundTool(CachedAttributes[P, R_co], Protocol[P, Q, R_co]):
+    """A class method decorated with `AgentCache`: only its call knows the class."""
+
+    def __call__(self, *args: Q.args, **kwargs: Q.kwargs) -> Coroutine[Any, Any, R_co]: ...
+
+
+class CachedMethod(Method[P, R_co], Protocol[S_co, P, R_co]):
+    """A method decorated with `AgentCache`, in the body of its class."""
+
+    @overload
+    def __get__(self, instance: None, owner: type[Any] | None = None) -> CachedTool[Concatenate[S_co, P], R_co]: ...
+    @overload
+    def __get__(self, instance: object, owner: type[Any] | None = None) -> Callable[P, Coroutine[Any, Any, R_co]]: ...
+
+
+class CachedClassMethod(Method[P, R_co], Protocol[S_co, P, R_co]):
+    """A class method decorated with `AgentCache`, in the body of its class."""
+
+    @overload
+    def __get__(self, instance: None, owner: type[Any] | None = None) -> BoundTool[Concatenate[S_co, P], P, R_co]: ...
+    @overload
+    def __get__(self, instance: object, owner: type[Any] | None = None) -> Callable[P, Coroutine[Any, Any, R_co]]: ...
 
 
 class AgentCache:
@@ -238,6 +359,7 @@ class AgentCache:
         remote: RemotePolicy | None = None,
         inherit: bool = True,
     ) -> None:
+        check_resource(resource, "AgentCache")
         where = f"AgentCache({resource!r})"
         self._resource = resource
         self._skip_args = skip_args
@@ -276,7 +398,26 @@ class AgentCache:
                 "remote=RemotePolicy(share=True)"
             )
 
-    def __call__(self, function: Callable[P, Coroutine[Any, Any, R]]) -> CachedTool[P, R]:
+    if MYPY:
+
+        def __call__(self, function: Callable[P, Coroutine[Any, Any, R]]) -> CachedTool[P, R]:
+            tool: CachedTool[P, R] = self._decorate(function)
+            return tool
+
+    else:
+
+        @overload
+        def __call__(self, function: AnyAsyncFunction[R]) -> CachedTool[..., R]: ...
+        @overload
+        def __call__(self, function: AsyncMethod[S, P, R]) -> CachedMethod[S, P, R]: ...
+        @overload
+        def __call__(self, function: AsyncClassMethod[S, P, R]) -> CachedClassMethod[S, P, R]: ...
+        @overload
+        def __call__(self, function: Callable[P, Coroutine[Any, Any, R]]) -> CachedTool[P, R]: ...
+        def __call__(self, function: Any) -> Any:
+            return self._decorate(function)
+
+    def _decorate(self, function: Any) -> Any:
         tool = checked_tool(function, "AgentCache")
         name = identity_of(tool, self._name)
         parameters = Parameters.of(tool, self._skip_args, name)
@@ -299,8 +440,9 @@ class AgentCache:
         body.invalidate = operation.invalidate
         body.fresh = body.refresh = operation.fresh
         body.clear = operation.clear
-        cached: CachedTool[P, R] = body
-        return cached
+        body.contains = operation.contains
+        body.cache_info = operation.cache_info
+        return body
 
 
 def checked_remote(remote: Any, where: str) -> RemotePolicy:
@@ -348,12 +490,38 @@ class InvalidatingTool(Protocol[P, R_co]):
     @property
     def scope(self) -> Literal["global", "session"]: ...
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R_co]: ...
-    @overload
-    def __get__(self, instance: None, owner: type[Any] | None = None) -> InvalidatingTool[P, R_co]: ...
+
     @overload
     def __get__(
-        self: InvalidatingTool[Concatenate[S, Q], R_co], instance: S, owner: type[Any] | None = None
+        self: AsyncClassMethod[S, Q, R_co], instance: object, owner: type[Any] | None = None
     ) -> Callable[Q, Coroutine[Any, Any, R_co]]: ...
+    @overload
+    def __get__(
+        self: AsyncMethod[S, Q, R_co], instance: None, owner: type[Any] | None = None
+    ) -> InvalidatingTool[P, R_co]: ...
+    @overload
+    def __get__(
+        self: AsyncMethod[S, Q, R_co], instance: object, owner: type[Any] | None = None
+    ) -> Callable[Q, Coroutine[Any, Any, R_co]]: ...
+    @overload
+    def __get__(self, instance: object, owner: type[Any] | None = None) -> InvalidatingTool[P, R_co]: ...
+
+
+class InvalidatingMethod(Method[P, R_co], Protocol[S_co, P, R_co]):
+    """A method decorated with `AgentCacheInvalidator`, in the body of its class."""
+
+    @overload
+    def __get__(
+        self, instance: None, owner: type[Any] | None = None
+    ) -> InvalidatingTool[Concatenate[S_co, P], R_co]: ...
+    @overload
+    def __get__(self, instance: object, owner: type[Any] | None = None) -> Callable[P, Coroutine[Any, Any, R_co]]: ...
+
+
+class InvalidatingClassMethod(Method[P, R_co], Protocol[P, R_co]):
+    """A class method decorated with `AgentCacheInvalidator`, in the body of its class."""
+
+    def __get__(self, instance: object, owner: type[Any] | None = None) -> Callable[P, Coroutine[Any, Any, R_co]]: ...
 
 
 class AgentCacheInvalidator:
@@ -410,6 +578,7 @@ class AgentCacheInvalidator:
         name: str | None = None,
         remote: RemotePolicy | None = None,
     ) -> None:
+        check_resource(resource, "AgentCacheInvalidator")
         where = f"AgentCacheInvalidator({resource!r})"
         if skip_args != 0:
             raise TypeError(
@@ -443,7 +612,26 @@ class AgentCacheInvalidator:
             remote=checked_remote(remote, where).checked(where, scope=scope, is_read=False),
         )
 
-    def __call__(self, function: Callable[P, Coroutine[Any, Any, R]]) -> InvalidatingTool[P, R]:
+    if MYPY:
+
+        def __call__(self, function: Callable[P, Coroutine[Any, Any, R]]) -> InvalidatingTool[P, R]:
+            tool: InvalidatingTool[P, R] = self._decorate(function)
+            return tool
+
+    else:
+
+        @overload
+        def __call__(self, function: AnyAsyncFunction[R]) -> InvalidatingTool[..., R]: ...
+        @overload
+        def __call__(self, function: AsyncMethod[S, P, R]) -> InvalidatingMethod[S, P, R]: ...
+        @overload
+        def __call__(self, function: AsyncClassMethod[S, P, R]) -> InvalidatingClassMethod[P, R]: ...
+        @overload
+        def __call__(self, function: Callable[P, Coroutine[Any, Any, R]]) -> InvalidatingTool[P, R]: ...
+        def __call__(self, function: Any) -> Any:
+            return self._decorate(function)
+
+    def _decorate(self, function: Any) -> Any:
         tool = checked_tool(function, "AgentCacheInvalidator")
         name = identity_of(tool, self._name)
         parameters = Parameters.of(tool, 0, name)
@@ -461,8 +649,7 @@ class AgentCacheInvalidator:
         body.resource = self._resource
         body.scope = self._policy.scope
         body.__agent_cache__ = operation
-        invalidating: InvalidatingTool[P, R] = body
-        return invalidating
+        return body
 
 
 def _exceptions(given: Any, where: str) -> tuple[type[BaseException], ...]:
@@ -494,8 +681,7 @@ async def invalidate(*tags: str | Sequence[object]) -> int:
     return dropped
 
 
-@asynccontextmanager
-async def writing(*tags: str | Sequence[object]) -> AsyncIterator[None]:
+def writing(*tags: str | Sequence[object]) -> _Writing:
     """Invalidate before and after a write that is not a tool, as `AgentCacheInvalidator` does for one.
 
     Args:
@@ -506,16 +692,41 @@ async def writing(*tags: str | Sequence[object]) -> AsyncIterator[None]:
     Raises:
         ConfigurationError: if there is no tag, or one is malformed.
     """
-    paths = _parsed(tags, "writing")
-    _count(paths)
-    write = _write(paths)
-    await write.begin()
-    try:
-        yield
-    except BaseException as error:
-        await write.fail(error)
-        raise
-    await write.succeed(None)
+    return _Writing(_parsed(tags, "writing"))
+
+
+class _Writing(AbstractAsyncContextManager[None]):
+    """What `writing` returns: enters one write, or surrounds each call of a function that it decorates.
+
+    A class, since `contextlib.asynccontextmanager` sets the traceback of the error that leaves the block. An exception
+    that is a frozen dataclass refuses that, and would be replaced by the error about it.
+    """
+
+    __slots__ = ("_begun", "_paths")
+
+    def __init__(self, paths: tuple[str, ...]) -> None:
+        self._paths = paths
+
+    def __call__(self, function: Callable[P, Awaitable[R]]) -> Callable[P, Coroutine[Any, Any, R]]:
+        @functools.wraps(function)
+        async def within(*args: P.args, **kwargs: P.kwargs) -> R:
+            async with _Writing(self._paths):
+                return await function(*args, **kwargs)
+
+        return within
+
+    async def __aenter__(self) -> None:
+        _count(self._paths)
+        self._begun = write = _write(self._paths)
+        await write.begin()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is None:
+            await self._begun.succeed(None)
+        else:
+            await self._begun.fail(error)
 
 
 def _count(paths: tuple[str, ...]) -> None:

@@ -19,9 +19,9 @@ from typing import Any
 
 from agent_cache.core.keys import Part, Uncacheable, key_part
 from agent_cache.errors import ConfigurationError
-from agent_cache.values.canonical import serial_of
+from agent_cache.values.canonical import Default, serial_of
 
-__all__ = ["Parameter", "Parameters", "is_injected", "receiver_part"]
+__all__ = ["Parameter", "Parameters", "default_part", "is_injected", "receiver_part"]
 
 
 _CONTEXTS: dict[str, frozenset[str]] = {
@@ -179,6 +179,8 @@ class Parameter:
     Attributes:
         in_key: whether its value identifies the call. False if it is skipped or filled in by a framework.
         is_receiver: whether it is the ``self`` or ``cls`` of a method.
+        is_sentinel: whether its default is an object without an identity, such as ``UNSET = object()``. That object
+            itself is a constant of the key then.
         hint: ``"str"``, ``"int"``, ``"bool"``, ``"dict"`` or ``"list"`` if that is the annotation, so that the
             generated body tests the likely type first. The key depends on the value that is passed, not on the hint.
     """
@@ -188,6 +190,7 @@ class Parameter:
     default: Any
     in_key: bool
     is_receiver: bool
+    is_sentinel: bool
     hint: str
 
     @property
@@ -196,7 +199,11 @@ class Parameter:
 
     def part(self, value: Any) -> Part:
         """The component of the key for a value."""
-        return receiver_part(value) if self.is_receiver else key_part(value)
+        return receiver_part(value) if self.is_receiver else key_part(self.identity(value))
+
+    def identity(self, value: Any) -> Any:
+        """What identifies a value: the value itself, but for a default that has no identity."""
+        return Default(value) if self.is_sentinel and value is self.default else value
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +213,7 @@ class Parameters:
     Attributes:
         is_positional: whether a call in its canonical spelling is one value for each name, in order.
         surplus: the name of the parameter that takes surplus keywords, if there is one.
+        owner: the qualified name of the class that a method was defined in; empty for any other function.
     """
 
     all: tuple[Parameter, ...]
@@ -214,6 +222,7 @@ class Parameters:
     is_positional: bool
     positional_only: tuple[str, ...]
     surplus: str | None
+    owner: str
 
     @classmethod
     def of(cls, function: Callable[..., Any], skip_args: int, tool: str) -> Parameters:
@@ -240,6 +249,7 @@ class Parameters:
                     in_key=parameter.name not in skipped
                     and not is_injected(parameter.annotation, parameter.default, function),
                     is_receiver=parameter.name == receiver,
+                    is_sentinel=parameter.default is not inspect.Parameter.empty and _is_sentinel(parameter.default),
                     hint=_hint(parameter.annotation),
                 )
                 for parameter in signature.parameters.values()
@@ -251,12 +261,8 @@ class Parameters:
             next(
                 (name for name, one in signature.parameters.items() if one.kind is inspect.Parameter.VAR_KEYWORD), None
             ),
+            _owner(function) if receiver is not None else "",
         )
-
-    @property
-    def key_names(self) -> tuple[str, ...]:
-        """The names of the parameters that identify a call."""
-        return tuple(parameter.name for parameter in self.all if parameter.in_key)
 
     def named(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Parameter names and values of a call in its canonical spelling."""
@@ -281,6 +287,28 @@ class Parameters:
             bound.arguments[self.surplus] |= surplus
         return bound.arguments
 
+    def has_receiver(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], tool: object) -> bool:
+        """Whether a call of a method is given the object whose method it is: an instance or subclass of its class.
+
+        The class is known by its qualified name, because a class decorator may have replaced the first one
+        (``dataclass(slots=True)``). A class of another name may have borrowed the method: it has an attribute that is
+        marked as this `tool`.
+        """
+        receiver = self.all[0]
+        if args:
+            value = args[0]
+        elif receiver.name in kwargs and receiver.name not in self.positional_only:
+            value = kwargs[receiver.name]
+        else:
+            return False
+        kinds = (value.__class__, value) if receiver.name != "self" else (value.__class__,)
+        bases = [base for kind in kinds for base in getattr(kind, "__mro__", ())]
+        if any(base.__qualname__ == self.owner for base in bases):
+            return True
+        members = [member for base in bases for member in list(vars(base).values())]
+        functions = [member.__func__ if type(member) is classmethod else member for member in members]
+        return any(type(one) is types.FunctionType and vars(one).get("__agent_cache__") is tool for one in functions)
+
     def split(self, arguments: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The canonical spelling of a call: keyword-only and surplus keywords by name, all others by position."""
         args: list[Any] = []
@@ -296,6 +324,10 @@ class Parameters:
             else:
                 kwargs.update(value)
         return tuple(args), kwargs
+
+    def identities(self, arguments: Mapping[str, Any]) -> list[tuple[str, Any]]:
+        """The names and values that identify a call."""
+        return [(one.name, one.identity(arguments[one.name])) for one in self.all if one.in_key]
 
     def key(self, arguments: Mapping[str, Any]) -> Part:
         """The key of a call: the part of its one argument, or a tuple of several parts.
@@ -315,13 +347,31 @@ def receiver_part(value: Any) -> Part:
         return b"#%d" % serial_of(value)
 
 
+def default_part(value: Any) -> Part:
+    """The key of the default object of a parameter, where that is a sentinel."""
+    return key_part(Default(value))
+
+
+def _is_sentinel(default: Any) -> bool:
+    try:
+        key_part(default)
+    except Uncacheable:
+        return Default.may_stand_for(default)
+    return False
+
+
 def _receiver(function: Callable[..., Any], positional: list[inspect.Parameter]) -> str | None:
     """The name of the ``self`` or ``cls`` parameter, if the function was defined in a class body."""
-    owner = getattr(function, "__qualname__", "").rpartition(".")[0]
+    owner = _owner(function)
     if not owner or owner.endswith("<locals>") or not positional:
         return None
     first = positional[0].name
     return first if first in {"self", "cls", "mcs"} else None
+
+
+def _owner(function: Callable[..., Any]) -> str:
+    owner: str = getattr(function, "__qualname__", "").rpartition(".")[0]
+    return owner
 
 
 def _hint(annotation: Any) -> str:

@@ -33,6 +33,7 @@ __all__ = [
     "CopyRule",
     "Store",
     "UncopyableError",
+    "UnsharedEntry",
     "copy_rule_named",
     "auto_copier",
 ]
@@ -68,6 +69,10 @@ class Entry:
     def share(self) -> Any:
         """The value for a caller that has waited for its load, or `MISSING` if it cannot be copied."""
         return self.value
+
+    def is_valid_at(self, now: float) -> bool:
+        """Whether a hit at this clock reading would be answered from the entry."""
+        return now < self.fast
 
     def value_at(self, now: float) -> Any:
         """The value for a hit at this clock reading, or `MISSING` if the entry has expired."""
@@ -120,6 +125,9 @@ class GuardedEntry(Entry):
     def expires(self) -> float:
         return self._expires
 
+    def is_valid_at(self, now: float) -> bool:
+        return now < self._expires and (self.trust is None or now < self.trust())
+
     def value_at(self, now: float) -> Any:
         """A copy for one hit, or `MISSING` if the entry has expired or its tiers are no longer trusted."""
         if now >= self._expires or (self.trust is not None and now >= self.trust()):
@@ -142,8 +150,17 @@ class GuardedEntry(Entry):
             return MISSING
 
 
+class UnsharedEntry(Entry):
+    """Takes the place of a result that cannot be copied: only the caller that ran the tool gets it."""
+
+    __slots__ = ()
+
+    def share(self) -> Any:
+        return MISSING
+
+
 class UncopyableError(Exception):
-    """A result cannot be copied, so it is returned but not stored."""
+    """A result cannot be copied, so it is returned to the caller that ran the tool, and neither stored nor shared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +189,9 @@ def auto_copier(value: Any) -> Callable[[], Any] | None:
     A flat dict, list or set is copied by its own `copy` (60 ns), a tree of plain builtins by reading back its
     `marshal` image (0.5 us for 12 leaves; `copy.deepcopy` takes 3.5 us), anything else by `copy.deepcopy`.
 
+    An iterator is not copied, though `copy.deepcopy` copies some: whatever it draws from, a function or a file, would
+    be drawn from by all its copies.
+
     Raises:
         UncopyableError: if the value cannot be copied.
     """
@@ -181,30 +201,37 @@ def auto_copier(value: Any) -> Callable[[], Any] | None:
         if IMMUTABLE.issuperset(map(type, members)) and (kind is not dict or IMMUTABLE.issuperset(map(type, value))):
             return value.copy().copy  # type: ignore[no-any-return]
     try:
-        if _is_immutable(value, kind):
+        if _is_immutable(kind):
             return None
         if (kind is tuple or kind is frozenset) and _is_deeply_immutable(value):
             return None
         if _is_plain_tree(value):
             return partial(marshal.loads, marshal.dumps(value))
-        original = copy.deepcopy(value)
+        original = _deep_copy(value, kind)
     except Exception as error:
         raise UncopyableError(f"a result of type {kind.__qualname__} cannot be copied") from error
     return partial(copy.deepcopy, original)
 
 
+def _deep_copy(value: Any, kind: type) -> Any:
+    is_iterator = hasattr(kind, "__next__") or hasattr(kind, "__anext__")
+    if is_iterator and not hasattr(kind, "__deepcopy__") and not hasattr(kind, "getvalue"):  # `io.BytesIO` has its own
+        raise TypeError("copies of an iterator draw from one source")
+    return copy.deepcopy(value)
+
+
 _NAMED = (Enum, type)
 
 
-def _is_immutable(value: Any, kind: type) -> bool:
-    return kind in IMMUTABLE or isinstance(value, _NAMED) or text_of_standard_value(kind) is not None
+def _is_immutable(kind: type) -> bool:
+    return kind in IMMUTABLE or issubclass(kind, _NAMED) or text_of_standard_value(kind) is not None
 
 
 def _is_deeply_immutable(value: Any) -> bool:
     kind = type(value)
     if kind is tuple or kind is frozenset:
         return all(map(_is_deeply_immutable, value))
-    return _is_immutable(value, kind)
+    return _is_immutable(kind)
 
 
 def _is_plain_tree(value: Any) -> bool:

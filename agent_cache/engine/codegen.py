@@ -54,7 +54,7 @@ from typing import Any
 
 from agent_cache.clock import CLOCK
 from agent_cache.core.keys import ALIASES, PLAIN, Uncacheable, key_part
-from agent_cache.core.parameters import Parameter, Parameters, receiver_part
+from agent_cache.core.parameters import Parameter, Parameters, default_part, receiver_part
 from agent_cache.core.store import NEVER
 from agent_cache.engine.read import ReadOperation
 from agent_cache.engine.runtime import ROOT, SCOPE, Operation
@@ -99,6 +99,7 @@ def read_body(operation: ReadOperation) -> Body:
         "unkeyed": operation.unkeyed,
         "part": key_part,
         "receiver_part": receiver_part,
+        "part_of_default": default_part,
         "PLAIN": PLAIN,
         "type": type,
         "store": operation.partition.store,
@@ -216,6 +217,16 @@ def _mapping(parameters: Parameters) -> str:
 
 
 def _part_expression(parameter: Parameter) -> str:
+    name = parameter.name
+    part = _part_of_any(parameter)
+    if not parameter.is_sentinel:
+        return part
+    is_settled = type(parameter.default) is object  # it never gets an attribute
+    constant = repr(default_part(parameter.default)) if is_settled else f"$part_of_default({name})"
+    return f"{constant} if {name} is $default_{name} else {part}"
+
+
+def _part_of_any(parameter: Parameter) -> str:
     name = parameter.name
     if parameter.is_receiver:
         return f"$receiver_part({name})"

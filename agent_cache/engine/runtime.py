@@ -479,9 +479,11 @@ class Failure:
         """Raise it for one more follower."""
         error, context = self.error, self.error.__context__
         try:
-            raise error.with_traceback(self.traceback)
+            raise BaseException.with_traceback(error, self.traceback)
         finally:
-            error.__context__ = context  # the exception that this follower was handling does not concern the others
+            # The exception that this follower was handling does not concern the others. A frozen class refuses to have
+            # its attributes set, and would be replaced by the error about that.
+            BaseException.__setattr__(error, "__context__", context)
 
 
 class Flight(Load):

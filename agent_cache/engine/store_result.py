@@ -14,7 +14,7 @@ from typing import Any
 from agent_cache.clock import CLOCK
 from agent_cache.config import CURRENT
 from agent_cache.core.coherence import Partition
-from agent_cache.core.store import IMMUTABLE, NEVER, Entry, GuardedEntry, UncopyableError
+from agent_cache.core.store import IMMUTABLE, NEVER, Entry, GuardedEntry, UncopyableError, UnsharedEntry
 from agent_cache.core.tags import Tag
 from agent_cache.engine.inheritance import Inherited, Inherits, Source
 from agent_cache.engine.runtime import ENCLOSING, SCOPE, Call, Flight, Plan, known_tags
@@ -168,6 +168,8 @@ def _result_tags(call: Call, value: object) -> tuple[Tag, ...] | None:
 def protected_copy(call: Call, entry: Entry, tags: tuple[Tag, ...], expires: float) -> Entry | None:
     """Make the entry that hits and followers are answered from; None if its value cannot be copied.
 
+    Followers run the tool themselves then: two readers of one generator would each get a part of it.
+
     An immutable value of a tool without tiers is shared as it is: the entry itself is returned.
     """
     flight = call.flight
@@ -179,6 +181,7 @@ def protected_copy(call: Call, entry: Entry, tags: tuple[Tag, ...], expires: flo
             copy = operation.policy.copy_rule.snapshot(entry.value)
         except UncopyableError as error:
             warn_once("a result could not be copied, so it was not cached", operation.name, error)
+            flight.result = UnsharedEntry(None, 0.0, entry.cost)
             return None
     plan = call.plan
     size = 0 if plan.configuration.max_bytes is None else size_of(entry.value)

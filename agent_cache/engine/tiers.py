@@ -254,8 +254,7 @@ def _identity(call: Call) -> tuple[tuple[str, Any], ...]:
     """The values that the key was made of: calls that differ by `key=` or `vary=` must differ in a tier."""
     operation, policy = call.operation, call.operation.policy
     if policy.key is None:
-        arguments = call.arguments
-        parts = [(name, arguments[name]) for name in operation.key_names]
+        parts = operation.parameters.identities(call.arguments)
     else:
         parts = [("key=", policy.key(*call.args, **call.kwargs))]
     if policy.vary is not None:

@@ -47,8 +47,9 @@ class Request:
         key: the canonical key of the call, ambient identity (tenant, `vary`) included. Hashable; opaque to a tier that
             stays in this process.
         arguments: names and values that the key was made of, for a tier that needs a digest of its own: a key names
-            classes by serial numbers of this process. `key=` and `vary=` appear in it with the values they returned. A
-            value that the tier cannot encode has no identity outside of the process: nothing is found or stored.
+            classes by serial numbers of this process. `key=` and `vary=` appear in it with the values they returned,
+            and the default of a parameter as a `Default` of `values.canonical` if it is a sentinel. A value that the
+            tier cannot encode has no identity outside of the process: nothing is found or stored.
         tags: dependencies of the answer, as far as they are known before the load.
         late_roots: roots of the dependencies that come from the result.
         ttl: seconds the answer may live, counted from the start of its load; None for ever.

@@ -15,6 +15,7 @@ standard types and of declared fields serve all other walks over values, too.
 from __future__ import annotations
 
 import functools
+import gc
 import itertools
 import os
 import struct
@@ -22,23 +23,26 @@ import sys
 import threading
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from datetime import date, datetime, time, timedelta, timezone
-from enum import Enum
+from enum import Enum, Flag
 from hashlib import blake2b
 from operator import attrgetter
+from pickle import PicklingError
 from re import Pattern
-from types import FunctionType, MappingProxyType, SimpleNamespace
+from types import FunctionType, MappingProxyType, MemberDescriptorType, SimpleNamespace
 from typing import Any, ClassVar, Final
 
 from agent_cache.errors import UncacheableArgumentsError as Uncacheable
 
 __all__ = [
+    "Default",
     "Encoder",
     "MAX_DEPTH",
     "MISSING",
     "Missing",
+    "PYDANTIC_FIELDS_SET",
     "PYDANTIC_STATE",
     "STANDARD",
     "canonical",
@@ -46,7 +50,9 @@ __all__ = [
     "declared_names",
     "declared_values",
     "full_name",
+    "has_native_state",
     "is_large",
+    "is_member",
     "is_model",
     "lasting_digest",
     "make_room",
@@ -135,10 +141,20 @@ def _text_of_ipv6_network(network: Any) -> str:
     return f"{_text_of_ipv6_address(network.network_address)}/{network.prefixlen}"
 
 
+def _text_of_zone(zone: Any) -> str | None:
+    """The key, unless the rules were read from a file of the caller's: then the key is a mere label."""
+    try:
+        zone.__reduce__()  # documented to fail for what `ZoneInfo.from_file` has made
+    except PicklingError:
+        return None
+    key: str | None = zone.key
+    return key
+
+
 _TEXTS: dict[str, Callable[[Any], str | None]] = {
     "IPv6Address": _text_of_ipv6_address,
     "IPv6Network": _text_of_ipv6_network,
-    "ZoneInfo": lambda zone: zone.key,
+    "ZoneInfo": _text_of_zone,
 }
 """Functions for the types whose `str` does not give it."""
 
@@ -147,6 +163,10 @@ _TEXTS: dict[str, Callable[[Any], str | None]] = {
 
 PYDANTIC_STATE = ("__pydantic_extra__", "__pydantic_private__")
 """Attributes of a pydantic model that hold what its class does not declare."""
+
+PYDANTIC_FIELDS_SET = "__pydantic_fields_set__"
+"""Attribute of a pydantic model: the names of the fields that were given, and not left at their defaults. A tool that
+calls ``model_dump(exclude_unset=True)`` sees the difference."""
 
 _CONTAINERS = (dict, list, set, frozenset, tuple, str, bytes, bytearray, int, float, complex, deque)
 
@@ -171,15 +191,29 @@ def declared_names(kind: Any) -> tuple[str, ...] | None:
     return None
 
 
+def is_member(value: Any, kind: type) -> bool:
+    """Whether this is a member that its Enum names.
+
+    Of one that `_missing_` has made, neither name nor value need tell it from the next. A combination of flags is made
+    by `Flag` itself: its name tells which.
+    """
+    return value is kind.__members__.get(value._name_)  # type: ignore[attr-defined]  # `kind` is an Enum
+
+
 def declared_fields(value: Any, kind: type) -> list[tuple[str, Any]] | None:
     """Name and value of everything that the class of a value declares.
 
     None if it declares nothing, or if the value has state beside what is declared: the fields alone would be a guess
     then. Reading fields of any class may raise anything.
+
+    Args:
+        kind: ``type(value)``. What ``value.__class__`` says does not count: a proxy says what it stands for.
     """
-    if isinstance(value, Enum):
-        return [("", value._value_)] if value._name_ is None else [("name", value._name_)]
-    if isinstance(value, _CONTAINERS) and not isinstance(value, tuple):
+    if issubclass(kind, Enum):
+        if value._name_ is None:
+            return [("", value._value_)]
+        return [("name", value._name_)] if issubclass(kind, Flag) or is_member(value, kind) else None
+    if issubclass(kind, _CONTAINERS) and not issubclass(kind, tuple):
         return None
     layout = _layouts.get(kind) or _layout_of(kind)
     return None if layout is None else layout.fields(value)
@@ -198,18 +232,55 @@ def declared_values(value: Any, kind: type) -> Sequence[Any] | None:
         return None
 
 
+_CACHED_HASHES = frozenset({"_attrs_cached_hash", "__msgspec_cached_hash__"})
+"""Where attrs and msgspec keep a hash that they have calculated from the fields, with ``cache_hash=True``."""
+
+_KIND_OF_TYPE = 0b111 << 7
+_MADE_BY_CLASS = 1 << 9
+"""Bits of `type.__flags__`: not to be instantiated, immutable, on the heap. A class statement sets the last alone;
+`copyreg` knows its classes by that, too."""
+
+
+def has_native_state(kind: type) -> bool:
+    """Whether a base that is written in C keeps state which no field declares.
+
+    A `datetime` has its date, an exception its ``args``, a `functools.partial` its function. A base in C has
+    other flags than a class statement sets, or a constructor in C; one that is no larger than `object` has no state.
+    """
+    for base in kind.__mro__:
+        is_native = base.__flags__ & _KIND_OF_TYPE != _MADE_BY_CLASS
+        is_native |= getattr(vars(base).get("__new__"), "__self__", None) is base
+        if is_native and base is not tuple and base.__basicsize__ > object.__basicsize__:
+            return True
+    return False
+
+
+def _undeclared_slots(kind: type, names: Iterable[str]) -> tuple[MemberDescriptorType, ...]:
+    """The slots of a class and its bases that hold none of these fields.
+
+    They are found as descriptors: a private name is mangled, and a slot can be shadowed by one of a subclass.
+    """
+    attributes = [vars(base) for base in kind.__mro__]
+    of_fields = {id(next((found[name] for found in attributes if name in found), None)) for name in names}
+    return tuple(
+        attribute
+        for found in attributes
+        for name, attribute in found.items()
+        if isinstance(attribute, MemberDescriptorType) and id(attribute) not in of_fields and name not in _CACHED_HASHES
+    )
+
+
 class _Layout:
     """The fields of one class, and how to read them from its values."""
 
-    __slots__ = ("_declared", "_hidden", "_read", "names")
+    __slots__ = ("_hidden", "_read", "names")
 
     def __init__(self, kind: type, names: tuple[str, ...]) -> None:
         self.names = names
-        self._declared = frozenset(names)
-        self._hidden = tuple(_slots_of(kind) - {*names, "__dict__", "__weakref__"})
+        self._hidden = _undeclared_slots(kind, names)
         self._read: Callable[[Any], Sequence[Any] | None]
         if issubclass(kind, tuple):
-            self._read = lambda value: tuple(value) if len(value) == len(names) else None
+            self._read = lambda value: items if len(items := tuple.__getitem__(value, _ALL)) == len(names) else None
         elif len(names) > 1:
             self._read = attrgetter(*names)
         else:
@@ -221,15 +292,30 @@ class _Layout:
         return None if values is None else list(zip(self.names, values, strict=True))
 
     def values(self, value: Any) -> Sequence[Any] | None:
-        """The values alone. A cached property is no state."""
+        """The values alone."""
+        return None if self._has_more(value, self.names) else self._read(value)
+
+    def _has_more(self, value: Any, names: Collection[str]) -> bool:
+        """Whether a value has state beside these fields. What a cached property has computed from them is none."""
         state = getattr(value, "__dict__", None)
-        if state and not self._declared.issuperset(state):
-            others = (getattr(type(value), name, None) for name in state.keys() - self._declared)
-            if not all(isinstance(other, functools.cached_property) for other in others):
-                return None
-        if self._hidden and any(hasattr(value, name) for name in self._hidden):
-            return None
-        return self._read(value)
+        if state:
+            others = state.keys() - names
+            if others and not all(
+                name in _CACHED_HASHES or isinstance(getattr(type(value), name, None), functools.cached_property)
+                for name in others
+            ):
+                return True
+        if self._hidden:
+            for slot in self._hidden:
+                try:
+                    slot.__get__(value)
+                except AttributeError:
+                    continue
+                return True
+        return False
+
+
+_ALL = slice(None)
 
 
 class _ModelLayout(_Layout):
@@ -237,15 +323,25 @@ class _ModelLayout(_Layout):
 
     __slots__ = ()
 
+    def __init__(self, kind: type) -> None:
+        super().__init__(kind, (*PYDANTIC_STATE, PYDANTIC_FIELDS_SET))
+
     def fields(self, value: Any) -> list[tuple[str, Any]] | None:
         names = type(value).__pydantic_fields__
-        beside = [(name, getattr(value, name, None)) for name in PYDANTIC_STATE]
-        return [(name, getattr(value, name)) for name in names] + [pair for pair in beside if pair[1]]
+        if self._has_more(value, names):
+            return None
+        found = [(name, getattr(value, name)) for name in names]
+        found += [(name, state) for name in PYDANTIC_STATE if (state := getattr(value, name, None))]
+        given = value.__pydantic_fields_set__
+        if given != {*names, *(value.__pydantic_extra__ or ())}:  # where all were given, the fields alone tell it
+            found.append((PYDANTIC_FIELDS_SET, sorted(given)))
+        return found
 
     def values(self, value: Any) -> Sequence[Any] | None:
         state, names = value.__dict__, type(value).__pydantic_fields__
-        if value.__pydantic_extra__ or value.__pydantic_private__ or len(state) != len(names):
-            return [part for pair in self.fields(value) or () for part in pair]  # which fields there are tells it apart
+        if value.__pydantic_extra__ or value.__pydantic_private__ or len(state) != len(names) or self._hidden:
+            fields = self.fields(value)  # which fields there are tells it apart
+            return None if fields is None else [part for pair in fields for part in pair]
         return [state[name] for name in names]
 
 
@@ -254,22 +350,61 @@ _layouts: weakref.WeakKeyDictionary[type, _Layout] = weakref.WeakKeyDictionary()
 
 def _layout_of(kind: type) -> _Layout | None:
     names = declared_names(kind)
+    layout: _Layout
     if names is not None:
         layout = _Layout(kind, names)
     elif hasattr(kind, "__pydantic_fields__") and not issubclass(kind, (*_CONTAINERS, Enum)):
-        layout = _ModelLayout(kind, ())
+        layout = _ModelLayout(kind)
     else:  # not remembered: a decorator may be about to make it a dataclass
+        return None
+    if has_native_state(kind):
         return None
     _layouts[kind] = layout
     return layout
 
 
-def _slots_of(kind: type) -> set[str]:
-    found: set[str] = set()
-    for base in kind.__mro__:
-        slots = base.__dict__.get("__slots__", ())
-        found.update((slots,) if isinstance(slots, str) else slots)
-    return found
+# Default objects
+
+
+class Default:
+    """Stands for the default object of a parameter, in a key or a digest: a sentinel such as ``UNSET = object()``.
+
+    Such an object has no identity of its own. That it is the default of its parameter identifies it, in every process,
+    together with the attributes that it has, if any.
+    """
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __repr__(self) -> str:
+        return "<the default>"
+
+    def attributes(self) -> dict[str, Any]:
+        """The attributes of the object."""
+        found = dict(getattr(self.value, "__dict__", ()))
+        for slot in _undeclared_slots(type(self.value), ()):
+            try:
+                found[slot.__name__] = slot.__get__(self.value)
+            except AttributeError:
+                continue
+        return found
+
+    @staticmethod
+    def may_stand_for(value: Any) -> bool:
+        """Whether this describes a value completely.
+
+        Not a container or an object with fields: these are known by their content. Not an object of a class written in
+        C that has state, such as a generator or a lock.
+        """
+        kind = type(value)
+        return not (
+            issubclass(kind, (*_CONTAINERS, Enum, type))
+            or declared_names(kind) is not None
+            or hasattr(kind, "__pydantic_fields__")
+            or has_native_state(kind)
+        )
 
 
 # Serial numbers: the identity of an object for as long as it lives
@@ -387,12 +522,17 @@ class Encoder:
             return self._unordered(b"<", map(self.encode, value))
         if kind is frozenset:
             return self._unordered(b"=", map(self.encode, value))
-        if kind is OrderedDict:
+        if kind is OrderedDict and not vars(value):
             return self._ordered(b"O", self._pairs(value.items()))
         if kind is deque:
             return self._ordered(b"q", [self.encode(value.maxlen), *map(self.encode, value)])
         if kind is MappingProxyType:
-            return self._unordered(b"m", self._pairs(value.items()))
+            (behind,) = gc.get_referents(value)
+            if type(behind) is dict:
+                return self._unordered(b"m", self._pairs(behind.items()))
+            return self._ordered(
+                b"M", [self.encode(behind)]
+            )  # its order may count, or what it does about a missing key
         if kind is SimpleNamespace:
             return self._unordered(b"v", self._pairs(vars(value).items()))
         if kind is slice:
@@ -401,7 +541,9 @@ class Encoder:
             zone = value.tzinfo
             naive = value.replace(tzinfo=None).isoformat()
             return self._ordered(b"D" if kind is datetime else b"t", map(self.encode, (naive, value.fold, zone)))
-        if isinstance(value, type):
+        if kind is Default:
+            return self._unordered(b"!", self._pairs(value.attributes().items()))
+        if issubclass(kind, type):
             return b"Y%b;" % self.class_code(value)
         declared = declared_fields(value, kind)
         if declared is None:

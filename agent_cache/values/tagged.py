@@ -22,7 +22,7 @@ import math
 import re
 from collections.abc import Callable, Collection, Mapping
 from datetime import date, datetime, time, timedelta, timezone, tzinfo
-from enum import Enum
+from enum import Enum, Flag
 from functools import partial
 from typing import Any
 
@@ -32,11 +32,14 @@ from agent_cache.errors import AgentCacheError
 from agent_cache.values.annotations import ANYTHING, Node, Record, standard_type
 from agent_cache.values.canonical import (
     MAX_DEPTH,
+    PYDANTIC_FIELDS_SET,
     PYDANTIC_STATE,
     STANDARD,
     declared_fields,
     declared_names,
     full_name,
+    has_native_state,
+    is_member,
     is_model,
     text_of_standard_value,
 )
@@ -110,21 +113,24 @@ def _stands_for_itself(value: Any, kind: type) -> bool:
 
 
 def _pack_object(value: Any, kind: Any) -> Any:
-    if isinstance(value, Enum):
-        if value._name_ in kind.__members__:
+    if issubclass(kind, Enum):
+        if is_member(value, kind):
             return {"$enum": [kind.__qualname__, value._name_, None]}
-        return {"$enum": [kind.__qualname__, None, value._value_]}  # several flags, or none
+        return {"$enum": [kind.__qualname__, None, value._value_]}  # several flags, none, or made by `_missing_`
     declared = declared_fields(value, kind)
     if declared is None:
         raise Unencodable(
             f"a value of type {full_name(kind)} declares no fields to be written by, as a dataclass, NamedTuple, "
             "TypedDict, msgspec or pydantic class does, or has state beside them"
         )
-    packed = {name: pack(each) for name, each in declared if name not in PYDANTIC_STATE}
+    packed = {name: pack(each) for name, each in declared if name not in _MODEL_STATE}
     if not is_model(kind):
         return {"$object": [kind.__qualname__, packed]}
     beside = [pack(getattr(value, name, None)) for name in PYDANTIC_STATE]
     return {"$model": [kind.__qualname__, packed, sorted(value.__pydantic_fields_set__), *beside]}
+
+
+_MODEL_STATE = (*PYDANTIC_STATE, PYDANTIC_FIELDS_SET)
 
 
 def _base64(value: bytes) -> str:
@@ -450,8 +456,13 @@ class _ArgumentWalk:
             return {f"${kind.__name__}": sorted((self.plain(member) for member in value), key=encode_sorted)}
         if isinstance(value, bytes | bytearray | memoryview):
             return {f"${kind.__name__}": _plain_bytes(bytes(value))}
-        if isinstance(value, Enum):
+        if issubclass(kind, Enum):
+            if value.name is None or not (issubclass(kind, Flag) or is_member(value, kind)):
+                return {"$enum": [kind.__qualname__, value.name, self.plain(value.value)]}
             return {"$enum": [kind.__qualname__, value.name]}
+        names = declared_names(kind)
+        if names is not None and has_native_state(kind):
+            return self._derived(value, kind, names)
         if isinstance(value, datetime | date | time):
             return {f"${kind.__name__}": value.isoformat()}
         if isinstance(value, timedelta):
@@ -463,7 +474,9 @@ class _ArgumentWalk:
             return {f"${kind.__name__}": text_of(value)}
         declared = declared_fields(value, kind)
         if declared is not None:
-            return {"$object": [kind.__qualname__, {name: self.plain(member) for name, member in declared}]}
+            # Which fields of a model were given does not count here: a run that is parsed anew may give more or fewer.
+            data = {name: self.plain(member) for name, member in declared if name != PYDANTIC_FIELDS_SET}
+            return {"$object": [kind.__qualname__, data]}
         if isinstance(value, Mapping):
             return self._mapping(value)
         if isinstance(value, str):
@@ -479,6 +492,21 @@ class _ArgumentWalk:
         if self.is_identity and getattr(value, "__dict__", None):
             _warn(kind)
         return {"$opaque": full_name(kind)}
+
+    def _derived(self, value: Any, kind: type, names: tuple[str, ...]) -> Any:
+        """An object with fields whose class derives from one of the standard library's: with what that base holds."""
+        data = {name: self.plain(getattr(value, name)) for name in names}
+        if issubclass(kind, BaseException):
+            args = value.args
+            if args and args != tuple(getattr(value, name) for name in names):
+                data[""] = self.plain(args)
+        else:
+            writers = (_WRITERS.get(base) or text_of_standard_value(base) for base in kind.__mro__)
+            writer = next((writer for writer in writers if writer is not None), None)
+            if writer is None:
+                return {"$opaque": full_name(kind)}
+            data[""] = self.plain(writer(value))
+        return {"$object": [kind.__qualname__, data]}
 
     def _mapping(self, value: Mapping[Any, Any]) -> Any:
         pairs = [[self.plain(key), self.plain(member)] for key, member in value.items()]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import random
 import threading
 from typing import Any
@@ -483,4 +484,26 @@ async def test_a_run_that_is_stopped_while_it_loads_stops_nobody_else():
     with pytest.raises(AgentLoopDetectedError):
         await waiter
     assert len(gate.calls) == 2  # each in its own run
+    assert nothing_is_left(cache)
+
+
+# Errors
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen(Exception):
+    """Refuses to have its traceback and its context set."""
+
+    reason: str
+
+
+@single_and_batched
+async def test_an_error_that_refuses_changes_reaches_every_caller_unchanged(get: Get):
+    error = Frozen("no")
+    cache, gate = AsyncCache(batch_window_ms=0), HeldLoader(error)
+    callers = await begun(*(get(cache, gate) for _ in range(3)))
+    await calls_of(gate, 1)
+    gate.open()
+    found = await asyncio.gather(*callers, return_exceptions=True)
+    assert [one is error for one in found] == [True] * 3
     assert nothing_is_left(cache)

@@ -36,6 +36,10 @@ async def look_up(order_id: str, limit: int = 10) -> str:
     return order_id
 
 
+def identity(value: str) -> str:
+    return value
+
+
 def refused(make: Callable[[], Any], *facts: str, error: type[Exception] = ConfigurationError) -> str:
     """The text of the refusal, which must hold these facts."""
     with pytest.raises(error) as caught:
@@ -83,6 +87,48 @@ MALFORMED = {
 def test_a_malformed_resource(decorator: Any, name: str):
     resource, fact = MALFORMED[name]
     refused(lambda: decorator(resource)(look_up), "look_up", fact)
+
+
+class Tool:
+    """A class, and a few more objects that are no functions."""
+
+    async def method(self) -> str:
+        return "a"
+
+    async def __call__(self) -> str:
+        return "b"
+
+
+BARE: dict[str, tuple[Any, str]] = {
+    "a tool": (look_up, "look_up"),
+    "a function": (identity, "identity"),
+    "a decorated tool": (AgentCache("order")(look_up), "look_up"),
+    "a method": (Tool.method, "Tool.method"),
+    "a bound method": (Tool().method, "Tool.method"),
+    "a class method": (classmethod(look_up), "look_up"),
+    "a static method": (staticmethod(look_up), "look_up"),
+    "a property": (property(look_up), "property"),
+    "a class": (Tool, "Tool"),
+    "a callable object": (Tool(), "Tool"),
+    "a partial": (functools.partial(look_up, "7"), "partial"),
+    "a builtin": (len, "len"),
+    "a decorator": (AgentCache("order"), "AgentCache"),
+}
+
+
+@pytest.mark.parametrize("decorator", BOTH)
+@pytest.mark.parametrize("name", BARE)
+def test_a_decorator_without_its_resource(decorator: Any, name: str):
+    bare, fact = BARE[name]
+    refused(lambda: decorator(bare), f'@{decorator.__name__}("order:{{order_id}}")', fact)
+    refused(lambda: decorator(resource=bare), "parentheses", fact)
+
+
+@pytest.mark.parametrize("decorator", BOTH)
+def test_a_decorator_of_a_call_of_a_tool(decorator: Any):
+    call = look_up("7")
+    refused(lambda: decorator(call), "look_up", "parentheses")
+    call.close()
 
 
 @pytest.mark.parametrize("decorator", BOTH)

@@ -271,4 +271,4 @@ async def test_no_framework_is_imported_to_recognise_its_context(load: Any, monk
     monkeypatch.setattr("builtins.__import__", refuse)
     tool = AgentCache("again")(source)
     monkeypatch.undo()
-    assert tool.__agent_cache__.parameters.key_names == ("query",)
+    assert [one.name for one in tool.__agent_cache__.parameters.all if one.in_key] == ["query"]

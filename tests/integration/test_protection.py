@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import copy
 import dataclasses
+import io
+import itertools
+import threading
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import pytest
@@ -139,6 +142,125 @@ async def test_concurrent_callers_have_answers_of_their_own_though_nothing_is_ke
     for answer in answers:
         assert answer == [1]
         answer.append(2)
+
+
+def from_function(numbers: Iterator[int]) -> Iterator[int]:
+    return iter(lambda: next(numbers), None)  # `copy.deepcopy` copies it, and its copies share the function
+
+
+async def from_generator(numbers: Iterator[int]) -> AsyncIterator[int]:
+    for number in numbers:
+        yield number
+
+
+class Cursor:
+    """An iterator of the user's, over a function that a copy shares."""
+
+    def __init__(self, fetch: Callable[[], int]) -> None:
+        self.fetch = fetch
+
+    def __iter__(self) -> Iterator[int]:
+        return self
+
+    def __next__(self) -> int:
+        return self.fetch()
+
+
+USED_UP: dict[str, Callable[[Iterator[int]], Any]] = {
+    "generator": lambda numbers: (number for number in numbers),
+    "asynchronous generator": from_generator,
+    "iterator over a function": from_function,
+    "map": lambda numbers: map(int, from_function(numbers)),
+    "chain": lambda numbers: itertools.chain(from_function(numbers), ()),
+    "enumerate": lambda numbers: enumerate(from_function(numbers)),
+    "cursor": lambda numbers: Cursor(numbers.__next__),
+    "file": lambda numbers: io.TextIOWrapper(io.BytesIO("".join(f"{number}\n" for number in numbers).encode())),
+}
+"""Results that reading uses up. Those of one source would each give a part of it."""
+
+
+async def everything(answer: Any) -> list[Any]:
+    if hasattr(answer, "__anext__"):
+        return [number async for number in answer]
+    return list(answer)
+
+
+@pytest.mark.parametrize("where", ["outside", "in a session"])
+@pytest.mark.parametrize("form", USED_UP)
+async def test_an_answer_that_reading_uses_up_is_given_to_one_caller(clock: library.Clock, form: str, where: str):
+    make = USED_UP[form]
+    gate = Gate()
+
+    @AgentCache("r")
+    async def tool() -> Any:
+        await gate()
+        return make(iter(range(6)))
+
+    async def caller() -> Any:
+        if where == "outside":
+            return await tool()
+        async with AgentCacheSession():
+            return await tool()
+
+    callers = [asyncio.ensure_future(caller()) for _ in range(3)]
+    await idle()
+    assert len(gate.calls) == 1
+    while gate.running:
+        gate.running[0].returns(None)
+        await idle()
+    answers = await asyncio.gather(*callers)
+    whole = await everything(make(iter(range(6))))
+    # Each in turn: a part that one has taken would be missing in the next.
+    assert [await everything(answer) for answer in answers] == [whole] * 3
+    assert len({id(answer) for answer in answers}) == 3
+    assert len(gate.calls) == 3
+    assert get_metrics()["uncached"] == 3, "two ran the tool themselves, and what the first got was not stored"
+    assert get_metrics()["misses"] == 1
+    later = asyncio.ensure_future(tool())
+    await idle()
+    gate.last.returns(None)
+    assert await everything(await later) == whole, "it was not stored"
+
+
+async def test_callers_that_chose_to_share_share_what_reading_uses_up(clock: library.Clock):
+    gate = Gate()
+
+    @AgentCache("r", copy="never")
+    async def tool() -> Any:
+        return await gate()
+
+    callers = [asyncio.ensure_future(tool()) for _ in range(3)]
+    await idle()
+    value = iter([1])
+    gate.last.returns(value)
+    assert [answer is value for answer in await asyncio.gather(*callers)] == [True] * 3
+    assert await tool() is value
+
+
+async def test_a_buffer_in_memory_is_copied(clock: library.Clock):
+    @AgentCache("r")
+    async def tool() -> Any:
+        return io.BytesIO(b"content")
+
+    assert [(await tool()).read() for _ in range(3)] == [b"content"] * 3
+    assert get_metrics()["misses"] == 1
+
+
+async def test_an_answer_that_cannot_be_copied_is_given_to_one_caller(clock: library.Clock):
+    """A lock says nothing about who else has it, so nobody else has it."""
+    gate = Gate()
+
+    @AgentCache("r")
+    async def tool() -> Any:
+        await gate()
+        return {"lock": threading.Lock()}
+
+    callers = [asyncio.ensure_future(tool()) for _ in range(3)]
+    await idle()
+    while gate.running:
+        gate.running[0].returns(None)
+        await idle()
+    assert len({id(answer["lock"]) for answer in await asyncio.gather(*callers)}) == 3
 
 
 async def test_a_tool_that_goes_on_changing_what_it_returned_changes_no_hit(clock: library.Clock):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import gc
 import random
+from types import TracebackType
 
 import pytest
 
@@ -220,6 +222,50 @@ async def test_an_error_reaches_every_caller_and_is_not_kept(gate, get_order):
     assert len(gate.calls) == 2
     gate.last.returns("there now")
     assert await again == "there now"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Frozen(Exception):
+    """Refuses to have any attribute set, its context and traceback included."""
+
+    reason: str
+
+
+class Sealed(Exception):
+    """Refuses the same by methods of its own."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(name)
+
+    def with_traceback(self, traceback: TracebackType | None) -> Sealed:
+        raise AttributeError("with_traceback")
+
+
+@pytest.mark.parametrize("where", ["outside", "in a session", "in another load"])
+@pytest.mark.parametrize("error", [Frozen("no"), Sealed("no")], ids=repr)
+async def test_an_error_that_refuses_changes_reaches_every_caller_unchanged(error, where, gate, get_order):
+    """What a tool raises is what each of its callers gets, also while it handles an error of its own."""
+
+    async def caller() -> str:
+        try:
+            raise LookupError("an error of this caller's")
+        except LookupError:
+            return await get_order(1)
+
+    async def in_session() -> str:
+        async with AgentCacheSession():
+            return await caller()
+
+    @AgentCache("report:{number}")
+    async def report(number: int) -> str:
+        return await caller()
+
+    forms = {"outside": lambda _: caller(), "in a session": lambda _: in_session(), "in another load": report}
+    callers = [await started(forms[where](number)) for number in range(3)]
+    gate.last.raises(error)
+    found = await asyncio.gather(*callers, return_exceptions=True)
+    assert [one is error for one in found] == [True] * 3
+    assert len(gate.calls) == 1
 
 
 async def test_an_error_that_nobody_waits_for_any_more_is_nobodys_complaint(gate, get_order):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Iterator
 from itertools import combinations
 from typing import Any, NamedTuple
@@ -293,6 +294,40 @@ async def test_a_write_that_is_no_tool_surrounds_its_body_likewise():
         shop.version += 1
     assert [(await shop.get("7")).version for _ in range(2)] == [1, 1]
     assert shop.loads == 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Refusal(Exception):
+    """Refuses to have its traceback and its context set."""
+
+    reason: str
+
+
+async def test_an_error_that_refuses_changes_leaves_a_write_unchanged():
+    """The write is ended as after any other error, and the caller gets what was raised."""
+    shop = Shop("order:{id}", "order:{id}")
+    shop.is_open = True
+    error = Refusal("no")
+
+    @AgentCacheInvalidator("order:{id}")
+    async def refuse(id: str) -> None:
+        raise error
+
+    async def within_writing() -> None:
+        async with writing("order:7"):
+            raise error
+
+    @writing("order:7")
+    async def decorated() -> None:
+        raise error
+
+    for number, attempt in enumerate((lambda: refuse("7"), within_writing, decorated, decorated), 1):
+        await shop.get("7")
+        with pytest.raises(Refusal) as caught:
+            await attempt()
+        assert caught.value is error
+        shop.version = number
+        assert (await shop.get("7")).version == number
 
 
 async def test_a_write_that_is_cancelled_before_its_tool_runs_changes_nothing():

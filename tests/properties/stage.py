@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from contextvars import Context, ContextVar, copy_context
 from dataclasses import dataclass, field
+from typing import Any
 
 from agent_cache import AgentCacheSession
 from tests.harness import library
@@ -144,15 +145,19 @@ class Stage:
     async def _read(self, read: Read) -> None:
         reading.set(read)
         self.ledger.start_read(read)
+        tool: Any = read.reader.call
+        is_contained = not read.fresh and tool.contains(*arguments(read.key))
+        before = tool.cache_info()
         try:
-            call = read.reader.call.fresh if read.fresh else read.reader.call
-            value = await call(*arguments(read.key))
+            value = await (tool.fresh if read.fresh else tool)(*arguments(read.key))
         except Broken as error:
             self.ledger.failed(read, error)
         except asyncio.CancelledError:
             if not read.cancelled:
                 self.ledger.broken.append(f"{read.identity} was cancelled, and nobody had cancelled it")
         else:
+            if is_contained and tool.cache_info()[:2] != (before.hits + 1, before.misses):
+                self.ledger.broken.append(f"{read.identity} was contained, and was no hit")
             self.ledger.got(read, value)
 
     def write(self, writer: Writer, key: str, place: Place, *, at_once: bool = False) -> Write:

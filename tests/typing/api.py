@@ -3,10 +3,11 @@
 A line with an ignore must be an error: both checkers complain about an ignore that nothing needs.
 """
 
-from collections.abc import AsyncIterator, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, Literal, assert_type
+from typing import Any, Literal, ParamSpec, Protocol, TypeVar, assert_type
 from uuid import UUID
 
 from agent_cache import (
@@ -133,6 +134,34 @@ class Shop:
     async def take(self, item: str, count: int = 1) -> bool:
         return bool(item) and count > 0
 
+    @classmethod
+    @AgentCache("stock:{item}")
+    async def stock_of_all(cls, item: str) -> int:
+        return len(item)
+
+    @classmethod
+    @AgentCacheInvalidator("stock")
+    async def close(cls, *, days: int = 1) -> bool:
+        return days > 0
+
+    @staticmethod
+    @AgentCache("price:{item}")
+    async def price(item: str) -> float:
+        return float(len(item))
+
+    @staticmethod
+    @AgentCacheInvalidator("price")
+    async def set_price(price: float) -> None: ...
+
+
+class Meta(type):
+    @AgentCache("stock")
+    async def items(cls, limit: int) -> int:
+        return limit
+
+
+class Depot(metaclass=Meta): ...
+
 
 async def decorated_tools_keep_their_types() -> None:
     assert_type(await get_order("W1"), Order)
@@ -160,14 +189,158 @@ async def methods_lose_their_self_alone(shop: Shop) -> None:
     await shop.take()  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
 
 
+async def class_methods_and_static_methods_are_called_on_the_class_and_on_the_instance(shop: Shop) -> None:
+    assert_type(await Shop.stock_of_all("tea"), int)
+    assert_type(await shop.stock_of_all(item="tea"), int)
+    assert_type(await Shop.close(days=2), bool)
+    assert_type(await shop.close(), bool)
+    assert_type(await Shop.price("tea"), float)
+    assert_type(await shop.price("tea"), float)
+    await Shop.set_price(1.5)
+    await shop.set_price(price=1.5)
+    assert_type(await Depot.items(1), int)
+
+    await Shop.stock_of_all(7)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    await Shop.stock_of_all(Shop, "tea")  # type: ignore[call-arg, arg-type]  # pyright: ignore[reportCallIssue]
+    await shop.close(days="2")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    await shop.price(7)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+async def the_attributes_of_methods_are_reached_through_the_class(shop: Shop) -> None:
+    assert_type(await Shop.stock.invalidate(shop, "tea"), bool)
+    assert_type(await Shop.stock.fresh(shop, item="tea"), int)
+    assert_type(Shop.stock.contains(shop, "tea"), bool)
+    assert_type(Shop.stock.cache_info().maxsize, int | None)
+    assert_type(Shop.take.scope, Literal["global", "session"])
+    assert_type(await Shop.stock_of_all.fresh(Shop, "tea"), int)
+    assert_type(await Shop.price.fresh("tea"), float)
+    hash(Shop.stock_of_all.cache_key(Shop, "tea"))
+
+    shop.stock.contains("tea")  # type: ignore[attr-defined]  # pyright: ignore[reportFunctionMemberAccess]
+    Shop.stock.contains("tea")  # type: ignore[call-arg, arg-type]  # pyright: ignore[reportCallIssue]
+    Shop.stock_of_all.contains("tea")  # type: ignore[call-arg, arg-type]  # pyright: ignore[reportCallIssue]
+    Shop.stock.contains(shop, 7)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+# Decorated methods beside plain ones
+
+
+class Stock(Protocol):
+    async def stock(self, item: str) -> int: ...
+
+
+class Taking(Protocol):
+    async def take(self, item: str) -> bool: ...
+
+
+class NamedStock(Protocol):
+    async def stock(self, item: str) -> str: ...
+
+
+class CountedStock(Protocol):
+    async def stock(self, item: int) -> int: ...
+
+
+def decorated_methods_are_those_of_a_protocol(shop: Shop) -> tuple[Stock, Taking]:
+    def by_name(shop: NamedStock) -> None: ...
+
+    def by_number(shop: CountedStock) -> None: ...
+
+    by_name(shop)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    by_number(shop)  # type: ignore[arg-type]  # pyright compares only the result with that of a protocol's method
+    return shop, shop
+
+
+class PlainShop(Shop):
+    async def stock(self, item: str) -> int:
+        return await super().stock(item) + 1
+
+    async def take(self, item: str, count: int = 1, *, force: bool = False) -> bool:
+        return force or await super().take(item, count)
+
+    @classmethod
+    async def stock_of_all(cls, item: str) -> int:
+        return 0
+
+
+class CachedShop(Shop):
+    @AgentCache("stock:{item}")
+    async def stock(self, item: str) -> int:
+        return await super().stock(item) + 1
+
+
+class AnotherShop(Shop):
+    async def stock(self, item: int) -> int:  # type: ignore[override]  # pyright: ignore[reportIncompatibleVariableOverride]
+        return item
+
+    async def take(self, item: str, count: int = 1) -> str:  # type: ignore[override]  # pyright: ignore[reportIncompatibleVariableOverride]
+        return item * count
+
+
+class Source(ABC):
+    @abstractmethod
+    async def stock(self, item: str) -> int: ...
+
+    @AgentCache("price:{item}")
+    @abstractmethod
+    async def price(self, item: str) -> float: ...
+
+
+class Database(Source):
+    # Pyright accepts nothing but a function in the place of a base class's function, and a function has no attributes.
+    @AgentCache("stock:{item}")
+    async def stock(self, item: str) -> int:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return len(item)
+
+    async def price(self, item: str) -> float:
+        return float(len(item))
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def traced(function: Callable[P, Coroutine[Any, Any, R]]) -> Callable[P, Coroutine[Any, Any, R]]:
+    return function
+
+
+def cached(function: Callable[P, Coroutine[Any, Any, R]]) -> Callable[P, Coroutine[Any, Any, R]]:
+    tool = AgentCache("order")(function)
+    assert_type(tool.clear(), int)
+    return tool
+
+
+async def tools_of_unknown_parameters_keep_their_attributes(function: Callable[..., Coroutine[Any, Any, int]]) -> None:
+    tool = AgentCache("order")(function)
+    assert_type(await tool("7", verbose=True), int)
+    assert_type(await tool.fresh("7", verbose=True), int)
+
+
+class Traced:
+    @traced
+    @AgentCache("stock:{item}")
+    async def stock(self, item: str) -> int:
+        return len(item)
+
+
+async def decorators_above_and_below_keep_the_signature(shop: Traced) -> None:
+    assert_type(await shop.stock("tea"), int)
+    assert_type(await cached(get_order.__wrapped__)("W1"), Order)
+    await shop.stock(7)  # type: ignore[arg-type]  # pyright does not check the arguments behind a second decorator
+
+
 async def a_cached_tool_can_be_steered() -> None:
     assert_type(await get_order.invalidate("W1"), bool)
     assert_type(await get_order.refresh("W1", verbose=True), Order)
     assert_type(await get_order.fresh("W1"), Order)
     assert_type(get_order.clear(), int)
+    assert_type(get_order.contains("W1", verbose=True), bool)
+    hits, misses, maxsize, currsize = get_order.cache_info()
+    assert_type((hits, misses, maxsize, currsize), tuple[int, int, int | None, int])
     hash(get_order.cache_key("W1"))
 
     await get_order.refresh(7)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    get_order.contains(7)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     get_order.cache_key("W1", extra=1)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     cancel_order.clear()  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
 
@@ -218,8 +391,14 @@ def modes_are_checked_where_they_are_written() -> None:
     AgentCache("cart", ttl="60")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
+# So is a decorator without its resource.
+@AgentCache  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+async def get_bare(user_id: str) -> str:
+    return user_id
+
+
 # A sync function is refused at decoration, and by the checker before that.
-@AgentCache(resource="cart")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+@AgentCache(resource="cart")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType, reportCallIssue, reportUntypedFunctionDecorator]
 def get_cart(user_id: str) -> str:
     return user_id
 

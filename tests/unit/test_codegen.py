@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import collections
 import dataclasses
+import functools
 import itertools
+import threading
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import AsyncExitStack
 from typing import Any
+from unittest import mock
 
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from agent_cache import AgentCache, AgentCacheInvalidator, AgentCacheSession, AgentLoopDetectedError, get_metrics
+from agent_cache import (
+    AgentCache,
+    AgentCacheInvalidator,
+    AgentCacheSession,
+    AgentLoopDetectedError,
+    UncacheableArgumentsError,
+    get_metrics,
+)
 from tests.harness import library
 from tests.harness.structure import same
 
@@ -251,6 +262,109 @@ async def test_a_value_error_in_reading_an_argument_is_no_error_of_the_call(body
         return "answered"
 
     assert await tool({"odd": Odd()}) == await tool({}, Odd()) == "answered"
+    assert get_metrics()["uncached"] == 2
+
+
+class Unset:
+    """The usual class of a sentinel."""
+
+
+class Slotted:
+    __slots__ = ("name",)
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+def named(name: str) -> Unset:
+    sentinel = Unset()
+    sentinel.name = name  # type: ignore[attr-defined]
+    return sentinel
+
+
+SENTINELS: dict[str, Callable[[], Any]] = {
+    "object": object,
+    "instance": Unset,
+    "named instance": lambda: named("UNSET"),
+    "slotted instance": lambda: Slotted("UNSET"),
+    "empty slot": lambda: Slotted.__new__(Slotted),
+    "NotImplemented": lambda: NotImplemented,
+    "module's own": lambda: dataclasses.MISSING,
+    "of mock": lambda: mock.sentinel.unset,
+}
+
+
+@pytest.mark.parametrize("hint", [Any, str, int, bool, dict, list])
+@pytest.mark.parametrize("form", SENTINELS)
+async def test_a_default_that_is_a_sentinel_is_a_constant_of_the_key(body: str, form: str, hint: Any):
+    unset, other = SENTINELS[form](), object()
+    runs = itertools.count()
+
+    @AgentCache("r", uncacheable="raise")
+    async def tool(query: hint, part: hint = unset, *, part_of_default: hint = unset, limit: hint = None) -> int:
+        return next(runs)
+
+    assert [await tool("a"), await tool("a", unset), await tool("a", part_of_default=unset, part=unset)] == [0] * 3
+    values = [None, "", "unset", b"!0:", 0, False, {}, [], (), Unset, "x"]
+    answers = [await call for value in values for call in (tool("a", value), tool("a", part_of_default=value))]
+    assert answers == list(range(1, 1 + 2 * len(values))), "no other value is the default"
+    assert await tool("a") == await tool.__agent_cache__.invoke("a", unset) == 0
+    assert tool.cache_key("a") == tool.cache_key("a", part_of_default=unset) != tool.cache_key("a", None)
+    assert get_metrics()["uncached"] == 0
+    for call in (tool(unset), tool("a", other), tool("a", limit=unset), tool("a", [unset])):
+        with pytest.raises(UncacheableArgumentsError):  # not the default of that parameter
+            await call
+    assert await tool.invalidate("a")
+    assert await tool("a") == next(runs) - 1
+
+
+async def test_a_default_with_attributes_is_known_by_them_too(body: str):
+    default = named("one")
+    runs = itertools.count()
+
+    @AgentCache("r")
+    async def tool(options: Any = default) -> int:
+        return next(runs)
+
+    assert [await tool(), await tool(default)] == [0, 0]
+    default.name = "other"  # type: ignore[attr-defined]
+    assert [await tool(), await tool()] == [1, 1]
+    default.name = "one"  # type: ignore[attr-defined]
+    assert await tool() == 0
+    default.client = object()  # type: ignore[attr-defined]
+    assert [await tool(), await tool()] == [2, 3]
+    assert get_metrics()["uncached"] == 2
+
+
+@dataclasses.dataclass
+class Options:
+    client: Any
+
+
+DEFAULTS: dict[str, Callable[[], Any]] = {
+    "list": lambda: [object()],
+    "dict": lambda: {"a": object()},
+    "dict subclass": lambda: collections.Counter("a"),
+    "str subclass": lambda: type("Text", (str,), {})("a"),
+    "dataclass": lambda: Options(object()),
+    "iterator": lambda: iter([1, 2]),
+    "generator": lambda: (number for number in [1, 2]),
+    "lock": threading.Lock,
+    "partial": lambda: functools.partial(int),
+    "exception": lambda: ValueError("a"),
+}
+
+
+@pytest.mark.parametrize("form", DEFAULTS)
+async def test_a_default_whose_content_counts_is_no_constant(body: str, form: str):
+    default = DEFAULTS[form]()
+    runs = itertools.count()
+
+    @AgentCache("r")
+    async def tool(value: Any = default) -> int:
+        return next(runs)
+
+    assert [await tool(), await tool()] == [0, 1]
     assert get_metrics()["uncached"] == 2
 
 

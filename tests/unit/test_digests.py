@@ -19,6 +19,7 @@ import pytest
 from hypothesis import given
 
 import agent_cache
+from agent_cache import AgentCache
 from agent_cache.values import canonical as digests
 from agent_cache.values.canonical import canonical, segment_digest, text_of_standard_value
 from tests.harness.digests import CORPUS, Colour, Outer, Point, digest, lines
@@ -203,6 +204,37 @@ def test_pydantic_models_have_digests():
 
     assert digest(Model()) is not None
     assert digest(Model(x=1.0)) != digest(Model(x=1))
+    assert digest(Model()) != digest(Model(x=1)), "`model_fields_set` is not the same"
+    assert digest(Model(x=1)) == digest(Model(x=1))
+    beside = Model()
+    vars(beside)["note"] = 1
+    assert digest(beside) is None
+
+
+class Unset:
+    """The class of a sentinel. Two processes have an object of it each."""
+
+    def __init__(self, name: str = "UNSET") -> None:
+        self.name = name
+
+
+def digest_of_call(unset: Any, *args: Any) -> str | None:
+    @AgentCache("order")
+    async def get(query: str, limit: Any = unset, *, sort: Any = unset) -> None: ...
+
+    return digest(get.cache_key(*args).request.arguments)
+
+
+@pytest.mark.parametrize("make", [object, Unset], ids=["object", "instance"])
+def test_a_fleet_agrees_on_a_default_that_is_a_sentinel(make, clock):
+    found = digest_of_call(make(), "a")
+    assert found is not None
+    assert found == digest_of_call(make(), "a")
+    unset = make()
+    assert found == digest_of_call(unset, "a", unset)
+    others = [digest_of_call(unset, "b"), *(digest_of_call(unset, "a", value) for value in (None, "", 0, [], "UNSET"))]
+    assert len({found, *others}) == 7
+    assert digest_of_call(Unset("other"), "a") != digest_of_call(Unset(), "a")
 
 
 # -- Scripts ------------------------------------------------------------------------------------------------------

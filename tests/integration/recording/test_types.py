@@ -9,7 +9,9 @@ from typing import Any, NamedTuple, TypedDict
 
 import pytest
 
+from agent_cache import AgentCache
 from agent_cache.recording import CassetteError, DivergenceError, cached_llm_call, intercept, record, register, replay
+from agent_cache.values.tagged import Unencodable, pack, plain_arguments
 
 pydantic = pytest.importorskip("pydantic")
 msgspec = pytest.importorskip("msgspec")
@@ -114,6 +116,112 @@ def test_not_a_number_comes_back_and_matches(path):
         echo(float("nan"))
     with replay(path):
         assert repr(echo(float("nan"))) == "nan"
+
+
+@dataclass
+class Deadline(datetime):
+    """A dataclass that has a date which none of its fields declares."""
+
+    reason: str
+
+    def __new__(cls, *date, reason):
+        return datetime.__new__(cls, *date)
+
+    def __init__(self, *date, reason):
+        self.reason = reason
+
+
+@dataclass
+class Price(Decimal):
+    currency: str
+
+    def __new__(cls, amount, currency):
+        return Decimal.__new__(cls, amount)
+
+    def __init__(self, amount, currency):
+        self.currency = currency
+
+
+@dataclass(eq=False)
+class Refused(Exception):
+    reason: str
+
+
+def refused(*args):
+    error = Refused("no")
+    error.args = args
+    return error
+
+
+class Kind(enum.Enum):
+    """Makes a member of one name for every value that it does not know."""
+
+    KNOWN = 1
+
+    @classmethod
+    def _missing_(cls, value):
+        member = object.__new__(cls)
+        member._name_, member._value_ = "UNKNOWN", value
+        return member
+
+
+def plain(value):
+    return plain_arguments({"value": value})[0]["value"]
+
+
+def test_arguments_with_more_than_their_fields_are_told_apart():
+    """What a base of the standard library holds is written beside the fields."""
+    assert plain(Deadline(2026, 1, 2, reason="a")) == {
+        "$object": ["Deadline", {"reason": "a", "": ["2026-01-02T00:00:00", 0, None]}]
+    }
+    assert plain(Price("1.50", "EUR")) == {"$object": ["Price", {"currency": "EUR", "": "1.50"}]}
+    assert plain(Refused("no")) == {"$object": ["Refused", {"reason": "no"}]}
+    assert plain(refused("a")) == {"$object": ["Refused", {"reason": "no", "": {"$tuple": ["a"]}}]}
+    assert plain(Kind("a")) == {"$enum": ["Kind", "UNKNOWN", "a"]}
+    assert plain(Kind.KNOWN) == {"$enum": ["Kind", "KNOWN"]}
+
+
+def test_a_proxy_in_arguments_is_known_by_its_class_alone():
+    wrapt = pytest.importorskip("wrapt")
+    assert plain(wrapt.ObjectProxy(Colour.RED)) == {"$opaque": f"{wrapt.ObjectProxy.__module__}.ObjectProxy"}
+
+
+def test_a_model_in_arguments_is_known_by_its_values():
+    """A cassette stays valid where a run gives a field that it had left at its default."""
+    given = Model(name="a", when=NOW, inner=[])
+    assert plain(Model(name="a", when=NOW)) == plain(given) == plain(given.model_copy())
+
+
+async def test_a_call_with_a_sentinel_for_a_default_is_recorded_and_found_again(path, clock):
+    runs = []
+    unset = object()
+
+    @AgentCache("order", name="get")
+    async def get(query: str, limit: Any = unset) -> str:
+        runs.append(query)
+        return f"{query} {limit is unset}"
+
+    async def run():
+        return [await get("a"), await get("a", unset), await get("a", 1), await get("b")]
+
+    async with record(path) as recorder:
+        recorded = await run()
+    assert len(runs) == 3
+    assert [call.arguments["limit"] for call in recorder.steps] == [
+        *[{"$opaque": "builtins.object"}] * 2,
+        1,
+        {"$opaque": "builtins.object"},
+    ]
+    async with replay(path, strict=True):
+        assert await run() == recorded == ["a True", "a True", "a False", "b True"]
+    assert len(runs) == 3
+
+
+@pytest.mark.parametrize("value", [Price("1", "EUR"), Deadline(2026, 1, 2, reason="a"), refused("a")], ids=repr)
+def test_a_result_with_more_than_its_fields_is_not_written_by_these_alone(value):
+    """It could not be read back: no constructor makes it from its fields."""
+    with pytest.raises(Unencodable):
+        pack(value)
 
 
 def test_each_answer_is_a_value_of_its_own(path):

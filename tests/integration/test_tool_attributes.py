@@ -1,0 +1,374 @@
+"""What a decorated tool has beside its call: `invalidate`, `fresh`, `cache_key`, `contains`, `cache_info`, `clear`."""
+
+from __future__ import annotations
+
+import abc
+import copy
+import functools
+import inspect
+import pickle
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+from unittest import mock
+
+import pytest
+
+from agent_cache import (
+    AgentCache,
+    AgentCacheInvalidator,
+    AgentCacheSession,
+    UncacheableArgumentsError,
+    configure,
+    get_metrics,
+    recording,
+)
+from agent_cache.remote.memory import MemoryTier
+from agent_cache.testing import FakeClock
+
+pytestmark = pytest.mark.usefixtures("clock")
+
+
+class Listing(Protocol):
+    async def orders(self, limit: int = 10) -> str: ...
+
+
+class Source(abc.ABC):
+    @abc.abstractmethod
+    async def orders(self, limit: int = 10) -> str: ...
+
+
+class Shop(Source):
+    """A shop that counts the runs of its tools."""
+
+    runs = 0
+
+    def __init__(self, name: str = "shop") -> None:
+        self.name = name
+
+    @AgentCache("orders")
+    async def orders(self, limit: int = 10) -> str:
+        Shop.runs += 1
+        return f"{self.name} {limit} {Shop.runs}"
+
+    @AgentCache("orders", skip_args=1)
+    async def shared(self, limit: int = 10) -> str:
+        Shop.runs += 1
+        return f"any {limit} {Shop.runs}"
+
+    @classmethod
+    @AgentCache("orders")
+    async def of_all(cls, limit: int = 10) -> str:
+        Shop.runs += 1
+        return f"{cls.__name__} {limit} {Shop.runs}"
+
+    @staticmethod
+    @AgentCache("orders")
+    async def anywhere(limit: int = 10) -> str:
+        Shop.runs += 1
+        return f"anywhere {limit} {Shop.runs}"
+
+    @AgentCacheInvalidator("orders")
+    async def cancel(self, limit: int = 10) -> str:
+        return f"{self.name} {limit}"
+
+    first = functools.partialmethod(orders, 1)
+
+
+class Depot(Shop):
+    pass
+
+
+class Stand(Shop):
+    async def orders(self, limit: int = 10) -> str:
+        return "stand over " + await super().orders(limit)
+
+
+@dataclass(frozen=True, slots=True)
+class Slotted:
+    name: str
+
+    @AgentCache("orders")
+    async def orders(self, limit: int = 10) -> str:
+        return f"{self.name} {limit}"
+
+
+class Unbound:
+    """A proxy without its object, as those of web frameworks outside of a request."""
+
+    def __getattribute__(self, name: str) -> Any:
+        raise RuntimeError(name)
+
+
+class Borrower:
+    request = Unbound()
+    orders = Shop.orders
+    of_all = vars(Shop)["of_all"]
+    name = "borrower"
+
+
+WITHOUT_RECEIVER = [((2,), {}), (("7", 2), {}), ((None,), {}), ((), {"limit": 2}), ((), {}), ((Shop, 2), {})]
+ATTRIBUTES = ["cache_key", "invalidate", "fresh", "refresh", "contains"]
+RECEIVERS: dict[str, Callable[[], Any]] = {
+    "an instance": Shop,
+    "one of a subclass": Depot,
+    "one of a subclass that overrides it": Stand,
+    "one of a class made anew by its decorator": lambda: Slotted("slotted"),
+    "one of a class that borrows it": Borrower,
+    "an autospecced mock": lambda: mock.create_autospec(Shop("spec"), instance=True),
+}
+
+
+async def used(attribute: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """The result of an attribute, awaited if it is to be."""
+    result = attribute(*args, **kwargs)
+    return await result if inspect.isawaitable(result) else result
+
+
+# -- Methods -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("attribute", ATTRIBUTES)
+@pytest.mark.parametrize("name", ["orders", "shared"])
+@pytest.mark.parametrize("call", WITHOUT_RECEIVER)
+async def test_an_attribute_never_takes_an_argument_for_the_instance(attribute: str, name: str, call: Any):
+    args, kwargs = call
+    shop = Shop()
+    for owner in (shop, Shop, super(Stand, Stand())):
+        with pytest.raises(TypeError, match=rf"Shop\.{name}\.{attribute.removeprefix('re')}\(shop, \.\.\.\)"):
+            await used(getattr(getattr(owner, name), attribute), *args, **kwargs)
+    assert get_metrics()["calls"] == 0
+
+
+@pytest.mark.parametrize("attribute", ATTRIBUTES)
+@pytest.mark.parametrize("call", [(2,), ("depot", 2), (int, 2), ()])
+async def test_an_attribute_never_takes_an_argument_for_the_class(attribute: str, call: Any):
+    for owner in (Shop(), Shop, Depot):
+        with pytest.raises(TypeError, match=rf"Shop\.of_all\.{attribute.removeprefix('re')}\(Shop, \.\.\.\)"):
+            await used(getattr(owner.of_all, attribute), *call)
+
+
+@pytest.mark.parametrize("kind", RECEIVERS)
+async def test_an_attribute_takes_the_instance_as_first_argument(kind: str):
+    receiver = RECEIVERS[kind]()
+    method = type(receiver).orders if isinstance(receiver, Slotted) else Shop.orders
+    assert method.cache_key(receiver, 2) == method.cache_key(self=receiver, limit=2) != method.cache_key(receiver, 3)
+    assert method.contains(receiver, 2) is False
+    value = await method.fresh(receiver, 2)
+    assert method.contains(receiver, 2) is True
+    assert await method(receiver, 2) == value
+    assert await method.invalidate(receiver, 2) is True
+    assert method.contains(receiver, 2) is False
+
+
+async def test_the_attributes_of_a_class_method_take_the_class():
+    assert await Shop.of_all(2) == "Shop 2 " + str(Shop.runs)
+    assert await Depot.of_all(2) == "Depot 2 " + str(Shop.runs)
+    assert [Shop.of_all.contains(kind, 2) for kind in (Shop, Depot, Stand)] == [True, True, False]
+    assert Shop.of_all.cache_key(Shop, 2) != Shop.of_all.cache_key(Depot, 2)
+    assert Shop.of_all.contains(Borrower, 2) is False
+    assert await Shop.of_all.invalidate(Depot, 2) is True
+    assert [Shop.of_all.contains(kind, 2) for kind in (Shop, Depot)] == [True, False]
+
+
+async def test_the_attributes_of_a_static_method_take_its_arguments_also_through_an_instance():
+    shop = Shop()
+    await shop.anywhere(2)
+    assert shop.anywhere.contains(2)
+    assert shop.anywhere.cache_key(2) == Shop.anywhere.cache_key(limit=2)
+    assert await shop.anywhere.invalidate(2) is True
+
+
+async def test_attributes_without_arguments_work_through_an_instance_and_through_the_class():
+    shop = Shop()
+    await shop.orders(2)
+    for owner in (shop, Shop):
+        assert (owner.orders.resource, owner.orders.scope, owner.cancel.resource) == ("orders", "global", "orders")
+        assert owner.orders.cache_info().currsize == 1
+    assert shop.orders.clear() == 1
+    assert Shop.orders.clear() == 0
+
+
+async def test_a_method_with_attributes_is_a_method_like_any_other():
+    shop = Shop()
+    assert inspect.isfunction(vars(Shop)["orders"])
+    assert inspect.ismethod(shop.orders)
+    assert shop.orders == shop.orders
+    assert str(inspect.signature(shop.orders)) == "(limit: 'int' = 10) -> 'str'"
+    assert "orders" not in Shop.__abstractmethods__
+    assert await shop.first() == await shop.orders(1) == await functools.partial(Shop.orders, shop)(1)
+    assert (await Stand().orders(3)).startswith("stand over shop 3")
+    listing: Listing = shop
+    assert await listing.orders(1) == await shop.orders(1)
+    for twin in (copy.copy(shop), copy.deepcopy(shop), pickle.loads(pickle.dumps(shop))):
+        assert vars(twin) == vars(shop) == {"name": "shop"}
+        assert inspect.ismethod(pickle.loads(pickle.dumps(twin.orders)))
+        assert copy.deepcopy(twin.orders).__func__ is Shop.orders
+    for target in (shop, Shop):
+        with mock.patch.object(target, "orders", str):
+            assert shop.orders is str
+    assert inspect.ismethod(shop.orders)
+
+
+async def test_a_parameter_called_self_outside_of_a_class_is_an_argument():
+    @AgentCache("r")
+    async def tool(self: str) -> str:
+        return self
+
+    assert await tool.fresh("a") == "a"
+    assert tool.contains("a")
+
+
+# -- contains ------------------------------------------------------------------------------------------------
+
+
+@AgentCache("order:{order_id}", ttl=10, maxsize=2)
+async def get_order(order_id: Any, *, full: bool = False) -> dict[str, Any]:
+    return {"id": order_id, "full": full}
+
+
+@AgentCacheInvalidator("order:{order_id}")
+async def cancel_order(order_id: str) -> None: ...
+
+
+@AgentCache("cart", "session", maxsize=3)
+async def get_cart(user_id: str) -> str:
+    return user_id
+
+
+async def test_contains_tells_whether_a_call_would_be_answered_from_the_store(clock: FakeClock):
+    assert get_order.contains("1") is False
+    await get_order("1")
+    assert get_order.contains("1") is get_order.contains(order_id="1", full=False) is True
+    assert get_order.contains("1", full=True) is False
+    clock.advance(9.9)
+    assert get_order.contains("1") is True
+    clock.advance(0.1)
+    assert get_order.contains("1") is False
+    await get_order("1")
+    await cancel_order("1")
+    assert get_order.contains("1") is False
+    with pytest.raises(TypeError):
+        get_order.contains()
+
+
+async def test_contains_counts_as_no_use_and_as_no_call():
+    async with AgentCacheSession(max_tool_repeats=3) as session:
+        await get_order("1")
+        await get_order("2")
+        for _ in range(20):
+            assert get_order.contains("1")
+        await get_order("3")
+        assert [get_order.contains(order_id) for order_id in "123"] == [False, True, True]
+    assert session.get_metrics()["calls"] == get_metrics()["calls"] == 3
+    assert get_metrics()["hits"] == 0
+    assert len(session.get_execution_trace()) == 3
+
+
+@pytest.mark.parametrize("uncacheable", ["bypass", "raise"])
+async def test_contains_is_false_for_arguments_without_identity(uncacheable: Any):
+    @AgentCache("r", uncacheable=uncacheable)
+    async def tool(x: Any) -> int:
+        return 1
+
+    assert tool.contains(object()) is False
+    assert get_metrics()["uncached"] == 0
+    if uncacheable == "raise":
+        with pytest.raises(UncacheableArgumentsError):
+            await tool(object())
+
+
+async def test_contains_looks_where_a_call_would():
+    assert get_cart.contains("u") is False
+    async with AgentCacheSession() as outer:
+        await get_cart("u")
+        assert get_cart.contains("u") is True
+        async with AgentCacheSession():
+            assert get_cart.contains("u") is False
+        assert get_cart.contains("u") is True
+        del outer
+    assert get_cart.contains("u") is False
+    async with AgentCacheSession(tenant="a"):
+        await get_order("1")
+        assert get_order.contains("1") is True
+    async with AgentCacheSession(tenant="b"):
+        assert get_order.contains("1") is False
+    assert get_order.contains("1") is False
+
+
+async def test_contains_is_false_for_a_local_copy_that_is_not_trusted():
+    class Doubtful(MemoryTier):
+        is_heard = True
+
+        def trusted_until(self) -> float:
+            return super().trusted_until() if self.is_heard else float("-inf")
+
+    tier = Doubtful()
+
+    @AgentCache("r", remote_cache=tier)
+    async def tool(x: int) -> int:
+        return x
+
+    await tool(1)
+    assert tool.contains(1) is True
+    tier.is_heard = False
+    assert tool.contains(1) is False
+
+
+async def test_contains_is_false_while_nothing_is_looked_up():
+    await get_order("1")
+    with configure(enabled=False):
+        assert get_order.contains("1") is False
+    assert get_order.contains("1") is True
+
+
+async def test_contains_is_false_where_a_recorder_gets_every_call(tmp_path: Any):
+    await get_order("1")
+    with recording.record(tmp_path / "run.jsonl"):
+        assert get_order.contains("1") is False
+    with recording.replay(tmp_path / "run.jsonl"):
+        assert get_order.contains("1") is False
+
+
+# -- cache_info ----------------------------------------------------------------------------------------------
+
+
+async def test_cache_info_reads_as_that_of_functools():
+    @functools.lru_cache(maxsize=2)
+    def model(order_id: str) -> str:
+        return order_id
+
+    get_order.clear()
+    for order_id in "11232":
+        model(order_id)
+        await get_order(order_id)
+    assert get_order.cache_info() == model.cache_info() == (2, 3, 2, 2)
+    assert get_order.cache_info()._fields == model.cache_info()._fields
+    assert get_order.clear() == 2
+    assert get_order.cache_info() == (2, 3, 2, 0)
+    assert "hits=2, misses=3, maxsize=2, currsize=0" in repr(get_order.cache_info())
+
+
+async def test_cache_info_counts_the_entries_of_all_tenants_and_sessions():
+    for tenant in "ab":
+        async with AgentCacheSession(tenant=tenant):
+            await get_order("1")
+            await get_cart("u")
+            async with AgentCacheSession(tenant=tenant):
+                await get_cart("u")
+                assert get_cart.cache_info().currsize == 2
+    assert get_order.cache_info() == (0, 2, 2, 2)
+    assert get_cart.cache_info() == (0, 4, 3, 0)
+
+
+async def test_cache_info_of_a_tool_without_a_bound():
+    @AgentCache("r", maxsize=None)
+    async def tool(x: int) -> int:
+        return x
+
+    assert [await tool(number) for number in range(3)] == [0, 1, 2]
+    assert tool.cache_info() == (0, 3, None, 3)
+
+
+def test_a_write_has_none_of_them():
+    assert not any(hasattr(cancel_order, name) for name in (*ATTRIBUTES, "clear", "cache_info"))
