@@ -21,7 +21,7 @@ if typing.TYPE_CHECKING:
     from agent_cache.session import AgentCacheSession
     from agent_cache.session.loop_policy import LoopPolicy
     from agent_cache.session.trace import TraceRecord
-    from agent_cache.tools import AgentCache, AgentCacheInvalidator, invalidate, writing
+    from agent_cache.tools import AgentCache, AgentCacheInvalidator, bypass, invalidate, writing
 
 __all__ = [
     "AgentCache",
@@ -37,6 +37,7 @@ __all__ = [
     "RemoteTierError",
     "TraceRecord",
     "UncacheableArgumentsError",
+    "bypass",
     "configure",
     "get_metrics",
     "invalidate",
@@ -55,6 +56,7 @@ _HOMES = {
     "LoopPolicy": "session.loop_policy",
     "RemotePolicy": "core.policies",
     "TraceRecord": "session.trace",
+    "bypass": "tools",
     "configure": "config",
     "get_metrics": "metrics",
     "invalidate": "tools",

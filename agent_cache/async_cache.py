@@ -17,6 +17,7 @@ import asyncio
 import importlib.util
 import os
 import sys
+import weakref
 from collections.abc import Awaitable, Callable, Generator, Hashable, Iterator, Mapping, MutableMapping
 from contextlib import suppress
 from contextvars import copy_context
@@ -35,7 +36,7 @@ from agent_cache.core.keys import PLAIN, Part, key_part
 from agent_cache.core.store import NEVER, Entry
 from agent_cache.engine.runtime import ENCLOSING, Call, Failure, Flight
 from agent_cache.engine.single_flight import single_flight
-from agent_cache.engine.state import LEDGER, free
+from agent_cache.engine.state import LEDGER, free, keep
 from agent_cache.errors import AgentLoopDetectedError, ConfigurationError
 
 __all__ = ["AsyncCache", "Metrics"]
@@ -208,7 +209,7 @@ class AsyncCache(Upstream):  # type: ignore[misc]  # async-cache ships no hints
             Exception: the loader's own, unchanged, to every caller that waits for it.
         """
         storage = self._storage
-        part = key if type(key) in PLAIN else key_identity(key)
+        part = key if type(key) in PLAIN else storage.identity(key)
         found = storage.find(part)
         if found is not None:
             storage.mark_used(part, found)
@@ -248,7 +249,8 @@ class AsyncCache(Upstream):  # type: ignore[misc]  # async-cache ships no hints
     def get_metrics(self) -> Metrics:
         """``hits``, ``misses``, ``size`` and ``hit_rate``, since the beginning or the last `clear`.
 
-        ``size`` counts an expired entry until its key is asked for. ``hit_rate`` is 0.0 before the first get.
+        ``size`` counts an expired entry until its key is asked for, it is evicted, or, without a `maxsize`, insertions
+        remove it. ``hit_rate`` is 0.0 before the first get.
         """
         hits, misses = self.hits, self.misses
         total = hits + misses
@@ -293,11 +295,13 @@ class AsyncCache(Upstream):  # type: ignore[misc]  # async-cache ships no hints
             call.depth = 0
             with suppress(ValueError):  # closed by the garbage collector, in another context than it ran in
                 ENCLOSING.reset(token)
-        entry = KeyedEntry(call.raw_key, value, call.ttl)
+        entry = KeyedEntry(flight.key, call.raw_key, value, call.ttl)
+        garbage: tuple[Any, ...] = ()
         with LEDGER.lock:
             flight.finish()
             if flight.is_clean and call.ttl > 0:
-                storage.partition.store.insert(flight.key, entry)
+                garbage = storage.insert(entry)
+        del garbage  # outside of the lock
         flight.result = entry
         return entry
 
@@ -342,6 +346,10 @@ _EQUAL_ACROSS_TYPES: Final[frozenset[type]] = frozenset(
 """Types whose equality is coarser than their canonical encoding: ``1 == True == 1.0``, ``0.0 == -0.0``."""
 
 
+_PLAIN_PARTS: Final[frozenset[type]] = PLAIN | {bytes}
+"""Types of identities whose comparison runs no code of a user's."""
+
+
 def key_identity(key: Hashable) -> Part:
     """Return the identity under which a key is stored: type-exact where Python's equality is not.
 
@@ -361,13 +369,28 @@ def key_identity(key: Hashable) -> Part:
     return (kind, key)
 
 
+class ObjectKey:
+    """Stands for all equal keys that are not plain: it is compared and hashed by its address.
+
+    So no `__eq__` and `__hash__` of a user's runs under the ledger's lock. It is freed with the last entry and load
+    that is known by it.
+    """
+
+    __slots__ = ("__weakref__",)
+
+
 class KeyedEntry(Entry):
-    """An entry with its original key, for the mapping view."""
+    """An entry with its identity and its original key.
 
-    __slots__ = ("key",)
+    The identity keeps an `ObjectKey` alive until the entry is freed, outside of the lock; the key is for the mapping
+    view.
+    """
 
-    def __init__(self, key: Hashable, value: Any, ttl: float) -> None:
+    __slots__ = ("key", "part")
+
+    def __init__(self, part: Part, key: Hashable, value: Any, ttl: float) -> None:
         Entry.__init__(self, value, NEVER if ttl == NEVER else CLOCK.now() + ttl, 0.0)
+        self.part = part
         self.key = key
 
 
@@ -424,7 +447,7 @@ class Storage:
         late_roots, has_refused: read by single flight, as on the plan of a tool. There are no tags here.
     """
 
-    __slots__ = ("late_roots", "loads", "partition")
+    __slots__ = ("_objects", "late_roots", "loads", "partition")
 
     def __init__(self, maxsize: int | None) -> None:
         loads: Any = LoadsByKey()
@@ -432,6 +455,42 @@ class Storage:
         self.partition = Partition(None, None, (), (), maxsize)
         self.partition.loads = loads
         self.late_roots: tuple[str, ...] = ()
+        self._objects: dict[Hashable, weakref.ref[ObjectKey]] = {}
+
+    def identity(self, key: Hashable) -> Part:
+        """What a key is stored and compared by."""
+        if type(key) in PLAIN:
+            return key
+        part = key_identity(key)
+        if type(part) in _PLAIN_PARTS or (
+            type(part) is tuple and part[0] is tuple and _PLAIN_PARTS.issuperset(map(type, part[1:]))
+        ):
+            return part
+        return self._object_key(part)
+
+    def _object_key(self, part: Part) -> ObjectKey:
+        objects = self._objects
+
+        def forget(reference: weakref.ref[ObjectKey]) -> None:
+            if objects.get(part) is reference:
+                objects.pop(part, None)
+
+        made = ObjectKey()
+        while True:
+            # `setdefault` is atomic, also if an `__eq__` runs in it. No lock is held here.
+            found = objects.setdefault(part, weakref.ref(made, forget))()
+            if found is not None:
+                return found
+            objects.pop(part, None)  # it is being freed
+
+    def insert(self, entry: KeyedEntry) -> tuple[Any, ...]:
+        """Insert an entry, under the lock. Returns what it replaces, for the caller to free after the lock."""
+        store, part = self.partition.store, entry.part
+        newest, replaced = store.newest, store.lookup(part)
+        if store.maxsize is None and entry.fast != NEVER:
+            store.insert(part, entry)
+            return newest, replaced, store.sweep(CLOCK.now())
+        return newest, replaced, store.insert(part, entry)
 
     def has_refused(self, error: Exception) -> bool:
         """Whether the leader's run was stopped, which does not concern the other callers."""
@@ -460,18 +519,15 @@ class Storage:
 
     def set(self, key: Hashable, value: Any, ttl: float) -> None:
         """Store a value. It replaces the present one and the result of every load under way."""
-        part = key_identity(key)
-        entry = KeyedEntry(key, value, ttl)
-        with LEDGER.lock:
+        part = key if type(key) in PLAIN else self.identity(key)
+        entry = KeyedEntry(part, key, value, ttl)
+        with LEDGER.lock:  # what is replaced is assigned, so that it is freed after the lock
             self.loads.mark_dirty(part)
-            if ttl > 0:
-                self.partition.store.insert(part, entry)
-            else:
-                self.partition.store.discard(part)
+            _garbage = self.insert(entry) if ttl > 0 else self.partition.store.discard(part)
 
     def delete(self, key: Hashable) -> Entry | None:
         """Delete an entry and return it. No load under way restores it."""
-        part = key_identity(key)
+        part = self.identity(key)
         with LEDGER.lock:
             self.loads.mark_dirty(part)
             return self.partition.store.discard(part)
@@ -489,7 +545,7 @@ class EntriesView(MutableMapping[Hashable, Any]):
     """The entries of an `AsyncCache` as a mapping, always current, under the same rules.
 
     Reading a value counts as a use and in no counter; ``in`` and iteration (least recently used first) do not count as
-    one. An expired entry is not in the mapping, though `len` counts it until its key is asked for.
+    one. An expired entry is not in the mapping, though `len` counts it as `AsyncCache.get_metrics` does.
     """
 
     __slots__ = ("_cache", "_storage")
@@ -499,7 +555,7 @@ class EntriesView(MutableMapping[Hashable, Any]):
         self._storage = storage
 
     def __getitem__(self, key: Hashable) -> Any:
-        part = key_identity(key)
+        part = self._storage.identity(key)
         entry = self._storage.find(part)
         if entry is None:
             raise KeyError(key)
@@ -514,7 +570,7 @@ class EntriesView(MutableMapping[Hashable, Any]):
             raise KeyError(key)
 
     def __contains__(self, key: object) -> bool:
-        return self._storage.find(key_identity(key)) is not None
+        return self._storage.find(self._storage.identity(key)) is not None
 
     def __iter__(self) -> Iterator[Hashable]:
         for part in self._storage.identities():
@@ -587,9 +643,6 @@ class Batch:
         flight: its node in the wait-for graph: the flights of its items wait for it, and it for what its loader calls.
     """
 
-    running: Final[set[asyncio.Task[None]]] = set()
-    """Strong references: an event loop holds its tasks weakly."""
-
     def __init__(self, storage: Storage, open_batches: dict[Place, Batch], place: Place, loader: BatchLoader) -> None:
         self.storage = storage
         self.open_batches = open_batches
@@ -639,8 +692,7 @@ class Batch:
         """Close the batch and run the loader."""
         self.close()
         self.task = task = self.loop.create_task(self.run(), context=self.context)
-        self.running.add(task)
-        task.add_done_callback(self.running.discard)
+        keep(task)
 
     async def run(self) -> None:
         """Run the loader and answer the items that still wait."""
@@ -661,10 +713,12 @@ class Batch:
             for key, (value, is_present) in zip(keys, found, strict=True):
                 for item in self.items.pop(key, ()):
                     ttl = item.call.ttl if is_present else 0.0
-                    item.outcome = KeyedEntry(key, value, ttl)
+                    item.outcome = entry = KeyedEntry(item.call.key, key, value, ttl)
+                    garbage: tuple[Any, ...] = ()
                     with LEDGER.lock:
                         if item.is_clean and ttl > 0:
-                            self.storage.partition.store.insert(item.call.key, item.outcome)
+                            garbage = self.storage.insert(entry)
+                    del garbage  # outside of the lock
                     item.answered.set()
         finally:
             self.call.depth = 0

@@ -1,20 +1,52 @@
-"""Process-wide settings: `configure`, and the configuration in force."""
+"""Process-wide settings: `configure`, and the configuration in force.
+
+The configuration in force is a base, changed by plain calls of `configure`, and on top of it one layer for each `with`
+block, in the order in which the blocks were entered. Each of these holds only the settings that it was given, so blocks
+that overlap, of two requests for example, may be left in any order.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from enum import Enum
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Final, NamedTuple, Self
 
 from agent_cache.errors import ConfigurationError
 from agent_cache.remote.protocol import Tier
 
-__all__ = ["CURRENT", "Configuration", "Restore", "checked_tier", "configure", "default_configuration"]
+__all__ = [
+    "CURRENT",
+    "UNCHANGED",
+    "Change",
+    "Configuration",
+    "Plain",
+    "Saved",
+    "Unchanged",
+    "checked_tier",
+    "configure",
+]
 
 
-@dataclass(frozen=True, slots=True)
+class Unchanged(Enum):
+    """The type of `UNCHANGED`. An enum, so that type checkers tell it from every setting."""
+
+    UNCHANGED = "unchanged"
+
+    def __repr__(self) -> str:
+        return "unchanged"
+
+
+UNCHANGED: Final = Unchanged.UNCHANGED
+"""The default of every argument of `configure`: the setting stays as it is."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Configuration:
     """Process-wide settings. See `configure`."""
 
@@ -23,71 +55,264 @@ class Configuration:
     enabled: bool = True
     max_bytes: int | None = None
 
+    def is_same(self, other: Configuration) -> bool:
+        """Whether every setting is the same. Tiers are not compared with ``==``, which may be their class's own."""
+        return (
+            self.remote is other.remote
+            and self.backup is other.backup
+            and self.enabled == other.enabled
+            and self.max_bytes == other.max_bytes
+        )
+
+
+Settings = Mapping[str, Any]
+"""Names and values of the settings that a call of `configure` was given."""
+
+
+class Plain(NamedTuple):
+    """A plain call: its `Change` as long as somebody has it, and its settings."""
+
+    change: weakref.ref[Change] | None
+    settings: Settings
+
+    def is_final(self) -> bool:
+        """Whether nobody can enter or leave it any more."""
+        return self.change is None or self.change() is None
+
+
+class Saved(NamedTuple):
+    """Everything that `configure` has set. See `Current.save`."""
+
+    base: tuple[Plain, ...]
+    layers: tuple[Change, ...]
+    once_configured: tuple[weakref.ref[Tier], ...]
+
 
 class Current:
-    """The configuration in force, and functions called with the old and the new one when it changes."""
+    """The configuration in force, and what it is made of.
 
-    __slots__ = ("listeners", "value")
+    Attributes:
+        value: the configuration in force. Another object at each change of a setting.
+        listeners: functions called with the old and the new one after a change, without the lock.
+        lock: taken around changes. `engine.state` puts the ledger's lock here: one for both, as a garbage collection
+            may leave a block while either is held.
+        once_configured: every tier that was ever configured, weakly. Replaced by a new tuple when it grows.
+    """
+
+    __slots__ = ("_base", "_is_updating", "_layers", "_pending", "listeners", "lock", "once_configured", "value")
 
     def __init__(self) -> None:
-        self.value = default_configuration()
+        self.lock = threading.RLock()
         self.listeners: list[Callable[[Configuration, Configuration], None]] = []
+        self._base: tuple[Plain, ...] = ()
+        self._layers: tuple[Change, ...] = ()
+        self._pending: deque[Callable[[], None]] = deque()
+        self._is_updating = False
+        self.once_configured: tuple[weakref.ref[Tier], ...] = ()
+        self.value = self._combined()
 
-    def replace(self, new: Configuration) -> None:
-        old, self.value = self.value, new
-        for listener in self.listeners:
-            listener(old, new)
+    # Changes
+
+    def set(self, change: Change) -> None:
+        """Change the base."""
+        self._update(lambda: self._add_to_base(change))
+
+    def enter(self, change: Change) -> None:
+        """Take a change out of the base, if it is there, and make it the topmost layer.
+
+        Raises:
+            ConfigurationError: if it is a layer already.
+        """
+        with self.lock:
+            if change.is_entered:
+                raise ConfigurationError(
+                    "configure: this block is already entered; call configure(...) again for another `with`"
+                )
+            change.is_entered = True
+        self._update(lambda: self._add_layer(change))
+
+    def leave(self, change: Change) -> None:
+        """Take a change away, wherever it is."""
+        change.is_entered = False
+        self._update(lambda: self._remove(change))
+
+    def save(self) -> Saved:
+        """Return everything that is set, for `restore`."""
+        with self.lock:
+            return Saved(self._base, self._layers, self.once_configured)
+
+    def restore(self, saved: Saved) -> None:
+        """Set everything as it was saved. Blocks that were left meanwhile stay left. Every plan is compiled anew."""
+        self._update(lambda: self._restore(saved), is_same_new=True)
+
+    def reset(self) -> None:
+        """Set the default configuration. A block that is left later changes nothing."""
+        self.restore(Saved((), (), ()))
+
+    # Tiers
+
+    def tiers_once_configured(self) -> list[Tier]:
+        """Every tier that was ever configured and still exists."""
+        return [tier for reference in self.once_configured if (tier := reference()) is not None]
+
+    def configured_tiers(self) -> list[Tier]:
+        """The tiers that the base or any layer names, also those that another one hides."""
+        base, layers = self._base, self._layers
+        settings = [*(plain.settings for plain in base), *(layer.settings for layer in layers)]
+        return [tier for each in settings for tier in _tiers_of(each)]
+
+    # One change at a time
+
+    def _update(self, change: Callable[[], None], *, is_same_new: bool = False) -> None:
+        """Make a change and put the configuration that follows from it in force.
+
+        Args:
+            is_same_new: also a configuration with the same settings is a new one.
+        """
+        with self.lock:
+            self._pending.append(change)
+            if self._is_updating:
+                return  # a garbage collection within an update of this thread, which makes this change as well
+            self._is_updating = True
+            garbage = self._base, self._layers  # freed after the lock: the last reference to a tier may be in it
+            while self._pending:
+                self._pending.popleft()()
+            old, new = self.value, self._combined()
+            if new.is_same(old) and not is_same_new:
+                new = old
+            self.value = new
+            self._is_updating = False
+        if new is not old:
+            for listener in self.listeners:
+                listener(old, new)
+        del garbage
+
+    def _add_to_base(self, change: Change) -> None:
+        self._note_tiers(change.settings)
+        reference = weakref.ref(change, lambda _: self._update(self._merge))
+        self._base = (*self._base, Plain(reference, change.settings))
+
+    def _add_layer(self, change: Change) -> None:
+        self._remove(change)
+        self._note_tiers(change.settings)
+        self._layers = (*self._layers, change)
+
+    def _remove(self, change: Change) -> None:
+        self._base = tuple(plain for plain in self._base if plain.change is None or plain.change() is not change)
+        self._layers = tuple(layer for layer in self._layers if layer is not change)
+        self._merge()
+
+    def _restore(self, saved: Saved) -> None:
+        self._base = saved.base
+        self._layers = tuple(layer for layer in saved.layers if layer.is_entered)
+        self.once_configured = saved.once_configured
+        self._merge()
+
+    def _merge(self) -> None:
+        """Merge neighbouring plain calls that are final, so that the base does not grow with every call."""
+        merged: list[Plain] = []
+        for plain in self._base:
+            if not plain.is_final():
+                merged.append(plain)
+            elif merged and merged[-1].change is None:
+                merged[-1] = Plain(None, {**merged[-1].settings, **plain.settings})
+            else:
+                merged.append(Plain(None, plain.settings))
+        self._base = tuple(merged)
+
+    def _note_tiers(self, settings: Settings) -> None:
+        known = self.tiers_once_configured()
+        new = [tier for tier in _tiers_of(settings) if not any(tier is one for one in known)]
+        if new:
+            self.once_configured = tuple(weakref.ref(tier) for tier in (*known, *new))
+
+    def _combined(self) -> Configuration:
+        settings: dict[str, Any] = {}
+        for plain in self._base:
+            settings.update(plain.settings)
+        for layer in self._layers:
+            settings.update(layer.settings)
+        settings["enabled"] = settings.get("enabled", True) and _enabled_by_environment()
+        return Configuration(**settings)
 
 
-class Restore:
-    """A context manager that restores the former configuration when it is left. Returned by `configure`."""
+class Change:
+    """One call of `configure`. As a context manager it is a layer on top of the others until it is left.
 
-    __slots__ = ("_former",)
+    It may be left and entered again, but not entered twice at a time. Left without having been entered, it is taken
+    back; leaving it again does nothing.
 
-    def __init__(self, former: Configuration) -> None:
-        self._former = former
+    Attributes:
+        settings: the settings that it changes.
+        is_entered: whether it is a layer now.
+    """
+
+    __slots__ = ("__weakref__", "is_entered", "settings")
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.is_entered = False
 
     def __enter__(self) -> Self:
+        CURRENT.enter(self)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        CURRENT.replace(self._former)
+        CURRENT.leave(self)
 
 
 def configure(
-    *, remote: Tier | None = None, backup: Tier | None = None, enabled: bool = True, max_bytes: int | None = None
-) -> Restore:
-    """Set what tools use by default, also those that are decorated already. May be called again.
+    *,
+    remote: Tier | Unchanged | None = UNCHANGED,
+    backup: Tier | Unchanged | None = UNCHANGED,
+    enabled: bool | Unchanged = UNCHANGED,
+    max_bytes: int | Unchanged | None = UNCHANGED,
+) -> Change:
+    """Change what tools use by default, also those that are decorated already. What is left out stays as it is.
+
+    A plain call changes the process from now on. A ``with`` block changes it until the block is left: each block is a
+    layer over the plain calls and the blocks entered before it, and takes only its own settings away, in whatever order
+    overlapping blocks are left. Either concerns all tasks and threads; for the calls of one task there is `bypass`.
+
+    A write invalidates in every tier that was ever configured and still exists, whatever is configured when it runs.
+    A change of `remote` or `backup` drops all local entries.
 
     Args:
-        remote: the tier behind the local store of every global tool without a `remote_cache=` of its own.
-        backup: the tier between the two, for every global tool without a `backup=` of its own.
+        remote: the tier behind the local store of every global tool without a `remote_cache=` of its own; None for
+            none, the default.
+        backup: the tier between the two, for every global tool without a `backup=` of its own; None for none, the
+            default.
         enabled: False switches all caching off: tools run, sessions trace and count, writes still invalidate. The
             environment variable ``AGENT_CACHE_ENABLED=0`` does the same and wins.
-        max_bytes: bound on the estimated size of everything stored locally from now on; the largest store evicts first.
+        max_bytes: bound on the estimated size of everything stored locally from now on: values, keys and tags; None for
+            no bound, the default. The largest store evicts first. An answer that is larger than the bound alone is not
+            stored.
 
     Returns:
-        A context manager that restores the former configuration: ``with configure(enabled=False): ...``
+        A context manager: ``with configure(enabled=False): ...``
 
     Raises:
-        ConfigurationError: if a tier is not a `Tier`, or `max_bytes` is not a positive int.
+        ConfigurationError: if a tier is not a `Tier`, or `max_bytes` is not a positive int; on entering a block that is
+            already entered.
     """
-    if max_bytes is not None and (isinstance(max_bytes, bool) or not isinstance(max_bytes, int) or max_bytes < 1):
-        raise ConfigurationError(f"configure: max_bytes must be a positive int or None, got {max_bytes!r}")
-    if not isinstance(enabled, bool):
-        raise ConfigurationError(f"configure: enabled must be True or False, got {enabled!r}")
-    former = CURRENT.value
-    CURRENT.replace(
-        Configuration(
-            remote=checked_tier(remote, "configure: remote"),
-            backup=checked_tier(backup, "configure: backup"),
-            enabled=enabled and _enabled_by_environment(),
-            max_bytes=max_bytes,
-        )
-    )
-    return Restore(former)
+    settings: dict[str, Any] = {}
+    if max_bytes is not UNCHANGED:
+        if max_bytes is not None and (isinstance(max_bytes, bool) or not isinstance(max_bytes, int) or max_bytes < 1):
+            raise ConfigurationError(f"configure: max_bytes must be a positive int or None, got {max_bytes!r}")
+        settings["max_bytes"] = max_bytes
+    if enabled is not UNCHANGED:
+        if not isinstance(enabled, bool):
+            raise ConfigurationError(f"configure: enabled must be True or False, got {enabled!r}")
+        settings["enabled"] = enabled
+    if remote is not UNCHANGED:
+        settings["remote"] = checked_tier(remote, "configure: remote")
+    if backup is not UNCHANGED:
+        settings["backup"] = checked_tier(backup, "configure: backup")
+    change = Change(settings)
+    CURRENT.set(change)
+    return change
 
 
 def checked_tier(tier: Any, where: str) -> Tier | None:
@@ -108,13 +333,13 @@ def checked_tier(tier: Any, where: str) -> Tier | None:
     raise ConfigurationError(f"{where} must be a Tier; {type(tier).__qualname__} has no {', '.join(lacking)}")
 
 
+def _tiers_of(settings: Settings) -> list[Tier]:
+    """The tiers that these settings name, nearest first."""
+    return [tier for name in ("backup", "remote") if (tier := settings.get(name)) is not None]
+
+
 def _enabled_by_environment() -> bool:
     return os.environ.get("AGENT_CACHE_ENABLED", "1").strip().lower() not in {"0", "false", "no", "off"}
-
-
-def default_configuration() -> Configuration:
-    """The configuration until `configure` is called."""
-    return Configuration(enabled=_enabled_by_environment())
 
 
 CURRENT = Current()

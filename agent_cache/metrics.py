@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
-__all__ = ["METRICS", "OTHER_TOOLS", "Metrics", "Stats", "get_metrics"]
-
-OTHER_TOOLS = "(other tools)"
-"""The name under which a session counts the tools that exceed its bound."""
+__all__ = ["METRICS", "Metrics", "Stats", "get_metrics"]
 
 _PUBLIC = ("calls", "hits", "misses", "shared", "invalidations", "uncached", "evictions", "errors", "time_saved")
+
+
+_COUNTERS = (
+    "bypassed",
+    "errors",
+    "evictions",
+    "hits",
+    "invalidations",
+    "misses",
+    "shared",
+    "time_saved",
+    "unstored",
+    "writes",
+)
 
 
 class Stats:
@@ -22,7 +34,7 @@ class Stats:
         hits: results from the local store or a tier.
         misses: runs of the tool that were started to fill the cache.
         shared: calls that waited for a run started by another call.
-        bypassed: calls that ran uncached: arguments without identity, no session, caching switched off.
+        bypassed: calls that ran uncached: no identity, no session, caching switched off, or inside `bypass`.
         unstored: results that could not be stored: not copyable, tags not computable.
         writes: calls of an invalidator.
         invalidations: writes and explicit invalidations that were carried out.
@@ -31,18 +43,7 @@ class Stats:
         time_saved: seconds of load time that hits and shared calls did not spend.
     """
 
-    __slots__ = (
-        "bypassed",
-        "errors",
-        "evictions",
-        "hits",
-        "invalidations",
-        "misses",
-        "shared",
-        "time_saved",
-        "unstored",
-        "writes",
-    )
+    __slots__ = (*_COUNTERS, "__weakref__")
 
     bypassed: int
     errors: int
@@ -60,7 +61,7 @@ class Stats:
 
     def clear(self) -> None:
         """Reset to zero in place, since generated code refers to this object."""
-        for name in Stats.__slots__:
+        for name in _COUNTERS:
             setattr(self, name, 0)
         self.time_saved = 0.0
 
@@ -79,45 +80,84 @@ class Stats:
         return self.hits / reads if reads else 0.0
 
     def add(self, other: Stats) -> None:
-        for name in Stats.__slots__:
+        for name in _COUNTERS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
     def as_dict(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in _PUBLIC} | {"hit_rate": self.hit_rate}
 
 
+_MAX_ROWS = 10_000
+"""Rows of tools that no longer exist, and of explicit invalidations, each; a session has fewer."""
+
+_MAX_ROOTS = 1_000
+"""Characters of the roots of an explicit invalidation that has a row of its own."""
+
+OTHERS = "(others)"
+"""The row of what has no row of its own any more."""
+
+
 class Metrics:
     """The live counters of a process or of a session.
+
+    Every tool that counts here has its counters. Of tools that are gone, and of the roots of explicit invalidations,
+    `max_rows` have a row of their own; what goes beyond is in the row ``"(others)"`` and in the sums.
 
     Reading an attribute (``hits``, ``misses``, ``shared``, ``invalidations``, ``uncached``, ``evictions``, ``errors``,
     ``calls``, ``loop_detections``, ``time_saved``, ``hit_rate``) sums all tools; `snapshot` gives them one by one.
 
     Args:
-        max_tools: how many tools are counted one by one. None: any number.
+        max_rows: how many these may be, each; 10,000 if left out.
     """
 
-    def __init__(self, max_tools: int | None = None) -> None:
-        self._max_tools = float("inf") if max_tools is None else max_tools
+    def __init__(self, max_rows: int | None = None) -> None:
+        self._max_rows = _MAX_ROWS if max_rows is None else max_rows
         self._tools: dict[tuple[str, tuple[str, ...]], Stats] = {}
         self._explicit: dict[tuple[str, ...], Stats] = {}
+        self._other_tools = Stats()
+        self._other_roots = Stats()
+        self._limit = self._max_rows
         self._loops: Counter[str] = Counter()
         self._notices: Counter[str] = Counter()
         self._callback_errors = 0
         self._lock = threading.RLock()  # a Counter is incremented in several steps; these events are rare
 
     def stats_of(self, tool: str, roots: Iterable[str]) -> Stats:
-        """The counters of a tool. Two tools with the same name and roots share them.
-
-        A long run may decorate tools as it goes. Those after the first 1,000 share the counters of `OTHER_TOOLS`.
-        """
+        """The counters of a tool. Two tools with the same name and roots share them."""
         key = tool, tuple(roots)
-        if len(self._tools) >= self._max_tools and key not in self._tools:
-            key = OTHER_TOOLS, ()
-        return self._tools.setdefault(key, Stats())
+        with self._lock:
+            found = self._tools.get(key)
+            if found is None:
+                if len(self._tools) >= self._limit:
+                    self._sum_up_tools_that_are_gone()
+                found = self._tools[key] = Stats()
+        return found
+
+    def _sum_up_tools_that_are_gone(self) -> None:
+        """Keep the rows that something still counts in. There are twice as many as were kept the last time."""
+        rows, copies = self._tools, []
+        for key, stats in rows.items():
+            copies.append((key, Stats()))
+            copies[-1][1].add(stats)
+            del stats
+        in_use: weakref.WeakValueDictionary[tuple[str, tuple[str, ...]], Stats] = weakref.WeakValueDictionary(rows)
+        self._tools = rows = {}
+        self._tools = dict(in_use)
+        for key, copied in copies:
+            if key not in self._tools:
+                self._other_tools.add(copied)
+        self._limit = max(self._max_rows, 2 * len(self._tools))
 
     def invalidated(self, roots: Iterable[str]) -> None:
         """Count an invalidation without a tool: `invalidate(...)` or `writing(...)`."""
-        self._explicit.setdefault(tuple(roots), Stats()).invalidations += 1
+        key = tuple(roots)
+        stats = self._explicit.get(key)
+        if stats is None:
+            if len(self._explicit) < self._max_rows and sum(map(len, key)) <= _MAX_ROOTS:
+                stats = self._explicit.setdefault(key, Stats())
+            else:
+                stats = self._other_roots
+        stats.invalidations += 1
 
     def acted_on_loop(self, kind: str) -> None:
         """Count a call that a session refused, replaced or warned of."""
@@ -139,11 +179,16 @@ class Metrics:
         """Calls that sessions refused, replaced or warned of."""
         return sum(self._loops.values())
 
+    def _rows(self) -> list[tuple[tuple[str, tuple[str, ...]], Stats]]:
+        with self._lock:
+            return [*self._tools.items(), ((OTHERS, (OTHERS,)), self._other_tools)]
+
     def total(self) -> Stats:
         """The sum of all tools."""
         total = Stats()
-        for stats in (*list(self._tools.values()), *list(self._explicit.values())):
+        for _, stats in (*self._rows(), *list(self._explicit.items())):
             total.add(stats)
+        total.add(self._other_roots)
         return total
 
     def __getattr__(self, name: str) -> Any:
@@ -156,13 +201,16 @@ class Metrics:
         total = self.total()
         resources: dict[str, Stats] = {}
         tools: dict[str, Stats] = {}
-        for (tool, roots), stats in list(self._tools.items()):
+        for (tool, roots), stats in self._rows():
             tools.setdefault(tool, Stats()).add(stats)
             for root in roots:
                 resources.setdefault(root, Stats()).add(stats)
         for roots, stats in list(self._explicit.items()):
             for root in roots:
                 resources.setdefault(root, Stats()).add(stats)
+        resources[OTHERS].add(self._other_roots)
+        if not resources[OTHERS].calls and not resources[OTHERS].invalidations:
+            del resources[OTHERS]
         return total.as_dict() | {
             "loop_detections": self.loop_detections,
             "loops": dict(self._loops),
@@ -176,8 +224,9 @@ class Metrics:
 
     def clear(self) -> None:
         """Reset all counters to zero."""
-        for stats in list(self._tools.values()):
+        for _, stats in self._rows():
             stats.clear()
+        self._other_roots.clear()
         self._explicit.clear()
         with self._lock:
             self._loops.clear()
@@ -195,6 +244,8 @@ def get_metrics() -> dict[str, Any]:
         A copy as a dict, with the keys ``calls``, ``hits``, ``misses``, ``shared``, ``invalidations``, ``uncached``,
         ``evictions``, ``errors``, ``time_saved`` (seconds), ``hit_rate`` and ``loop_detections``; the same by root
         under ``"resources"`` and by tool (``"module:qualname"``) under ``"tools"``.
+        What has no row of its own any more is in the row ``"(others)"``: tools that are gone, and roots of explicit
+        invalidations, beyond 10,000 each.
         ``hit_rate = hits / (hits + misses + shared)``, 0.0 if there were none.
         ``"loops"`` counts the calls that sessions acted upon, ``"loop_notices"`` the notices, each by the kind of loop
         or budget; ``"callback_errors"`` counts the failures of users' functions for loops, and of the loop detector

@@ -1,4 +1,4 @@
-"""The decorators `AgentCache` and `AgentCacheInvalidator`, and `invalidate` and `writing` for code that is not a tool.
+"""The decorators `AgentCache` and `AgentCacheInvalidator`; `invalidate`, `writing` and `bypass` for code around tools.
 
 A decorator checks its options at once, and the function when it is applied. Then it settles the signature, the tags and
 the policy, and generates the body of the decorated function (`engine.codegen`).
@@ -10,9 +10,10 @@ import functools
 import inspect
 from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
+from contextvars import Token
 from datetime import timedelta
 from types import CoroutineType, TracebackType
-from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, overload
+from typing import Any, Concatenate, Literal, ParamSpec, Protocol, Self, TypeVar, overload
 
 from agent_cache.config import checked_tier
 from agent_cache.core.parameters import Parameters
@@ -33,9 +34,9 @@ from agent_cache.core.tags import ComputedTags, Region, TagSet, parse_tag, root_
 from agent_cache.engine.codegen import read_body, write_body
 from agent_cache.engine.plan import read_plan, write_plan
 from agent_cache.engine.read import CacheInfo, ReadOperation
-from agent_cache.engine.runtime import SCOPE, CacheKey
-from agent_cache.engine.state import drop
-from agent_cache.engine.write import Write, WriteOperation, tiers_under
+from agent_cache.engine.runtime import ROOT, SCOPE, CacheKey, Scope, closes_generator, leave_scope
+from agent_cache.engine.state import drop, mark_written
+from agent_cache.engine.write import Write, WriteOperation
 from agent_cache.errors import ConfigurationError
 from agent_cache.metrics import METRICS
 from agent_cache.remote.protocol import Tier
@@ -44,9 +45,11 @@ from agent_cache.values.annotations import Returns
 __all__ = [
     "AgentCache",
     "AgentCacheInvalidator",
+    "Bypass",
     "CachedTool",
     "InvalidatingTool",
     "Resource",
+    "bypass",
     "check_resource",
     "checked_remote",
     "checked_tool",
@@ -550,7 +553,8 @@ class AgentCacheInvalidator:
         no_effect: exceptions which mean that nothing was changed.
         ok: ``ok(result)`` decides whether a write that returned was successful. The default: always.
         loop: how a session's loop guard compares its calls: see `LoopHints`.
-        remote_cache, backup: tiers to invalidate, beside the configured ones and those of tools that share a root.
+        remote_cache, backup: tiers to invalidate, beside those of tools that share a root and all that were ever
+            configured.
         name: the identity of the tool instead of ``module:qualname``.
         remote: what happens while the shared tier cannot be reached: see `RemotePolicy`.
 
@@ -741,9 +745,56 @@ def _parsed(tags: tuple[str | Sequence[object], ...], function: str) -> tuple[st
     return tuple(dict.fromkeys(map(parse_tag, tags)))
 
 
+class Bypass:
+    """A block of `bypass`."""
+
+    __slots__ = ("_outer", "_scope", "_token")
+
+    def __init__(self) -> None:
+        self._token: Token[Scope] | None = None
+        self._outer = self._scope = ROOT
+
+    def __enter__(self) -> Self:
+        if self._token is not None:
+            raise ConfigurationError("bypass: this block is already entered; call bypass() again for another `with`")
+        self._outer = outer = SCOPE.get()
+        self._scope = outer if outer.bypasses else outer.variant(bypasses=True)
+        self._token = SCOPE.set(self._scope)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        token, self._token = self._token, None
+        if token is None:
+            return
+        scope, outer, self._scope, self._outer = self._scope, self._outer, ROOT, ROOT
+        leave_scope(scope, outer, token, is_closing=closes_generator(error))
+
+
+def bypass() -> Bypass:
+    """Run the reads of this task uncached inside a block.
+
+    Example: ``with bypass(): await get_order("7")``
+
+    Every read inside runs its tool: nothing is looked up, stored, or shared with other callers, and it is counted as
+    uncached. Writes invalidate as ever, sessions trace, count and check for loops, recordings record and replay. Child
+    tasks and `asyncio.to_thread` that are started inside belong to the block; other tasks are not concerned, and their
+    local hits cost nothing more. For the whole process there is ``configure(enabled=False)``.
+
+    ``await tool.fresh(...)`` inside runs the tool and does not store the answer. `AsyncCache` is not concerned. Blocks
+    may be nested.
+
+    Returns:
+        A context manager. To enter one that is entered already raises `ConfigurationError`.
+    """
+    return Bypass()
+
+
 _OUTSIDE = WritePolicy(scope="global", settle=0.0, doubt=DOUBT, in_doubt=(), no_effect=(), ok=None, key_fn=None)
 
 
 def _write(paths: tuple[str, ...]) -> Write:
     roots = tuple(dict.fromkeys(map(root_of, paths)))
-    return Write("writing " + ", ".join(roots), _OUTSIDE, paths, tiers=tiers_under(roots, ()))
+    mark_written(roots)
+    return Write("writing " + ", ".join(roots), _OUTSIDE, paths, roots=roots)

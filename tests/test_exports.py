@@ -18,6 +18,7 @@ PROMISED = {
     "AsyncCache",
     "ConfigurationError",
     "UncacheableArgumentsError",
+    "bypass",
     "configure",
     "get_metrics",
     "invalidate",

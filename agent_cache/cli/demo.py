@@ -469,7 +469,7 @@ def play(view: View, *, seed: int, is_fast: bool, sabotage: bool = False) -> Run
     from agent_cache.testing import FakeClock
 
     with (
-        configure(),  # the defaults, whatever this process has configured
+        configure(remote=None, backup=None, enabled=True, max_bytes=None),
         closing(Shop()) as shop,
         FakeClock(0.0) if is_fast else nullcontext() as clock,
         asyncio.Runner(loop_factory=functools.partial(InstantLoop, clock) if clock else None) as runner,
@@ -824,7 +824,7 @@ def find_problem(options: argparse.Namespace) -> str | None:
             return f"--svg draws with rich: {INSTALL_RICH}"
         if not options.svg.parent.is_dir():
             return f"--svg: there is no folder {str(options.svg.parent)!r}"
-    with configure():
+    with configure(enabled=True):
         if not CURRENT.value.enabled:
             return "AGENT_CACHE_ENABLED switches caching off, so there is nothing to see; unset it."
     return None

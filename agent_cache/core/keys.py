@@ -26,7 +26,8 @@ _MAX_ALIASES = 4096
 _MAX_ALIAS_BYTES = 4096
 
 ALIASES: dict[bytes, bytes] = {}
-"""`marshal` images (version 4) of containers seen before, and their canonical bytes. Bounded."""
+"""`marshal` images (version 4) of containers seen before, and their canonical bytes. Bounded: 1 MB as a rule, 32 MB at
+worst."""
 
 
 def key_part(value: Any) -> Part:
@@ -60,7 +61,8 @@ def key_part(value: Any) -> Part:
 def _encode_and_remember(value: Any, image: bytes) -> bytes:
     encoder = Encoder()
     encoded = encoder.encode(value)
-    if encoder.is_plain and len(image) <= _MAX_ALIAS_BYTES:
+    # An image refers to an object that occurs again, canonical bytes repeat it: 4 KB may stand for 300 MB.
+    if encoder.is_plain and len(image) <= _MAX_ALIAS_BYTES and len(encoded) <= _MAX_ALIAS_BYTES:
         make_room(ALIASES, _MAX_ALIASES)
         ALIASES[image] = encoded
     return encoded

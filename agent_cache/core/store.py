@@ -12,18 +12,21 @@ it takes the same time for ten entries as for a million; the old one is returned
 from __future__ import annotations
 
 import copy
+import itertools
 import marshal
-from collections import OrderedDict
+import weakref
+from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta, timezone
 from enum import Enum
 from functools import partial
+from heapq import heapify, heappop, heappush, heapreplace
 from types import MappingProxyType
 from typing import Any, Final
 
 from agent_cache.core.tags import Part, Tag, ancestors
-from agent_cache.values.canonical import MISSING, text_of_standard_value
+from agent_cache.values.canonical import MISSING, size_of, text_of_standard_value
 
 __all__ = [
     "Entry",
@@ -31,11 +34,13 @@ __all__ = [
     "IMMUTABLE",
     "NEVER",
     "CopyRule",
+    "Sizes",
     "Store",
     "UncopyableError",
     "UnsharedEntry",
     "copy_rule_named",
     "auto_copier",
+    "entry_size",
 ]
 
 
@@ -65,6 +70,11 @@ class Entry:
     def expires(self) -> float:
         """The clock reading at which the entry expires."""
         return self.fast
+
+    @property
+    def kept_until(self) -> float:
+        """The clock reading at which the entry is of no more use, so that `Store.sweep` removes it."""
+        return self.expires
 
     def share(self) -> Any:
         """The value for a caller that has waited for its load, or `MISSING` if it cannot be copied."""
@@ -293,6 +303,19 @@ def _no_entry(_key: Key) -> None:
     """Takes the place of `Store.lookup` while the store is switched off."""
 
 
+_TAG_SIZE = 70
+_LOWER_TAG_SIZE = 150
+"""What the index of a store takes for a tag, and for each level below the second."""
+
+
+def entry_size(stored: Any, key: Key, tags: tuple[Tag, ...]) -> int:
+    """Estimate the bytes of an entry: what is stored (the value, or what makes its copies), its key, and its tags."""
+    size = size_of(key, tags, stored)
+    for tag in tags:
+        size += _TAG_SIZE + _LOWER_TAG_SIZE * max(tag.count(":") - 1, 0)
+    return size
+
+
 class Store:
     """Entries of one tool in one scope.
 
@@ -305,9 +328,27 @@ class Store:
         touch: makes a key the most recently used; raises KeyError if it is not there.
         newest: the entry that was used last.
         bytes: the sum of the sizes of the entries.
+        sizes: the sum over several stores that this one counts in; None for a store on its own.
+        recorded: what `sizes` has on record for it: at least `bytes`.
+        stats: the counters of its owner.
     """
 
-    __slots__ = ("__weakref__", "_below", "_data", "_exact", "_guard", "bytes", "lookup", "maxsize", "newest", "touch")
+    __slots__ = (
+        "__weakref__",
+        "_below",
+        "_data",
+        "_exact",
+        "_guard",
+        "_unswept",
+        "bytes",
+        "lookup",
+        "maxsize",
+        "newest",
+        "recorded",
+        "sizes",
+        "stats",
+        "touch",
+    )
 
     lookup: Lookup
     touch: Callable[[Key], None]
@@ -315,6 +356,9 @@ class Store:
     def __init__(self, maxsize: int | None, guard: Callable[[Lookup], Lookup] | None = None) -> None:
         self.maxsize = maxsize
         self._guard = guard
+        self.sizes: Sizes | None = None
+        self.recorded = 0
+        self.stats: Any = None
         self._renew()
 
     def _renew(self) -> None:
@@ -322,10 +366,16 @@ class Store:
         self._exact: dict[Tag, Key | _Keys] = {}
         # Keys whose tag lies strictly below a tag other than the root: only tags of three segments and more need it.
         self._below: dict[Tag, Key | _Keys] = {}
+        # Keys that `sweep` has not come to yet.
+        self._unswept: list[Any] = []
         self.bytes = 0
         self.switch(on=True)
         self.touch = self._data.move_to_end
         self.newest: Entry | None = None
+
+    def __del__(self) -> None:
+        if self.bytes and self.sizes is not None:
+            self.sizes.lost.append(self.bytes)
 
     def __len__(self) -> int:
         return len(self._data)
@@ -365,13 +415,15 @@ class Store:
             self.discard(key)
         data[key] = entry
         self.newest = entry
-        self.bytes += entry.size
+        if entry.size:
+            self._resize(entry.size)
         if entry.tags:
             self._index(key, entry.tags)
         if self.maxsize is None or len(data) <= self.maxsize:
             return None
         key, entry = data.popitem(last=False)
-        self.bytes -= entry.size
+        if entry.size:
+            self._resize(-entry.size)
         if entry.tags:
             self._unindex(key, entry.tags)
         return entry
@@ -386,7 +438,8 @@ class Store:
         """Remove the entry under a key, if there is one."""
         entry = self._data.pop(key, None)
         if entry is not None:
-            self.bytes -= entry.size
+            if entry.size:
+                self._resize(-entry.size)
             self._unindex(key, entry.tags)
             if entry is self.newest:
                 self.newest = None
@@ -413,12 +466,41 @@ class Store:
         keys = dict.fromkeys(key for keys in found for key in _members(keys))
         return [entry for key in keys if (entry := self.discard(key)) is not None]
 
-    def drop_all(self) -> tuple[dict[Any, Any], ...]:
-        """Empty the store in constant time. Returns its mappings, the entries first, to be freed in slices."""
-        was_on, dropped = self.lookup is not _no_entry, (self._data, self._exact, self._below)
+    def sweep(self, now: float) -> list[Entry]:
+        """Remove a few entries that are of no more use: called at each insertion into a store without a bound.
+
+        Two keys are examined. So all have been after half as many insertions as there were entries, and the store holds
+        at most about twice as many entries as have been in use at one time.
+        """
+        swept: list[Entry] = []
+        for _ in range(2):
+            if not self._unswept:
+                # Rare, and less than the growth of the mapping: 10 ms for a million entries, in no particular order.
+                self._unswept = list(dict.__iter__(self._data))
+                if not self._unswept:
+                    break
+            key = self._unswept.pop()
+            entry = self._data.get(key)
+            if entry is not None and entry.kept_until <= now:
+                self.discard(key)
+                swept.append(entry)
+        return swept
+
+    def drop_all(self) -> tuple[Any, ...]:
+        """Empty the store in constant time. Returns its containers, the entries first, to be freed in slices."""
+        was_on, dropped = self.lookup is not _no_entry, (self._data, self._exact, self._below, self._unswept)
+        if self.newest is not None:  # perhaps not in the mapping: a hit may note an entry just as it is dropped
+            self._unswept.append(self.newest)
+        if self.bytes:
+            self._resize(-self.bytes)
         self._renew()
         self.switch(on=was_on)
         return dropped
+
+    def _resize(self, change: int) -> None:
+        self.bytes += change
+        if self.sizes is not None:
+            self.sizes.change(self, change)
 
     def _index(self, key: Key, tags: tuple[Tag, ...]) -> None:
         exact = self._exact
@@ -441,6 +523,65 @@ class Store:
             if tag.count(":") > 1:
                 for above in ancestors(tag)[1:]:
                     _unlink(self._below, above, key)
+
+
+class Sizes:
+    """The sizes of several stores in sum, and which of them is the largest.
+
+    The stores are in a heap, by the figure that was recorded for each when it last grew. A store that has shrunk since
+    is put in its place when it comes to the top, so an insertion takes O(log n) for n stores, and finding the largest
+    as much on average.
+
+    Attributes:
+        lost: sizes of stores that were freed with entries in them, still to be subtracted.
+    """
+
+    __slots__ = ("_heap", "_limit", "_serial", "_total", "lost")
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[int, int, weakref.ref[Store]]] = []
+        self._limit = 64
+        self._serial = itertools.count()
+        self._total = 0
+        self.lost: deque[int] = deque()  # appended to by the garbage collector, on any thread
+
+    @property
+    def total(self) -> int:
+        """The sum of the sizes, of those that exist."""
+        while self.lost:
+            self._total -= self.lost.popleft()
+        return self._total
+
+    def change(self, store: Store, change: int) -> None:
+        """Count a change of a store, and record the store if it has grown."""
+        self._total += change
+        if store.bytes > store.recorded:
+            store.recorded = store.bytes
+            heappush(self._heap, (-store.bytes, next(self._serial), weakref.ref(store)))
+            if len(self._heap) > self._limit:
+                self._compact()
+
+    def largest(self) -> Store | None:
+        """The store of the largest size; None if all are empty."""
+        heap = self._heap
+        while heap:
+            size, _, reference = heap[0]
+            store = reference()
+            if store is None or store.recorded != -size:  # freed, or recorded again since
+                heappop(heap)
+            elif store.bytes == store.recorded:
+                return store if store.bytes else None
+            else:
+                store.recorded = store.bytes
+                heapreplace(heap, (-store.bytes, next(self._serial), reference))
+        return None
+
+    def _compact(self) -> None:
+        """Remove the records that are out of date. The heap has doubled since it was last done."""
+        stores = [(record, record[2]()) for record in self._heap]
+        self._heap = [record for record, store in stores if store is not None and store.recorded == -record[0]]
+        heapify(self._heap)
+        self._limit = max(64, 2 * len(self._heap))
 
 
 _ABSENT: Any = object()  # None is a key like any other: that of a call whose only argument is None

@@ -48,6 +48,7 @@ from __future__ import annotations
 import inspect
 import linecache
 import marshal
+import weakref
 from collections.abc import Awaitable, Callable
 from functools import wraps
 from typing import Any
@@ -308,7 +309,14 @@ def _compile(operation: Operation[Any], prefix: str, lines: list[str], names: di
     namespace |= {f"{prefix}default_{one.name}": one.default for one in parameters.all if one.has_default}
     filename = f"<agent_cache body of {operation.name}>"
     exec(compile(source, filename, "exec"), namespace)  # noqa: S102 - source is made of parameter names only, as in dataclasses
-    linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
+    shown = linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
     body: Body = wraps(operation.function)(namespace[prefix + "body"])
+    weakref.finalize(body, _forget_source, filename, shown).atexit = False
     CLOCK.show_in(body, prefix + "now")
     return body
+
+
+def _forget_source(filename: str, shown: Any) -> None:
+    """Drop the source of a body that is gone, unless a tool of the same name has replaced it."""
+    if linecache.cache.get(filename) is shown:
+        linecache.cache.pop(filename, None)

@@ -180,7 +180,7 @@ class InterceptedScope(Scope):
     __slots__ = ("beneath", "outside")
 
     def __init__(self, outside: Scope, interceptor: Interceptor) -> None:
-        super().__init__(outside.participants, outside.tenant)
+        super().__init__(outside.participants, outside.tenant, bypasses=outside.bypasses)
         self.answers_inline = False
         self.interceptor = interceptor
         self.outside = outside
@@ -207,6 +207,14 @@ class InterceptedScope(Scope):
             return self.outside.within(participant, tenant)
         return InterceptedScope(self.outside.within(participant, tenant), self.interceptor)
 
+    def variant(self, *, bypasses: bool) -> Scope:
+        if self.interceptor is None:
+            return self.outside.variant(bypasses=bypasses)
+        return self._follow(InterceptedScope(self.outside.variant(bypasses=bypasses), self.interceptor))
+
+    def storing(self) -> Scope:
+        return self.outside.storing()
+
     def plan(self, operation: Operation[Any]) -> Plan:
         plan = self.plans.get(operation)
         if plan is None or plan.configuration is not CURRENT.value:
@@ -225,7 +233,7 @@ class _Beneath(Scope):
     __slots__ = ("_of",)
 
     def __init__(self, of: Scope) -> None:
-        super().__init__(of.participants, of.tenant)
+        super().__init__(of.participants, of.tenant, bypasses=of.bypasses)
         self._of = of
 
     def plan(self, operation: Operation[Any]) -> Plan:

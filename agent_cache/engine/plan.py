@@ -51,13 +51,16 @@ def read_plan(operation: ReadOperation, scope: Scope) -> Plan:
     if scope.outside_of_load is not scope:
         return _inside_load(scope.outside_of_load.plan(operation), operation)
     configuration = CURRENT.value  # first: a change in another thread meanwhile makes this plan an outdated one
+    partition: Partition | None
     if operation.policy.scope == "global":
-        partition: Partition | None = operation.partition
+        partition = operation.partition
         tenant = scope.tenant
     else:
         partition = scope.participants[0].partition_of(operation) if scope.participants else None
         # A session has one tenant, and its answers stay in it unless they are shared.
         tenant = scope.tenant if operation.policy.remote.share else None
+    if scope.bypasses:
+        partition = None
     observers, stats = _of_sessions(operation, scope)
     observe = _observe(observers)
     tiers = operation.tiers()

@@ -35,7 +35,16 @@ from agent_cache.engine.runtime import (
     Scope,
 )
 from agent_cache.engine.single_flight import take_over
-from agent_cache.engine.state import LEDGER, drop, free, run_shielded, warn_once
+from agent_cache.engine.state import (
+    LEDGER,
+    SIZES,
+    drop,
+    free,
+    mark_written,
+    run_shielded,
+    warn_of_unwritten_roots,
+    warn_once,
+)
 from agent_cache.engine.tiers import request_of
 from agent_cache.errors import ConfigurationError
 from agent_cache.remote.protocol import Request, Tier
@@ -61,6 +70,10 @@ class CacheInfo(NamedTuple):
     currsize: int
 
 
+_MANY_CALLS = 100
+"""After how many calls of a tool a miss checks once that something writes its roots."""
+
+
 class ReadOperation(Operation[ReadPolicy]):
     """A decorated read tool.
 
@@ -71,7 +84,7 @@ class ReadOperation(Operation[ReadPolicy]):
         returns: the return annotation, for codecs.
     """
 
-    __slots__ = ("_early", "_tiers", "inherited_tiers", "late_roots", "partition", "returns")
+    __slots__ = ("_early", "_is_new", "_tiers", "inherited_tiers", "late_roots", "partition", "returns")
 
     is_read = True
 
@@ -79,6 +92,7 @@ class ReadOperation(Operation[ReadPolicy]):
         super().__init__(*args, **kwargs)
         self.returns = returns
         self._tiers: tuple[Configuration | None, tuple[Tier, ...]] = None, ()
+        self._is_new = True
         self.inherited_tiers: weakref.WeakSet[Tier] = weakref.WeakSet()
         self.late_roots = tuple(dict.fromkeys(rule.root for rule in self.tags.late))
         # `root:{parameter}` is read straight from its place among the arguments.
@@ -95,6 +109,7 @@ class ReadOperation(Operation[ReadPolicy]):
         """Make a store for the answers of one scope, and register it for invalidation."""
         group = None if owner is None else self.partition.group
         partition = Partition(self, owner, self.tags.static, self.tags.roots, self.policy.maxsize, group)
+        partition.store.sizes, partition.store.stats = SIZES, self.stats
         with LEDGER.lock:
             partition.store.switch(on=CURRENT.value.enabled)
             LEDGER.register(partition)
@@ -116,11 +131,24 @@ class ReadOperation(Operation[ReadPolicy]):
             self.inherited_tiers.update(tier for tier in tiers if tier not in own)
 
     def _tiers_under(self, configured: Configuration) -> tuple[Tier, ...]:
-        remote = self.policy.remote
-        if self.policy.scope != "global" and not remote.share:
+        if not self.reaches_tiers:
             return ()
         tiers = self.own_tiers or tuple(tier for tier in (configured.backup, configured.remote) if tier is not None)
-        return tiers[-1:] if remote.is_strong else tiers
+        return tiers[-1:] if self.policy.remote.is_strong else tiers
+
+    @property
+    def reaches_tiers(self) -> bool:
+        """Whether its answers are stored in tiers, where there are any."""
+        return self.policy.scope == "global" or self.policy.remote.share
+
+    def possible_tiers(self) -> tuple[Tier, ...]:
+        """Every tier that may hold its answers, whatever is configured now."""
+        if not self.reaches_tiers:
+            return ()
+        now = self.tiers()
+        if self.own_tiers:
+            return now
+        return (*(tier for tier in CURRENT.tiers_once_configured() if all(tier is not one for one in now)), *now)
 
     # Calls
 
@@ -145,6 +173,9 @@ class ReadOperation(Operation[ReadPolicy]):
                 and not self.policy.remote.is_strong
             ):
                 return self._follow(plan, key, args, kwargs, flight, flight.join(loop))
+        if self._is_new and self.stats.calls >= _MANY_CALLS:
+            self._is_new = False
+            self._warn_of_unwritten_roots()
         call = Call(self, plan, key, args, kwargs, "miss")
         if is_fresh:
             call.is_fresh = True
@@ -158,6 +189,14 @@ class ReadOperation(Operation[ReadPolicy]):
                 call.source = "uncached"
                 return self._run(call, plan.uncached)
         return self._run(call, plan.run)
+
+    def _warn_of_unwritten_roots(self) -> None:
+        """After many calls, a root that nothing has written is misspelt, or the results should expire.
+
+        The writes to a root may run in other processes of a fleet.
+        """
+        if self.policy.ttl is None and not self.tiers():
+            warn_of_unwritten_roots(self.name, self.tags.roots)
 
     async def _follow(
         self,
@@ -206,7 +245,7 @@ class ReadOperation(Operation[ReadPolicy]):
         return await self.answer(scope, key, *self.parameters.split(arguments))
 
     async def fresh(self, /, *args: Any, **kwargs: Any) -> Any:
-        """Run the tool now, whatever is cached, and store the answer."""
+        """Run the tool now, whatever is cached, and store the answer; inside `bypass` it is not stored."""
         arguments = self.bind("fresh", args, kwargs)
         key = self.key_or_unkeyed(arguments)
         return await self.answer(SCOPE.get(), key, *self.parameters.split(arguments), is_fresh=True)
@@ -251,7 +290,7 @@ class ReadOperation(Operation[ReadPolicy]):
 
         It asks no tier, takes no copy of the value, counts as no use and as no call, and is seen by no loop guard.
         False where nothing is looked up: for arguments without identity, outside of a session with
-        ``scope="session"``, while caching is switched off, and within a recording or a replay.
+        ``scope="session"``, while caching is switched off, inside `bypass`, and within a recording or a replay.
 
         Raises:
             TypeError: if the tool cannot be called so.
@@ -333,7 +372,7 @@ class ReadOperation(Operation[ReadPolicy]):
             key = self.key_of(arguments)
         except Uncacheable as error:
             raise Uncacheable(error.reason, self.name) from error.__cause__
-        plan = SCOPE.get().plan(self)
+        plan = SCOPE.get().storing().plan(self)
         key = plan.qualify(key)
         return CacheKey(self, key, request_of(Call(self, plan, key, *self.parameters.split(arguments), "write")))
 
@@ -348,16 +387,18 @@ class ReadOperation(Operation[ReadPolicy]):
             Whether there was an answer.
         """
         arguments = self.bind("invalidate", args, kwargs)
+        plan = SCOPE.get().storing().plan(self)
         try:
-            key = SCOPE.get().plan(self).qualify(self.key_of(arguments))
+            key = plan.qualify(self.key_of(arguments))
         except Uncacheable:
             return False
+        mark_written(self.tags.roots)
         was_there = drop(Region(keys=((self, key),))) > 0
-        for stats in SCOPE.get().plan(self).stats:
+        for stats in plan.stats:
             stats.invalidations += 1
-        tiers = self.tiers()
+        tiers = self.possible_tiers()
         if tiers:
-            call = Call(self, SCOPE.get().plan(self), key, *self.parameters.split(arguments), "write")
+            call = Call(self, plan, key, *self.parameters.split(arguments), "write")
             was_there |= bool(await run_shielded(self._discard(tiers, key, request_of(call))))
         return was_there
 
@@ -374,6 +415,7 @@ class ReadOperation(Operation[ReadPolicy]):
 
     def clear(self) -> int:
         """Drop every local answer of this tool, in every scope; loads in flight are not stored. Returns how many."""
+        mark_written(self.tags.roots)
         with LEDGER.lock:
             garbage = LEDGER.clear(self)
         count = sum(len(dropped[0]) for dropped in garbage)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import weakref
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Hashable, Mapping
 from contextvars import ContextVar, Token
 from typing import Any, Final, Generic, NamedTuple, NoReturn, Protocol, TypeVar
@@ -23,7 +23,7 @@ from agent_cache.core.policies import ReadPolicy, WritePolicy
 from agent_cache.core.store import Entry
 from agent_cache.core.tags import Tag, TagSet
 from agent_cache.engine.inheritance import Inherited, Inherits
-from agent_cache.engine.state import LEDGER, forget_oldest
+from agent_cache.engine.state import LEDGER, RootUse, forget_oldest, uses_of
 from agent_cache.errors import AgentLoopDetectedError
 from agent_cache.metrics import METRICS, Metrics, Stats
 from agent_cache.remote.protocol import Request, Ticket, Tier, Versions
@@ -288,8 +288,9 @@ class Scope:
         participants: the sessions, innermost first; empty for the root.
         owners: the same sessions as a set, which an invalidation with ``scope="session"`` reaches.
         tenant: whose run this is, None without tenants.
+        bypasses: whether reads made here run their tools uncached: see `bypass`.
         answers_inline: whether the generated body of a global tool may look into its store directly: not for tenants,
-            whose keys differ, nor under an interceptor, which receives every call.
+            whose keys differ, nor inside `bypass`, nor under an interceptor, which receives every call.
         interceptor: records or replays the calls made here; None outside of recordings.
         plans: compiled plans by operation; a cache of at most `MAX_PLANS`.
         outside_of_load: the same place outside of a load: itself, or the scope that this is the inside of.
@@ -299,8 +300,10 @@ class Scope:
     __slots__ = (
         "__weakref__",
         "_aliases",
+        "_variants",
         "answers_inline",
         "became",
+        "bypasses",
         "inside",
         "interceptor",
         "outside_of_load",
@@ -310,21 +313,41 @@ class Scope:
         "tenant",
     )  # fmt: skip
 
-    def __init__(self, participants: tuple[Participant, ...] = (), tenant: Hashable | None = None) -> None:
+    def __init__(
+        self, participants: tuple[Participant, ...] = (), tenant: Hashable | None = None, *, bypasses: bool = False
+    ) -> None:
         self.inside: Scope | None = None
         self.outside_of_load = self
         self.participants = participants
         self.tenant = tenant
-        self.answers_inline = tenant is None
+        self.bypasses = bypasses
+        self.answers_inline = tenant is None and not bypasses
         self.owners: frozenset[object] = frozenset(participants)
         self.plans: dict[Operation[Any], Plan] = {}
         self.interceptor: Interceptor | None = None
         self.became: Scope | None = None
         self._aliases: weakref.WeakSet[Scope] | None = None
+        self._variants: weakref.WeakSet[Scope] | None = None
 
     def within(self, participant: Participant, tenant: Hashable | None) -> Scope:
         """This place with one more session, innermost."""
-        return Scope((participant, *self.participants), tenant)
+        return Scope((participant, *self.participants), tenant, bypasses=self.bypasses)
+
+    def variant(self, *, bypasses: bool) -> Scope:
+        """This place with another flag."""
+        return self._follow(Scope(self.participants, self.tenant, bypasses=bypasses))
+
+    def _follow(self, variant: Scope) -> Scope:
+        """Let a variant of this place become the same variant of another one when this place does."""
+        if self is not ROOT:  # which never ends
+            if self._variants is None:
+                self._variants = weakref.WeakSet()
+            self._variants.add(variant)
+        return variant
+
+    def storing(self) -> Scope:
+        """The place whose plans know where results are stored: this one without `bypass` and interceptors."""
+        return self.variant(bypasses=False) if self.bypasses else self
 
     def inside_load(self) -> Scope:
         """The same place inside of a load, where the load inherits what each hit depends on."""
@@ -364,6 +387,8 @@ class Scope:
             self.inside.become(other.inside_load())
         if self.outside_of_load is not self and not self.outside_of_load.is_at(other.outside_of_load):
             self.outside_of_load.become(other.outside_of_load)
+        for variant in list(self._variants or ()):
+            variant.become(other.variant(bypasses=variant.bypasses))
         for alias in list(self._aliases or ()):
             alias.become(other)
         if other is not ROOT:  # which never ends
@@ -372,7 +397,7 @@ class Scope:
             other._aliases.add(self)
 
 
-_OWN: Final = frozenset({"__weakref__", "_aliases", "became", "inside", "outside_of_load", "plans"})
+_OWN: Final = frozenset({"__weakref__", "_aliases", "_variants", "became", "inside", "outside_of_load", "plans"})
 """What a scope does not take over from another one."""
 
 
@@ -394,7 +419,7 @@ class InsideLoad(Scope):
     __slots__ = ()
 
     def __init__(self, outside: Scope) -> None:
-        super().__init__(outside.participants, outside.tenant)
+        super().__init__(outside.participants, outside.tenant, bypasses=outside.bypasses)
         self.answers_inline = False
         self.inside = self
         self.outside_of_load = outside
@@ -402,6 +427,12 @@ class InsideLoad(Scope):
     def within(self, participant: Participant, tenant: Hashable | None) -> Scope:
         """A session that is opened inside of a load is a part of it."""
         return self.outside_of_load.within(participant, tenant).inside_load()
+
+    def variant(self, *, bypasses: bool) -> Scope:
+        return self.outside_of_load.variant(bypasses=bypasses).inside_load()
+
+    def storing(self) -> Scope:
+        return self.outside_of_load.storing()
 
     def plan(self, operation: Operation[Any]) -> Plan:
         if self.outside_of_load is not ROOT:
@@ -430,13 +461,14 @@ def leave_scope(scope: Scope, outer: Scope, token: Token[Scope], *, is_closing: 
     Returns:
         Whether this is the context that the scope was entered in.
     """
-    if is_closing and not SCOPE.get().is_at(scope):
+    if is_closing and scope is not outer and not SCOPE.get().is_at(scope):
         scope.become(outer)  # when what was entered inside of it is left, this scope is the current one again
         return True
     try:
         SCOPE.reset(token)
     except ValueError:
-        scope.become(outer)
+        if scope is not outer:
+            scope.become(outer)
         return False
     return True
 
@@ -491,7 +523,7 @@ class Flight(Load):
 
     Attributes:
         id: its key and its event loop.
-        waiters: one future for each follower; None until there is one.
+        waiters: one future for each follower, in the order they came; None until there is one, and after the landing.
         waits_for: flights that calls made under this one wait for, or lead: the edges of the wait-for graph.
         joinable: whether readers find it.
         result: the entry that followers are answered from, set by `store_result`.
@@ -522,7 +554,7 @@ class Flight(Load):
         self.since = -1
         self._places = NO_PLACES
         self.id = id
-        self.waiters: deque[asyncio.Future[Any]] | None = None
+        self.waiters: OrderedDict[asyncio.Future[Any], None] | None = None
         self.waits_for: list[Flight] | None = None
         self.joinable = False
         self.result: Entry | None = None
@@ -645,25 +677,26 @@ class Flight(Load):
         if self.is_open:
             with LEDGER.lock:
                 self.finish()
-        if self.waiters:
-            for waiter in self.waiters:
-                if not waiter.done():
-                    waiter.set_result(outcome)
+        # Taken away first: a garbage collection that starts in the loop may close a follower, which leaves then.
+        waiters, self.waiters = self.waiters, None
+        for waiter in waiters or ():
+            if not waiter.done():
+                waiter.set_result(outcome)
 
     def join(self, loop: asyncio.AbstractEventLoop) -> asyncio.Future[Any]:
         """Wait for the outcome. Returns a future for this follower alone."""
         waiter = loop.create_future()
         if self.waiters is None:
-            self.waiters = deque()
-        self.waiters.append(waiter)
+            self.waiters = OrderedDict()  # a dict would walk over those who have left, to find the first
+        self.waiters[waiter] = None
         return waiter
 
     def leave(self, waiter: asyncio.Future[Any]) -> None:
         """Remove a follower that was interrupted. If it had just become the leader, the next follower does."""
         if waiter.done() and not waiter.cancelled() and waiter.result() is BECOME_LEADER:
             self.hand_over()
-        elif self.waiters and waiter in self.waiters:
-            self.waiters.remove(waiter)
+        elif self.waiters:
+            self.waiters.pop(waiter, None)
 
     def hand_over(self) -> None:
         """Make the first follower that still waits the leader; without one the flight ends."""
@@ -675,7 +708,7 @@ class Flight(Load):
             except RuntimeError:
                 self.waiters.clear()  # the loop is closed: nobody waits on it any more
         while self.waiters:
-            waiter = self.waiters.popleft()
+            waiter, _ = self.waiters.popitem(last=False)
             if not waiter.done():
                 waiter.set_result(BECOME_LEADER)
                 return
@@ -865,6 +898,7 @@ class Operation(Generic[P]):
         own_tiers: the tiers that its decorator named, nearest first.
         root_plan: its plan outside of sessions.
         plan_inside_load: the same inside of a load.
+        root_uses: who writes its roots.
     """
 
     __slots__ = (
@@ -877,6 +911,7 @@ class Operation(Generic[P]):
         "plan_inside_load",
         "policy",
         "root_plan",
+        "root_uses",
         "stats",
         "tags",
     )
@@ -904,6 +939,7 @@ class Operation(Generic[P]):
         self.stats = METRICS.stats_of(name, tags.roots)
         self.root_plan: Plan | None = None
         self.plan_inside_load: Plan | None = None
+        self.root_uses: tuple[RootUse, ...] = uses_of(tags.roots)
 
     def local_hit(self, scope: Scope, key: Hashable, arguments: Mapping[str, Any]) -> Any:
         """The value of a local hit, or `MISSING`."""

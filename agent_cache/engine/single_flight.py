@@ -16,6 +16,7 @@ import asyncio
 from collections.abc import Awaitable
 
 from agent_cache.clock import CLOCK
+from agent_cache.config import CURRENT
 from agent_cache.core.coherence import Partition
 from agent_cache.core.store import Entry
 from agent_cache.engine.runtime import BECOME_LEADER, Call, Failure, Flight, Proceed
@@ -92,6 +93,10 @@ async def _lead(
 ) -> Entry:
     call.leading = call.flight = flight
     call.source = "miss"
+    if call.plan.configuration is not CURRENT.value:
+        # Configured while a follower waited, or by another thread: the entry would be guarded by the former tiers.
+        with LEDGER.lock:
+            flight.mark_dirty()
     try:
         entry = await proceed(call)
     except Exception as error:
@@ -157,6 +162,7 @@ def take_over(
     proceed: Proceed, call: Call, flight: Flight, under: Flight | None = None, dependent: Flight | None = None
 ) -> Awaitable[Entry]:
     """Lead a flight whose leader was cancelled: the tool runs again, in this caller's task and context."""
+    _tickets = flight.tickets  # of any tier: they are freed after the lock
     with LEDGER.lock:
         flight.restart()
     return _lead(call, proceed, flight, under, dependent)

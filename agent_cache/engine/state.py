@@ -8,30 +8,40 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import weakref
 from collections import OrderedDict, deque
 from collections.abc import Coroutine, Iterable, Iterator
+from difflib import get_close_matches
+from itertools import chain, islice
 from time import perf_counter
 from typing import Any, Protocol, TypeVar
 
 from agent_cache.config import CURRENT, Configuration
-from agent_cache.core.coherence import Ledger, Partition
-from agent_cache.core.store import Entry
+from agent_cache.core.coherence import Ledger
+from agent_cache.core.store import Entry, Sizes, Store
 from agent_cache.core.tags import Region
 
 __all__ = [
     "LEDGER",
     "LOG",
+    "SIZES",
     "WITNESSES",
+    "RootUse",
     "clear_everything",
     "drop",
     "evict_for",
     "forget_oldest",
     "forget_warnings",
     "free",
+    "keep",
+    "mark_written",
     "note_dropped",
     "note_evicted",
     "run_shielded",
     "unwatch",
+    "uses_of",
+    "warn_of_unread_roots",
+    "warn_of_unwritten_roots",
     "warn_once",
     "watch",
 ]
@@ -45,12 +55,18 @@ LOG.addHandler(logging.NullHandler())
 _MAX_WARNINGS = 10_000
 _warned: set[tuple[str, str]] = set()
 
-_SLICE = 2_000
-"""Entries freed in one iteration of the event loop: 0.5 to 1 ms."""
-_garbage: dict[asyncio.AbstractEventLoop, deque[Iterator[None]]] = {}
+SIZES = Sizes()
+"""The sizes of all stores that ``max_bytes`` bounds."""
 
-_shielded: set[asyncio.Task[Any]] = set()
-"""Tasks whose caller no longer waits for them. The event loop itself holds tasks only weakly."""
+_MAX_EVICTED = 500
+"""Entries that one insertion evicts one by one: 1 ms."""
+
+_AT_ONCE = 500
+"""Entries that are freed without slices: up to 0.3 ms, if their values are small."""
+_SLICE_SECONDS = 0.001
+"""How long entries are freed in one iteration of the event loop."""
+_STEP = 50
+"""Entries between two readings of the clock."""
 
 
 # Warnings
@@ -72,8 +88,89 @@ def _described(error: BaseException) -> str:
 
 
 def forget_warnings() -> None:
-    """Let `warn_once` log everything again."""
+    """Let every warning be logged again."""
     _warned.clear()
+    with LEDGER.lock:
+        for root in list(_roots.values()):
+            root.is_warned_of = False
+
+
+# Roots that only reads or only writes have
+
+
+class RootUse:
+    """Whether a root is written. Kept by the tools that have it.
+
+    Attributes:
+        writers: its write tools.
+        is_written: whether something that is no write tool has invalidated it.
+        is_warned_of: whether a warning says that it is never read, or never written.
+    """
+
+    __slots__ = ("__weakref__", "is_warned_of", "is_written", "writers")
+
+    def __init__(self) -> None:
+        self.writers: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.is_written = False
+        self.is_warned_of = False
+
+
+_roots: weakref.WeakValueDictionary[str, RootUse] = weakref.WeakValueDictionary()
+_MAX_NAMES = 1_000
+"""How many roots are searched for the nearest name, at 2 us each, once for each warning."""
+
+
+def uses_of(roots: Iterable[str]) -> tuple[RootUse, ...]:
+    """The records of these roots, for a tool to keep."""
+    with LEDGER.lock:
+        return tuple([_roots.setdefault(root, RootUse()) for root in roots])
+
+
+def mark_written(roots: Iterable[str]) -> None:
+    """Note roots that something else than a write tool invalidates."""
+    for root in roots:
+        if (found := _roots.get(root)) is not None:
+            found.is_written = True
+
+
+def warn_of_unread_roots(tool: str, roots: Iterable[str]) -> None:
+    """Warn of each root of a write tool on which no read tool depends."""
+    for root in roots:
+        found = _roots.get(root)
+        if found is not None and not found.is_warned_of and not _is_read(root):
+            found.is_warned_of = True
+            near = _nearest(root, [name for name, _ in _some_roots() if _is_read(name)])
+            warn_once(f"no read tool depends on {root!r}, so this write drops nothing under it{near}", tool)
+
+
+def warn_of_unwritten_roots(tool: str, roots: Iterable[str]) -> None:
+    """Warn of each root of a read tool that nothing invalidates."""
+    for root in roots:
+        found = _roots.get(root)
+        if found is not None and not found.is_warned_of and not _is_written(found):
+            found.is_warned_of = True
+            near = _nearest(root, [name for name, use in _some_roots() if _is_written(use)])
+            event = f"no write has {root!r}, so what depends on it is cached until it is evicted; if it changes"
+            warn_once(f"{event}, write it or give the tool a ttl{near}", tool)
+
+
+def _is_read(root: str) -> bool:
+    with LEDGER.lock:
+        return bool(LEDGER.tools_under(root))
+
+
+def _is_written(use: RootUse) -> bool:
+    return use.is_written or bool(use.writers)
+
+
+def _some_roots() -> list[tuple[str, RootUse]]:
+    with LEDGER.lock:
+        return list(islice(_roots.items(), _MAX_NAMES))
+
+
+def _nearest(root: str, names: Iterable[str]) -> str:
+    near = get_close_matches(root, names, 1)
+    return f"; is {near[0]!r} meant?" if near else ""
 
 
 def forget_oldest(mapping: dict[Any, Any], limit: int) -> None:
@@ -107,39 +204,50 @@ def clear_everything() -> None:
     free(garbage)
 
 
-def evict_for(entry: Entry, garbage: list[Entry]) -> list[Partition] | None:
+def evict_for(entry: Entry, garbage: list[Any]) -> list[tuple[Store, int]] | None:
     """Evict least recently used entries of the largest stores until `entry` fits into ``max_bytes``.
 
-    The caller holds the lock, and afterwards calls `note_evicted` for each entry in the garbage.
+    The caller holds the lock. At most 500 entries are evicted one by one, at 2 us each; if that is not enough, the
+    largest store is emptied.
+
+    Args:
+        garbage: takes what is evicted, for the caller to free outside of the lock.
 
     Returns:
-        The partition of each evicted entry; None if the entry alone is larger than ``max_bytes``.
+        The stores that gave entries, and how many; None if the entry alone is larger than ``max_bytes``.
     """
     limit = CURRENT.value.max_bytes
     if limit is None:
         return []
     if entry.size > limit:
         return None
-    evicted: list[Partition] = []
-    partitions = LEDGER.partitions()
-    total = sum(partition.store.bytes for partition in partitions) + entry.size
-    while total > limit:
-        largest = max(partitions, key=lambda partition: partition.store.bytes)
-        dropped = largest.store.evict()
-        total -= dropped.size
-        garbage.append(dropped)
-        evicted.append(largest)
-    return evicted
+    evicted: dict[Store, int] = {}
+    room, number = limit - entry.size, 0
+    while SIZES.total > room:
+        largest = SIZES.largest()
+        if largest is None:
+            break
+        number += 1
+        if number <= _MAX_EVICTED:
+            count = 1
+            garbage.append(largest.evict())
+        else:
+            count = len(largest)
+            garbage.append(largest.drop_all())
+        evicted[largest] = evicted.get(largest, 0) + count
+    return list(evicted.items())
 
 
 def _apply(old: Configuration, new: Configuration) -> None:
     if old.remote is not new.remote or old.backup is not new.backup:
         clear_everything()  # the new tiers have no versions of these entries
     with LEDGER.lock:
+        is_on = CURRENT.value.enabled  # another thread may have changed it since; the last one here must set what holds
         for partition in LEDGER.partitions():
-            partition.store.switch(on=new.enabled)
+            partition.store.switch(on=is_on)
 
 
+CURRENT.lock = LEDGER.lock
 CURRENT.listeners.append(_apply)
 
 
@@ -165,9 +273,6 @@ class Witness(Protocol):
         ...
 
 
-_MAX_HOLD = 0.0005
-"""Seconds for which witnesses of dropped entries may hold the event loop: a value takes 1 to 50 us to identify."""
-
 WITNESSES: dict[int, Any] = {}
 """The witness of each entry that has one, or a set of them, by the entry's address. It is the entry's own as long as a
 witness keeps it alive, and a witness that does not is removed by `unwatch`.
@@ -176,12 +281,10 @@ witness keeps it alive, and a witness that does not is removed by `unwatch`.
 
 def watch(entry: Entry, witness: Witness) -> None:
     """Call `Witness.let_go` soon after the cache has dropped this entry, unless `unwatch` is called before."""
-    present = WITNESSES.get(id(entry))
-    if present is None:
-        WITNESSES[id(entry)] = witness
-    elif type(present) is set:
+    present = WITNESSES.setdefault(id(entry), witness)
+    if type(present) is set:
         present.add(witness)
-    else:
+    elif present is not witness:
         WITNESSES[id(entry)] = {present, witness}
 
 
@@ -203,111 +306,145 @@ def _witnesses_of(present: Any) -> list[Witness]:
 def note_evicted(entry: Entry) -> None:
     """Let no witness keep an entry that was evicted. Called outside of the lock."""
     present = WITNESSES.pop(id(entry), None)
-    if type(present) is set:
-        for witness in list(present):
+    if present is not None:
+        for witness in _witnesses_of(present):
             witness.let_go(entry, None)
-    elif present is not None:
-        present.let_go(entry, None)
 
 
-def note_dropped(entries: Iterable[Entry]) -> None:
-    """Let no witness keep entries that were dropped. Called outside of the lock, since values are compared."""
+def note_dropped(entries: Iterable[Any]) -> None:
+    """Let no witness keep entries that were dropped. Called outside of the lock, since values are compared.
+
+    Args:
+        entries: also anything else that a store drops.
+    """
     found = [
-        (entry, _witnesses_of(present)) for entry in entries if (present := WITNESSES.pop(id(entry), None)) is not None
+        _tell(entry, _witnesses_of(present))
+        for entry in entries
+        if (present := WITNESSES.pop(id(entry), None)) is not None
     ]
     if not found:
         return
-    work = _tell_witnesses(found)
-    try:
-        loop = asyncio.get_running_loop()
-    except RuntimeError:
-        for _ in work:
-            pass  # no event loop to hold up
-        return
-    if next(work, work) is not work:  # there is more than fits into one turn
-        _in_turns(loop, work)
+    work = chain.from_iterable(found)
+    end = perf_counter() + _SLICE_SECONDS / 2
+    for _ in work:
+        if perf_counter() > end and _in_turns(work):
+            return
 
 
-def _tell_witnesses(found: list[tuple[Entry, list[Witness]]]) -> Iterator[None]:
-    began = perf_counter()
-    for entry, witnesses in found:
-        known: dict[Any, Any] = {}
-        for witness in witnesses:
-            if perf_counter() - began > _MAX_HOLD:
-                yield
-                began = perf_counter()
-            witness.let_go(entry, known)
+def _tell(entry: Entry, witnesses: list[Witness]) -> Iterator[None]:
+    """Let each witness identify the value, which takes 1 to 50 us."""
+    known: dict[Any, Any] = {}
+    for witness in witnesses:
+        witness.let_go(entry, known)
+        yield
 
 
 # Freeing dropped entries: a million of them at once would hold the event loop for half a second
 
 
 def free(garbage: list[Any]) -> None:
-    """Release dropped entries. Large mappings are emptied in slices, between other callbacks of the running event loop.
+    """Release dropped entries, outside of the lock. Many are released in slices, between callbacks of the running loop.
+
+    One value is always freed at once, however large it is: a dict of ten million items takes half a second.
 
     Args:
-        garbage: lists of entries, and tuples of mappings as `Store.drop_all` returns them. The list is emptied.
+        garbage: entries that were evicted, and what was dropped: lists of entries, and tuples of containers as
+            `Store.drop_all` returns them. It is emptied.
     """
-    if WITNESSES:
-        note_dropped(entry for dropped in garbage for entry in _small(dropped))
-    large = [mapping for dropped in garbage if type(dropped) is tuple for mapping in dropped if len(mapping) > _SLICE]
-    if large:
-        try:
-            loop = asyncio.get_running_loop()
-        except RuntimeError:
-            pass  # no event loop to hold up: they are freed with the list
-        else:
-            _in_turns(loop, *map(_in_slices, large))
+    count = 0
+    for dropped in garbage:
+        count += sum(map(len, dropped)) if type(dropped) is tuple else len(dropped) if type(dropped) is list else 1
+    parts = [part for dropped in garbage for part in (dropped if type(dropped) is tuple else (dropped,))]
+    if count <= _AT_ONCE or not _in_turns(*parts):
+        if WITNESSES:
+            for part in parts:
+                if isinstance(part, Entry):
+                    note_evicted(part)
+                elif isinstance(part, dict):
+                    note_dropped(part.values())
+                elif isinstance(part, list | deque):  # not `Outdated`, whose stores still have the entries
+                    note_dropped(part)
     garbage.clear()
 
 
-def _in_turns(loop: asyncio.AbstractEventLoop, *work: Iterator[None]) -> None:
-    """Do some work between other callbacks of an event loop."""
-    if (queue := _garbage.get(loop)) is not None:
-        queue.extend(work)
-    else:
-        _garbage[loop] = deque(work)
-        loop.call_soon(_free_a_slice, loop)
-
-
-def _small(dropped: Any) -> Iterable[Entry]:
-    """The entries of one part of the garbage, but for those that are freed in slices or later."""
-    if type(dropped) is tuple:
-        return dropped[0].values() if len(dropped[0]) <= _SLICE else ()
-    return dropped if type(dropped) is list else ()
-
-
-def _in_slices(mapping: dict[Any, Any]) -> Iterator[None]:
-    """Empty a mapping, one slice between two yields, then its tables: those of a million entries take milliseconds."""
-    while mapping:
-        for _ in range(min(_SLICE, len(mapping))):
-            _, value = mapping.popitem()
-            if id(value) in WITNESSES:
-                note_dropped((value,))
-            if isinstance(value, set) and len(value) > _SLICE:  # the keys under one tag
-                while value:
-                    for _ in range(min(_SLICE, len(value))):
-                        value.pop()
-                    yield
-        yield
-    if type(mapping) is OrderedDict:
-        dict.clear(mapping)  # an OrderedDict has two tables: one in each iteration
-        yield
-
-
-def _free_a_slice(loop: asyncio.AbstractEventLoop) -> None:
-    queue = _garbage[loop]
+def _in_turns(*work: Any) -> bool:
+    """Empty containers, and do other work, between callbacks of the running loop. Returns whether there is one."""
     try:
-        next(queue[0])
-    except StopIteration:
-        queue.popleft()
-    if queue:
-        loop.call_soon(_free_a_slice, loop)
-    else:
-        del _garbage[loop]
+        loop = asyncio.get_running_loop()
+    except RuntimeError:
+        return False  # no event loop to hold up
+    reference = _garbage.get(loop)
+    queue = None if reference is None else reference()
+    if queue is None:
+        queue = deque()
+        _garbage[loop] = weakref.ref(queue)
+        loop.call_soon(_free_a_slice, loop, queue, _emptied(queue))
+    queue.extend(work)
+    return True
+
+
+_garbage: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, weakref.ref[deque[Any]]] = weakref.WeakKeyDictionary()
+"""Containers to be emptied, and other work, by event loop. Only the callback that empties them holds them, so they are freed with the
+callbacks of a loop that is closed before that."""
+
+
+def _free_a_slice(loop: asyncio.AbstractEventLoop, queue: deque[Any], work: Iterator[None]) -> None:
+    end = perf_counter() + _SLICE_SECONDS
+    for _ in work:
+        if perf_counter() > end:
+            loop.call_soon(_free_a_slice, loop, queue, work)
+            return
+    del _garbage[loop]
+
+
+def _emptied(queue: deque[Any]) -> Iterator[None]:
+    """Empty the containers in a queue, some entries between two yields, and do the work that is in it."""
+    freed = 0
+    while queue:
+        container = queue.popleft()
+        while isinstance(container, list | dict | set) and container:
+            if isinstance(container, dict):
+                _, value = container.popitem()
+                if isinstance(value, set):  # the keys under one tag
+                    queue.append(value)
+            else:
+                value = container.pop()
+            if (present := WITNESSES.pop(id(value), None)) is not None:
+                yield from _tell(value, _witnesses_of(present))
+            del value
+            freed += 1
+            if freed % _STEP == 0:
+                yield
+        if type(container) is OrderedDict:  # its tables, those of a million entries, take milliseconds
+            dict.clear(container)
+            yield
+        elif isinstance(container, Iterator):
+            yield from container
+        elif isinstance(container, Entry):
+            note_evicted(container)
+        del container
+        yield
 
 
 # Work that must not end with its caller
+
+
+class _Tasks(set[asyncio.Task[Any]]):
+    """Tasks that have not ended. Those of closed event loops, which never end, are removed when the set has doubled."""
+
+    limit = 64
+
+
+_tasks = _Tasks()
+
+
+def keep(task: asyncio.Task[Any]) -> None:
+    """Hold a task until it ends. The event loop itself holds tasks only weakly."""
+    if len(_tasks) >= _tasks.limit:
+        _tasks.difference_update([other for other in list(_tasks) if other.get_loop().is_closed()])
+        _tasks.limit = max(64, 2 * len(_tasks))
+    _tasks.add(task)
+    task.add_done_callback(_tasks.discard)
 
 
 async def run_shielded(
@@ -331,10 +468,9 @@ async def run_shielded(
     except RuntimeError:  # the call is being closed without a loop: leases end what it had announced
         _close(work, *parts)
         return None
-    _shielded.add(task)
+    keep(task)
 
     def finished(_: asyncio.Task[None]) -> None:
-        _shielded.discard(task)
         outcome.cancel()
         if task.cancelled():  # perhaps before its first step
             _close(work, *parts)

@@ -14,13 +14,21 @@ from typing import Any
 from agent_cache.clock import CLOCK
 from agent_cache.config import CURRENT
 from agent_cache.core.coherence import Partition
-from agent_cache.core.store import IMMUTABLE, NEVER, Entry, GuardedEntry, UncopyableError, UnsharedEntry
+from agent_cache.core.store import (
+    IMMUTABLE,
+    NEVER,
+    Entry,
+    GuardedEntry,
+    Store,
+    UncopyableError,
+    UnsharedEntry,
+    entry_size,
+)
 from agent_cache.core.tags import Tag
 from agent_cache.engine.inheritance import Inherited, Inherits, Source
 from agent_cache.engine.runtime import ENCLOSING, SCOPE, Call, Flight, Plan, known_tags
-from agent_cache.engine.state import LEDGER, WITNESSES, evict_for, free, note_dropped, note_evicted, warn_once
+from agent_cache.engine.state import LEDGER, WITNESSES, evict_for, free, keep, note_dropped, note_evicted, warn_once
 from agent_cache.remote.protocol import Ticket, Tier
-from agent_cache.values.canonical import size_of
 
 __all__ = [
     "count_unstored",
@@ -34,9 +42,6 @@ __all__ = [
     "run_uncached",
     "store_result",
 ]
-
-_refreshes: set[asyncio.Task[None]] = set()
-"""Background reloads. The event loop itself holds tasks only weakly."""
 
 
 async def run_tool(call: Call) -> Entry:
@@ -143,8 +148,8 @@ def store_result(call: Call, entry: Entry) -> None:
         insert_if_valid(call, stored, tags)
         return
     elif call.is_fresh:
-        with LEDGER.lock:
-            call.flight.partition.store.discard(call.key)  # older than the value that is not to be stored
+        with LEDGER.lock:  # older than the value that is not to be stored; assigned, so that it is freed afterwards
+            _former = call.flight.partition.store.discard(call.key)
     if call.flight.dependents:
         insert_if_valid(call, None, call.operation.late_roots if tags is None else tags)
 
@@ -184,7 +189,9 @@ def protected_copy(call: Call, entry: Entry, tags: tuple[Tag, ...], expires: flo
             flight.result = UnsharedEntry(None, 0.0, entry.cost)
             return None
     plan = call.plan
-    size = 0 if plan.configuration.max_bytes is None else size_of(entry.value)
+    # What is stored, not what was returned: the image of a tree is 3 to 6 times smaller.
+    stored = entry.value if copy is None else copy
+    size = 0 if plan.configuration.max_bytes is None else entry_size(stored, call.key, tags)
     trust = plan.trust if flight.inherited is None else flight.inherited.trust_beside(plan.trust)
     if copy is None and trust is None:
         entry.fast, entry.tags, entry.size = expires, tags, size
@@ -223,10 +230,12 @@ def insert_if_valid(call: Call, entry: Entry | None, tags: tuple[Tag, ...]) -> b
     """
     flight = call.flight
     partition = flight.partition
+    store = partition.store
     all_tags = partition.static + tags
+    # What leaves the store is freed after the lock: the `__del__` of a value may wait for a lock of the user's. Hence
+    # these names, which nothing reads.
     garbage: Sequence[Any] = ()
-    given_up: list[Entry] | None = None
-    replaced = evicted = None
+    replaced = evicted = _newest = None
     with LEDGER.lock:
         if LEDGER.timed_holds:
             garbage = LEDGER.expire_holds(CLOCK.now())
@@ -250,20 +259,25 @@ def insert_if_valid(call: Call, entry: Entry | None, tags: tuple[Tag, ...]) -> b
             assert entry is not None
             flight.stored_tags = all_tags
             doubts = [ticket for ticket in flight.tickets if not ticket.is_clean()] if flight.tickets else ()
-            if not doubts and (not entry.size or _make_room(call, partition, entry, given_up := [])):
-                if WITNESSES:
-                    replaced = partition.store.peek(flight.key)
-                if type(entry) is GuardedEntry and entry.copy is not None:
-                    _warn_of_failed_copy(call, partition.store.peek(flight.key))
+            if entry.size and not doubts:
+                garbage = list(garbage)
+                fits = _make_room(call, store, entry, garbage)
+            else:
+                fits = not doubts
+            if fits:
                 is_stored = True
+                _newest = store.newest
+                replaced = store.lookup(flight.key)
                 if partition.owner is None:
-                    evicted = partition.store.insert(flight.key, entry)
+                    evicted = store.insert(flight.key, entry)
                 else:
                     evicted, dropped = partition.insert(flight.key, entry)
                     garbage = [*garbage, *dropped]
                 if evicted is not None:
                     for stats in call.plan.stats:
                         stats.evictions += 1
+                elif store.maxsize is None and entry.kept_until != NEVER:
+                    garbage = [*garbage, store.sweep(CLOCK.now())]
         if flight.dependents:
             source = flight if flight.tickets else None
             tags = (*all_tags, partition.group.entry_tag(flight.key))
@@ -284,10 +298,10 @@ def insert_if_valid(call: Call, entry: Entry | None, tags: tuple[Tag, ...]) -> b
     if WITNESSES:
         if replaced is not None:
             note_dropped((replaced,))
-        if evicted is not None and id(evicted) in WITNESSES:
+        if evicted is not None:
             note_evicted(evicted)
-        for other in given_up or ():
-            note_evicted(other)
+    if type(replaced) is GuardedEntry and replaced.failure is not None:
+        warn_once("copying a hit failed, so it was loaded anew", call.operation.name, replaced.failure)
     return is_valid
 
 
@@ -325,18 +339,13 @@ def _pass_on(flight: Flight, read: Inherits | None) -> None:
             dependent.inherit(read)
 
 
-def _make_room(call: Call, partition: Partition, entry: Entry, garbage: list[Entry]) -> bool:
+def _make_room(call: Call, store: Store, entry: Entry, garbage: list[Any]) -> bool:
     """Evict what exceeds ``max_bytes``. Returns whether the entry fits."""
     evicted = evict_for(entry, garbage)
-    for other in evicted or ():
-        for stats in call.plan.stats if other is partition else (other.tool.stats,):
-            stats.evictions += 1
+    for other, count in evicted or ():
+        for stats in call.plan.stats if other is store else (other.stats,):
+            stats.evictions += count
     return evicted is not None
-
-
-def _warn_of_failed_copy(call: Call, old: Entry | None) -> None:
-    if type(old) is GuardedEntry and old.failure is not None:
-        warn_once("copying a hit failed, so it was loaded anew", call.operation.name, old.failure)
 
 
 def refresh(call: Call) -> None:
@@ -350,8 +359,7 @@ def refresh(call: Call) -> None:
     reload.tags = call.tags
     reload.parent = reload.leading = reload.within = None
     task = asyncio.get_running_loop().create_task(_reload(reload), name=f"agent_cache refreshes {call.operation.name}")
-    _refreshes.add(task)
-    task.add_done_callback(_refreshes.discard)
+    keep(task)
 
 
 async def _reload(call: Call) -> None:

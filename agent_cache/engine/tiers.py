@@ -47,7 +47,10 @@ async def check_versions(proceed: Proceed, call: Call) -> Entry:
     A running load of others is joined only if it began with the versions seen here: see `Ticket.agrees_with`. A nearer
     tier is not asked, as it would be no better than a local copy.
     """
-    (tier,) = call.operation.tiers()
+    tiers = call.operation.tiers()
+    if not tiers:  # configured away by another thread, since the plan was compiled
+        return await proceed(call)
+    (tier,) = tiers
     within = call.within
     if within is not None:  # before the lookup: a write during it must mark the load
         with LEDGER.lock:
@@ -150,7 +153,7 @@ class _NoTicket:
 
 async def _ask(tier: Tier, farther: tuple[Tier, ...], call: Call) -> tuple[Found | None, Ticket]:
     try:
-        if farther:
+        if farther or tier in _pending:  # also a nearer tier that is asked alone for a while
             await _catch_up(tier, call.operation.tags.roots)
         found, ticket = await tier.lookup(request_of(call))
     except Exception as error:  # noqa: BLE001 - a broken cache is not a broken agent
@@ -265,7 +268,7 @@ def _identity(call: Call) -> tuple[tuple[str, Any], ...]:
 # Invalidations from other processes
 
 _MAX_PENDING = 1_000
-"""Paths pending for a nearer tier before they are merged into their roots."""
+"""Paths pending for a nearer tier before they are merged into their roots, and keys before they stand for all roots."""
 
 _next_serial = itertools.count().__next__
 # Weak: a tier that is no longer used is freed, with its subscription and what is pending for it.
@@ -279,8 +282,11 @@ class _Pending:
 
     Each has a serial number, so that `acknowledge` leaves what was added again meanwhile.
 
+    What lies under other roots is not kept: such a root is invalidated as a whole before its first lookup.
+
     Attributes:
-        roots: roots under which the tier holds nothing older than this process's subscription.
+        roots: roots of the tools that have asked the tier. Its entries under them are older than this process's
+            subscription only if the root itself is pending.
     """
 
     __slots__ = ("keys", "paths", "roots")
@@ -293,11 +299,14 @@ class _Pending:
     def add(self, touched: Touched | None) -> None:
         """Add an invalidation; None, after a loss of messages, stands for everything under every root."""
         serial = _next_serial()
-        self.paths.update(dict.fromkeys(self.roots if touched is None else touched.tags, serial))
+        if touched is not None:
+            self.paths.update((path, serial) for path in touched.tags if root_of(path) in self.roots)
+            self.keys.update(dict.fromkeys(touched.keys, serial))
+        if touched is None or len(self.keys) > _MAX_PENDING:
+            self.paths.update(dict.fromkeys(self.roots, serial))
+            self.keys.clear()
         if len(self.paths) > _MAX_PENDING:
             self.paths = dict.fromkeys(map(root_of, self.paths), serial)
-        if touched is not None:
-            self.keys.update(dict.fromkeys(touched.keys, serial))
 
     def acknowledge(self, paths: dict[str, int], keys: dict[tuple[str, Hashable], int]) -> None:
         """Remove invalidations that the tier has received."""
@@ -342,18 +351,23 @@ async def _catch_up(tier: Tier, roots: tuple[str, ...]) -> None:
         if not new and not pending.paths and not pending.keys:
             return
         pending.paths.update(dict.fromkeys(new, _next_serial()))
+        pending.roots.update(new)
         paths, keys = dict(pending.paths), dict(pending.keys)
     tags = tuple(paths)
     await tier.commit(WriteIntent(os.urandom(16).hex(), tags, keys=tuple(keys)), tags, failed=False, hold=0.0)
     with LEDGER.lock:
         pending.acknowledge(paths, keys)
-        pending.roots.update(new)
 
 
 def _subscribe(tier: Tier, nearer: tuple[Tier, ...]) -> bool:
     """Subscribe once to a tier, before any copy of its values is stored. Returns whether that succeeded."""
     with LEDGER.lock:
-        _nearer.setdefault(tier, weakref.WeakSet()).update(nearer)
+        known = _nearer.setdefault(tier, weakref.WeakSet())
+        for one in nearer:
+            if one not in known:
+                known.add(one)
+                if (pending := _pending.get(one)) is not None:
+                    pending.roots.clear()  # it may hold what was invalidated here before it was a nearer tier
         if tier in _subscriptions:
             return True
     try:
@@ -392,9 +406,12 @@ def _drop_copies_of(tier: Tier) -> None:
     """Drop the entries of every tool that uses this tier."""
     garbage = []
     with LEDGER.lock:
-        for tool in [group.tool for group in LEDGER.groups()]:
-            if tier in tool.tiers() or tier in tool.inherited_tiers:
-                garbage += LEDGER.clear(tool)
+        tools = [group.tool for group in LEDGER.groups()]
+    # Outside of the lock: a tier may have an `__eq__`.
+    using = [tool for tool in tools if tier in tool.tiers() or tier in tool.inherited_tiers]
+    with LEDGER.lock:
+        for tool in using:
+            garbage += LEDGER.clear(tool)
     free(garbage)
 
 

@@ -24,7 +24,14 @@ from agent_cache.core.store import Entry
 from agent_cache.core.tags import Region, Tag, TagRule
 from agent_cache.engine.interception import InterceptedCall
 from agent_cache.engine.runtime import SCOPE, CacheKey, Call, Operation, Proceed, Scope
-from agent_cache.engine.state import LEDGER, free, run_shielded, warn_once
+from agent_cache.engine.state import (
+    LEDGER,
+    free,
+    mark_written,
+    run_shielded,
+    warn_of_unread_roots,
+    warn_once,
+)
 from agent_cache.errors import ConfigurationError, RemoteTierError
 from agent_cache.metrics import Stats
 from agent_cache.remote.protocol import Request, Tier, WriteIntent
@@ -36,9 +43,15 @@ __all__ = ["Write", "WriteOperation", "invalidate", "tiers_under"]
 class WriteOperation(Operation[WritePolicy]):
     """A decorated write tool."""
 
-    __slots__ = ()
+    __slots__ = ("is_new",)
 
     is_read = False
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.is_new = True  # until its first call
+        for use in self.root_uses:
+            use.writers.add(self)
 
     def write(self, scope: Scope, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Awaitable[Any]:
         """Run a write through its plan."""
@@ -111,6 +124,10 @@ async def invalidate(proceed: Proceed, call: Call) -> Entry:
     if write is None:
         return await proceed(call)
     await write.begin()
+    if call.operation.is_new:
+        call.operation.is_new = False
+        if not write.tiers and call.operation.policy.key_fn is None:  # reads behind a tier may run in other processes
+            warn_of_unread_roots(call.operation.name, call.operation.tags.roots)
     for stats in call.plan.stats:
         stats.invalidations += 1
     try:
@@ -132,6 +149,7 @@ def _write_of(call: Call) -> Write | None:
     if policy.key_fn is not None:
         named = operation.cache_keys(call)
         roots: tuple[str, ...] = tuple(dict.fromkeys(root for key in named for root in key.request.roots))
+        mark_written(roots)
         return Write(
             operation.name,
             policy,
@@ -139,7 +157,8 @@ def _write_of(call: Call) -> Write | None:
             keys=tuple(key.entry for key in named),
             entries=tuple(key.request for key in named),
             owners=owners,
-            tiers=tiers_under(roots, operation.own_tiers, in_sessions=owners is not None),
+            roots=roots,
+            own_tiers=operation.own_tiers,
             stats=call.plan.stats,
         )
     paths, bare = _tags_from(operation.tags.early, call.arguments, None, operation.name, call.plan.stats)
@@ -151,7 +170,8 @@ def _write_of(call: Call) -> Write | None:
         call.arguments,
         bare,
         owners=owners,
-        tiers=tiers_under(operation.tags.roots, operation.own_tiers, in_sessions=owners is not None),
+        roots=operation.tags.roots,
+        own_tiers=operation.own_tiers,
         stats=call.plan.stats,
     )
 
@@ -195,22 +215,29 @@ class Write:
         keys: (tool, key) pairs that it touches instead of tags.
         entries: the same, as tiers know them.
         owners: sessions it is limited to, None for everything.
-        tiers: tiers to announce it to.
+        roots: every root that it may touch.
+        own_tiers: tiers that the writer itself names.
         stats: counters of failing tag rules.
+
+    Attributes:
+        tiers: the tiers to tell of it, and whether each is in use: see `tiers_under`.
     """
 
     __slots__ = (
         "_arguments",
+        "_configured",
         "_entries",
         "_hold",
         "_intent",
         "_late",
+        "_own_tiers",
         "_renewal",
+        "_roots",
         "_stats",
-        "_tiers",
         "name",
         "policy",
         "region",
+        "tiers",
     )
 
     def __init__(
@@ -223,7 +250,8 @@ class Write:
         bare: tuple[str, ...] = (),
         keys: tuple[tuple[Any, Hashable], ...] = (),
         owners: frozenset[object] | None = None,
-        tiers: tuple[Tier, ...] = (),
+        roots: tuple[str, ...] = (),
+        own_tiers: tuple[Tier, ...] = (),
         stats: tuple[Stats, ...] = (),
         entries: tuple[Request, ...] = (),
     ) -> None:
@@ -234,7 +262,10 @@ class Write:
         self._entries = entries
         self._arguments = arguments or {}
         self._hold: Hold | None = None
-        self._tiers = tiers
+        self._roots = roots
+        self._own_tiers = own_tiers
+        self._configured = CURRENT.once_configured
+        self.tiers = self._find_tiers()
         self._stats = stats
         self._intent: WriteIntent | None = None
         self._renewal: asyncio.TimerHandle | asyncio.Task[None] | None = None
@@ -245,7 +276,7 @@ class Write:
         Raises:
             RemoteTierError: if a tier refuses the write; nothing has happened then.
         """
-        if self._tiers:
+        if self.tiers:
             await self._announce()
         with LEDGER.lock:
             garbage = LEDGER.invalidate(self.region)
@@ -281,6 +312,10 @@ class Write:
 
     async def _end(self, region: Region, *, failed: bool, hold: float, may_wait: bool = True) -> None:
         self._invalidate_locally(region, hold)
+        if CURRENT.once_configured is not self._configured:  # tiers that were configured while it ran
+            self.tiers = self._find_tiers() | self.tiers
+            if self.tiers and self._intent is None:
+                self._intent = self._make_intent()
         if self._intent is not None:
             if self._renewal is not None:
                 self._renewal.cancel()
@@ -302,8 +337,11 @@ class Write:
 
     # Tiers
 
-    async def _announce(self) -> None:
-        self._intent = WriteIntent(
+    def _find_tiers(self) -> dict[Tier, bool]:
+        return tiers_under(self._roots, self._own_tiers, in_sessions=self.region.owners is not None)
+
+    def _make_intent(self) -> WriteIntent:
+        return WriteIntent(
             id=os.urandom(16).hex(),
             tags=self.region.paths + self.region.bare,
             late_roots=self._late_roots,
@@ -311,9 +349,13 @@ class Write:
             entries=self._entries,
             on_unreachable=self.policy.remote.on_unreachable,
         )
-        intent, cancels = self._intent, _cancel_count()
+
+    async def _announce(self) -> None:
+        intent = self._intent = self._make_intent()
+        to_former = replace(intent, on_unreachable="run")
+        cancels = _cancel_count()
         try:
-            await self._send("begin", self._tiers, lambda tier: tier.begin(intent))
+            await self._send("begin", lambda tier: tier.begin(intent if self.tiers[tier] else to_former))
             if _cancel_count() > cancels:
                 raise asyncio.CancelledError  # noqa: TRY301 - a tier has swallowed it; the tool must not run
         except BaseException as error:
@@ -322,7 +364,7 @@ class Write:
             commits = self._start_commits(intent, intent.tags, failed=False, hold=0.0)
             await run_shielded(self._finish_commits(commits, None), *commits.values(), may_wait=may_wait)
             raise
-        interval = min(tier.lease for tier in self._tiers) / 3
+        interval = min(tier.lease for tier in self.tiers) / 3
         loop, context = asyncio.get_running_loop(), copy_context()
         # A task is made only for a write that takes that long. The timer gets an empty context: also a cancelled one
         # keeps its context alive.
@@ -334,7 +376,7 @@ class Write:
 
     async def _renew(self, intent: WriteIntent, interval: float) -> None:
         while True:
-            await self._send("renew", self._tiers, lambda tier: tier.renew(intent))
+            await self._send("renew", lambda tier: tier.renew(intent))
             await asyncio.sleep(interval)
 
     def _start_commits(
@@ -342,7 +384,7 @@ class Write:
     ) -> dict[Tier, Coroutine[Any, Any, None]]:
         """Call `commit` of every tier in this very step. What each returns is still to be awaited."""
         commits: dict[Tier, Coroutine[Any, Any, None]] = {}
-        for tier in self._tiers:
+        for tier in self.tiers:
             try:
                 commits[tier] = tier.commit(intent, tags, failed=failed, hold=hold)
             except Exception as error:  # noqa: BLE001 - a broken cache is not a broken agent
@@ -350,14 +392,15 @@ class Write:
         return commits
 
     async def _finish_commits(self, commits: dict[Tier, Coroutine[Any, Any, None]], region: Region | None) -> None:
-        await self._send("commit", tuple(commits), commits.__getitem__)
+        await self._send("commit", commits.__getitem__, tuple(commits))
         if region is not None:
             self._invalidate_locally(region, 0.0)  # entries filled from a tier between the end and the commit
 
     async def _send(
-        self, step: str, tiers: tuple[Tier, ...], to_tier: Callable[[Tier], Coroutine[Any, Any, None]]
+        self, step: str, to_tier: Callable[[Tier], Coroutine[Any, Any, None]], tiers: tuple[Tier, ...] | None = None
     ) -> None:
         """Do one step in all tiers at once. Most writes have one tier, which takes no task."""
+        tiers = tuple(self.tiers) if tiers is None else tiers
         if len(tiers) == 1:
             await self._guarded(to_tier, step, tiers[0])
         else:
@@ -367,13 +410,14 @@ class Write:
                     raise outcome
 
     async def _guarded(self, to_tier: Callable[[Tier], Coroutine[Any, Any, None]], step: str, tier: Tier) -> None:
-        """Log a tier's failure. Only a refusal before the side effect is raised."""
+        """Log a tier's failure. Only a refusal before the side effect is raised, and only that of a tier in use."""
         try:
             await to_tier(tier)
         except Exception as error:
-            if step == "begin" and isinstance(error, RemoteTierError):
+            may_refuse = step == "begin" and self.tiers[tier]
+            if may_refuse and isinstance(error, RemoteTierError):
                 raise
-            if step == "begin" and self.policy.remote.on_unreachable == "refuse":
+            if may_refuse and self.policy.remote.on_unreachable == "refuse":
                 text = f"the write was not begun, because announcing it raised {type(error).__name__}"
                 raise RemoteTierError(text, tier) from error
             self._warn_of_failure(step, tier, error)
@@ -388,21 +432,29 @@ def _cancel_count() -> int:
     return 0 if task is None else task.cancelling()
 
 
-def tiers_under(roots: tuple[str, ...], own: tuple[Tier, ...], *, in_sessions: bool = False) -> tuple[Tier, ...]:
-    """Every tier that may hold entries under these roots: the writer's own, the configured ones, and those of any tool
-    that reads there.
+def tiers_under(roots: tuple[str, ...], own: tuple[Tier, ...], *, in_sessions: bool = False) -> dict[Tier, bool]:
+    """Every tier that may hold entries under these roots: the writer's own, those of any tool that reads there, and all
+    that were ever configured, as other processes or an earlier block may have stored something there.
 
     Args:
         in_sessions: only tiers with answers of sessions, for a write that is limited to a session.
+
+    Returns:
+        The tiers, and whether each is in use: named by a tool, or by a plain call or an entered block of `configure`.
+        The others are told like them, but a tier that was given up must not stop a write.
     """
-    found: dict[Tier, None] = {}
-    if not in_sessions:
-        configured = CURRENT.value
-        found.update(dict.fromkeys(own))
-        found.update(dict.fromkeys(tier for tier in (configured.backup, configured.remote) if tier is not None))
+    found: dict[Tier, bool] = {}
     with LEDGER.lock:
-        for root in roots:
-            for tool in LEDGER.tools_under(root):
-                if not in_sessions or tool.policy.remote.share:
-                    found.update(dict.fromkeys(tool.tiers()))
-    return tuple(found)
+        readers = [tool for root in roots for tool in LEDGER.tools_under(root)]
+    if in_sessions:
+        readers = [tool for tool in readers if tool.policy.remote.share]
+    if not in_sessions or any(not tool.own_tiers for tool in readers):
+        found.update(dict.fromkeys(CURRENT.tiers_once_configured(), False))
+        if found:
+            found.update(dict.fromkeys(CURRENT.configured_tiers(), True))
+    if not in_sessions:
+        found.update(dict.fromkeys(own, True))
+    for tool in readers:
+        if tool.own_tiers:
+            found.update(dict.fromkeys(tool.tiers(), True))
+    return found

@@ -26,7 +26,6 @@ from __future__ import annotations
 import asyncio
 import sys
 import weakref
-from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from contextvars import Context
 from dataclasses import dataclass
@@ -260,13 +259,12 @@ class CallHistory:
         """Keep what identifies the value of an entry that the cache has dropped, and not the entry."""
         if self.entry is not entry:
             return
-        if known is None and self.count < 2:
-            self.entry = None  # as `release_entry`, without the calls
-            return
-        identify = self.identify
         if known is None:
-            self.release_entry(identify)
-            return
+            if self.count < 2:
+                self.entry = None  # as `release_entry` does
+                return
+            known = {}
+        identify = self.identify
         if identify not in known:
             try:
                 value = entry.share()
@@ -287,16 +285,20 @@ class CallHistory:
             self.text = shown(entry.share())
         return self.text
 
-    def release_entry(self, identify: Identify) -> None:
+    def release_entry(self) -> None:
         """Stop keeping the entry alive. An outcome that came more than once is identified first; another is lost."""
         entry = self.entry
-        if self.count > 1 and entry is not None:
+        if entry is None:
+            return
+        if self.count > 1:
             value = entry.share()
             if self.outcome is None:
-                self.outcome = identify(value)
+                self.outcome = self.identify(value)
             self.text = self.text or shown(value)
-        if entry is not None:
-            self.entry = None
+        self.entry = None
+        if WITNESSES.get(id(entry)) is self:
+            WITNESSES.pop(id(entry), None)  # `unwatch`, without the call
+        else:
             unwatch(entry, self)
 
     def set_outcome(self, outcome: Hashable | None, entry: Entry | None, identify: Identify) -> tuple[bool, bool]:
@@ -350,7 +352,7 @@ class LoopDetector:
         cycle_at: the position from which a cycle must be judged.
         cycle_acted: whether this streak has met the action level of a cycle.
         recent: the last calls, by position.
-        kept: the calls whose last entry is kept alive, oldest first, and what identifies their results.
+        kept: the calls whose last entry is kept alive, oldest first; a set in this order.
         max_kept: how many these may be; 0 once the session has ended.
         tools: the `ToolDetector` of each operation, kept here by `SessionHooks`.
         blocked: the calls to refuse before they run, and why.
@@ -376,7 +378,7 @@ class LoopDetector:
         self.cycle_acted = False
         self.tools: dict[Hashable, ToolDetector] = {}
         self.recent = [NO_CALL] * _MAX_RECENT
-        self.kept: OrderedDict[CallHistory, Identify] = OrderedDict()
+        self.kept: dict[CallHistory, None] = {}
         self.max_kept = _MAX_KEPT
         weakref.finalize(self, _release_all, self.kept).atexit = False  # a session that is never left
         self.blocked: dict[tuple[str, Hashable], Verdict] = {}
@@ -450,7 +452,8 @@ class LoopDetector:
         """Keep the last entry of a call alive, to compare later ones with it."""
         kept = self.kept
         kept.pop(call, None)
-        kept[call] = call.identify = identify
+        kept[call] = None
+        call.identify = identify
         if call.entry is not None:
             watch(call.entry, call)
         if len(kept) > self.max_kept:
@@ -458,11 +461,13 @@ class LoopDetector:
 
     def release_oldest(self) -> None:
         """Keep one entry less."""
+        kept = self.kept
         try:
-            call, identify = self.kept.popitem(last=False)
-        except KeyError:
-            return  # another thread has released the last one
-        call.release_entry(identify)
+            call = next(iter(kept))
+            del kept[call]
+        except (StopIteration, RuntimeError, KeyError):
+            return  # another thread has released or kept one: the next call releases as many as are too many
+        call.release_entry()
 
     def count_error(self, tool: str, outcome: Hashable, began: int) -> int:
         """Count an error of a tool, that of the last call. Returns in how many rounds in a row there was only it."""
@@ -484,7 +489,7 @@ class LoopDetector:
         forget_oldest(self.blocked, _MAX_BLOCKED)
 
 
-def _release_all(kept: OrderedDict[CallHistory, Identify]) -> None:
+def _release_all(kept: dict[CallHistory, None]) -> None:
     while kept:
         try:
             call, _ = kept.popitem()
@@ -642,12 +647,12 @@ class ToolDetector:
             state.end_streak(position)
         else:
             state.streak_start, state.mixed_after = position, position + 1
-        state.kept[call] = call.identify = self._identify
-        if id(entry) in WITNESSES:
+        call.identify = self._identify
+        if WITNESSES.setdefault(id(entry), call) is not call:  # `watch`, without the call
             watch(entry, call)
-        else:
-            WITNESSES[id(entry)] = call  # `watch`, without the call
-        if len(state.kept) > state.max_kept:
+        kept = state.kept
+        kept[call] = None
+        if len(kept) > state.max_kept:
             state.release_oldest()
         return True
 

@@ -88,7 +88,7 @@ class AgentCacheSession:
             checked_text(session_id, "AgentCacheSession: session_id")
         checked_flag(loop_detection, "AgentCacheSession: loop_detection")
         self.session_id = session_id or os.urandom(16).hex()
-        self.metrics = Metrics(max_tools=MAX_PLANS)
+        self.metrics = Metrics(max_rows=MAX_PLANS)
         self._policy = policy_of(loop_policy, max_tool_repeats, max_execution_depth)
         self._detects_loops = loop_detection
         self._run = RunState(self._max_calls)

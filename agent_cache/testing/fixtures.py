@@ -24,13 +24,13 @@ def clean_agent_cache() -> Iterator[None]:
 
     The configuration that the application has set by `configure` is restored at the end.
     """
-    former = CURRENT.value
+    former = CURRENT.save()
     reset()
     try:
         yield
     finally:
         reset()
-        CURRENT.replace(former)
+        CURRENT.restore(former)
 
 
 @pytest.fixture

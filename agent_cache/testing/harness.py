@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 from agent_cache.clock import CLOCK
-from agent_cache.config import CURRENT, default_configuration
+from agent_cache.config import CURRENT
 from agent_cache.engine.codegen import GENERATION
 from agent_cache.engine.state import LEDGER, clear_everything, forget_warnings
 from agent_cache.engine.tiers import unsubscribe_all
@@ -29,7 +29,7 @@ def reset() -> None:
 
     Decorated tools stay decorated.
     """
-    CURRENT.replace(default_configuration())
+    CURRENT.reset()
     unsubscribe_all()
     clear_everything()
     with LEDGER.lock:

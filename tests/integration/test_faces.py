@@ -513,6 +513,8 @@ async def test_configurations_nest_and_are_restored_whatever_happens():
     configure(enabled=False)
     assert await runs.keeps(1) == [False]
     configure()
+    assert await runs.keeps(1) == [False]
+    configure(enabled=True)
     assert await runs.keeps(1) == [True]
 
 

@@ -138,7 +138,7 @@ async def test_what_a_run_was_stopped_for_is_forgotten_when_it_is_entered_again(
     for _ in range(2):
         async with warned:
             await outcomes(shop.get, 3)
-    kinds = [record.agent_cache_kind for record in caplog.records if record.levelname == "WARNING"]
+    kinds = [record.agent_cache_kind for record in caplog.records if record.agent_cache_event == "loop"]
     assert kinds == ["repeat", "repeat", "depth", "depth"]
 
 
@@ -374,8 +374,9 @@ async def test_a_warning_is_given_once_a_streak_and_nothing_is_changed(caplog: p
         async with AgentCacheSession(on_loop="warn") as session:
             assert await outcomes(shop.get, 20) == ["same"] * 20
             assert await outcomes(shop.add, 20) == ["same"] * 20
-    kinds = [(record.agent_cache_event, record.agent_cache_kind, record.agent_cache_tool) for record in caplog.records]
-    assert kinds == [("loop", "repeat", "get"), ("loop", "repeat", "add")]
+    loops = [record for record in caplog.records if record.agent_cache_event == "loop"]
+    kinds = [(record.agent_cache_kind, record.agent_cache_tool) for record in loops]
+    assert kinds == [("repeat", "get"), ("repeat", "add")]
     assert {source for source, _ in sources(session)} == {"miss", "hit", "write"}
     assert session.get_metrics()["loops"] == {"repeat": 16 + 11}
     assert session.loop_error is None
@@ -498,7 +499,7 @@ async def test_a_loop_is_warned_of_once_however_often_it_is_refused(on_loop: Any
         for _ in range(10):
             await outcomes(shop.get, 1)
             await outcomes(lambda: shop.add("x"), 1)
-    warned = [(r.agent_cache_kind, r.agent_cache_tool) for r in caplog.records if r.levelname == "WARNING"]
+    warned = [(r.agent_cache_kind, r.agent_cache_tool) for r in caplog.records if r.agent_cache_event == "loop"]
     assert warned == [("repeat", "add"), ("cycle", "add"), ("repeat", "get")]
     assert sum(session.get_metrics()["loops"].values()) > 30
 

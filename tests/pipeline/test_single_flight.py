@@ -6,11 +6,16 @@ import asyncio
 import dataclasses
 import gc
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
+from typing import Any
 
 import pytest
 
 from agent_cache import AgentCache, AgentCacheSession
+from agent_cache.core.coherence import Partition
+from agent_cache.engine.runtime import Flight
 from tests.harness.gates import Gate, cancelled, expire, idle, started, until
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -434,3 +439,42 @@ async def test_hundreds_of_random_cancellations_hang_nobody():
             assert outcome == number or isinstance(outcome, Broken) or cancelled_by_us
     assert most == 1
     assert running == 0
+
+
+@pytest.mark.parametrize("order", ["last first", "first first", "the leader each time"])
+async def test_a_waiter_that_leaves_is_found_without_a_search(order):
+    """2,000 waiters of one flight go one by one, and none of them is compared with another."""
+    comparisons = 0
+
+    class Waiter(asyncio.Future[Any]):
+        """A future that counts what it is compared with."""
+
+        __hash__ = asyncio.Future.__hash__
+
+        def __eq__(self, other: object) -> bool:
+            nonlocal comparisons
+            comparisons += 1
+            return self is other
+
+    loop = asyncio.get_running_loop()
+    partition = Partition(None, None, (), (), None)
+    flight = Flight(partition, ("key", loop), (), ())
+    with futures_of_class(loop, Waiter):
+        waiters = [flight.join(loop) for _ in range(2_000)]
+    for waiter in reversed(waiters) if order == "last first" else waiters:
+        if order == "the leader each time":
+            flight.hand_over()
+        else:
+            waiter.cancel()
+        flight.leave(waiter)
+    assert comparisons == 0
+    assert not flight.waiters
+    flight.land(None)
+
+
+@contextmanager
+def futures_of_class(loop: asyncio.AbstractEventLoop, kind: type[asyncio.Future[Any]]) -> Iterator[None]:
+    """Let `create_future` of a loop make futures of this class."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "create_future", lambda: kind(loop=loop))
+        yield

@@ -199,6 +199,9 @@ class Ledger:
         self.writes: list[Write] = []
         self.reads: list[Read] = []
         self.broken: list[str] = []
+        self.configured = 0  # When the configuration changed last.
+        self.layers = 0  # How many layers are over its base.
+        self.is_tiered = False  # Whether tiers are in use. A write waits for them, so only what it changed is compared.
 
     def tick(self) -> int:
         self.now += 1
@@ -221,6 +224,10 @@ class Ledger:
 
     def end_load(self, load: Load, outcome: str) -> None:
         load.ended, load.clock_ended, load.outcome = self.tick(), self.clock, outcome
+
+    def change_configuration(self, layers: int) -> None:
+        """Note a change after which nothing must have been kept: a tier is another one, or something was not stored."""
+        self.configured, self.layers = self.tick(), layers
 
     def begin_write(self, write: Write) -> None:
         write.began = self.tick()
@@ -250,7 +257,7 @@ class Ledger:
         problem = (
             self.check_same(read, load, value)
             or self.check_truth(read, load)
-            or self.check_overlap(read, load)
+            or ("" if self.is_tiered else self.check_overlap(read, load))
             or self.check_expiry(read, load)
             or self.check_kept(read)
         )
@@ -330,6 +337,8 @@ class Ledger:
     def _is_kept(self, load: Load, read: Read) -> bool:
         if load.outcome != "returned" or load.ended > read.started or not load.first or load.read.fresh:
             return False
+        if self.is_tiered or self.layers or load.read.started < self.configured:
+            return False
         if load.clock + read.reader.ttl <= read.clock:
             return False
         since = load.read.started
@@ -345,6 +354,8 @@ class Ledger:
     def _parted(self, one: Load, other: Load) -> bool:
         """Whether, since the older of the two calls, a write, the end of one or a refresh may have parted them."""
         since, clock = min(one.read.started, other.read.started), min(one.read.clock, other.read.clock)
+        if self.is_tiered or since < self.configured:
+            return True
         known = one.read.reader.tags(one.read.key, None)
         refreshed = any(
             read.started > since for read in self.reads if read.fresh and read.identity == one.read.identity

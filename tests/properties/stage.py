@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
+from contextlib import nullcontext
 from contextvars import Context, ContextVar, copy_context
 from dataclasses import dataclass, field
 from typing import Any
 
-from agent_cache import AgentCacheSession
+from agent_cache import AgentCacheSession, bypass, configure
+from agent_cache.config import Change
 from tests.harness import library
 from tests.properties.ledger import (
     Broken,
@@ -76,6 +78,7 @@ class Stage:
     writes: list[Write] = field(default_factory=list)
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
     places: list[Place] = field(default_factory=list)
+    layers: list[Change] = field(default_factory=list)
     sessions: int = 0
     loads_before: int = field(default_factory=library.loads_in_flight)
 
@@ -130,10 +133,19 @@ class Stage:
 
     # -- what can be done --------------------------------------------------------------------------------------
 
-    def read(self, reader: Reader, key: Key, place: Place, *, at_once: bool = False, fresh: bool = False) -> Read:
+    def read(
+        self,
+        reader: Reader,
+        key: Key,
+        place: Place,
+        *,
+        at_once: bool = False,
+        fresh: bool = False,
+        bypassed: bool = False,
+    ) -> Read:
         """Call a read tool in a task of its own."""
         read = Read(reader, key, self.entries(reader, place), fresh, open=at_once)
-        read.task = self._spawn(self._read(read), place)
+        read.task = self._spawn(self._read(read, bypassed=bypassed), place)
         return read
 
     def entries(self, reader: Reader, place: Place) -> object:
@@ -142,14 +154,17 @@ class Stage:
             return self.everywhere
         return place if place.chain else object()
 
-    async def _read(self, read: Read) -> None:
+    async def _read(self, read: Read, *, bypassed: bool) -> None:
         reading.set(read)
+        if bypassed or not self.is_caching():
+            read.place = object()  # nothing is shared with other calls, in either direction
         self.ledger.start_read(read)
         tool: Any = read.reader.call
-        is_contained = not read.fresh and tool.contains(*arguments(read.key))
+        is_contained = not read.fresh and not bypassed and tool.contains(*arguments(read.key))
         before = tool.cache_info()
         try:
-            value = await (tool.fresh if read.fresh else tool)(*arguments(read.key))
+            with bypass() if bypassed else nullcontext():
+                value = await (tool.fresh if read.fresh else tool)(*arguments(read.key))
         except Broken as error:
             self.ledger.failed(read, error)
         except asyncio.CancelledError:
@@ -203,6 +218,22 @@ class Stage:
             place.context = copy_context()
             assert place.gate is not None
             await place.gate
+
+    def configure(self, **settings: object) -> None:
+        """Enter a layer of the configuration."""
+        self.layers.append(configure(**settings).__enter__())  # type: ignore[arg-type]  # settings of any kind
+        self.ledger.change_configuration(len(self.layers))
+
+    def is_caching(self) -> bool:
+        """Whether caching is on: the layer that was entered last decides, of those that say it."""
+        said = [layer.settings["enabled"] for layer in self.layers if "enabled" in layer.settings]
+        return not said or bool(said[-1])
+
+    def leave_layer(self, layer: Change) -> None:
+        """Leave a layer, which need not be the last one."""
+        layer.__exit__(None, None, None)
+        self.layers.remove(layer)
+        self.ledger.change_configuration(len(self.layers))
 
     def leave(self, place: Place) -> None:
         """End a session; what still runs in it runs on."""
@@ -258,6 +289,8 @@ class Stage:
     def finish(self, readers: Iterable[Reader]) -> None:
         """Let everything go on to its end, where nothing may hang; then read everything once more, long after."""
         self._end_all_tools()
+        for layer in list(self.layers):
+            self.leave_layer(layer)
         self.advance(LONG_AFTER)
         for place in self.places:
             for reader in readers:

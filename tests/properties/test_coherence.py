@@ -9,13 +9,14 @@ from __future__ import annotations
 import unittest
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from agent_cache import invalidate
+from agent_cache import configure, invalidate
+from agent_cache.testing import MemoryServer, MemoryTier
 from tests.harness import library
 from tests.properties import toolbox
 from tests.properties.ledger import Broken, Key, Reader, Rejected, Write, arguments
@@ -25,6 +26,7 @@ T = TypeVar("T")
 
 MANY_READS = 5
 MANY_SESSIONS = 3
+MANY_LAYERS = 3
 MANY_WRITES = 2  # More, and hardly anything is ever kept.
 SECONDS = (1.5, 2.25, 5.5)  # Shorter than every hold, between settling and doubt, longer than all.
 
@@ -197,6 +199,32 @@ class Nesting(Coherence):
         self.stage.leave(self.choose("session", self.stage.innermost()))
 
 
+class Configuring(Coherence):
+    """The moves of requests that change the configuration for a while, in blocks that overlap, and of `bypass`."""
+
+    layers: tuple[dict[str, Any], ...] = ({"enabled": False}, {"max_bytes": 2_000}, {"enabled": True})
+
+    def moves(self) -> Iterator[str]:
+        yield from super().moves()
+        yield "bypass_the_cache"
+        if len(self.stage.layers) < MANY_LAYERS:
+            yield "enter_a_layer"
+        if self.stage.layers:
+            yield from ["leave_a_layer"] * 2
+
+    def enter_a_layer(self) -> None:
+        self.stage.configure(**self.choose("settings", self.layers))
+        self.choose_turns()
+
+    def leave_a_layer(self) -> None:
+        self.stage.leave_layer(self.choose("layer", self.stage.layers))
+        self.choose_turns()
+
+    def bypass_the_cache(self) -> None:
+        self.stage.read(*self.choose_call(), bypassed=True, fresh=self.choose("fresh", (False, False, True)))
+        self.choose_turns()
+
+
 class StaticAndEntityTags(Coherence):
     """Tags that are known before the load."""
 
@@ -251,6 +279,32 @@ class SessionsInvalidatedByHand(Nesting, Invalidating):
     writer_names = ("root",)
 
 
+class Layers(Configuring, Invalidating):
+    """Layers without tiers: what is off, or has no room, and what bypasses the cache."""
+
+    reader_names = ("entity", "lookup", "own_entity")
+    writer_names = ("entity", "told")
+
+
+class LayersOverATier(Configuring):
+    """Layers that take a tier away for a while, while writes go on; each layer empties the local store."""
+
+    reader_names = ("entity", "lookup")
+    writer_names = ("entity", "root")
+
+    def __init__(self) -> None:
+        super().__init__()
+        other = MemoryTier(MemoryServer())
+        self.layers = ({"remote": None}, {"remote": None}, {"remote": other}, {"backup": other}, {"enabled": False})
+        configure(remote=MemoryTier(MemoryServer()))
+        self.stage.ledger.is_tiered = True
+
+    def moves(self) -> Iterator[str]:
+        yield from super().moves()
+        if not self.stage.layers:
+            yield from ["enter_a_layer"] * 2
+
+
 MACHINES = (
     StaticAndEntityTags,
     TagsFromTheResult,
@@ -259,6 +313,8 @@ MACHINES = (
     OneCallManyCallers,
     Sessions,
     SessionsInvalidatedByHand,
+    Layers,
+    LayersOverATier,
 )
 SEARCH = settings(
     max_examples=max(1, settings.default.max_examples * 3 // 10),  # So a profile still decides how long to look.

@@ -59,13 +59,13 @@ def readers(body: str) -> dict[str, Reader]:
     with library.call_body(body):
         made = (
             Reader("listing", AgentCache("order")(listing), ("",), lambda *_: (ROOT,)),
-            Reader("entity", AgentCache("order:{id}")(entity), IDS, by_id),
+            Reader("entity", AgentCache("order:{id}", name=f"entity {body}")(entity), IDS, by_id),
             Reader("below", AgentCache("order:{id}:lines")(entity), IDS, lambda key, _: ((*ROOT, key, "lines"),)),
-            Reader("lookup", AgentCache("order:{result.owner}")(lookup), NAMES, by_owner),
+            Reader("lookup", AgentCache("order:{result.owner}", name=f"lookup {body}")(lookup), NAMES, by_owner),
             Reader("both", AgentCache(["order:{id}", "cart"])(entity), IDS, lambda key, _: (*order(key), CART)),
             Reader("several", AgentCache(both_ids)(several), ("single", "pair"), by_both),
             Reader("brief", AgentCache("order:{id}", ttl=TTL)(entity), IDS, by_id, ttl=TTL),
-            Reader("tight", AgentCache("order:{id}", maxsize=1)(entity), IDS, by_id, roomy=False),
+            Reader("tight", AgentCache("order:{id}", maxsize=1, name=f"tight {body}")(entity), IDS, by_id, roomy=False),
             Reader("own_listing", AgentCache("order", "session")(listing), ("",), lambda *_: (ROOT,), scope="session"),
             Reader("own_entity", AgentCache("order:{id}", "session")(entity), IDS, by_id, scope="session"),
             Reader(

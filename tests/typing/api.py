@@ -18,6 +18,7 @@ from agent_cache import (
     LoopHints,
     LoopPolicy,
     RemotePolicy,
+    bypass,
     configure,
     get_metrics,
     invalidate,
@@ -378,8 +379,10 @@ async def writes_that_are_no_tools_are_typed() -> None:
     await invalidate("order:7", "cart")
     async with writing("order:7"):
         pass
-    with configure(enabled=False):
+    with configure(enabled=False), bypass():
         assert_type(get_metrics(), dict[str, Any])
+    configure(remote=None, max_bytes=None)
+    configure(enabled=None)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
 def modes_are_checked_where_they_are_written() -> None:

@@ -305,7 +305,7 @@ def test_a_session_that_has_ended_is_reached_no_more(ledger: Ledger):
     ledger.unregister(session)
     ledger.unregister(session)
     assert ledger.partitions() == [tool]
-    assert ledger.invalidate(Region(("order:7",))) == [({}, {}, {})], "of the tool in the global scope alone"
+    assert ledger.invalidate(Region(("order:7",))) == [({}, {}, {}, [])], "of the tool in the global scope alone"
 
 
 def test_clearing_one_tool_spares_the_others(ledger: Ledger):

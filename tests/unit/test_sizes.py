@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
+import inspect
 import sys
-from typing import Any
+import tracemalloc
+from array import array
+from collections import ChainMap, OrderedDict, defaultdict, deque
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
 
+import attrs
+import msgspec
+import pydantic
 import pytest
 
+from agent_cache import AgentCache, configure
+from agent_cache.engine.state import LEDGER
 from agent_cache.values.canonical import size_of
 
 NOTHING = size_of(None)
@@ -86,3 +98,158 @@ class OddSlots:
 def test_what_cannot_be_looked_at_is_estimated_all_the_same(kind: Any):
     assert NOTHING <= size_of(kind()) + sys.getsizeof(None) < NOTHING + 1_000
     assert size_of([kind(), "x" * 1_000]) > 1_000
+
+
+class Plain:
+    def __init__(self, number: int) -> None:
+        self.text = f"text {number}" * 3
+        self.parts = [number, number + 1]
+
+
+class Slotted:
+    __slots__ = ("number", "text")
+
+    def __init__(self, number: int) -> None:
+        self.number = float(number)
+        self.text = f"text {number}" * 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Record:
+    text: str
+    number: float
+
+
+class Named(NamedTuple):
+    text: str
+    number: float
+
+
+@attrs.define
+class Defined:
+    text: str
+    number: float
+
+
+class Model(pydantic.BaseModel):
+    text: str
+    number: float
+
+
+class Struct(msgspec.Struct, gc=False):
+    text: str
+    number: float
+
+
+def row(number: int) -> dict[str, Any]:
+    return {"sku": f"sku {number}", "price": number * 1.5, "tags": [f"tag {number}"]}
+
+
+SHAPES: dict[str, Callable[[int], Any]] = {
+    "a text": lambda number: f"text {number}" * 20,
+    "a flat dict": lambda number: {"id": number, "name": f"name {number}", "price": number * 1.5},
+    "a tree": lambda number: {"id": number, "rows": [row(number + each) for each in range(5)]},
+    "a list of rows": lambda number: [row(number + each) for each in range(100)],
+    "a tuple of texts": lambda number: tuple(f"text {number + each}" for each in range(20)),
+    "a deque": lambda number: deque(f"text {number + each}" for each in range(50)),
+    "an OrderedDict": lambda number: OrderedDict((f"key {number + each}", f"text {each}") for each in range(20)),
+    "a defaultdict": lambda number: defaultdict(list, {f"key {number + each}": [each] for each in range(20)}),
+    "a ChainMap": lambda number: ChainMap({f"key {number}": f"text {number}"}, {f"other {number}": [number]}),
+    "an array": lambda number: array("d", [number]) * 500,
+    "a memoryview": lambda number: memoryview(bytes(1_000 + number % 2)),
+    "an object": Plain,
+    "an object with slots": Slotted,
+    "a dataclass": lambda number: Record(f"text {number}", number * 1.5),
+    "a NamedTuple": lambda number: Named(f"text {number}", number * 1.5),
+    "an attrs object": lambda number: Defined(f"text {number}", number * 1.5),
+    "a pydantic model": lambda number: Model(text=f"text {number}", number=number * 1.5),
+    "a msgspec Struct": lambda number: Struct(f"text {number}", number * 1.5),
+}
+
+
+@pytest.mark.parametrize("copy", ["auto", "never"])
+@pytest.mark.parametrize("shape", SHAPES)
+async def test_the_estimate_of_an_entry_is_what_it_takes(shape: str, copy: Any):
+    """Within a factor of two of what tracemalloc measures, with the key and the tables."""
+    if copy == "auto" and shape == "a memoryview":
+        pytest.skip("it cannot be copied, so it is not stored")
+    assert 0.5 < await estimated_to_used("r", SHAPES[shape], copy) < 2.0
+
+
+@pytest.mark.parametrize(
+    "resource", ["r:{question}", "r:{question}:part", ["r:{question}", "s:{question}", "t:{number}"]]
+)
+async def test_the_estimate_of_an_entry_includes_its_tags(resource: Any):
+    assert 0.7 < await estimated_to_used(resource, str, "auto", longer_by=0) < 1.5
+
+
+async def estimated_to_used(resource: Any, make: Callable[[int], Any], copy: Any, longer_by: int = 300) -> float:
+    """The estimated size of some entries, divided by what tracemalloc measures."""
+
+    @AgentCache(resource, copy=copy, maxsize=None)
+    async def tool(question: str, number: int) -> Any:
+        return make(len(question))
+
+    count = 100
+    gc.disable()
+    with configure(max_bytes=1_000_000_000):
+        await tool("x", 0)
+        tool.clear()
+        tracemalloc.start()
+        try:
+            before, _ = tracemalloc.get_traced_memory()
+            for number in range(count):
+                await tool("x" * (longer_by + number), number % 2)
+            used = tracemalloc.get_traced_memory()[0] - before
+        finally:
+            tracemalloc.stop()
+            gc.enable()
+    (store,) = [one.store for one in LEDGER.partitions() if one.tool.function is inspect.unwrap(tool)]
+    assert len(store) == count
+    return store.bytes / used
+
+
+def test_a_function_counts_for_nothing_it_belongs_to():
+    """A copy rule, a class or a service that a value refers to is shared, and not part of the entry."""
+
+    class Service:
+        def __init__(self) -> None:
+            self.data = "x" * 100_000
+
+        def copy(self, value: Any) -> Any:
+            return value
+
+    service = Service()
+    assert size_of(partial(service.copy, "x" * 1_000)) < 2_000
+    assert size_of([service.copy, Service, lambda: service, sys]) < 1_000
+    assert size_of({"x": "x" * 1_000}.copy) > 1_000
+
+
+@pytest.mark.parametrize("count", [100, 1_000, 100_000])
+def test_what_lies_beside_a_large_container_is_measured_by_itself(count: int):
+    """A page of rows with a few texts around it."""
+    rows = [row(number) for number in range(count)]
+    alone = size_of(rows)
+    assert size_of({"rows": rows, "next": "token", "total": 5}) / alone == pytest.approx(1, rel=0.2)
+    assert size_of("key", (), rows) / alone == pytest.approx(1, rel=0.2)
+    names = sum(map(sys.getsizeof, row(0)))  # which all rows share
+    assert alone / count == pytest.approx(size_of(row(1_000)) - NOTHING - names, rel=0.2)
+
+
+def test_a_value_with_too_many_objects_is_extrapolated():
+    """A thousand rows of a thousand numbers each."""
+    table = [[float(number + each * 1_000) for number in range(1_000)] for each in range(1_000)]
+    assert size_of(table) == pytest.approx(1_000 * (1_000 * (8 + 24) + 56), rel=0.2)
+
+
+def test_a_dict_that_changes_while_it_is_measured_is_estimated_all_the_same():
+    """Another thread may change a value that is shared."""
+    table: dict[Any, Any] = {}
+
+    class Growing:
+        def __sizeof__(self) -> int:
+            table[len(table)] = None
+            return 100
+
+    table.update({"a": Growing(), "b": Growing(), "c": "x" * 1_000})
+    assert size_of(table) > 300

@@ -1,0 +1,281 @@
+"""`bypass`: reads of one task run their tools uncached, and everything else goes on."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent_cache import (
+    AgentCache,
+    AgentCacheInvalidator,
+    AgentCacheSession,
+    AgentLoopDetectedError,
+    ConfigurationError,
+    RemotePolicy,
+    bypass,
+    configure,
+    get_metrics,
+    invalidate,
+    writing,
+)
+from agent_cache.recording import record, replay
+from agent_cache.testing import MemoryServer
+from tests.harness import library
+from tests.harness.gates import Gate, idle, started
+from tests.pipeline.fleet import WatchedTier
+
+pytestmark = pytest.mark.usefixtures("clock")
+
+
+class Orders:
+    """A read tool that answers with the number of its run, in each scope, and a write tool."""
+
+    def __init__(self, **options: Any) -> None:
+        self.runs = 0
+
+        async def get(id: str) -> int:
+            self.runs += 1
+            return self.runs
+
+        async def save(id: str) -> None: ...
+
+        self.get = AgentCache("order:{id}", name="get", **options)(get)
+        self.own = AgentCache("order:{id}", "session", name="own")(get)
+        self.save = AgentCacheInvalidator("order:{id}", name="save")(save)
+
+
+@pytest.fixture(params=library.CALL_BODIES)
+def orders(request: pytest.FixtureRequest) -> Orders:
+    with library.call_body(request.param):
+        return Orders()
+
+
+async def test_reads_inside_run_their_tools_and_store_nothing(orders: Orders):
+    assert await orders.get("7") == 1
+    with bypass():
+        assert [await orders.get("7"), await orders.get("7"), await orders.get("8")] == [2, 3, 4]
+        assert await orders.get.fresh("7") == 5
+    assert [await orders.get("7"), await orders.get("8")] == [1, 6]
+    metrics = get_metrics()
+    assert (metrics["uncached"], metrics["misses"], metrics["hits"]) == (4, 2, 1)
+
+
+async def test_blocks_nest_and_end_with_an_error(orders: Orders):
+    await orders.get("7")
+    with pytest.raises(LookupError), bypass():
+        with bypass():
+            pass
+        assert await orders.get("7") == 2
+        raise LookupError
+    assert await orders.get("7") == 1
+
+
+async def test_a_block_is_entered_once_at_a_time(orders: Orders):
+    block = bypass()
+    with block, pytest.raises(ConfigurationError, match="already entered"):
+        block.__enter__()
+    block.__exit__(None, None, None)
+    with block:
+        assert await orders.get("7") == 1
+    assert [await orders.get("7"), await orders.get("7")] == [2, 2]
+
+
+async def test_children_belong_to_the_block_and_other_tasks_do_not(orders: Orders):
+    await orders.get("7")
+    entered, ended = asyncio.Event(), asyncio.Event()
+
+    async def bypassing() -> list[int]:
+        with bypass():
+            child = asyncio.ensure_future(orders.get("7"))
+            there = await asyncio.to_thread(lambda: asyncio.run(orders.get("7")))
+            entered.set()
+            await ended.wait()
+            return [await child, there, await orders.get("7")]
+
+    task = asyncio.ensure_future(bypassing())
+    await entered.wait()
+    assert await orders.get("7") == 1
+    ended.set()
+    assert sorted(await task) == [2, 3, 4]
+    assert await orders.get("7") == 1
+
+
+async def test_a_block_in_a_generator_that_is_abandoned_ends_quietly(orders: Orders):
+    async def numbers() -> Any:
+        with bypass():
+            yield await orders.get("7")
+            yield await orders.get("7")
+
+    async def first() -> int:
+        async for number in numbers():
+            return number
+        raise AssertionError
+
+    assert await asyncio.create_task(first()) == 1
+    await idle()
+    assert [await orders.get("7"), await orders.get("7")] == [2, 2]
+
+
+async def test_a_read_inside_joins_no_load_and_none_joins_it():
+    gate = Gate()
+
+    @AgentCache("order")
+    async def get() -> Any:
+        return await gate()
+
+    outside = await started(get())
+    with bypass():
+        inside = await started(get())
+    joining = await started(get())
+    assert len(gate.calls) == 2
+    gate.calls[1].returns("inside")
+    assert await inside == "inside"
+    gate.calls[0].returns("outside")
+    assert await outside == await joining == await get() == "outside"
+
+
+async def test_reads_that_a_read_inside_makes_are_bypassed_as_well(orders: Orders):
+    @AgentCache("report")
+    async def report() -> int:
+        return await orders.get("7")
+
+    await report()
+    with bypass():
+        assert await report() == 2
+    assert await report() == 1
+
+
+async def test_writes_inside_invalidate_everywhere(orders: Orders):
+    here = WatchedTier(MemoryServer())
+    with configure(remote=here):
+        await orders.get("7")
+        with bypass():
+            await orders.save("7")
+        assert await orders.get("7") == 2
+        with bypass():
+            await invalidate("order:7")
+            async with writing("order:8"):
+                pass
+        assert await orders.get("7") == 3
+    assert here.orders.count("begin") == here.orders.count("commit") == 3
+
+
+async def test_one_entry_is_invalidated_and_named_inside_as_outside(orders: Orders, tmp_path: Path):
+    """Also that of a session or of a tenant; and the same in a recording."""
+    here = WatchedTier(MemoryServer())
+    with configure(remote=here):
+
+        @AgentCache("note", "session", remote=RemotePolicy(share=True))
+        async def note() -> None:
+            orders.runs += 1
+
+        async with AgentCacheSession("a", tenant="mine"):
+            for tool, arguments in ((orders.get, ("7",)), (orders.own, ("7",)), (note, ())):
+                for inside in (bypass(), record(tmp_path / "run.yaml")):
+                    await tool(*arguments)
+                    named = tool.cache_key(*arguments)
+                    with inside:
+                        assert tool.cache_key(*arguments) == named
+                        assert tool.cache_key(*arguments).request == named.request
+                        assert await tool.invalidate(*arguments)
+                    runs = orders.runs
+                    await tool(*arguments)
+                    assert orders.runs == runs + 1
+
+
+async def test_an_entry_of_a_tier_is_neither_found_nor_stored(orders: Orders):
+    here = WatchedTier(MemoryServer())
+    with configure(remote=here), bypass():
+        await orders.get("7")
+    assert "lookup" not in here.orders
+    assert "store" not in here.orders
+
+
+async def test_sessions_trace_count_and_check_for_loops(orders: Orders):
+    async with AgentCacheSession() as session:
+        await orders.own("7")
+        with bypass():
+            await orders.own("7")
+            await orders.save("7")
+        sources = [(record.tool, record.source) for record in session.get_execution_trace()]
+        assert sources == [("own", "miss"), ("own", "uncached"), ("save", "write")]
+        assert (session.metrics.uncached, session.metrics.calls) == (1, 3)
+
+    @AgentCache("same")
+    async def same() -> str:
+        return "same"
+
+    with pytest.raises(AgentLoopDetectedError):
+        async with AgentCacheSession(max_tool_repeats=3):
+            await same()
+            with bypass():
+                for _ in range(3):
+                    await same()
+
+
+async def test_a_session_that_is_entered_inside_is_bypassed_too_and_keeps_its_tenant(orders: Orders):
+    async with AgentCacheSession(tenant="mine"):
+        first = await orders.get("7")
+    with bypass():
+        async with AgentCacheSession(tenant="mine") as session:
+            assert [await orders.get("7"), await orders.own("7")] == [2, 3]
+            assert session.metrics.uncached == 2
+    async with AgentCacheSession(tenant="mine"):
+        assert await orders.get("7") == first
+
+
+@pytest.mark.parametrize("inside", [False, True])
+async def test_what_runs_in_a_block_is_recorded_and_replayed(orders: Orders, tmp_path: Path, inside: bool):
+    async def run() -> list[int]:
+        if inside:
+            with bypass():
+                return [await orders.get("7"), await orders.get("7")]
+        return [await orders.get("7"), await orders.get("7")]
+
+    async def in_a_block(context: Any) -> list[int]:
+        if inside:
+            with context:
+                return await run()
+        with bypass(), context:
+            return await run()
+
+    assert await in_a_block(record(tmp_path / "run.yaml")) == [1, 2]
+    assert await in_a_block(replay(tmp_path / "run.yaml")) == [1, 2]
+    assert orders.runs == 2
+
+
+async def test_with_uncacheable_arguments_refused_a_block_refuses_them_as_well():
+    """The key is made before it is known that nothing is looked up."""
+    from agent_cache import UncacheableArgumentsError
+
+    @AgentCache("r", uncacheable="raise")
+    async def tool(x: Any) -> None: ...
+
+    with bypass(), pytest.raises(UncacheableArgumentsError):
+        await tool(object())
+
+
+@pytest.mark.parametrize("tenant", [None, "mine"])
+async def test_a_read_that_another_makes_in_a_block_is_one_that_was_not_cached(orders: Orders, tenant: str | None):
+    """So the outer one is not stored, unless it has a ttl of its own: nothing tells when the inner value changes."""
+    runs: list[str] = []
+
+    @AgentCache("report")
+    async def report() -> int:
+        runs.append("report")
+        with bypass():
+            return await orders.get("7")
+
+    @AgentCache("brief", ttl=60)
+    async def brief() -> int:
+        runs.append("brief")
+        with bypass():
+            return await orders.get("7")
+
+    async with AgentCacheSession(tenant=tenant, loop_detection=False):
+        for tool in (report, report, brief, brief):
+            await tool()
+    assert runs == ["report", "report", "brief"]

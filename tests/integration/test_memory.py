@@ -1,0 +1,795 @@
+"""What the cache holds in memory is bounded, and what it lets go is freed outside of its lock."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import inspect
+import linecache
+import logging
+import random
+import threading
+import weakref
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from agent_cache import (
+    AgentCache,
+    AgentCacheInvalidator,
+    AgentCacheSession,
+    AsyncCache,
+    configure,
+    get_metrics,
+    invalidate,
+    metrics,
+)
+from agent_cache.core.keys import ALIASES, key_part
+from agent_cache.core.store import NEVER, Entry, Sizes, Store
+from agent_cache.engine import read as registry, state
+from agent_cache.engine.state import LEDGER
+from agent_cache.engine.tiers import _Pending
+from agent_cache.metrics import Metrics
+from agent_cache.remote.protocol import Touched
+from agent_cache.testing import FakeClock
+
+
+@pytest.fixture
+def clock() -> Iterator[FakeClock]:
+    with FakeClock() as clock:
+        yield clock
+
+
+def lock_is_free() -> bool:
+    """Whether another thread could take the ledger's lock now."""
+    found: list[bool] = []
+
+    def take() -> None:
+        found.append(LEDGER.lock.acquire(blocking=False))
+        if found[0]:
+            LEDGER.lock.release()
+
+    thread = threading.Thread(target=take)
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+class Watched:
+    """A value that notes, when it is freed, whether the ledger's lock is free."""
+
+    freed: list[bool] = []
+
+    def __init__(self, name: object = None) -> None:
+        self.name = name
+
+    def __del__(self) -> None:
+        Watched.freed.append(lock_is_free())
+
+    def __sizeof__(self) -> int:
+        return 1_000
+
+
+def store_of(tool: Any) -> Store:
+    """The store of a tool outside of sessions."""
+    (store,) = [one.store for one in LEDGER.partitions() if one.tool.function is inspect.unwrap(tool)]
+    return store
+
+
+@pytest.fixture
+def no_collection() -> Iterator[None]:
+    """Let no collection of garbage start at an arbitrary place, such as under the lock."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+# -- The lock ------------------------------------------------------------------------------------------------
+
+
+def reader(**options: Any) -> Any:
+    @AgentCache("thing:{number}", copy="never", **options)
+    async def thing(number: int) -> Watched:
+        return Watched(number)
+
+    return thing
+
+
+async def replaced_by_a_fresh_one() -> None:
+    thing = reader()
+    await thing(1)
+    await thing.fresh(1)
+
+
+async def replaced_while_it_was_not_the_last_one_used() -> None:
+    thing = reader()
+    await thing(1)
+    await thing(2)
+    await thing.fresh(1)
+
+
+async def refused_by_cache_if_in_place_of_an_older_one() -> None:
+    accepted = True
+    thing = reader(cache_if=lambda _: accepted)
+    await thing(1)
+    accepted = False
+    await thing.fresh(1)
+
+
+async def evicted_by_maxsize() -> None:
+    thing = reader(maxsize=1)
+    await thing(1)
+    await thing(2)
+
+
+async def evicted_by_max_bytes() -> None:
+    thing, other = reader(), reader()
+    with configure(max_bytes=4_000):
+        await other(0)
+        for number in range(5):
+            await thing(number)
+
+
+async def evicted_by_one_large_answer() -> None:
+    thing = reader(maxsize=None)
+
+    @AgentCache("text")
+    async def text() -> str:
+        return "x" * 1_990_000
+
+    with configure(max_bytes=2_000_000):
+        for number in range(1_000):
+            await thing(number)
+        await text()
+
+
+async def expired_in_a_store_without_a_bound() -> None:
+    with FakeClock() as clock:
+        thing = reader(maxsize=None, ttl=10)
+        await thing(1)
+        clock.advance(11)
+        await thing(2)
+
+
+async def loaded_again_when_it_had_expired() -> None:
+    with FakeClock() as clock:
+        thing = reader(ttl=10)
+        await thing(1)
+        clock.advance(11)
+        await thing(1)
+
+
+async def dropped_by_a_write_in_doubt_whose_time_is_over() -> None:
+    with FakeClock() as clock:
+        thing = reader()
+
+        @AgentCacheInvalidator("thing:{number}", doubt=5)
+        async def change(number: int) -> None:
+            raise TimeoutError
+
+        running = asyncio.Event()
+
+        @AgentCache("other")
+        async def slow() -> int:
+            await running.wait()
+            return 1
+
+        task = asyncio.ensure_future(slow())
+        await asyncio.sleep(0)
+        with pytest.raises(TimeoutError):
+            await change(1)
+        with LEDGER.lock:
+            store = store_of(thing)
+            store.insert(1, Entry(Watched(), NEVER, 0.0, ("thing:1",)))  # nothing else is stored under a hold
+        clock.advance(6)
+        running.set()
+        await task
+
+
+async def dropped_by_a_write() -> None:
+    thing = reader()
+    await thing(1)
+    await invalidate("thing:1")
+
+
+async def dropped_with_its_root() -> None:
+    thing = reader()
+    await thing(1)
+    await invalidate("thing")
+
+
+async def dropped_by_its_key() -> None:
+    thing = reader()
+    await thing(1)
+    await thing.invalidate(1)
+
+
+async def cleared() -> None:
+    thing = reader()
+    await thing(1)
+    thing.clear()
+
+
+async def noted_by_a_hit_just_as_it_was_dropped(then: Callable[[Any], Awaitable[Any]]) -> None:
+    thing = reader()
+    await thing(1)
+    store = store_of(thing)
+    entry = store.peek(1)
+    await invalidate("thing:1")
+    store.newest = entry  # the last step of a hit in another thread
+    del entry
+    await then(thing)
+
+
+async def noted_just_as_it_was_dropped_and_then_another_is_loaded() -> None:
+    await noted_by_a_hit_just_as_it_was_dropped(lambda thing: thing(2))
+
+
+async def noted_just_as_it_was_dropped_and_then_all_are() -> None:
+    await noted_by_a_hit_just_as_it_was_dropped(lambda thing: invalidate("thing"))
+
+
+async def a_session_ends() -> None:
+    thing = reader(scope="session")
+    async with AgentCacheSession(loop_detection=False):
+        await thing(1)
+
+
+async def cached_by_async_cache(change: Callable[[AsyncCache], Any]) -> None:
+    cache = AsyncCache(maxsize=2, default_ttl=10)
+    cache.set(1, Watched())
+    change(cache)
+
+
+async def set_again_in_async_cache() -> None:
+    await cached_by_async_cache(lambda cache: cache.set(1, None))
+
+
+async def set_to_nothing_in_async_cache() -> None:
+    await cached_by_async_cache(lambda cache: cache.set(1, None, ttl=0))
+
+
+async def deleted_from_async_cache() -> None:
+    await cached_by_async_cache(lambda cache: cache.delete(1))
+
+
+async def evicted_from_async_cache() -> None:
+    await cached_by_async_cache(lambda cache: [cache.set(number, None) for number in (2, 3)])
+
+
+async def cleared_from_async_cache() -> None:
+    await cached_by_async_cache(lambda cache: cache.clear())
+
+
+async def expired_in_async_cache() -> None:
+    with FakeClock() as clock:
+        cache = AsyncCache(default_ttl=10)
+        cache.set(1, Watched())
+        clock.advance(11)
+        await cache.get(1)
+
+
+async def evicted_by_a_load_of_async_cache() -> None:
+    cache = AsyncCache(maxsize=1)
+    cache.set(1, Watched())
+
+    async def load() -> None:
+        return None
+
+    await cache.get(2, load)
+
+
+async def evicted_by_a_batch_of_async_cache() -> None:
+    cache = AsyncCache(maxsize=1, batch_window_ms=0)
+    cache.set(1, Watched())
+
+    async def load(keys: list[Any]) -> list[Any]:
+        return [None] * len(keys)
+
+    await cache.get(2, batch_loader=load)
+
+
+WAYS = [
+    replaced_by_a_fresh_one,
+    replaced_while_it_was_not_the_last_one_used,
+    refused_by_cache_if_in_place_of_an_older_one,
+    evicted_by_maxsize,
+    evicted_by_max_bytes,
+    evicted_by_one_large_answer,
+    expired_in_a_store_without_a_bound,
+    loaded_again_when_it_had_expired,
+    dropped_by_a_write_in_doubt_whose_time_is_over,
+    dropped_by_a_write,
+    dropped_with_its_root,
+    dropped_by_its_key,
+    cleared,
+    noted_just_as_it_was_dropped_and_then_another_is_loaded,
+    noted_just_as_it_was_dropped_and_then_all_are,
+    a_session_ends,
+    set_again_in_async_cache,
+    set_to_nothing_in_async_cache,
+    deleted_from_async_cache,
+    evicted_from_async_cache,
+    cleared_from_async_cache,
+    expired_in_async_cache,
+    evicted_by_a_load_of_async_cache,
+    evicted_by_a_batch_of_async_cache,
+]
+
+
+@pytest.mark.usefixtures("no_collection")
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_value_is_freed_outside_of_the_lock(way: Callable[[], Awaitable[None]]):
+    """A `__del__` may wait for a lock of the user's, whose holder may be waiting for the ledger's."""
+    Watched.freed = []
+    await way()
+    for _ in range(50):
+        await asyncio.sleep(0)
+    assert Watched.freed
+    assert all(Watched.freed)
+
+
+async def test_nothing_is_logged_under_the_lock():
+    """A handler is the user's code, too."""
+    free: list[bool] = []
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            free.append(lock_is_free())
+
+    class Once:
+        """A value that is copied once, when it is stored."""
+
+        def __init__(self, *, can_be_copied: bool = True) -> None:
+            self.can_be_copied = can_be_copied
+
+        def __deepcopy__(self, memo: object) -> Once:
+            if not self.can_be_copied:
+                raise RuntimeError("no copy")
+            return Once(can_be_copied=False)
+
+    @AgentCache("r")
+    async def tool() -> Once:
+        return Once()
+
+    log, handler = logging.getLogger("agent_cache"), Handler()
+    log.addHandler(handler)
+    try:
+        await tool()
+        await tool()
+    finally:
+        log.removeHandler(handler)
+    assert free == [True]
+
+
+@pytest.mark.usefixtures("no_collection")
+async def test_no_key_is_compared_or_hashed_under_the_lock():
+    """The keys of `AsyncCache` may be any objects."""
+    free: list[bool] = []
+
+    class Key:
+        def __init__(self, number: int) -> None:
+            self.number = number
+
+        def __hash__(self) -> int:
+            free.append(lock_is_free())
+            return 7
+
+        def __eq__(self, other: object) -> bool:
+            free.append(lock_is_free())
+            return isinstance(other, Key) and self.number == other.number
+
+        def __del__(self) -> None:
+            free.append(lock_is_free())
+
+    async def load() -> str:
+        return "loaded"
+
+    async def load_all(keys: list[Key]) -> list[str]:
+        return ["loaded"] * len(keys)
+
+    cache = AsyncCache(maxsize=3, default_ttl=60, batch_window_ms=0)
+    for number in range(5):
+        cache.set(Key(number), number)
+        cache.set((Key(number),), number)
+    assert len(cache.cache) == 3
+    assert await cache.get(Key(4)) == 4
+    assert await asyncio.gather(*(cache.get(Key(number), load) for number in (5, 5, 6))) == ["loaded"] * 3
+    assert (
+        await asyncio.gather(*(cache.get(Key(number), batch_loader=load_all) for number in (7, 7, 8))) == ["loaded"] * 3
+    )
+    assert list(map(type, cache.cache)) == [Key] * 3
+    cache.delete(Key(8))
+    assert Key(8) not in cache.cache
+    cache.clear()
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert len(free) > 100
+    assert all(free)
+
+
+# -- What grows ----------------------------------------------------------------------------------------------
+
+
+async def test_tools_with_names_of_their_own_leave_nothing_behind():
+    """A factory may name each tool it makes."""
+    functions: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def make(number: int) -> Any:
+        @AgentCache("thing:{key}", name=f"tool {number} of many")
+        async def tool(key: str) -> int:
+            return number
+
+        @AgentCacheInvalidator("thing:{key}", name=f"change {number} of many")
+        async def change(key: str) -> int:
+            return number
+
+        functions.add(tool)
+        functions.add(change)
+        functions.add(inspect.unwrap(tool))
+        return tool, change
+
+    before = len(LEDGER.partitions())
+    for number in range(50):
+        tool, change = make(number)
+        assert await tool("a") == number
+        await change("a")
+    del tool, change
+    gc.collect()
+    assert len(functions) == 0
+    assert len(LEDGER.partitions()) <= before
+    assert not [name for name in linecache.cache if "of many" in str(name)]
+    assert not [name for name in registry._tools if "of many" in name]
+
+
+def test_the_source_of_a_tool_stays_while_another_of_its_name_lives():
+    def make() -> Any:
+        @AgentCache("r", name="tool with a twin")
+        async def tool() -> None: ...
+
+        return tool
+
+    first, second = make(), make()
+    name = second.__code__.co_filename
+    del first
+    gc.collect()
+    assert linecache.getlines(name)
+    del second
+    gc.collect()
+    assert not linecache.getlines(name)
+
+
+def test_counters_of_tools_that_are_gone_are_summed_up(monkeypatch):
+    """Those of tools that exist keep their rows, and the sums stay right."""
+    monkeypatch.setattr(metrics, "_MAX_ROWS", 10)
+    counters = Metrics()
+    kept = [counters.stats_of(f"kept {number}", ["r"]) for number in range(15)]
+    for number in range(1_000):
+        counters.stats_of(f"gone {number}", [f"r{number}"]).hits += 1
+        kept[number % 15].misses += 1
+    found = counters.snapshot()
+    assert (found["hits"], found["misses"], found["calls"]) == (1_000, 1_000, 2_000)
+    assert set(found["tools"]) >= {f"kept {number}" for number in range(15)}
+    assert len(found["tools"]) < 50
+    assert len(found["resources"]) < 50
+    others = found["tools"]["(others)"]["hits"]
+    assert others > 900
+    assert others == found["resources"]["(others)"]["hits"]
+    counters.clear()
+    assert counters.snapshot()["calls"] == 0
+    assert "(others)" not in counters.snapshot()["resources"]
+
+
+def test_explicit_invalidations_of_many_roots_are_summed_up(monkeypatch):
+    monkeypatch.setattr(metrics, "_MAX_ROWS", 10)
+    counters = Metrics()
+    for number in range(100):
+        counters.invalidated([f"user{number}"])
+    counters.invalidated(["x" * 100_000])
+    counters.invalidated(["user1"])
+    found = counters.snapshot()
+    assert found["invalidations"] == 102
+    assert len(found["resources"]) == 11
+    assert found["resources"]["user1"]["invalidations"] == 2
+    assert found["resources"]["(others)"]["invalidations"] == 91
+    assert "(others)" not in found["tools"]
+
+
+@pytest.mark.parametrize("maxsize", [None, 100_000])
+async def test_expired_answers_leave_a_store_without_a_bound(clock, maxsize):
+    """100 are in use at a time; there are never more than a few times as many."""
+
+    @AgentCache("thing:{number}", ttl=100, maxsize=maxsize)
+    async def thing(number: int) -> int:
+        return number
+
+    store = store_of(thing)
+    largest = 0
+    for number in range(5_000):
+        await thing(number)
+        await thing(number - number % 10)  # some are hit again and again
+        clock.advance(1)
+        largest = max(largest, len(store))
+    if maxsize is None:
+        assert 100 <= largest <= 300
+    else:
+        assert largest == 5_000  # its bound is its own
+
+
+async def test_expired_values_leave_an_async_cache_without_a_bound(clock):
+    cache = AsyncCache(maxsize=None, default_ttl=100)
+
+    async def load() -> int:
+        return 1
+
+    largest = 0
+    for number in range(3_000):
+        await cache.get(number, load)
+        cache.set(str(number), 1)
+        clock.advance(1)
+        largest = max(largest, len(cache.cache))
+    assert 200 <= largest <= 600
+
+
+async def test_answers_that_never_expire_are_not_swept(clock):
+    @AgentCache("thing:{number}", maxsize=None)
+    async def thing(number: int) -> int:
+        return number
+
+    for number in range(1_000):
+        await thing(number)
+    clock.advance(1e9)
+    hits = get_metrics()["hits"]
+    for number in range(1_000):
+        await thing(number)
+    assert get_metrics()["hits"] == hits + 1_000
+
+
+def test_an_entry_may_be_kept_longer_than_it_is_served():
+    """`kept_until` decides, not `expires`."""
+
+    class Kept(Entry):
+        @property
+        def kept_until(self) -> float:
+            return self.expires + 10
+
+    store = Store(None)
+    store.insert("a", Kept("value", 100.0, 0.0))
+    assert store.sweep(105.0) == []
+    assert [entry.value for entry in store.sweep(110.0)] == ["value"]
+
+
+def test_garbage_of_an_event_loop_is_freed_with_it():
+    """`asyncio.run` may end before all of it has been freed in slices."""
+    freed: list[int] = []
+
+    class Value:
+        def __init__(self, number: int) -> None:
+            self.number = number
+
+        def __del__(self) -> None:
+            freed.append(self.number)
+
+    @AgentCache("thing", copy="never", maxsize=None)
+    async def thing(number: int) -> Value:
+        return Value(number)
+
+    loops: list[asyncio.AbstractEventLoop] = []  # closed, and perhaps still referenced by something
+
+    async def fill_and_drop() -> None:
+        loops.append(asyncio.get_running_loop())
+        for number in range(10_000):
+            await thing(number)
+        await invalidate("thing")
+
+    for _ in range(3):
+        asyncio.run(fill_and_drop())
+    assert len(freed) == 30_000
+    assert all(queue() is None for queue in state._garbage.values())
+
+
+async def test_many_small_lists_of_dropped_entries_are_freed_in_slices():
+    """A write that concerns many stores drops a few entries of each."""
+    freed = 0
+
+    class Value:
+        def __del__(self) -> None:
+            nonlocal freed
+            freed += 1
+
+    garbage: list[Any] = [[Value() for _ in range(10)] for _ in range(1_000)]
+    state.free(garbage)
+    assert garbage == []
+    slices = 0
+    while freed < 10_000:
+        before = freed
+        await asyncio.sleep(0)
+        assert freed > before
+        slices += 1
+    assert slices > 1
+    await asyncio.sleep(0)
+    assert asyncio.get_running_loop() not in state._garbage
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_tasks_of_closed_loops_are_let_go(caplog):
+    """A loop that is closed without ending its tasks leaves them pending for ever."""
+    caplog.set_level(logging.CRITICAL, "asyncio")
+    tasks: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    async def never() -> None:
+        await asyncio.Event().wait()
+
+    async def start() -> None:
+        task = asyncio.get_running_loop().create_task(never())
+        tasks.add(task)
+        state.keep(task)
+
+    for _ in range(300):
+        loop = asyncio.new_event_loop()
+        loop.run_until_complete(start())
+        loop.close()
+    gc.collect()
+    assert len(tasks) <= 130
+
+
+def test_what_a_nearer_tier_has_not_received_is_bounded():
+    """It may not be asked for hours while other processes write."""
+    pending = _Pending()
+    pending.roots.add("order")
+    for number in range(5_000):
+        pending.add(Touched((f"order:{number}", f"user{number}:x"), (("tool", number),)))
+    assert "order" in pending.paths
+    assert len(pending.paths) <= 1_001
+    assert len(pending.keys) <= 1_001
+    assert not any(path.startswith("user") for path in pending.paths)
+
+
+def test_large_arguments_are_not_remembered():
+    """A small `marshal` image may stand for hundreds of megabytes."""
+    text = "x" * 3_000
+    key_part([text] * 100)
+    key_part(["y" * 10_000])
+    assert all(len(image) + len(encoded) <= 8_192 for image, encoded in ALIASES.items())
+
+
+# -- max_bytes -----------------------------------------------------------------------------------------------
+
+
+async def test_keys_and_tags_count():
+    """10,000 long questions with answers of one word: the questions are what takes the memory."""
+
+    @AgentCache("answer:{question}", maxsize=None)
+    async def answer(question: str) -> bool:
+        return True
+
+    with configure(max_bytes=1_000_000):
+        for number in range(1_000):
+            await answer(f"{number:05}" + "x" * 10_000)
+    assert 40 <= len(store_of(answer)) <= 100
+
+
+async def test_the_largest_store_is_found_without_a_look_at_the_others(monkeypatch):
+    """5,000 sessions with a store each: an insertion looks at a few of them."""
+    looks = 0
+
+    class Counted(Store):
+        __slots__ = ("_size",)
+
+        @property
+        def bytes(self) -> int:
+            nonlocal looks
+            looks += 1
+            return self._size
+
+        @bytes.setter
+        def bytes(self, size: int) -> None:
+            self._size = size
+
+    sizes = Sizes()
+    stores = []
+    for number in range(5_000):
+        store = Counted(None)
+        store.sizes = sizes
+        store.insert("a", Entry(None, NEVER, 0.0, (), 100 + number))
+        stores.append(store)
+    looks = 0
+    randomly = random.Random(1)
+    for number in range(2_000):
+        randomly.choice(stores).insert(number, Entry(None, NEVER, 0.0, (), 50))
+        largest = sizes.largest()
+        assert largest is not None
+        largest.evict()
+    assert looks < 2_000 * 40
+    assert sizes.total == sum(store.bytes for store in stores)
+    assert sizes.largest().bytes == max(store.bytes for store in stores)
+
+
+STORES = st.integers(0, 100)
+
+
+class SizesModel(RuleBasedStateMachine):
+    """The sum and the largest store, against a look at all of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes = Sizes()
+        self.stores: list[Store] = []
+
+    @rule()
+    def make(self) -> None:
+        store = Store(3)
+        store.sizes = self.sizes
+        self.stores.append(store)
+
+    @precondition(lambda self: self.stores)
+    @rule(number=STORES, key=st.integers(0, 4), size=st.integers(1, 9))
+    def insert(self, number: int, key: int, size: int) -> None:
+        self.stores[number % len(self.stores)].insert(key, Entry(None, NEVER, 0.0, (), size))
+
+    @precondition(lambda self: self.stores)
+    @rule(number=STORES, key=st.integers(0, 4))
+    def discard(self, number: int, key: int) -> None:
+        self.stores[number % len(self.stores)].discard(key)
+
+    @precondition(lambda self: self.stores)
+    @rule(number=STORES)
+    def drop_all(self, number: int) -> None:
+        self.stores[number % len(self.stores)].drop_all()
+
+    @precondition(lambda self: self.stores)
+    @rule(number=STORES)
+    def forget(self, number: int) -> None:
+        self.stores.pop(number % len(self.stores))
+
+    @precondition(lambda self: self.stores)
+    @rule()
+    def evict(self) -> None:
+        largest = self.sizes.largest()
+        assert (largest.bytes if largest else 0) == max(store.bytes for store in self.stores)
+        if largest:
+            largest.evict()
+
+    @invariant()
+    def sums_are_right(self) -> None:
+        assert self.sizes.total == sum(store.bytes for store in self.stores)
+
+
+TestSizes = SizesModel.TestCase
+
+
+async def test_one_insertion_evicts_at_most_500_entries_one_by_one(monkeypatch):
+    """Beyond that the largest store is emptied, in constant time."""
+    evicted = 0
+
+    def evict(store: Store) -> Any:
+        nonlocal evicted
+        evicted += 1
+        return former(store)
+
+    former = Store.evict
+    monkeypatch.setattr(Store, "evict", evict)
+
+    @AgentCache("r", maxsize=None)
+    async def small(number: int) -> int:
+        return number
+
+    @AgentCache("r")
+    async def large() -> str:
+        return "x" * 1_990_000
+
+    with configure(max_bytes=2_000_000):
+        for number in range(3_000):
+            await small(number)
+        assert evicted == 0
+        before = get_metrics()["evictions"]
+        await large()
+        assert evicted == 500
+        assert get_metrics()["evictions"] == before + 3_000
+        runs = get_metrics()["misses"]
+        assert await large()
+        assert get_metrics()["misses"] == runs

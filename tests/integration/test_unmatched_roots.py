@@ -1,0 +1,172 @@
+"""Warnings of roots that only writes or only reads have, which are most often misspelt."""
+
+from __future__ import annotations
+
+import gc
+import logging
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from agent_cache import (
+    AgentCache,
+    AgentCacheInvalidator,
+    AgentCacheSession,
+    configure,
+    get_metrics,
+    invalidate,
+    writing,
+)
+from agent_cache.engine import state
+from agent_cache.testing import MemoryServer, MemoryTier
+
+pytestmark = pytest.mark.usefixtures("clock")
+
+CALLS = 100
+
+
+def reading(resource: Any = "parcel:{id}", **options: Any) -> Any:
+    async def get(id: str) -> str:
+        return id
+
+    return AgentCache(resource, name=options.pop("name", "get"), **options)(get)
+
+
+def changing(resource: Any = "parcel:{id}", **options: Any) -> Any:
+    async def save(id: str) -> str:
+        return id
+
+    return AgentCacheInvalidator(resource, name=options.pop("name", "save"), **options)(save)
+
+
+async def called(get: Any, times: int = CALLS) -> None:
+    """Call a read many times; only the last is a miss again, as a miss checks what the tool has done so far."""
+    await get("7")
+    for _ in range(times - 1):
+        await get("7")
+    await get("8")
+
+
+@pytest.fixture
+def warned(caplog: pytest.LogCaptureFixture) -> Any:
+    gc.collect()  # the tools of earlier tests have roots as well
+    caplog.set_level(logging.WARNING, "agent_cache")
+    return lambda: [record.getMessage() for record in caplog.records]
+
+
+async def test_a_write_root_without_a_read_is_warned_of_at_the_first_call_with_the_nearest_name(warned: Any):
+    get, save, again = reading("parcel:{id}"), changing("parcels:{id}"), changing("parcels", name="again")
+    assert warned() == []
+    for _ in range(2):
+        await save("7")
+        await again("7")
+    assert warned() == [
+        "save: no read tool depends on 'parcels', so this write drops nothing under it; is 'parcel' meant?"
+    ]
+    del get
+
+
+async def test_without_a_name_that_is_near_none_is_given(warned: Any):
+    save = changing("parcel:{id}")
+    await save("7")
+    assert warned() == ["save: no read tool depends on 'parcel', so this write drops nothing under it"]
+
+
+async def test_a_read_that_is_decorated_before_the_first_write_is_in_time(warned: Any):
+    save = changing()
+    get = reading(["parcel:{id}", "cart"])
+    await save("7")
+    assert warned() == []
+    del get
+
+
+@pytest.mark.parametrize("resource", ["parcel", "parcel:{result}", ["cart", "parcel:{id}"]])
+async def test_every_kind_of_tag_counts(resource: Any, warned: Any):
+    get, save, other = reading(resource), changing(resource), changing("cart", name="other")
+    await called(get)
+    await save("7")
+    assert warned() == []
+    del other
+
+
+async def test_a_write_that_reaches_a_tier_may_have_its_reads_in_other_processes(warned: Any):
+    save = changing()
+    with configure(remote=MemoryTier(MemoryServer())):
+        await save("7")
+    await save("7")
+    assert warned() == []
+
+
+async def test_a_write_that_names_entries_is_not_warned_of(warned: Any):
+    get = reading("parcel:{id}")
+    save = changing("anything", clear_all=False, key_fn=lambda args, kwargs: get.cache_key(*args))
+    await save("7")
+    await called(get)
+    assert warned() == [], "the root of the entries that it names counts as written"
+
+
+async def test_a_read_root_without_a_write_is_warned_of_after_many_calls_with_the_nearest_name(warned: Any):
+    get, other, save = reading("parcels:{id}"), reading("parcels", name="other"), changing("parcel:{id}")
+    await called(get, CALLS - 1)
+    assert warned() == []
+    for name in "abc":
+        await get(name)
+        await other(name)
+    await called(other)
+    assert [message.split(";") for message in warned()] == [
+        [
+            "get: no write has 'parcels', so what depends on it is cached until it is evicted",
+            " if it changes, write it or give the tool a ttl",
+            " is 'parcel' meant?",
+        ]
+    ]
+    del save
+
+
+async def test_each_root_of_a_read_counts_for_itself(warned: Any):
+    get, save = reading(["parcel:{id}", "cart"]), changing()
+    await called(get)
+    assert [message.split(",")[0] for message in warned()] == ["get: no write has 'cart'"]
+    del save
+
+
+@pytest.mark.parametrize("how", ["invalidate", "writing", "one entry", "clear"])
+async def test_what_is_invalidated_by_hand_counts_as_written(how: str, warned: Any):
+    get = reading()
+    match how:
+        case "invalidate":
+            await invalidate("parcel:7")
+        case "writing":
+            async with writing("parcel"):
+                pass
+        case "one entry":
+            await get.invalidate("7")
+        case _:
+            get.clear()
+    await called(get)
+    assert warned() == []
+
+
+async def test_a_read_that_expires_or_has_a_tier_needs_no_write_here(warned: Any):
+    await called(reading(ttl=timedelta(hours=1)))
+    await called(reading(remote_cache=MemoryTier(MemoryServer())))
+    assert warned() == []
+
+
+async def test_calls_in_sessions_count_as_well(warned: Any):
+    get = reading(scope="session")
+    async with AgentCacheSession(loop_detection=False):
+        await called(get)
+    assert len(warned()) == 1
+    assert get_metrics()["calls"] == CALLS + 1
+
+
+async def test_a_tool_that_is_gone_has_no_root_any_more(warned: Any):
+    get, save = reading("fleeting:{id}"), changing("fleeting:{id}")
+    await save("7")
+    del get, save
+    gc.collect()
+    assert "fleeting" not in state._roots
+    await invalidate("never:7")
+    assert "never" not in state._roots

@@ -1,0 +1,447 @@
+"""`configure`: a base and layers over it, and the tiers that writes reach whatever is configured when they run."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import itertools
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+from agent_cache import (
+    AgentCache,
+    AgentCacheInvalidator,
+    AgentCacheSession,
+    ConfigurationError,
+    RemotePolicy,
+    RemoteTierError,
+    configure,
+    invalidate,
+    writing,
+)
+from agent_cache.config import CURRENT
+from agent_cache.testing import MemoryServer, MemoryTier, reset
+from tests.contract.workbench import writing as writing_in
+from tests.harness.gates import Gate, idle, started
+from tests.pipeline.fleet import Process, Truth, WatchedTier
+
+pytestmark = pytest.mark.usefixtures("clock")
+
+
+@pytest.fixture
+def here(server: MemoryServer) -> WatchedTier:
+    return WatchedTier(server)
+
+
+@pytest.fixture
+def elsewhere(server: MemoryServer) -> MemoryTier:
+    return MemoryTier(server)
+
+
+def in_force() -> dict[str, Any]:
+    value = CURRENT.value
+    settings = {
+        "remote": value.remote,
+        "backup": value.backup,
+        "enabled": value.enabled,
+        "max_bytes": value.max_bytes,
+    }
+    return {name: each for name, each in settings.items() if each is not None and each is not True}
+
+
+# Base and layers
+
+
+def test_a_setting_that_is_left_out_stays_and_none_means_none(here: WatchedTier):
+    configure(remote=here)
+    configure(max_bytes=1_000)
+    configure(enabled=False)
+    assert in_force() == {"remote": here, "max_bytes": 1_000, "enabled": False}
+    configure()
+    configure(max_bytes=None, enabled=True)
+    assert in_force() == {"remote": here}
+    configure(remote=None)
+    assert in_force() == {}
+
+
+def test_a_block_is_a_layer_over_the_base_and_takes_only_its_own_away(here: WatchedTier):
+    with configure(max_bytes=1_000):
+        configure(remote=here, max_bytes=5)  # the base: what the block sets hides it
+        assert in_force() == {"remote": here, "max_bytes": 1_000}
+        with configure(enabled=False):
+            assert in_force() == {"remote": here, "max_bytes": 1_000, "enabled": False}
+    assert in_force() == {"remote": here, "max_bytes": 5}
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+def test_blocks_that_overlap_may_be_left_in_any_order(order: tuple[int, ...]):
+    configure(max_bytes=9)
+    settings: list[dict[str, Any]] = [{"enabled": False}, {"enabled": True, "max_bytes": 2}, {"max_bytes": 3}]
+    blocks = [configure(**each) for each in settings]
+    for block in blocks:
+        block.__enter__()
+    left = dict(enumerate(settings))
+    assert in_force() == {"max_bytes": 3}
+    for number in order:
+        blocks[number].__exit__(None, None, None)
+        del left[number]
+        expected = {"max_bytes": 9, "enabled": True}
+        for each in left.values():
+            expected |= each
+        assert in_force() == {name: value for name, value in expected.items() if value is not True}
+
+
+def test_what_is_called_first_and_entered_later_leaves_no_trace():
+    first, second = configure(max_bytes=1), configure(max_bytes=2)
+    configure(max_bytes=3)
+    with second:
+        assert in_force() == {"max_bytes": 2}, "the last entered wins"
+        with first:
+            assert in_force() == {"max_bytes": 1}
+        assert in_force() == {"max_bytes": 2}
+    assert in_force() == {"max_bytes": 3}
+    fourth = configure(max_bytes=4)
+    with fourth:
+        pass
+    assert in_force() == {"max_bytes": 3}
+    with fourth:
+        assert in_force() == {"max_bytes": 4}
+    assert in_force() == {"max_bytes": 3}
+
+
+def test_a_call_that_is_taken_back_uncovers_the_one_before_it_also_when_others_were_merged():
+    configure(max_bytes=1)
+    configure(enabled=False)
+    middle = configure(max_bytes=2)
+    configure(enabled=True)
+    configure(enabled=False)
+    with middle:
+        pass
+    assert in_force() == {"max_bytes": 1, "enabled": False}
+
+
+def test_a_block_is_entered_once_at_a_time_and_may_be_left_twice():
+    block = configure(max_bytes=1)
+    with block:
+        with pytest.raises(ConfigurationError, match="already entered"):
+            block.__enter__()
+        assert in_force() == {"max_bytes": 1}
+    configure(max_bytes=2)
+    block.__exit__(None, None, None)
+    assert in_force() == {"max_bytes": 2}
+
+
+def test_a_call_that_was_never_entered_may_be_left():
+    change = configure(max_bytes=1)
+    change.__exit__(None, None, None)
+    assert in_force() == {}
+
+
+def test_the_base_does_not_grow_with_its_changes():
+    kept = configure(enabled=True)
+    for number in range(1, 100):
+        configure(max_bytes=number)
+    assert len(CURRENT.save().base) == 2
+    del kept
+    assert len(CURRENT.save().base) == 1
+    assert in_force() == {"max_bytes": 99}
+
+
+def test_a_block_that_is_left_after_a_reset_changes_nothing():
+    with configure(enabled=False):
+        reset()
+        assert in_force() == {}
+        configure(max_bytes=1)
+    assert in_force() == {"max_bytes": 1}
+
+
+def test_what_is_saved_is_restored_without_the_blocks_that_were_left():
+    with configure(enabled=False):
+        block = configure(max_bytes=1).__enter__()
+        saved = CURRENT.save()
+        reset()
+        block.__exit__(None, None, None)
+        CURRENT.restore(saved)
+        assert in_force() == {"enabled": False}
+    assert in_force() == {}
+
+
+def test_the_environment_wins_over_every_layer(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("AGENT_CACHE_ENABLED", "0")
+    with configure(enabled=True):
+        assert not CURRENT.value.enabled
+        configure(enabled=True)
+        assert not CURRENT.value.enabled
+
+
+def test_the_configuration_is_another_object_only_if_a_setting_is_another():
+    value = CURRENT.value
+    configure()
+    with configure(enabled=True):
+        assert CURRENT.value is value
+
+
+def test_threads_that_enter_and_leave_at_once_leave_nothing():
+    ready = threading.Barrier(8)
+
+    def block(number: int) -> None:
+        ready.wait()
+        for _ in range(50):
+            with configure(max_bytes=number), configure(enabled=False):
+                assert not CURRENT.value.enabled
+
+    threads = [threading.Thread(target=block, args=(number,)) for number in range(1, 9)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert in_force() == {}
+
+
+async def test_the_blocks_of_two_requests_that_overlap_leave_caching_on(truth: Truth):
+    process, entered = Process(truth, None), asyncio.Event()
+
+    async def first() -> None:
+        with configure(enabled=False):
+            await entered.wait()
+
+    async def second() -> None:
+        with configure(enabled=False):
+            entered.set()
+            await idle()
+
+    await asyncio.gather(first(), second())
+    await process.get_order("7")
+    await process.get_order("7")
+    assert truth.runs == ["get 7"]
+
+
+def test_a_change_that_ends_with_the_process_is_quiet():
+    program = "from agent_cache import configure\nkept = configure(max_bytes=1)\nconfigure(max_bytes=2)"
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert (ended.stdout, ended.stderr) == ("", "")
+
+
+# Writes reach every tier
+
+LAYERS: dict[str, dict[str, Any]] = {
+    "off": {"enabled": False},
+    "max_bytes": {"max_bytes": 1_000},
+    "no remote tier": {"remote": None},
+    "another remote tier": {"remote": MemoryTier(MemoryServer())},
+    "a backup": {"backup": MemoryTier(MemoryServer())},
+}
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize("how", ["tool", "invalidate", "writing", "one entry"])
+async def test_a_write_inside_of_a_block_reaches_the_tier_outside_of_it(
+    layer: str, how: str, truth: Truth, here: WatchedTier, elsewhere: MemoryTier
+):
+    process, other = Process(truth, None), Process(truth, elsewhere)
+    configure(remote=here)
+    assert await process.get_order("7") == await other.get_order("7") == "old"
+    with configure(**LAYERS[layer]):
+        match how:
+            case "tool":
+                await process.set_order("7")
+            case "invalidate":
+                truth.save("7")
+                await invalidate("order:7")
+            case "writing":
+                async with writing("order:7"):
+                    truth.save("7")
+            case _:
+                truth.save("7")
+                await process.get_order.invalidate("7")
+        assert await process.get_order("7") == "new"
+    assert await process.get_order("7") == "new"
+    if how != "one entry":
+        assert await other.get_order("7") == "new"
+
+
+async def test_a_write_after_a_block_reaches_the_tier_of_the_block(
+    truth: Truth, here: WatchedTier, elsewhere: MemoryTier
+):
+    process, other = Process(truth, None), Process(truth, elsewhere)
+    with configure(remote=here):
+        await process.get_order("7")
+    assert await other.get_order("7") == "old"
+    await process.set_order("7")
+    assert await other.get_order("7") == "new"
+    with configure(remote=here):
+        assert await process.get_order("7") == "new"
+
+
+async def test_nothing_that_another_process_writes_during_a_block_is_stale_after_it(
+    truth: Truth, here: WatchedTier, elsewhere: MemoryTier
+):
+    process = Process(truth, None)
+    configure(remote=here)
+    await process.get_order("7")
+    for number, layer in enumerate(LAYERS.values()):
+        with configure(**layer):
+            await process.get_order("7")
+            async with writing_in(elsewhere, "order:7"):
+                truth.orders["7"] = f"new {number}"
+        assert await process.get_order("7") == f"new {number}"
+
+
+async def test_a_write_that_is_limited_to_a_session_reaches_tiers_with_answers_of_sessions_only(here: WatchedTier):
+    @AgentCacheInvalidator("order:{id}", "session")
+    async def set_order(id: str) -> None: ...
+
+    @AgentCache("order:{id}")
+    async def get_order(id: str) -> str:
+        return id
+
+    with configure(remote=here):
+        pass
+    async with AgentCacheSession():
+        await set_order("7")
+        assert here.orders == []
+
+        @AgentCache("order:{id}", "session", remote=RemotePolicy(share=True))
+        async def get_shared(id: str) -> str:
+            return id
+
+        await set_order("7")
+        assert here.orders == ["begin", "commit"]
+
+
+async def test_a_write_that_runs_while_a_tier_is_configured_ends_in_it_as_well(
+    truth: Truth, here: WatchedTier, elsewhere: MemoryTier
+):
+    process, other, gate = Process(truth, None), Process(truth, elsewhere), Gate()
+
+    @AgentCacheInvalidator("order:{id}")
+    async def set_order(id: str) -> None:
+        await gate()
+        truth.save(id)
+
+    await other.get_order("7")
+    write = await started(set_order("7"))
+    with configure(remote=here):
+        gate.last.returns(None)
+        await write
+        assert here.orders == ["commit"]
+        assert await process.get_order("7") == "new"
+    assert await other.get_order("7") == "new"
+
+
+async def test_a_tier_that_was_given_up_stops_no_write_and_one_that_is_hidden_does(truth: Truth, here: WatchedTier):
+    @AgentCacheInvalidator("order:{id}", remote=RemotePolicy(on_unreachable="refuse"))
+    async def set_order(id: str) -> str:
+        return truth.save(id)
+
+    configure(remote=here)
+    here.fail("begin", OSError("gone"), times=2)
+    with configure(remote=None), pytest.raises(RemoteTierError):
+        await set_order("7")
+    configure(remote=None)
+    assert await set_order("7") == "7"
+    assert here.orders == ["begin", "commit", "begin", "commit"]
+
+
+@pytest.mark.parametrize("use", ["block", "call", "call that is kept"])
+async def test_a_tier_that_nothing_uses_any_more_is_freed(use: str, truth: Truth):
+    process, tier = Process(truth, None), WatchedTier(MemoryServer())
+    freed = weakref.ref(tier)
+    with ExitStack() as stack:
+        if use == "block":
+            stack.enter_context(configure(remote=tier))
+        else:
+            configure(remote=tier)
+        await process.get_order("7")
+        await process.set_order("7")
+    kept = configure(remote=None)
+    if use != "call that is kept":
+        del kept
+    else:
+        kept.__exit__(None, None, None)
+        configure(remote=None)
+    await process.get_order("7")  # its plan has referenced the tier
+    await process.set_order("7")
+    del tier
+    gc.collect()
+    assert freed() is None
+    assert CURRENT.tiers_once_configured() == []
+
+
+# What is stored while the tiers change
+
+
+async def test_a_follower_that_takes_over_in_a_block_with_a_tier_stores_nothing_unguarded(
+    truth: Truth, here: WatchedTier, elsewhere: MemoryTier
+):
+    """Its plan is from before the block: the answer would be guarded by no tier."""
+    gate = Gate()
+
+    @AgentCache("order:{id}")
+    async def get_order(id: str) -> str:
+        await gate()
+        return truth.load(id)
+
+    leader = await started(get_order("7"))
+    follower = await started(get_order("7"))
+    with configure(remote=here):
+        leader.cancel()
+        await idle()
+        gate.last.returns(None)
+        assert await follower == "old"
+        async with writing_in(elsewhere, "order:7"):
+            truth.orders["7"] = "new"
+        again = await started(get_order("7"))
+        gate.last.returns(None)
+        assert await again == "new"
+
+
+async def test_a_backup_that_is_asked_alone_drops_what_others_have_written(truth: Truth, elsewhere: MemoryTier):
+    here, backup = MemoryTier(elsewhere.server), WatchedTier(MemoryServer())
+    process = Process(truth, None)
+    configure(remote=here, backup=backup)
+    assert await process.get_order("7") == "old"
+    async with writing_in(elsewhere, "order:7"):
+        truth.orders["7"] = "new"
+    with configure(remote=None):
+        assert await process.get_order("7") == "new"
+
+
+async def test_a_backup_behind_which_another_tier_was_put_drops_what_it_has_missed(
+    truth: Truth, here: WatchedTier, elsewhere: MemoryTier
+):
+    """It was caught up with the first tier, but has heard nothing of the second."""
+    process, backup = Process(truth, None), WatchedTier(MemoryServer())
+    configure(remote=MemoryTier(MemoryServer()), backup=backup)
+    assert await process.get_order("7") == "old"
+    async with writing_in(elsewhere, "order:7"):
+        truth.orders["7"] = "new"
+    configure(remote=here)
+    assert await process.get_order("7") == "new"
+
+
+async def test_a_strong_read_runs_although_its_tier_is_configured_away_while_it_starts(truth: Truth, here: WatchedTier):
+    """By another thread, between the choice of the plan and its first stage."""
+
+    @AgentCache("order:{id}", remote=RemotePolicy(consistency="strong"))
+    async def get_order(id: str) -> str:
+        return truth.load(id)
+
+    configure(remote=here)
+    await get_order("7")
+    plan = get_order.__agent_cache__.root_plan
+    run: Callable[[Any], Any] = plan.run
+
+    def configured_away(call: Any) -> Any:
+        configure(remote=None)
+        return run(call)
+
+    plan.run = configured_away
+    assert await get_order("7") == "old"
