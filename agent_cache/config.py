@@ -55,6 +55,10 @@ class Configuration:
     enabled: bool = True
     max_bytes: int | None = None
 
+    def has_tiers_of(self, other: Configuration) -> bool:
+        """Whether the tiers are the same."""
+        return self.remote is other.remote and self.backup is other.backup
+
     def is_same(self, other: Configuration) -> bool:
         """Whether every setting is the same. Tiers are not compared with ``==``, which may be their class's own."""
         return (

@@ -16,7 +16,6 @@ import asyncio
 from collections.abc import Awaitable
 
 from agent_cache.clock import CLOCK
-from agent_cache.config import CURRENT
 from agent_cache.core.coherence import Partition
 from agent_cache.core.store import Entry
 from agent_cache.engine.runtime import BECOME_LEADER, Call, Failure, Flight, Proceed
@@ -93,10 +92,6 @@ async def _lead(
 ) -> Entry:
     call.leading = call.flight = flight
     call.source = "miss"
-    if call.plan.configuration is not CURRENT.value:
-        # Configured while a follower waited, or by another thread: the entry would be guarded by the former tiers.
-        with LEDGER.lock:
-            flight.mark_dirty()
     try:
         entry = await proceed(call)
     except Exception as error:

@@ -246,10 +246,13 @@ def insert_if_valid(call: Call, entry: Entry | None, tags: tuple[Tag, ...]) -> b
             inherited = tuple([tag for tag in flight.inherited.tags if tag not in all_tags])
             all_tags += inherited
             is_untouched = is_untouched and not LEDGER.is_held(inherited, partition, flight.key)
+        # Configured while a follower waited, or by another thread: the entry would be guarded by the former tiers.
+        configuration = CURRENT.value
         is_valid = (
             is_untouched
             and partition.is_open
-            and CURRENT.value.enabled
+            and (configuration is call.plan.configuration or configuration.has_tiers_of(call.plan.configuration))
+            and configuration.enabled
             and entry is not None
             and (flight.inherited is None or _may_depend_on(call, entry, flight.inherited))
         )
