@@ -355,15 +355,14 @@ def free(garbage: list[Any]) -> None:
     for dropped in garbage:
         count += sum(map(len, dropped)) if type(dropped) is tuple else len(dropped) if type(dropped) is list else 1
     parts = [part for dropped in garbage for part in (dropped if type(dropped) is tuple else (dropped,))]
-    if count <= _AT_ONCE or not _in_turns(*parts):
-        if WITNESSES:
-            for part in parts:
-                if isinstance(part, Entry):
-                    note_evicted(part)
-                elif isinstance(part, dict):
-                    note_dropped(part.values())
-                elif isinstance(part, list | deque):  # not `Outdated`, whose stores still have the entries
-                    note_dropped(part)
+    if (count <= _AT_ONCE or not _in_turns(*parts)) and WITNESSES:
+        for part in parts:
+            if isinstance(part, Entry):
+                note_evicted(part)
+            elif isinstance(part, dict):
+                note_dropped(part.values())
+            elif isinstance(part, list | deque):  # not `Outdated`, whose stores still have the entries
+                note_dropped(part)
     garbage.clear()
 
 
@@ -384,8 +383,8 @@ def _in_turns(*work: Any) -> bool:
 
 
 _garbage: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, weakref.ref[deque[Any]]] = weakref.WeakKeyDictionary()
-"""Containers to be emptied, and other work, by event loop. Only the callback that empties them holds them, so they are freed with the
-callbacks of a loop that is closed before that."""
+"""Containers to be emptied, and other work, by event loop. Only the callback that does it holds them, so they are freed
+with the callbacks of a loop that is closed before that."""
 
 
 def _free_a_slice(loop: asyncio.AbstractEventLoop, queue: deque[Any], work: Iterator[None]) -> None:

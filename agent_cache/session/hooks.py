@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Hashable, Mapping
-from threading import get_ident
 from typing import Any, Final
 
 from agent_cache.core.keys import Uncacheable, key_part
@@ -20,7 +19,7 @@ from agent_cache.errors import AgentLoopDetectedError
 from agent_cache.metrics import Stats
 from agent_cache.session.guard import LoopGuard
 from agent_cache.session.loop_detector import (
-    CURRENT_TASK,
+    RUNNING_TASKS,
     CallCount,
     LoopDetector,
     RunState,
@@ -198,8 +197,8 @@ class SessionHooks:
         session, run, name, stats, add = self._session, self._run, self._name, self._stats, self._add
         identify = None if self._identity.is_cache_key else self._identity.of_hit
         record = None if self._tool_detector is None else self._tool_detector.hit
-        judge, ask_first, failed, follow = self._judge_hit, self._ask_first, self._detector_failed, run.follow
-        enclosing, current_task, thread = ENCLOSING.get, CURRENT_TASK, get_ident
+        judge, ask_first, failed, note_task = self._judge_hit, self._ask_first, self._detector_failed, run.note_task
+        enclosing, current_task, running = ENCLOSING.get, asyncio.current_task, RUNNING_TASKS
 
         def hit(key: Hashable, entry: Entry, value: Any, now: float, arguments: Mapping[str, Any] | None) -> Any:
             if run.calls >= limits.limit:
@@ -208,13 +207,8 @@ class SessionHooks:
             inside = None if parent is None else parent.number_in(session)
             if record is not None and inside is None:
                 try:
-                    # `RunState.note_task` without the calls. Given the loop, 3.11 finds the task without a system call.
-                    if thread() != run.thread:
-                        follow()
-                    task = current_task(run.loop)
-                    if task is not run.task:
-                        run.task = follow() if task is None else task
-                        run.step += 1
+                    if running != run.running if running is not None else current_task() is not run.task:
+                        note_task()
                     verdict = record(key if identify is None else identify(key, arguments), entry)
                 except Exception as error:  # noqa: BLE001 - a broken guard is not a broken agent
                     verdict = failed(error)
@@ -354,7 +348,7 @@ class SessionHooks:
             return None  # an interruption, or the refusal of a call that the tool has made
         run, entry = self._run, None
         try:
-            if get_ident() != run.thread or CURRENT_TASK(run.loop) is not run.task:
+            if RUNNING_TASKS is None or run.running != RUNNING_TASKS:
                 run.note_task()
             if error is None:
                 entry = call.stored_entry

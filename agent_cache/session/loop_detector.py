@@ -29,6 +29,7 @@ import weakref
 from collections.abc import Callable, Hashable
 from contextvars import Context
 from dataclasses import dataclass
+from itertools import islice
 from threading import get_ident
 from typing import Any, Final, Literal
 
@@ -39,7 +40,17 @@ from agent_cache.errors import AgentLoopDetectedError
 from agent_cache.session.loop_policy import NEVER, LoopPolicy
 from agent_cache.values.compare import fingerprint, shown
 
-__all__ = ["CURRENT_TASK", "NO_CALL", "CallHistory", "CallCount", "LoopDetector", "RunState", "ToolDetector", "Verdict"]
+__all__ = [
+    "CURRENT_TASK",
+    "NO_CALL",
+    "RUNNING_TASKS",
+    "CallCount",
+    "CallHistory",
+    "LoopDetector",
+    "RunState",
+    "ToolDetector",
+    "Verdict",
+]
 
 Check = Literal["repeat", "error", "cycle", "any_error"]
 Level = Literal["notice", "action"]
@@ -78,6 +89,12 @@ _MAX_TOOLS: Final = 1_000
 CURRENT_TASK: Callable[[Any], Any] = (
     asyncio.current_task if sys.version_info >= (3, 12) else asyncio.tasks._current_tasks.get  # type: ignore[attr-defined]
 )
+
+RUNNING_TASKS: Any = asyncio.tasks._current_tasks if sys.version_info < (3, 12) else None  # type: ignore[attr-defined]
+"""The running task of each event loop, where `asyncio.current_task` without a loop is slow."""
+
+_NO_TASK: Final = object()
+"""The task that makes the current call, if none is known. No event loop has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,12 +154,13 @@ class RunState:
         used: calls made so far, by tool, for tools with a limit of their own.
         thread: the thread that made the last call; None once the iteration it was made in has ended.
         loop: the event loop of that thread.
-        task: the task that made the last call of that iteration. It is not kept longer.
+        task: the task that made the last call of that iteration. It is not kept longer: `_NO_TASK` takes its place.
+        running: what `RUNNING_TASKS` is as long as that task is the only one that runs in any thread.
         step: a number for that task in that iteration. Each task and each iteration gets another one.
         first_step: the first number of the current iteration.
     """
 
-    __slots__ = ("_iterations", "calls", "first_step", "limit", "loop", "step", "task", "thread", "used")
+    __slots__ = ("_iterations", "calls", "first_step", "limit", "loop", "running", "step", "task", "thread", "used")
 
     def __init__(self, limit: int | None) -> None:
         self.calls = 0
@@ -161,7 +179,8 @@ class RunState:
         self._iterations.clear()
         self.thread: int | None = None
         self.loop: Any = None
-        self.task: Any = None
+        self.task: Any = _NO_TASK
+        self.running: Any = None
 
     def used_by(self, tool: str) -> CallCount:
         """The calls of one tool."""
@@ -170,7 +189,7 @@ class RunState:
         return count
 
     def note_task(self) -> None:
-        """Note the task of the next call. `SessionHooks` repeats this on the path of every hit."""
+        """Note the task of the next call. `SessionHooks` checks before whether it is the one of the last call."""
         if get_ident() != self.thread:
             self.follow()
         task = CURRENT_TASK(self.loop)
@@ -182,6 +201,7 @@ class RunState:
         if task is not self.task:
             self.task = task
             self.step += 1
+            self.running = {self.loop: task}
 
     def follow(self) -> Any:
         """Follow the current iteration of the running event loop until it ends, or another thread makes a call.
@@ -203,7 +223,7 @@ class RunState:
             self._iterations[loop] = first
             loop.call_soon(self.end_iteration, loop, context=Context())  # it does not keep this run's context
         self.first_step = first
-        self.task = None
+        self.task, self.running = _NO_TASK, None
         self.loop = loop
         self.thread = get_ident()
         return CURRENT_TASK(loop)
@@ -215,7 +235,8 @@ class RunState:
         if self.loop is loop:
             self.step += 1
             self.first_step = self.step
-            self.thread = self.loop = self.task = None
+            self.thread = self.loop = self.running = None
+            self.task = _NO_TASK
 
 
 class CallHistory:
@@ -240,7 +261,14 @@ class CallHistory:
         "outcome", "step", "text", "tool",
     )  # fmt: skip
 
-    def __init__(self, tool: str, key: Hashable, entry: Entry | None = None, epoch: int = -1) -> None:
+    def __init__(
+        self,
+        tool: str,
+        key: Hashable,
+        entry: Entry | None = None,
+        epoch: int = -1,
+        identify: Identify = fingerprint,
+    ) -> None:
         self.tool = tool
         self.key = key
         self.entry = entry
@@ -253,7 +281,7 @@ class CallHistory:
         self.step = -1
         self.ended = -1
         self.others: dict[Hashable, tuple[int, int]] | None = None
-        self.identify: Identify = fingerprint
+        self.identify = identify
 
     def let_go(self, entry: Entry, known: dict[Any, Any] | None) -> None:
         """Keep what identifies the value of an entry that the cache has dropped, and not the entry."""
@@ -296,10 +324,7 @@ class CallHistory:
                 self.outcome = self.identify(value)
             self.text = self.text or shown(value)
         self.entry = None
-        if WITNESSES.get(id(entry)) is self:
-            WITNESSES.pop(id(entry), None)  # `unwatch`, without the call
-        else:
-            unwatch(entry, self)
+        unwatch(entry, self)
 
     def set_outcome(self, outcome: Hashable | None, entry: Entry | None, identify: Identify) -> tuple[bool, bool]:
         """Make this the last outcome. Returns whether it already was, and whether it was seen before in any epoch."""
@@ -460,14 +485,25 @@ class LoopDetector:
             self.release_oldest()
 
     def release_oldest(self) -> None:
-        """Keep one entry less."""
+        """Keep fewer entries: a quarter of them at once, since a dict does not find its first key in constant time."""
         kept = self.kept
         try:
-            call = next(iter(kept))
-            del kept[call]
-        except (StopIteration, RuntimeError, KeyError):
-            return  # another thread has released or kept one: the next call releases as many as are too many
-        call.release_entry()
+            oldest = list(islice(kept, max(1, len(kept) // 4)))
+        except RuntimeError:
+            return  # another thread has released or kept one: the next call does this
+        for call in oldest:
+            kept.pop(call, None)
+            entry = call.entry
+            if entry is None:
+                continue
+            if call.count > 1:
+                call.release_entry()
+                return  # identifying a value takes 1 to 50 us
+            call.entry = None
+            if WITNESSES.get(id(entry)) is call:
+                WITNESSES.pop(id(entry), None)  # `unwatch`, without the call
+            else:
+                unwatch(entry, call)
 
     def count_error(self, tool: str, outcome: Hashable, began: int) -> int:
         """Count an error of a tool, that of the last call. Returns in how many rounds in a row there was only it."""
@@ -637,7 +673,7 @@ class ToolDetector:
         if len(calls) >= _MAX_CALLS:
             forget_oldest(calls, _MAX_CALLS - 1)
         state = self._detector
-        calls[key] = call = CallHistory(self._tool, key, entry, state.epoch)
+        calls[key] = call = CallHistory(self._tool, key, entry, state.epoch, self._identify)
         call.step, call.judge_at = state.run.step, state.levels["repeat"].notice
         call.count = call.in_a_row = 1
         state.position = position = state.position + 1
@@ -647,7 +683,6 @@ class ToolDetector:
             state.end_streak(position)
         else:
             state.streak_start, state.mixed_after = position, position + 1
-        call.identify = self._identify
         if WITNESSES.setdefault(id(entry), call) is not call:  # `watch`, without the call
             watch(entry, call)
         kept = state.kept

@@ -1141,6 +1141,8 @@ async def test_tools_that_are_decorated_in_a_long_session_are_let_go():
     async with AgentCacheSession(max_execution_depth=100_000, trace_size=100) as session:
         for n in range(1_500):
             await decorated(n)
+            if n % 100 == 0:
+                gc.collect()
         gc.collect()
         assert sum(tool() is not None for tool in tools) <= 1_000
         assert session._detector is not None
@@ -1148,7 +1150,9 @@ async def test_tools_that_are_decorated_in_a_long_session_are_let_go():
         assert len(session._partitions) <= 1_000
         metrics = session.get_metrics()
         assert (metrics["hits"], metrics["misses"], metrics["calls"]) == (1_500, 1_500, 4_500)
-        assert len(session.metrics._tools) <= 1_001
+        # Counters that something counts in, and as many of tools whose plans are gone.
+        assert len(session.metrics._tools) <= 2_200
+        assert metrics["tools"]["(others)"]["calls"] > 0
 
 
 async def test_a_tool_whose_plan_was_dropped_has_its_answers_and_its_history_still():
@@ -1193,6 +1197,8 @@ async def test_a_session_is_opened_and_left_without_looking_at_the_others():
         return seen
 
     seen = []
+    for _ in range(100):  # after as many calls, a tool is checked once for what writes its roots
+        await runs.read()
     for others in (1, 1_000):
         for _ in range(others):
             context = contextvars.copy_context()

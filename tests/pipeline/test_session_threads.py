@@ -68,7 +68,11 @@ class Tools:
         async def fail(n: Any) -> Any:
             raise LookupError(n)
 
-        self.get, self.change, self.fail = get, change, fail
+        @AgentCache("elsewhere", name="look")
+        async def look() -> None:
+            return None
+
+        self.get, self.change, self.fail, self.look = get, change, fail, look
         self.answers = 0
 
     async def work(self) -> None:
