@@ -273,30 +273,28 @@ class Witness(Protocol):
         ...
 
 
-WITNESSES: dict[int, Any] = {}
-"""The witness of each entry that has one, or a set of them, by the entry's address. It is the entry's own as long as a
-witness keeps it alive, and a witness that does not is removed by `unwatch`.
-"""
+WITNESSES: dict[Entry, Any] = {}
+"""The witness of each entry that has one, or a set of them. A witness that lets go of its entry is removed."""
 
 
 def watch(entry: Entry, witness: Witness) -> None:
     """Call `Witness.let_go` soon after the cache has dropped this entry, unless `unwatch` is called before."""
-    present = WITNESSES.setdefault(id(entry), witness)
+    present = WITNESSES.setdefault(entry, witness)
     if type(present) is set:
         present.add(witness)
     elif present is not witness:
-        WITNESSES[id(entry)] = {present, witness}
+        WITNESSES[entry] = {present, witness}
 
 
 def unwatch(entry: Entry, witness: Witness) -> None:
     """Forget a witness that lets go of its entry."""
-    present = WITNESSES.get(id(entry))
+    present = WITNESSES.get(entry)
     if present is witness:
-        WITNESSES.pop(id(entry), None)
+        WITNESSES.pop(entry, None)
     elif type(present) is set:
         present.discard(witness)
         if not present:
-            WITNESSES.pop(id(entry), None)
+            WITNESSES.pop(entry, None)
 
 
 def _witnesses_of(present: Any) -> list[Witness]:
@@ -305,7 +303,7 @@ def _witnesses_of(present: Any) -> list[Witness]:
 
 def note_evicted(entry: Entry) -> None:
     """Let no witness keep an entry that was evicted. Called outside of the lock."""
-    present = WITNESSES.pop(id(entry), None)
+    present = WITNESSES.pop(entry, None)
     if present is not None:
         for witness in _witnesses_of(present):
             witness.let_go(entry, None)
@@ -320,7 +318,7 @@ def note_dropped(entries: Iterable[Any]) -> None:
     found = [
         _tell(entry, _witnesses_of(present))
         for entry in entries
-        if (present := WITNESSES.pop(id(entry), None)) is not None
+        if isinstance(entry, Entry) and (present := WITNESSES.pop(entry, None)) is not None
     ]
     if not found:
         return
@@ -408,7 +406,7 @@ def _emptied(queue: deque[Any]) -> Iterator[None]:
                     queue.append(value)
             else:
                 value = container.pop()
-            if (present := WITNESSES.pop(id(value), None)) is not None:
+            if isinstance(value, Entry) and (present := WITNESSES.pop(value, None)) is not None:
                 yield from _tell(value, _witnesses_of(present))
             del value
             freed += 1

@@ -352,11 +352,12 @@ class SessionHooks:
                 run.note_task()
             if error is None:
                 entry = call.stored_entry
-                store = None if entry is None else call.flight.partition.store
-                if store is not None and store.newest is not entry and store.peek(call.key) is not entry:
-                    entry = None  # too large for the cache, or dropped by another thread: it is not kept alive here
-                if entry is not None and detector.record_first(call.loop_key, entry):
-                    return None
+                if entry is not None:
+                    store = call.flight.partition.store
+                    if store.newest is not entry and store.peek(call.key) is not entry:
+                        entry = None  # too large for the cache, or dropped by another thread: it is not kept alive here
+                    elif detector.record_first(call.loop_key, entry):
+                        return None
                 if entry is None:
                     signature, has_failed = self._identity.of_result(value), not self._operation.is_successful(value)
                 else:

@@ -26,10 +26,10 @@ from __future__ import annotations
 import asyncio
 import sys
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from contextvars import Context
 from dataclasses import dataclass
-from itertools import islice
 from threading import get_ident
 from typing import Any, Final, Literal
 
@@ -403,7 +403,7 @@ class LoopDetector:
         self.cycle_acted = False
         self.tools: dict[Hashable, ToolDetector] = {}
         self.recent = [NO_CALL] * _MAX_RECENT
-        self.kept: dict[CallHistory, None] = {}
+        self.kept: OrderedDict[CallHistory, None] = OrderedDict()
         self.max_kept = _MAX_KEPT
         weakref.finalize(self, _release_all, self.kept).atexit = False  # a session that is never left
         self.blocked: dict[tuple[str, Hashable], Verdict] = {}
@@ -485,25 +485,27 @@ class LoopDetector:
             self.release_oldest()
 
     def release_oldest(self) -> None:
-        """Keep fewer entries: a quarter of them at once, since a dict does not find its first key in constant time."""
+        """Keep one entry less."""
         kept = self.kept
         try:
-            oldest = list(islice(kept, max(1, len(kept) // 4)))
-        except RuntimeError:
-            return  # another thread has released or kept one: the next call does this
-        for call in oldest:
-            kept.pop(call, None)
-            entry = call.entry
-            if entry is None:
-                continue
-            if call.count > 1:
-                call.release_entry()
-                return  # identifying a value takes 1 to 50 us
-            call.entry = None
-            if WITNESSES.get(id(entry)) is call:
-                WITNESSES.pop(id(entry), None)  # `unwatch`, without the call
+            call, _ = kept.popitem(last=False)
+        except KeyError:
+            return  # another thread has released the last one
+        entry = call.entry
+        if entry is None:
+            return
+        if call.count > 1:
+            call.release_entry()
+            return
+        # As `release_entry`, without the calls.
+        call.entry = None
+        try:
+            if WITNESSES[entry] is call:
+                del WITNESSES[entry]
             else:
                 unwatch(entry, call)
+        except KeyError:
+            pass  # it was dropped meanwhile
 
     def count_error(self, tool: str, outcome: Hashable, began: int) -> int:
         """Count an error of a tool, that of the last call. Returns in how many rounds in a row there was only it."""
@@ -525,7 +527,7 @@ class LoopDetector:
         forget_oldest(self.blocked, _MAX_BLOCKED)
 
 
-def _release_all(kept: dict[CallHistory, None]) -> None:
+def _release_all(kept: OrderedDict[CallHistory, None]) -> None:
     while kept:
         try:
             call, _ = kept.popitem()
@@ -683,8 +685,10 @@ class ToolDetector:
             state.end_streak(position)
         else:
             state.streak_start, state.mixed_after = position, position + 1
-        if WITNESSES.setdefault(id(entry), call) is not call:  # `watch`, without the call
+        if entry in WITNESSES:
             watch(entry, call)
+        else:
+            WITNESSES[entry] = call  # `watch`, without the call
         kept = state.kept
         kept[call] = None
         if len(kept) > state.max_kept:
