@@ -323,3 +323,28 @@ async def test_a_block_ends_when_the_generator_that_it_is_in_is_closed_after_a_b
     await orders.get("7")
     assert orders.get.cache_info().hits == 1
     assert not failures
+
+
+async def test_a_task_of_a_block_goes_on_outside_of_a_session_that_a_closed_generator_has_left(orders: Orders):
+    """It is still inside the block."""
+    go, session = asyncio.Event(), AgentCacheSession()
+    tasks: list[asyncio.Task[list[int]]] = []
+
+    async def late() -> list[int]:
+        await go.wait()
+        return [await orders.get("7"), await orders.get("7")]
+
+    async def numbers() -> AsyncIterator[int]:
+        async with session:
+            with bypass():
+                tasks.append(await started(late()))
+            yield 1
+
+    async for _ in numbers():
+        break
+    for _ in range(5):
+        gc.collect()
+        await asyncio.sleep(0)
+    go.set()
+    assert await tasks[0] == [1, 2]
+    assert session.get_metrics()["calls"] == 0
