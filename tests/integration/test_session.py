@@ -1362,3 +1362,15 @@ async def test_sessions_that_share_an_answer_let_it_go_together():
         assert await kept.alive() == 1
         await invalidate("kept")
         assert await kept.alive() == 0
+
+
+@pytest.mark.parametrize("how", DROPS)
+async def test_a_session_keeps_no_answer_of_many_that_are_freed_in_slices(how: str):
+    kept = Kept(maxsize=None)
+    async with AgentCacheSession(max_execution_depth=10_000):
+        for n in range(2_000):
+            await kept.read(n)
+        await DROPS[how](kept)
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert await kept.alive() == 0
