@@ -292,6 +292,7 @@ class AsyncCache(Upstream):  # type: ignore[misc]  # async-cache ships no hints
         try:
             value = await call.loader()
         finally:
+            call.depth = 0
             with suppress(ValueError):  # closed by the garbage collector, in another context than it ran in
                 ENCLOSING.reset(token)
         entry = KeyedEntry(flight.key, call.raw_key, value, call.ttl)
@@ -653,9 +654,9 @@ class Batch:
         self.task: asyncio.Task[None] | None = None
         self.flight = Flight(storage.partition, (None, self.loop), (), ())
         self.context = copy_context()
-        call = LoadingCall(storage, None, None, 0.0, None, loader)
-        call.leading = self.flight
-        self.context.run(ENCLOSING.set, call)
+        self.call = LoadingCall(storage, None, None, 0.0, None, loader)
+        self.call.leading = self.flight
+        self.context.run(ENCLOSING.set, self.call)
 
     def accepts(self, call: LoadingCall) -> bool:
         """Whether a dict can tell the call's key from the others in the batch."""
@@ -719,6 +720,8 @@ class Batch:
                             garbage = self.storage.insert(entry)
                     del garbage  # outside of the lock
                     item.answered.set()
+        finally:
+            self.call.depth = 0
 
     def fail(self, error: Exception) -> None:
         """Let every caller that still waits raise an error."""

@@ -103,7 +103,7 @@ class Stats:
 
 
 _MAX_ROWS = 10_000
-"""Rows of tools that no longer exist, and of explicit invalidations, each."""
+"""Rows of tools that no longer exist, and of explicit invalidations, each; a session has fewer."""
 
 _MAX_ROOTS = 1_000
 """Characters of the roots of an explicit invalidation that has a row of its own."""
@@ -115,19 +115,23 @@ OTHERS = "(others)"
 class Metrics:
     """The live counters of a process or of a session.
 
-    Every tool that exists has its counters. Of tools that are gone, and of the roots of explicit invalidations, 10,000
-    have a row of their own; what goes beyond is in the row ``"(others)"`` and in the sums.
+    Every tool that counts here has its counters. Of tools that are gone, and of the roots of explicit invalidations,
+    `max_rows` have a row of their own; what goes beyond is in the row ``"(others)"`` and in the sums.
 
     Reading an attribute (``hits``, ``misses``, ``shared``, ``invalidations``, ``uncached``, ``evictions``, ``errors``,
     ``calls``, ``loop_detections``, ``time_saved``, ``hit_rate``) sums all tools; `snapshot` gives them one by one.
+
+    Args:
+        max_rows: how many these may be, each; 10,000 if left out.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, max_rows: int | None = None) -> None:
+        self._max_rows = _MAX_ROWS if max_rows is None else max_rows
         self._tools: dict[tuple[str, tuple[str, ...]], Stats] = {}
         self._explicit: dict[tuple[str, ...], Stats] = {}
         self._other_tools = Stats()
         self._other_roots = Stats()
-        self._limit = _MAX_ROWS
+        self._limit = self._max_rows
         self._loops: Counter[str] = Counter()
         self._notices: Counter[str] = Counter()
         self._callback_errors = 0
@@ -157,14 +161,14 @@ class Metrics:
         for key, copied in copies:
             if key not in self._tools:
                 self._other_tools.add(copied)
-        self._limit = max(_MAX_ROWS, 2 * len(self._tools))
+        self._limit = max(self._max_rows, 2 * len(self._tools))
 
     def invalidated(self, roots: Iterable[str]) -> None:
         """Count an invalidation without a tool: `invalidate(...)` or `writing(...)`."""
         key = tuple(roots)
         stats = self._explicit.get(key)
         if stats is None:
-            if len(self._explicit) < _MAX_ROWS and sum(map(len, key)) <= _MAX_ROOTS:
+            if len(self._explicit) < self._max_rows and sum(map(len, key)) <= _MAX_ROOTS:
                 stats = self._explicit.setdefault(key, Stats())
             else:
                 stats = self._other_roots
@@ -259,6 +263,7 @@ def get_metrics() -> dict[str, Any]:
         invalidations, beyond 10,000 each.
         ``hit_rate = hits / (hits + misses + shared)``, 0.0 if there were none.
         ``"loops"`` counts the calls that sessions acted upon, ``"loop_notices"`` the notices, each by the kind of loop
-        or budget; ``"callback_errors"`` counts the failures of users' functions for loops.
+        or budget; ``"callback_errors"`` counts the failures of users' functions for loops, and of the loop detector
+        itself.
     """
     return METRICS.snapshot()

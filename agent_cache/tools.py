@@ -36,7 +36,7 @@ from agent_cache.core.tags import ComputedTags, Region, TagSet, parse_tag, root_
 from agent_cache.engine.codegen import read_body, write_body
 from agent_cache.engine.plan import read_plan, write_plan
 from agent_cache.engine.read import CacheInfo, ReadOperation
-from agent_cache.engine.runtime import SCOPE, CacheKey, Scope
+from agent_cache.engine.runtime import ROOT, SCOPE, CacheKey, Scope, closes_generator, leave_scope
 from agent_cache.engine.state import drop, mark_written
 from agent_cache.engine.write import DOUBT, OUTSIDE, Write, WriteOperation
 from agent_cache.errors import ConfigurationError
@@ -775,16 +775,18 @@ def _parsed(tags: tuple[str | Sequence[object], ...], function: str) -> tuple[st
 class Bypass:
     """A block of `bypass`."""
 
-    __slots__ = ("_token",)
+    __slots__ = ("_outer", "_scope", "_token")
 
     def __init__(self) -> None:
         self._token: Token[Scope] | None = None
+        self._outer = self._scope = ROOT
 
     def __enter__(self) -> Self:
         if self._token is not None:
             raise ConfigurationError("bypass: this block is already entered; call bypass() again for another `with`")
-        scope = SCOPE.get()
-        self._token = SCOPE.set(scope if scope.bypasses else scope.variant(bypasses=True))
+        self._outer = outer = SCOPE.get()
+        self._scope = outer if outer.bypasses else outer.variant(bypasses=True)
+        self._token = SCOPE.set(self._scope)
         return self
 
     def __exit__(
@@ -793,10 +795,8 @@ class Bypass:
         token, self._token = self._token, None
         if token is None:
             return
-        try:
-            SCOPE.reset(token)
-        except ValueError:
-            pass  # closed by the garbage collector, in another context than it was entered in
+        scope, outer, self._scope, self._outer = self._scope, self._outer, ROOT, ROOT
+        leave_scope(scope, outer, token, is_closing=closes_generator(error))
 
 
 def bypass() -> Bypass:

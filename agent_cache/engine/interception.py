@@ -192,10 +192,16 @@ class InterceptedScope(Scope):
         outside = self.outside.outside_of_load
         if outside is self.outside:
             return self
+        if self.interceptor is None:  # the recording has ended
+            return outside
         if self._outside_of_load is None:
-            assert self.interceptor is not None
             self._outside_of_load = InterceptedScope(outside, self.interceptor)
         return self._outside_of_load
+
+    def become(self, other: Scope) -> None:
+        super().become(other)
+        if self.interceptor is None and self.became is not None:
+            self.outside = self.became  # the recording has ended: this is a place like any other
 
     def inside_load(self) -> Scope:
         """What is called inside of a load is recorded, too."""
@@ -203,18 +209,21 @@ class InterceptedScope(Scope):
         if inside is self.outside:
             return self
         if self.inside is None:
-            assert self.interceptor is not None
+            if self.interceptor is None:  # the recording has ended
+                return super().inside_load()
             self.inside = InterceptedScope(inside, self.interceptor)
         return self.inside
 
     def within(self, participant: Participant, tenant: Hashable | None) -> Scope:
         """A session that is opened inside of the recording is recorded, too."""
-        assert self.interceptor is not None
+        if self.interceptor is None:
+            return self.outside.within(participant, tenant)
         return InterceptedScope(self.outside.within(participant, tenant), self.interceptor)
 
     def variant(self, *, bypasses: bool) -> Scope:
-        assert self.interceptor is not None
-        return InterceptedScope(self.outside.variant(bypasses=bypasses), self.interceptor)
+        if self.interceptor is None:
+            return self.outside.variant(bypasses=bypasses)
+        return self._follow(InterceptedScope(self.outside.variant(bypasses=bypasses), self.interceptor))
 
     def storing(self) -> Scope:
         return self.outside.storing()
@@ -222,10 +231,12 @@ class InterceptedScope(Scope):
     def plan(self, operation: Operation[Any]) -> Plan:
         plan = self.plans.get(operation)
         if plan is None or plan.configuration is not CURRENT.value:
+            if self.interceptor is None:
+                return super().plan(operation)
             plan = copy(self.outside.plan(operation))
             plan.admit = _no_hit
             plan.partition = None
-            self.plans[operation] = plan
+            self.keep_plan(operation, plan)
         return plan
 
 
@@ -246,7 +257,7 @@ class _Beneath(Scope):
             plan.run = partial(_show_call, of.run)
             plan.load = partial(_show_call, of.load)
             plan.uncached = partial(_show_call, of.uncached)
-            self.plans[operation] = plan
+            self.keep_plan(operation, plan)
         return plan
 
 

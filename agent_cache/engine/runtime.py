@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Hashable, Mapping
 from contextvars import ContextVar, Token
@@ -22,7 +23,7 @@ from agent_cache.core.policies import ReadPolicy, WritePolicy
 from agent_cache.core.store import Entry
 from agent_cache.core.tags import Tag, TagSet
 from agent_cache.engine.inheritance import Inherited, Inherits
-from agent_cache.engine.state import LEDGER, RootUse, uses_of
+from agent_cache.engine.state import LEDGER, RootUse, forget_oldest, uses_of
 from agent_cache.errors import AgentLoopDetectedError
 from agent_cache.metrics import METRICS, Metrics, Stats
 from agent_cache.remote.protocol import Request, Ticket, Tier, Versions
@@ -34,6 +35,7 @@ __all__ = [
     "INTERCEPTORS",
     "PLACE",
     "InsideLoad",
+    "MAX_PLANS",
     "ROOT",
     "SCOPE",
     "TENANT",
@@ -54,8 +56,10 @@ __all__ = [
     "Replacement",
     "Scope",
     "Stage",
+    "closes_generator",
     "count",
     "known_tags",
+    "leave_scope",
     "report_escape",
 ]
 
@@ -273,8 +277,13 @@ class Plan:
         return key if self.tenant is None else (TENANT, self.tenant, key)
 
 
+MAX_PLANS: Final = 1_000
+"""How many tools have a plan in one scope. A long session may decorate tools as it goes, and each plan keeps its tool
+alive. The plan that was compiled longest ago is dropped, and compiled again if the tool is called again."""
+
+
 class Scope:
-    """An immutable place in the nesting of sessions.
+    """A place in the nesting of sessions. It does not change, unless its innermost session is left in another context.
 
     Attributes:
         participants: the sessions, innermost first; empty for the root.
@@ -285,12 +294,17 @@ class Scope:
         answers_inline: whether the generated body of a global tool may look into its store directly: not for tenants,
             whose keys differ, nor inside `bypass`, nor under an interceptor, which receives every call.
         interceptor: records or replays the calls made here; None outside of recordings.
-        plans: compiled plans by operation; a cache, and the only thing here that changes.
+        plans: compiled plans by operation; a cache of at most `MAX_PLANS`.
         inside: the same scope inside of a load, once it was needed.
+        became: the place that this one stands for, since its session has ended; None if it is a place of its own.
     """
 
     __slots__ = (
+        "__weakref__",
+        "_aliases",
+        "_variants",
         "answers_inline",
+        "became",
         "bypasses",
         "inside",
         "interceptor",
@@ -313,6 +327,9 @@ class Scope:
         self.owners: frozenset[object] = frozenset(participants)
         self.plans: dict[Operation[Any], Plan] = {}
         self.interceptor: Interceptor | None = None
+        self.became: Scope | None = None
+        self._aliases: weakref.WeakSet[Scope] | None = None
+        self._variants: weakref.WeakSet[Scope] | None = None
 
     def within(self, participant: Participant, tenant: Hashable | None) -> Scope:
         """This place with one more session, innermost."""
@@ -320,7 +337,15 @@ class Scope:
 
     def variant(self, *, bypasses: bool) -> Scope:
         """This place with another flag."""
-        return Scope(self.participants, self.tenant, bypasses=bypasses)
+        return self._follow(Scope(self.participants, self.tenant, bypasses=bypasses))
+
+    def _follow(self, variant: Scope) -> Scope:
+        """Let a variant of this place become the same variant of another one when this place does."""
+        if self is not ROOT:  # which never ends
+            if self._variants is None:
+                self._variants = weakref.WeakSet()
+            self._variants.add(variant)
+        return variant
 
     def storing(self) -> Scope:
         """The place whose plans know where results are stored: this one without `bypass` and interceptors."""
@@ -341,8 +366,48 @@ class Scope:
         """The plan of an operation here, compiled at its first call and again after a change of the configuration."""
         plan = self.plans.get(operation)
         if plan is None or plan.configuration is not CURRENT.value:
-            plan = self.plans[operation] = operation.compile(operation, self)
+            plan = self.keep_plan(operation, operation.compile(operation, self))
         return plan
+
+    def keep_plan(self, operation: Operation[Any], plan: Plan) -> Plan:
+        """Keep a plan for the next call."""
+        self.plans.pop(operation, None)  # compiled again, it is the newest
+        self.plans[operation] = plan
+        if len(self.plans) > MAX_PLANS:
+            forget_oldest(self.plans, MAX_PLANS)
+        return plan
+
+    def is_at(self, other: Scope) -> bool:
+        """Whether this is that place, or stands for it."""
+        return self is other or self.became is other
+
+    def become(self, other: Scope) -> None:
+        """Stand for another place from now on: in contexts that still have this one after its session has ended."""
+        other = other.became or other
+        for kind in type(self).__mro__:
+            for name in getattr(kind, "__slots__", ()):
+                if hasattr(other, name) and name not in _OWN:
+                    setattr(self, name, getattr(other, name))
+        self.plans = {}
+        self.became = other
+        if self.inside is not None and self.inside is not self:
+            self.inside.become(other.inside_load())
+        if self.outside_of_load is not self and not self.outside_of_load.is_at(other.outside_of_load):
+            self.outside_of_load.become(other.outside_of_load)
+        for variant in list(self._variants or ()):
+            variant.become(other.variant(bypasses=variant.bypasses))
+        for alias in list(self._aliases or ()):
+            alias.become(other)
+        if other is not ROOT:  # which never ends
+            if other._aliases is None:
+                other._aliases = weakref.WeakSet()
+            other._aliases.add(self)
+
+
+_OWN: Final = frozenset(
+    {"__weakref__", "_aliases", "_outside", "_outside_of_load", "_variants", "became", "inside", "plans"}
+)
+"""What a scope does not take over from another one."""
 
 
 class _Root(Scope):
@@ -436,6 +501,47 @@ class _ScopeOfPlace:
 
 
 SCOPE: Final = _ScopeOfPlace()
+
+
+def leave_scope(scope: Scope, outer: Scope, token: Token[Any], *, is_closing: bool) -> bool:
+    """Make the outer scope the current one again.
+
+    Contexts in which the scope is still the current one are at the outer one from now on.
+
+    Args:
+        is_closing: whether an async generator is being closed around it: then another scope may be the current one.
+
+    Returns:
+        Whether this is the context that the scope was entered in.
+    """
+    if is_closing and scope is not outer and not SCOPE.get().is_at(scope):
+        scope.become(outer)  # when what was entered inside of it is left, this scope is the current one again
+        return True
+    try:
+        SCOPE.reset(token)
+    except ValueError:
+        if scope is not outer:
+            scope.become(outer)
+        return False
+    return True
+
+
+def closes_generator(error: BaseException | None) -> bool:
+    """Whether an async generator is being closed, by what a context manager around its ``yield`` is given.
+
+    A loop that leaves an ``async for`` by ``break`` does not close the generator. The event loop does it later, in a
+    task and a context of its own, and code in between may have put the `GeneratorExit` into a group, or raised another
+    error because of it.
+    """
+    pending, seen = [error], set[int]()
+    while pending:
+        one = pending.pop()
+        if isinstance(one, GeneratorExit):
+            return True
+        if one is not None and id(one) not in seen:
+            seen.add(id(one))
+            pending += [one.__context__, *(one.exceptions if isinstance(one, BaseExceptionGroup) else ())]
+    return False
 
 
 # Loads that several calls may wait for
@@ -726,7 +832,7 @@ class Call:
         scope: the scope that it is made in; while its tool loads, the inside of it.
         started: clock reading when the tool was started.
         numbers: its number in each session that saw it; None outside of sessions.
-        depth: how many calls enclose it, itself included.
+        depth: how many running calls enclose it, itself included; 0 once it has ended.
         began: how many calls its session's loop guard had counted when it began.
         loop_key: its identity for the loop guard, set where that compares it.
     """
@@ -782,11 +888,30 @@ class Call:
             self.parent = parent = place.call  # type: ignore[union-attr]  # as above
             self.leading = parent.leading
             self.within = parent.within
-            self.depth = parent.depth + 1
+            self.depth = 1 + parent.running_depth()
         self.started = 0.0
         self.tags: tuple[Tag, ...] = ()
         self.numbers: dict[object, int] | None = None
         self._arguments: dict[str, Any] | None = None
+
+    def running_depth(self) -> int:
+        """How many calls that still run enclose it, itself included. Of those that have ended, it keeps one in a row.
+
+        A task that a tool has started may outlive it, and start the next one: no call keeps all those before it alive.
+        The call that a running one was made from stays, since the trace has its number.
+        """
+        call: Call | None = self
+        depth = 0
+        while call is not None:
+            above = call.parent
+            if call.depth:
+                depth += 1
+            else:
+                while above is not None and not above.depth:
+                    above = above.parent
+                call.parent = above
+            call = above
+        return depth
 
     @property
     def call(self) -> Call:
@@ -949,6 +1074,7 @@ class Operation(Generic[P]):
                 raise
             return replacement.answer
         finally:
+            call.depth = 0
             try:
                 PLACE.reset(token)
             except ValueError:

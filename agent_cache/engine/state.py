@@ -12,9 +12,9 @@ import weakref
 from collections import OrderedDict, deque
 from collections.abc import Coroutine, Iterable, Iterator
 from difflib import get_close_matches
-from itertools import islice
+from itertools import chain, islice
 from time import perf_counter
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from agent_cache.config import CURRENT, Configuration
 from agent_cache.core.coherence import Ledger
@@ -25,19 +25,25 @@ __all__ = [
     "LEDGER",
     "LOG",
     "SIZES",
+    "WITNESSES",
     "RootUse",
     "clear_everything",
     "drop",
     "evict_for",
+    "forget_oldest",
     "forget_warnings",
     "free",
     "keep",
     "mark_written",
+    "note_dropped",
+    "note_evicted",
     "run_shielded",
+    "unwatch",
     "uses_of",
     "warn_of_unread_roots",
     "warn_of_unwritten_roots",
     "warn_once",
+    "watch",
 ]
 
 T = TypeVar("T")
@@ -167,6 +173,18 @@ def _nearest(root: str, names: Iterable[str]) -> str:
     return f"; is {near[0]!r} meant?" if near else ""
 
 
+def forget_oldest(mapping: dict[Any, Any], limit: int) -> None:
+    """Remove the oldest items of a mapping until it has at most `limit`.
+
+    Takes no lock: another thread may do the same at once, and then there may be fewer.
+    """
+    while len(mapping) > limit:
+        try:
+            mapping.pop(next(iter(mapping)), None)
+        except (RuntimeError, StopIteration):
+            continue  # another thread has changed it between the two steps
+
+
 # Invalidation from outside of a write tool, and eviction
 
 
@@ -233,6 +251,92 @@ CURRENT.lock = LEDGER.lock
 CURRENT.listeners.append(_apply)
 
 
+# Witnesses: the loop guards of sessions compare answers with earlier ones, and keep these no longer than the cache does
+
+
+class Witness(Protocol):
+    """Something that keeps an entry alive, to compare its value with a later one.
+
+    Attributes:
+        entry: the entry that it keeps.
+    """
+
+    entry: Entry | None
+
+    def let_go(self, entry: Entry, known: dict[Any, Any] | None) -> None:
+        """Keep what identifies the value instead of the entry, if it is still the one that is kept.
+
+        Args:
+            known: what other witnesses have found out about the value; None if the entry was evicted, which is too
+                frequent to identify each value.
+        """
+        ...
+
+
+WITNESSES: dict[Entry, Any] = {}
+"""The witness of each entry that has one, or a set of them. A witness that lets go of its entry is removed."""
+
+
+def watch(entry: Entry, witness: Witness) -> None:
+    """Call `Witness.let_go` soon after the cache has dropped this entry, unless `unwatch` is called before."""
+    present = WITNESSES.setdefault(entry, witness)
+    if type(present) is set:
+        present.add(witness)
+    elif present is not witness:
+        WITNESSES[entry] = {present, witness}
+
+
+def unwatch(entry: Entry, witness: Witness) -> None:
+    """Forget a witness that lets go of its entry."""
+    present = WITNESSES.get(entry)
+    if present is witness:
+        WITNESSES.pop(entry, None)
+    elif type(present) is set:
+        present.discard(witness)
+        if not present:
+            WITNESSES.pop(entry, None)
+
+
+def _witnesses_of(present: Any) -> list[Witness]:
+    return list(present) if type(present) is set else [present]
+
+
+def note_evicted(entry: Entry) -> None:
+    """Let no witness keep an entry that was evicted. Called outside of the lock."""
+    present = WITNESSES.pop(entry, None)
+    if present is not None:
+        for witness in _witnesses_of(present):
+            witness.let_go(entry, None)
+
+
+def note_dropped(entries: Iterable[Any]) -> None:
+    """Let no witness keep entries that were dropped. Called outside of the lock, since values are compared.
+
+    Args:
+        entries: also anything else that a store drops.
+    """
+    found = [
+        _tell(entry, _witnesses_of(present))
+        for entry in entries
+        if isinstance(entry, Entry) and (present := WITNESSES.pop(entry, None)) is not None
+    ]
+    if not found:
+        return
+    work = chain.from_iterable(found)
+    end = perf_counter() + _SLICE_SECONDS / 2
+    for _ in work:
+        if perf_counter() > end and _in_turns(work):
+            return
+
+
+def _tell(entry: Entry, witnesses: list[Witness]) -> Iterator[None]:
+    """Let each witness identify the value, which takes 1 to 50 us."""
+    known: dict[Any, Any] = {}
+    for witness in witnesses:
+        witness.let_go(entry, known)
+        yield
+
+
 # Freeing dropped entries: a million of them at once would hold the event loop for half a second
 
 
@@ -242,31 +346,43 @@ def free(garbage: list[Any]) -> None:
     One value is always freed at once, however large it is: a dict of ten million items takes half a second.
 
     Args:
-        garbage: entries, lists of entries, and tuples of containers as `Store.drop_all` returns them. It is emptied.
+        garbage: entries that were evicted, and what was dropped: lists of entries, and tuples of containers as
+            `Store.drop_all` returns them. It is emptied.
     """
     count = 0
     for dropped in garbage:
         count += sum(map(len, dropped)) if type(dropped) is tuple else len(dropped) if type(dropped) is list else 1
-    if count > _AT_ONCE:
-        try:
-            loop = asyncio.get_running_loop()
-        except RuntimeError:
-            pass  # no event loop to hold up: they are freed with the list
-        else:
-            reference = _garbage.get(loop)
-            queue = None if reference is None else reference()
-            if queue is None:
-                queue = deque()
-                _garbage[loop] = weakref.ref(queue)
-                loop.call_soon(_free_a_slice, loop, queue, _emptied(queue))
-            for dropped in garbage:
-                queue.extend(dropped if type(dropped) is tuple else [dropped])
+    parts = [part for dropped in garbage for part in (dropped if type(dropped) is tuple else (dropped,))]
+    if (count <= _AT_ONCE or not _in_turns(*parts)) and WITNESSES:
+        for part in parts:
+            if isinstance(part, Entry):
+                note_evicted(part)
+            elif isinstance(part, dict):
+                note_dropped(part.values())
+            elif isinstance(part, list | deque):  # not `Outdated`, whose stores still have the entries
+                note_dropped(part)
     garbage.clear()
 
 
+def _in_turns(*work: Any) -> bool:
+    """Empty containers, and do other work, between callbacks of the running loop. Returns whether there is one."""
+    try:
+        loop = asyncio.get_running_loop()
+    except RuntimeError:
+        return False  # no event loop to hold up
+    reference = _garbage.get(loop)
+    queue = None if reference is None else reference()
+    if queue is None:
+        queue = deque()
+        _garbage[loop] = weakref.ref(queue)
+        loop.call_soon(_free_a_slice, loop, queue, _emptied(queue))
+    queue.extend(work)
+    return True
+
+
 _garbage: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, weakref.ref[deque[Any]]] = weakref.WeakKeyDictionary()
-"""Containers to be emptied, by event loop. Only the callback that empties them holds them, so they are freed with the
-callbacks of a loop that is closed before that."""
+"""Containers to be emptied, and other work, by event loop. Only the callback that does it holds them, so they are freed
+with the callbacks of a loop that is closed before that."""
 
 
 def _free_a_slice(loop: asyncio.AbstractEventLoop, queue: deque[Any], work: Iterator[None]) -> None:
@@ -279,7 +395,7 @@ def _free_a_slice(loop: asyncio.AbstractEventLoop, queue: deque[Any], work: Iter
 
 
 def _emptied(queue: deque[Any]) -> Iterator[None]:
-    """Empty the containers in a queue, some entries between two yields."""
+    """Empty the containers in a queue, some entries between two yields, and do the work that is in it."""
     freed = 0
     while queue:
         container = queue.popleft()
@@ -289,13 +405,20 @@ def _emptied(queue: deque[Any]) -> Iterator[None]:
                 if isinstance(value, set):  # the keys under one tag
                     queue.append(value)
             else:
-                container.pop()
+                value = container.pop()
+            if isinstance(value, Entry) and (present := WITNESSES.pop(value, None)) is not None:
+                yield from _tell(value, _witnesses_of(present))
+            del value
             freed += 1
             if freed % _STEP == 0:
                 yield
         if type(container) is OrderedDict:  # its tables, those of a million entries, take milliseconds
             dict.clear(container)
             yield
+        elif isinstance(container, Iterator):
+            yield from container
+        elif isinstance(container, Entry):
+            note_evicted(container)
         del container
         yield
 

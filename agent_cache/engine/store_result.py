@@ -30,7 +30,7 @@ from agent_cache.core.store import (
 from agent_cache.core.tags import Tag
 from agent_cache.engine.inheritance import Inherited, Inherits, Source
 from agent_cache.engine.runtime import ENCLOSING, Call, Flight, Plan, known_tags
-from agent_cache.engine.state import LEDGER, evict_for, free, warn_once
+from agent_cache.engine.state import LEDGER, WITNESSES, evict_for, free, note_dropped, note_evicted, warn_once
 from agent_cache.remote.protocol import Ticket, Tier
 from agent_cache.values.compare import is_empty
 
@@ -292,7 +292,7 @@ def insert_if_valid(call: Call, entry: Entry | None, tags: tuple[Tag, ...]) -> b
     # What leaves the store is freed after the lock: the `__del__` of a value may wait for a lock of the user's. Hence
     # these names, which nothing reads.
     garbage: Sequence[Any] = ()
-    replaced = _newest = None
+    replaced = evicted = _newest = None
     with LEDGER.lock:
         if LEDGER.timed_holds:
             garbage = LEDGER.expire_holds(CLOCK.now())
@@ -355,6 +355,11 @@ def insert_if_valid(call: Call, entry: Entry | None, tags: tuple[Tag, ...]) -> b
             flight.leave_indexes()
     if garbage:
         free(list(garbage))
+    if WITNESSES:
+        if replaced is not None:
+            note_dropped((replaced,))
+        if evicted is not None:
+            note_evicted(evicted)
     if type(replaced) is GuardedEntry and replaced.failure is not None:
         warn_once("copying a hit failed, so it was loaded anew", call.operation.name, replaced.failure)
     return is_valid
@@ -458,6 +463,8 @@ async def _reload(call: Call, run: Run) -> None:
     except Exception as error:  # noqa: BLE001 - the tool's own; the caller has its answer already
         failed = True
         warn_once("refreshing an entry within its grace period failed", call.operation.name, error)
+    finally:
+        call.depth = 0
     if call.source == "miss":  # else a tier or another caller's load has answered
         stats.misses += 1
         stats.errors += failed

@@ -16,7 +16,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 from agent_cache.core.policies import checked_choice
 from agent_cache.engine.interception import INTERCEPTORS, InterceptedCall, InterceptedScope
-from agent_cache.engine.runtime import SCOPE, Operation, Scope
+from agent_cache.engine.runtime import SCOPE, Operation, Scope, closes_generator, leave_scope
 from agent_cache.errors import CassetteError, CassetteNotFound, ConfigurationError
 from agent_cache.recording.cassette import Cassette, apply_rules, recorded_rules
 from agent_cache.recording.cassette_file import is_being_recorded
@@ -60,6 +60,8 @@ class _Block(Generic[H]):
     _path: Path
     _recorder: Recorder | None = None
     _token: Token[Scope] | None = None
+    _scope: Scope | None = None
+    _outer: Scope | None = None
     _has_ended = False
 
     def _open(self) -> tuple[Recorder, H]:
@@ -73,7 +75,8 @@ class _Block(Generic[H]):
         self._recorder, handle = self._open()
         self._has_ended = False
         INTERCEPTORS[self._recorder] = os.path.realpath(self._path)
-        self._token = SCOPE.set(InterceptedScope(_without_blocker(scope), self._recorder))
+        self._outer, self._scope = scope, InterceptedScope(_without_blocker(scope), self._recorder)
+        self._token = SCOPE.set(self._scope)
         return handle
 
     def end(self, error: BaseException | None = None) -> None:
@@ -102,16 +105,21 @@ class _Block(Generic[H]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        recorder, token = self._recorder, self._token
-        self._recorder = self._token = None
-        if recorder is None or token is None:
+        recorder, token, scope, outer = self._recorder, self._token, self._scope, self._outer
+        self._recorder = self._token = self._scope = self._outer = None
+        if recorder is None or token is None or scope is None or outer is None:
             raise CassetteError("is not entered", self._path)
         INTERCEPTORS.pop(recorder, None)
         try:
             if not self._has_ended:
                 recorder.finish(error)
         finally:
-            _leave(token, self._path)
+            is_closing = closes_generator(error)
+            if not leave_scope(scope, outer, token, is_closing=is_closing) and not is_closing:
+                raise ConfigurationError(
+                    f"the recording of {self._path} was entered in one context and left in another, so what ran in "
+                    "between may have been outside of it; enter and leave it in the same task, as one `with` does"
+                ) from None
 
     async def __aenter__(self) -> H:
         return self.__enter__()
@@ -129,16 +137,6 @@ def _check_path_is_free(scope: Scope, path: Path) -> None:
         if scope.interceptor is not None and INTERCEPTORS.get(scope.interceptor) == name:
             raise CassetteError("is being recorded or replayed already, around this block; use another path", path)
         scope = scope.outside
-
-
-def _leave(token: Token[Scope], path: Path) -> None:
-    try:
-        SCOPE.reset(token)
-    except ValueError:
-        raise ConfigurationError(
-            f"the recording of {path} was entered in one context and left in another, so what ran in between may have "
-            "been outside of it; enter and leave it in the same task, as one `with` does"
-        ) from None
 
 
 class record(_Block[Recorder]):  # noqa: N801 - used as a function, as in vcrpy and agentcassette
@@ -349,13 +347,15 @@ def block_live_calls(advice: str) -> Iterator[LiveCallBlocker]:
     `record` or `replay` inside of the block decides about its own calls.
     """
     blocker = LiveCallBlocker(advice)
-    token = SCOPE.set(InterceptedScope(SCOPE.get(), blocker))
+    outer = SCOPE.get()
+    scope = InterceptedScope(outer, blocker)
+    token = SCOPE.set(scope)
     INTERCEPTORS[blocker] = ""
     try:
         yield blocker
     finally:
         del INTERCEPTORS[blocker]
-        SCOPE.reset(token)
+        leave_scope(scope, outer, token, is_closing=False)
 
 
 def _without_blocker(scope: Scope) -> Scope:

@@ -28,6 +28,9 @@ Decision = Literal["raise", "warn", "short_circuit", "notice"]
 OnLoop = Decision | Callable[[AgentLoopDetectedError], Decision | None]
 OnNotice = Callable[[AgentLoopDetectedError], object]
 
+_MAX_SPENT: Final = 1_000
+"""How many spent budgets are remembered, to log each once. Each tool has one of its own."""
+
 _DECISIONS: Final = ("raise", "warn", "short_circuit", "notice")
 
 
@@ -155,6 +158,8 @@ class LoopGuard:
         budget = spent.kind, spent.tool if spent.kind == "tool_calls" else ""
         if budget in self._spent:
             return False
+        if len(self._spent) >= _MAX_SPENT:
+            self._spent.clear()
         self._spent.add(budget)
         return True
 
@@ -182,6 +187,12 @@ class LoopGuard:
         for metrics in (METRICS, self._metrics):
             metrics.callback_failed()
         warn_once(f"{what}, so the default was used", tool, error)
+
+    def count_detector_failure(self, tool: str, error: BaseException) -> None:
+        """Count a failure of the loop detector, and log it once. The call goes on unchecked."""
+        for metrics in (METRICS, self._metrics):
+            metrics.callback_failed()
+        warn_once("the loop detector failed, so the call was not checked", tool, error)
 
     def _decide(self, loop: AgentLoopDetectedError) -> Decision | None:
         if self.error is not None:

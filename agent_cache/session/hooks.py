@@ -7,7 +7,6 @@ goes to the guard, which refuses the call, replaces its answer, or lets it go on
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any, Final
 
@@ -19,7 +18,14 @@ from agent_cache.engine.runtime import ENCLOSING, PLACE, Call, Observe, Operatio
 from agent_cache.errors import AgentLoopDetectedError
 from agent_cache.metrics import Stats
 from agent_cache.session.guard import LoopGuard
-from agent_cache.session.loop_detector import LoopDetector, RunState, ToolDetector, Verdict
+from agent_cache.session.loop_detector import (
+    RUNNING_TASKS,
+    CallCount,
+    LoopDetector,
+    RunState,
+    ToolDetector,
+    Verdict,
+)
 from agent_cache.session.loop_policy import LoopPolicy
 from agent_cache.session.trace import Trace
 from agent_cache.session.unkeyed import UnkeyedCalls
@@ -33,12 +39,6 @@ _RECENT: Final = 10
 
 _LONG_KEY: Final = 1_000
 """A key of more characters is replaced by its fingerprint, so that the detector does not keep large arguments alive."""
-
-# Before 3.12 asyncio.current_task is a Python function around this dict. With it a hit in a session takes 16 % longer
-# (benchmarks.budgets, "the same in a session"). 3.11 does not change any more, and test_session.py pins the attribute.
-_CURRENT_TASK: Callable[[Any], Any] = (
-    asyncio.current_task if sys.version_info >= (3, 12) else asyncio.tasks._current_tasks.get  # type: ignore[attr-defined]
-)
 
 
 class CallIdentity:
@@ -134,7 +134,7 @@ class SessionHooks:
     __slots__ = (
         "_add", "_deadline", "_detector", "_guard", "_has_own_limit", "_identity", "_is_innermost", "_kind", "_limit",
         "_max_calls", "_max_nesting", "_name", "_operation", "_run", "_session", "_stats", "_tool_detector", "_trace",
-        "_turns", "hit", "see",
+        "_turns", "_used", "hit", "see",
     )  # fmt: skip
 
     hit: Observe
@@ -173,6 +173,8 @@ class SessionHooks:
         self._turns = None if self._detector is None or self._detector.longest_pause is None else self._detector
         self._deadline = deadline
         self._max_calls = None if policy is None else policy.calls_of(self._name)
+        # The budget alone needs the count, and a long session may have many tools.
+        self._used = CallCount() if self._max_calls is None else run.used_by(self._name)
         self._limit = NEVER if policy is None or policy.max_execution_depth is None else policy.max_execution_depth
         self._max_nesting = NEVER if policy is None or policy.max_nesting is None else policy.max_nesting
         # Whether each call must be checked: for a budget of time, or of calls of one tool.
@@ -183,17 +185,16 @@ class SessionHooks:
         self.hit = self._ask_first if self._has_own_limit else self._make_hit(run)
 
     def _tool_detector_of(self, detector: LoopDetector) -> ToolDetector:
-        """The detector of this tool. It outlives the plan, which may be compiled again."""
-        found = detector.tools.get(self._operation)
-        if found is None:
-            found = detector.tools[self._operation] = ToolDetector(
+        return detector.tool(
+            self._operation,
+            lambda: ToolDetector(
                 detector,
                 self._name,
                 self._operation.policy.loop,
                 is_write=self._kind == "write",
                 identify=self._identity.of_result,
-            )
-        return found
+            ),
+        )
 
     # Hits
 
@@ -202,30 +203,29 @@ class SessionHooks:
         session, run, name, stats, add = self._session, self._run, self._name, self._stats, self._add
         identify = None if self._identity.is_cache_key else self._identity.of_hit
         record = None if self._tool_detector is None else self._tool_detector.hit
-        judge, ask_first = self._judge_hit, self._ask_first
-        begin_iteration = run.begin_iteration if self._turns is None else self._turns.begin_iteration
-        place_of, current_task = PLACE.get, _CURRENT_TASK
+        judge, ask_first, failed = self._judge_hit, self._ask_first, self._detector_failed
+        note_task = run.note_task if self._turns is None else self._turns.note_task
+        place_of, current_task, running = PLACE.get, asyncio.current_task, RUNNING_TASKS
 
         def hit(key: Hashable, entry: Entry, value: Any, now: float, arguments: Mapping[str, Any] | None) -> Any:
-            number = run.calls + 1
-            if number > limits.limit:
+            if run.calls >= limits.limit:
                 return ask_first(key, entry, value, now, arguments)
             place = place_of()
             inside = place.call.number_in(session) if place.is_call else None  # type: ignore[union-attr]  # no Scope
             if record is not None and inside is None:
-                loop = run.loop or begin_iteration()
-                # Given the loop, 3.11 finds the task without a system call.
-                task = current_task(loop)
-                if task is not run.task:
-                    run.task = task
-                    run.step += 1
-                verdict = record(key if identify is None else identify(key, arguments), entry)
+                try:
+                    if running != run.running if running is not None else current_task() is not run.task:
+                        note_task()
+                    verdict = record(key if identify is None else identify(key, arguments), entry)
+                except Exception as error:  # noqa: BLE001 - a broken guard is not a broken agent
+                    verdict = failed(error)
                 if verdict is not None:
                     instead = judge(verdict, key, now, value)
                     if instead is not None:
                         self.answered()
                         return instead.answer
-            run.calls = number
+            # In one step, which no other thread interrupts: as in `metrics.Stats`.
+            run.calls = number = run.calls + 1
             stats.hits += 1
             stats.time_saved += entry.cost
             add((name, key, now, inside, number))
@@ -234,21 +234,14 @@ class SessionHooks:
         return hit
 
     def _count_used(self, see: Observe) -> Observe:
-        """The same hook for a tool with a limit of calls. Hits whose answer is replaced do not count for it."""
-        run = self._run
+        """The same hook for a tool with a limit of calls. `_judge_hit` takes back a hit that is refused or replaced."""
+        used = self._used
 
         def counted(key: Hashable, entry: Entry, value: Any, now: float, arguments: Mapping[str, Any] | None) -> Any:
-            calls = run.calls
-            answer = see(key, entry, value, now, arguments)
-            if run.calls != calls:
-                self._use()
-            return answer
+            used.calls += 1
+            return see(key, entry, value, now, arguments)
 
         return counted
-
-    def _use(self) -> None:
-        used = self._run.used
-        used[self._name] = used.get(self._name, 0) + 1
 
     def _ask_first(
         self, key: Hashable, entry: Entry, value: Any, now: float, arguments: Mapping[str, Any] | None
@@ -268,7 +261,20 @@ class SessionHooks:
         if verdict.level == "notice":
             self._guard.notice(report)
             return None
-        return self._act(report, key, now, value, is_first=verdict.is_first)
+        instead: Replacement | None = None
+        is_refused = True
+        try:
+            instead = self._act(report, key, now, value, is_first=verdict.is_first)
+            is_refused = instead is not None
+        finally:
+            if is_refused:
+                self._used.calls -= 1
+        return instead
+
+    def _detector_failed(self, error: Exception) -> Verdict | None:
+        """Go on without a verdict on a call: its answer is what matters."""
+        self._guard.count_detector_failure(self._name, error)
+        return None
 
     # Calls that run
 
@@ -286,8 +292,8 @@ class SessionHooks:
             spent = "depth", run.calls
         elif now >= self._deadline:
             spent = "time", run.calls
-        elif self._max_calls is not None and run.used.get(self._name, 0) >= self._max_calls:
-            spent = "tool_calls", run.used[self._name]
+        elif self._max_calls is not None and self._used.calls >= self._max_calls:
+            spent = "tool_calls", self._used.calls
         elif call is not None and call.depth > self._max_nesting:
             spent = "nesting", call.depth
         if spent is not None:
@@ -322,7 +328,7 @@ class SessionHooks:
             if instead is not None:
                 return instead
         if self._max_calls is not None:
-            self._use()
+            self._used.calls += 1
         run.calls = number = run.calls + 1
         if call.numbers is None:
             call.numbers = {self._session: number}
@@ -345,29 +351,38 @@ class SessionHooks:
             return None
         if parent is not None or not self._is_innermost:
             if self._kind == "write" and error is None and self._operation.is_successful(value):
-                detector.record_change(self._identity.of_call(call), self._identity.of_result(value))
+                try:
+                    detector.record_change(self._identity.of_call(call), self._identity.of_result(value))
+                except Exception as failure:  # noqa: BLE001 - as below
+                    self._detector_failed(failure)
             return None
-        run = self._run
         if self._turns is not None:
             self._turns.active = now
-        task = _CURRENT_TASK(run.loop or run.begin_iteration())
-        if task is not run.task:
-            run.switch_to(task)
-        if error is None:
-            entry = call.stored_entry
-            if entry is not None and detector.record_first(call.loop_key, entry):
-                return None
-            if entry is None:
-                signature, has_failed = self._identity.of_result(value), not self._operation.is_successful(value)
-            else:
-                signature, has_failed = None, False
-        elif not isinstance(error, Exception) or call.plan.has_refused(error):
+        if error is not None and (not isinstance(error, Exception) or call.plan.has_refused(error)):
             return None  # an interruption, or the refusal of a call that the tool has made
-        else:
-            entry, value, signature, has_failed = None, error, signature_of(error), True
-        verdict = detector.record(
-            call.loop_key, signature, value=value, entry=entry, error=has_failed, began=call.began
-        )
+        run, entry = self._run, None
+        try:
+            if RUNNING_TASKS is None or run.running != RUNNING_TASKS:
+                run.note_task()
+            if error is None:
+                entry = call.stored_entry
+                if entry is not None:
+                    store = call.flight.partition.store
+                    if store.newest is not entry and store.peek(call.key) is not entry:
+                        entry = None  # too large for the cache, or dropped by another thread: it is not kept alive here
+                    elif detector.record_first(call.loop_key, entry):
+                        return None
+                if entry is None:
+                    signature, has_failed = self._identity.of_result(value), not self._operation.is_successful(value)
+                else:
+                    signature, has_failed = None, False
+            else:
+                entry, value, signature, has_failed = None, error, signature_of(error), True
+            verdict = detector.record(
+                call.loop_key, signature, value=value, entry=entry, error=has_failed, began=call.began
+            )
+        except Exception as failure:  # noqa: BLE001 - a broken guard is not a broken agent
+            verdict = self._detector_failed(failure)
         return None if verdict is None else self._judge_run(verdict, value, entry)
 
     def _judge_run(self, verdict: Verdict, value: Any, entry: Entry | None) -> Replacement | None:

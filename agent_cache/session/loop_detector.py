@@ -29,21 +29,35 @@ ended at.
 from __future__ import annotations
 
 import asyncio
+import sys
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from contextvars import Context
 from dataclasses import dataclass
+from threading import get_ident
 from typing import Any, Final, Literal
 
 from agent_cache.clock import CLOCK
 from agent_cache.core.policies import NO_HINTS, LoopHints
 from agent_cache.core.store import Entry
+from agent_cache.engine.state import WITNESSES, forget_oldest, unwatch, watch
 from agent_cache.errors import AgentLoopDetectedError
 from agent_cache.session.loop_policy import NEVER, LoopPolicy
 from agent_cache.session.unkeyed import UnkeyedCalls
 from agent_cache.values.compare import fingerprint, shown
 
-__all__ = ["NO_CALL", "CallHistory", "LoopDetector", "RunState", "ToolDetector", "Verdict"]
+__all__ = [
+    "CURRENT_TASK",
+    "NO_CALL",
+    "RUNNING_TASKS",
+    "CallCount",
+    "CallHistory",
+    "LoopDetector",
+    "RunState",
+    "ToolDetector",
+    "Verdict",
+]
 
 Check = Literal["repeat", "error", "cycle", "any_error"]
 Level = Literal["notice", "action"]
@@ -88,6 +102,20 @@ how this was chosen.
 
 # Which levels one signature has met in an epoch: those of `repeat`, then those of `error`.
 _NOTICED, _ACTED, _ERROR_NOTICED, _ERROR_ACTED = 1, 2, 4, 8
+_MAX_TOOLS: Final = 1_000
+"""How many tools of a session are remembered. A long session may decorate more: the oldest are forgotten."""
+
+# Before 3.12 asyncio.current_task is a Python function around this dict. With it a hit in a session takes 16 % longer
+# (benchmarks.budgets, "the same in a session"). 3.11 does not change any more, and test_session.py pins the attribute.
+CURRENT_TASK: Callable[[Any], Any] = (
+    asyncio.current_task if sys.version_info >= (3, 12) else asyncio.tasks._current_tasks.get  # type: ignore[attr-defined]
+)
+
+RUNNING_TASKS: Any = asyncio.tasks._current_tasks if sys.version_info < (3, 12) else None  # type: ignore[attr-defined]
+"""The running task of each event loop, where `asyncio.current_task` without a loop is slow."""
+
+_NO_TASK: Final = object()
+"""The task that makes the current call, if none is known. No event loop has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,51 +154,111 @@ class Verdict:
         )
 
 
+class CallCount:
+    """How many calls of one tool a run has made. Exact without a lock, as `metrics.Stats`."""
+
+    __slots__ = ("calls",)
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+
 class RunState:
-    """How many calls a run has made, and which task in which iteration of the event loop makes the current one.
+    """How many calls a run has made, and which task in which iteration of which event loop makes the current one.
+
+    Several threads, each with an event loop, may make calls of one run at once. It follows one of them at a time, and
+    another one from its next call on; the iterations of the others go on meanwhile.
 
     Attributes:
         calls: calls made so far, without the refused ones.
         limit: how many calls it may make; 0 once it was stopped, so that one comparison covers both.
         used: calls made so far, by tool, for tools with a limit of their own.
-        loop: the event loop whose current iteration is being followed; None until a call is made in it.
-        task: the task that made the last call of that iteration. It is not kept longer.
+        thread: the thread that made the last call; None once the iteration it was made in has ended.
+        loop: the event loop of that thread.
+        task: the task that made the last call of that iteration. It is not kept longer: `_NO_TASK` takes its place.
+        running: what `RUNNING_TASKS` is as long as that task is the only one that runs in any thread.
         step: a number for that task in that iteration. Each task and each iteration gets another one, and so do the
             calls after a new signature: since a call with the current number, nothing new was seen.
         first_step: the first number of the current iteration.
     """
 
-    __slots__ = ("calls", "first_step", "limit", "loop", "step", "task", "used")
+    __slots__ = ("_iterations", "calls", "first_step", "limit", "loop", "running", "step", "task", "thread", "used")
 
     def __init__(self, limit: int | None) -> None:
         self.calls = 0
         self.step = self.first_step = 0
-        self.task: Any = None
-        self.used: dict[str, int] = {}
+        self.used: dict[str, CallCount] = {}
         self.restart(limit)
 
     def restart(self, limit: int | None) -> None:
         """Set the limit when the session is entered, perhaps again. The counters go on."""
         self.limit = NEVER if limit is None else limit
+        self._iterations: dict[asyncio.AbstractEventLoop, int] = {}  # the first step of each that has not ended
+        self.release()
+
+    def release(self) -> None:
+        """Keep no task and no event loop alive. The next call begins another iteration."""
+        self._iterations.clear()
+        self.thread: int | None = None
         self.loop: Any = None
+        self.task: Any = _NO_TASK
+        self.running: Any = None
+
+    def used_by(self, tool: str) -> CallCount:
+        """The calls of one tool."""
+        count = self.used.setdefault(tool, CallCount())
+        forget_oldest(self.used, _MAX_TOOLS)
+        return count
+
+    def note_task(self) -> None:
+        """Note the task of the next call. `SessionHooks` checks before whether it is the one of the last call."""
+        if get_ident() != self.thread:
+            self.follow()
+        task = CURRENT_TASK(self.loop)
+        if task is not self.task:
+            self.switch_to(self.follow() if task is None else task)  # None: another loop of this thread may be running
 
     def switch_to(self, task: Any) -> None:
-        """Note the task of the next call. `SessionHooks` repeats this on the path of every hit."""
+        """Note the task of the next call."""
         if task is not self.task:
             self.task = task
             self.step += 1
+            self.running = {self.loop: task}
 
-    def begin_iteration(self) -> asyncio.AbstractEventLoop:
-        """Follow the current iteration of the event loop until it ends. Without calls, no callback is scheduled."""
-        self.loop = loop = asyncio.get_running_loop()
-        loop.call_soon(self.end_iteration, context=Context())  # so that the loop does not keep this run's context
-        return loop
+    def follow(self) -> Any:
+        """Follow the current iteration of the running event loop until it ends, or another thread makes a call.
 
-    def end_iteration(self) -> None:
-        """The next call belongs to another iteration."""
-        self.step += 1
-        self.first_step = self.step
-        self.loop = self.task = None
+        Without calls, no callback is scheduled.
+
+        Returns:
+            The running task.
+
+        Raises:
+            RuntimeError: if no event loop is running.
+        """
+        loop = asyncio.get_running_loop()
+        first = self._iterations.get(loop)
+        if first is None:
+            for other in [other for other in list(self._iterations) if other.is_closed()]:
+                self._iterations.pop(other, None)  # closed before its callback could run
+            self.step = first = self.step + 1
+            self._iterations[loop] = first
+            loop.call_soon(self.end_iteration, loop, context=Context())  # it does not keep this run's context
+        self.first_step = first
+        self.task, self.running = _NO_TASK, None
+        self.loop = loop
+        self.thread = get_ident()
+        return CURRENT_TASK(loop)
+
+    def end_iteration(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
+        """The next call of this loop belongs to another iteration."""
+        if loop is not None:
+            self._iterations.pop(loop, None)
+        if self.loop is loop:
+            self.step += 1
+            self.first_step = self.step
+            self.thread = self.loop = self.running = None
+            self.task = _NO_TASK
 
 
 _Seen = tuple[int, int, int, int, int]
@@ -194,14 +282,22 @@ class CallHistory:
         step: the `RunState.step` in which the last outcome was last counted.
         ended: the `LoopDetector.clock` when the call was last counted.
         others: its earlier outcomes, each with its epoch, count, offset, levels and step.
+        identify: maps a result to what identifies it, once an entry is kept.
     """
 
     __slots__ = (
-        "count", "ended", "entry", "epoch", "in_a_row", "judge_at", "key", "met", "offset", "others", "outcome", "step",
-        "text", "tool",
+        "count", "ended", "entry", "epoch", "identify", "in_a_row", "judge_at", "key", "met", "offset", "others",
+        "outcome", "step", "text", "tool",
     )  # fmt: skip
 
-    def __init__(self, tool: str, key: Hashable, entry: Entry | None = None, epoch: int = -1) -> None:
+    def __init__(
+        self,
+        tool: str,
+        key: Hashable,
+        entry: Entry | None = None,
+        epoch: int = -1,
+        identify: Identify = fingerprint,
+    ) -> None:
         self.tool = tool
         self.key = key
         self.entry = entry
@@ -215,21 +311,50 @@ class CallHistory:
         self.step = -1
         self.ended = -1
         self.others: dict[Hashable, _Seen] | None = None
+        self.identify = identify
+
+    def let_go(self, entry: Entry, known: dict[Any, Any] | None) -> None:
+        """Keep what identifies the value of an entry that the cache has dropped, and not the entry."""
+        if self.entry is not entry:
+            return
+        if known is None:
+            if self.count < 2:
+                self.entry = None  # as `release_entry` does
+                return
+            known = {}
+        identify = self.identify
+        if identify not in known:
+            try:
+                value = entry.share()
+                known[identify] = identify(value), shown(value)
+            except Exception:  # noqa: BLE001 - a value of any class; the outcome is new when it comes again
+                known[identify] = None, ""
+        outcome, text = known[identify]
+        if self.entry is entry:  # no call in another thread has replaced it meanwhile
+            if self.outcome is None:
+                self.outcome = outcome
+            self.text = self.text or text
+            self.entry = None
 
     def outcome_text(self) -> str:
         """The last outcome as short text, for reports."""
-        if not self.text and self.entry is not None:
-            self.text = shown(self.entry.share())
+        entry = self.entry
+        if not self.text and entry is not None:
+            self.text = shown(entry.share())
         return self.text
 
-    def release_entry(self, identify: Identify) -> None:
+    def release_entry(self) -> None:
         """Stop keeping the entry alive. An outcome that came more than once is identified first; another is lost."""
-        if self.count > 1 and self.entry is not None:
-            value = self.entry.share()
+        entry = self.entry
+        if entry is None:
+            return
+        if self.count > 1:
+            value = entry.share()
             if self.outcome is None:
-                self.outcome = identify(value)
+                self.outcome = self.identify(value)
             self.text = self.text or shown(value)
         self.entry = None
+        unwatch(entry, self)
 
     def set_outcome(self, outcome: Hashable | None, entry: Entry | None, identify: Identify) -> tuple[bool, bool]:
         """Make this the last outcome. Returns whether it already was, and whether it was seen before in any epoch."""
@@ -243,13 +368,13 @@ class CallHistory:
         self.outcome, self.entry, self.text = now, entry, ""
         if now is not None and now == before:
             return True, True
-        if self.others is None:
-            self.others = {}
-        found = _UNSEEN if now is None else self.others.pop(now, _UNSEEN)
+        others = self.others
+        if others is None:
+            others = self.others = {}
+        found = _UNSEEN if now is None else others.pop(now, _UNSEEN)
         if before is not None:
-            if len(self.others) >= _MAX_OUTCOMES:
-                del self.others[next(iter(self.others))]
-            self.others[before] = self.epoch, self.count, self.offset, self.met, self.step
+            others[before] = self.epoch, self.count, self.offset, self.met, self.step
+            forget_oldest(others, _MAX_OUTCOMES)
         self.epoch, self.count, self.offset, self.met, self.step = found
         return False, self.epoch >= 0
 
@@ -312,16 +437,18 @@ class LoopDetector:
         cycle_at: the position from which a cycle must be judged.
         cycle_acted: whether this streak has met the action level of a cycle.
         recent: the last calls, by position.
-        kept: the calls whose last entry is kept alive, oldest first, and what identifies their results.
+        kept: the calls whose last entry is kept alive, oldest first; a set in this order.
+        max_kept: how many these may be; 0 once the session has ended.
         tools: the `ToolDetector` of each operation, kept here by `SessionHooks`.
         unkeyed: identifies the calls that have no key, for `SessionHooks`.
         blocked: the calls to refuse before they run, and why.
     """
 
     __slots__ = (
-        "_error", "_error_at", "_error_clock", "_error_step", "_errors", "active", "blocked", "cycle_acted", "cycle_at",
-        "cycle_notice", "epoch", "kept", "last", "levels", "longest_pause", "mixed_after", "newest", "position",
-        "progress", "recent", "run", "streak_start", "tools", "unchanged", "unkeyed",
+        "__weakref__", "_error", "_error_at", "_error_clock", "_error_step", "_errors", "active", "blocked",
+        "cycle_acted", "cycle_at", "cycle_notice", "epoch", "kept", "last", "levels", "longest_pause", "max_kept",
+        "mixed_after", "newest", "position", "progress", "recent", "run", "streak_start", "tools", "unchanged",
+        "unkeyed",
     )  # fmt: skip
 
     def __init__(self, policy: LoopPolicy, run: RunState) -> None:
@@ -342,11 +469,26 @@ class LoopDetector:
         self.tools: dict[Hashable, ToolDetector] = {}
         self.unkeyed = UnkeyedCalls()
         self.recent = [NO_CALL] * _MAX_RECENT
-        self.kept: OrderedDict[CallHistory, Identify] = OrderedDict()
+        self.kept: OrderedDict[CallHistory, None] = OrderedDict()
+        self.max_kept = _MAX_KEPT
+        weakref.finalize(self, _release_all, self.kept).atexit = False  # a session that is never left
         self.blocked: dict[tuple[str, Hashable], Verdict] = {}
         self._error: tuple[str, Hashable] | None = None
         self._errors = 0
         self._error_at = self._error_clock = self._error_step = -1
+
+    def tool(self, operation: Hashable, make: Callable[[], ToolDetector]) -> ToolDetector:
+        """The detector of one tool. It outlives the plan that it was made for, which may be compiled again."""
+        found = self.tools.get(operation)
+        if found is None:
+            found = self.tools.setdefault(operation, make())
+            forget_oldest(self.tools, _MAX_TOOLS)
+        return found
+
+    def close(self) -> None:
+        """Keep no entry alive any more, since the session has ended: tasks that outlive it may still call."""
+        self.max_kept = 0
+        _release_all(self.kept)
 
     @property
     def clock(self) -> int:
@@ -368,10 +510,11 @@ class LoopDetector:
         if self.longest_pause is not None and now - before > self.longest_pause:
             self.end_epoch()
 
-    def begin_iteration(self) -> asyncio.AbstractEventLoop:
-        """As `RunState.begin_iteration`, for a hit: it begins now."""
-        self.note_activity()
-        return self.run.begin_iteration()
+    def note_task(self) -> None:
+        """As `RunState.note_task`, for a hit. The first one of an iteration may end a pause."""
+        if self.run.loop is None:
+            self.note_activity()
+        self.run.note_task()
 
     def end_streak(self, position: int) -> None:
         """Note a new signature at this position: no cycle reaches back beyond it, and none stays blocked."""
@@ -380,8 +523,9 @@ class LoopDetector:
         self.cycle_at = NEVER
         self.cycle_acted = False
         if self.blocked:
-            for call in [call for call, verdict in self.blocked.items() if verdict.kind in ("cycle", "any_error")]:
-                del self.blocked[call]
+            for call, verdict in list(self.blocked.items()):
+                if verdict.kind in ("cycle", "any_error"):
+                    self.blocked.pop(call, None)
 
     def note_new(self, *, has_failed: bool) -> None:
         """Note a new signature: no repetition that comes next is one without anything new."""
@@ -417,19 +561,42 @@ class LoopDetector:
         for period in range(2, length):
             if recent[period:] == recent[:-period]:
                 return recent[-period:]
-        return list(dict.fromkeys(recent))  # in no fixed order, or longer than what is remembered
+        # In no fixed order, or longer than what is remembered; of no call at all, if another thread has just made one.
+        return list(dict.fromkeys(recent or [self.last]))
 
     def keep_entry(self, call: CallHistory, identify: Identify) -> None:
         """Keep the last entry of a call alive, to compare later ones with it."""
-        self.kept[call] = identify
-        self.kept.move_to_end(call)
-        if len(self.kept) > _MAX_KEPT:
+        kept = self.kept
+        kept.pop(call, None)
+        kept[call] = None
+        call.identify = identify
+        if call.entry is not None:
+            watch(call.entry, call)
+        if len(kept) > self.max_kept:
             self.release_oldest()
 
     def release_oldest(self) -> None:
         """Keep one entry less."""
-        call, identify = self.kept.popitem(last=False)
-        call.release_entry(identify)
+        kept = self.kept
+        try:
+            call, _ = kept.popitem(last=False)
+        except KeyError:
+            return  # another thread has released the last one
+        entry = call.entry
+        if entry is None:
+            return
+        if call.count > 1:
+            call.release_entry()
+            return
+        # As `release_entry`, without the calls.
+        call.entry = None
+        try:
+            if WITNESSES[entry] is call:
+                del WITNESSES[entry]
+            else:
+                unwatch(entry, call)
+        except KeyError:
+            pass  # it was dropped meanwhile
 
     def count_error(self, tool: str, outcome: Hashable, began: int, step: int) -> int:
         """Count an error of a tool, that of the last call. Returns in how many rounds in a row there was only it.
@@ -453,8 +620,18 @@ class LoopDetector:
         """Refuse the calls of a loop: those of a cycle until a new signature is seen, a write until the epoch ends."""
         for call in verdict.blocked:
             self.blocked[call] = verdict
-        while len(self.blocked) > _MAX_BLOCKED:
-            del self.blocked[next(iter(self.blocked))]
+        forget_oldest(self.blocked, _MAX_BLOCKED)
+
+
+def _release_all(kept: OrderedDict[CallHistory, None]) -> None:
+    while kept:
+        try:
+            call, _ = kept.popitem()
+        except KeyError:
+            return
+        entry, call.entry = call.entry, None
+        if entry is not None:
+            unwatch(entry, call)
 
 
 class ToolDetector:
@@ -559,6 +736,8 @@ class ToolDetector:
         state, call, hints = self._detector, self._history(key), self._hints
         before, is_unseen = call.entry, call.epoch != state.epoch
         is_same, is_known = call.set_outcome(outcome, entry, self._identify)
+        if before is not None and entry is not before:
+            unwatch(before, call)
         if entry is None:
             state.kept.pop(call, None)
             if is_known or error:
@@ -609,9 +788,9 @@ class ToolDetector:
         if key in calls or not self._is_plain:
             return False
         if len(calls) >= _MAX_CALLS:
-            del calls[next(iter(calls))]
+            forget_oldest(calls, _MAX_CALLS - 1)
         state, run = self._detector, self._detector.run
-        calls[key] = call = CallHistory(self._tool, key, entry, state.epoch)
+        calls[key] = call = CallHistory(self._tool, key, entry, state.epoch, self._identify)
         state.newest = state.progress = run.step  # `LoopDetector.note_new`, without the call
         run.step = call.step = run.step + 1
         call.judge_at = state.levels["repeat"].notice
@@ -624,8 +803,13 @@ class ToolDetector:
             state.end_streak(position)
         else:
             state.streak_start, state.mixed_after = position, position + 1
-        state.kept[call] = self._identify
-        if len(state.kept) > _MAX_KEPT:
+        if entry in WITNESSES:
+            watch(entry, call)
+        else:
+            WITNESSES[entry] = call  # `watch`, without the call
+        kept = state.kept
+        kept[call] = None
+        if len(kept) > state.max_kept:
             state.release_oldest()
         return True
 
@@ -644,8 +828,7 @@ class ToolDetector:
         call = self._calls.get(key)
         if call is None:
             call = CallHistory(self._tool, key)
-            if len(self._calls) >= _MAX_CALLS:
-                del self._calls[next(iter(self._calls))]
+            forget_oldest(self._calls, _MAX_CALLS - 1)
             self._calls[key] = call
         return call
 

@@ -58,7 +58,8 @@ class LoopPolicy:
         write_repeat: one signature, in an epoch, of a write that succeeds; ``(5, 10)``, since one more of the same item
             is not a loop.
         max_execution_depth: calls that a run may make. None: any number.
-        max_nesting: how deep tools may call tools. None: any depth.
+        max_nesting: how deep tools may call tools: the calls around one that are still running, itself included. None:
+            any depth.
         max_duration: seconds, or a `timedelta`, that a run may take from entering the session to the start of its last
             call. None: any time.
         max_tool_calls: calls that each tool may make in a run, or a mapping from ``module:qualname`` (or `name=`) to

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Hashable, Mapping
 from contextvars import Token
 from types import TracebackType
@@ -14,7 +15,7 @@ from agent_cache.core.keys import Uncacheable, key_part
 from agent_cache.core.policies import checked_flag, checked_text, count
 from agent_cache.core.store import NEVER
 from agent_cache.engine.read import ReadOperation
-from agent_cache.engine.runtime import SCOPE, Operation, Scope
+from agent_cache.engine.runtime import MAX_PLANS, SCOPE, Operation, Scope, closes_generator, leave_scope
 from agent_cache.engine.state import LEDGER, free
 from agent_cache.errors import AgentLoopDetectedError, ConfigurationError
 from agent_cache.metrics import Metrics, Stats
@@ -31,11 +32,12 @@ class AgentCacheSession:
     """One run of an agent: ``async with AgentCacheSession() as session: ...``
 
     Inside, session-scoped tools have a cache of their own, every call is traced and counted, and a run that repeats
-    itself without progress, or makes too many calls, is stopped. Child tasks belong to the session they were started
-    in. The calls of an inner session also count in the trace, the metrics and the budgets of the outer one, but are not
-    checked for loops there; a new successful write of theirs starts the loop counts of the outer one again. Calls that
-    a tool makes by itself are treated likewise. Metrics and trace stay readable after the end, and the session may be
-    entered again: the id stays, the cache is empty, the counters go on.
+    itself without progress, or makes too many calls, is stopped. Child tasks belong to the session they were
+    started in; several threads, each with an event loop, may use one session at once. The calls of an inner session
+    also count in the trace, the metrics and the budgets of the outer one, but are not checked for loops there; a
+    new successful write of theirs starts the loop counts of the outer one again. Calls that a tool makes by itself
+    are treated likewise. Metrics and trace stay readable after the end, and the session may be entered again: the
+    id stays, the cache is empty, the counters go on.
 
     Args:
         session_id: the name of the run; a random one if left out.
@@ -66,7 +68,8 @@ class AgentCacheSession:
 
     Raises:
         ConfigurationError: if an argument cannot work; on entering a session that is already entered; on leaving it in
-            another context than it was entered in, or before one that was entered inside it.
+            another context than it was entered in, or before one that was entered inside it, unless this closes an
+            async generator.
     """
 
     def __init__(
@@ -86,7 +89,7 @@ class AgentCacheSession:
             checked_text(session_id, "AgentCacheSession: session_id")
         checked_flag(loop_detection, "AgentCacheSession: loop_detection")
         self.session_id = session_id or os.urandom(16).hex()
-        self.metrics = Metrics()
+        self.metrics = Metrics(max_rows=MAX_PLANS)
         self._policy = policy_of(loop_policy, max_tool_repeats, max_execution_depth)
         self._detects_loops = loop_detection
         self._run = RunState(self._max_calls)
@@ -98,45 +101,56 @@ class AgentCacheSession:
         self._partitions: dict[ReadOperation, Partition] = {}
         self._token: Token[Scope] | None = None
         self._scope: Scope | None = None
+        self._outer: Scope | None = None
+        # For what is rare: entering, leaving, and the first call of a tool. Calls take no lock. Re-entrant, since a
+        # garbage collection may run anything meanwhile.
+        self._lock = threading.RLock()
 
     @property
     def _max_calls(self) -> int | None:
         return self._policy.max_execution_depth if self._detects_loops else None
 
     async def __aenter__(self) -> Self:
-        if self._token is not None:
-            raise ConfigurationError(
-                f"session {self.session_id!r} is already entered; use another AgentCacheSession inside it"
-            )
-        outer = SCOPE.get()
-        tenant = self._tenant_part if self._tenant_part is not None else outer.tenant
-        self._guard.reset()
-        self._run.restart(self._max_calls)
-        longest = self._policy.seconds if self._detects_loops else None
-        self._deadline = NEVER if longest is None else CLOCK.now() + longest
-        self._scope = outer.within(self, tenant)
-        self._token = SCOPE.set(self._scope)
+        with self._lock:
+            if self._token is not None:
+                raise ConfigurationError(
+                    f"session {self.session_id!r} is already entered; use another AgentCacheSession inside it"
+                )
+            outer = SCOPE.get()
+            tenant = self._tenant_part if self._tenant_part is not None else outer.tenant
+            self._guard.reset()
+            self._run.restart(self._max_calls)
+            self._detector = None
+            longest = self._policy.seconds if self._detects_loops else None
+            self._deadline = NEVER if longest is None else CLOCK.now() + longest
+            self._outer, self._scope = outer, outer.within(self, tenant)
+            self._token = SCOPE.set(self._scope)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        token, self._token = self._token, None
-        if token is None:
+        with self._lock:
+            token, self._token = self._token, None
+            scope, self._scope = self._scope, None
+            outer, self._outer = self._outer, None
+            detector, self._detector = self._detector, None
+            partitions, self._partitions = self._partitions, {}
+        if token is None or scope is None or outer is None:
             raise ConfigurationError(f"session {self.session_id!r} is not entered")
-        self._close_partitions()
-        self._detector = None
-        self._run.task = None
-        is_out_of_order = SCOPE.get() is not self._scope
-        self._scope = None
-        try:
-            SCOPE.reset(token)
-        except ValueError:
+        if detector is not None:
+            detector.close()
+        for partition in partitions.values():
+            self._close(partition)
+        self._run.release()
+        is_closing = closes_generator(error)
+        is_inside = not SCOPE.get().is_at(scope)
+        if not leave_scope(scope, outer, token, is_closing=is_closing) and not is_closing:
             raise ConfigurationError(
                 f"session {self.session_id!r} was entered in one context and left in another, so calls in between "
                 "may have been outside of it; enter and leave it in the same task, as one `async with` does"
             ) from error
-        if is_out_of_order:
+        if is_inside and not is_closing:
             raise ConfigurationError(
                 f"session {self.session_id!r} was left before a session that was entered inside it; leave the "
                 "inner one first, as nested `async with` blocks do"
@@ -175,13 +189,17 @@ class AgentCacheSession:
 
     def observer_of(self, operation: Operation[Any], *, is_innermost: bool) -> SessionHooks:
         """The hooks for the calls of an operation. Only those of the innermost session check for loops."""
-        if self._detector is None and self._detects_loops:
-            self._detector = LoopDetector(self._policy, self._run)
+        with self._lock:
+            detector = self._detector
+            if detector is None and self._detects_loops:
+                detector = self._detector = LoopDetector(self._policy, self._run)
+                if self._token is None:  # called by a task that has outlived the session
+                    detector.close()
         return SessionHooks(
             operation,
             session=self,
             policy=self._policy if self._detects_loops else None,
-            detector=self._detector,
+            detector=detector,
             is_innermost=is_innermost,
             guard=self._guard,
             run=self._run,
@@ -196,19 +214,22 @@ class AgentCacheSession:
 
     def partition_of(self, operation: ReadOperation) -> Partition:
         """The store of the results of a session-scoped tool. It is closed when the session ends."""
-        partition = self._partitions.get(operation)
-        if partition is None:
-            partition = operation.new_partition(self)
-            if self._token is None:  # called by a task that has outlived the session
-                self._close(partition)
+        oldest: Partition | None = None
+        with self._lock:
+            partition = self._partitions.pop(operation, None)
+            if partition is not None:
+                self._partitions[operation] = partition  # it is the newest, as its plan
             else:
-                self._partitions[operation] = partition
+                partition = operation.new_partition(self)
+                if self._token is None:  # called by a task that has outlived the session
+                    oldest = partition
+                else:
+                    self._partitions[operation] = partition
+                    if len(self._partitions) > MAX_PLANS:
+                        oldest = self._partitions.pop(next(iter(self._partitions)))
+        if oldest is not None:
+            self._close(oldest)
         return partition
-
-    def _close_partitions(self) -> None:
-        partitions, self._partitions = self._partitions, {}
-        for partition in partitions.values():
-            self._close(partition)
 
     @staticmethod
     def _close(partition: Partition) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import deque
 from collections.abc import Hashable
 from dataclasses import dataclass
@@ -59,7 +58,9 @@ class Trace:
 
     def recent_tools(self, count: int) -> tuple[str, ...]:
         """The tools of the last few calls, oldest first."""
-        return tuple(fields[0] for fields in itertools.islice(reversed(self._calls), count))[::-1]
+        # By place, since another thread may add a call meanwhile, which ends an iteration over a deque by an error.
+        calls = self._calls
+        return tuple(calls[at][0] for at in range(-min(count, len(calls)), 0))
 
     def records(self) -> list[TraceRecord]:
         """All records, oldest first."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -279,3 +281,70 @@ async def test_a_read_that_another_makes_in_a_block_is_one_that_was_not_cached(o
         for tool in (report, report, brief, brief):
             await tool()
     assert runs == ["report", "report", "brief"]
+
+
+# -- Blocks in generators ------------------------------------------------------------------------------------
+
+
+async def _in_a_block() -> AsyncIterator[int]:
+    with bypass():
+        yield 1
+
+
+async def _in_a_block_of_a_session() -> AsyncIterator[int]:
+    async with AgentCacheSession():
+        with bypass():
+            yield 1
+
+
+async def _in_a_session_of_a_block() -> AsyncIterator[int]:
+    with bypass():
+        async with AgentCacheSession():
+            yield 1
+
+
+async def _in_two_blocks() -> AsyncIterator[int]:
+    with bypass(), bypass():
+        yield 1
+
+
+@pytest.mark.parametrize("numbers", [_in_a_block, _in_a_block_of_a_session, _in_a_session_of_a_block, _in_two_blocks])
+async def test_a_block_ends_when_the_generator_that_it_is_in_is_closed_after_a_break(
+    orders: Orders, numbers: Callable[[], AsyncIterator[int]]
+):
+    failures: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: failures.append(context))
+    async for _ in numbers():
+        break
+    for _ in range(5):
+        gc.collect()
+        await asyncio.sleep(0)
+    await orders.get("7")
+    await orders.get("7")
+    assert orders.get.cache_info().hits == 1
+    assert not failures
+
+
+async def test_a_task_of_a_block_goes_on_outside_of_a_session_that_a_closed_generator_has_left(orders: Orders):
+    """It is still inside the block."""
+    go, session = asyncio.Event(), AgentCacheSession()
+    tasks: list[asyncio.Task[list[int]]] = []
+
+    async def late() -> list[int]:
+        await go.wait()
+        return [await orders.get("7"), await orders.get("7")]
+
+    async def numbers() -> AsyncIterator[int]:
+        async with session:
+            with bypass():
+                tasks.append(await started(late()))
+            yield 1
+
+    async for _ in numbers():
+        break
+    for _ in range(5):
+        gc.collect()
+        await asyncio.sleep(0)
+    go.set()
+    assert await tasks[0] == [1, 2]
+    assert session.get_metrics()["calls"] == 0

@@ -7,8 +7,10 @@ import contextlib
 import contextvars
 import gc
 import logging
+import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -19,9 +21,14 @@ from agent_cache import (
     AgentCacheSession,
     AgentLoopDetectedError,
     ConfigurationError,
+    LoopPolicy,
+    configure,
     get_metrics,
     invalidate,
+    writing,
 )
+from agent_cache.engine.runtime import ENCLOSING
+from agent_cache.engine.state import WITNESSES
 from tests.harness import library
 from tests.harness.gates import Gate, cancelled, started
 
@@ -889,14 +896,481 @@ async def test_sessions_that_are_left_in_another_order_than_they_were_entered_ar
 
 async def test_the_running_task_is_found_without_a_call_of_asyncio():
     """On Python 3.11 by a private dict of asyncio's, which is to hold what the public function gives."""
-    from agent_cache.session import hooks
+    from agent_cache.session import loop_detector
 
     loop = asyncio.get_running_loop()
-    assert hooks._CURRENT_TASK(loop) is asyncio.current_task()
-    found = await asyncio.create_task(_running_task(hooks._CURRENT_TASK))
+    assert loop_detector.CURRENT_TASK(loop) is asyncio.current_task()
+    found = await asyncio.create_task(_running_task(loop_detector.CURRENT_TASK))
     assert found is not asyncio.current_task()
 
 
 async def _running_task(current_task):
     assert current_task(asyncio.get_running_loop()) is asyncio.current_task()
     return current_task(asyncio.get_running_loop())
+
+
+# -- Async generators that are closed in another context ------------------------------------------------------
+
+
+class Streams:
+    """An async generator with a session around its `yield`, and what it has opened."""
+
+    def __init__(self) -> None:
+        self.sessions: list[AgentCacheSession] = []
+        self.closed = asyncio.Event()
+        self.runs = Runs("session")
+
+    async def numbers(self, around: Callable[[], Any] = contextlib.nullcontext) -> AsyncIterator[int]:
+        try:
+            async with AgentCacheSession() as session:
+                self.sessions.append(session)
+                async with around():
+                    for _ in range(3):
+                        yield await self.runs.read()
+        finally:
+            self.closed.set()
+
+
+AROUND: dict[str, Callable[[], Any]] = {
+    "nothing": contextlib.nullcontext,
+    "a task group of asyncio": asyncio.TaskGroup,
+    "an exit stack": contextlib.AsyncExitStack,
+    "a write": lambda: writing("elsewhere"),
+    "an inner session": AgentCacheSession,
+}
+
+
+def unhandled() -> list[Any]:
+    """What the event loop of this test reports: nobody awaits the closing of an abandoned generator."""
+    found: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: found.append(context.get("exception")))
+    return found
+
+
+@pytest.mark.parametrize("around", AROUND)
+async def test_a_loop_over_a_generator_with_a_session_may_be_left_by_break(around: str):
+    """The event loop closes the generator in a context of its own. The session ends there, and the loop's context is
+    outside of it again.
+    """
+    streams, errors = Streams(), unhandled()
+    async for number in streams.numbers(AROUND[around]):
+        assert number == 1
+        break
+    await streams.closed.wait()
+    await asyncio.sleep(0)
+    gc.collect()
+    assert not [error for error in errors if isinstance(error, ConfigurationError)]
+    (session,) = streams.sessions
+    assert session._partitions == {}
+    calls = session.get_metrics()["calls"]
+    assert [await streams.runs.read(), await streams.runs.read()] == [2, 3], "outside, nothing is stored"
+    assert session.get_metrics()["calls"] == calls
+    async with AgentCacheSession() as next_one:
+        assert [await streams.runs.read(), await streams.runs.read()] == [4, 4]
+    assert next_one.get_metrics()["calls"] == 2
+    assert session.get_metrics()["calls"] == calls
+    async with session:
+        assert await streams.runs.read() == 5, "it may be entered again"
+
+
+async def test_an_outer_session_is_the_current_one_again_after_a_generator_was_abandoned():
+    streams, errors = Streams(), unhandled()
+    async with AgentCacheSession(tenant="acme") as outer:
+        first = await streams.runs.read()
+        async for number in streams.numbers():
+            assert number != first
+            break
+        await streams.closed.wait()
+        assert await streams.runs.read() == first
+    assert not errors
+    assert outer.get_metrics()["calls"] == 3
+
+
+@pytest.mark.parametrize("is_inside", [False, True])
+async def test_a_tool_may_leave_a_generator_with_a_session_by_break(is_inside: bool):
+    """What the load reads afterwards is outside of that session, and the load depends on it all the same."""
+    streams, numbers = Streams(), Runs(resource="elsewhere")
+
+    @AgentCache("report", name="report")
+    async def report() -> tuple[int, int]:
+        async for number in streams.numbers():  # noqa: B007 - the first one
+            break
+        await streams.closed.wait()
+        return number, await numbers.read()
+
+    async with AgentCacheSession() if is_inside else contextlib.nullcontext():
+        assert await report() == (1, 1)
+        await numbers.write()
+        assert (await report())[1] == 2
+        calls = streams.sessions[0].get_metrics()["calls"]
+        assert calls == 1
+
+
+async def test_generators_with_sessions_may_be_closed_in_any_order():
+    """Both run in the context of whoever asks them for the next value."""
+    streams = Streams()
+    first, second = streams.numbers(), streams.numbers()
+    await anext(first)
+    inner = await anext(second)
+    await first.aclose()
+    assert await streams.runs.read() == inner, "still inside of the second"
+    await second.aclose()
+    outside = await streams.runs.read()
+    assert await streams.runs.read() != outside
+
+
+async def test_a_session_in_a_generator_that_is_closed_by_the_end_of_the_loop():
+    streams = Streams()
+
+    def run() -> None:
+        async def main() -> None:
+            generator = streams.numbers()
+            await anext(generator)
+            kept.append(generator)
+
+        kept: list[Any] = []
+        asyncio.run(main())
+
+    await asyncio.to_thread(run)
+    assert streams.sessions[0]._partitions == {}
+
+
+async def test_a_fixture_that_enters_in_one_context_and_leaves_in_another_is_still_told_so():
+    """No generator is closed here: it goes on to its end, and the calls in between were outside."""
+
+    async def fixture() -> AsyncIterator[None]:
+        async with AgentCacheSession("fixture"):
+            yield
+
+    generator = fixture()
+    await asyncio.create_task(anext(generator))
+    with pytest.raises(ConfigurationError, match="'fixture' was entered in one context and left in another"):
+        await anext(generator)
+
+
+# -- Long sessions -------------------------------------------------------------------------------------------
+
+
+async def test_a_poll_that_schedules_itself_keeps_none_of_its_former_runs_alive():
+    """Each run begins the next one before it ends, so each has the one before around it, and no more than that."""
+
+    @AgentCacheInvalidator("poll", name="poll")
+    async def poll(n: int) -> None:
+        call = ENCLOSING.get()
+        assert call is not None
+        above = [call]
+        while above[-1].parent is not None:
+            above.append(above[-1].parent)
+        assert len(above) <= 4
+        depths.append(call.depth)
+        if n < 100:
+            began = asyncio.Event()
+            tasks.append(asyncio.create_task(following(n + 1, began)))
+            await began.wait()
+            await asyncio.sleep(0)
+
+    async def following(n: int, began: asyncio.Event) -> None:
+        began.set()
+        await poll(n)
+
+    depths: list[int] = []
+    tasks: list[asyncio.Task[None]] = []
+    async with AgentCacheSession(max_execution_depth=1_000, loop_policy=LoopPolicy(max_nesting=3)) as session:
+        await poll(0)
+        for task in tasks:  # there are more of them meanwhile
+            await task
+    assert len(depths) == 101
+    assert sorted(short(session, "number", "parent"))[1:] == [(n + 1, n) for n in range(1, 101)]
+
+
+async def test_calls_that_have_ended_are_cut_out_between_those_that_run():
+    chain: list[int] = []
+
+    gates = [asyncio.Event() for _ in range(6)]
+
+    @AgentCacheInvalidator("deep", name="deep")
+    async def deep(n: int) -> None:
+        if n < 5:
+            tasks.append(asyncio.create_task(deep(n + 1)))
+        await gates[n].wait()
+        above, count = ENCLOSING.get(), 0
+        while above is not None:
+            above, count = above.parent, count + 1
+        if n == 5:
+            await probe()
+        chain.append(count)
+
+    @AgentCacheInvalidator("probe", name="probe")
+    async def probe() -> None:
+        call = ENCLOSING.get()
+        assert call is not None
+        depths.append(call.depth)
+
+    depths: list[int] = []
+    tasks: list[asyncio.Task[None]] = []
+    first = await started(deep(0))
+    for n in (4, 2, 0):
+        gates[n].set()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+    gates[5].set()
+    await tasks[4]
+    assert depths == [4], "1, 3 and 5 run, and the probe"
+    for gate in gates:
+        gate.set()
+    await asyncio.gather(first, *tasks)
+
+
+async def test_tools_that_are_decorated_in_a_long_session_are_let_go():
+    """What a session keeps of each tool has a bound, and its totals stay exact."""
+    tools: list[weakref.ref[Any]] = []
+
+    async def decorated(n: int) -> None:
+        @AgentCache("long", "session", name=f"read {n}", copy="never")
+        async def read() -> list[int]:
+            return [n]
+
+        @AgentCacheInvalidator("other", name=f"write {n}")
+        async def write() -> int:
+            return n
+
+        assert await read() == await read() == [n]
+        await write()
+        tools.append(weakref.ref(read.__agent_cache__))
+
+    async with AgentCacheSession(max_execution_depth=100_000, trace_size=100) as session:
+        for n in range(1_500):
+            await decorated(n)
+            if n % 100 == 0:
+                gc.collect()
+        gc.collect()
+        assert sum(tool() is not None for tool in tools) <= 1_000
+        assert session._detector is not None
+        assert len(session._detector.tools) <= 1_000
+        assert len(session._partitions) <= 1_000
+        metrics = session.get_metrics()
+        assert (metrics["hits"], metrics["misses"], metrics["calls"]) == (1_500, 1_500, 4_500)
+        # Counters that something counts in, and as many of tools whose plans are gone.
+        assert len(session.metrics._tools) <= 2_200
+        assert metrics["tools"]["(others)"]["calls"] > 0
+
+
+async def test_a_tool_whose_plan_was_dropped_has_its_answers_and_its_history_still():
+    runs = Runs("session")
+
+    async def other(n: int) -> None:
+        @AgentCacheInvalidator("other", name=f"write {n}")
+        async def write() -> int:
+            return n
+
+        await write()
+
+    async with AgentCacheSession(max_execution_depth=100_000):
+        answer = await runs.read()
+        for n in range(1_200):
+            await other(n)
+            if not n % 500:
+                assert await runs.read() == answer
+        assert await runs.read() == answer
+
+
+async def test_a_session_is_opened_and_left_without_looking_at_the_others():
+    """Counted in calls of functions, of ours and of the interpreter's."""
+    runs = Runs("session")
+    contexts = []
+
+    async def work() -> int:
+        seen = 0
+
+        def count(frame: Any, event: str, _: Any) -> None:
+            nonlocal seen
+            seen += event in ("call", "c_call")
+
+        gc.disable()
+        sys.setprofile(count)
+        try:
+            async with AgentCacheSession():
+                await runs.read()
+        finally:
+            sys.setprofile(None)
+            gc.enable()
+        return seen
+
+    seen = []
+    for _ in range(100):  # after as many calls, a tool is checked once for what writes its roots
+        await runs.read()
+    for others in (1, 1_000):
+        for _ in range(others):
+            context = contextvars.copy_context()
+            await asyncio.create_task(_enter_and_read(runs), context=context)
+            contexts.append(context)
+        await work()
+        seen.append(await work())
+    assert seen[0] == seen[1]
+
+
+async def _enter_and_read(runs: Runs) -> None:
+    await AgentCacheSession().__aenter__()
+    await runs.read()
+
+
+# -- What a session keeps alive ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An answer that a test can see going."""
+
+    text: str
+
+
+class Kept:
+    """A read tool, and how many of its answers are alive."""
+
+    def __init__(self, **options: Any) -> None:
+        self.answers: list[weakref.ref[Answer]] = []
+
+        @AgentCache("kept:{n}", name="read", copy="never", **options)
+        async def read(n: int) -> Answer:
+            answer = Answer(f"answer {n}")
+            self.answers.append(weakref.ref(answer))
+            return answer
+
+        @AgentCacheInvalidator("kept", name="write")
+        async def write() -> str:
+            return "done"
+
+        self.read, self.write = read, write
+
+    async def alive(self) -> int:
+        for _ in range(3):
+            await asyncio.sleep(0)
+        gc.collect()
+        return sum(answer() is not None for answer in self.answers)
+
+
+@pytest.mark.parametrize("scope", ["global", "session"])
+async def test_a_session_keeps_no_answer_that_the_cache_has_evicted(scope: Any):
+    kept = Kept(scope=scope, maxsize=3)
+    async with AgentCacheSession():
+        for n in range(50):
+            await kept.read(n)
+        assert await kept.alive() == 3
+
+
+async def test_a_session_keeps_no_answer_that_is_too_large_for_the_cache():
+    kept = Kept()
+    with configure(max_bytes=10):
+        async with AgentCacheSession():
+            for n in range(50):
+                await kept.read(n)
+            assert await kept.alive() == 0
+
+
+async def test_a_session_keeps_no_more_bytes_than_the_cache():
+    kept = Kept()
+    with configure(max_bytes=1_000):
+        async with AgentCacheSession():
+            for n in range(50):
+                await kept.read(n)
+            assert await kept.alive() < 20
+
+
+DROPS: dict[str, Callable[[Kept], Any]] = {
+    "a write": lambda kept: kept.write(),
+    "a write of another session": lambda kept: asyncio.create_task(kept.write(), context=contextvars.Context()),
+    "invalidate": lambda kept: invalidate("kept"),
+    "clear": lambda kept: asyncio.sleep(0, kept.read.clear()),
+}
+
+
+@pytest.mark.parametrize("how", DROPS)
+async def test_a_session_keeps_no_answer_that_the_cache_has_dropped(how: str):
+    kept = Kept()
+    async with AgentCacheSession() as session:
+        for n in range(50):
+            await kept.read(n)
+            await kept.read(n)
+        await DROPS[how](kept)
+        assert await kept.alive() == 0
+        assert session.get_metrics()["callback_errors"] == 0
+
+
+@pytest.mark.parametrize("how", DROPS)
+async def test_a_loop_is_seen_though_its_answer_is_dropped_each_time(how: str):
+    kept = Kept()
+    async with AgentCacheSession(on_loop="notice", loop_policy=LoopPolicy(write_repeat=None, cycle=None)):
+        found = []
+        for _ in range(6):
+            found.append(type(await kept.read(1)))
+            await DROPS[how](kept)
+            assert await kept.alive() == 0
+    # The first write is progress, and the others change nothing.
+    assert found.index(str) == (5 if how == "a write" else 4)
+
+
+async def test_a_session_keeps_no_answer_beyond_its_end_though_a_task_goes_on_in_it():
+    kept, go = Kept(scope="session"), asyncio.Event()
+    globally = Kept()
+
+    async def lingering() -> None:
+        await go.wait()
+        await globally.read(100)
+        await kept.read(100)
+
+    async with AgentCacheSession():
+        for n in range(50):
+            await kept.read(n)
+            await globally.read(n)
+        task = await started(lingering())
+    await invalidate("kept")
+    assert await kept.alive() == 0
+    go.set()
+    await task
+    await invalidate("kept")
+    assert await kept.alive() == await globally.alive() == 0
+
+
+async def test_nothing_is_noted_for_sessions_that_have_gone():
+    """Left or not."""
+    kept = Kept(maxsize=None)
+    before = len(WITNESSES)
+    for number in range(10):
+        session = AgentCacheSession(max_execution_depth=10_000)
+        context = contextvars.copy_context()
+        await asyncio.create_task(session.__aenter__(), context=context)
+        for n in range(400):
+            await asyncio.create_task(kept.read(n), context=context)
+            await asyncio.create_task(kept.read.fresh(n // 2), context=context)
+        assert len(WITNESSES) <= before + 256
+        if number % 2:
+            with pytest.raises(ConfigurationError):
+                await session.__aexit__(None, None, None)
+        del session, context
+        await kept.alive()
+        assert len(WITNESSES) == before
+
+
+async def test_sessions_that_share_an_answer_let_it_go_together():
+    kept = Kept()
+    async with contextlib.AsyncExitStack() as stack:
+        for _ in range(20):
+            context = contextvars.copy_context()
+            await asyncio.create_task(AgentCacheSession().__aenter__(), context=context)
+            await asyncio.create_task(kept.read(1), context=context)
+            stack.callback(context.copy)  # keeps the session alive
+        assert await kept.alive() == 1
+        await invalidate("kept")
+        assert await kept.alive() == 0
+
+
+@pytest.mark.parametrize("how", DROPS)
+async def test_a_session_keeps_no_answer_of_many_that_are_freed_in_slices(how: str):
+    kept = Kept(maxsize=None)
+    async with AgentCacheSession(max_execution_depth=10_000):
+        for n in range(2_000):
+            await kept.read(n)
+        await DROPS[how](kept)
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert await kept.alive() == 0

@@ -789,6 +789,8 @@ def test_memory_is_bounded_however_long_the_session(last: int) -> None:
         "levels": 5,
         "recent": 128,
         "recent.others": 16,
+        "run._iterations": 0,
+        "run.running": 1,
         "run.used": 0,
         "tools": 5,
         "tools._calls": 1_000,

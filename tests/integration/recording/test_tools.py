@@ -2,8 +2,10 @@
 
 import asyncio
 from collections import Counter
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
@@ -305,3 +307,36 @@ async def test_the_receiver_of_a_method_is_left_out(path):
     assert recorder.steps[0].arguments == {"number": 1}
     with replay(path):
         assert await Adder().add(1) == 2
+
+
+async def test_a_loop_over_a_generator_with_a_recording_may_be_left_by_break(tmp_path: Path):
+    """The event loop closes the generator in a context of its own. The loop's context is outside of the recording then,
+    and what it calls is cached again.
+    """
+    shop, closed = Shop(), asyncio.Event()
+    errors: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context))
+
+    async def orders() -> AsyncIterator[Order]:
+        try:
+            with record(tmp_path / "run.jsonl"):
+                while True:
+                    yield await shop.get_order("7")
+        finally:
+            closed.set()
+
+    async for _ in orders():
+        break
+    await closed.wait()
+    await asyncio.sleep(0)
+    assert not errors
+    runs = shop.runs
+    await shop.buy_more("8")
+    await shop.get_order("8")
+    await shop.get_order("8")
+    assert shop.runs == runs + 2
+    async with AgentCacheSession() as session:
+        await shop.count()
+        await shop.count()
+    assert session.get_metrics()["hits"] == 1
+    assert len((tmp_path / "run.jsonl").read_text().splitlines()) == 3, "the header, one call, the end"

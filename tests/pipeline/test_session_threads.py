@@ -1,0 +1,243 @@
+"""One session used by several threads, each with an event loop of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+from collections.abc import Callable, Coroutine
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import agent_cache.session
+from agent_cache import AgentCache, AgentCacheInvalidator, AgentCacheSession, AgentLoopDetectedError, LoopPolicy
+from agent_cache.engine.read import ReadOperation
+from agent_cache.session import loop_detector
+from tests.harness.preemption import Thread, stopped_everywhere
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+SESSION = (str(Path(agent_cache.session.__file__).parent),)
+
+Body = Callable[[], Coroutine[Any, Any, Any]]
+
+
+class Shared:
+    """A session that is entered in a context from which every thread takes a copy."""
+
+    def __init__(self, **options: Any) -> None:
+        self.session = AgentCacheSession(**options)
+        self.context = contextvars.copy_context()
+        _finish(self.context, self.session.__aenter__())
+
+    def inside(self, body: Body) -> Body:
+        """The same in the session, whatever context it is called from."""
+
+        async def main() -> Any:
+            return await asyncio.get_running_loop().create_task(body(), context=self.context.copy())
+
+        return main
+
+    def leave(self) -> None:
+        _finish(self.context, self.session.__aexit__(None, None, None))
+
+
+def _finish(context: contextvars.Context, coroutine: Coroutine[Any, Any, Any]) -> None:
+    with pytest.raises(StopIteration):
+        context.run(coroutine.send, None)
+
+
+class Tools:
+    """A read tool, a write tool and one that fails. Each call that is new says so by its argument."""
+
+    def __init__(self) -> None:
+        self.numbers = count()
+
+        @AgentCache("threads", name="get")
+        async def get(n: Any) -> Any:
+            return ["answer", n]
+
+        @AgentCacheInvalidator("elsewhere", name="change")
+        async def change(n: Any) -> Any:
+            return n
+
+        @AgentCache("threads", name="fail")
+        async def fail(n: Any) -> Any:
+            raise LookupError(n)
+
+        @AgentCache("elsewhere", name="look")
+        async def look() -> None:
+            return None
+
+        self.get, self.change, self.fail, self.look = get, change, fail, look
+        self.answers = 0
+
+    async def work(self) -> None:
+        """New calls, hits, loads of a known call, errors and repeated writes: what the detector keeps of each."""
+        n = next(self.numbers)
+        for call, expected in (
+            (self.get(n), ["answer", n]),
+            (self.get(n), ["answer", n]),
+            (self.get.fresh(n), ["answer", n]),
+            (self.change(0), 0),
+            (self.change(n), n),
+            (self.get(0), ["answer", 0]),
+        ):
+            assert await call == expected
+            self.answers += 1
+        with pytest.raises(LookupError):
+            await self.fail(n)
+        self.answers += 1
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bounds that are reached after two calls: what is oldest is always being forgotten."""
+    for name in ("_MAX_CALLS", "_MAX_KEPT", "_MAX_OUTCOMES", "_MAX_BLOCKED"):
+        monkeypatch.setattr(loop_detector, name, 2)
+
+
+@pytest.mark.usefixtures("small")
+def test_no_answer_changes_wherever_one_thread_is_stopped_by_another():
+    """Nothing raises, the numbers of the trace are unique, and every call is counted once."""
+    tools, shared = Tools(), Shared()
+
+    def begin() -> None:
+        nonlocal shared
+        shared.leave()
+        shared = Shared(on_loop="warn")
+        asyncio.run(shared.inside(tools.work)())
+        tools.answers = 7
+
+    async def call() -> None:
+        await shared.inside(tools.work)()
+
+    for where in stopped_everywhere(call, call, before=begin, files=SESSION):
+        trace = shared.session.get_execution_trace()
+        assert sorted(record.number for record in trace) == list(range(1, 3 * 7 + 1)), where
+        metrics = shared.session.get_metrics()
+        assert metrics["calls"] == tools.answers == 3 * 7, where
+        assert metrics["callback_errors"] == 0, where
+    shared.leave()
+
+
+@pytest.mark.usefixtures("small")
+def test_what_a_loop_has_blocked_is_let_go_while_another_thread_does_the_same():
+    """Every call of these threads is in a loop, or ends one."""
+    tools = Tools()
+    shared = Shared(loop_policy=LoopPolicy(max_execution_depth=None), on_loop="notice")
+
+    async def looping() -> None:
+        for n in (0, 1, 0, 1, next(tools.numbers)):
+            await tools.get.fresh(n)
+
+    inside = shared.inside(looping)
+    for where in stopped_everywhere(inside, inside, before=lambda: None, files=SESSION):
+        assert shared.session.get_metrics()["callback_errors"] == 0, where
+    shared.leave()
+
+
+def test_a_budget_of_one_tool_counts_every_call_of_every_thread():
+    tools = Tools()
+
+    async def work() -> None:
+        n = next(tools.numbers)
+        await tools.get(n)
+        await tools.get(n)
+
+    def begin() -> None:
+        nonlocal shared, calls
+        shared = Shared(loop_policy=LoopPolicy(max_tool_calls=6, max_execution_depth=None))
+        calls = 0
+
+    async def stopped() -> None:
+        await shared.inside(work)()
+
+    shared, calls = Shared(), 0
+    shared.leave()
+    for where in stopped_everywhere(stopped, stopped, before=begin, files=SESSION):
+        asyncio.run(stopped())
+        with pytest.raises(AgentLoopDetectedError, match="max_tool_calls"):
+            asyncio.run(shared.inside(lambda: tools.get(0))())
+        assert shared.session._run.used["get"].calls == 6, where
+
+
+def test_a_fan_out_is_one_round_while_a_task_of_another_thread_is_in_the_middle_of_a_step():
+    """The tasks of a loop are told apart by that loop, and not by the one that has made the call before."""
+    tools, shared = Tools(), Shared()
+    blocked = Thread(shared.inside(lambda: _calls_and_stops(tools, blocked)))
+    blocked.start()
+    assert blocked.stands_still.wait(30)
+
+    async def fan_out() -> list[Any]:
+        return await asyncio.gather(*(tools.get(0) for _ in range(20)))
+
+    assert asyncio.run(shared.inside(fan_out)()) == [["answer", 0]] * 20
+    blocked.end()
+    shared.leave()
+    assert shared.session.get_metrics()["loop_detections"] == 0
+
+
+async def _calls_and_stops(tools: Tools, thread: Thread) -> None:
+    await tools.get(0)
+    await tools.get(0)
+    thread.stands_still.set()
+    assert thread.may_go_on.wait(30)
+
+
+def test_two_threads_that_call_a_tool_for_the_first_time_share_its_store(monkeypatch: pytest.MonkeyPatch):
+    runs, made = count(1), []
+    make = ReadOperation.new_partition
+    monkeypatch.setattr(ReadOperation, "new_partition", lambda self, owner: made.append(make(self, owner)) or made[-1])
+
+    @AgentCache("threads", scope="session")
+    async def get() -> int:
+        return next(runs)
+
+    def begin() -> None:
+        nonlocal shared
+        shared = Shared()
+        made.clear()
+
+    async def call() -> None:
+        await shared.inside(get)()
+
+    shared = Shared()
+    for where in stopped_everywhere(call, call, before=begin, files=SESSION):
+        stored = asyncio.run(shared.inside(get)())
+        assert asyncio.run(shared.inside(get.fresh)()) > stored
+        assert asyncio.run(shared.inside(get)()) > stored, where
+        assert [len(partition.store) for partition in made] == [1], where
+        shared.leave()
+        assert not made[0].is_open, where
+
+
+@pytest.mark.parametrize("method", ["record", "record_first", "hit"])
+async def test_a_loop_detector_that_breaks_costs_no_answer(
+    method: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    """It is counted each time, and logged once for each tool."""
+
+    def broken(*_: object, **__: object) -> None:
+        raise KeyError("state")
+
+    if method == "hit":
+        monkeypatch.setattr(loop_detector.ToolDetector, "_make_hit", lambda self: broken)
+    else:
+        monkeypatch.setattr(loop_detector.ToolDetector, method, broken)
+    tools = Tools()
+    with caplog.at_level(logging.WARNING, logger="agent_cache"):
+        async with AgentCacheSession() as session:
+            for n in (1, 2, 1, 2):
+                assert await tools.get(n) == ["answer", n]
+                assert await tools.change(n) == n
+                with pytest.raises(LookupError):
+                    await tools.fail(n)
+    assert session.get_metrics()["callback_errors"] >= 2
+    messages = [record.getMessage() for record in caplog.records]
+    assert messages
+    assert len(messages) == len(set(messages))
+    assert all("the loop detector failed, so the call was not checked (KeyError: 'state')" in one for one in messages)
