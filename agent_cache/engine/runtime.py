@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import weakref
-from collections import OrderedDict
+from collections import deque
 from collections.abc import Awaitable, Callable, Hashable, Mapping
 from contextvars import ContextVar, Token
 from typing import Any, Final, Generic, NamedTuple, NoReturn, Protocol, TypeVar
@@ -571,6 +571,33 @@ class Failure:
             BaseException.__setattr__(error, "__context__", context)
 
 
+class Waiters(deque["asyncio.Future[Any]"]):
+    """The futures of the followers of a flight, in the order in which they joined.
+
+    Those of followers that were interrupted are removed when they are the half of all: one by one, from the middle of a
+    deque, would take a time that grows with their number.
+
+    Attributes:
+        gone: how many followers were interrupted since.
+    """
+
+    __slots__ = ("gone",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gone = 0
+
+    def note_gone(self, waiter: asyncio.Future[Any]) -> None:
+        """Pass over a follower that was interrupted."""
+        waiter.cancel()  # it may not have been: its caller is closed, and does not wait any more
+        self.gone += 1
+        if 2 * self.gone > len(self):
+            waiting = [one for one in self if not one.done()]
+            self.clear()
+            self.extend(waiting)
+            self.gone = 0
+
+
 class Flight(Load):
     """One running load and the callers that wait for it.
 
@@ -610,7 +637,7 @@ class Flight(Load):
         self.since = -1
         self._places = NO_PLACES
         self.id = id
-        self.waiters: OrderedDict[asyncio.Future[Any], None] | None = None
+        self.waiters: Waiters | None = None
         self.waits_for: list[Flight] | None = None
         self.joinable = False
         self.result: Entry | None = None
@@ -755,8 +782,8 @@ class Flight(Load):
         """Wait for the outcome. Returns a future for this follower alone."""
         waiter = loop.create_future()
         if self.waiters is None:
-            self.waiters = OrderedDict()  # a dict would walk over those who have left, to find the first
-        self.waiters[waiter] = None
+            self.waiters = Waiters()
+        self.waiters.append(waiter)
         return waiter
 
     def leave(self, waiter: asyncio.Future[Any]) -> None:
@@ -764,7 +791,7 @@ class Flight(Load):
         if waiter.done() and not waiter.cancelled() and waiter.result() is BECOME_LEADER:
             self.hand_over()
         elif self.waiters:
-            self.waiters.pop(waiter, None)
+            self.waiters.note_gone(waiter)
 
     def hand_over(self) -> None:
         """Make the first follower that still waits the leader; without one the flight ends."""
@@ -776,7 +803,7 @@ class Flight(Load):
             except RuntimeError:
                 self.waiters.clear()  # the loop is closed: nobody waits on it any more
         while self.waiters:
-            waiter, _ = self.waiters.popitem(last=False)
+            waiter = self.waiters.popleft()
             if not waiter.done():
                 waiter.set_result(BECOME_LEADER)
                 return

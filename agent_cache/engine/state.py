@@ -38,6 +38,7 @@ __all__ = [
     "note_dropped",
     "note_evicted",
     "run_shielded",
+    "tell_evicted",
     "unwatch",
     "uses_of",
     "warn_of_unread_roots",
@@ -305,8 +306,13 @@ def note_evicted(entry: Entry) -> None:
     """Let no witness keep an entry that was evicted. Called outside of the lock."""
     present = WITNESSES.pop(entry, None)
     if present is not None:
-        for witness in _witnesses_of(present):
-            witness.let_go(entry, None)
+        tell_evicted(entry, _witnesses_of(present))
+
+
+def tell_evicted(entry: Entry, witnesses: Iterable[Witness]) -> None:
+    """The same for the witnesses that the entry had."""
+    for witness in list(witnesses):
+        witness.let_go(entry, None)
 
 
 def note_dropped(entries: Iterable[Any]) -> None:

@@ -30,7 +30,7 @@ from agent_cache.core.store import (
 from agent_cache.core.tags import Tag
 from agent_cache.engine.inheritance import Inherited, Inherits, Source
 from agent_cache.engine.runtime import ENCLOSING, Call, Flight, Plan, known_tags
-from agent_cache.engine.state import LEDGER, WITNESSES, evict_for, free, note_dropped, note_evicted, warn_once
+from agent_cache.engine.state import LEDGER, WITNESSES, evict_for, free, note_dropped, tell_evicted, warn_once
 from agent_cache.remote.protocol import Ticket, Tier
 from agent_cache.values.compare import is_empty
 
@@ -358,8 +358,11 @@ def insert_if_valid(call: Call, entry: Entry | None, tags: tuple[Tag, ...]) -> b
     if WITNESSES:
         if replaced is not None:
             note_dropped((replaced,))
-        if evicted is not None:
-            note_evicted(evicted)
+        if evicted is not None and (witness := WITNESSES.pop(evicted, None)) is not None:
+            if type(witness) is set:
+                tell_evicted(evicted, witness)
+            else:
+                witness.let_go(evicted, None)  # without a call: one miss in a session in two evicts an entry of its own
     if type(replaced) is GuardedEntry and replaced.failure is not None:
         warn_once("copying a hit failed, so it was loaded anew", call.operation.name, replaced.failure)
     return is_valid
