@@ -29,17 +29,16 @@ this is generated (names shortened; ``root`` is the scope outside of any session
                 if value is not MISSING:
                     [the same]
                     return value
+        elif here.answers_inline:
+            [the same, with one more line: value = here.plan(operation).observe(key, entry, value, moment, None)]
         else:
             if here.is_call:
                 here = here.scope
-            if here is root:
-                [the same: by the tool of a write]
-            elif here.answers_inline:
-                [the same, with one more line: value = here.plan(operation).observe(key, entry, value, moment, None)]
-            else:
-                value = here.plan(operation).admit(key, None)
-                if value is not MISSING:
-                    return value
+                if here is root:
+                    [the same as above: called by the tool of a write]
+            value = here.plan(operation).admit(key, None)
+            if value is not MISSING:
+                return value
         return await answer(here, key, (order_id,), {"full": full})
 
 It repeats `ReadOperation.key_of` and the local lookup of `engine.plan`, to save frames: without its branch for
@@ -180,22 +179,22 @@ def _inline(arguments: str, *, expires: bool) -> list[str]:
     return [
         "if $here is $root:",
         *_indented(at_root, 1),
+        "elif $here.answers_inline:",
+        *_indented(find, 1),
+        "    if $entry is not None:",
+        "        $moment = $now()",
+        "        $value = $entry.value if $moment < $entry.fast else $entry.value_at($moment)",
+        "        if $value is not $MISSING:",
+        "            $observe = ($here.plans.get($operation) or $here.plan($operation)).observe",
+        f"            $value = $observe($key, $entry, $value, $moment, {arguments})",
+        *_indented(_USE, 3),
+        "            return $value",
         "else:",
-        *_indented(_SCOPE, 1),
-        "    if $here is $root:",  # by the tool of a write, which is outside of loads
-        *_indented(at_root, 2),
-        "    elif $here.answers_inline:",
-        *_indented(find, 2),
-        "        if $entry is not None:",
-        "            $moment = $now()",
-        "            $value = $entry.value if $moment < $entry.fast else $entry.value_at($moment)",
-        "            if $value is not $MISSING:",
-        "                $observe = ($here.plans.get($operation) or $here.plan($operation)).observe",
-        f"                $value = $observe($key, $entry, $value, $moment, {arguments})",
-        *_indented(_USE, 4),
-        "                return $value",
-        "    else:",
-        *_indented(_by_the_plan(arguments)[2:], 2),
+        "    if $here.is_call:",
+        "        $here = $here.scope",
+        "        if $here is $root:",  # called by the tool of a write, which is outside of loads
+        *_indented(at_root, 3),
+        *_indented(_by_the_plan(arguments)[len(_SCOPE) :], 1),
     ]
 
 

@@ -468,6 +468,7 @@ class Within:
     __slots__ = ("call", "scope")
 
     is_call = True
+    answers_inline = False
 
     def __init__(self, scope: Scope, call: Call) -> None:
         self.scope = scope
@@ -888,6 +889,7 @@ class Call:
     )
 
     is_call = is_dependency = True
+    answers_inline = False
     flight: Flight
     began: int
     loop_key: Hashable
