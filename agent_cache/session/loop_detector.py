@@ -31,7 +31,6 @@ from __future__ import annotations
 import asyncio
 import sys
 import weakref
-from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from contextvars import Context
 from dataclasses import dataclass
@@ -78,13 +77,6 @@ _MAX_RECENT: Final = 128
 """How many calls are remembered in order, to report a cycle. A power of two, so that a mask gives the place."""
 
 _MASK: Final = _MAX_RECENT - 1
-
-_MAX_KEPT: Final = 256
-"""For how many calls of a session the last entry is kept alive, to compare by identity.
-
-For the others, a result that came more than once is compared by its fingerprint, and one that came once is new when it
-comes again: a cycle of more calls than this is found one round later.
-"""
 
 _MAX_BLOCKED: Final = 1_000
 
@@ -319,7 +311,7 @@ class CallHistory:
             return
         if known is None:
             if self.count < 2:
-                self.entry = None  # as `release_entry` does
+                self.entry = None
                 return
             known = {}
         identify = self.identify
@@ -343,18 +335,16 @@ class CallHistory:
             self.text = shown(entry.share())
         return self.text
 
+    def keep_entry(self, entry: Entry, identify: Identify) -> None:
+        """Keep the last entry, to compare later ones with it, for as long as the cache has it."""
+        self.identify = identify
+        watch(entry, self)
+
     def release_entry(self) -> None:
-        """Stop keeping the entry alive. An outcome that came more than once is identified first; another is lost."""
-        entry = self.entry
-        if entry is None:
-            return
-        if self.count > 1:
-            value = entry.share()
-            if self.outcome is None:
-                self.outcome = self.identify(value)
-            self.text = self.text or shown(value)
-        self.entry = None
-        unwatch(entry, self)
+        """Stop keeping the last entry. An outcome that was not identified is new when it comes again."""
+        entry, self.entry = self.entry, None
+        if entry is not None:
+            unwatch(entry, self)
 
     def set_outcome(self, outcome: Hashable | None, entry: Entry | None, identify: Identify) -> tuple[bool, bool]:
         """Make this the last outcome. Returns whether it already was, and whether it was seen before in any epoch."""
@@ -437,16 +427,17 @@ class LoopDetector:
         cycle_at: the position from which a cycle must be judged.
         cycle_acted: whether this streak has met the action level of a cycle.
         recent: the last calls, by position.
-        kept: the calls whose last entry is kept alive, oldest first; a set in this order.
-        max_kept: how many these may be; 0 once the session has ended.
+        is_open: whether the last entries of calls are kept, to compare later ones with them. Not once the session has
+            ended: tasks that outlive it may still call.
         tools: the `ToolDetector` of each operation, kept here by `SessionHooks`.
+        histories: the calls of each of them.
         unkeyed: identifies the calls that have no key, for `SessionHooks`.
         blocked: the calls to refuse before they run, and why.
     """
 
     __slots__ = (
         "__weakref__", "_error", "_error_at", "_error_clock", "_error_step", "_errors", "active", "blocked",
-        "cycle_acted", "cycle_at", "cycle_notice", "epoch", "kept", "last", "levels", "longest_pause", "max_kept",
+        "cycle_acted", "cycle_at", "cycle_notice", "epoch", "histories", "is_open", "last", "levels", "longest_pause",
         "mixed_after", "newest", "position", "progress", "recent", "run", "streak_start", "tools", "unchanged",
         "unkeyed",
     )  # fmt: skip
@@ -469,9 +460,9 @@ class LoopDetector:
         self.tools: dict[Hashable, ToolDetector] = {}
         self.unkeyed = UnkeyedCalls()
         self.recent = [NO_CALL] * _MAX_RECENT
-        self.kept: OrderedDict[CallHistory, None] = OrderedDict()
-        self.max_kept = _MAX_KEPT
-        weakref.finalize(self, _release_all, self.kept).atexit = False  # a session that is never left
+        self.is_open = True
+        self.histories: dict[Hashable, dict[Hashable, CallHistory]] = {}
+        weakref.finalize(self, _release_all, self.histories).atexit = False  # a session that is never left
         self.blocked: dict[tuple[str, Hashable], Verdict] = {}
         self._error: tuple[str, Hashable] | None = None
         self._errors = 0
@@ -482,13 +473,19 @@ class LoopDetector:
         found = self.tools.get(operation)
         if found is None:
             found = self.tools.setdefault(operation, make())
+            self.histories[operation] = found.calls
             forget_oldest(self.tools, _MAX_TOOLS)
+            if len(self.histories) > _MAX_TOOLS:
+                gone = [(one, calls) for one, calls in list(self.histories.items()) if one not in self.tools]
+                _release_all(dict(gone))
+                for one, _ in gone:
+                    self.histories.pop(one, None)
         return found
 
     def close(self) -> None:
         """Keep no entry alive any more, since the session has ended: tasks that outlive it may still call."""
-        self.max_kept = 0
-        _release_all(self.kept)
+        self.is_open = False
+        _release_all(self.histories)
 
     @property
     def clock(self) -> int:
@@ -564,40 +561,6 @@ class LoopDetector:
         # In no fixed order, or longer than what is remembered; of no call at all, if another thread has just made one.
         return list(dict.fromkeys(recent or [self.last]))
 
-    def keep_entry(self, call: CallHistory, identify: Identify) -> None:
-        """Keep the last entry of a call alive, to compare later ones with it."""
-        kept = self.kept
-        kept.pop(call, None)
-        kept[call] = None
-        call.identify = identify
-        if call.entry is not None:
-            watch(call.entry, call)
-        if len(kept) > self.max_kept:
-            self.release_oldest()
-
-    def release_oldest(self) -> None:
-        """Keep one entry less."""
-        kept = self.kept
-        try:
-            call, _ = kept.popitem(last=False)
-        except KeyError:
-            return  # another thread has released the last one
-        entry = call.entry
-        if entry is None:
-            return
-        if call.count > 1:
-            call.release_entry()
-            return
-        # As `release_entry`, without the calls.
-        call.entry = None
-        try:
-            if WITNESSES[entry] is call:
-                del WITNESSES[entry]
-            else:
-                unwatch(entry, call)
-        except KeyError:
-            pass  # it was dropped meanwhile
-
     def count_error(self, tool: str, outcome: Hashable, began: int, step: int) -> int:
         """Count an error of a tool, that of the last call. Returns in how many rounds in a row there was only it.
 
@@ -623,15 +586,11 @@ class LoopDetector:
         forget_oldest(self.blocked, _MAX_BLOCKED)
 
 
-def _release_all(kept: OrderedDict[CallHistory, None]) -> None:
-    while kept:
-        try:
-            call, _ = kept.popitem()
-        except KeyError:
-            return
-        entry, call.entry = call.entry, None
-        if entry is not None:
-            unwatch(entry, call)
+def _release_all(histories: dict[Hashable, dict[Hashable, CallHistory]]) -> None:
+    """Keep no entry of these calls any more."""
+    for calls in list(histories.values()):
+        for call in list(calls.values()):
+            call.release_entry()
 
 
 class ToolDetector:
@@ -641,11 +600,12 @@ class ToolDetector:
         identify: maps a result to what identifies it.
 
     Attributes:
+        calls: the calls that are remembered, by key.
         hit: ``(key, entry) -> Verdict | None``: as `record`, for an answer from an entry. A closure over all that it
             needs (benchmarks.budgets, "the same in a session").
     """
 
-    __slots__ = ("_calls", "_detector", "_hints", "_identify", "_is_plain", "_is_write", "_tool", "hit")
+    __slots__ = ("_detector", "_hints", "_identify", "_is_plain", "_is_write", "_tool", "calls", "hit")
 
     hit: Callable[[Hashable, Entry], Verdict | None]
 
@@ -663,13 +623,13 @@ class ToolDetector:
         self._is_write = is_write
         self._hints = hints
         self._identify = identify
-        self._calls: dict[Hashable, CallHistory] = {}
+        self.calls: dict[Hashable, CallHistory] = {}
         self._is_plain = not (is_write or hints.off or hints.poll)
         self.hit = self._make_hit() if self._is_plain else self._record_hit
 
     def _make_hit(self) -> Callable[[Hashable, Entry], Verdict | None]:
         """Repeats `record` for the case that the entry is the one of the last time."""
-        state, known, record_hit, judge = self._detector, self._calls.get, self._record_hit, self._judge
+        state, known, record_hit, judge = self._detector, self.calls.get, self._record_hit, self._judge
         run, recent, notice = state.run, state.recent, state.cycle_notice
         mask, never, cycle_count = _MASK, NEVER, _CYCLE_COUNT
         stale, needed = _STALE, _needed(state.levels["repeat"].notice)
@@ -739,11 +699,12 @@ class ToolDetector:
         if before is not None and entry is not before:
             unwatch(before, call)
         if entry is None:
-            state.kept.pop(call, None)
             if is_known or error:
                 call.text = shown(value)
+        elif not state.is_open:
+            call.release_entry()
         elif entry is not before:
-            state.keep_entry(call, self._identify)
+            call.keep_entry(entry, self._identify)
         has_written = self._is_write and not error
         if has_written and not is_known:
             state.end_epoch()
@@ -784,11 +745,11 @@ class ToolDetector:
 
         Repeats the part of `record` that applies then (benchmarks.budgets, "static tag, in a session").
         """
-        calls = self._calls
+        calls = self.calls
         if key in calls or not self._is_plain:
             return False
         if len(calls) >= _MAX_CALLS:
-            forget_oldest(calls, _MAX_CALLS - 1)
+            self._forget_oldest()
         state, run = self._detector, self._detector.run
         calls[key] = call = CallHistory(self._tool, key, entry, state.epoch, self._identify)
         state.newest = state.progress = run.step  # `LoopDetector.note_new`, without the call
@@ -803,14 +764,12 @@ class ToolDetector:
             state.end_streak(position)
         else:
             state.streak_start, state.mixed_after = position, position + 1
-        if entry in WITNESSES:
+        if not state.is_open:
+            call.entry = None
+        elif entry in WITNESSES:
             watch(entry, call)
         else:
             WITNESSES[entry] = call  # `watch`, without the call
-        kept = state.kept
-        kept[call] = None
-        if len(kept) > state.max_kept:
-            state.release_oldest()
         return True
 
     def record_change(self, key: Hashable, outcome: Hashable | None) -> None:
@@ -825,12 +784,21 @@ class ToolDetector:
         call.enter_epoch(state.epoch)
 
     def _history(self, key: Hashable) -> CallHistory:
-        call = self._calls.get(key)
+        call = self.calls.get(key)
         if call is None:
             call = CallHistory(self._tool, key)
-            forget_oldest(self._calls, _MAX_CALLS - 1)
-            self._calls[key] = call
+            self._forget_oldest()
+            self.calls[key] = call
         return call
+
+    def _forget_oldest(self) -> None:
+        """Forget the oldest call, if there are as many as are remembered."""
+        calls = self.calls
+        while len(calls) >= _MAX_CALLS:
+            try:
+                calls.pop(next(iter(calls))).release_entry()
+            except (KeyError, RuntimeError, StopIteration):
+                continue  # another thread has changed it between the two steps
 
     def _judge_poll(self, call: CallHistory) -> Verdict | None:
         """A declared poll is judged by itself, and unchanged answers of it are no part of a cycle."""

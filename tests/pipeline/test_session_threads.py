@@ -96,7 +96,7 @@ class Tools:
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bounds that are reached after two calls: what is oldest is always being forgotten."""
-    for name in ("_MAX_CALLS", "_MAX_KEPT", "_MAX_OUTCOMES", "_MAX_BLOCKED"):
+    for name in ("_MAX_CALLS", "_MAX_OUTCOMES", "_MAX_BLOCKED"):
         monkeypatch.setattr(loop_detector, name, 2)
 
 
