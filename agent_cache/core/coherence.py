@@ -35,6 +35,9 @@ _MANY: Final = 1_000
 """How many entries under one tag are dropped one by one, at 2 us each, and in how many sessions. If there are more, all
 entries of the tool are dropped at once: that is always safe, and a write must not hold the event loop for long."""
 
+_FEW: Final = 16
+"""How many names of entries of a session are listed before those that are gone are looked for."""
+
 _MAX_WRITTEN: Final = 10_000
 """How many tags are noted under one root while the tags of a load in flight are unknown. After more of them such loads
 are not stored."""
@@ -473,7 +476,7 @@ class Partition:
         self.static = static
         self._epoch = self.group.epoch
         self._contents: Contents | None = None
-        self._most = _MANY
+        self._most = _FEW
         self.store = Store(maxsize, None if owner is None else self._if_current)
         self.flights: dict[tuple[Hashable, object], Any] = {}
         self.loads: Any = self.group.starting
@@ -516,12 +519,14 @@ class Partition:
         return evicted, garbage
 
     def _list_anew(self, contents: Contents) -> None:
-        """List the present entries only. Done each time that the lists have doubled."""
+        """List the present entries only. Done each time that the lists have doubled: the keys of entries that are gone
+        may be long, and ``max_bytes`` does not count them.
+        """
         self.group.unlist(contents)
         self._contents = contents = Contents(self)
         for key, entry in self.store.items():
             self.group.list_entry(contents, id(self.owner), key, entry.tags)
-        self._most = max(_MANY, 2 * (len(contents.keys) + len(contents.tags)))
+        self._most = max(_FEW, 2 * (len(contents.keys) + len(contents.tags)))
 
     def drop(self, part: Part, *, is_all: bool) -> Any:
         """Drop the entries that a part of a write touches."""
@@ -752,7 +757,9 @@ class Ledger:
     def add_tags(self, load: Load, tags: Sequence[Tag]) -> None:
         """Compare every write from now on with more tags of a load: those that it inherits."""
         group = load.partition.group
-        self.extend(group, map(root_of, tags))
+        for tag in tags:
+            if group.roots.get(root := root_of(tag)) is None:
+                self.extend(group, (root,))
         if load.since < 0:
             load.enter_indexes(self.serial)
         load.add_places(tags)

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple, Protocol
 
 from agent_cache.clock import CLOCK
 from agent_cache.core.coherence import is_entry_tag
-from agent_cache.core.store import NEVER
+from agent_cache.core.store import NEVER, Entry
 from agent_cache.core.tags import Tag, root_of
 from agent_cache.remote.protocol import Tier, Versions
 
@@ -71,14 +71,17 @@ class Inherited:
         expires: the clock reading at which the first of them expires.
         is_cached: whether all of them were cached.
         owners, tenants, trusts: those of all reads.
+        hits: entries that have answered a read. Another hit of one of them adds nothing.
     """
 
     __slots__ = (
         "_copies",
+        "_is_folded",
         "_sources",
         "_strong",
         "entries",
         "expires",
+        "hits",
         "is_cached",
         "owners",
         "tags",
@@ -89,6 +92,7 @@ class Inherited:
     def __init__(self) -> None:
         self.tags: dict[Tag, None] = {}
         self.entries: dict[Tag, None] = {}
+        self.hits: set[Entry] = set()
         self.expires = NEVER
         self.is_cached = True
         self.owners: set[object] = set()
@@ -96,6 +100,7 @@ class Inherited:
         self.trusts: dict[Trust, tuple[Tier, ...]] = {}
         self._sources: dict[int, Source] | None = {}
         self._copies: dict[Trust, None] = {}
+        self._is_folded = False
         self._strong: list[Source] = []
 
     def add(self, read: Inherits) -> list[Tag]:
@@ -115,8 +120,20 @@ class Inherited:
             self._sources[id(read.source)] = read.source
         return self.add_tags(read.tags)
 
+    def note_hit(self, entry: Entry) -> None:
+        """Remember an entry that was added."""
+        if len(self.hits) < _MAX_SOURCES:
+            self.hits.add(entry)
+
     def add_tags(self, tags: Sequence[Tag]) -> list[Tag]:
         """Add tags. Returns those that are new."""
+        if not self._is_folded:
+            new = [tag for tag in dict.fromkeys(tags) if tag not in self.tags and tag not in self.entries]
+            if len(self.tags) + len(self.entries) + len(new) <= _MAX_TAGS:
+                for tag in new:
+                    (self.entries if is_entry_tag(tag) else self.tags)[tag] = None
+                return new
+            self._is_folded = True  # perhaps: from here on, tags may be covered by their roots
         self.tags, new = _add(self.tags, [tag for tag in tags if not is_entry_tag(tag)])
         self.entries, also = _add(self.entries, filter(is_entry_tag, tags))
         return new + also

@@ -40,6 +40,7 @@ __all__ = [
     "SCOPE",
     "TENANT",
     "UNKEYED",
+    "WITH_TIERS",
     "CacheKey",
     "Call",
     "CallObserver",
@@ -1012,6 +1013,10 @@ class Stage(Protocol):
 
 
 # Operations
+
+
+WITH_TIERS: weakref.WeakSet[Operation[Any]] = weakref.WeakSet()
+"""The read tools that have tiers of their own. Every write is told to these tiers."""
 
 
 class Operation(Generic[P]):

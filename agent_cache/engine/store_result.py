@@ -123,17 +123,27 @@ def inherit_entry(within: Flight | None, plan: Plan, key: Hashable, entry: Entry
         return  # of a task that the load has left behind
     if not within.is_clean:
         return  # it is not stored, whatever it reads
+    if within.inherited is not None and entry in within.inherited.hits:
+        return  # a write since then has marked the load
     partition: Partition = plan.partition
     with LEDGER.lock:
         if partition.store.peek(key) is not entry or partition.is_outdated:
             within.mark_dirty()  # a write in another thread was faster
             return
         tags = (*partition.static, *entry.tags, partition.group.entry_tag(key))
-        within.inherit(_inherits(plan, tags, entry)._replace(is_copy=True))
+        within.inherit(_inherits(plan, tags, entry, is_copy=True))
+        if within.inherited is not None:
+            within.inherited.note_hit(entry)
 
 
 def _inherits(
-    plan: Plan, tags: tuple[Tag, ...], entry: Entry | None, source: Source | None = None, *, is_cached: bool = True
+    plan: Plan,
+    tags: tuple[Tag, ...],
+    entry: Entry | None,
+    source: Source | None = None,
+    *,
+    is_cached: bool = True,
+    is_copy: bool = False,
 ) -> Inherits:
     """What a load inherits from an answer with this entry."""
     partition: Partition = plan.partition
@@ -143,13 +153,17 @@ def _inherits(
         source = source or entry
     return Inherits(
         tags,
-        frozenset() if partition.owner is None else frozenset({partition.owner}),
-        frozenset() if plan.tenant is None else frozenset({plan.tenant}),
+        _NONE if partition.owner is None else frozenset({partition.owner}),
+        _NONE if plan.tenant is None else frozenset({plan.tenant}),
         NEVER if entry is None else entry.expires,
         is_cached,
         trusts,
         source,
+        is_copy,
     )
+
+
+_NONE: Final[frozenset[Any]] = frozenset()
 
 
 def store_result(call: Call, entry: Entry, insert: Insert | None = None) -> None:

@@ -486,6 +486,8 @@ class LoopDetector:
         """Keep no entry alive any more, since the session has ended: tasks that outlive it may still call."""
         self.is_open = False
         _release_all(self.histories)
+        self.histories.clear()
+        self.tools.clear()
 
     @property
     def clock(self) -> int:

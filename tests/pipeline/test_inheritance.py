@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import sys
 from typing import Any
 
 import pytest
@@ -856,3 +857,34 @@ async def test_a_computed_tag_that_fails_counts_as_its_root():
     await invalidate("user:1")
     await page()
     assert runs == ["page", "page"]
+
+
+async def test_another_hit_of_the_same_entry_costs_next_to_nothing():
+    lines = 0
+
+    @AgentCache("item:{id}")
+    async def item(id: int) -> int:
+        return id
+
+    @AgentCache("page")
+    async def page(count: int) -> list[int]:
+        nonlocal lines
+        await item(1)
+
+        def trace(frame: Any, event: str, _: object) -> Any:
+            nonlocal lines
+            lines += event == "line"
+            return trace if "agent_cache" in frame.f_code.co_filename else None
+
+        former = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            return [await item(1) for _ in range(count)]
+        finally:
+            sys.settrace(former)
+
+    await item(1)
+    await page(1)
+    once, lines = lines, 0
+    await page(101)
+    assert lines < once + 100 * 75

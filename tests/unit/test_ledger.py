@@ -508,7 +508,7 @@ def test_the_lists_of_a_session_are_those_of_its_entries(ledger: Ledger):
     ledger.register(session)
     for number in range(10_000):
         put(session, number, f"order:{number}")
-    assert len(tool.group._tags.exact.sets) < 2_000
+        assert len(tool.group._tags.exact.sets) <= 16, "the keys of entries that are gone may be long"
     ledger.unregister(session)
     assert not tool.group._tags.exact.sets
     assert not tool.group._tags.below.sets
