@@ -580,7 +580,8 @@ class AgentCacheInvalidator:
         no_effect: exceptions which mean that nothing was changed.
         ok: ``ok(result)`` decides whether a write that returned was successful. The default: always.
         loop: how a session's loop guard compares its calls: see `LoopHints`.
-        remote_cache, backup: tiers to invalidate, beside those of all read tools and all that were ever configured.
+        remote_cache, backup: tiers to invalidate, beside those of tools that share a root and all that were ever
+            configured.
         name: the identity of the tool instead of ``module:qualname``.
         remote: what happens while the shared tier cannot be reached: see `RemotePolicy`.
 

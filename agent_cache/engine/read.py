@@ -27,7 +27,6 @@ from agent_cache.engine.runtime import (
     ENCLOSING,
     SCOPE,
     UNKEYED,
-    WITH_TIERS,
     CacheKey,
     Call,
     Failure,
@@ -106,8 +105,6 @@ class ReadOperation(Operation[ReadPolicy]):
             else (rule, None, 0)
             for rule in self.tags.early
         )
-        if self.own_tiers:
-            WITH_TIERS.add(self)
         _register_name(self)
         self.partition = self.new_partition(None)
 

@@ -40,7 +40,6 @@ __all__ = [
     "SCOPE",
     "TENANT",
     "UNKEYED",
-    "WITH_TIERS",
     "CacheKey",
     "Call",
     "CallObserver",
@@ -508,7 +507,8 @@ SCOPE: Final = _ScopeOfPlace()
 def leave_scope(scope: Scope, outer: Scope, token: Token[Any], *, is_closing: bool) -> bool:
     """Make the outer scope the current one again.
 
-    Contexts in which the scope is still the current one are at the outer one from now on.
+    While a generator is being closed, contexts in which the scope is still the current one are at the outer one from
+    now on.
 
     Args:
         is_closing: whether an async generator is being closed around it: then another scope may be the current one.
@@ -522,7 +522,7 @@ def leave_scope(scope: Scope, outer: Scope, token: Token[Any], *, is_closing: bo
     try:
         SCOPE.reset(token)
     except ValueError:
-        if scope is not outer:
+        if is_closing and scope is not outer:
             scope.become(outer)
         return False
     return True
@@ -1013,10 +1013,6 @@ class Stage(Protocol):
 
 
 # Operations
-
-
-WITH_TIERS: weakref.WeakSet[Operation[Any]] = weakref.WeakSet()
-"""The read tools that have tiers of their own. Every write is told to these tiers."""
 
 
 class Operation(Generic[P]):

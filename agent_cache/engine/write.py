@@ -23,7 +23,7 @@ from agent_cache.core.policies import WritePolicy
 from agent_cache.core.store import Entry
 from agent_cache.core.tags import Region, Tag, TagRule, root_of
 from agent_cache.engine.interception import InterceptedCall
-from agent_cache.engine.runtime import SCOPE, WITH_TIERS, CacheKey, Call, Operation, Proceed, Scope
+from agent_cache.engine.runtime import SCOPE, CacheKey, Call, Operation, Proceed, Scope
 from agent_cache.engine.state import (
     LEDGER,
     free,
@@ -553,15 +553,15 @@ def _cancel_count() -> int:
 
 
 def tiers_under(roots: tuple[str, ...], own: tuple[Tier, ...], *, in_sessions: bool = False) -> dict[Tier, bool]:
-    """Every tier that may hold entries under these roots: the writer's own, those of any read tool of the process, and
-    all that were ever configured. Other processes, or an earlier block, may have stored something there.
+    """Every tier that may hold entries under these roots: the writer's own, those of any tool that reads there, and all
+    that were ever configured, as other processes or an earlier block may have stored something there.
 
     Args:
         in_sessions: only tiers with answers of sessions, for a write that is limited to a session.
 
     Returns:
-        The tiers, and whether each is in use: named by a tool with one of these roots, or by a plain call or an entered
-        block of `configure`. The others are told like them, but must not stop a write.
+        The tiers, and whether each is in use: named by a tool, or by a plain call or an entered block of `configure`.
+        The others are told like them, but a tier that was given up must not stop a write.
     """
     found: dict[Tier, bool] = {}
     with LEDGER.lock:
@@ -574,10 +574,6 @@ def tiers_under(roots: tuple[str, ...], own: tuple[Tier, ...], *, in_sessions: b
             found.update(dict.fromkeys(CURRENT.configured_tiers(), True))
     if not in_sessions:
         found.update(dict.fromkeys(own, True))
-    for tool in list(WITH_TIERS):  # of other roots: told like those that were given up
-        if not in_sessions or tool.policy.remote.share:
-            for tier in tool.own_tiers:
-                found.setdefault(tier, False)
     for tool in readers:
         if tool.own_tiers:
             found.update(dict.fromkeys(tool.tiers(), True))

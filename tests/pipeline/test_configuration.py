@@ -27,7 +27,6 @@ from agent_cache import (
     writing,
 )
 from agent_cache.config import CURRENT
-from agent_cache.engine.write import tiers_under
 from agent_cache.testing import MemoryServer, MemoryTier, reset
 from tests.contract.workbench import writing as writing_in
 from tests.harness.gates import Gate, idle, started
@@ -446,34 +445,3 @@ async def test_a_strong_read_runs_although_its_tier_is_configured_away_while_it_
 
     plan.run = configured_away
     assert await get_order("7") == "old"
-
-
-async def test_a_write_is_told_to_the_tier_of_a_tool_of_another_root(server: MemoryServer):
-    """Another process may read the root through it."""
-    orders = {"1": "open"}
-
-    @AgentCache("other", remote_cache=MemoryTier(server), name="other")
-    async def other() -> None: ...
-
-    @AgentCacheInvalidator("order:{id}")
-    async def cancel(id: str) -> None:
-        orders[id] = "cancelled"
-
-    @AgentCache("order:{id}", remote_cache=MemoryTier(server), name="get_order")
-    async def get_order(id: str) -> str:
-        return orders[id]
-
-    tier = other.__agent_cache__.own_tiers[0]
-    assert tiers_under(("order",), ())[tier] is False, "it cannot stop the write"
-    assert await get_order("1") == "open"
-    stored = len(server._values)
-    del get_order
-    gc.collect()
-    await cancel("1")
-
-    @AgentCache("order:{id}", remote_cache=MemoryTier(server), name="get_order")
-    async def get_order_again(id: str) -> str:
-        return orders[id]
-
-    assert stored == 1
-    assert await get_order_again("1") == "cancelled"
