@@ -304,6 +304,10 @@ class Ledger:
         self.configured, self.layers = self.tick(), layers
 
     def begin_write(self, write: Write) -> None:
+        if write.big or any(other.big for other in self.writes):
+            # A hold that ends with a large one, or after it, may wait behind it.
+            for each in (write, *self.writes):
+                each.big = True
         write.began = self.tick()
         self.writes.append(write)
 
