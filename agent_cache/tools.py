@@ -247,9 +247,9 @@ class CachedAttributes(Protocol[P, R_co]):
         in this process alone; other processes load it. `ttl`, `cache_if`, `copy` and tags of the result apply.
 
         Returns:
-            Whether it was stored, or inside a write, whether it will be. False means that nothing is stored for these
-            arguments: they have no identity, the result may not be stored, or the write does not name all the roots
-            that the result depends on.
+            Whether it was stored, or inside a write, whether it will be if none of that happens. False means that
+            nothing is stored for these arguments: they have no identity, the result may not be stored, or the write
+            does not touch what the result depends on, or does not name all the roots of that.
         """
         ...
 
