@@ -13,14 +13,15 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
-import attrs
-import msgspec
-import pydantic
 import pytest
 
 from agent_cache import AgentCache, configure
 from agent_cache.engine.state import LEDGER
 from agent_cache.values.canonical import size_of
+
+attrs = pytest.importorskip("attrs")
+msgspec = pytest.importorskip("msgspec")
+pydantic = pytest.importorskip("pydantic")
 
 NOTHING = size_of(None)
 
