@@ -22,6 +22,7 @@ from agent_cache.core.store import (
     Entry,
     GuardedEntry,
     KeptEntry,
+    SizedEntry,
     Store,
     UncopyableError,
     UnsharedEntry,
@@ -242,7 +243,8 @@ def protected_copy(call: Call, entry: Entry, tags: tuple[Tag, ...], expires: flo
 
     Followers run the tool themselves then: two readers of one generator would each get a part of it.
 
-    An immutable value of a tool without tiers is shared as it is: the entry itself is returned.
+    An immutable value of a tool without tiers is shared as it is: the entry itself is returned, where sizes are not
+    bounded.
     """
     flight = call.flight
     flight.result = entry
@@ -265,7 +267,10 @@ def protected_copy(call: Call, entry: Entry, tags: tuple[Tag, ...], expires: flo
         if kept_for:
             flight.result = KeptEntry(entry.value, expires, entry.cost, tags, size, kept_for)
             return flight.result
-        entry.fast, entry.tags, entry.size = expires, tags, size
+        if size:
+            flight.result = SizedEntry(entry.value, expires, entry.cost, tags, size)
+            return flight.result
+        entry.fast, entry.tags = expires, tags
         return entry
     value, fast = (entry.value, 0.0) if copy is None else (None, -NEVER)
     flight.result = GuardedEntry(value, fast, entry.cost, tags, size, expires, copy, trust, kept_for)
