@@ -29,7 +29,7 @@ from typing import Any, Final
 from agent_cache.core.store import NEVER, Entry, Store
 from agent_cache.core.tags import Part, Region, Tag, ancestors, root_of
 
-__all__ = ["NO_PLACES", "Hold", "Ledger", "Load", "Outdated", "Partition", "PartitionGroup", "is_entry_tag"]
+__all__ = ["NO_PLACES", "EntryTag", "Hold", "Ledger", "Load", "Outdated", "Partition", "PartitionGroup"]
 
 _MANY: Final = 1_000
 """How many entries under one tag are dropped one by one, at 2 us each, and in how many sessions. If there are more, all
@@ -271,14 +271,12 @@ _next_entry = itertools.count().__next__
 
 
 class EntryTag(str):
-    """The tag of one entry, on which what has read it depends. It exists while something does."""
+    """The tag of one entry, on which what has read it depends, or the root of all of these.
+
+    The tag of an entry exists while something depends on it.
+    """
 
     __slots__ = ("__weakref__",)
-
-
-def is_entry_tag(tag: Tag) -> bool:
-    """Whether this is the tag of an entry, or the root of all of them."""
-    return tag.startswith(_ENTRIES)
 
 
 class PartitionGroup:
@@ -591,6 +589,10 @@ class Load:
     def detach(self) -> None:
         """Let no reader that starts later join. `engine.runtime.Flight` overrides it."""
 
+    def dependencies(self) -> Iterable[Tag]:
+        """Everything that it is known to depend on by now. `engine.runtime.Flight` adds what it has inherited."""
+        return self.tags
+
     def finish(self) -> None:
         """End it: writes need not consider it any more."""
         self.is_open = False
@@ -610,7 +612,7 @@ class Load:
         if not self.is_clean:
             return
         group.by_key.add(self.key, self)
-        self.add_places(self.tags)
+        self.add_places(self.dependencies())
         for name in self.late_roots:
             root = group.roots[name]
             assert root is not None
@@ -755,14 +757,13 @@ class Ledger:
     # Loads
 
     def add_tags(self, load: Load, tags: Sequence[Tag]) -> None:
-        """Compare every write from now on with more tags of a load: those that it inherits."""
+        """Compare every write from now on with more tags of a load, which are among its `dependencies` by now."""
         group = load.partition.group
         for tag in tags:
             if group.roots.get(root := root_of(tag)) is None:
                 self.extend(group, (root,))
-        if load.since < 0:
-            load.enter_indexes(self.serial)
-        load.add_places(tags)
+        if load.since >= 0:
+            load.add_places(tags)
 
     def _open_loads(self) -> list[Load]:
         return [load for group in self.groups() for load in (*group.starting, *group.loads)]

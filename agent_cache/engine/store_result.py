@@ -30,7 +30,7 @@ from agent_cache.core.store import (
 )
 from agent_cache.core.tags import Tag
 from agent_cache.engine.inheritance import Inherited, Inherits, Source
-from agent_cache.engine.runtime import ENCLOSING, Call, Flight, Plan, known_tags
+from agent_cache.engine.runtime import PLACE, Call, Flight, Plan, known_tags
 from agent_cache.engine.state import LEDGER, WITNESSES, evict_for, free, note_dropped, tell_evicted, warn_once
 from agent_cache.remote.protocol import Ticket, Tier
 from agent_cache.values.compare import is_empty
@@ -114,7 +114,7 @@ def run_uncached(call: Call) -> Awaitable[Entry]:
 
 def inherit_hit(plan: Plan, key: Hashable, entry: Entry) -> None:
     """Let the load that a local hit is made in inherit from it. `key` is qualified."""
-    call = ENCLOSING.get()
+    call = PLACE.get().call
     inherit_entry(None if call is None else call.within, plan, key, entry)
 
 
@@ -477,7 +477,7 @@ def _start_reload(reload: Call, replaces: object, run: Run) -> None:
 
 
 async def _reload(call: Call, run: Run) -> None:
-    ENCLOSING.set(call)
+    PLACE.set(call)
     stats = call.operation.stats
     failed = False
     try:
