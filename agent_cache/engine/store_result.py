@@ -312,7 +312,9 @@ def insert_if_valid(call: Call, entry: Entry | None, tags: tuple[Tag, ...]) -> b
     # these names, which nothing reads.
     garbage: Sequence[Any] = ()
     replaced = evicted = _newest = None
-    with LEDGER.lock:
+    if not LEDGER.lock.acquire(False):  # noqa: FBT003 - 0.08 us less than `with`; as a keyword, more
+        LEDGER.wait_for_lock()
+    try:
         if LEDGER.timed_holds:
             garbage = LEDGER.expire_holds(CLOCK.now())
         is_untouched = flight.is_clean and (
@@ -372,6 +374,8 @@ def insert_if_valid(call: Call, entry: Entry | None, tags: tuple[Tag, ...]) -> b
         partition.loads.discard(flight)
         if flight.since >= 0:
             flight.leave_indexes()
+    finally:
+        LEDGER.lock.release()
     if garbage:
         free(list(garbage))
     if WITNESSES:
