@@ -14,7 +14,7 @@ from typing import Any, Final
 from agent_cache.core.keys import Uncacheable, key_part
 from agent_cache.core.store import NEVER, Entry
 from agent_cache.engine.interception import note_answer
-from agent_cache.engine.runtime import ENCLOSING, PLACE, Call, Operation, Participant, Replacement
+from agent_cache.engine.runtime import PLACE, Call, Operation, Participant, Replacement
 from agent_cache.errors import AgentLoopDetectedError
 from agent_cache.metrics import Stats
 from agent_cache.session.guard import LoopGuard
@@ -229,8 +229,8 @@ class SessionHooks:
         run, session = self._run, self._session
         if run.calls >= self._limits.limit and not is_admitted:
             return self._ask_first(key, entry, value, now, arguments)
-        place, detector = PLACE.get(), self._tool_detector
-        inside = place.call.number_in(session) if place.is_call else None  # type: ignore[union-attr]  # no Scope
+        parent, detector = PLACE.get().call, self._tool_detector
+        inside = None if parent is None else parent.number_in(session)
         if detector is not None and inside is None:
             try:
                 if run.running != RUNNING_TASKS if RUNNING_TASKS is not None else current_task() is not run.task:
@@ -456,7 +456,7 @@ class SessionHooks:
 
     def _enclosing_number(self) -> int | None:
         """The number of the call whose tool makes this one; None if the agent makes it."""
-        parent = ENCLOSING.get()
+        parent = PLACE.get().call
         return None if parent is None else parent.number_in(self._session)
 
 
