@@ -25,6 +25,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 from agent_cache.core.store import NEVER, Entry, Store
@@ -443,6 +444,14 @@ class Contents:
         self.tags: set[Tag] = set()
 
 
+def _if_current(
+    group: PartitionGroup, lookup: Callable[[Hashable], Entry | None]
+) -> Callable[[Hashable], Entry | None]:
+    """Look up entries until those of all sessions are dropped at once."""
+    epoch = group.epoch
+    return lambda key: lookup(key) if group.epoch is epoch else None
+
+
 class Partition:
     """The store of one tool in one scope.
 
@@ -480,7 +489,7 @@ class Partition:
         self._epoch = self.group.epoch
         self._contents: Contents | None = None
         self._most = _FEW
-        self.store = Store(maxsize, None if owner is None else self._if_current)
+        self.store = Store(maxsize, None if owner is None else partial(_if_current, self.group))
         self.flights: dict[tuple[Hashable, object], Any] = {}
         self.loads: Any = self.group.starting
         self.requests: dict[Hashable, Any] = {}
@@ -495,10 +504,6 @@ class Partition:
     def is_outdated(self) -> bool:
         """Whether all its entries were dropped with those of the other sessions."""
         return self.owner is not None and self._epoch is not self.group.epoch
-
-    def _if_current(self, lookup: Callable[[Hashable], Entry | None]) -> Callable[[Hashable], Entry | None]:
-        group, epoch = self.group, self.group.epoch
-        return lambda key: lookup(key) if group.epoch is epoch else None
 
     def insert(self, key: Hashable, entry: Entry) -> tuple[Entry | None, list[Any]]:
         """Insert or replace an entry.

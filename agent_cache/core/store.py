@@ -43,6 +43,7 @@ __all__ = [
     "copy_rule_named",
     "auto_copier",
     "entry_size",
+    "is_plain_tree",
 ]
 
 
@@ -268,7 +269,7 @@ def auto_copier(value: Any) -> Callable[[], Any] | None:
             return None
         if (kind is tuple or kind is frozenset) and _is_deeply_immutable(value):
             return None
-        if _is_plain_tree(value):
+        if is_plain_tree(value):
             return partial(marshal.loads, marshal.dumps(value))
         original = _deep_copy(value, kind)
     except Exception as error:
@@ -297,7 +298,7 @@ def _is_deeply_immutable(value: Any) -> bool:
     return _is_immutable(kind)
 
 
-def _is_plain_tree(value: Any) -> bool:
+def is_plain_tree(value: Any) -> bool:
     """Whether `marshal` restores the value exactly: exact builtin containers of exact builtin scalars."""
     pending, seen = [value], 0
     while pending:

@@ -101,7 +101,7 @@ def _inside_load(outside: Plan, operation: ReadOperation) -> Plan:
 
     def observe(key: Hashable, entry: Entry, value: Any, now: float, arguments: Mapping[str, Any] | None = None) -> Any:
         value = outside.observe(key, entry, value, now, arguments)
-        inherit_hit(plan, key, entry)
+        inherit_hit(outside, key, entry)  # not `plan`, which refers to this function
         return value
 
     plan.observe = observe

@@ -256,13 +256,7 @@ CURRENT.listeners.append(_apply)
 
 
 class Witness(Protocol):
-    """Something that keeps an entry alive, to compare its value with a later one.
-
-    Attributes:
-        entry: the entry that it keeps.
-    """
-
-    entry: Entry | None
+    """Something that keeps an entry alive, to compare its value with a later one."""
 
     def let_go(self, entry: Entry, known: dict[Any, Any] | None) -> None:
         """Keep what identifies the value instead of the entry, if it is still the one that is kept.
