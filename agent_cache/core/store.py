@@ -499,6 +499,15 @@ class Store:
                 self.newest = None
         return entry
 
+    def may_meet(self, part: Part) -> bool:
+        """Whether `drop_meeting` may find something: most writes touch nothing in most stores."""
+        below = self._below
+        return (
+            part.is_whole
+            or not self._exact.keys().isdisjoint(part.names)
+            or bool(below and not below.keys().isdisjoint(part.paths))
+        )
+
     def drop_meeting(self, part: Part, limit: int) -> list[Entry] | None:
         """Remove the entries with a tag that a part of a write touches. None, with nothing removed, if there are more
         than `limit`.
@@ -509,9 +518,7 @@ class Store:
                 return None
             tags = [tag for tag in exact if part.touches(tag)]
         else:
-            tags = [*(exact.keys() & part.paths), *(exact.keys() & part.above)]
-            if part.is_bare and part.root in exact and not part.paths:
-                tags.append(part.root)
+            tags = list(exact.keys() & part.names)
         found = [exact[tag] for tag in tags]
         if below and not part.is_whole:
             found += [below[tag] for tag in below.keys() & part.paths]
