@@ -28,7 +28,7 @@ from agent_cache.core.store import (
 )
 from agent_cache.core.tags import Tag
 from agent_cache.engine.inheritance import Inherited, Inherits, Source
-from agent_cache.engine.runtime import ENCLOSING, Call, Flight, Plan, known_tags
+from agent_cache.engine.runtime import PLACE, Call, Flight, Plan, known_tags
 from agent_cache.engine.state import LEDGER, WITNESSES, evict_for, free, note_dropped, tell_evicted, warn_once
 from agent_cache.remote.protocol import Ticket, Tier
 from agent_cache.values.compare import is_empty
@@ -113,7 +113,7 @@ def run_uncached(call: Call) -> Awaitable[Entry]:
 
 def inherit_hit(plan: Plan, key: Hashable, entry: Entry) -> None:
     """Let the load that a local hit is made in inherit from it. `key` is qualified."""
-    call = ENCLOSING.get()
+    call = PLACE.get().call
     inherit_entry(None if call is None else call.within, plan, key, entry)
 
 
@@ -311,7 +311,9 @@ def insert_if_valid(call: Call, entry: Entry | None, tags: tuple[Tag, ...]) -> b
     # these names, which nothing reads.
     garbage: Sequence[Any] = ()
     replaced = evicted = _newest = None
-    with LEDGER.lock:
+    if not LEDGER.lock.acquire(False):  # noqa: FBT003 - 0.08 us less than `with`; as a keyword, more
+        LEDGER.wait_for_lock()
+    try:
         if LEDGER.timed_holds:
             garbage = LEDGER.expire_holds(CLOCK.now())
         is_untouched = flight.is_clean and (
@@ -371,6 +373,8 @@ def insert_if_valid(call: Call, entry: Entry | None, tags: tuple[Tag, ...]) -> b
         partition.loads.discard(flight)
         if flight.since >= 0:
             flight.leave_indexes()
+    finally:
+        LEDGER.lock.release()
     if garbage:
         free(list(garbage))
     if WITNESSES:
@@ -476,7 +480,7 @@ def _start_reload(reload: Call, replaces: object, run: Run) -> None:
 
 
 async def _reload(call: Call, run: Run) -> None:
-    ENCLOSING.set(call)
+    PLACE.set(call)
     stats = call.operation.stats
     failed = False
     try:
