@@ -31,7 +31,6 @@ from agent_cache.core.policies import (
     checked_life,
     seconds,
 )
-from agent_cache.core.store import copy_rule_named
 from agent_cache.core.tags import ComputedTags, Region, TagSet, parse_tag, root_of
 from agent_cache.engine.codegen import read_body, write_body
 from agent_cache.engine.plan import read_plan, write_plan
@@ -43,6 +42,7 @@ from agent_cache.errors import ConfigurationError
 from agent_cache.metrics import METRICS
 from agent_cache.remote.protocol import Tier
 from agent_cache.values.annotations import Returns
+from agent_cache.values.copies import copy_rule_named
 
 __all__ = [
     "AgentCache",

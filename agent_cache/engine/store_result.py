@@ -17,14 +17,12 @@ from agent_cache.clock import CLOCK
 from agent_cache.config import CURRENT
 from agent_cache.core.coherence import Partition
 from agent_cache.core.store import (
-    IMMUTABLE,
     NEVER,
     Entry,
     GuardedEntry,
     KeptEntry,
     SizedEntry,
     Store,
-    UncopyableError,
     UnsharedEntry,
     entry_size,
 )
@@ -34,6 +32,7 @@ from agent_cache.engine.runtime import PLACE, Call, Flight, Plan, known_tags
 from agent_cache.engine.state import LEDGER, WITNESSES, evict_for, free, note_dropped, tell_evicted, warn_once
 from agent_cache.remote.protocol import Ticket, Tier
 from agent_cache.values.compare import is_empty
+from agent_cache.values.copies import IMMUTABLE, UncopyableError
 
 __all__ = [
     "count_unstored",

@@ -29,7 +29,6 @@ ended at.
 from __future__ import annotations
 
 import asyncio
-import marshal
 import sys
 from collections.abc import Callable, Hashable
 from contextvars import Context
@@ -40,12 +39,13 @@ from typing import Any, Final, Literal
 
 from agent_cache.clock import CLOCK
 from agent_cache.core.policies import NO_HINTS, LoopHints
-from agent_cache.core.store import Entry, is_plain_tree
+from agent_cache.core.store import Entry
 from agent_cache.engine.state import WITNESSES, forget_oldest, unwatch, watch
 from agent_cache.errors import AgentLoopDetectedError
 from agent_cache.session.loop_policy import NEVER, LoopPolicy
 from agent_cache.session.unkeyed import UnkeyedCalls
 from agent_cache.values.compare import fingerprint, shown
+from agent_cache.values.copies import image_of
 
 __all__ = [
     "CURRENT_TASK",
@@ -308,15 +308,10 @@ class Answers:
 
     def image_of(self, value: Any) -> Image | None:
         """The image of a result that the cache does not store. None if it is no tree of builtins, or a large one."""
-        if type(value) not in _TREES:
+        copy = image_of(value)
+        if copy is None or (size := len(copy.args[0])) > min(_MAX_IMAGE, self.room.left):
             return None
-        try:
-            image = marshal.dumps(value, 2)  # this version does not depend on which parts are the same object
-        except ValueError:
-            return None
-        if len(image) > min(_MAX_IMAGE, self.room.left) or not is_plain_tree(value):
-            return None
-        return Image(partial(marshal.loads, image), len(image), self.room)
+        return Image(copy, size, self.room)
 
     def image_of_entry(self, entry: Entry) -> Image | None:
         """The image of an entry that the cache has dropped; None if it has none, or a large one."""
@@ -328,9 +323,6 @@ class Answers:
     def outcome_of(self, answer: Answer | None) -> Hashable | None:
         """The identity of an answer."""
         return None if answer is None else self.identify(answer.share())
-
-
-_TREES: Final = frozenset({dict, list, tuple, set, frozenset})
 
 
 def _bytes_of(answer: Answer) -> bytes | None:
