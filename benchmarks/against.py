@@ -7,7 +7,8 @@ begins with the other one. A row's ratio is taken within a round, where both met
 anew in each round, so that where an object lies in memory does not favour one side.
 
 The other checkout needs `agent_cache/` and, in its `benchmarks/`, `budgets.GROUPS`, `budgets.measured(groups, effort)`
-and `timing.Effort`. Its rows may import whatever private modules its package has.
+and `timing.Effort`. Its rows may import whatever private modules its package has. A group that it lacks is measured
+there by the benchmarks of this checkout, so the rows of a new group should need nothing that an older package has not.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ import io
 import os
 import statistics
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import chdir, contextmanager, redirect_stderr
+from contextlib import ExitStack, chdir, contextmanager, redirect_stderr
 from dataclasses import dataclass
 from importlib import import_module, invalidate_caches
 from pathlib import Path
@@ -31,7 +33,7 @@ from benchmarks.timing import Spread, progress
 SLOWER: Final = 1.05
 """A row fails if the lower quartile of its ratios exceeds this: three rounds of four are slower by more than 5 %."""
 
-ROUNDS: Final[Mapping[str, int]] = {"hit": 15, "recording": 15, "import": 9, "invalidation": 9, "memory": 3}
+ROUNDS: Final[Mapping[str, int]] = {"hit": 15, "recording": 15, "import": 9, "invalidation": 9, "memory": 3, "trace": 9}
 """By group, where a round takes seconds or hardly varies; other groups have `MOST_ROUNDS`."""
 MOST_ROUNDS: Final = 25
 QUICK_ROUNDS: Final = 7
@@ -96,6 +98,15 @@ def _take_modules() -> dict[str, ModuleType]:
     return {name: sys.modules.pop(name) for name in names}
 
 
+@contextmanager
+def _measured_by(benchmarks: Path, package: Path) -> Iterator[Checkout]:
+    """The package of one checkout under the benchmarks of another: a folder with links to both."""
+    with tempfile.TemporaryDirectory() as folder:
+        for name, root in (("agent_cache", package), ("benchmarks", benchmarks)):
+            Path(folder, name).symlink_to(root.resolve() / name, target_is_directory=True)
+        yield Checkout(Path(folder))
+
+
 @dataclass(frozen=True, slots=True)
 class Comparison:
     """One row in both checkouts, one figure a round.
@@ -152,11 +163,15 @@ class Comparison:
 
 
 def compare(old: Path, new: Path, groups: Sequence[str] = (), *, quick: bool = False) -> list[Comparison]:
-    """Measure the rows of both checkouts in alternation. Without `groups`, all that both have."""
+    """Measure the rows of both checkouts in alternation. Without `groups`, all that the new one has."""
     before, after = Checkout(old), Checkout(new)
     table: list[Comparison] = []
-    for group in groups or [group for group in after.groups if group in before.groups]:
-        table += _compare_group(before, after, group, quick=quick)
+    with ExitStack() as folders:
+        lacking = before
+        for group in groups or after.groups:
+            if group not in before.groups and lacking is before:
+                lacking = folders.enter_context(_measured_by(new, old))
+            table += _compare_group(before if group in before.groups else lacking, after, group, quick=quick)
     return table
 
 

@@ -19,6 +19,7 @@ from benchmarks.commands import describe_machine, put_table
 from benchmarks.rows import calls, invalidation, process, recording
 from benchmarks.table import HEADINGS, SHOWN, Row, markdown
 from benchmarks.timing import QUICK, Effort
+from benchmarks.trace import runs as trace
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -31,6 +32,7 @@ GROUPS: dict[str, Callable[[Effort], Awaitable[list[Row]]]] = {
     "import": process.imports,
     "invalidation": invalidation.rows,
     "recording": recording.rows,
+    "trace": trace.rows,
 }
 
 

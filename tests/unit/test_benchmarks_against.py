@@ -112,7 +112,7 @@ def test_a_row_of_one_checkout_is_shown_and_not_judged(before: list[float], afte
 def test_each_checkout_is_measured_with_its_own_modules(tmp_path: Path) -> None:
     old, new = checkout(tmp_path / "old", 2.0, "old"), checkout(tmp_path / "new", 3.0, "new")
     modules, surroundings = dict(sys.modules), (list(sys.path), Path.cwd(), os.environ.get("PYTHONPATH"))
-    cost, constant = compare(old, new)
+    cost, constant = compare(old, new, ["hit"])
     assert (cost.group, cost.what, set(cost.before), set(cost.after)) == ("hit", "hit, cost", {2.0}, {3.0})
     assert len(cost.before) == len(cost.after) == against.ROUNDS["hit"]
     assert cost.is_slower
@@ -122,9 +122,17 @@ def test_each_checkout_is_measured_with_its_own_modules(tmp_path: Path) -> None:
     assert (sys.path, Path.cwd(), os.environ.get("PYTHONPATH")) == surroundings
 
 
+def test_a_group_that_the_other_checkout_lacks_is_measured_there_by_the_benchmarks_of_this_one(tmp_path: Path) -> None:
+    old, new = checkout(tmp_path / "old", 2.0, "old"), checkout(tmp_path / "new", 3.0, "new")
+    rows = {(row.group, row.what): row for row in compare(old, new)}
+    assert {group for group, _ in rows} == {"hit", "new"}
+    cost = rows["new", "new, cost"]
+    assert (set(cost.before), set(cost.after)) == ({2.0}, {3.0})
+
+
 def test_the_report_names_the_slower_rows(tmp_path: Path) -> None:
     old, new = checkout(tmp_path / "old", 2.0, "old"), checkout(tmp_path / "new", 3.0, "new")
-    lines = report(compare(old, new)).splitlines()
+    lines = report(compare(old, new, ["hit"])).splitlines()
     assert [cell.strip() for cell in lines[0].split("|")[2:-1]] == list(against.HEADINGS[1:])
     assert [cell.strip() for cell in lines[2].split("|")[1:-1]] == [
         "hit", "hit, cost", "2.00 us", "3.00 us", "1.500", "1.500 to 1.500", "SLOWER", "",

@@ -1,0 +1,181 @@
+"""The recorded retail runs as the benchmark makes them: dict results, and tools that cost next to nothing.
+
+A tool gives way to other tasks once and returns the answer of the call that its agent is making, so that what is left
+of the time of a run is the cache's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias
+
+from benchmarks.recorded_runs import RETAIL_SETS, load_runs
+from benchmarks.retail.store import READ_TOOLS, WRITE_TOOLS
+
+Tool: TypeAlias = Callable[..., Awaitable[Any]]
+Tools: TypeAlias = dict[str, Tool]
+
+READS = tuple(tool for tool in READ_TOOLS if tool != "calculate")
+WRITES = WRITE_TOOLS
+LOOKUP_BY_ADDRESS = "find_user_id_by_name_zip"
+"""The only lookup whose answer a write changes: that of the user's address."""
+
+
+class Answer(Protocol):
+    """What a tool returns when it runs."""
+
+    @property
+    def result(self) -> Any: ...
+
+
+@dataclass(frozen=True, slots=True)
+class TraceCall:
+    """A recorded call with its result: the record as a dict, or text. The same object each time it is asked for."""
+
+    tool: str
+    arguments: Mapping[str, Any] = field(hash=False)
+    result: Any = field(hash=False)
+
+    @property
+    def is_write(self) -> bool:
+        return self.tool in WRITES
+
+
+TraceRun: TypeAlias = tuple[TraceCall, ...]
+
+
+def load_trace(directory: Path, limit: int | None = None) -> list[TraceRun]:
+    """The calls of the recorded retail runs that read or write the store's records; runs without any are left out."""
+    wanted = frozenset(READS + WRITES)
+    recorded = [run for name in RETAIL_SETS for run in load_runs(directory, name, limit)]
+    runs = [
+        tuple(
+            TraceCall(call.tool, call.arguments, from_text(call.result))
+            for call in run.calls
+            if call.tool in wanted and not call.is_oddity
+        )
+        for run in recorded
+    ]
+    return [run for run in runs if run]
+
+
+def from_text(text: str) -> Any:
+    """What a tool that returns records makes of the store's JSON; other text stays as it is: ids and errors."""
+    return json.loads(text) if text.startswith("{") else text
+
+
+def as_text(result: Any) -> str:
+    """The text that `from_text` was given."""
+    return result if isinstance(result, str) else json.dumps(result)
+
+
+def count_calls(runs: Iterable[TraceRun]) -> int:
+    return sum(map(len, runs))
+
+
+ANSWER: ContextVar[Answer] = ContextVar("answer")
+"""The answer of the call that the agent of this task is making."""
+
+
+def make_tools() -> Tools:
+    """New undecorated tools by name, with the signatures of the store's own. The bodies are alike on purpose: a common
+    function that they await would be a cost of the bare tools, of which hits spare a part.
+    """
+
+    async def find_user_id_by_name_zip(
+        first_name: str,
+        last_name: str,
+        zip: str,  # noqa: A002 - the tool's own name
+    ) -> Any:
+        await asyncio.sleep(0)
+        return ANSWER.get().result
+
+    async def find_user_id_by_email(email: str) -> Any:
+        await asyncio.sleep(0)
+        return ANSWER.get().result
+
+    async def get_user_details(user_id: str) -> Any:
+        await asyncio.sleep(0)
+        return ANSWER.get().result
+
+    async def get_order_details(order_id: str) -> Any:
+        await asyncio.sleep(0)
+        return ANSWER.get().result
+
+    async def get_product_details(product_id: str) -> Any:
+        await asyncio.sleep(0)
+        return ANSWER.get().result
+
+    async def list_all_product_types() -> Any:
+        await asyncio.sleep(0)
+        return ANSWER.get().result
+
+    async def cancel_pending_order(order_id: str, reason: str) -> Any:
+        await asyncio.sleep(0)
+        return ANSWER.get().result
+
+    async def modify_pending_order_items(
+        order_id: str, item_ids: list[str], new_item_ids: list[str], payment_method_id: str
+    ) -> Any:
+        await asyncio.sleep(0)
+        return ANSWER.get().result
+
+    async def modify_pending_order_payment(order_id: str, payment_method_id: str) -> Any:
+        await asyncio.sleep(0)
+        return ANSWER.get().result
+
+    async def modify_pending_order_address(
+        order_id: str,
+        address1: str,
+        address2: str,
+        city: str,
+        state: str,
+        country: str,
+        zip: str,  # noqa: A002 - the tool's own name
+    ) -> Any:
+        await asyncio.sleep(0)
+        return ANSWER.get().result
+
+    async def modify_user_address(
+        user_id: str,
+        address1: str,
+        address2: str,
+        city: str,
+        state: str,
+        country: str,
+        zip: str,  # noqa: A002 - the tool's own name
+    ) -> Any:
+        await asyncio.sleep(0)
+        return ANSWER.get().result
+
+    async def return_delivered_order_items(order_id: str, item_ids: list[str], payment_method_id: str) -> Any:
+        await asyncio.sleep(0)
+        return ANSWER.get().result
+
+    async def exchange_delivered_order_items(
+        order_id: str, item_ids: list[str], new_item_ids: list[str], payment_method_id: str
+    ) -> Any:
+        await asyncio.sleep(0)
+        return ANSWER.get().result
+
+    tools: list[Any] = [
+        find_user_id_by_name_zip,
+        find_user_id_by_email,
+        get_user_details,
+        get_order_details,
+        get_product_details,
+        list_all_product_types,
+        cancel_pending_order,
+        modify_pending_order_items,
+        modify_pending_order_payment,
+        modify_pending_order_address,
+        modify_user_address,
+        return_delivered_order_items,
+        exchange_delivered_order_items,
+    ]
+    return {tool.__name__: tool for tool in tools}
