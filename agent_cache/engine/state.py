@@ -124,7 +124,7 @@ _MAX_NAMES = 1_000
 def uses_of(roots: Iterable[str]) -> tuple[RootUse, ...]:
     """The records of these roots, for a tool to keep."""
     with LEDGER.lock:
-        return tuple([_roots.setdefault(root, RootUse()) for root in roots])
+        return tuple([_roots.get(root) or _roots.setdefault(root, RootUse()) for root in roots])
 
 
 def mark_written(roots: Iterable[str]) -> None:

@@ -90,9 +90,9 @@ def auto_copier(value: Any) -> Callable[[], Any] | None:
             parts = _not_plain_in(value)
             if not parts or IMMUTABLE.issuperset(map(type, parts)):
                 return value.copy().copy  # type: ignore[no-any-return]
-            copier = _reader_of(value, parts)
-            if copier is not None:
-                return copier
+            reader = _reader_of(value, parts)
+            if reader is not None:
+                return reader
         walk = _Walk()
         if walk.is_immutable(value):
             return None
