@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-from collections.abc import Awaitable, Callable, Hashable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from typing import Any, Final
 
 from agent_cache.clock import CLOCK
@@ -29,7 +29,7 @@ from agent_cache.core.store import (
     entry_size,
 )
 from agent_cache.core.tags import Tag
-from agent_cache.engine.inheritance import Inherited, Inherits, Source
+from agent_cache.engine.inheritance import NO_TRUSTS, Inherited, Inherits, Source
 from agent_cache.engine.runtime import PLACE, Call, Flight, Plan, known_tags
 from agent_cache.engine.state import LEDGER, WITNESSES, evict_for, free, note_dropped, tell_evicted, warn_once
 from agent_cache.remote.protocol import Ticket, Tier
@@ -38,7 +38,6 @@ from agent_cache.values.compare import is_empty
 __all__ = [
     "count_unstored",
     "inherit_entry",
-    "inherit_hit",
     "insert_if_valid",
     "let_inherit",
     "load",
@@ -112,29 +111,20 @@ def run_uncached(call: Call) -> Awaitable[Entry]:
     return run_tool(call)
 
 
-def inherit_hit(plan: Plan, key: Hashable, entry: Entry) -> None:
-    """Let the load that a local hit is made in inherit from it. `key` is qualified."""
-    call = PLACE.get().call
-    inherit_entry(None if call is None else call.within, plan, key, entry)
-
-
-def inherit_entry(within: Flight | None, plan: Plan, key: Hashable, entry: Entry) -> None:
-    """Let a load inherit from a local entry that has answered a read made in it."""
-    if within is None or not within.is_open:
-        return  # of a task that the load has left behind
-    if not within.is_clean:
-        return  # it is not stored, whatever it reads
-    if within.inherited is not None and entry in within.inherited.hits:
+def inherit_entry(within: Flight, plan: Plan, key: Hashable, entry: Entry) -> None:
+    """Let a load inherit from a local entry that has answered a read made in it. `key` is qualified."""
+    if not within.is_open or not within.is_clean:
+        return  # of a task that the load has left behind, or it is not stored, whatever it reads
+    inherited = within.inherited
+    if inherited is not None and entry in inherited.hits:
         return  # a write since then has marked the load
     partition: Partition = plan.partition
     with LEDGER.lock:
-        if partition.store.peek(key) is not entry or partition.is_outdated:
+        if partition.store.lookup(key) is not entry:
             within.mark_dirty()  # a write in another thread was faster
             return
         tags = (*partition.static, *entry.tags, partition.group.entry_tag(key))
-        within.inherit(_inherits(plan, tags, entry, is_copy=True))
-        if within.inherited is not None:
-            within.inherited.note_hit(entry)
+        within.inherit(_inherits(plan, tags, entry, is_copy=True), entry)
 
 
 def _inherits(
@@ -148,9 +138,9 @@ def _inherits(
 ) -> Inherits:
     """What a load inherits from an answer with this entry."""
     partition: Partition = plan.partition
-    trusts: dict[Any, tuple[Tier, ...]] = {}
+    trusts: Mapping[Any, tuple[Tier, ...]] = NO_TRUSTS
     if type(entry) is GuardedEntry and entry.trust is not None:
-        trusts[entry.trust] = partition.tool.tiers() or tuple(partition.tool.inherited_tiers)
+        trusts = {entry.trust: partition.tool.tiers() or tuple(partition.tool.inherited_tiers)}
         source = source or entry
     return Inherits(
         tags,
@@ -323,7 +313,7 @@ def insert_if_valid(call: Call, entry: Entry | None, tags: tuple[Tag, ...]) -> b
         if flight.inherited is not None:
             inherited = tuple([tag for tag in flight.inherited.tags if tag not in all_tags])
             all_tags += inherited
-            is_untouched = is_untouched and not LEDGER.is_held(inherited, partition, flight.key)
+            is_untouched = is_untouched and not (LEDGER.holds and LEDGER.is_held(inherited, partition, flight.key))
         # Configured while a follower waited, or by another thread: the entry would be guarded by the former tiers.
         configuration = CURRENT.value
         is_valid = (
