@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from typing import Any, Final
 
 from agent_cache.clock import CLOCK
-from agent_cache.config import CURRENT
+from agent_cache.config import CURRENT, Configuration
 from agent_cache.core.coherence import Partition
 from agent_cache.core.store import (
     IMMUTABLE,
@@ -164,7 +164,7 @@ def store_result(call: Call, entry: Entry, insert: Insert | None = None) -> None
     Args:
         insert: what to do with an entry that may be stored, instead of `insert_if_valid`.
     """
-    operation = call.operation
+    operation, flight = call.operation, call.flight
     policy = operation.policy
     tags = call.tags if not operation.late_roots else _result_tags(call, entry.value)
     may_live, failure = True, None
@@ -173,16 +173,20 @@ def store_result(call: Call, entry: Entry, insert: Insert | None = None) -> None
     else:
         expires, failure = _expiry_of(call, entry.value)
         may_live = expires > call.started
-    for ticket in call.flight.tickets:
+    for ticket in flight.tickets:
         if ticket.lasts is not None:  # the tier may miss some writes, so it bounds the life of the entry
             expires = min(expires, call.started + ticket.lasts)
-    inherited, entry_tags = call.flight.inherited, tags or ()
+    inherited, entry_tags = flight.inherited, tags or ()
     if inherited is not None:
-        static = call.flight.partition.static
+        static = flight.partition.static
         entry_tags += tuple([tag for tag in inherited.tags if tag not in static and tag not in entry_tags])
         entry_tags += tuple(inherited.entries)
         expires = min(expires, inherited.expires)
-    stored = protected_copy(call, entry, entry_tags, expires)
+    stored: Entry | None
+    if insert is None and tags is not None and (LEDGER.holds or not flight.is_clean) and _is_refused(call, entry, tags):
+        stored = flight.result = entry  # for the caller that ran the tool alone: it needs no copy
+    else:
+        stored = protected_copy(call, entry, entry_tags, expires)
     is_failure = False
     if stored is None or tags is None:
         count_unstored(call)
@@ -200,6 +204,19 @@ def store_result(call: Call, entry: Entry, insert: Insert | None = None) -> None
             _former = call.flight.partition.store.discard(call.key)
     if call.flight.dependents:
         insert_if_valid(call, None, call.operation.late_roots if tags is None else tags)
+
+
+def _is_refused(call: Call, entry: Entry, tags: tuple[Tag, ...]) -> bool:
+    """Whether a value that would be copied is not stored because of a write, nor shared with others. If so, its load is
+    marked. It ends in this step, so nobody joins it any more.
+    """
+    flight = call.flight
+    if flight.waiters or type(entry.value) in IMMUTABLE:
+        return False
+    with LEDGER.lock:
+        if not LEDGER.may_store(flight, flight.partition.static + tags):
+            flight.mark_dirty()
+    return not flight.is_clean
 
 
 def _expiry_of(call: Call, value: object) -> tuple[float, Exception | None]:
@@ -294,8 +311,8 @@ def insert_if_valid(call: Call, entry: Entry | None, tags: tuple[Tag, ...]) -> b
     Returns:
         Whether no invalidation overlapped. If so, ``flight.stored_tags`` allows the tiers to store the value.
     """
-    flight = call.flight
-    partition = flight.partition
+    flight, plan = call.flight, call.plan
+    partition, key = flight.partition, flight.key
     store = partition.store
     all_tags = partition.static + tags
     # What leaves the store is freed after the lock: the `__del__` of a value may wait for a lock of the user's. Hence
@@ -310,50 +327,49 @@ def insert_if_valid(call: Call, entry: Entry | None, tags: tuple[Tag, ...]) -> b
         is_untouched = flight.is_clean and (
             (flight.since < 0 and not LEDGER.holds) or LEDGER.may_store(flight, all_tags)
         )
-        if flight.inherited is not None:
-            inherited = tuple([tag for tag in flight.inherited.tags if tag not in all_tags])
-            all_tags += inherited
-            is_untouched = is_untouched and not (LEDGER.holds and LEDGER.is_held(inherited, partition, flight.key))
-        # Configured while a follower waited, or by another thread: the entry would be guarded by the former tiers.
+        inherited = flight.inherited
+        if inherited is not None:
+            more = tuple([tag for tag in inherited.tags if tag not in all_tags])
+            all_tags += more
+            is_untouched = is_untouched and not (LEDGER.holds and LEDGER.is_held(more, partition, key))
         configuration = CURRENT.value
         is_valid = (
             is_untouched
-            and partition.is_open
-            and (configuration is call.plan.configuration or configuration.has_tiers_of(call.plan.configuration))
-            and configuration.enabled
             and entry is not None
-            and (flight.inherited is None or _may_depend_on(call, entry, flight.inherited))
+            and partition.is_open
+            and (configuration is plan.configuration or _is_still_enabled(configuration, plan))
+            and (inherited is None or _may_depend_on(call, entry, inherited))
         )
         is_stored = False
         doubts: Sequence[Ticket] = ()
         if is_valid:
             assert entry is not None
             flight.stored_tags = all_tags
-            doubts = [ticket for ticket in flight.tickets if not ticket.is_clean()] if flight.tickets else ()
-            if entry.size and not doubts:
-                garbage = list(garbage)
-                fits = _make_room(call, store, entry, garbage)
-            else:
-                fits = not doubts
-            if fits:
+            if flight.tickets:
+                doubts = [ticket for ticket in flight.tickets if not ticket.is_clean()]
+            if not doubts:
                 is_stored = True
+                if type(entry) is not Entry and entry.size:
+                    garbage = list(garbage)
+                    is_stored = _make_room(call, store, entry, garbage)
+            if is_stored:
                 _newest = store.newest
-                replaced = store.lookup(flight.key)
+                replaced = store.lookup(key)
                 if partition.owner is None:
-                    evicted = store.insert(flight.key, entry)
+                    evicted = store.insert(key, entry)
                 else:
-                    evicted, dropped = partition.insert(flight.key, entry)
+                    evicted, dropped = partition.insert(key, entry)
                     garbage = [*garbage, *dropped]
                 if evicted is not None:
-                    for stats in call.plan.stats:
+                    for stats in plan.stats:
                         stats.evictions += 1
                 elif store.maxsize is None and entry.kept_until != NEVER:
                     garbage = [*garbage, store.sweep(CLOCK.now())]
         if flight.dependents:
             source = flight if flight.tickets else None
-            tags = (*all_tags, partition.group.entry_tag(flight.key))
+            tags = (*all_tags, partition.group.entry_tag(key))
             is_strong = call.operation.policy.remote.is_strong  # its ticket lets no local copy be stored
-            read = _inherits(call.plan, tags, entry, source, is_cached=is_stored or (is_valid and is_strong))
+            read = _inherits(plan, tags, entry, source, is_cached=is_stored or (is_valid and is_strong))
             is_untouched = is_untouched and (is_strong or not doubts)
             _pass_on(flight, read._replace(is_strong=is_strong) if is_untouched else None)
         # As Flight.finish(), without the call, which is 1.5 % of a miss.
@@ -379,6 +395,14 @@ def insert_if_valid(call: Call, entry: Entry | None, tags: tuple[Tag, ...]) -> b
     if type(replaced) is GuardedEntry and replaced.failure is not None:
         warn_once("copying a hit failed, so it was loaded anew", call.operation.name, replaced.failure)
     return is_valid
+
+
+def _is_still_enabled(configuration: Configuration, plan: Plan) -> bool:
+    """Whether a result may be stored that was loaded under former settings.
+
+    With other tiers it may not, since the entry would be guarded by the former ones.
+    """
+    return configuration.enabled and configuration.has_tiers_of(plan.configuration)
 
 
 def _may_depend_on(call: Call, entry: Entry, inherited: Inherited) -> bool:
