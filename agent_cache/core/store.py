@@ -471,7 +471,15 @@ class Store:
         if type(entry) is not Entry and entry.size:  # the size of an `Entry` is 0, and reading it takes 40 ns
             self._resize(entry.size)
         if entry.tags:
-            self._index(key, entry.tags)
+            exact = self._exact
+            for tag in entry.tags:
+                if tag in exact:
+                    _link(exact, tag, key)
+                else:
+                    exact[tag] = key
+                if tag.count(":") > 1:
+                    for above in ancestors(tag)[1:]:
+                        _link(self._below, above, key)
         if self.maxsize is None or len(data) <= self.maxsize:
             return None
         key, entry = data.popitem(last=False)
@@ -554,17 +562,6 @@ class Store:
         self.bytes += change
         if self.sizes is not None:
             self.sizes.change(self, change)
-
-    def _index(self, key: Key, tags: tuple[Tag, ...]) -> None:
-        exact = self._exact
-        for tag in tags:
-            if tag in exact:
-                _link(exact, tag, key)
-            else:
-                exact[tag] = key
-            if tag.count(":") > 1:
-                for above in ancestors(tag)[1:]:
-                    _link(self._below, above, key)
 
     def _unindex(self, key: Key, tags: tuple[Tag, ...]) -> None:
         exact, below = self._exact, self._below

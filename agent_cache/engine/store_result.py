@@ -229,12 +229,15 @@ def _expiry_of(call: Call, value: object) -> tuple[float, Exception | None]:
     return NEVER if life is None else call.started + life, None
 
 
+_NO_ARGUMENTS: Final[Mapping[str, Any]] = {}
+
+
 def _result_tags(call: Call, value: object) -> tuple[Tag, ...] | None:
     """The entry's tags beside the static ones. None if they cannot be computed: the result is not stored then."""
     tags = call.tags
     for rule in call.operation.tags.late:
         try:
-            tags += rule.make(call.arguments, value)
+            tags += rule.make(_NO_ARGUMENTS if rule.is_of_result else call.arguments, value)
         except Exception as error:  # noqa: BLE001 - the user's function; the call goes on without it
             warn_once(
                 f"tags of a result could not be computed from {rule.source!r}, so it was not cached",
