@@ -338,14 +338,22 @@ class Store:
             self.discard(key)
         data[key] = entry
         self.newest = entry
-        if entry.size:
+        if type(entry) is not Entry and entry.size:  # the size of an `Entry` is 0, and reading it takes 40 ns
             self._resize(entry.size)
         if entry.tags:
-            self._index(key, entry.tags)
+            exact = self._exact
+            for tag in entry.tags:
+                if tag in exact:
+                    _link(exact, tag, key)
+                else:
+                    exact[tag] = key
+                if tag.count(":") > 1:
+                    for above in ancestors(tag)[1:]:
+                        _link(self._below, above, key)
         if self.maxsize is None or len(data) <= self.maxsize:
             return None
         key, entry = data.popitem(last=False)
-        if entry.size:
+        if self.bytes and entry.size:
             self._resize(-entry.size)
         if entry.tags:
             self._unindex(key, entry.tags)
@@ -432,27 +440,16 @@ class Store:
         if self.sizes is not None:
             self.sizes.change(self, change)
 
-    def _index(self, key: Key, tags: tuple[Tag, ...]) -> None:
-        exact = self._exact
-        for tag in tags:
-            if tag in exact:
-                _link(exact, tag, key)
-            else:
-                exact[tag] = key
-            if tag.count(":") > 1:
-                for above in ancestors(tag)[1:]:
-                    _link(self._below, above, key)
-
     def _unindex(self, key: Key, tags: tuple[Tag, ...]) -> None:
-        exact = self._exact
+        exact, below = self._exact, self._below
         for tag in tags:
             if exact.get(tag, _ABSENT) is key:
                 del exact[tag]
             else:
                 _unlink(exact, tag, key)
-            if tag.count(":") > 1:
+            if below and tag.count(":") > 1:
                 for above in ancestors(tag)[1:]:
-                    _unlink(self._below, above, key)
+                    _unlink(below, above, key)
 
 
 class Sizes:
