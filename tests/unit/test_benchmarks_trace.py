@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.commands import BENCHMARKS
+from benchmarks.commands import BENCHMARKS, README
 from benchmarks.recorded_runs import RETAIL_SETS, data_directory, load_runs
 from benchmarks.retail.store import RetailStore, load_store
 from benchmarks.timing import Effort
@@ -168,3 +168,21 @@ def test_a_wrong_answer_of_ours_fails_the_command(
 def test_the_page_has_a_place_for_the_table() -> None:
     text = BENCHMARKS.read_text(encoding="utf-8")
     assert text.index("<!-- trace: begin -->") < text.index("<!-- trace: end -->")
+
+
+def test_readme_gets_the_medians_of_its_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = tmp_path / "README.md"
+    page.write_text(README.read_text(encoding="utf-8"), encoding="utf-8")
+    monkeypatch.setattr(command, "README", page)
+    medians = {one.name: float(number) for number, one in enumerate((*OURS, *PEERS), start=41)}
+    command._put_readme_row(medians)
+    (row,) = [
+        line
+        for line in page.read_text(encoding="utf-8").splitlines()
+        if line.startswith("| ms of processor time per 1,000")
+    ]
+    cells = [cell.strip() for cell in row.strip("|").split("|")][1:]
+    assert cells == ["42; 41 in sessions", "45", "43; 44 with deep copies", "46", "47"]
+    before = page.read_text(encoding="utf-8")
+    command._put_readme_row({"agent_cache": 1.0})
+    assert page.read_text(encoding="utf-8") == before
