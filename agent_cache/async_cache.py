@@ -34,7 +34,7 @@ from agent_cache.clock import CLOCK
 from agent_cache.core.coherence import Load, Partition
 from agent_cache.core.keys import PLAIN, Part, key_part
 from agent_cache.core.store import NEVER, Entry
-from agent_cache.engine.runtime import ENCLOSING, Call, Failure, Flight
+from agent_cache.engine.runtime import PLACE, Call, Failure, Flight
 from agent_cache.engine.single_flight import single_flight
 from agent_cache.engine.state import LEDGER, free, keep
 from agent_cache.errors import AgentLoopDetectedError, ConfigurationError
@@ -288,13 +288,13 @@ class AsyncCache(Upstream):  # type: ignore[misc]  # async-cache ships no hints
             flight.result = item.outcome
             return item.outcome
         assert call.loader is not None
-        token = ENCLOSING.set(call)
+        token = PLACE.set(call)
         try:
             value = await call.loader()
         finally:
             call.depth = 0
             with suppress(ValueError):  # closed by the garbage collector, in another context than it ran in
-                ENCLOSING.reset(token)
+                PLACE.reset(token)
         entry = KeyedEntry(flight.key, call.raw_key, value, call.ttl)
         garbage: tuple[Any, ...] = ()
         with LEDGER.lock:
@@ -656,7 +656,7 @@ class Batch:
         self.context = copy_context()
         self.call = LoadingCall(storage, None, None, 0.0, None, loader)
         self.call.leading = self.flight
-        self.context.run(ENCLOSING.set, self.call)
+        self.context.run(PLACE.set, self.call)
 
     def accepts(self, call: LoadingCall) -> bool:
         """Whether a dict can tell the call's key from the others in the batch."""

@@ -36,7 +36,7 @@ from agent_cache.core.tags import ComputedTags, Region, TagSet, parse_tag, root_
 from agent_cache.engine.codegen import read_body, write_body
 from agent_cache.engine.plan import read_plan, write_plan
 from agent_cache.engine.read import CacheInfo, ReadOperation
-from agent_cache.engine.runtime import ROOT, SCOPE, CacheKey, Scope, closes_generator, leave_scope
+from agent_cache.engine.runtime import PLACE, ROOT, CacheKey, Scope, closes_generator, leave_scope
 from agent_cache.engine.state import drop, mark_written
 from agent_cache.engine.write import DOUBT, OUTSIDE, Write, WriteOperation
 from agent_cache.errors import ConfigurationError
@@ -762,7 +762,7 @@ class _Writing(AbstractAsyncContextManager[None]):
 
 def _count(paths: tuple[str, ...]) -> None:
     roots = tuple(dict.fromkeys(map(root_of, paths)))
-    for metrics in (METRICS, *(participant.metrics for participant in SCOPE.get().participants)):
+    for metrics in (METRICS, *(participant.metrics for participant in PLACE.get().scope.participants)):
         metrics.invalidated(roots)
 
 
@@ -784,9 +784,9 @@ class Bypass:
     def __enter__(self) -> Self:
         if self._token is not None:
             raise ConfigurationError("bypass: this block is already entered; call bypass() again for another `with`")
-        self._outer = outer = SCOPE.get()
+        self._outer = outer = PLACE.get().scope
         self._scope = outer if outer.bypasses else outer.variant(bypasses=True)
-        self._token = SCOPE.set(self._scope)
+        self._token = self._scope.enter()
         return self
 
     def __exit__(

@@ -20,6 +20,7 @@ import heapq
 import itertools
 import os
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
@@ -29,7 +30,7 @@ from typing import Any, Final
 from agent_cache.core.store import NEVER, Entry, Store
 from agent_cache.core.tags import Part, Region, Tag, ancestors, root_of
 
-__all__ = ["NO_PLACES", "Hold", "Ledger", "Load", "Outdated", "Partition", "PartitionGroup", "is_entry_tag"]
+__all__ = ["NO_PLACES", "EntryTag", "Hold", "Ledger", "Load", "Outdated", "Partition", "PartitionGroup"]
 
 _MANY: Final = 1_000
 """How many entries under one tag are dropped one by one, at 2 us each, and in how many sessions. If there are more, all
@@ -47,6 +48,10 @@ _MAX_TIMED: Final = 1_000
 
 _EXPIRED_AT_ONCE: Final = 500
 """How many tags of holds that are over are released by one call of `Ledger.expire_holds`: about 2 ms."""
+
+_ATTEMPTS: Final = 100
+_PAUSE: Final = 0.00005
+"""How often a miss asks for a lock that another thread has before it queues for it, and after how many seconds each."""
 
 
 # Indexes
@@ -271,14 +276,12 @@ _next_entry = itertools.count().__next__
 
 
 class EntryTag(str):
-    """The tag of one entry, on which what has read it depends. It exists while something does."""
+    """The tag of one entry, on which what has read it depends, or the root of all of these.
+
+    The tag of an entry exists while something depends on it.
+    """
 
     __slots__ = ("__weakref__",)
-
-
-def is_entry_tag(tag: Tag) -> bool:
-    """Whether this is the tag of an entry, or the root of all of them."""
-    return tag.startswith(_ENTRIES)
 
 
 class PartitionGroup:
@@ -591,6 +594,10 @@ class Load:
     def detach(self) -> None:
         """Let no reader that starts later join. `engine.runtime.Flight` overrides it."""
 
+    def dependencies(self) -> Iterable[Tag]:
+        """Everything that it is known to depend on by now. `engine.runtime.Flight` adds what it has inherited."""
+        return self.tags
+
     def finish(self) -> None:
         """End it: writes need not consider it any more."""
         self.is_open = False
@@ -610,7 +617,7 @@ class Load:
         if not self.is_clean:
             return
         group.by_key.add(self.key, self)
-        self.add_places(self.tags)
+        self.add_places(self.dependencies())
         for name in self.late_roots:
             root = group.roots[name]
             assert root is not None
@@ -698,6 +705,19 @@ class Ledger:
             before=self.lock.acquire, after_in_parent=self.lock.release, after_in_child=self._reset_in_child
         )
 
+    def wait_for_lock(self) -> None:
+        """Take the lock, which another thread has, without queueing for it at first.
+
+        A thread in the queue owns the lock from the moment in which it is released, and runs only when it gets the GIL
+        back. Until then the other thread, which has the GIL and misses again a few microseconds later, would queue in
+        turn, and every miss of two threads would be two switches between them from then on.
+        """
+        for _ in range(_ATTEMPTS):
+            time.sleep(_PAUSE)
+            if self.lock.acquire(blocking=False):
+                return
+        self.lock.acquire()
+
     def _reset_in_child(self) -> None:
         """End the writes and loads of the parent process, which nothing would end in a forked child."""
         try:
@@ -755,14 +775,13 @@ class Ledger:
     # Loads
 
     def add_tags(self, load: Load, tags: Sequence[Tag]) -> None:
-        """Compare every write from now on with more tags of a load: those that it inherits."""
+        """Compare every write from now on with more tags of a load, which are among its `dependencies` by now."""
         group = load.partition.group
         for tag in tags:
             if group.roots.get(root := root_of(tag)) is None:
                 self.extend(group, (root,))
-        if load.since < 0:
-            load.enter_indexes(self.serial)
-        load.add_places(tags)
+        if load.since >= 0:
+            load.add_places(tags)
 
     def _open_loads(self) -> list[Load]:
         return [load for group in self.groups() for load in (*group.starting, *group.loads)]

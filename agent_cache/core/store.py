@@ -35,6 +35,7 @@ __all__ = [
     "NEVER",
     "CopyRule",
     "KeptEntry",
+    "SizedEntry",
     "Sizes",
     "Store",
     "UncopyableError",
@@ -55,17 +56,19 @@ class Entry:
         fast: the clock reading before which a hit returns `value` without further checks.
         cost: the load time that a hit saves, in seconds.
         tags: the tags it can be dropped by, beside the static tags of its tool.
-        size: its estimated size in bytes; 0 if sizes are not bounded.
+        size: its estimated size in bytes; 0 if sizes are not bounded. Only `SizedEntry` and its subclasses have a slot
+            for it, which saves 8 bytes of each entry where nothing is bounded.
     """
 
-    __slots__ = ("cost", "fast", "size", "tags", "value")
+    __slots__ = ("cost", "fast", "tags", "value")
 
-    def __init__(self, value: Any, fast: float, cost: float, tags: tuple[Tag, ...] = (), size: int = 0) -> None:
+    size: int = 0
+
+    def __init__(self, value: Any, fast: float, cost: float, tags: tuple[Tag, ...] = ()) -> None:
         self.value = value
         self.fast = fast
         self.cost = cost
         self.tags = tags
-        self.size = size
 
     @property
     def expires(self) -> float:
@@ -98,7 +101,17 @@ class Entry:
         return self.value
 
 
-class KeptEntry(Entry):
+class SizedEntry(Entry):
+    """An entry that counts against `configure(max_bytes=...)`."""
+
+    __slots__ = ("size",)
+
+    def __init__(self, value: Any, fast: float, cost: float, tags: tuple[Tag, ...], size: int) -> None:
+        super().__init__(value, fast, cost, tags)
+        self.size = size
+
+
+class KeptEntry(SizedEntry):
     """An entry that may still be served for a while after it has expired.
 
     Attributes:
@@ -119,7 +132,7 @@ class KeptEntry(Entry):
 NO_VERSIONS: Final[Mapping[Any, Any]] = MappingProxyType({})
 
 
-class GuardedEntry(Entry):
+class GuardedEntry(SizedEntry):
     """A cached value that is checked or copied at each hit: a mutable one, or one that depends on the trust in a tier.
 
     Its `fast` lies in the past, so that the inline test of a hit fails and calls `value_at`; entries of the other kind
@@ -148,7 +161,7 @@ class GuardedEntry(Entry):
         trust: Callable[[], float] | None = None,
         kept_for: float = 0.0,
     ) -> None:
-        # As Entry.__init__, without the call.
+        # As SizedEntry.__init__, without the call.
         self.value = value
         self.fast = fast
         self.cost = cost

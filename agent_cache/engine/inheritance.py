@@ -8,12 +8,12 @@ overlaps marks the outer one at once: see `engine.runtime.Flight.dependents`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Hashable, Mapping, Sequence, Set
 from types import MappingProxyType
-from typing import Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from agent_cache.clock import CLOCK
-from agent_cache.core.coherence import is_entry_tag
+from agent_cache.core.coherence import EntryTag
 from agent_cache.core.store import NEVER, Entry
 from agent_cache.core.tags import Tag, root_of
 from agent_cache.remote.protocol import Tier, Versions
@@ -24,6 +24,8 @@ Trust = Callable[[], float]
 
 _MAX_TAGS: Final = 256
 """How many inherited tags a load keeps apart. More of them count as their roots."""
+
+_NONE: Final[frozenset[Any]] = frozenset()
 
 _MAX_SOURCES: Final = 512
 """How many reads a value in a tier may depend on."""
@@ -95,8 +97,8 @@ class Inherited:
         self.hits: set[Entry] = set()
         self.expires = NEVER
         self.is_cached = True
-        self.owners: set[object] = set()
-        self.tenants: set[Hashable] = set()
+        self.owners: Set[object] = _NONE
+        self.tenants: Set[Hashable] = _NONE
         self.trusts: dict[Trust, tuple[Tier, ...]] = {}
         self._sources: dict[int, Source] | None = {}
         self._copies: dict[Trust, None] = {}
@@ -105,15 +107,20 @@ class Inherited:
 
     def add(self, read: Inherits) -> list[Tag]:
         """Add a read. Returns the tags that are new."""
-        self.expires = min(self.expires, read.expires)
-        self.is_cached &= read.is_cached
-        self.owners |= read.owners
-        self.tenants |= read.tenants
-        self.trusts.update(read.trusts)
+        if read.expires < self.expires:
+            self.expires = read.expires
+        if not read.is_cached:
+            self.is_cached = False
+        if read.owners:
+            self.owners |= read.owners
+        if read.tenants:
+            self.tenants |= read.tenants
+        if read.trusts:
+            self.trusts.update(read.trusts)
+            if read.is_copy:
+                self._copies.update(dict.fromkeys(read.trusts))
         if read.is_strong and read.source is not None and len(self._strong) < _MAX_SOURCES:
             self._strong.append(read.source)
-        if read.is_copy:
-            self._copies.update(dict.fromkeys(read.trusts))
         if read.source is None or self._sources is None or len(self._sources) >= _MAX_SOURCES:
             self._sources = None
         else:
@@ -127,16 +134,21 @@ class Inherited:
 
     def add_tags(self, tags: Sequence[Tag]) -> list[Tag]:
         """Add tags. Returns those that are new."""
-        if not self._is_folded:
-            new = [tag for tag in dict.fromkeys(tags) if tag not in self.tags and tag not in self.entries]
-            if len(self.tags) + len(self.entries) + len(new) <= _MAX_TAGS:
-                for tag in new:
-                    (self.entries if is_entry_tag(tag) else self.tags)[tag] = None
-                return new
-            self._is_folded = True  # perhaps: from here on, tags may be covered by their roots
-        self.tags, new = _add(self.tags, [tag for tag in tags if not is_entry_tag(tag)])
-        self.entries, also = _add(self.entries, filter(is_entry_tag, tags))
-        return new + also
+        new = []
+        for tag in tags:
+            known = self.entries if type(tag) is EntryTag else self.tags
+            if tag not in known and not (self._is_folded and root_of(tag) in known):
+                known[tag] = None
+                new.append(tag)
+        if len(self.tags) > _MAX_TAGS:
+            self.tags, roots = _folded(self.tags)
+            self._is_folded = True
+            new += roots
+        if len(self.entries) > _MAX_TAGS:
+            self.entries, roots = _folded(self.entries)
+            self._is_folded = True
+            new += roots
+        return new
 
     def beside(self, read: Inherits) -> Inherits:
         """What others inherit from a load that has read this, beside what it depends on itself."""
@@ -176,11 +188,7 @@ class Inherited:
         return None if None in versions else [one for one in versions if one is not None]
 
 
-def _add(known: dict[Tag, None], tags: Iterable[Tag]) -> tuple[dict[Tag, None], list[Tag]]:
-    """Add tags to those that are known. If they become too many, all count as their roots."""
-    new = [tag for tag in dict.fromkeys(tags) if tag not in known and root_of(tag) not in known]
-    if len(known) + len(new) <= _MAX_TAGS:
-        known.update(dict.fromkeys(new))
-        return known, new
-    roots = dict.fromkeys(map(root_of, (*known, *new)))
-    return roots, [root for root in roots if root not in known]
+def _folded(tags: dict[Tag, None]) -> tuple[dict[Tag, None], list[Tag]]:
+    """The roots of tags that are too many, and those of them that are new."""
+    roots = dict.fromkeys([EntryTag(root_of(tag)) if type(tag) is EntryTag else root_of(tag) for tag in tags])
+    return roots, [root for root in roots if root not in tags]

@@ -24,8 +24,7 @@ from agent_cache.core.tags import Region
 from agent_cache.engine.interception import InterceptedCall
 from agent_cache.engine.runtime import (
     BECOME_LEADER,
-    ENCLOSING,
-    SCOPE,
+    PLACE,
     UNKEYED,
     CacheKey,
     Call,
@@ -166,7 +165,7 @@ class ReadOperation(Operation[ReadPolicy]):
             return self._run(Call(self, plan, None if key is UNKEYED else key, args, kwargs, "uncached"), plan.uncached)
         if plan.tenant is not None:
             key = plan.qualify(key)
-        if plan.partition.flights and not plan.observers and not is_fresh and ENCLOSING.get() is None:
+        if plan.partition.flights and not plan.observers and not is_fresh and PLACE.get().call is None:
             loop = asyncio.get_running_loop()
             flight = plan.partition.flights.get((key, loop))
             if (
@@ -241,7 +240,7 @@ class ReadOperation(Operation[ReadPolicy]):
 
     async def invoke(self, /, *args: Any, **kwargs: Any) -> Any:
         arguments = self.parameters.bind(args, kwargs)
-        scope = SCOPE.get()
+        scope = PLACE.get().scope
         key = self.key_or_unkeyed(arguments)
         value = scope.plan(self).admit(key, arguments)
         if value is not MISSING:
@@ -252,7 +251,7 @@ class ReadOperation(Operation[ReadPolicy]):
         """Run the tool now, whatever is cached, and store the answer; inside `bypass` it is not stored."""
         arguments = self.bind("fresh", args, kwargs)
         key = self.key_or_unkeyed(arguments)
-        return await self.answer(SCOPE.get(), key, *self.parameters.split(arguments), is_fresh=True)
+        return await self.answer(PLACE.get().scope, key, *self.parameters.split(arguments), is_fresh=True)
 
     def is_successful(self, value: Any) -> bool:
         """Whether an answer that was not stored is a success.
@@ -305,7 +304,7 @@ class ReadOperation(Operation[ReadPolicy]):
             TypeError: if the tool cannot be called so.
         """
         arguments = self.bind("contains", args, kwargs)
-        plan = SCOPE.get().plan(self)
+        plan = PLACE.get().scope.plan(self)
         if plan.partition is None:
             return False
         try:
@@ -381,7 +380,7 @@ class ReadOperation(Operation[ReadPolicy]):
             key = self.key_of(arguments)
         except Uncacheable as error:
             raise Uncacheable(error.reason, self.name) from error.__cause__
-        plan = SCOPE.get().storing().plan(self)
+        plan = PLACE.get().scope.storing().plan(self)
         key = plan.qualify(key)
         return CacheKey(self, key, request_of(Call(self, plan, key, *self.parameters.split(arguments), "write")))
 
@@ -396,7 +395,7 @@ class ReadOperation(Operation[ReadPolicy]):
             Whether there was an answer.
         """
         arguments = self.bind("invalidate", args, kwargs)
-        plan = SCOPE.get().storing().plan(self)
+        plan = PLACE.get().scope.storing().plan(self)
         try:
             key = plan.qualify(self.key_of(arguments))
         except Uncacheable:
@@ -432,7 +431,7 @@ class ReadOperation(Operation[ReadPolicy]):
             Whether it was stored, or inside a write, whether it will be. If not, what was stored before is dropped.
         """
         arguments = self.bind("set", args, kwargs, before="value, ")
-        scope = SCOPE.get()
+        scope = PLACE.get().scope
         plan = scope.storing().plan(self)
         try:
             key = plan.qualify(self.key_of(arguments))

@@ -11,7 +11,7 @@ import asyncio
 import threading
 import weakref
 from collections import deque
-from collections.abc import Awaitable, Callable, Hashable, Mapping
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping
 from contextvars import ContextVar, Token
 from typing import Any, Final, Generic, NamedTuple, NoReturn, Protocol, TypeVar
 
@@ -31,13 +31,11 @@ from agent_cache.values.canonical import MISSING
 
 __all__ = [
     "BECOME_LEADER",
-    "ENCLOSING",
     "INTERCEPTORS",
     "PLACE",
     "InsideLoad",
     "MAX_PLANS",
     "ROOT",
-    "SCOPE",
     "TENANT",
     "UNKEYED",
     "CacheKey",
@@ -288,7 +286,7 @@ class Scope:
     Attributes:
         participants: the sessions, innermost first; empty for the root.
         owners: the same sessions as a set, which an invalidation with ``scope="session"`` reaches.
-        is_call: False: it is the place of calls that the tool of no other call makes.
+        is_call, call: False and None: it is the place of calls that the tool of no other call makes.
         tenant: whose run this is, None without tenants.
         bypasses: whether reads made here run their tools uncached: see `bypass`.
         answers_inline: whether the generated body of a global tool may look into its store directly: not for tenants,
@@ -315,6 +313,7 @@ class Scope:
     )  # fmt: skip
 
     is_call = False
+    call: Call | None = None
 
     def __init__(
         self, participants: tuple[Participant, ...] = (), tenant: Hashable | None = None, *, bypasses: bool = False
@@ -330,6 +329,16 @@ class Scope:
         self.became: Scope | None = None
         self._aliases: weakref.WeakSet[Scope] | None = None
         self._variants: weakref.WeakSet[Scope] | None = None
+
+    @property
+    def scope(self) -> Scope:
+        """Itself, as the scope of the calls that are made here."""
+        return self
+
+    def enter(self) -> Token[Any]:
+        """Make this the scope of the running context. A call whose tool is running there stays the enclosing one."""
+        call = PLACE.get().call
+        return PLACE.set(self if call is None else Within(self, call))
 
     def within(self, participant: Participant, tenant: Hashable | None) -> Scope:
         """This place with one more session, innermost."""
@@ -483,27 +492,6 @@ It is one variable, because to set and reset another one takes 0.4 us, which is 
 """
 
 
-class _ScopeOfPlace:
-    """The scope of the running context: a part of `PLACE`."""
-
-    @staticmethod
-    def get() -> Scope:
-        place = PLACE.get()
-        return place.scope if isinstance(place, Call | Within) else place
-
-    @staticmethod
-    def set(scope: Scope) -> Token[Any]:
-        call = ENCLOSING.get()
-        return PLACE.set(scope if call is None else Within(scope, call))
-
-    @staticmethod
-    def reset(token: Token[Any]) -> None:
-        PLACE.reset(token)
-
-
-SCOPE: Final = _ScopeOfPlace()
-
-
 def leave_scope(scope: Scope, outer: Scope, token: Token[Any], *, is_closing: bool) -> bool:
     """Make the outer scope the current one again.
 
@@ -516,11 +504,11 @@ def leave_scope(scope: Scope, outer: Scope, token: Token[Any], *, is_closing: bo
     Returns:
         Whether this is the context that the scope was entered in.
     """
-    if is_closing and scope is not outer and not SCOPE.get().is_at(scope):
+    if is_closing and scope is not outer and not PLACE.get().scope.is_at(scope):
         scope.become(outer)  # when what was entered inside of it is left, this scope is the current one again
         return True
     try:
-        SCOPE.reset(token)
+        PLACE.reset(token)
     except ValueError:
         if is_closing and scope is not outer:
             scope.become(outer)
@@ -662,6 +650,10 @@ class Flight(Load):
             self.partition.flights.pop(self.id, None)
         for dependent in tuple(self.dependents or ()):
             dependent.detach()
+
+    def dependencies(self) -> Iterable[Tag]:
+        inherited = self.inherited
+        return self.tags if inherited is None else (*self.tags, *inherited.tags, *inherited.entries)
 
     def may_be_joined(self) -> bool:
         """Whether a reader that starts now may have its value, by the tickets of the tiers that were asked."""
@@ -907,15 +899,14 @@ class Call:
         self.is_fresh = False
         self.asked: tuple[tuple[Tier, Ticket], ...] = ()
         place = PLACE.get()
-        if not place.is_call:
-            self.scope: Scope = place  # type: ignore[assignment]  # it is one, and isinstance() takes 60 ns
-            self.parent: Call | None = None
+        self.parent = parent = place.call
+        if parent is None:
+            self.scope: Scope = place  # type: ignore[assignment]  # all others have a call, and isinstance() takes 60 ns
             self.leading: Flight | None = None
             self.within: Flight | None = None
             self.depth = 1
         else:
-            self.scope = place.scope  # type: ignore[union-attr]  # as above
-            self.parent = parent = place.call  # type: ignore[union-attr]  # as above
+            self.scope = place.scope
             self.leading = parent.leading
             self.within = parent.within
             self.depth = 1 + parent.running_depth()
@@ -979,25 +970,6 @@ def known_tags(call: Call) -> tuple[Tag, ...]:
     early = call.tags or tuple(rule.root for rule in tags.early)
     return (*tags.static, *early, *(rule.root for rule in tags.late))
 
-
-class _CallOfPlace:
-    """The call whose tool is running in this context: a part of `PLACE`."""
-
-    @staticmethod
-    def get() -> Call | None:
-        place = PLACE.get()
-        return place.call if isinstance(place, Call | Within) else None
-
-    @staticmethod
-    def set(call: Call) -> Token[Any]:
-        return PLACE.set(call)
-
-    @staticmethod
-    def reset(token: Token[Any]) -> None:
-        PLACE.reset(token)
-
-
-ENCLOSING: Final = _CallOfPlace()
 
 Proceed = Callable[[Call], Awaitable[Entry]]
 """The rest of the plan."""

@@ -22,6 +22,7 @@ from agent_cache.core.store import (
     Entry,
     GuardedEntry,
     KeptEntry,
+    SizedEntry,
     Store,
     UncopyableError,
     UnsharedEntry,
@@ -29,7 +30,7 @@ from agent_cache.core.store import (
 )
 from agent_cache.core.tags import Tag
 from agent_cache.engine.inheritance import Inherited, Inherits, Source
-from agent_cache.engine.runtime import ENCLOSING, Call, Flight, Plan, known_tags
+from agent_cache.engine.runtime import PLACE, Call, Flight, Plan, known_tags
 from agent_cache.engine.state import LEDGER, WITNESSES, evict_for, free, note_dropped, tell_evicted, warn_once
 from agent_cache.remote.protocol import Ticket, Tier
 from agent_cache.values.compare import is_empty
@@ -113,7 +114,7 @@ def run_uncached(call: Call) -> Awaitable[Entry]:
 
 def inherit_hit(plan: Plan, key: Hashable, entry: Entry) -> None:
     """Let the load that a local hit is made in inherit from it. `key` is qualified."""
-    call = ENCLOSING.get()
+    call = PLACE.get().call
     inherit_entry(None if call is None else call.within, plan, key, entry)
 
 
@@ -242,7 +243,8 @@ def protected_copy(call: Call, entry: Entry, tags: tuple[Tag, ...], expires: flo
 
     Followers run the tool themselves then: two readers of one generator would each get a part of it.
 
-    An immutable value of a tool without tiers is shared as it is: the entry itself is returned.
+    An immutable value of a tool without tiers is shared as it is: the entry itself is returned, where sizes are not
+    bounded.
     """
     flight = call.flight
     flight.result = entry
@@ -265,7 +267,10 @@ def protected_copy(call: Call, entry: Entry, tags: tuple[Tag, ...], expires: flo
         if kept_for:
             flight.result = KeptEntry(entry.value, expires, entry.cost, tags, size, kept_for)
             return flight.result
-        entry.fast, entry.tags, entry.size = expires, tags, size
+        if size:
+            flight.result = SizedEntry(entry.value, expires, entry.cost, tags, size)
+            return flight.result
+        entry.fast, entry.tags = expires, tags
         return entry
     value, fast = (entry.value, 0.0) if copy is None else (None, -NEVER)
     flight.result = GuardedEntry(value, fast, entry.cost, tags, size, expires, copy, trust, kept_for)
@@ -307,7 +312,9 @@ def insert_if_valid(call: Call, entry: Entry | None, tags: tuple[Tag, ...]) -> b
     # these names, which nothing reads.
     garbage: Sequence[Any] = ()
     replaced = evicted = _newest = None
-    with LEDGER.lock:
+    if not LEDGER.lock.acquire(False):  # noqa: FBT003 - 0.08 us less than `with`; as a keyword, more
+        LEDGER.wait_for_lock()
+    try:
         if LEDGER.timed_holds:
             garbage = LEDGER.expire_holds(CLOCK.now())
         is_untouched = flight.is_clean and (
@@ -367,6 +374,8 @@ def insert_if_valid(call: Call, entry: Entry | None, tags: tuple[Tag, ...]) -> b
         partition.loads.discard(flight)
         if flight.since >= 0:
             flight.leave_indexes()
+    finally:
+        LEDGER.lock.release()
     if garbage:
         free(list(garbage))
     if WITNESSES:
@@ -472,7 +481,7 @@ def _start_reload(reload: Call, replaces: object, run: Run) -> None:
 
 
 async def _reload(call: Call, run: Run) -> None:
-    ENCLOSING.set(call)
+    PLACE.set(call)
     stats = call.operation.stats
     failed = False
     try:

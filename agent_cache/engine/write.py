@@ -23,7 +23,7 @@ from agent_cache.core.policies import WritePolicy
 from agent_cache.core.store import Entry
 from agent_cache.core.tags import Region, Tag, TagRule, root_of
 from agent_cache.engine.interception import InterceptedCall
-from agent_cache.engine.runtime import SCOPE, CacheKey, Call, Operation, Proceed, Scope
+from agent_cache.engine.runtime import PLACE, CacheKey, Call, Operation, Proceed, Scope
 from agent_cache.engine.state import (
     LEDGER,
     free,
@@ -84,7 +84,7 @@ class WriteOperation(Operation[WritePolicy]):
         return self.write(scope, args, kwargs)
 
     async def invoke(self, /, *args: Any, **kwargs: Any) -> Any:
-        return await self.write(SCOPE.get(), *self.parameters.split(self.parameters.bind(args, kwargs)))
+        return await self.write(PLACE.get().scope, *self.parameters.split(self.parameters.bind(args, kwargs)))
 
     def is_successful(self, value: Any) -> bool:
         """Whether a write that returned this value succeeded; `settle` holds only then."""
@@ -151,7 +151,7 @@ def _write_of(call: Call) -> Write | None:
     """The write that a call makes; None if it touches nothing, as a session-scoped invalidator outside a session."""
     operation = call.operation
     policy = operation.policy
-    owners = SCOPE.get().owners if policy.scope == "session" else None
+    owners = PLACE.get().scope.owners if policy.scope == "session" else None
     if owners is not None and not owners:
         return None
     if policy.key_fn is not None:

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from agent_cache.engine.runtime import SCOPE, Scope
+from agent_cache.engine.runtime import PLACE, Scope
 from agent_cache.errors import CassetteError, CassetteNotFound, DivergenceError, MissingFixture
 from agent_cache.pytest_plugin.markers import Settings
 from agent_cache.recording import Player, Recorder, record
@@ -205,13 +205,13 @@ def same_context(item: pytest.Item) -> Iterator[None]:
     """Let a test's coroutine run in the recording that is open here."""
     context = getattr(getattr(item, "instance", None), "_asyncioTestContext", None)
     if context is not None:
-        context.run(SCOPE.set, SCOPE.get())
+        context.run(PLACE.get().scope.enter)
     function = getattr(item, "obj", None)
     if not inspect.iscoroutinefunction(function):
         yield
         return
     assert isinstance(item, pytest.Function)
-    item.obj = _within(SCOPE.get(), function)
+    item.obj = _within(PLACE.get().scope, function)
     try:
         yield
     finally:
@@ -221,7 +221,7 @@ def same_context(item: pytest.Item) -> Iterator[None]:
 @contextmanager
 def fixture_in_same_context(fixture: pytest.FixtureDef[Any]) -> Iterator[None]:
     """Let an asynchronous fixture of the test run in the recording that is open here."""
-    function, scope = fixture.func, SCOPE.get()
+    function, scope = fixture.func, PLACE.get().scope
     if inspect.iscoroutinefunction(function):
         within: Callable[..., Any] = _within(scope, function)
     elif inspect.isasyncgenfunction(function):
@@ -240,11 +240,11 @@ def fixture_in_same_context(fixture: pytest.FixtureDef[Any]) -> Iterator[None]:
 def _within(scope: Scope, function: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[..., Coroutine[Any, Any, Any]]:
     @functools.wraps(function)
     async def body(*args: Any, **kwargs: Any) -> Any:
-        token = SCOPE.set(scope)
+        token = scope.enter()
         try:
             return await function(*args, **kwargs)
         finally:
-            SCOPE.reset(token)
+            PLACE.reset(token)
 
     return body
 

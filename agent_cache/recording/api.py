@@ -16,7 +16,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 from agent_cache.core.policies import checked_choice
 from agent_cache.engine.interception import INTERCEPTORS, InterceptedCall, InterceptedScope
-from agent_cache.engine.runtime import SCOPE, Operation, Scope, closes_generator, leave_scope
+from agent_cache.engine.runtime import PLACE, Operation, Scope, closes_generator, leave_scope
 from agent_cache.errors import CassetteError, CassetteNotFound, ConfigurationError
 from agent_cache.recording.cassette import Cassette, apply_rules, recorded_rules
 from agent_cache.recording.cassette_file import is_being_recorded
@@ -70,13 +70,13 @@ class _Block(Generic[H]):
     def __enter__(self) -> H:
         if self._recorder is not None:
             raise CassetteError("is entered already; make another record or replay", self._path)
-        scope = SCOPE.get()
+        scope = PLACE.get().scope
         _check_path_is_free(scope, self._path)
         self._recorder, handle = self._open()
         self._has_ended = False
         INTERCEPTORS[self._recorder] = os.path.realpath(self._path)
         self._outer, self._scope = scope, InterceptedScope(_without_blocker(scope), self._recorder)
-        self._token = SCOPE.set(self._scope)
+        self._token = self._scope.enter()
         return handle
 
     def end(self, error: BaseException | None = None) -> None:
@@ -347,9 +347,9 @@ def block_live_calls(advice: str) -> Iterator[LiveCallBlocker]:
     `record` or `replay` inside of the block decides about its own calls.
     """
     blocker = LiveCallBlocker(advice)
-    outer = SCOPE.get()
+    outer = PLACE.get().scope
     scope = InterceptedScope(outer, blocker)
-    token = SCOPE.set(scope)
+    token = scope.enter()
     INTERCEPTORS[blocker] = ""
     try:
         yield blocker

@@ -19,7 +19,7 @@ from typing import Any, Protocol, TypeVar, overload
 from agent_cache.core.parameters import Parameters
 from agent_cache.core.policies import checked_choice, checked_function
 from agent_cache.engine.interception import INTERCEPTORS, InterceptedCall, report_escape
-from agent_cache.engine.runtime import SCOPE
+from agent_cache.engine.runtime import PLACE
 from agent_cache.errors import ConfigurationError
 from agent_cache.recording.cassette_file import RecordedCall
 from agent_cache.recording.redaction import Redaction
@@ -490,7 +490,7 @@ def wrapped(recorded: RecordedFunction, *, logs_unrecorded: bool = False) -> Any
 
     def run(args: Any, kwargs: Any) -> Any:
         nonlocal is_logged
-        scope = SCOPE.get()
+        scope = PLACE.get().scope
         if scope.interceptor is None:
             if INTERCEPTORS:
                 report_escape(recorded)

@@ -14,7 +14,7 @@ from agent_cache.core.keys import Uncacheable, key_part
 from agent_cache.core.store import NEVER, Entry
 from agent_cache.engine.interception import note_answer
 from agent_cache.engine.read import ReadOperation
-from agent_cache.engine.runtime import ENCLOSING, PLACE, Call, Observe, Operation, Participant, Replacement
+from agent_cache.engine.runtime import PLACE, Call, Observe, Operation, Participant, Replacement
 from agent_cache.errors import AgentLoopDetectedError
 from agent_cache.metrics import Stats
 from agent_cache.session.guard import LoopGuard
@@ -432,7 +432,7 @@ class SessionHooks:
 
     def _enclosing_number(self) -> int | None:
         """The number of the call whose tool makes this one; None if the agent makes it."""
-        parent = ENCLOSING.get()
+        parent = PLACE.get().call
         return None if parent is None else parent.number_in(self._session)
 
 

@@ -15,7 +15,7 @@ from agent_cache.core.keys import Uncacheable, key_part
 from agent_cache.core.policies import checked_flag, checked_text, count
 from agent_cache.core.store import NEVER
 from agent_cache.engine.read import ReadOperation
-from agent_cache.engine.runtime import MAX_PLANS, SCOPE, Operation, Scope, closes_generator, leave_scope
+from agent_cache.engine.runtime import MAX_PLANS, PLACE, Operation, Scope, closes_generator, leave_scope
 from agent_cache.engine.state import LEDGER, free
 from agent_cache.errors import AgentLoopDetectedError, ConfigurationError
 from agent_cache.metrics import Metrics, Stats
@@ -116,7 +116,7 @@ class AgentCacheSession:
                 raise ConfigurationError(
                     f"session {self.session_id!r} is already entered; use another AgentCacheSession inside it"
                 )
-            outer = SCOPE.get()
+            outer = PLACE.get().scope
             tenant = self._tenant_part if self._tenant_part is not None else outer.tenant
             self._guard.reset()
             self._run.restart(self._max_calls)
@@ -124,7 +124,7 @@ class AgentCacheSession:
             longest = self._policy.seconds if self._detects_loops else None
             self._deadline = NEVER if longest is None else CLOCK.now() + longest
             self._outer, self._scope = outer, outer.within(self, tenant)
-            self._token = SCOPE.set(self._scope)
+            self._token = self._scope.enter()
         return self
 
     async def __aexit__(
@@ -144,7 +144,7 @@ class AgentCacheSession:
             self._close(partition)
         self._run.release()
         is_closing = closes_generator(error)
-        is_inside = not SCOPE.get().is_at(scope)
+        is_inside = not PLACE.get().scope.is_at(scope)
         if not leave_scope(scope, outer, token, is_closing=is_closing) and not is_closing:
             raise ConfigurationError(
                 f"session {self.session_id!r} was entered in one context and left in another, so calls in between "

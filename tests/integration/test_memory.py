@@ -28,7 +28,7 @@ from agent_cache import (
     metrics,
 )
 from agent_cache.core.keys import ALIASES, key_part
-from agent_cache.core.store import NEVER, Entry, Sizes, Store
+from agent_cache.core.store import NEVER, Entry, SizedEntry, Sizes, Store
 from agent_cache.engine import read as registry, state
 from agent_cache.engine.state import LEDGER
 from agent_cache.engine.tiers import _Pending
@@ -695,12 +695,12 @@ async def test_the_largest_store_is_found_without_a_look_at_the_others(monkeypat
     for number in range(5_000):
         store = Counted(None)
         store.sizes = sizes
-        store.insert("a", Entry(None, NEVER, 0.0, (), 100 + number))
+        store.insert("a", SizedEntry(None, NEVER, 0.0, (), 100 + number))
         stores.append(store)
     looks = 0
     randomly = random.Random(1)
     for number in range(2_000):
-        randomly.choice(stores).insert(number, Entry(None, NEVER, 0.0, (), 50))
+        randomly.choice(stores).insert(number, SizedEntry(None, NEVER, 0.0, (), 50))
         largest = sizes.largest()
         assert largest is not None
         largest.evict()
@@ -729,7 +729,7 @@ class SizesModel(RuleBasedStateMachine):
     @precondition(lambda self: self.stores)
     @rule(number=STORES, key=st.integers(0, 4), size=st.integers(1, 9))
     def insert(self, number: int, key: int, size: int) -> None:
-        self.stores[number % len(self.stores)].insert(key, Entry(None, NEVER, 0.0, (), size))
+        self.stores[number % len(self.stores)].insert(key, SizedEntry(None, NEVER, 0.0, (), size))
 
     @precondition(lambda self: self.stores)
     @rule(number=STORES, key=st.integers(0, 4))

@@ -27,7 +27,7 @@ from agent_cache import (
     invalidate,
     writing,
 )
-from agent_cache.engine.runtime import ENCLOSING
+from agent_cache.engine.runtime import PLACE
 from agent_cache.engine.state import WITNESSES
 from tests.harness import library
 from tests.harness.gates import Gate, cancelled, started
@@ -1056,7 +1056,7 @@ async def test_a_poll_that_schedules_itself_keeps_none_of_its_former_runs_alive(
 
     @AgentCacheInvalidator("poll", name="poll")
     async def poll(n: int) -> None:
-        call = ENCLOSING.get()
+        call = PLACE.get().call
         assert call is not None
         above = [call]
         while above[-1].parent is not None:
@@ -1093,7 +1093,7 @@ async def test_calls_that_have_ended_are_cut_out_between_those_that_run():
         if n < 5:
             tasks.append(asyncio.create_task(deep(n + 1)))
         await gates[n].wait()
-        above, count = ENCLOSING.get(), 0
+        above, count = PLACE.get().call, 0
         while above is not None:
             above, count = above.parent, count + 1
         if n == 5:
@@ -1102,7 +1102,7 @@ async def test_calls_that_have_ended_are_cut_out_between_those_that_run():
 
     @AgentCacheInvalidator("probe", name="probe")
     async def probe() -> None:
-        call = ENCLOSING.get()
+        call = PLACE.get().call
         assert call is not None
         depths.append(call.depth)
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from agent_cache.core.store import NEVER, Entry, Store
+from agent_cache.core.store import NEVER, Entry, SizedEntry, Store
 from agent_cache.core.tags import Part, Region
 
 KEYS = st.sampled_from([None, 0, "0", (1, b"T")])
@@ -20,7 +20,7 @@ BELOW_ROOT = ["a:1", "a:2", "a:1:x", "a:1:y", "b:1", "b:1:x"]
 
 
 def entry_of(value: Any, *tags: str, size: int = 0) -> Entry:
-    return Entry(value, NEVER, 0.0, tags, size)
+    return SizedEntry(value, NEVER, 0.0, tags, size) if size else Entry(value, NEVER, 0.0, tags)
 
 
 def meets(one: str, other: str) -> bool:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import agent_cache
-from agent_cache.engine.runtime import SCOPE
+from agent_cache.engine.runtime import PLACE
 from agent_cache.recording import Cassette, CassetteError, CassetteNotFound, intercept, record, register, replay
 
 
@@ -269,7 +269,7 @@ def test_a_child_that_leaves_the_recording_leaves_it_to_the_parent(path):
         child = os.fork()
         if not child:
             try:
-                SCOPE.get().interceptor.finish(None)
+                PLACE.get().scope.interceptor.finish(None)
             finally:
                 os._exit(0)
         os.waitpid(child, 0)

@@ -16,7 +16,7 @@ import pytest
 
 import agent_cache
 from agent_cache import AgentCache, AgentCacheInvalidator
-from agent_cache.engine.runtime import ROOT, SCOPE
+from agent_cache.engine.runtime import PLACE, ROOT
 from agent_cache.recording import Cassette, DivergenceError, cached_llm_call, diff_cassettes, intercept, record, replay
 
 
@@ -93,7 +93,7 @@ async def test_nothing_stays_bound_after_the_block(block, path):
         await fetch("x")
     with pytest.raises(KeyError), block(path):
         raise KeyError
-    assert SCOPE.get() is ROOT
+    assert PLACE.get().scope is ROOT
 
 
 async def test_what_cannot_be_recorded_does_not_stop_the_agent(path):
