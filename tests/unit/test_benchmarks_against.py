@@ -33,6 +33,7 @@ class Row:
 async def measured(groups, effort):
     from agent_cache.late import COST
 
+    assert groups[0] in GROUPS
     assert Path.cwd() == Path(__file__).parents[1]
     assert os.environ["PYTHONPATH"] == str(Path.cwd())
     return [Row(f"{groups[0]}, cost", Spread(COST)), Row(f"{groups[0]}, constant", Spread(effort.rounds))]
