@@ -41,6 +41,7 @@ ROUNDS: Final[Mapping[str, int]] = {
     "invalidation": 9,
     "memory": 3,
     "trace": 9,
+    "write": 9,
     "tools": 3,
     "threads": 9,
     "collection": 3,
