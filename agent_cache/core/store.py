@@ -43,7 +43,6 @@ __all__ = [
     "copy_rule_named",
     "auto_copier",
     "entry_size",
-    "is_plain_tree",
 ]
 
 
@@ -269,7 +268,7 @@ def auto_copier(value: Any) -> Callable[[], Any] | None:
             return None
         if (kind is tuple or kind is frozenset) and _is_deeply_immutable(value):
             return None
-        if is_plain_tree(value):
+        if _is_plain_tree(value):
             return partial(marshal.loads, marshal.dumps(value))
         original = _deep_copy(value, kind)
     except Exception as error:
@@ -298,7 +297,7 @@ def _is_deeply_immutable(value: Any) -> bool:
     return _is_immutable(kind)
 
 
-def is_plain_tree(value: Any) -> bool:
+def _is_plain_tree(value: Any) -> bool:
     """Whether `marshal` restores the value exactly: exact builtin containers of exact builtin scalars."""
     pending, seen = [value], 0
     while pending:

@@ -522,7 +522,10 @@ def closes_generator(error: BaseException | None) -> bool:
     task and a context of its own, and code in between may have put the `GeneratorExit` into a group, or raised another
     error because of it.
     """
-    pending, seen = [error], set[int]()
+    if error is None:
+        return False
+    pending: list[BaseException | None] = [error]
+    seen = set[int]()
     while pending:
         one = pending.pop()
         if isinstance(one, GeneratorExit):
