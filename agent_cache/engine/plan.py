@@ -193,11 +193,8 @@ def _of_sessions(operation: Operation[Any], scope: Scope) -> tuple[tuple[CallObs
     counted: tuple[Stats, ...] = (operation.stats,)
     for participant in scope.participants:
         observer = participant.observer_of(operation, is_innermost=participant is scope.participants[0])
-        if observer is not None:
-            observers += (observer,)
-        stats = participant.stats_of(operation)
-        if stats is not None:
-            counted += (stats,)
+        observers += (observer,)
+        counted += (observer.stats,)
     return observers, counted
 
 

@@ -138,8 +138,8 @@ class SessionHooks:
     # without the garbage collector, which took a third of the time of short sessions.
     __slots__ = (
         "_add", "_deadline", "_detector", "_guard", "_identity_made", "_is_cache_key", "_is_innermost", "_is_read",
-        "_limit", "_limits", "_max_calls", "_max_nesting", "_name", "_operation", "_run", "_session", "_stats",
-        "_tool_detector", "_trace", "_turns", "_used",
+        "_limit", "_limits", "_max_calls", "_max_nesting", "_name", "_operation", "_run", "_session",
+        "_tool_detector", "_trace", "_turns", "_used", "stats",
     )  # fmt: skip
 
     def __init__(
@@ -163,7 +163,7 @@ class SessionHooks:
         self._run = self._limits = run
         self._trace = trace
         self._add = trace.add
-        self._stats = stats
+        self.stats = stats
         self._is_read = is_read = operation.is_read
         self._is_innermost = is_innermost
         hints = operation.policy.loop
@@ -259,7 +259,7 @@ class SessionHooks:
                     return instead.answer
         # In one step, which no other thread interrupts: as in `metrics.Stats`.
         run.calls = number = run.calls + 1
-        stats = self._stats
+        stats = self.stats
         stats.hits += 1
         stats.time_saved += entry.cost
         self._add((self._name, key, now, inside, number))
@@ -280,7 +280,7 @@ class SessionHooks:
         return instead.answer
 
     def answered(self) -> None:
-        self._stats.hits += 1
+        self.stats.hits += 1
 
     def _judge_hit(self, verdict: Verdict, key: Hashable, now: float, value: Any) -> Replacement | None:
         report = verdict.as_error()

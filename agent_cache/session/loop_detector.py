@@ -725,7 +725,7 @@ class ToolDetector:
         self._hints = hints
         self.answers = Answers(identify, detector.images)
         self.calls: dict[Hashable, CallHistory] = {}
-        self._is_plain = not (is_write or hints.off or hints.poll)
+        self._is_plain = not (hints.off or hints.poll)
 
     def __del__(self) -> None:
         if self.detector.is_open:  # a session that is never left, or has forgotten the tool
@@ -795,9 +795,9 @@ class ToolDetector:
             error: whether it failed: it raised, or its result stands for a failure.
             began: `LoopDetector.clock` when it began; left out if no other call can have run meanwhile.
         """
-        is_cached = entry is not None and type(entry) is not Image
-        if is_cached and self.record_first(key, entry):  # type: ignore[arg-type]  # no `Image`
+        if not error and self.record_first(key, entry, outcome):
             return None
+        is_cached = entry is not None and type(entry) is not Image
         state, call, hints = self.detector, self._history(key), self._hints
         before, is_unseen = call.entry, call.epoch != state.epoch
         is_same, is_known = call.set_outcome(outcome, entry)
@@ -845,8 +845,8 @@ class ToolDetector:
             call, in_a_row=call.in_a_row, errors=state.count_error(self._tool, call.outcome, began, step)
         )
 
-    def record_first(self, key: Hashable, entry: Entry) -> bool:
-        """Count a result of a call that was never seen; returns False if it was.
+    def record_first(self, key: Hashable, entry: Answer | None, outcome: Hashable | None = None) -> bool:
+        """Count a result of a call that was never seen and has not failed; returns False if it was seen.
 
         Repeats the part of `record` that applies then (benchmarks.budgets, "static tag, in a session").
         """
@@ -856,6 +856,8 @@ class ToolDetector:
         if len(calls) >= _MAX_CALLS:
             self._forget_oldest()
         state, run = self.detector, self.detector.run
+        if self._is_write:
+            state.end_epoch()
         calls[key] = call = CallHistory(self._tool, key, self.answers, entry, state.epoch)
         state.newest = state.progress = run.step  # `LoopDetector.note_new`, without the call
         run.step = call.step = run.step + 1
@@ -869,6 +871,9 @@ class ToolDetector:
             state.end_streak(position)
         else:
             state.streak_start, state.mixed_after = position, position + 1
+        call.outcome = outcome
+        if not isinstance(entry, Entry):
+            return True
         if not state.is_open:
             call.entry = None
         elif entry in WITNESSES:
