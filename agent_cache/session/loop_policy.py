@@ -143,13 +143,13 @@ def policy_of(given: object, max_tool_repeats: int | None, max_execution_depth: 
     Raises:
         ConfigurationError: if a value cannot work, or a mapping has an unknown name.
     """
+    if given is None and type(max_tool_repeats) in _PLAIN and type(max_execution_depth) in _PLAIN:
+        return _changed_default(max_tool_repeats, max_execution_depth)
     if isinstance(given, Mapping):
         known = [one.name for one in fields(LoopPolicy)]
         if unknown := [name for name in given if name not in known]:
             raise ConfigurationError(f"loop_policy has no argument {unknown[0]!r}; use one of {', '.join(known)}")
         given = LoopPolicy(**given)
-    if given is None and type(max_tool_repeats) in _PLAIN and type(max_execution_depth) in _PLAIN:
-        return _changed_default(max_tool_repeats, max_execution_depth)
     policy = _DEFAULT if given is None else given
     if not isinstance(policy, LoopPolicy):
         raise ConfigurationError(f"AgentCacheSession: loop_policy must be a LoopPolicy, got {given!r}")
