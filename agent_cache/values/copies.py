@@ -14,7 +14,7 @@ import functools
 import gc
 import sys
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta, timezone
 from enum import Enum
@@ -23,7 +23,13 @@ from operator import setitem
 from types import FunctionType, GetSetDescriptorType, MemberDescriptorType
 from typing import Any, Final
 
-from agent_cache.values.canonical import has_native_state, is_model, is_native, text_of_standard_value
+from agent_cache.values.canonical import (
+    PYDANTIC_FIELDS_SET,
+    PYDANTIC_STATE,
+    has_native_state,
+    is_model,
+    text_of_standard_value,
+)
 
 __all__ = [
     "IMMUTABLE",
@@ -211,6 +217,12 @@ _GENERATED = frozenset({
 """Methods of a class that has nothing but fields: those that `dataclasses` generates, and the one that these call."""
 
 
+_Put = Callable[[Any, Any, Any], None]
+
+_new: Callable[[type], Any] = object.__new__
+_put: _Put = object.__setattr__
+
+
 @dataclass(frozen=True, slots=True)
 class _Form:
     """How the objects of one class are taken apart and made anew.
@@ -221,13 +233,15 @@ class _Form:
         put: sets an attribute of the new object, whatever `__setattr__` its class has.
         make: makes the object from its members, for a tuple.
         is_frozen: whether nobody can change an object except through what is in it.
+        is_model: whether it is a model of pydantic's.
     """
 
     attributes: tuple[str, ...] = ()
     clone: Callable[[Any], Any] | None = None
-    put: Callable[[Any, str, Any], None] = object.__setattr__
+    put: _Put = _put
     make: Callable[[Iterable[Any]], Any] | None = None
     is_frozen: bool = False
+    is_model: bool = False
 
     def state(self, value: Any) -> list[tuple[str, Any]]:
         """Name and value of the attributes that are set."""
@@ -253,7 +267,7 @@ class _Walk:
     An object that is met twice is one part, so a copy has the shared references and the cycles of the value.
     """
 
-    __slots__ = ("_constants", "_forms", "_places", "_sources", "_steps")
+    __slots__ = ("_constants", "_forms", "_links", "_places", "_sources", "_steps")
 
     def __init__(self) -> None:
         self._forms: dict[type, _Form | None] = {}
@@ -261,9 +275,12 @@ class _Walk:
         self._sources: list[Any] = []
         self._places: dict[int, int] = {}
         self._constants: list[Any] = []
+        self._links: list[tuple[_Put, int, Any, int]] = []
 
     def is_immutable(self, value: Any) -> bool:
         """Whether no caller can change anything in it."""
+        if type(value) in _MUTABLE:
+            return False
         pending, seen = [value], set[int]()
         for part in pending:
             kind = type(part)
@@ -303,7 +320,6 @@ class _Walk:
         self._places[id(value)] = 0
         clones: list[Callable[[Any], Any]] = []
         kept: list[Any] = []
-        links: list[tuple[Callable[[Any, Any, Any], None], int, Any, int]] = []
         tuples: dict[int, tuple[Callable[[Iterable[Any]], Any], tuple[int, ...]]] = {}
         for place, source in enumerate(self._sources):
             if self._steps > _MAX_STEPS:
@@ -311,45 +327,65 @@ class _Walk:
             kind = type(source)
             clone: Callable[[Any], Any] | None
             if kind is dict or kind is list:
-                own = source.copy()
-                clone = kind.copy
-                for name, member in own.items() if kind is dict else enumerate(own):
-                    if kind is dict and type(name) not in IMMUTABLE and not self.is_immutable(name):
-                        return None
-                    if type(member) not in IMMUTABLE and (part := self._place(member)) is not None:
-                        own[name] = None
-                        links.append((setitem, place, name, part))
+                own, clone = source.copy(), kind.copy
+                if kind is dict and not self._are_immutable(own):
+                    return None
+                self._link(place, own, own.items() if kind is dict else enumerate(own), setitem, setitem)
             elif kind is set or kind is bytearray:
-                own = source.copy()
-                clone = kind.copy
-                if kind is set and not IMMUTABLE.issuperset(map(type, own)) and not all(map(self.is_immutable, own)):
+                own, clone = source.copy(), kind.copy
+                if kind is set and not self._are_immutable(own):
                     return None
             else:
                 form = self._form(kind) if kind is not tuple else _TUPLE
                 if form is None:
                     return None
+                clone = form.clone
                 if form.make is not None:
                     own, clone = (), tuple
                     tuples[place] = form.make, tuple(map(self._place_or_constant, form.members(source)))
-                elif (clone := form.clone) is object.__new__:
+                elif form.is_model and (own := self._model(place, source, kind)) is not None:
+                    clone = _clone_model
+                elif clone is _new:
                     own = kind
-                    links += [
+                    self._links += [
                         (form.put, place, name, self._place_or_constant(part)) for name, part in form.state(source)
                     ]
                 elif clone is not None:
                     own = clone(source)
-                    for name, member in form.state(own):
-                        if type(member) not in IMMUTABLE and (part := self._place(member)) is not None:
-                            form.put(own, name, None)
-                            links.append((form.put, place, name, part))
+                    self._link(place, own, form.state(own), form.put, form.put)
                 else:
                     return None
             clones.append(clone)
             kept.append(own)
         self._constants.reverse()
         return partial(
-            _follow, tuple(clones), tuple(kept), tuple(self._constants), _innermost_first(tuples), tuple(links)
+            _follow, tuple(clones), tuple(kept), tuple(self._constants), _innermost_first(tuples), tuple(self._links)
         )
+
+    def _are_immutable(self, members: Collection[Any]) -> bool:
+        """Whether all members of a set, or all keys of a dict, are immutable."""
+        return IMMUTABLE.issuperset(map(type, members)) or all(map(self.is_immutable, members))
+
+    def _link(self, place: int, own: Any, items: Iterable[tuple[Any, Any]], detach: _Put, put: _Put) -> None:
+        """Take the mutable parts out of what is kept of an object, and link the copies of them to its copy."""
+        for name, member in items:
+            if type(member) not in IMMUTABLE and (part := self._place(member)) is not None:
+                detach(own, name, None)
+                self._links.append((put, place, name, part))
+
+    def _model(self, place: int, model: Any, kind: type) -> tuple[type, dict[str, Any], set[str]] | None:
+        """What is kept of a model without extra fields and private attributes, which takes half the steps of others."""
+        state, given = model.__dict__, getattr(model, PYDANTIC_FIELDS_SET, None)
+        if any(getattr(model, name, model) is not None for name in PYDANTIC_STATE):
+            return None
+        if type(state) is not dict or type(given) is not set or not self._are_immutable(given):
+            return None
+        linked = [name for name, member in state.items() if type(member) not in IMMUTABLE]
+        if any(type(name) is not str or hasattr(kind, name) for name in linked):
+            return None  # by `_put`, it might not come into the `__dict__`
+        own = state.copy()
+        self._link(place, own, own.items(), setitem, _put)
+        return kind, own, given.copy()
 
     def _place(self, member: Any) -> int | None:
         """Which part it is; None if it is immutable, and so the same in every copy."""
@@ -370,6 +406,17 @@ class _Walk:
         return place
 
 
+def _clone_model(kept: tuple[type, dict[str, Any], set[str]]) -> Any:
+    """A model of what `_Walk._model` has kept."""
+    kind, state, given = kept
+    made = _new(kind)
+    _put(made, "__dict__", state.copy())
+    _put(made, "__pydantic_fields_set__", given.copy())
+    _put(made, "__pydantic_extra__", None)
+    _put(made, "__pydantic_private__", None)
+    return made
+
+
 def _innermost_first(tuples: dict[int, tuple[Any, tuple[int, ...]]]) -> tuple[tuple[int, Any, tuple[int, ...]], ...]:
     """The tuples of a recipe in an order in which each can be made of those before it."""
     order: Iterable[int] = tuples
@@ -387,7 +434,7 @@ def _follow(
     kept: tuple[Any, ...],
     constants: tuple[Any, ...],
     tuples: tuple[tuple[int, Callable[[Iterable[Any]], Any], tuple[int, ...]], ...],
-    links: tuple[tuple[Callable[[Any, Any, Any], None], int, Any, int], ...],
+    links: tuple[tuple[_Put, int, Any, int], ...],
 ) -> Any:
     """Follow a recipe. The constants are at the end of the parts, where negative places find them."""
     parts = [clone(each) for clone, each in zip(clones, kept)]  # noqa: B905 - of equal length; `strict=` takes 50 ns
@@ -439,12 +486,13 @@ def _read_class(kind: type) -> _Form | None:
     is_frozen_with_slots = ways == {"__getstate__", "__setstate__"} and all(
         getattr(kind, name) is getattr(_FrozenSlots, name) for name in ways
     )
-    if (ways and not is_frozen_with_slots) or (kind is not object and is_native(kind)) or has_native_state(kind):
+    if (ways and not is_frozen_with_slots) or has_native_state(kind):
         return None
     sets_slots_itself = base is object and kind.__setattr__ is not object.__setattr__ and attributes != ("__dict__",)
     if sets_slots_itself and not is_frozen_with_slots:
         return None
-    return _Form(attributes, object.__new__, is_frozen=base is object and _is_frozen_record(kind))
+    is_frozen = base is object and _is_frozen_record(kind)
+    return _Form(attributes, _new, is_frozen=is_frozen, is_model=base is not object)
 
 
 @dataclass(frozen=True, slots=True)
@@ -482,7 +530,7 @@ def _read_struct(kind: Any, attributes: tuple[str, ...]) -> _Form | None:
         return None  # a `__dict__`, or a hash that is kept
     from msgspec.structs import force_setattr
 
-    is_frozen = kind.__struct_config__.frozen and _has_only_fields(kind)
+    is_frozen = kind.__struct_config__.frozen and _has_only_fields(kind, msgspec.Struct)
     return _Form(attributes, msgspec.Struct.__copy__, force_setattr, is_frozen=is_frozen)
 
 
@@ -491,14 +539,14 @@ def _is_frozen_record(kind: type) -> bool:
     return parameters is not None and parameters.frozen and _has_only_fields(kind)
 
 
-def _has_only_fields(kind: type) -> bool:
-    """Whether a class has no method of its own.
+def _has_only_fields(kind: type, above: type = object) -> bool:
+    """Whether a class, as far as it is below another, has no method of its own.
 
     One that has may set attributes of a frozen object, as `functools.cached_property` does, and what it computes may be
     mutable.
     """
-    for base in kind.__mro__[:-1]:
-        if is_native(base):  # msgspec's own
+    for base in kind.__mro__:
+        if issubclass(above, base):
             continue
         for name, attribute in vars(base).items():
             if isinstance(attribute, FunctionType):

@@ -9,6 +9,7 @@ import enum
 import functools
 import gc
 import inspect
+import sqlite3
 import sys
 import weakref
 from collections import OrderedDict, defaultdict, deque
@@ -498,16 +499,18 @@ class WithSetattr:
 
     def __init__(self) -> None:
         self.parts = [1]
-        self.mark = "made"
+        object.__setattr__(self, "mark", "made")
 
     def __setattr__(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, "its way" if name == "mark" else value)
 
 
-class WithHiddenSlot(WithDeepcopy):
-    """A slot of the base that cannot be read by its name."""
+class WithBoth(Own):
+    def __getstate__(self) -> Any:
+        return 1
 
-    __slots__ = ("mark",)
+    def __setstate__(self, state: Any) -> None:
+        self.mark = "its way"
 
 
 class StructOfItsOwn(msgspec.Struct):
@@ -526,6 +529,25 @@ class ModelOfItsOwn(pydantic.BaseModel):
         return ModelOfItsOwn(parts=[1], mark="its way")
 
 
+class WithOwnDict:
+    """What it calls its `__dict__` is not where its attributes are."""
+
+    __dict__ = property(lambda self: {})  # type: ignore[assignment]
+
+    def __init__(self) -> None:
+        self.parts = [1]
+
+
+class OpenTuple(tuple[Any, ...]):
+    _fields = ()
+
+
+class HidesSlot(Slotted):
+    """A slot of the base cannot be read by its name."""
+
+    __slots__ = ("a",)
+
+
 CREATED: list[type] = []
 
 
@@ -537,7 +559,7 @@ def marked(kind: type) -> Any:
 
 OWN_WAYS: list[Callable[[], Any]] = [
     *(WithDeepcopy, WithReduce, WithReduceEx, WithGetstate, WithSetstate, WithGetattr),
-    *(WithGetattribute, WithCopyreg, WithSetattr, WithHiddenSlot),
+    *(WithGetattribute, WithCopyreg, WithSetattr, WithBoth),
     lambda: StructOfItsOwn([1]),
     lambda: ModelOfItsOwn(parts=[1]),
 ]
@@ -553,6 +575,65 @@ def test_a_class_that_has_a_way_of_its_own_to_be_copied_is_left_to_it(
     assert copier is not None
     given = copier()
     assert (given[0].a if isinstance(given, list) else given).mark == "its way"
+
+
+UNKNOWN: dict[str, Callable[[], Any]] = {
+    "attrs with slots": lambda: SlottedAttributes([1]),
+    "Struct with a `__dict__`": lambda: OpenRecord([1]),
+    "root model": lambda: Root([1]),
+    "tuple with a `__dict__`": lambda: OpenTuple([[1]]),
+    "class with another `__dict__`": WithOwnDict,
+    "class that hides a slot": lambda: HidesSlot([1], 2),
+    "exception": lambda: ValueError([1]),
+    "subclass of dict": lambda: Table(a=[1]),
+    "deque": lambda: deque([[1]]),
+    "lock's cousin": lambda: functools.partial(list, [1]),
+    "set of mutable objects": lambda: {Open([1], 2)},
+    "dict with a mutable key": lambda: {Open([1], 2): 1},
+}
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+@pytest.mark.parametrize("wrap", [lambda value: value, lambda value: [Line(value)]], ids=["itself", "inside"])
+def test_what_may_have_more_state_than_can_be_seen_is_left_to_deepcopy(name: str, wrap: Callable[[Any], Any]):
+    value = wrap(UNKNOWN[name]())
+    make = auto_copier(value)
+    assert isinstance(make, functools.partial)
+    assert make.func is copy.deepcopy
+
+
+class Connection(sqlite3.Connection):
+    """With state that only C code sees."""
+
+
+@pytest.mark.parametrize("kind", [sqlite3.Connection, Connection])
+def test_what_has_state_that_no_attribute_shows_is_not_copied(kind: type[sqlite3.Connection]):
+    value = kind(":memory:")
+    try:
+        with pytest.raises(copies.UncopyableError):
+            auto_copier([value])
+    finally:
+        value.close()
+
+
+def test_a_struct_that_keeps_its_hash_is_left_to_deepcopy():
+    class Hashed(msgspec.Struct, frozen=True, cache_hash=True):
+        a: Any
+
+    make = auto_copier(Hashed([1]))
+    assert isinstance(make, functools.partial)
+    assert make.func is copy.deepcopy
+
+
+def test_a_model_with_an_attribute_under_the_name_of_a_method_is_copied_whole():
+    value = Model(a=1)
+    vars(value)["copied"] = [1]
+    vars(value)["model_fields_set"] = [2]  # which is a property
+    vars(value)[3] = [3]  # type: ignore[index]
+    make = auto_copier(value)
+    assert make is not None
+    assert described(make()) == described(value)
+    assert make().__dict__["model_fields_set"] is not value.__dict__["model_fields_set"]
 
 
 @pytest.mark.parametrize("kind", [WithNew, WithNewArguments])
@@ -788,12 +869,13 @@ def test_nothing_of_the_tools_own_objects_is_kept_alive():
     class Watched(Line):
         pass
 
-    value = Watched([Watched()], {"a": Watched()})
+    value = Watched([Watched()], {"a": Watched(Record(Watched()), Model(a=Watched()))})
     make = auto_copier(value)
-    watched = [weakref.ref(part) for part in (value, value.a[0], value.b["a"])]
-    del value
+    inside = value.b["a"]
+    watched = [weakref.ref(part) for part in (value, value.a[0], inside, inside.a.a, inside.b.a)]
+    del value, inside
     gc.collect()
-    assert [each() for each in watched] == [None] * 3
+    assert [each() for each in watched] == [None] * 5
     assert make is not None
     assert isinstance(make().a[0], Watched)
 
