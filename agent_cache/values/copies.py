@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta, timezone
 from enum import Enum
 from functools import partial
-from operator import setitem
+from operator import call, setitem
 from types import FunctionType, GetSetDescriptorType, MemberDescriptorType
 from typing import Any, Final
 
@@ -81,7 +81,8 @@ def auto_copier(value: Any) -> Callable[[], Any] | None:
     A copy has the types, the content and the shared references of the value. No code of the value's classes runs for
     it, unless they define how they are copied (``__deepcopy__``, ``__reduce__``, ``__setstate__``, ...).
 
-    For 12 leaves, a flat dict takes 60 ns, an image 0.6 us, a recipe 1 us, `copy.deepcopy` 15 us.
+    A flat dict takes 60 ns. For 12 leaves, an image takes 0.6 us, a recipe 0.6 us for a tree with a date, 1.4 us for
+    four dataclasses and 2.4 us for four models of pydantic's, `copy.deepcopy` 15 us.
 
     An iterator is not copied, though `copy.deepcopy` copies some: whatever it draws from, a function or a file, would
     be drawn from by all its copies.
@@ -437,7 +438,7 @@ def _follow(
     links: tuple[tuple[_Put, int, Any, int], ...],
 ) -> Any:
     """Follow a recipe. The constants are at the end of the parts, where negative places find them."""
-    parts = [clone(each) for clone, each in zip(clones, kept)]  # noqa: B905 - of equal length; `strict=` takes 50 ns
+    parts = list(map(call, clones, kept))  # a comprehension takes 10 % longer in all
     if constants:
         parts += constants
     for place, make, members in tuples:
