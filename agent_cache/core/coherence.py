@@ -47,6 +47,9 @@ _MAX_WRITTEN: Final = 10_000
 """How many tags are noted under one root while the tags of a load in flight are unknown. After more of them such loads
 are not stored."""
 
+_UNLISTED: Final = 100
+"""How many holds there may be for one to have no places in the indexes: what is then stored gives them theirs."""
+
 _MAX_TIMED: Final = 1_000
 """How many writes are held by what they name while they are in doubt or settle. Those beyond hold their whole roots."""
 
@@ -146,16 +149,19 @@ class Root:
         late: loads in flight some of whose tags under this root are not known yet.
         late_joinable: those that readers may still join, by owner.
         watchers: late loads, and writes in flight: while there are any, the tags written are noted.
-        written: for (owner, tag), the serial number of the last write that named it.
+        noted: writes that nobody has asked for yet: what they name, under which owners, their serial numbers.
+        written: of the other writes, for (owner, tag), the serial number of the last one that named it.
         written_above: the same for tags that were touched as they are, without what lies below them.
+        unread: how many names these have.
         floor: the serial number up to which nothing is known, because there was too much of it.
-        held: holds, by (owner, tag) that they name.
+        new_holds: holds that have no places in the indexes yet, since nothing was to be stored under this root.
+        held: the other holds, by (owner, tag) that they name.
         held_above: the same for tags that are touched as they are.
     """
 
     __slots__ = (
-        "__weakref__", "floor", "groups", "held", "held_above", "late", "late_joinable", "loads", "name", "starting",
-        "watchers", "written", "written_above",
+        "__weakref__", "floor", "groups", "held", "held_above", "late", "late_joinable", "loads", "name",
+        "new_holds", "noted", "starting", "unread", "watchers", "written", "written_above",
     )  # fmt: skip
 
     def __init__(self, name: str) -> None:
@@ -168,8 +174,11 @@ class Root:
         self.late_joinable = Places()
         self.watchers: set[object] = set()
         self.floor = 0
+        self.noted: list[tuple[Part, Iterable[object], int]] = []
+        self.unread = 0
         self.written: dict[tuple[object, Tag], int] = {}
         self.written_above: dict[tuple[object, Tag], int] = {}
+        self.new_holds: set[Hold] = set()
         self.held = Places()
         self.held_above = Places()
 
@@ -202,29 +211,43 @@ class Root:
     # Writes that are noted while somebody needs them
 
     def note(self, part: Part, region: Region, serial: int) -> None:
-        """Note what a write names."""
-        written, written_above = self.written, self.written_above
-        for owner in region.scopes:
-            if part.is_whole:
-                written[owner, self.name] = serial
-            for tag in part.names:
-                (written if tag in part.paths else written_above)[owner, tag] = serial
-        if len(written) + len(written_above) > _MAX_WRITTEN:
-            self.forget_written()
-            self.floor = serial
+        """Note what a write names, until somebody asks."""
+        self.noted.append((part, region.scopes, serial))
+        self.unread += 1 + len(part.names)
+        if self.unread > _MAX_WRITTEN:
+            self._read_notes()
+
+    def _read_notes(self) -> None:
+        """Enter what was noted into the indexes. If it is too much, it counts as everything."""
+        noted, self.noted, self.unread = self.noted, [], 0
+        for part, owners, serial in noted:
+            written, written_above = self.written, self.written_above
+            for owner in owners:
+                if part.is_whole:
+                    written[owner, self.name] = serial
+                for tag in part.names:
+                    (written if tag in part.paths else written_above)[owner, tag] = serial
+            if len(written) + len(written_above) > _MAX_WRITTEN:
+                self.forget_written()
+                self.floor = serial
 
     def forget_written(self) -> None:
-        """Forget what was noted."""
+        """Forget what was noted and read."""
         self.written, self.written_above = {}, {}
 
     def unwatch(self, watcher: object) -> None:
         """Note no more on behalf of a watcher."""
         self.watchers.discard(watcher)
-        if not self.watchers and (self.written or self.written_above):
-            self.forget_written()
+        if not self.watchers:
+            if self.noted:
+                self.noted, self.unread = [], 0
+            if self.written or self.written_above:
+                self.forget_written()
 
     def was_written(self, tag: Tag, owner: object, since: int) -> bool:
         """Whether a write after this serial number has touched what depends on a tag."""
+        if self.noted:
+            self._read_notes()
         if since < self.floor:
             return True
         written = self.written.get
@@ -239,7 +262,7 @@ class Root:
 
     # Holds
 
-    def hold(self, part: Part, hold: Hold) -> None:
+    def list_hold(self, part: Part, hold: Hold) -> None:
         """Let nothing be stored that a part of a hold's region touches."""
         for owner in hold.region.scopes:
             if part.is_whole:
@@ -247,8 +270,8 @@ class Root:
             for tag in part.names:
                 (self.held if tag in part.paths else self.held_above).add((owner, tag), hold)
 
-    def release(self, part: Part, hold: Hold) -> None:
-        """Undo `hold`."""
+    def unlist_hold(self, part: Part, hold: Hold) -> None:
+        """Undo `list_hold`."""
         for owner in hold.region.scopes:
             if part.is_whole:
                 self.held.discard((owner, self.name), hold)
@@ -257,6 +280,9 @@ class Root:
 
     def holds_on(self, tag: Tag, owner: object) -> Iterator[set[Hold]]:
         """The sets of holds that keep what depends on a tag from being stored."""
+        if self.new_holds:
+            for hold in list(self.new_holds):
+                hold.enter_indexes()
         for scope in (None,) if owner is None else (None, owner):
             held = self.held.sets
             if (scope, tag) in held:
@@ -730,25 +756,47 @@ NO_PLACES: list[tuple[TagIndex, Tag]] = []
 class Hold:
     """A write in flight, or one that may still take effect: nothing in its region is stored until the release.
 
+    Most end before anything is stored under their roots. So they are given their places in the indexes when it is.
+
     Attributes:
         until: clock reading of its end; infinite for a write in flight.
         since: serial number of the last write before it.
         is_released: whether it has ended.
+        is_listed: whether it has its places in the indexes.
         roots: those of the parts of its region.
         watched: for a write that names entries by their keys, the roots that these may depend on.
         emptied: the region in which there was no entry when it began, so that there is none as long as it lasts.
     """
 
-    __slots__ = ("emptied", "is_released", "region", "roots", "since", "until", "watched")
+    __slots__ = ("emptied", "is_listed", "is_released", "region", "roots", "since", "until", "watched")
 
     def __init__(self, region: Region, until: float, since: int, roots: tuple[Root, ...]) -> None:
         self.region = region
         self.until = until
         self.since = since
-        self.is_released = False
+        self.is_released = self.is_listed = False
         self.roots = roots
         self.watched: tuple[Root, ...] = ()
         self.emptied: Region | None = None
+
+    def enter_indexes(self) -> None:
+        """Let it be found by what it names."""
+        roots, parts = self.roots, self.region.parts
+        self.is_listed = True
+        for root, part in zip(roots, parts, strict=False):
+            root.new_holds.discard(self)
+            root.list_hold(part, self)
+        if self.is_released:  # by a garbage collection meanwhile, which has closed the call of its write
+            for root, part in zip(roots, parts, strict=False):
+                root.unlist_hold(part, self)
+
+    def leave_indexes(self) -> None:
+        """Let it be found no more."""
+        for root, part in zip(self.roots, self.region.parts, strict=False):
+            root.new_holds.discard(self)
+            if self.is_listed:
+                root.unlist_hold(part, self)
+        self.roots = ()
 
 
 class Ledger:
@@ -949,23 +997,35 @@ class Ledger:
         """
         garbage = self.invalidate(region)
         hold = self.hold(held)  # after it, to be told of other writes only
-        if held is region:
-            hold.emptied = region
+        hold.emptied = region
         return hold, garbage
 
-    def end(self, hold: Hold, region: Region, until: float | None = None) -> list[Any]:
+    def end(
+        self,
+        hold: Hold,
+        region: Region,
+        late: Region | None = None,
+        settled: Region | None = None,
+        until: float = NEVER,
+    ) -> list[Any]:
         """End a write: release its hold, and invalidate what it has touched.
 
-        Under a hold nothing is stored. So there are no entries to look for in a region that was emptied as it began.
+        Under a hold nothing is stored. So there are no entries to look for in the region that it began with.
 
         Args:
-            until: the clock reading until which the region is held further on.
+            region: the region that it began with.
+            late: what else it has touched, or may have.
+            settled: what is held further on.
+            until: the clock reading until which it is.
         """
         is_empty = hold.emptied is region and not hold.is_released
         self.release(hold)
-        if until is not None:
-            self.hold(region, until)
-        return self.invalidate(region, is_empty=is_empty)
+        if settled is not None:
+            self.hold(settled, until)
+        garbage = self.invalidate(region, is_empty=is_empty)
+        if late is not None:
+            garbage += self.invalidate(late)
+        return garbage
 
     def hold(self, region: Region, until: float = NEVER) -> Hold:
         """Let nothing in a region be stored, until the hold is released or until a clock reading.
@@ -981,10 +1041,12 @@ class Ledger:
         hold = Hold(region, until, self.serial, tuple([self._root(part.root) for part in region.parts]))
         self.holds.add(hold)
         self.writes += not is_timed
-        for root, part in zip(hold.roots, region.parts, strict=True):
-            root.hold(part, hold)
+        for root in hold.roots:
+            root.new_holds.add(hold)
             if not is_timed:
                 root.watchers.add(hold)
+        if is_timed or len(self.holds) > _UNLISTED:
+            hold.enter_indexes()
         for tool, key in region.keys:
             self._key_holds.add(id(tool) if key is _EVERY_KEY else (id(tool), key), hold)
         if region.keys and not is_timed:
@@ -1019,14 +1081,14 @@ class Ledger:
         self.writes -= hold.until == NEVER
         if not self.writes and self._named:
             self._named = {}
-        for root, part in zip(hold.roots, hold.region.parts, strict=True):
-            root.release(part, hold)
+        for root in hold.roots:
             root.unwatch(hold)
+        hold.leave_indexes()
         for tool, key in hold.region.keys:
             self._key_holds.discard(id(tool) if key is _EVERY_KEY else (id(tool), key), hold)
         for root in hold.watched:
             root.unwatch(hold)
-        hold.roots = hold.watched = ()
+        hold.watched = ()
 
     @property
     def holds_anything(self) -> bool:

@@ -217,11 +217,11 @@ class Part:
 
     __slots__ = ("is_whole", "names", "paths", "root")
 
-    def __init__(self, root: str) -> None:
+    def __init__(self, root: str, paths: set[Tag], names: set[Tag]) -> None:
         self.root = root
         self.is_whole = False
-        self.paths: set[Tag] = set()
-        self.names: set[Tag] = set()
+        self.paths = paths
+        self.names = names
 
     def touches(self, tag: Tag) -> bool:
         """Whether a write of this changes what depends on a tag."""
@@ -238,7 +238,7 @@ class Region:
         keys: single entries, as (tool, key).
         owners: sessions that an invalidation with ``scope="session"`` reaches; None for every scope.
         bare: roots of which only entries that depend on the whole root are touched, because the write named no id.
-        parts: `paths` and `bare` by root.
+        parts: `paths` and `bare` by root. Worked out if they are not given.
     """
 
     # No dataclass: a frozen one takes 1 us more to make, which is a tenth of a write.
@@ -250,12 +250,20 @@ class Region:
         keys: tuple[tuple[Any, Hashable], ...] = (),
         owners: frozenset[object] | None = None,
         bare: tuple[str, ...] = (),
+        parts: tuple[Part, ...] | None = None,
     ) -> None:
         self.paths = paths
         self.keys = keys
         self.owners = owners
         self.bare = bare
-        self.parts: tuple[Part, ...] = _parts_of(paths, bare) if paths or bare else ()
+        self.parts = _parts_of(paths, bare) if parts is None else parts
+
+    def beside(self, other: Region) -> Region:
+        """This region and the tags of another one, in the scopes of this one."""
+        mine, theirs = self.parts, other.parts
+        is_apart = {part.root for part in mine}.isdisjoint([part.root for part in theirs])
+        paths, bare = self.paths + other.paths, self.bare + other.bare
+        return Region(paths, self.keys, self.owners, bare, mine + theirs if is_apart else None)
 
     def reaches(self, owner: object | None) -> bool:
         """Whether it concerns the entries of this session, or of the global scope, at all."""
@@ -270,14 +278,17 @@ class Region:
 _EVERY_SCOPE: Final = (None,)
 
 
-def _parts_of(paths: Iterable[Tag], bare: Iterable[str]) -> tuple[Part, ...]:
+def _parts_of(paths: Sequence[Tag], bare: Sequence[str]) -> tuple[Part, ...]:
+    if len(paths) == 1 and not bare and paths[0].count(":") == 1:  # the most frequent: 0.5 us instead of 1.2 us
+        root = root_of(paths[0])
+        return (Part(root, {paths[0]}, {paths[0], root}),)
     parts: dict[str, Part] = {}
     for path in paths:
         at = path.find(":")
         root = path if at < 0 else path[:at]
         part = parts.get(root)
         if part is None:
-            part = parts[root] = Part(root)
+            part = parts[root] = Part(root, set(), set())
         if at < 0:
             part.is_whole = True
         else:
@@ -285,7 +296,7 @@ def _parts_of(paths: Iterable[Tag], bare: Iterable[str]) -> tuple[Part, ...]:
             if path.find(":", at + 1) >= 0:
                 part.names.update(ancestors(path))
     for root in bare:
-        parts.setdefault(root, Part(root)).names.add(root)
+        parts.setdefault(root, Part(root, set(), set())).names.add(root)
     for root, part in parts.items():
         if part.is_whole or len(part.paths) > _MANY_PATHS:
             part.is_whole, part.paths, part.names = True, set(), set()

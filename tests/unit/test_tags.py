@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from agent_cache import ConfigurationError, tags_from
-from agent_cache.core.tags import TagSet, ancestors, escape, meet, parse_tag, root_of
+from agent_cache.core.tags import Region, TagSet, ancestors, escape, meet, parse_tag, root_of
 
 SEGMENTS = st.text(alphabet="ab:%5A2", max_size=4)
 """Ids with everything in them that the separator, or its escape, is written with."""
@@ -273,3 +273,16 @@ def test_a_template_that_cannot_be_read_is_refused_with_the_tools_name(wrong: st
     with pytest.raises(ConfigurationError, match="tool") as caught:
         TagSet.compile(wrong, ("id",), "tool")
     assert repr(wrong) in str(caught.value)
+
+
+@pytest.mark.parametrize("path", ["order:7", "order", "order:7:lines", "a%3Ab:7"])
+def test_a_write_of_one_tag_touches_what_it_touches_among_others(path: str):
+    """The most frequent region is prepared without a loop."""
+    (alone,) = Region((path,)).parts
+    first, _other = Region((path, "other:1")).parts
+    assert (alone.root, alone.is_whole, alone.paths, alone.names) == (
+        first.root,
+        first.is_whole,
+        first.paths,
+        first.names,
+    )
