@@ -29,7 +29,7 @@ from functools import partial
 from typing import Any, Final
 
 from agent_cache.core.store import NEVER, Entry, Store
-from agent_cache.core.tags import Part, Region, Tag, ancestors, root_of
+from agent_cache.core.tags import EVERY_KEY, Part, Region, Tag, ancestors, every_key_of, root_of
 
 __all__ = ["NO_PLACES", "EntryTag", "Hold", "Ledger", "Load", "Outdated", "Partition", "PartitionGroup"]
 
@@ -244,21 +244,32 @@ class Root:
             if self.written or self.written_above:
                 self.forget_written()
 
-    def was_written(self, tag: Tag, owner: object, since: int) -> bool:
-        """Whether a write after this serial number has touched what depends on a tag."""
+    def was_written(self, tags: Iterable[Tag], owner: object, since: int) -> bool:
+        """Whether a write after this serial number has touched what depends on tags under this root."""
         if self.noted:
             self._read_notes()
         if since < self.floor:
             return True
-        written = self.written.get
-        for scope in (None,) if owner is None else (None, owner):
-            if (
-                written((scope, tag), 0) > since
-                or self.written_above.get((scope, tag), 0) > since
-                or (":" in tag and any(written((scope, above), 0) > since for above in ancestors(tag)))
-            ):
-                return True
-        return False
+        if not (self.written or self.written_above):
+            return False
+        found, found_above = self._found(tags, owner, self.written, self.written_above)
+        return any(self.written[name] > since for name in found) or any(
+            self.written_above[name] > since for name in found_above
+        )
+
+    def _found(
+        self, tags: Iterable[Tag], owner: object, named: dict[Any, Any], named_above: dict[Any, Any]
+    ) -> tuple[set[Any], set[Any]]:
+        """The (owner, tag) in two indexes that these tags lie at or below, and those that they are.
+
+        By sets, because a result may have thousands of tags, and because the indexes may have as many.
+        """
+        scopes = (None,) if owner is None else (None, owner)
+        names = {(scope, tag) for scope in scopes for tag in tags}
+        found_above = named_above.keys() & names
+        names.update([(scope, self.name) for scope in scopes])
+        names.update([(scope, one) for scope, tag in names if tag.count(":") > 1 for one in ancestors(tag)])
+        return named.keys() & names, found_above
 
     # Holds
 
@@ -278,19 +289,15 @@ class Root:
             for tag in part.names:
                 (self.held if tag in part.paths else self.held_above).discard((owner, tag), hold)
 
-    def holds_on(self, tag: Tag, owner: object) -> Iterator[set[Hold]]:
-        """The sets of holds that keep what depends on a tag from being stored."""
-        if self.new_holds:
-            for hold in list(self.new_holds):
-                hold.enter_indexes()
-        for scope in (None,) if owner is None else (None, owner):
-            held = self.held.sets
-            if (scope, tag) in held:
-                yield held[scope, tag]
-            if ":" in tag:
-                yield from (held[scope, above] for above in ancestors(tag) if (scope, above) in held)
-            if (scope, tag) in self.held_above.sets:
-                yield self.held_above.sets[scope, tag]
+    def holds_on(self, tags: Iterable[Tag], owner: object) -> Iterator[set[Hold]]:
+        """The sets of holds that keep what depends on tags under this root from being stored."""
+        for hold in list(self.new_holds):
+            hold.enter_indexes()
+        held, held_above = self.held.sets, self.held_above.sets
+        if held or held_above:
+            found, found_above = self._found(tags, owner, held, held_above)
+            yield from (held[name] for name in found if name in held)
+            yield from (held_above[name] for name in found_above if name in held_above)
 
     # Loads
 
@@ -926,9 +933,9 @@ class Ledger:
     def _resolve(self, load: Load, tags: Sequence[Tag]) -> None:
         """Compare the writes that happened meanwhile with the tags that the result has given."""
         roots, owner = load.partition.group.roots, load.partition.owner
-        for tag in tags:
-            root = roots.get(root_of(tag))
-            if root is not None and load in root.late and root.was_written(tag, owner, load.since):
+        for name, under in _by_root(tags):
+            root = roots.get(name)
+            if root is not None and load in root.late and root.was_written(under, owner, load.since):
                 load.is_clean = False
                 return
 
@@ -938,10 +945,10 @@ class Ledger:
         Args:
             beside: a hold that does not count.
         """
-        for tag in tags:
-            root = self._roots.get(root_of(tag))
+        for name, under in _by_root(tags):
+            root = self._roots.get(name)
             if root is not None:
-                for holds in root.holds_on(tag, partition.owner):
+                for holds in root.holds_on(under, partition.owner):
                     if beside is None or holds != {beside}:
                         return True
         if not self._key_holds.sets:
@@ -957,14 +964,14 @@ class Ledger:
                 tools whose entries it names, can be answered for.
         """
         named, tool = self._named.get, id(partition.tool)
-        if max(self._named_floor, named((tool, key), 0), named((tool, _EVERY_KEY), 0)) > hold.since:
+        if max(self._named_floor, named((tool, key), 0), named((tool, EVERY_KEY), 0)) > hold.since:
             return True
         if self.is_held(tags, partition, key, beside=hold):
             return True
         roots = {root.name: root for root in (*hold.roots, *hold.watched)}
         return any(
-            (root := roots.get(root_of(tag))) is None or root.was_written(tag, partition.owner, hold.since)
-            for tag in tags
+            (root := roots.get(name)) is None or root.was_written(under, partition.owner, hold.since)
+            for name, under in _by_root(tags)
         )
 
     def clear(self, tool: object | None = None) -> list[Any]:
@@ -972,7 +979,7 @@ class Ledger:
         groups = [group for group in self.groups() if tool is None or group.tool is tool]
         self.serial += 1
         for group in groups:
-            self._note_named(group.tool, _EVERY_KEY)
+            self._note_named(group.tool, EVERY_KEY)
             for load in (*group.starting, *group.loads):
                 load.mark_dirty()
         partitions = [partition for group in groups for partition in group.partitions()]
@@ -1048,7 +1055,7 @@ class Ledger:
         if is_timed or len(self.holds) > _UNLISTED:
             hold.enter_indexes()
         for tool, key in region.keys:
-            self._key_holds.add(id(tool) if key is _EVERY_KEY else (id(tool), key), hold)
+            self._key_holds.add(id(tool) if key is EVERY_KEY else (id(tool), key), hold)
         if region.keys and not is_timed:
             named = [group for tool, _ in region.keys if (group := self._groups.get(id(tool))) is not None]
             hold.watched = tuple({root for group in named for root in group.roots.values() if root is not None})
@@ -1085,7 +1092,7 @@ class Ledger:
             root.unwatch(hold)
         hold.leave_indexes()
         for tool, key in hold.region.keys:
-            self._key_holds.discard(id(tool) if key is _EVERY_KEY else (id(tool), key), hold)
+            self._key_holds.discard(id(tool) if key is EVERY_KEY else (id(tool), key), hold)
         for root in hold.watched:
             root.unwatch(hold)
         hold.watched = ()
@@ -1150,7 +1157,7 @@ class Ledger:
         group = self._groups.get(id(tool))
         if group is None or group.tool is not tool:
             return
-        if key is _EVERY_KEY:
+        if key is EVERY_KEY:
             yield from self.clear(tool)
             yield from self.clear_dependents(tool)
             return
@@ -1173,12 +1180,21 @@ class Ledger:
                 self._named, self._named_floor = {}, self.serial
 
 
-_EVERY_KEY: Final = object()
+def _by_root(tags: Iterable[Tag]) -> Iterable[tuple[str, list[Tag]]]:
+    """These tags under each of their roots."""
+    under: dict[str, list[Tag]] = {}
+    for tag in tags:
+        root = root_of(tag)
+        if root in under:
+            under[root].append(tag)
+        else:
+            under[root] = [tag]
+    return under.items()
 
 
 def _widened(region: Region) -> Region:
     """A region of the whole roots and tools that another one names a part of."""
     return Region(
         tuple(part.root for part in region.parts),
-        tuple({id(tool): (tool, _EVERY_KEY) for tool, _ in region.keys}.values()),
+        every_key_of(region.keys),
     )

@@ -9,11 +9,12 @@ from types import FrameType
 from typing import Any
 
 import pytest
+from hypothesis import given, strategies as st
 
 from agent_cache.core import coherence
 from agent_cache.core.coherence import Ledger, Load, Partition
 from agent_cache.core.store import NEVER, Entry
-from agent_cache.core.tags import Region
+from agent_cache.core.tags import Region, meet
 
 INDEFINITELY = float("inf")
 
@@ -654,6 +655,50 @@ def test_holds_that_are_over_are_released_a_few_at_a_time_and_hold_until_then(le
         ledger.expire_holds(11.0)
     assert not ledger.holds
     assert not any(load.is_clean for load in loads)
+
+
+SEGMENTS = st.sampled_from(["order", "order:7", "order:8", "order:7:lines", "order:7:lines:1", "order:70", "cart:7"])
+
+
+@given(st.lists(SEGMENTS), st.lists(SEGMENTS), st.lists(SEGMENTS))
+def test_what_holds_and_what_was_written_is_what_meets(tags: list[str], held: list[str], written: list[str]):
+    """A result with many tags is compared with all of them at once."""
+    ledger = Ledger()
+    partition = partition_in(ledger, roots=("order", "cart"))
+    load = loading(ledger, partition, late=("order", "cart"))
+    ledger.invalidate(Region(tuple(written)))
+    is_overlapped = any(meet(tag, one) for tag in tags for one in written)
+    assert ledger.may_store(load, tags) is not is_overlapped
+    hold = ledger.hold(Region(tuple(held)))
+    is_held = any(meet(tag, one) for tag in tags for one in held)
+    assert ledger.is_held(tags, partition, "k") is is_held
+    ledger.release(hold)
+    assert not ledger.is_held(tags, partition, "k")
+
+
+def test_many_tags_of_a_result_are_compared_with_writes_and_holds_at_once(ledger: Ledger):
+    partition = partition_in(ledger, roots=("order",))
+    tags = [f"order:{number}" for number in range(5_000)]
+    load = loading(ledger, partition, late=("order",))
+    ledger.invalidate(Region(("order:other",)))
+    hold = ledger.hold(Region(("order:another",)))
+    assert lines_of(lambda: ledger.may_store(load, tags)) < 15 * len(tags)
+    ledger.release(hold)
+    ledger.invalidate(Region(("order:4999",)))
+    assert not ledger.may_store(load, tags)
+
+
+def test_an_entry_of_very_many_tags_counts_as_several(ledger: Ledger):
+    """To take each of its tags from the index is work as well."""
+    partition = partition_in(ledger, roots=("order",))
+    put(partition, "other", "order:8")
+    put(partition, "long", *(f"order:x{number}" for number in range(5_000)))
+    ledger.invalidate(Region(("order:x7",)))
+    assert partition.store.keys() == ["other"]
+    for key in range(5):
+        put(partition, key, *(f"order:x{number}" for number in range(5_000)))
+    assert lines_of(lambda: ledger.invalidate(Region(("order:x7",)))) < 1_000
+    assert partition.store.keys() == []
 
 
 # -- Writes that overlap -------------------------------------------------------------------------------------------
