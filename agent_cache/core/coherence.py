@@ -37,8 +37,8 @@ _MANY: Final = 1_000
 """How many entries one invalidation drops one by one, at 2 us each. Of the tools that it then comes to, all entries are
 dropped at once: that is always safe, and a write must not hold the event loop for long."""
 
-_OF_SESSION: Final = 1
-"""As how many of them a session counts that has to be visited."""
+_OF_SESSION: Final = 2
+"""As how many of them a session counts that has to be visited for its entries."""
 
 _FEW: Final = 16
 """How many names of entries of a session are listed before those that are gone are looked for."""
