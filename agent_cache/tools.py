@@ -32,7 +32,7 @@ from agent_cache.core.policies import (
     checked_life,
     seconds,
 )
-from agent_cache.core.tags import ComputedTags, Region, TagSet, parse_tag, root_of
+from agent_cache.core.tags import ComputedTags, Region, TagSet, parse_tags, root_of
 from agent_cache.engine.codegen import read_body, write_body
 from agent_cache.engine.plan import read_plan, write_plan
 from agent_cache.engine.read import CacheInfo, ReadOperation
@@ -694,7 +694,8 @@ async def invalidate(*tags: str | Sequence[object]) -> int:
 
     Args:
         tags: ``"order:7"``, ``"order"`` for everything under it, or ``("order", "a:b")`` where an id may contain a
-            colon.
+            colon. More than 2,000 at a time count as their roots. The local half is done in one step, 4 ms for 20,000:
+            a caller that is cancelled must not have invalidated a part.
 
     Returns:
         The number of local entries that were dropped.
@@ -702,10 +703,10 @@ async def invalidate(*tags: str | Sequence[object]) -> int:
     Raises:
         ConfigurationError: if no tag is given, or one is malformed.
     """
-    paths = _parsed(tags, "invalidate")
-    dropped = drop(Region(paths))
-    _count(paths)
-    write = _write(paths)
+    region = Region(_parsed(tags, "invalidate"))
+    dropped = drop(region)
+    _count(region.paths)
+    write = _write(region.paths)
     await write.begin()
     await write.succeed(None)
     return dropped
@@ -768,7 +769,7 @@ def _count(paths: tuple[str, ...]) -> None:
 def _parsed(tags: tuple[str | Sequence[object], ...], function: str) -> tuple[str, ...]:
     if not tags:
         raise ConfigurationError(f"{function}() needs at least one tag, for example {function}('order:7')")
-    return tuple(dict.fromkeys(map(parse_tag, tags)))
+    return parse_tags(tags)
 
 
 class Bypass:
