@@ -250,7 +250,7 @@ class RemotePolicy:
 DEFAULT_REMOTE: Final = RemotePolicy()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class ReadPolicy:
     """How the results of a read tool are cached. See `AgentCache` for each field.
 
@@ -325,7 +325,7 @@ class ReadPolicy:
         return self
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class WritePolicy:
     """How a write tool invalidates, and what its failures mean. See `AgentCacheInvalidator` for each field."""
 

@@ -17,13 +17,12 @@ import marshal
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta, timezone
 from enum import Enum
 from functools import partial
 from heapq import heapify, heappop, heappush, heapreplace
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from agent_cache.core.tags import Part, Tag, ancestors
 from agent_cache.values.canonical import MISSING, size_of, text_of_standard_value
@@ -226,8 +225,7 @@ class UncopyableError(Exception):
     """A result cannot be copied, so it is returned to the caller that ran the tool, and neither stored nor shared."""
 
 
-@dataclass(frozen=True, slots=True)
-class CopyRule:
+class CopyRule(NamedTuple):
     """How a cached value is kept apart from callers that change what they were given.
 
     Attributes:
