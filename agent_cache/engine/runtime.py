@@ -13,7 +13,7 @@ import weakref
 from collections import deque
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping
 from contextvars import ContextVar, Token
-from typing import Any, Final, Generic, NamedTuple, NoReturn, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, NoReturn, Protocol, TypeVar
 
 from agent_cache.clock import CLOCK
 from agent_cache.config import CURRENT, Configuration
@@ -26,8 +26,10 @@ from agent_cache.engine.inheritance import Inherited, Inherits
 from agent_cache.engine.state import LEDGER, RootUse, forget_oldest, uses_of
 from agent_cache.errors import AgentLoopDetectedError
 from agent_cache.metrics import METRICS, Metrics, Stats
-from agent_cache.remote.protocol import Request, Ticket, Tier, Versions
 from agent_cache.values.canonical import MISSING
+
+if TYPE_CHECKING:
+    from agent_cache.remote.protocol import Request, Ticket, Tier, Versions
 
 __all__ = [
     "BECOME_LEADER",

@@ -116,7 +116,7 @@ _NO_TASK: Final = object()
 """The task that makes the current call, if none is known. No event loop has it."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Verdict:
     """A check that was met.
 

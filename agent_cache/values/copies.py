@@ -21,7 +21,7 @@ from enum import Enum
 from functools import partial
 from operator import call, setitem
 from types import FunctionType, GetSetDescriptorType, MemberDescriptorType
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from agent_cache.values.canonical import (
     PYDANTIC_FIELDS_SET,
@@ -44,8 +44,7 @@ class UncopyableError(Exception):
     """A result cannot be copied, so it is returned to the caller that ran the tool, and neither stored nor shared."""
 
 
-@dataclass(frozen=True, slots=True)
-class CopyRule:
+class CopyRule(NamedTuple):
     """How a cached value is kept apart from callers that change what they were given.
 
     Attributes:
@@ -224,8 +223,7 @@ _new: Callable[[type], Any] = object.__new__
 _put: _Put = object.__setattr__
 
 
-@dataclass(frozen=True, slots=True)
-class _Form:
+class _Form(NamedTuple):
     """How the objects of one class are taken apart and made anew.
 
     Attributes:
