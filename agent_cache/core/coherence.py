@@ -20,7 +20,6 @@ import heapq
 import itertools
 import os
 import threading
-import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
@@ -48,10 +47,6 @@ _MAX_TIMED: Final = 1_000
 
 _EXPIRED_AT_ONCE: Final = 500
 """How many tags of holds that are over are released by one call of `Ledger.expire_holds`: about 2 ms."""
-
-_ATTEMPTS: Final = 100
-_PAUSE: Final = 0.00005
-"""How often a miss asks for a lock that another thread has before it queues for it, and after how many seconds each."""
 
 
 # Indexes
@@ -704,19 +699,6 @@ class Ledger:
         os.register_at_fork(
             before=self.lock.acquire, after_in_parent=self.lock.release, after_in_child=self._reset_in_child
         )
-
-    def wait_for_lock(self) -> None:
-        """Take the lock, which another thread has, without queueing for it at first.
-
-        A thread in the queue owns the lock from the moment in which it is released, and runs only when it gets the GIL
-        back. Until then the other thread, which has the GIL and misses again a few microseconds later, would queue in
-        turn, and every miss of two threads would be two switches between them from then on.
-        """
-        for _ in range(_ATTEMPTS):
-            time.sleep(_PAUSE)
-            if self.lock.acquire(blocking=False):
-                return
-        self.lock.acquire()
 
     def _reset_in_child(self) -> None:
         """End the writes and loads of the parent process, which nothing would end in a forked child."""
