@@ -129,7 +129,7 @@ def inherit_entry(within: Flight, plan: Plan, key: Hashable, entry: Entry) -> No
         return  # a write since then has marked the load
     partition: Partition = plan.partition
     if not LEDGER.lock.acquire(False):  # noqa: FBT003 - as in insert_if_valid()
-        LEDGER.wait_for_lock()
+        wait_for_lock()
     try:
         if partition.store.lookup(key) is entry:
             tags = (*partition.static, *entry.tags, partition.group.entry_tag(key))
