@@ -107,7 +107,7 @@ def _inside_load(outside: Plan, operation: ReadOperation) -> Plan:
             value = ask(key, entry, value, now, arguments)
         call = place_of().call
         if call is not None and call.within is not None:
-            inherit_entry(call.within, plan, key, entry)
+            inherit_entry(call.within, outside, key, entry)  # not `plan`, which refers to this function
         return value
 
     plan.observe = observe

@@ -17,14 +17,12 @@ from agent_cache.clock import CLOCK
 from agent_cache.config import CURRENT, Configuration
 from agent_cache.core.coherence import Partition
 from agent_cache.core.store import (
-    IMMUTABLE,
     NEVER,
     Entry,
     GuardedEntry,
     KeptEntry,
     SizedEntry,
     Store,
-    UncopyableError,
     UnsharedEntry,
     entry_size,
 )
@@ -43,6 +41,7 @@ from agent_cache.engine.state import (
 )
 from agent_cache.remote.protocol import Ticket, Tier
 from agent_cache.values.compare import is_empty
+from agent_cache.values.copies import IMMUTABLE, UncopyableError
 
 __all__ = [
     "count_unstored",
