@@ -138,12 +138,16 @@ def inherit_entry(within: Flight, plan: Plan, key: Hashable, entry: Entry) -> No
     if inherited is not None and entry in inherited.hits:
         return  # a write since then has marked the load
     partition: Partition = plan.partition
-    with LEDGER.lock:
-        if partition.store.lookup(key) is not entry:
+    if not LEDGER.lock.acquire(False):  # noqa: FBT003 - as in insert_if_valid()
+        wait_for_lock()
+    try:
+        if partition.store.lookup(key) is entry:
+            tags = (*partition.static, *entry.tags, partition.group.entry_tag(key))
+            within.inherit(_inherits(plan, tags, entry, is_copy=True), entry)
+        else:
             within.mark_dirty()  # a write in another thread was faster
-            return
-        tags = (*partition.static, *entry.tags, partition.group.entry_tag(key))
-        within.inherit(_inherits(plan, tags, entry, is_copy=True), entry)
+    finally:
+        LEDGER.lock.release()
 
 
 def _inherits(
@@ -391,9 +395,12 @@ def insert_if_valid(call: Call, entry: Entry | None, tags: tuple[Tag, ...]) -> b
             source = flight if flight.tickets else None
             tags = (*all_tags, partition.group.entry_tag(key))
             is_strong = call.operation.policy.remote.is_strong  # its ticket lets no local copy be stored
-            read = _inherits(plan, tags, entry, source, is_cached=is_stored or (is_valid and is_strong))
-            is_untouched = is_untouched and (is_strong or not doubts)
-            _pass_on(flight, read._replace(is_strong=is_strong) if is_untouched else None)
+            read: Inherits | None = None
+            if is_untouched and (is_strong or not doubts):
+                read = _inherits(plan, tags, entry, source, is_cached=is_stored or (is_valid and is_strong))
+                if is_strong:
+                    read = read._replace(is_strong=True)
+            _pass_on(flight, read)
         # As Flight.finish(), without the call, which is 1.5 % of a miss.
         if flight.joinable:
             flight.joinable = False
