@@ -21,7 +21,6 @@ import heapq
 import itertools
 import os
 import threading
-import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
@@ -55,10 +54,6 @@ _MAX_TIMED: Final = 1_000
 
 _EXPIRED_AT_ONCE: Final = 500
 """How many tags of holds that are over are released by one call of `Ledger.expire_holds`: about 2 ms."""
-
-_ATTEMPTS: Final = 100
-_PAUSE: Final = 0.00005
-"""How often a miss asks for a lock that another thread has before it queues for it, and after how many seconds each."""
 
 
 # Indexes
@@ -548,6 +543,14 @@ class Contents:
         self.tags: set[Tag] = set()
 
 
+def _if_current(
+    group: PartitionGroup, lookup: Callable[[Hashable], Entry | None]
+) -> Callable[[Hashable], Entry | None]:
+    """Look up entries until those of all sessions are dropped at once."""
+    epoch = group.epoch
+    return lambda key: lookup(key) if group.epoch is epoch else None
+
+
 class Partition:
     """The store of one tool in one scope.
 
@@ -585,7 +588,7 @@ class Partition:
         self._epoch = self.group.epoch
         self._contents: Contents | None = None
         self._most = _FEW
-        self.store = Store(maxsize, None if owner is None else self._if_current)
+        self.store = Store(maxsize, None if owner is None else partial(_if_current, self.group))
         self.flights: dict[tuple[Hashable, object], Any] = {}
         self.loads: Any = self.group.starting
         self.requests: dict[Hashable, Any] = {}
@@ -600,10 +603,6 @@ class Partition:
     def is_outdated(self) -> bool:
         """Whether all its entries were dropped with those of the other sessions."""
         return self.owner is not None and self._epoch is not self.group.epoch
-
-    def _if_current(self, lookup: Callable[[Hashable], Entry | None]) -> Callable[[Hashable], Entry | None]:
-        group, epoch = self.group, self.group.epoch
-        return lambda key: lookup(key) if group.epoch is epoch else None
 
     def insert(self, key: Hashable, entry: Entry) -> tuple[Entry | None, list[Any]]:
         """Insert or replace an entry.
@@ -833,19 +832,6 @@ class Ledger:
         os.register_at_fork(
             before=self.lock.acquire, after_in_parent=self.lock.release, after_in_child=self._reset_in_child
         )
-
-    def wait_for_lock(self) -> None:
-        """Take the lock, which another thread has, without queueing for it at first.
-
-        A thread in the queue owns the lock from the moment in which it is released, and runs only when it gets the GIL
-        back. Until then the other thread, which has the GIL and misses again a few microseconds later, would queue in
-        turn, and every miss of two threads would be two switches between them from then on.
-        """
-        for _ in range(_ATTEMPTS):
-            time.sleep(_PAUSE)
-            if self.lock.acquire(blocking=False):
-                return
-        self.lock.acquire()
 
     def _reset_in_child(self) -> None:
         """End the writes and loads of the parent process, which nothing would end in a forked child."""

@@ -393,6 +393,7 @@ class TagRule:
         source: the resource as the user wrote it, for messages.
         of_one: for ``root:{parameter}``: the parameter, and a function from its value to the tags, which needs no
             mapping of all arguments.
+        is_of_result: whether `make` reads the result alone, so that the arguments need not be mapped.
     """
 
     root: str
@@ -400,6 +401,7 @@ class TagRule:
     make: Callable[[Mapping[str, Any], Any], tuple[Tag, ...]]
     source: str
     of_one: tuple[str, Callable[[Any], tuple[Tag, ...]]] | None = None
+    is_of_result: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -523,7 +525,8 @@ def _compile_template(template: str, parameters: Sequence[str], tool: str) -> Ta
             made.append(escape(text))
         return (":".join(made),)
 
-    return TagRule(root, "late" if late else "early", make, template)
+    is_of_result = all(field.of_result for field in fields)
+    return TagRule(root, "late" if late else "early", make, template, is_of_result=is_of_result)
 
 
 def _compile_bare(root: str, field: Field, template: str) -> TagRule:
@@ -539,5 +542,5 @@ def _compile_bare(root: str, field: Field, template: str) -> TagRule:
         return (prefix + segment,)
 
     if field.of_result:
-        return TagRule(root, "late", lambda _arguments, result: tags_of(result), template)
+        return TagRule(root, "late", lambda _arguments, result: tags_of(result), template, is_of_result=True)
     return TagRule(root, "early", lambda arguments, _result: tags_of(arguments[name]), template, (name, tags_of))
