@@ -234,7 +234,7 @@ class _Form:
         put: sets an attribute of the new object, whatever `__setattr__` its class has.
         make: makes the object from its members, for a tuple.
         is_frozen: whether nobody can change an object except through what is in it.
-        is_model: whether it is a model of pydantic's.
+        clone_model: makes a model of pydantic's from what `_Walk._model` keeps of it.
     """
 
     attributes: tuple[str, ...] = ()
@@ -242,7 +242,7 @@ class _Form:
     put: _Put = _put
     make: Callable[[Iterable[Any]], Any] | None = None
     is_frozen: bool = False
-    is_model: bool = False
+    clone_model: Callable[[Any], Any] | None = None
 
     def state(self, value: Any) -> list[tuple[str, Any]]:
         """Name and value of the attributes that are set."""
@@ -344,8 +344,8 @@ class _Walk:
                 if form.make is not None:
                     own, clone = (), tuple
                     tuples[place] = form.make, tuple(map(self._place_or_constant, form.members(source)))
-                elif form.is_model and (own := self._model(place, source, kind)) is not None:
-                    clone = _clone_model
+                elif form.clone_model is not None and (own := self._model(place, source, kind)) is not None:
+                    clone = form.clone_model
                 elif clone is _new:
                     own = kind
                     self._links += [
@@ -405,17 +405,6 @@ class _Walk:
             self._constants.append(member)
             return -len(self._constants)
         return place
-
-
-def _clone_model(kept: tuple[type, dict[str, Any], set[str]]) -> Any:
-    """A model of what `_Walk._model` has kept."""
-    kind, state, given = kept
-    made = _new(kind)
-    _put(made, "__dict__", state.copy())
-    _put(made, "__pydantic_fields_set__", given.copy())
-    _put(made, "__pydantic_extra__", None)
-    _put(made, "__pydantic_private__", None)
-    return made
 
 
 def _innermost_first(tuples: dict[int, tuple[Any, tuple[int, ...]]]) -> tuple[tuple[int, Any, tuple[int, ...]], ...]:
@@ -492,8 +481,8 @@ def _read_class(kind: type) -> _Form | None:
     sets_slots_itself = base is object and kind.__setattr__ is not object.__setattr__ and attributes != ("__dict__",)
     if sets_slots_itself and not is_frozen_with_slots:
         return None
-    is_frozen = base is object and _is_frozen_record(kind)
-    return _Form(attributes, _new, is_frozen=is_frozen, is_model=base is not object)
+    clone_model = None if base is object else _model_cloner(base)
+    return _Form(attributes, _new, is_frozen=_is_frozen_record(kind), clone_model=clone_model)
 
 
 @dataclass(frozen=True, slots=True)
@@ -508,6 +497,27 @@ def _own_ways(kind: type, base: type) -> set[str]:
 def _model_base(kind: type) -> type:
     """`BaseModel` for a model of pydantic's: its ``__deepcopy__`` copies the attributes that have all state."""
     return sys.modules["pydantic"].BaseModel if is_model(kind) else object
+
+
+@functools.cache
+def _model_cloner(base: type) -> Callable[[tuple[type, dict[str, Any], set[str]]], Any]:
+    """The `clone_model` of all models. The attributes are set by their descriptors, which takes two thirds of the time
+    of setting them by name.
+    """
+    set_dict, set_given, set_extra, set_private = (
+        vars(base)[name].__set__ for name in ("__dict__", PYDANTIC_FIELDS_SET, *PYDANTIC_STATE)
+    )
+
+    def clone(kept: tuple[type, dict[str, Any], set[str]]) -> Any:
+        kind, state, given = kept
+        made = _new(kind)
+        set_dict(made, state.copy())
+        set_given(made, given.copy())
+        set_extra(made, None)
+        set_private(made, None)
+        return made
+
+    return clone
 
 
 def _attributes(kind: type) -> tuple[str, ...] | None:
