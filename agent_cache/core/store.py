@@ -338,14 +338,22 @@ class Store:
             self.discard(key)
         data[key] = entry
         self.newest = entry
-        if entry.size:
+        if type(entry) is not Entry and entry.size:  # the size of an `Entry` is 0, and reading it takes 40 ns
             self._resize(entry.size)
         if entry.tags:
-            self._index(key, entry.tags)
+            exact = self._exact
+            for tag in entry.tags:
+                if tag in exact:
+                    _link(exact, tag, key)
+                else:
+                    exact[tag] = key
+                if tag.count(":") > 1:
+                    for above in ancestors(tag)[1:]:
+                        _link(self._below, above, key)
         if self.maxsize is None or len(data) <= self.maxsize:
             return None
         key, entry = data.popitem(last=False)
-        if entry.size:
+        if self.bytes and entry.size:
             self._resize(-entry.size)
         if entry.tags:
             self._unindex(key, entry.tags)
@@ -368,6 +376,15 @@ class Store:
                 self.newest = None
         return entry
 
+    def may_meet(self, part: Part) -> bool:
+        """Whether `drop_meeting` may find something: most writes touch nothing in most stores."""
+        below = self._below
+        return (
+            part.is_whole
+            or not self._exact.keys().isdisjoint(part.names)
+            or bool(below and not below.keys().isdisjoint(part.paths))
+        )
+
     def drop_meeting(self, part: Part, limit: int) -> list[Entry] | None:
         """Remove the entries with a tag that a part of a write touches. None, with nothing removed, if there are more
         than `limit`.
@@ -378,9 +395,7 @@ class Store:
                 return None
             tags = [tag for tag in exact if part.touches(tag)]
         else:
-            tags = [*(exact.keys() & part.paths), *(exact.keys() & part.above)]
-            if part.is_bare and part.root in exact and not part.paths:
-                tags.append(part.root)
+            tags = list(exact.keys() & part.names)
         found = [exact[tag] for tag in tags]
         if below and not part.is_whole:
             found += [below[tag] for tag in below.keys() & part.paths]
@@ -425,27 +440,16 @@ class Store:
         if self.sizes is not None:
             self.sizes.change(self, change)
 
-    def _index(self, key: Key, tags: tuple[Tag, ...]) -> None:
-        exact = self._exact
-        for tag in tags:
-            if tag in exact:
-                _link(exact, tag, key)
-            else:
-                exact[tag] = key
-            if tag.count(":") > 1:
-                for above in ancestors(tag)[1:]:
-                    _link(self._below, above, key)
-
     def _unindex(self, key: Key, tags: tuple[Tag, ...]) -> None:
-        exact = self._exact
+        exact, below = self._exact, self._below
         for tag in tags:
             if exact.get(tag, _ABSENT) is key:
                 del exact[tag]
             else:
                 _unlink(exact, tag, key)
-            if tag.count(":") > 1:
+            if below and tag.count(":") > 1:
                 for above in ancestors(tag)[1:]:
-                    _unlink(self._below, above, key)
+                    _unlink(below, above, key)
 
 
 class Sizes:

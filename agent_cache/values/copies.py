@@ -37,6 +37,7 @@ __all__ = [
     "UncopyableError",
     "auto_copier",
     "copy_rule_named",
+    "image_of",
 ]
 
 
@@ -93,12 +94,12 @@ def auto_copier(value: Any) -> Callable[[], Any] | None:
     kind = type(value)
     try:
         if kind is dict or kind is list or kind is set:
-            mutable = [part for part in gc.get_referents(value) if type(part) not in _PLAIN]
-            if not mutable or IMMUTABLE.issuperset(map(type, mutable)):
+            parts = _not_plain_in(value)
+            if not parts or IMMUTABLE.issuperset(map(type, parts)):
                 return value.copy().copy  # type: ignore[no-any-return]
-            copier = _image_of(value, mutable)
-            if copier is not None:
-                return copier
+            reader = _reader_of(value, parts)
+            if reader is not None:
+                return reader
         walk = _Walk()
         if walk.is_immutable(value):
             return None
@@ -159,19 +160,36 @@ def _message_pack() -> tuple[Callable[[Any], bytes], Callable[[bytes], Any]]:
     return msgspec.msgpack.Encoder().encode, msgspec.msgpack.Decoder().decode
 
 
-def _image_of(value: Any, parts: list[Any]) -> Callable[[], Any] | None:
-    """A function that reads a tree of dicts and lists from its MessagePack image; None if that would not give back
-    exactly this value.
+def image_of(value: Any) -> partial[Any] | None:
+    """A function that makes copies of a tree of dicts and lists from its MessagePack image, which is its only argument;
+    None for what the image would not give back exactly.
+
+    Two values with equal images are equal in types and content. Different images say nothing.
+    """
+    if type(value) is not dict and type(value) is not list:
+        return None
+    return _reader_of(value, _not_plain_in(value))
+
+
+def _not_plain_in(*values: Any) -> list[Any]:
+    return [part for part in gc.get_referents(*values) if type(part) not in _PLAIN]
+
+
+def _reader_of(value: Any, parts: list[Any]) -> partial[Any] | None:
+    """The same, given the parts of the value itself that are not plain.
 
     MessagePack knows neither tuples and sets, nor subclasses, nor that one list is in two places. So the types of all
     parts are looked at, level by level, as the garbage collector sees them: in a dict with text for keys it sees the
     values alone, in any other the keys too. A loop over the items takes twice as long.
-
-    Args:
-        parts: those parts of the value itself that are not plain.
     """
     seen, count = {id(value)}, 1
     for _ in range(_MAX_LEVELS):
+        if not parts:
+            encode, read = _message_pack()
+            try:
+                return partial(read, encode(value))
+            except (OverflowError, UnicodeEncodeError):
+                return None  # an integer of more than 64 bits, or text that was cut in the middle of a character
         for part in parts:
             kind = type(part)
             if kind is not dict and kind is not list:
@@ -180,13 +198,7 @@ def _image_of(value: Any, parts: list[Any]) -> Callable[[], Any] | None:
         count += len(parts)
         if len(seen) != count:
             return None
-        parts = [part for part in gc.get_referents(*parts) if type(part) not in _PLAIN]
-        if not parts:
-            encode, read = _message_pack()
-            try:
-                return partial(read, encode(value))
-            except (OverflowError, UnicodeEncodeError):
-                return None  # an integer of more than 64 bits, or text that was cut in the middle of a character
+        parts = _not_plain_in(*parts)
     return None
 
 
