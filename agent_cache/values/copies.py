@@ -182,9 +182,11 @@ def _reader_of(value: Any, parts: list[Any]) -> partial[Any] | None:
     parts are looked at, level by level, as the garbage collector sees them: in a dict with text for keys it sees the
     values alone, in any other the keys too. A loop over the items takes twice as long.
     """
-    seen, count = {id(value)}, 1
+    containers = [value]
     for _ in range(_MAX_LEVELS):
         if not parts:
+            if _has_twice(containers):
+                return None
             encode, read = _message_pack()
             try:
                 return partial(read, encode(value))
@@ -194,12 +196,18 @@ def _reader_of(value: Any, parts: list[Any]) -> partial[Any] | None:
             kind = type(part)
             if kind is not dict and kind is not list:
                 return None
-        seen.update(map(id, parts))
-        count += len(parts)
-        if len(seen) != count:
-            return None
-        parts = _not_plain_in(*parts)
+        containers += parts
+        if len(parts) > _MANY and _has_twice(containers):
+            return None  # before each of them is looked at as often as it is there
+        parts = [part for part in gc.get_referents(*parts) if type(part) not in _PLAIN]
     return None
+
+
+_MANY = 64
+
+
+def _has_twice(containers: list[Any]) -> bool:
+    return len(set(map(id, containers))) != len(containers)
 
 
 # Recipes
