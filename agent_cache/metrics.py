@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from operator import attrgetter
 from typing import Any
@@ -64,8 +64,8 @@ class Stats:
 
     def clear(self) -> None:
         """Reset to zero in place, since generated code refers to this object."""
-        for name in _COUNTERS:
-            setattr(self, name, 0)
+        self.bypassed = self.errors = self.evictions = self.hits = self.invalidations = self.misses = 0
+        self.shared = self.stale = self.unstored = self.writes = 0
         self.time_saved = 0.0
 
     @property
@@ -141,14 +141,17 @@ class Metrics:
         self._other_tools = Stats()
         self._other_roots = Stats()
         self._limit = self._max_rows
-        self._loops: Counter[str] = Counter()
-        self._notices: Counter[str] = Counter()
+        self._loops: defaultdict[str, int] = defaultdict(int)
+        self._notices: defaultdict[str, int] = defaultdict(int)
         self._callback_errors = 0
-        self._lock = threading.RLock()  # a Counter is incremented in several steps; these events are rare
+        self._lock = threading.RLock()  # a count is incremented in several steps; these events are rare
 
     def stats_of(self, tool: str, roots: Iterable[str]) -> Stats:
         """The counters of a tool. Two tools with the same name and roots share them."""
         key = tool, tuple(roots)
+        found = self._tools.get(key)
+        if found is not None:
+            return found
         with self._lock:
             found = self._tools.get(key)
             if found is None:

@@ -32,7 +32,6 @@ from agent_cache.core.policies import (
     checked_life,
     seconds,
 )
-from agent_cache.core.store import copy_rule_named
 from agent_cache.core.tags import ComputedTags, Region, TagSet, parse_tag, root_of
 from agent_cache.engine.codegen import read_body, write_body
 from agent_cache.engine.plan import read_plan, write_plan
@@ -42,6 +41,7 @@ from agent_cache.engine.state import drop, mark_written
 from agent_cache.engine.write import DOUBT, OUTSIDE, Write, WriteOperation
 from agent_cache.errors import ConfigurationError
 from agent_cache.metrics import METRICS
+from agent_cache.values.copies import copy_rule_named
 
 if TYPE_CHECKING:
     from agent_cache.remote.protocol import Tier

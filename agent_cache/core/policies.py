@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Final, Literal
 
-from agent_cache.core.store import CopyRule
 from agent_cache.errors import ConfigurationError
+from agent_cache.values.copies import CopyRule
 
 __all__ = [
     "ReadPolicy",

@@ -12,7 +12,7 @@ import weakref
 from collections import OrderedDict, deque
 from collections.abc import Coroutine, Iterable, Iterator
 from itertools import chain, islice
-from time import perf_counter
+from time import perf_counter, sleep
 from typing import Any, Protocol, TypeVar
 
 from agent_cache.config import CURRENT, Configuration
@@ -40,6 +40,7 @@ __all__ = [
     "tell_evicted",
     "unwatch",
     "uses_of",
+    "wait_for_lock",
     "warn_of_unread_roots",
     "warn_of_unwritten_roots",
     "warn_once",
@@ -67,6 +68,28 @@ _SLICE_SECONDS = 0.001
 """How long entries are freed in one iteration of the event loop."""
 _STEP = 50
 """Entries between two readings of the clock."""
+
+
+# The lock
+
+_ATTEMPTS = 100
+_PAUSE = 0.00005
+"""How often a miss asks for a lock that another thread has before it queues for it, and after how many seconds each."""
+
+
+def wait_for_lock() -> None:
+    """Take the ledger's lock, which another thread has, without queueing for it at first.
+
+    A thread in the queue owns the lock from the moment in which it is released, and runs only when it gets the GIL
+    back. Until then the other thread, which has the GIL and misses again a few microseconds later, would queue in turn,
+    and every miss of two threads would be two switches between them from then on.
+    """
+    lock = LEDGER.lock
+    for _ in range(_ATTEMPTS):
+        sleep(_PAUSE)
+        if lock.acquire(blocking=False):
+            return
+    lock.acquire()
 
 
 # Warnings
@@ -257,13 +280,7 @@ CURRENT.listeners.append(_apply)
 
 
 class Witness(Protocol):
-    """Something that keeps an entry alive, to compare its value with a later one.
-
-    Attributes:
-        entry: the entry that it keeps.
-    """
-
-    entry: Entry | None
+    """Something that keeps an entry alive, to compare its value with a later one."""
 
     def let_go(self, entry: Entry, known: dict[Any, Any] | None) -> None:
         """Keep what identifies the value instead of the entry, if it is still the one that is kept.
