@@ -226,6 +226,9 @@ def _no_entry(_key: Key) -> None:
     """Takes the place of `Store.lookup` while the store is switched off."""
 
 
+_TAGS_OF_ENTRY = 8
+"""How many tags are removed from the index in the time of an entry."""
+
 _TAG_SIZE = 70
 _LOWER_TAG_SIZE = 150
 """What the index of a store takes for a tag, and for each level below the second."""
@@ -397,7 +400,7 @@ class Store:
 
     def drop_meeting(self, part: Part, limit: int) -> list[Entry] | None:
         """Remove the entries with a tag that a part of a write touches. None, with nothing removed, if there are more
-        than `limit`.
+        than `limit`. Tags count as well, eight as an entry.
         """
         exact, below = self._exact, self._below
         if part.is_whole:
@@ -412,6 +415,8 @@ class Store:
         if not found or sum(len(keys) if type(keys) is _Keys else 1 for keys in found) > limit:
             return None if found else []
         keys = dict.fromkeys(key for keys in found for key in _members(keys))
+        if sum([len(entry.tags) for key in keys if (entry := self._data.get(key))]) > _TAGS_OF_ENTRY * limit:
+            return None
         return [entry for key in keys if (entry := self.discard(key)) is not None]
 
     def sweep(self, now: float) -> list[Entry]:
