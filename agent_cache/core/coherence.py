@@ -26,7 +26,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from agent_cache.core.store import NEVER, Entry, Store
+from agent_cache.core.store import NEVER, Store, Stored, tags_of
 from agent_cache.core.tags import Part, Region, Tag, ancestors, root_of
 
 __all__ = ["NO_PLACES", "EntryTag", "Hold", "Ledger", "Load", "Outdated", "Partition", "PartitionGroup"]
@@ -491,11 +491,11 @@ class Partition:
         """Whether all its entries were dropped with those of the other sessions."""
         return self.owner is not None and self._epoch is not self.group.epoch
 
-    def _if_current(self, lookup: Callable[[Hashable], Entry | None]) -> Callable[[Hashable], Entry | None]:
+    def _if_current(self, lookup: Callable[[Hashable], Stored | None]) -> Callable[[Hashable], Stored | None]:
         group, epoch = self.group, self.group.epoch
         return lambda key: lookup(key) if group.epoch is epoch else None
 
-    def insert(self, key: Hashable, entry: Entry) -> tuple[Entry | None, list[Any]]:
+    def insert(self, key: Hashable, entry: Stored) -> tuple[Stored | None, list[Any]]:
         """Insert or replace an entry.
 
         Returns:
@@ -510,7 +510,7 @@ class Partition:
         contents = self._contents
         if contents is None:
             contents = self._contents = Contents(self)
-        self.group.list_entry(contents, id(self.owner), key, entry.tags)
+        self.group.list_entry(contents, id(self.owner), key, tags_of(entry))
         evicted = self.store.insert(key, entry)
         if len(contents.keys) + len(contents.tags) > self._most:
             self._list_anew(contents)
@@ -523,7 +523,7 @@ class Partition:
         self.group.unlist(contents)
         self._contents = contents = Contents(self)
         for key, entry in self.store.items():
-            self.group.list_entry(contents, id(self.owner), key, entry.tags)
+            self.group.list_entry(contents, id(self.owner), key, tags_of(entry))
         self._most = max(_FEW, 2 * (len(contents.keys) + len(contents.tags)))
 
     def drop(self, part: Part, *, is_all: bool) -> Any:

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from agent_cache.clock import CLOCK
 from agent_cache.core.coherence import EntryTag
-from agent_cache.core.store import NEVER, Entry
+from agent_cache.core.store import NEVER, Stored
 from agent_cache.core.tags import Tag, root_of
 from agent_cache.remote.protocol import Tier, Versions
 
@@ -73,7 +73,7 @@ class Inherited:
         expires: the clock reading at which the first of them expires.
         is_cached: whether all of them were cached.
         owners, tenants, trusts: those of all reads.
-        hits: entries that have answered a read. Another hit of one of them adds nothing.
+        hits: entries that have answered a read, by their id. Another hit of one of them adds nothing.
     """
 
     __slots__ = (
@@ -94,7 +94,7 @@ class Inherited:
     def __init__(self) -> None:
         self.tags: dict[Tag, None] = {}
         self.entries: dict[Tag, None] = {}
-        self.hits: set[Entry] = set()
+        self.hits: dict[int, Stored] = {}
         self.expires = NEVER
         self.is_cached = True
         self.owners: Set[object] = _NONE
@@ -127,10 +127,10 @@ class Inherited:
             self._sources[id(read.source)] = read.source
         return self.add_tags(read.tags)
 
-    def note_hit(self, entry: Entry) -> None:
+    def note_hit(self, entry: Stored) -> None:
         """Remember an entry that was added."""
         if len(self.hits) < _MAX_SOURCES:
-            self.hits.add(entry)
+            self.hits[id(entry)] = entry
 
     def add_tags(self, tags: Sequence[Tag]) -> list[Tag]:
         """Add tags. Returns those that are new."""

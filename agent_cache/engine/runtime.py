@@ -20,7 +20,7 @@ from agent_cache.config import CURRENT, Configuration
 from agent_cache.core.coherence import NO_PLACES, Load, Partition
 from agent_cache.core.parameters import Parameters
 from agent_cache.core.policies import ReadPolicy, WritePolicy
-from agent_cache.core.store import Entry
+from agent_cache.core.store import Entry, Stored
 from agent_cache.core.tags import Tag, TagSet
 from agent_cache.engine.inheritance import Inherited, Inherits
 from agent_cache.engine.state import LEDGER, RootUse, forget_oldest, uses_of
@@ -87,7 +87,7 @@ class Replacement(NamedTuple):
     kind: str
 
 
-Observe = Callable[[Hashable, Entry, Any, float, Mapping[str, Any] | None], Any]
+Observe = Callable[[Hashable, Stored, Any, float, Mapping[str, Any] | None], Any]
 """Shown each local hit: key, entry, value, clock reading, and the arguments where the tool's loop guard needs them.
 Returns the value that the caller gets, or raises.
 """
@@ -630,7 +630,7 @@ class Flight(Load):
         self.waiters: Waiters | None = None
         self.waits_for: list[Flight] | None = None
         self.joinable = False
-        self.result: Entry | None = None
+        self.result: Stored | None = None
         self.stored_tags: tuple[Tag, ...] | None = None
         self.tickets: tuple[Ticket, ...] = ()
         self.inherited: Inherited | None = None
@@ -947,7 +947,7 @@ class Call:
         return self._arguments
 
     @property
-    def stored_entry(self) -> Entry | None:
+    def stored_entry(self) -> Stored | None:
         """The entry that the answer was stored as; None if it was not stored."""
         if self.source == "uncached" or self.source == "write" or self.flight.stored_tags is None:
             return None

@@ -24,9 +24,13 @@ from agent_cache.core.store import (
     KeptEntry,
     SizedEntry,
     Store,
+    Stored,
     UncopyableError,
     UnsharedEntry,
+    entry_of,
     entry_size,
+    expires_of,
+    tags_of,
 )
 from agent_cache.core.tags import Tag
 from agent_cache.engine.inheritance import Inherited, Inherits, Source
@@ -60,7 +64,7 @@ __all__ = [
 ]
 
 Run = Callable[[Call], Awaitable[Entry]]
-Insert = Callable[[Call, Entry, tuple[Tag, ...]], object]
+Insert = Callable[[Call, Stored, tuple[Tag, ...]], object]
 
 JITTER: Final = random.Random()  # noqa: S311 - it spreads expiry and protects nothing
 """The random numbers behind ``jitter=``, a `random.Random` that a test may seed. The global one is not touched."""
@@ -121,26 +125,26 @@ def run_uncached(call: Call) -> Awaitable[Entry]:
     return run_tool(call)
 
 
-def inherit_hit(plan: Plan, key: Hashable, entry: Entry) -> None:
+def inherit_hit(plan: Plan, key: Hashable, entry: Stored) -> None:
     """Let the load that a local hit is made in inherit from it. `key` is qualified."""
     call = PLACE.get().call
     inherit_entry(None if call is None else call.within, plan, key, entry)
 
 
-def inherit_entry(within: Flight | None, plan: Plan, key: Hashable, entry: Entry) -> None:
+def inherit_entry(within: Flight | None, plan: Plan, key: Hashable, entry: Stored) -> None:
     """Let a load inherit from a local entry that has answered a read made in it."""
     if within is None or not within.is_open:
         return  # of a task that the load has left behind
     if not within.is_clean:
         return  # it is not stored, whatever it reads
-    if within.inherited is not None and entry in within.inherited.hits:
+    if within.inherited is not None and id(entry) in within.inherited.hits:
         return  # a write since then has marked the load
     partition: Partition = plan.partition
     with LEDGER.lock:
         if partition.store.peek(key) is not entry or partition.is_outdated:
             within.mark_dirty()  # a write in another thread was faster
             return
-        tags = (*partition.static, *entry.tags, partition.group.entry_tag(key))
+        tags = (*partition.static, *tags_of(entry), partition.group.entry_tag(key))
         within.inherit(_inherits(plan, tags, entry, is_copy=True))
         if within.inherited is not None:
             within.inherited.note_hit(entry)
@@ -149,7 +153,7 @@ def inherit_entry(within: Flight | None, plan: Plan, key: Hashable, entry: Entry
 def _inherits(
     plan: Plan,
     tags: tuple[Tag, ...],
-    entry: Entry | None,
+    entry: Stored | None,
     source: Source | None = None,
     *,
     is_cached: bool = True,
@@ -165,7 +169,7 @@ def _inherits(
         tags,
         _NONE if partition.owner is None else frozenset({partition.owner}),
         _NONE if plan.tenant is None else frozenset({plan.tenant}),
-        NEVER if entry is None else entry.expires,
+        NEVER if entry is None else expires_of(entry),
         is_cached,
         trusts,
         source,
@@ -247,13 +251,12 @@ def _result_tags(call: Call, value: object) -> tuple[Tag, ...] | None:
     return tags
 
 
-def protected_copy(call: Call, entry: Entry, tags: tuple[Tag, ...], expires: float) -> Entry | None:
+def protected_copy(call: Call, entry: Entry, tags: tuple[Tag, ...], expires: float) -> Stored | None:
     """Make the entry that hits and followers are answered from; None if its value cannot be copied.
 
     Followers run the tool themselves then: two readers of one generator would each get a part of it.
 
-    An immutable value of a tool without tiers is shared as it is: the entry itself is returned, where sizes are not
-    bounded.
+    An immutable value of a tool without tiers is shared as it is: in a plain tuple, where sizes are not bounded.
     """
     flight = call.flight
     flight.result = entry
@@ -278,9 +281,10 @@ def protected_copy(call: Call, entry: Entry, tags: tuple[Tag, ...], expires: flo
             return flight.result
         if size:
             flight.result = SizedEntry(entry.value, expires, entry.cost, tags, size)
-            return flight.result
-        entry.fast, entry.tags = expires, tags
-        return entry
+        else:
+            value, cost = entry.value, entry.cost
+            flight.result = (value, expires, cost, tags) if tags else (value, expires, cost)
+        return flight.result
     value, fast = (entry.value, 0.0) if copy is None else (None, -NEVER)
     flight.result = GuardedEntry(value, fast, entry.cost, tags, size, expires, copy, trust, kept_for)
     return flight.result
@@ -301,7 +305,7 @@ def _accepted_by_cache_if(call: Call, entry: Entry) -> bool:
         return False
 
 
-def insert_if_valid(call: Call, entry: Entry | None, tags: tuple[Tag, ...]) -> bool:
+def insert_if_valid(call: Call, entry: Stored | None, tags: tuple[Tag, ...]) -> bool:
     """Check for overlapping invalidations, insert, let other loads inherit, and end the flight, in one step.
 
     A ticket that is no longer clean prevents the local insertion, too.
@@ -349,9 +353,9 @@ def insert_if_valid(call: Call, entry: Entry | None, tags: tuple[Tag, ...]) -> b
             assert entry is not None
             flight.stored_tags = all_tags
             doubts = [ticket for ticket in flight.tickets if not ticket.is_clean()] if flight.tickets else ()
-            if entry.size and not doubts:
+            if type(entry) is not tuple and entry.size and not doubts:  # type: ignore[union-attr]  # see `Stored`
                 garbage = list(garbage)
-                fits = _make_room(call, store, entry, garbage)
+                fits = _make_room(call, store, entry_of(entry), garbage)
             else:
                 fits = not doubts
             if fits:
@@ -366,7 +370,7 @@ def insert_if_valid(call: Call, entry: Entry | None, tags: tuple[Tag, ...]) -> b
                 if evicted is not None:
                     for stats in call.plan.stats:
                         stats.evictions += 1
-                elif store.maxsize is None and entry.kept_until != NEVER:
+                elif store.maxsize is None and expires_of(entry) != NEVER:
                     garbage = [*garbage, store.sweep(CLOCK.now())]
         if flight.dependents:
             source = flight if flight.tickets else None
@@ -390,7 +394,7 @@ def insert_if_valid(call: Call, entry: Entry | None, tags: tuple[Tag, ...]) -> b
     if WITNESSES:
         if replaced is not None:
             note_dropped((replaced,))
-        if evicted is not None and (witness := WITNESSES.pop(evicted, None)) is not None:
+        if evicted is not None and (witness := WITNESSES.pop(id(evicted), None)) is not None:
             if type(witness) is set:
                 tell_evicted(evicted, witness)
             else:
@@ -400,19 +404,19 @@ def insert_if_valid(call: Call, entry: Entry | None, tags: tuple[Tag, ...]) -> b
     return is_valid
 
 
-def _may_depend_on(call: Call, entry: Entry, inherited: Inherited) -> bool:
+def _may_depend_on(call: Call, entry: Stored, inherited: Inherited) -> bool:
     """Whether a result may be stored that depends on these reads.
 
     One that belongs to a session or a tenant is not shared with waiting callers either: they run the tool themselves.
     """
     is_own = inherited.belongs_to(call.flight.partition.owner, call.plan.tenant)
     if not is_own:
-        call.flight.result = UnsharedEntry(None, 0.0, entry.cost)
+        call.flight.result = UnsharedEntry(None, 0.0, entry_of(entry).cost)
     may_store = (
         is_own
         and inherited.is_undisturbed()
         and (inherited.is_cached or call.operation.policy.ttl is not None)
-        and entry.expires > CLOCK.now()
+        and expires_of(entry) > CLOCK.now()
     )
     if not may_store:
         count_unstored(call)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable, Mapping
 from typing import Any, Final
 
 from agent_cache.core.keys import Uncacheable, key_part
-from agent_cache.core.store import NEVER, Entry
+from agent_cache.core.store import NEVER, Stored, entry_of
 from agent_cache.engine.interception import note_answer
 from agent_cache.engine.read import ReadOperation
 from agent_cache.engine.runtime import PLACE, Call, Observe, Operation, Participant, Replacement
@@ -207,7 +207,7 @@ class SessionHooks:
         note_task = run.note_task if self._turns is None else self._turns.note_task
         place_of, current_task, running = PLACE.get, asyncio.current_task, RUNNING_TASKS
 
-        def hit(key: Hashable, entry: Entry, value: Any, now: float, arguments: Mapping[str, Any] | None) -> Any:
+        def hit(key: Hashable, entry: Stored, value: Any, now: float, arguments: Mapping[str, Any] | None) -> Any:
             if run.calls >= limits.limit:
                 return ask_first(key, entry, value, now, arguments)
             place = place_of()
@@ -227,7 +227,7 @@ class SessionHooks:
             # In one step, which no other thread interrupts: as in `metrics.Stats`.
             run.calls = number = run.calls + 1
             stats.hits += 1
-            stats.time_saved += entry.cost
+            stats.time_saved += entry[2] if type(entry) is tuple else entry.cost  # type: ignore[union-attr]  # see `Stored`
             add((name, key, now, inside, number))
             return value
 
@@ -237,14 +237,14 @@ class SessionHooks:
         """The same hook for a tool with a limit of calls. `_judge_hit` takes back a hit that is refused or replaced."""
         used = self._used
 
-        def counted(key: Hashable, entry: Entry, value: Any, now: float, arguments: Mapping[str, Any] | None) -> Any:
+        def counted(key: Hashable, entry: Stored, value: Any, now: float, arguments: Mapping[str, Any] | None) -> Any:
             used.calls += 1
             return see(key, entry, value, now, arguments)
 
         return counted
 
     def _ask_first(
-        self, key: Hashable, entry: Entry, value: Any, now: float, arguments: Mapping[str, Any] | None
+        self, key: Hashable, entry: Stored, value: Any, now: float, arguments: Mapping[str, Any] | None
     ) -> Any:
         """The hook for hits that a budget may refuse."""
         instead = self.ask(key, now, cached=value)
@@ -385,7 +385,7 @@ class SessionHooks:
             verdict = self._detector_failed(failure)
         return None if verdict is None else self._judge_run(verdict, value, entry)
 
-    def _judge_run(self, verdict: Verdict, value: Any, entry: Entry | None) -> Replacement | None:
+    def _judge_run(self, verdict: Verdict, value: Any, entry: Stored | None) -> Replacement | None:
         """React to a call that has run, and is in the trace already."""
         report = verdict.as_error()
         if verdict.level == "notice":
@@ -441,7 +441,7 @@ def _cached_for(call: Call, now: float) -> Any:
     if not call.is_fresh or call.plan.partition is None:
         return MISSING
     entry = call.plan.partition.store.lookup(call.key)
-    return MISSING if entry is None else entry.value_at(now)
+    return MISSING if entry is None else entry_of(entry).value_at(now)
 
 
 def _name_of(error: BaseException) -> str:

@@ -39,7 +39,7 @@ from typing import Any, Final, Literal
 
 from agent_cache.clock import CLOCK
 from agent_cache.core.policies import NO_HINTS, LoopHints
-from agent_cache.core.store import Entry
+from agent_cache.core.store import Stored, entry_of
 from agent_cache.engine.state import WITNESSES, forget_oldest, unwatch, watch
 from agent_cache.errors import AgentLoopDetectedError
 from agent_cache.session.loop_policy import NEVER, LoopPolicy
@@ -286,7 +286,7 @@ class CallHistory:
         self,
         tool: str,
         key: Hashable,
-        entry: Entry | None = None,
+        entry: Stored | None = None,
         epoch: int = -1,
         identify: Identify = fingerprint,
     ) -> None:
@@ -305,7 +305,7 @@ class CallHistory:
         self.others: dict[Hashable, _Seen] | None = None
         self.identify = identify
 
-    def let_go(self, entry: Entry, known: dict[Any, Any] | None) -> None:
+    def let_go(self, entry: Stored, known: dict[Any, Any] | None) -> None:
         """Keep what identifies the value of an entry that the cache has dropped, and not the entry."""
         if self.entry is not entry:
             return
@@ -317,7 +317,7 @@ class CallHistory:
         identify = self.identify
         if identify not in known:
             try:
-                value = entry.share()
+                value = entry_of(entry).share()
                 known[identify] = identify(value), shown(value)
             except Exception:  # noqa: BLE001 - a value of any class; the outcome is new when it comes again
                 known[identify] = None, ""
@@ -332,10 +332,10 @@ class CallHistory:
         """The last outcome as short text, for reports."""
         entry = self.entry
         if not self.text and entry is not None:
-            self.text = shown(entry.share())
+            self.text = shown(entry_of(entry).share())
         return self.text
 
-    def keep_entry(self, entry: Entry, identify: Identify) -> None:
+    def keep_entry(self, entry: Stored, identify: Identify) -> None:
         """Keep the last entry, to compare later ones with it, for as long as the cache has it."""
         self.identify = identify
         watch(entry, self)
@@ -346,7 +346,7 @@ class CallHistory:
         if entry is not None:
             unwatch(entry, self)
 
-    def set_outcome(self, outcome: Hashable | None, entry: Entry | None, identify: Identify) -> tuple[bool, bool]:
+    def set_outcome(self, outcome: Hashable | None, entry: Stored | None, identify: Identify) -> tuple[bool, bool]:
         """Make this the last outcome. Returns whether it already was, and whether it was seen before in any epoch."""
         if self.epoch < 0:
             self.outcome, self.entry = outcome, entry
@@ -397,8 +397,8 @@ def _needed(level: int) -> int:
     return min(_REPEAT_BALANCE, level)
 
 
-def _outcome_of(entry: Entry | None, identify: Identify) -> Hashable | None:
-    return None if entry is None else identify(entry.share())
+def _outcome_of(entry: Stored | None, identify: Identify) -> Hashable | None:
+    return None if entry is None else identify(entry_of(entry).share())
 
 
 NO_CALL: Final = CallHistory("", None)
@@ -609,7 +609,7 @@ class ToolDetector:
 
     __slots__ = ("_detector", "_hints", "_identify", "_is_plain", "_is_write", "_tool", "calls", "hit")
 
-    hit: Callable[[Hashable, Entry], Verdict | None]
+    hit: Callable[[Hashable, Stored], Verdict | None]
 
     def __init__(
         self,
@@ -629,14 +629,14 @@ class ToolDetector:
         self._is_plain = not (is_write or hints.off or hints.poll)
         self.hit = self._make_hit() if self._is_plain else self._record_hit
 
-    def _make_hit(self) -> Callable[[Hashable, Entry], Verdict | None]:
+    def _make_hit(self) -> Callable[[Hashable, Stored], Verdict | None]:
         """Repeats `record` for the case that the entry is the one of the last time."""
         state, known, record_hit, judge = self._detector, self.calls.get, self._record_hit, self._judge
         run, recent, notice = state.run, state.recent, state.cycle_notice
         mask, never, cycle_count = _MASK, NEVER, _CYCLE_COUNT
         stale, needed = _STALE, _needed(state.levels["repeat"].notice)
 
-        def hit(key: Hashable, entry: Entry) -> Verdict | None:
+        def hit(key: Hashable, entry: Stored) -> Verdict | None:
             call = known(key)
             if call is None or call.entry is not entry or call.epoch != state.epoch:
                 return record_hit(key, entry)
@@ -665,7 +665,7 @@ class ToolDetector:
 
         return hit
 
-    def _record_hit(self, key: Hashable, entry: Entry) -> Verdict | None:
+    def _record_hit(self, key: Hashable, entry: Stored) -> Verdict | None:
         return self.record(key, entry=entry)
 
     def blocked(self, key: Hashable) -> Verdict | None:
@@ -679,7 +679,7 @@ class ToolDetector:
         outcome: Hashable | None = None,
         *,
         value: object = None,
-        entry: Entry | None = None,
+        entry: Stored | None = None,
         error: bool = False,
         began: int = NEVER,
     ) -> Verdict | None:
@@ -742,7 +742,7 @@ class ToolDetector:
             call, in_a_row=call.in_a_row, errors=state.count_error(self._tool, call.outcome, began, step)
         )
 
-    def record_first(self, key: Hashable, entry: Entry) -> bool:
+    def record_first(self, key: Hashable, entry: Stored) -> bool:
         """Count a result of a call that was never seen; returns False if it was.
 
         Repeats the part of `record` that applies then (benchmarks.budgets, "static tag, in a session").
@@ -768,10 +768,10 @@ class ToolDetector:
             state.streak_start, state.mixed_after = position, position + 1
         if not state.is_open:
             call.entry = None
-        elif entry in WITNESSES:
+        elif id(entry) in WITNESSES:
             watch(entry, call)
         else:
-            WITNESSES[entry] = call  # `watch`, without the call
+            WITNESSES[id(entry)] = call  # `watch`, without the call
         return True
 
     def record_change(self, key: Hashable, outcome: Hashable | None) -> None:
