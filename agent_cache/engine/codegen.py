@@ -18,7 +18,7 @@ this is generated (names shortened; ``root`` is the scope outside of any session
             key = unkeyed(error)
         if here is root:
             entry = store.lookup(key)
-            if type(entry) is tuple:  # (value, fast, cost) or with tags: `core.store.Plain`
+            if type(entry) is tuple:  # (value, fast, cost, *tags): `core.store.Plain`
                 if now() < entry[1]:
                     [if entry is not store.newest: move it to the end]
                     stats.hits += 1

@@ -282,8 +282,8 @@ def protected_copy(call: Call, entry: Entry, tags: tuple[Tag, ...], expires: flo
         if size:
             flight.result = SizedEntry(entry.value, expires, entry.cost, tags, size)
         else:
-            value, cost = entry.value, entry.cost
-            flight.result = (value, expires, cost, tags) if tags else (value, expires, cost)
+            plain = entry.value, expires, entry.cost
+            flight.result = plain + tags if tags else plain
         return flight.result
     value, fast = (entry.value, 0.0) if copy is None else (None, -NEVER)
     flight.result = GuardedEntry(value, fast, entry.cost, tags, size, expires, copy, trust, kept_for)

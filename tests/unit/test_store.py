@@ -21,9 +21,7 @@ BELOW_ROOT = ["a:1", "a:2", "a:1:x", "a:1:y", "b:1", "b:1:x"]
 
 def made(value: Any, *tags: str, size: int = 0) -> Stored:
     """An entry, plain as those of most results if it has no size."""
-    if size:
-        return SizedEntry(value, NEVER, 0.0, tags, size)
-    return (value, NEVER, 0.0, tags) if tags else (value, NEVER, 0.0)
+    return SizedEntry(value, NEVER, 0.0, tags, size) if size else (value, NEVER, 0.0, *tags)
 
 
 def meets(one: str, other: str) -> bool:
@@ -252,7 +250,7 @@ def test_what_was_dropped_is_let_go_of(order: str):
 
 @pytest.mark.parametrize("tags", [(), ("a:1",), ("a:1", "b")])
 def test_a_plain_entry_says_the_same_as_an_object(tags: tuple[str, ...]):
-    plain, entry = ("value", 10.0, 0.5, *([tags] if tags else [])), Entry("value", 10.0, 0.5, tags)
+    plain, entry = ("value", 10.0, 0.5, *tags), Entry("value", 10.0, 0.5, tags)
     for now in (9.9, 10.0):
         assert entry_of(plain).value_at(now) == entry.value_at(now)
         assert entry_of(plain).is_valid_at(now, 0.05) == entry.is_valid_at(now, 0.05)
