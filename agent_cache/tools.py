@@ -18,6 +18,7 @@ from typing import Any, Concatenate, Literal, ParamSpec, Protocol, Self, TypeVar
 from agent_cache.config import checked_tier
 from agent_cache.core.parameters import Parameters
 from agent_cache.core.policies import (
+    DEFAULT_REMOTE,
     NO_HINTS,
     LoopHints,
     ReadPolicy,
@@ -31,7 +32,6 @@ from agent_cache.core.policies import (
     checked_life,
     seconds,
 )
-from agent_cache.core.store import copy_rule_named
 from agent_cache.core.tags import ComputedTags, Region, TagSet, parse_tag, root_of
 from agent_cache.engine.codegen import read_body, write_body
 from agent_cache.engine.plan import read_plan, write_plan
@@ -42,7 +42,7 @@ from agent_cache.engine.write import DOUBT, OUTSIDE, Write, WriteOperation
 from agent_cache.errors import ConfigurationError
 from agent_cache.metrics import METRICS
 from agent_cache.remote.protocol import Tier
-from agent_cache.values.annotations import Returns
+from agent_cache.values.copies import copy_rule_named
 
 __all__ = [
     "AgentCache",
@@ -463,7 +463,6 @@ class AgentCache:
             self._backup,
             self._remote,
             compile=read_plan,
-            returns=Returns(tool),
         )
         body: Any = read_body(operation)
         body.resource = self._resource
@@ -482,7 +481,7 @@ class AgentCache:
 def checked_remote(remote: Any, where: str) -> RemotePolicy:
     """Check a ``remote=`` option; None is the default policy."""
     if remote is None:
-        return RemotePolicy()
+        return DEFAULT_REMOTE
     if not isinstance(remote, RemotePolicy):
         raise ConfigurationError(
             f"{where}: remote must be a RemotePolicy(...), got {remote!r}; pass a tier as remote_cache"

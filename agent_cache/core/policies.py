@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Final, Literal
 
-from agent_cache.core.store import CopyRule
 from agent_cache.errors import ConfigurationError
+from agent_cache.values.copies import CopyRule
 
 __all__ = [
     "ReadPolicy",
@@ -247,6 +247,9 @@ class RemotePolicy:
         return self
 
 
+DEFAULT_REMOTE: Final = RemotePolicy()
+
+
 @dataclass(frozen=True, slots=True)
 class ReadPolicy:
     """How the results of a read tool are cached. See `AgentCache` for each field.
@@ -267,7 +270,7 @@ class ReadPolicy:
     uncacheable: Literal["bypass", "raise"]
     inherit: bool = True
     loop: LoopHints = NO_HINTS
-    remote: RemotePolicy = field(default_factory=RemotePolicy)
+    remote: RemotePolicy = DEFAULT_REMOTE
     jitter: float = 0.0
     grace: float = 0.0
     stale_if_error: float = 0.0
@@ -334,7 +337,7 @@ class WritePolicy:
     ok: Callable[[Any], bool] | None
     key_fn: Callable[..., Any] | None
     loop: LoopHints = NO_HINTS
-    remote: RemotePolicy = field(default_factory=RemotePolicy)
+    remote: RemotePolicy = DEFAULT_REMOTE
 
     def leaves_in_doubt(self, error: BaseException) -> bool:
         """Whether a write that ended with this error may still take effect in the system that it called.

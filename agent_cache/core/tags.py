@@ -16,7 +16,7 @@ import inspect
 import re
 import string
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from agent_cache.errors import ConfigurationError
@@ -211,31 +211,27 @@ class Part:
 
     Attributes:
         is_whole: it names the root itself, and so everything below.
-        paths: the tags below the root that it names.
-        above: the proper ancestors of these.
-        is_bare: it names no id: what depends on the whole root is touched.
+        paths: the tags below the root that it names. What lies below one of them is touched, too.
+        names: the tags that are touched as they are: `paths` and their ancestors, and the root if a write named no id.
     """
 
-    __slots__ = ("above", "is_bare", "is_whole", "paths", "root")
+    __slots__ = ("is_whole", "names", "paths", "root")
 
     def __init__(self, root: str) -> None:
         self.root = root
-        self.is_whole = self.is_bare = False
+        self.is_whole = False
         self.paths: set[Tag] = set()
-        self.above: set[Tag] = set()
+        self.names: set[Tag] = set()
 
     def touches(self, tag: Tag) -> bool:
         """Whether a write of this changes what depends on a tag."""
         if self.is_whole:
             return root_of(tag) == self.root
-        if tag == self.root:
-            return self.is_bare or bool(self.paths)
-        return tag in self.paths or tag in self.above or not self.paths.isdisjoint(ancestors(tag))
+        return tag in self.names or not self.paths.isdisjoint(ancestors(tag))
 
 
-@dataclass(frozen=True, slots=True)
 class Region:
-    """The tags and keys that a write touches, in every scope or in some sessions only.
+    """The tags and keys that a write touches, in every scope or in some sessions only. It does not change.
 
     Attributes:
         paths: tags; everything that meets one of them is touched.
@@ -245,31 +241,21 @@ class Region:
         parts: `paths` and `bare` by root.
     """
 
-    paths: tuple[Tag, ...] = ()
-    keys: tuple[tuple[Any, Hashable], ...] = ()
-    owners: frozenset[object] | None = None
-    bare: tuple[str, ...] = ()
-    parts: tuple[Part, ...] = field(init=False, compare=False, repr=False)
+    # No dataclass: a frozen one takes 1 us more to make, which is a tenth of a write.
+    __slots__ = ("bare", "keys", "owners", "parts", "paths")
 
-    def __post_init__(self) -> None:
-        parts: dict[str, Part] = {}
-        for path in self.paths:
-            at = path.find(":")
-            root = path if at < 0 else path[:at]
-            part = parts.get(root)
-            if part is None:
-                part = parts[root] = Part(root)
-            if at < 0:
-                part.is_whole = True
-            else:
-                part.paths.add(path)
-                part.above.update(ancestors(path))
-        for root in self.bare:
-            parts.setdefault(root, Part(root)).is_bare = True
-        for part in parts.values():
-            if part.is_whole or len(part.paths) > _MANY_PATHS:
-                part.is_whole, part.paths, part.above = True, set(), set()
-        object.__setattr__(self, "parts", tuple(parts.values()))
+    def __init__(
+        self,
+        paths: tuple[Tag, ...] = (),
+        keys: tuple[tuple[Any, Hashable], ...] = (),
+        owners: frozenset[object] | None = None,
+        bare: tuple[str, ...] = (),
+    ) -> None:
+        self.paths = paths
+        self.keys = keys
+        self.owners = owners
+        self.bare = bare
+        self.parts: tuple[Part, ...] = _parts_of(paths, bare) if paths or bare else ()
 
     def reaches(self, owner: object | None) -> bool:
         """Whether it concerns the entries of this session, or of the global scope, at all."""
@@ -278,7 +264,35 @@ class Region:
     @property
     def scopes(self) -> Iterable[object]:
         """The owners under which it is noted in indexes; None stands for every scope."""
-        return (None,) if self.owners is None else self.owners
+        return _EVERY_SCOPE if self.owners is None else self.owners
+
+
+_EVERY_SCOPE: Final = (None,)
+
+
+def _parts_of(paths: Iterable[Tag], bare: Iterable[str]) -> tuple[Part, ...]:
+    parts: dict[str, Part] = {}
+    for path in paths:
+        at = path.find(":")
+        root = path if at < 0 else path[:at]
+        part = parts.get(root)
+        if part is None:
+            part = parts[root] = Part(root)
+        if at < 0:
+            part.is_whole = True
+        else:
+            part.paths.add(path)
+            if path.find(":", at + 1) >= 0:
+                part.names.update(ancestors(path))
+    for root in bare:
+        parts.setdefault(root, Part(root)).names.add(root)
+    for root, part in parts.items():
+        if part.is_whole or len(part.paths) > _MANY_PATHS:
+            part.is_whole, part.paths, part.names = True, set(), set()
+        elif part.paths:
+            part.names |= part.paths
+            part.names.add(root)
+    return tuple(parts.values())
 
 
 # Rules
@@ -332,6 +346,7 @@ class TagRule:
         source: the resource as the user wrote it, for messages.
         of_one: for ``root:{parameter}``: the parameter, and a function from its value to the tags, which needs no
             mapping of all arguments.
+        is_of_result: whether `make` reads the result alone, so that the arguments need not be mapped.
     """
 
     root: str
@@ -339,6 +354,7 @@ class TagRule:
     make: Callable[[Mapping[str, Any], Any], tuple[Tag, ...]]
     source: str
     of_one: tuple[str, Callable[[Any], tuple[Tag, ...]]] | None = None
+    is_of_result: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -458,7 +474,8 @@ def _compile_template(template: str, parameters: Sequence[str], tool: str) -> Ta
             made.append(escape(text))
         return (":".join(made),)
 
-    return TagRule(root, "late" if late else "early", make, template)
+    is_of_result = all(field.of_result for field in fields)
+    return TagRule(root, "late" if late else "early", make, template, is_of_result=is_of_result)
 
 
 def _compile_bare(root: str, field: Field, template: str) -> TagRule:
@@ -474,5 +491,5 @@ def _compile_bare(root: str, field: Field, template: str) -> TagRule:
         return (prefix + segment,)
 
     if field.of_result:
-        return TagRule(root, "late", lambda _arguments, result: tags_of(result), template)
+        return TagRule(root, "late", lambda _arguments, result: tags_of(result), template, is_of_result=True)
     return TagRule(root, "early", lambda arguments, _result: tags_of(arguments[name]), template, (name, tags_of))

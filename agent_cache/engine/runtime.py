@@ -113,9 +113,8 @@ class CallObserver(Protocol):
     - `has_refused` recognises the errors that this session raised.
     """
 
-    hit: Observe
-    see: Observe
-
+    def hit(self, key: Hashable, entry: Stored, value: Any, now: float, arguments: Mapping[str, Any] | None) -> Any: ...
+    def see(self, key: Hashable, entry: Stored, value: Any, now: float, arguments: Mapping[str, Any] | None) -> Any: ...
     def ask(self, key: Hashable, now: float, call: Call | None = None, cached: Any = MISSING) -> Replacement | None: ...
     def admit(self, call: Call, now: float | None = None) -> Replacement | None: ...
     def done(self, call: Call, value: Any, error: BaseException | None, now: float) -> Replacement | None: ...
@@ -459,7 +458,7 @@ class InsideLoad(Scope):
         return self.outside_of_load.storing()
 
     def plan(self, operation: Operation[Any]) -> Plan:
-        if self.outside_of_load is not ROOT:
+        if self._outside is not ROOT:
             return super().plan(operation)
         plan = operation.plan_inside_load
         if plan is None or plan.configuration is not CURRENT.value:
@@ -732,23 +731,28 @@ class Flight(Load):
                 self.inherited = Inherited()
             LEDGER.add_tags(self, self.inherited.add_tags(tags))
 
-    def inherit(self, read: Inherits) -> None:
+    def inherit(self, read: Inherits, hit: Stored | None = None) -> None:
         """Depend on what a decorated read depends on that the load has made. The caller holds the lock.
 
         Nothing happens once the load has ended: a task that it has left behind is no part of it.
+
+        Args:
+            hit: the local entry that has answered it.
         """
         if not self.is_open:
             return
-        if self.inherited is None:
-            self.inherited = Inherited()
-        new = self.inherited.add(read)
+        inherited = self.inherited
+        if inherited is None:
+            inherited = self.inherited = Inherited()
+        new = inherited.add(read, hit)
         if read.owners and self.joinable and not read.owners <= {self.partition.owner}:
             self.detach()
         if self.is_clean:
             if new:
                 LEDGER.add_tags(self, new)
-            for tiers in read.trusts.values():
-                self.partition.tool.depend_on(tiers)
+            if read.trusts:
+                for tiers in read.trusts.values():
+                    self.partition.tool.depend_on(tiers)
 
     def finish(self) -> None:
         """End the load, under the lock: no reader joins any more, and writes need not consider it."""

@@ -147,7 +147,7 @@ _MAX_NAMES = 1_000
 def uses_of(roots: Iterable[str]) -> tuple[RootUse, ...]:
     """The records of these roots, for a tool to keep."""
     with LEDGER.lock:
-        return tuple([_roots.setdefault(root, RootUse()) for root in roots])
+        return tuple([_roots.get(root) or _roots.setdefault(root, RootUse()) for root in roots])
 
 
 def mark_written(roots: Iterable[str]) -> None:
@@ -279,13 +279,7 @@ CURRENT.listeners.append(_apply)
 
 
 class Witness(Protocol):
-    """Something that keeps an entry alive, to compare its value with a later one.
-
-    Attributes:
-        entry: the entry that it keeps.
-    """
-
-    entry: Stored | None
+    """Something that keeps an entry alive, to compare its value with a later one."""
 
     def let_go(self, entry: Stored, known: dict[Any, Any] | None) -> None:
         """Keep what identifies the value instead of the entry, if it is still the one that is kept.

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Hashable, Iterable, Mapping, Sequence
 from contextvars import Context, ContextVar, Token, copy_context
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -51,13 +51,14 @@ OUTSIDE: Final = WritePolicy(scope="global", settle=0.0, doubt=DOUBT, in_doubt=(
 class WriteOperation(Operation[WritePolicy]):
     """A decorated write tool."""
 
-    __slots__ = ("is_new",)
+    __slots__ = ("_without_tiers", "is_new")
 
     is_read = False
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.is_new = True  # until its first call
+        self._without_tiers: tuple[object, int] | None = None
         for use in self.root_uses:
             use.writers.add(self)
 
@@ -97,6 +98,19 @@ class WriteOperation(Operation[WritePolicy]):
             warn_once("ok= raised, so the write was taken for successful", self.name, error)
             return True
 
+    def find_tiers(self, *, in_sessions: bool) -> dict[Tier, bool]:
+        """The tiers under its roots: see `tiers_under`.
+
+        That there are none is remembered until a tier is configured, or a root is given another tool.
+        """
+        known = self._without_tiers
+        if known is not None and known[0] is CURRENT.once_configured and known[1] == LEDGER.links:
+            return {}
+        state = CURRENT.once_configured, LEDGER.links  # first: what changes meanwhile makes it out of date
+        found = tiers_under(self.tags.roots, self.own_tiers, in_sessions=in_sessions)
+        self._without_tiers = None if found else state
+        return found
+
     def cache_keys(self, call: Call) -> tuple[CacheKey, ...]:
         """The entries that `key_fn` names.
 
@@ -131,7 +145,10 @@ async def invalidate(proceed: Proceed, call: Call) -> Entry:
     write = _write_of(call)
     if write is None:
         return await proceed(call)
-    await write.begin()
+    if write.tiers:
+        await write.begin()
+    else:
+        write.begin_locally()
     if call.operation.is_new:
         call.operation.is_new = False
         if not write.tiers and call.operation.policy.key_fn is None:  # reads behind a tier may run in other processes
@@ -181,6 +198,7 @@ def _write_of(call: Call) -> Write | None:
         roots=operation.tags.roots,
         own_tiers=operation.own_tiers,
         stats=call.plan.stats,
+        tiers=operation.find_tiers(in_sessions=owners is not None),
     )
 
 
@@ -250,6 +268,7 @@ class Write:
         roots: every root that it may touch.
         own_tiers: tiers that the writer itself names.
         stats: counters of failing tag rules.
+        tiers: the tiers under its roots, if they are known.
 
     Attributes:
         tiers: the tiers to tell of it, and whether each is in use: see `tiers_under`.
@@ -288,6 +307,7 @@ class Write:
         own_tiers: tuple[Tier, ...] = (),
         stats: tuple[Stats, ...] = (),
         entries: tuple[Request, ...] = (),
+        tiers: dict[Tier, bool] | None = None,
     ) -> None:
         self.name = name
         self.policy = policy
@@ -301,7 +321,7 @@ class Write:
         self._roots = roots
         self._own_tiers = own_tiers
         self._configured = CURRENT.once_configured
-        self.tiers = self._find_tiers()
+        self.tiers = self._find_tiers() if tiers is None else tiers
         self._stats = stats
         self._intent: WriteIntent | None = None
         self._renewal: asyncio.TimerHandle | asyncio.Task[None] | None = None
@@ -314,10 +334,14 @@ class Write:
         """
         if self.tiers:
             await self._announce()
+        self.begin_locally()
+
+    def begin_locally(self) -> None:
+        """The half of `begin` that does not wait: all of it without tiers, for one coroutine less."""
         with LEDGER.lock:
-            garbage = LEDGER.invalidate(self.region)
-            self._hold = LEDGER.hold(self._all_possibly_touched())  # after it, to be told of other writes only
-        free(garbage)
+            self._hold, garbage = LEDGER.begin(self.region, self._all_possibly_touched())
+        if garbage:
+            free(garbage)
         self._former = WRITING.set(self)
 
     def take(self, fill: Fill) -> bool:
@@ -345,14 +369,14 @@ class Write:
         """Whether it has begun and not ended."""
         return self._hold is not None
 
-    async def succeed(self, result: Any, *, ok: bool = True) -> None:
-        """Commit after a side effect that returned."""
+    def succeed(self, result: Any, *, ok: bool = True) -> Awaitable[None]:
+        """Commit after a side effect that returned. The local half is done at once, the rest is to be awaited."""
         region = self.region
         if self._late:
             paths, bare = _tags_from(self._late, self._arguments, result, self.name, self._stats)
-            region = replace(region, paths=region.paths + paths, bare=region.bare + bare)
-        fills = tuple(self._fills.values()) if ok else ()
-        await self._end(region, failed=False, hold=self.policy.settle if ok else 0.0, fills=fills)
+            region = Region(region.paths + paths, region.keys, region.owners, region.bare + bare)
+        fills = tuple(self._fills.values()) if ok and self._fills else ()
+        return self._end(region, failed=False, hold=self.policy.settle if ok else 0.0, fills=fills)
 
     async def fail(self, error: BaseException) -> None:
         """Commit after a side effect that raised, or was cancelled.
@@ -371,11 +395,15 @@ class Write:
         return tuple(rule.root for rule in self._late)
 
     def _all_possibly_touched(self) -> Region:
-        return replace(self.region, paths=self.region.paths + self._late_roots) if self._late else self.region
+        region = self.region
+        if not self._late:
+            return region
+        return Region(region.paths + self._late_roots, region.keys, region.owners, region.bare)
 
-    async def _end(
+    def _end(
         self, region: Region, *, failed: bool, hold: float, may_wait: bool = True, fills: Sequence[Fill] = ()
-    ) -> None:
+    ) -> Awaitable[None]:
+        """End the write here. Returns the rest, its end in the tiers."""
         # Contexts of tasks that were started in the write keep it alive: let go of what it refers to.
         former, self._former, self._fills = self._former, None, {}
         if former is not None:
@@ -388,11 +416,17 @@ class Write:
             self.tiers = self._find_tiers() | self.tiers
             if self.tiers and self._intent is None:
                 self._intent = self._make_intent()
-        if self._intent is not None:
-            if self._renewal is not None:
-                self._renewal.cancel()
-            commits = self._start_commits(self._intent, region.paths + region.bare, failed=failed, hold=hold)
-            await run_shielded(self._finish_commits(commits, region, fills), *commits.values(), may_wait=may_wait)
+        if self._intent is None:
+            return _ENDED
+        return self._end_in_tiers(self._intent, region, failed=failed, hold=hold, may_wait=may_wait, fills=fills)
+
+    async def _end_in_tiers(
+        self, intent: WriteIntent, region: Region, *, failed: bool, hold: float, may_wait: bool, fills: Sequence[Fill]
+    ) -> None:
+        if self._renewal is not None:
+            self._renewal.cancel()
+        commits = self._start_commits(intent, region.paths + region.bare, failed=failed, hold=hold)
+        await run_shielded(self._finish_commits(commits, region, fills), *commits.values(), may_wait=may_wait)
 
     def _invalidate_locally(self, region: Region, hold: float, fills: Sequence[Fill] = ()) -> Sequence[Fill]:
         """Release the hold, drop the entries, and store results. With tiers these are stored when they have it, too.
@@ -404,19 +438,19 @@ class Write:
         with LEDGER.lock:
             if fills:  # before the write's own invalidation
                 fills = [fill for fill in fills if self._is_current(fill)]
-            if self._hold is not None:
-                LEDGER.release(self._hold)
-                self._hold = None
             if LEDGER.timed_holds:
                 garbage += LEDGER.expire_holds(CLOCK.now())
-            if hold:
-                LEDGER.hold(region, CLOCK.now() + hold)
-            garbage += LEDGER.invalidate(region)
+            held, self._hold = self._hold, None
+            if held is None:
+                garbage += LEDGER.invalidate(region)
+            else:
+                garbage += LEDGER.end(held, region, CLOCK.now() + hold if hold else None)
             for fill in fills:
                 fill.call.flight.finish()
                 garbage += LEDGER.invalidate(fill.region)  # what is loading now is older
                 fill.call.flight.restart()
-        free(garbage)
+        if garbage:
+            free(garbage)
         if self._intent is None:
             for fill in fills:
                 insert_if_valid(fill.call, fill.entry, fill.tags)
@@ -541,6 +575,15 @@ class Write:
     def _warn_of_failure(self, step: str, tier: Tier, error: Exception) -> None:
         warn_once(f"{step} of a write in {type(tier).__name__} failed", self.name, error)
 
+
+class _Ended:
+    """The end of a write in no tier: there is nothing to wait for."""
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        yield from ()
+
+
+_ENDED: Final = _Ended()
 
 WRITING: ContextVar[Write | None] = ContextVar("agent_cache_writing", default=None)
 """The innermost write that runs in this context. Child tasks and threads inherit it, also beyond its end."""

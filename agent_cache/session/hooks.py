@@ -7,20 +7,21 @@ goes to the guard, which refuses the call, replaces its answer, or lets it go on
 from __future__ import annotations
 
 import asyncio
+from asyncio import current_task
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any, Final
 
 from agent_cache.core.keys import Uncacheable, key_part
 from agent_cache.core.store import NEVER, Stored, entry_of
 from agent_cache.engine.interception import note_answer
-from agent_cache.engine.read import ReadOperation
-from agent_cache.engine.runtime import PLACE, Call, Observe, Operation, Participant, Replacement
+from agent_cache.engine.runtime import PLACE, Call, Operation, Participant, Replacement
 from agent_cache.errors import AgentLoopDetectedError
 from agent_cache.metrics import Stats
 from agent_cache.session.guard import LoopGuard
 from agent_cache.session.loop_detector import (
     RUNNING_TASKS,
     CallCount,
+    Image,
     LoopDetector,
     RunState,
     ToolDetector,
@@ -37,6 +38,13 @@ __all__ = ["SessionHooks"]
 _RECENT: Final = 10
 """How many calls the report on a spent budget names."""
 
+_NOT_COUNTED: Final = CallCount()
+"""Counts the calls of tools without a limit of their own, in place of a counter for each."""
+
+_ALWAYS_ASKED: Final = RunState(None)
+_ALWAYS_ASKED.limit = 0
+"""The limit of calls that are checked one by one."""
+
 _LONG_KEY: Final = 1_000
 """A key of more characters is replaced by its fingerprint, so that the detector does not keep large arguments alive."""
 
@@ -48,35 +56,34 @@ class CallIdentity:
     call that has no key is identified by what can be said of it.
 
     Attributes:
-        is_cache_key: whether calls are identified by their cache keys.
         of_result: maps a result to what identifies it; to None if it cannot be compared.
     """
 
-    __slots__ = ("_guard", "_hints", "_is_read", "_operation", "_unkeyed", "is_cache_key", "of_result")
+    __slots__ = ("_detector", "_guard", "_hints", "_operation")
 
-    of_result: Callable[[Any], Hashable | None]
-
-    def __init__(self, operation: Operation[Any], guard: LoopGuard, unkeyed: UnkeyedCalls) -> None:
+    def __init__(self, operation: Operation[Any], guard: LoopGuard, detector: LoopDetector | None) -> None:
         self._operation = operation
-        self._unkeyed = unkeyed
+        self._detector = detector
         self._guard = guard
         self._hints = operation.policy.loop
-        self._is_read = isinstance(operation, ReadOperation)
-        self.is_cache_key = self._is_read and self._hints.loop_key is None
-        self.of_result = fingerprint if self._hints.outcome_key is None else self._by_outcome_key
+
+    @property
+    def of_result(self) -> Callable[[Any], Hashable | None]:
+        return fingerprint if self._hints.outcome_key is None else self._by_outcome_key
 
     def of_call(self, call: Call) -> Hashable:
         """The identity of a miss or a write."""
         identity = None if self._hints.loop_key is None else self._by_loop_key(call.arguments)
         if identity is not None:
             return identity
-        if self._is_read and call.key is not None:
+        if self._operation.is_read and call.key is not None:
             return call.key
         parameters = self._operation.parameters
         try:
             return _shortened(parameters.key(call.arguments))
         except Uncacheable:
-            return _shortened(self._unkeyed.key(parameters, call.arguments))
+            unkeyed = UnkeyedCalls() if self._detector is None else self._detector.unkeyed
+            return _shortened(unkeyed.key(parameters, call.arguments))
 
     def of_hit(self, key: Hashable, arguments: Mapping[str, Any] | None) -> Hashable:
         """The identity of a hit of a tool with a ``loop_key``."""
@@ -125,20 +132,15 @@ class SessionHooks:
         is_innermost: whether these calls are judged for loops. In an outer session, as for calls that a tool makes by
             itself, only a new successful write matters: it ends the epoch.
         deadline: the clock reading after which no call is admitted.
-
-    Attributes:
-        hit, see: as in the protocol. `hit` is a closure over all that it needs (benchmarks.budgets, "the same in a
-            session").
     """
 
+    # It refers to nothing that refers to it, and no bound method of its own is kept: what a session leaves is freed
+    # without the garbage collector, which took a third of the time of short sessions.
     __slots__ = (
-        "_add", "_deadline", "_detector", "_guard", "_has_own_limit", "_identity", "_is_innermost", "_kind", "_limit",
-        "_max_calls", "_max_nesting", "_name", "_operation", "_run", "_session", "_stats", "_tool_detector", "_trace",
-        "_turns", "_used", "hit", "see",
+        "_add", "_deadline", "_detector", "_guard", "_identity", "_is_cache_key", "_is_innermost", "_is_read", "_limit",
+        "_limits", "_max_calls", "_max_nesting", "_name", "_operation", "_run", "_session", "_stats", "_tool_detector",
+        "_trace", "_turns", "_used",
     )  # fmt: skip
-
-    hit: Observe
-    see: Observe
 
     def __init__(
         self,
@@ -155,98 +157,108 @@ class SessionHooks:
         deadline: float,
     ) -> None:
         self._operation = operation
-        self._name = operation.name
+        self._name = name = operation.name
         self._session = session
         self._guard = guard
-        self._run = run
+        self._run = self._limits = run
         self._trace = trace
         self._add = trace.add
         self._stats = stats
-        self._kind = "read" if isinstance(operation, ReadOperation) else "write"
-        self._identity = CallIdentity(operation, guard, UnkeyedCalls() if detector is None else detector.unkeyed)
+        self._is_read = is_read = operation.is_read
         self._is_innermost = is_innermost
-        if self._kind == "read" and (operation.policy.loop.off or not is_innermost):
+        hints = operation.policy.loop
+        self._is_cache_key = is_read and hints.loop_key is None
+        if is_read and (hints.off or not is_innermost):
             detector = None
+        self._identity = CallIdentity(operation, guard, detector)
         self._tool_detector = None if detector is None else self._tool_detector_of(detector)
-        self._detector = detector if is_innermost else None
+        self._detector = detector = detector if is_innermost else None
         # Where a pause between two calls begins a new turn.
-        self._turns = None if self._detector is None or self._detector.longest_pause is None else self._detector
+        self._turns = None if detector is None or detector.longest_pause is None else detector
         self._deadline = deadline
-        self._max_calls = None if policy is None else policy.calls_of(self._name)
-        # The budget alone needs the count, and a long session may have many tools.
-        self._used = CallCount() if self._max_calls is None else run.used_by(self._name)
-        self._limit = NEVER if policy is None or policy.max_execution_depth is None else policy.max_execution_depth
-        self._max_nesting = NEVER if policy is None or policy.max_nesting is None else policy.max_nesting
-        # Whether each call must be checked: for a budget of time, or of calls of one tool.
-        self._has_own_limit = self._max_calls is not None or deadline != NEVER
-        self.see = self._make_hit(RunState(None))
-        if self._max_calls is not None:
-            self.see = self._count_used(self.see)
-        self.hit = self._ask_first if self._has_own_limit else self._make_hit(run)
+        self._limit = self._max_nesting = NEVER
+        self._max_calls: int | None = None
+        self._used = _NOT_COUNTED
+        if policy is not None:
+            self._max_calls = policy.calls_of(name)
+            if self._max_calls is not None:  # this budget alone needs the count, and a long session may have many tools
+                self._used = run.used_by(name)
+            if policy.max_execution_depth is not None:
+                self._limit = policy.max_execution_depth
+            if policy.max_nesting is not None:
+                self._max_nesting = policy.max_nesting
+        if self._has_own_limit:
+            self._limits = _ALWAYS_ASKED
+
+    @property
+    def _has_own_limit(self) -> bool:
+        """Whether each call must be checked: for a budget of time, or of calls of one tool."""
+        return self._max_calls is not None or self._deadline != NEVER
+
+    @property
+    def _kind(self) -> str:
+        return "read" if self._is_read else "write"
 
     def _tool_detector_of(self, detector: LoopDetector) -> ToolDetector:
-        return detector.tool(
-            self._operation,
-            lambda: ToolDetector(
-                detector,
-                self._name,
-                self._operation.policy.loop,
-                is_write=self._kind == "write",
-                identify=self._identity.of_result,
-            ),
-        )
+        """It outlives these hooks, whose plan may be compiled again."""
+        found = detector.tools.get(self._operation)
+        if found is None:
+            found = detector.add_tool(
+                self._operation,
+                ToolDetector(
+                    detector,
+                    self._name,
+                    self._operation.policy.loop,
+                    is_write=not self._is_read,
+                    identify=self._identity.of_result,
+                ),
+            )
+        return found
 
     # Hits
 
-    def _make_hit(self, limits: RunState) -> Observe:
-        """The hook for hits that these limits allow."""
-        session, run, name, stats, add = self._session, self._run, self._name, self._stats, self._add
-        identify = None if self._identity.is_cache_key else self._identity.of_hit
-        record = None if self._tool_detector is None else self._tool_detector.hit
-        judge, ask_first, failed = self._judge_hit, self._ask_first, self._detector_failed
-        note_task = run.note_task if self._turns is None else self._turns.note_task
-        place_of, current_task, running = PLACE.get, asyncio.current_task, RUNNING_TASKS
+    def hit(
+        self,
+        key: Hashable,
+        entry: Stored,
+        value: Any,
+        now: float,
+        arguments: Mapping[str, Any] | None,
+        is_admitted: bool = False,  # noqa: FBT001, FBT002 - positional, since `see` alone gives it
+    ) -> Any:
+        run, session = self._run, self._session
+        if run.calls >= self._limits.limit and not is_admitted:
+            return self._ask_first(key, entry, value, now, arguments)
+        parent, detector = PLACE.get().call, self._tool_detector
+        inside = None if parent is None else parent.number_in(session)
+        if detector is not None and inside is None:
+            try:
+                if run.running != RUNNING_TASKS if RUNNING_TASKS is not None else current_task() is not run.task:
+                    run.note_task() if self._turns is None else self._turns.note_task()
+                verdict = detector.hit(key if self._is_cache_key else self._identity.of_hit(key, arguments), entry)
+            except Exception as error:  # noqa: BLE001 - a broken guard is not a broken agent
+                verdict = self._detector_failed(error)
+            if verdict is not None:
+                instead = self._judge_hit(verdict, key, now, value)
+                if instead is not None:
+                    self.answered()
+                    return instead.answer
+        # In one step, which no other thread interrupts: as in `metrics.Stats`.
+        run.calls = number = run.calls + 1
+        stats = self._stats
+        stats.hits += 1
+        stats.time_saved += entry[2] if type(entry) is tuple else entry.cost  # type: ignore[union-attr]  # see `Stored`
+        self._add((self._name, key, now, inside, number))
+        return value
 
-        def hit(key: Hashable, entry: Stored, value: Any, now: float, arguments: Mapping[str, Any] | None) -> Any:
-            if run.calls >= limits.limit:
-                return ask_first(key, entry, value, now, arguments)
-            place = place_of()
-            inside = place.call.number_in(session) if place.is_call else None  # type: ignore[union-attr]  # no Scope
-            if record is not None and inside is None:
-                try:
-                    if running != run.running if running is not None else current_task() is not run.task:
-                        note_task()
-                    verdict = record(key if identify is None else identify(key, arguments), entry)
-                except Exception as error:  # noqa: BLE001 - a broken guard is not a broken agent
-                    verdict = failed(error)
-                if verdict is not None:
-                    instead = judge(verdict, key, now, value)
-                    if instead is not None:
-                        self.answered()
-                        return instead.answer
-            # In one step, which no other thread interrupts: as in `metrics.Stats`.
-            run.calls = number = run.calls + 1
-            stats.hits += 1
-            stats.time_saved += entry[2] if type(entry) is tuple else entry.cost  # type: ignore[union-attr]  # see `Stored`
-            add((name, key, now, inside, number))
-            return value
-
-        return hit
-
-    def _count_used(self, see: Observe) -> Observe:
-        """The same hook for a tool with a limit of calls. `_judge_hit` takes back a hit that is refused or replaced."""
-        used = self._used
-
-        def counted(key: Hashable, entry: Stored, value: Any, now: float, arguments: Mapping[str, Any] | None) -> Any:
-            used.calls += 1
-            return see(key, entry, value, now, arguments)
-
-        return counted
+    def see(self, key: Hashable, entry: Stored, value: Any, now: float, arguments: Mapping[str, Any] | None) -> Any:
+        self._used.calls += 1  # `_judge_hit` takes back a hit that is refused or replaced
+        return self.hit(key, entry, value, now, arguments, is_admitted=True)
 
     def _ask_first(
         self, key: Hashable, entry: Stored, value: Any, now: float, arguments: Mapping[str, Any] | None
     ) -> Any:
-        """The hook for hits that a budget may refuse."""
+        """Answer a hit that a budget may refuse."""
         instead = self.ask(key, now, cached=value)
         if instead is None:
             return self.see(key, entry, value, now, arguments)
@@ -337,7 +349,7 @@ class SessionHooks:
         if detector is not None:
             call.began = detector.position + detector.unchanged  # `LoopDetector.clock`, without the call
             if not is_asked:
-                key = call.key if self._identity.is_cache_key else None
+                key = call.key if self._is_cache_key else None
                 call.loop_key = self._identity.of_call(call) if key is None else key
         return None
 
@@ -352,7 +364,8 @@ class SessionHooks:
         if parent is not None or not self._is_innermost:
             if self._kind == "write" and error is None and self._operation.is_successful(value):
                 try:
-                    detector.record_change(self._identity.of_call(call), self._identity.of_result(value))
+                    signature, image = self._compared(detector, value)
+                    detector.record_change(self._identity.of_call(call), signature, image)
                 except Exception as failure:  # noqa: BLE001 - as below
                     self._detector_failed(failure)
             return None
@@ -361,6 +374,7 @@ class SessionHooks:
         if error is not None and (not isinstance(error, Exception) or call.plan.has_refused(error)):
             return None  # an interruption, or the refusal of a call that the tool has made
         run, entry = self._run, None
+        compared: Stored | Image | None = None
         try:
             if RUNNING_TASKS is None or run.running != RUNNING_TASKS:
                 run.note_task()
@@ -373,20 +387,30 @@ class SessionHooks:
                     elif detector.record_first(call.loop_key, entry):
                         return None
                 if entry is None:
-                    signature, has_failed = self._identity.of_result(value), not self._operation.is_successful(value)
+                    signature, compared = self._compared(detector, value)
+                    has_failed = not self._operation.is_successful(value)
                 else:
-                    signature, has_failed = None, False
+                    signature, compared, has_failed = None, entry, False
             else:
-                entry, value, signature, has_failed = None, error, signature_of(error), True
+                value, signature, has_failed = error, signature_of(error), True
             verdict = detector.record(
-                call.loop_key, signature, value=value, entry=entry, error=has_failed, began=call.began
+                call.loop_key, signature, value=value, entry=compared, error=has_failed, began=call.began
             )
         except Exception as failure:  # noqa: BLE001 - a broken guard is not a broken agent
             verdict = self._detector_failed(failure)
         return None if verdict is None else self._judge_run(verdict, value, entry)
 
+    def _compared(self, detector: ToolDetector, value: Any) -> tuple[Hashable | None, Image | None]:
+        """What a result that is not cached is compared by: what identifies it, or its image."""
+        image = detector.image_of(value) if self._operation.policy.loop.outcome_key is None else None
+        return (self._identity.of_result(value), None) if image is None else (None, image)
+
     def _judge_run(self, verdict: Verdict, value: Any, entry: Stored | None) -> Replacement | None:
-        """React to a call that has run, and is in the trace already."""
+        """React to a call that has run, and is in the trace already.
+
+        Args:
+            entry: the cache entry of its result. Without one there is no answer that a later call could be given again.
+        """
         report = verdict.as_error()
         if verdict.level == "notice":
             self._guard.notice(report)

@@ -30,10 +30,10 @@ from __future__ import annotations
 
 import asyncio
 import sys
-import weakref
 from collections.abc import Callable, Hashable
 from contextvars import Context
 from dataclasses import dataclass
+from functools import partial
 from threading import get_ident
 from typing import Any, Final, Literal
 
@@ -45,6 +45,7 @@ from agent_cache.errors import AgentLoopDetectedError
 from agent_cache.session.loop_policy import NEVER, LoopPolicy
 from agent_cache.session.unkeyed import UnkeyedCalls
 from agent_cache.values.compare import fingerprint, shown
+from agent_cache.values.copies import image_of
 
 __all__ = [
     "CURRENT_TASK",
@@ -63,6 +64,10 @@ Level = Literal["notice", "action"]
 
 Identify = Callable[[Any], Hashable | None]
 """Maps a result to a value that equal results share; to None if it cannot be compared."""
+
+_MAX_IMAGE: Final = 16_000
+_MAX_IMAGES: Final = 1_000_000
+"""Bytes of one answer, and of all those of a session, that are kept as images where the cache has no entry of them."""
 
 _CYCLE_COUNT: Final = 3
 """How often the last call of a cycle must have been seen: a set of entities may be read twice."""
@@ -253,6 +258,92 @@ class RunState:
             self.task = _NO_TASK
 
 
+class Room:
+    """How many more bytes of images a session keeps."""
+
+    __slots__ = ("left",)
+
+    def __init__(self, size: int) -> None:
+        self.left = size
+
+
+class Image:
+    """An answer of which the cache has no entry: the function that makes its copies, and the bytes it reads.
+
+    To make the image of a tree of 0.8 KB takes 8 us, its fingerprint 40 us. Most answers are never compared.
+    """
+
+    __slots__ = ("_room", "_size", "copy")
+
+    def __init__(self, copy: partial[Any], size: int, room: Room) -> None:
+        self.copy = copy
+        self._size = size
+        self._room = room
+        room.left -= size
+
+    def __del__(self) -> None:
+        self._room.left += self._size
+
+    def share(self) -> Any:
+        """The value, as `Entry.share`."""
+        return self.copy()
+
+
+Answer = Stored | Image
+
+
+class Answers:
+    """Compares the answers of one tool in one session.
+
+    Attributes:
+        identify: maps a result to what identifies it.
+        room: the room for images.
+    """
+
+    __slots__ = ("identify", "room")
+
+    def __init__(self, identify: Identify, room: Room) -> None:
+        self.identify = identify
+        self.room = room
+
+    def image_of(self, value: Any) -> Image | None:
+        """The image of a result that the cache does not store. None if it is no tree of builtins, or a large one."""
+        copy = image_of(value)
+        if copy is None or (size := len(copy.args[0])) > min(_MAX_IMAGE, self.room.left):
+            return None
+        return Image(copy, size, self.room)
+
+    def image_of_entry(self, entry: Stored) -> Image | None:
+        """The image of an entry that the cache has dropped; None if it has none, or a large one."""
+        image = _bytes_of(entry)
+        if image is None or len(image) > min(_MAX_IMAGE, self.room.left):
+            return None
+        return Image(entry.copy, len(image), self.room)  # type: ignore[union-attr]  # a `GuardedEntry`
+
+    def outcome_of(self, answer: Answer | None) -> Hashable | None:
+        """The identity of an answer."""
+        return None if answer is None else self.identify(_value_of(answer))
+
+
+def _value_of(answer: Answer) -> Any:
+    """The value of an answer, for one reader."""
+    return answer.share() if type(answer) is Image else entry_of(answer).share()  # type: ignore[arg-type]  # no `Image`
+
+
+def _bytes_of(answer: Answer) -> bytes | None:
+    """What the copies of an answer are read from, if they are read from bytes."""
+    copy = getattr(answer, "copy", None)
+    if type(copy) is partial and len(copy.args) == 1 and type(copy.args[0]) is bytes:
+        return copy.args[0]
+    return None
+
+
+def _has_same_image(one: Answer, other: Answer) -> bool:
+    """Whether two answers are copied from the same bytes: then they are the same. If not, that says nothing."""
+    image = _bytes_of(one)
+    return image is not None and image == _bytes_of(other) and one.copy.func is other.copy.func  # type: ignore[union-attr]  # `_bytes_of` says so
+
+
 _Seen = tuple[int, int, int, int, int]
 _UNSEEN: Final[_Seen] = (-1, 0, 0, 0, -1)
 
@@ -261,8 +352,8 @@ class CallHistory:
     """The outcomes of one call: of one tool with one set of arguments. Changed in place, by every hit.
 
     Attributes:
-        entry: the cache entry that held the last outcome; None if there was none, or it is not kept. While hits return
-            this entry, no result is fingerprinted.
+        entry: the cache entry that held the last outcome, or its image where the cache has none; None if neither is
+            kept. While hits return this entry, no result is fingerprinted.
         outcome: the identity of the last outcome, once it was needed; None if it cannot be compared.
         text: the last outcome as short text, once it was needed or where it cannot be made later.
         count: how often the last outcome was seen in `epoch`.
@@ -274,11 +365,11 @@ class CallHistory:
         step: the `RunState.step` in which the last outcome was last counted.
         ended: the `LoopDetector.clock` when the call was last counted.
         others: its earlier outcomes, each with its epoch, count, offset, levels and step.
-        identify: maps a result to what identifies it, once an entry is kept.
+        answers: compares it with others.
     """
 
     __slots__ = (
-        "count", "ended", "entry", "epoch", "identify", "in_a_row", "judge_at", "key", "met", "offset", "others",
+        "answers", "count", "ended", "entry", "epoch", "in_a_row", "judge_at", "key", "met", "offset", "others",
         "outcome", "step", "text", "tool",
     )  # fmt: skip
 
@@ -286,12 +377,13 @@ class CallHistory:
         self,
         tool: str,
         key: Hashable,
-        entry: Stored | None = None,
+        answers: Answers,
+        entry: Answer | None = None,
         epoch: int = -1,
-        identify: Identify = fingerprint,
     ) -> None:
         self.tool = tool
         self.key = key
+        self.answers = answers
         self.entry = entry
         self.epoch = epoch
         self.outcome: Hashable = None
@@ -303,7 +395,6 @@ class CallHistory:
         self.step = -1
         self.ended = -1
         self.others: dict[Hashable, _Seen] | None = None
-        self.identify = identify
 
     def let_go(self, entry: Stored, known: dict[Any, Any] | None) -> None:
         """Keep what identifies the value of an entry that the cache has dropped, and not the entry."""
@@ -314,7 +405,12 @@ class CallHistory:
                 self.entry = None
                 return
             known = {}
-        identify = self.identify
+        image = self.answers.image_of_entry(entry)
+        if image is not None:
+            if self.entry is entry:  # no call in another thread has replaced it meanwhile
+                self.entry = image
+            return
+        identify = self.answers.identify
         if identify not in known:
             try:
                 value = entry_of(entry).share()
@@ -322,7 +418,7 @@ class CallHistory:
             except Exception:  # noqa: BLE001 - a value of any class; the outcome is new when it comes again
                 known[identify] = None, ""
         outcome, text = known[identify]
-        if self.entry is entry:  # no call in another thread has replaced it meanwhile
+        if self.entry is entry:  # as above
             if self.outcome is None:
                 self.outcome = outcome
             self.text = self.text or text
@@ -332,29 +428,26 @@ class CallHistory:
         """The last outcome as short text, for reports."""
         entry = self.entry
         if not self.text and entry is not None:
-            self.text = shown(entry_of(entry).share())
+            self.text = shown(_value_of(entry))
         return self.text
-
-    def keep_entry(self, entry: Stored, identify: Identify) -> None:
-        """Keep the last entry, to compare later ones with it, for as long as the cache has it."""
-        self.identify = identify
-        watch(entry, self)
 
     def release_entry(self) -> None:
         """Stop keeping the last entry. An outcome that was not identified is new when it comes again."""
         entry, self.entry = self.entry, None
-        if entry is not None:
+        if entry is not None and not isinstance(entry, Image):
             unwatch(entry, self)
 
-    def set_outcome(self, outcome: Hashable | None, entry: Stored | None, identify: Identify) -> tuple[bool, bool]:
+    def set_outcome(self, outcome: Hashable | None, entry: Answer | None) -> tuple[bool, bool]:
         """Make this the last outcome. Returns whether it already was, and whether it was seen before in any epoch."""
         if self.epoch < 0:
             self.outcome, self.entry = outcome, entry
             return False, False
-        if entry is not None and entry is self.entry:
+        former = self.entry
+        if entry is not None and former is not None and (entry is former or _has_same_image(entry, former)):
+            self.entry = entry
             return True, True
-        before = self.outcome if self.outcome is not None else _outcome_of(self.entry, identify)
-        now = outcome if outcome is not None else _outcome_of(entry, identify)
+        before = self.outcome if self.outcome is not None else self.answers.outcome_of(former)
+        now = outcome if outcome is not None else self.answers.outcome_of(entry)
         self.outcome, self.entry, self.text = now, entry, ""
         if now is not None and now == before:
             return True, True
@@ -397,11 +490,7 @@ def _needed(level: int) -> int:
     return min(_REPEAT_BALANCE, level)
 
 
-def _outcome_of(entry: Stored | None, identify: Identify) -> Hashable | None:
-    return None if entry is None else identify(entry_of(entry).share())
-
-
-NO_CALL: Final = CallHistory("", None)
+NO_CALL: Final = CallHistory("", None, Answers(fingerprint, Room(0)))
 
 ANY_CALL: Final = None
 """In place of a key: every call of a tool. No call has this key."""
@@ -425,27 +514,27 @@ class LoopDetector:
         mixed_after: a call after this position that has another signature than the one before it makes the streak one
             of several signatures.
         cycle_at: the position from which a cycle must be judged.
+        repeat_notice: the count from which a new signature must be judged.
         cycle_acted: whether this streak has met the action level of a cycle.
         recent: the last calls, by position.
         is_open: whether the last entries of calls are kept, to compare later ones with them. Not once the session has
             ended: tasks that outlive it may still call.
         tools: the `ToolDetector` of each operation, kept here by `SessionHooks`.
-        histories: the calls of each of them.
-        unkeyed: identifies the calls that have no key, for `SessionHooks`.
+        images: the room for answers of which the cache has no entry.
         blocked: the calls to refuse before they run, and why.
     """
 
     __slots__ = (
-        "__weakref__", "_error", "_error_at", "_error_clock", "_error_step", "_errors", "active", "blocked",
-        "cycle_acted", "cycle_at", "cycle_notice", "epoch", "histories", "is_open", "last", "levels", "longest_pause",
-        "mixed_after", "newest", "position", "progress", "recent", "run", "streak_start", "tools", "unchanged",
-        "unkeyed",
+        "_error", "_error_at", "_error_clock", "_error_step", "_errors", "_unkeyed", "active", "blocked", "cycle_acted",
+        "cycle_at", "cycle_notice", "epoch", "images", "is_open", "last", "levels", "longest_pause", "mixed_after",
+        "newest", "position", "progress", "recent", "repeat_notice", "run", "streak_start", "tools", "unchanged",
     )  # fmt: skip
 
     def __init__(self, policy: LoopPolicy, run: RunState) -> None:
         self.run = run
         self.levels = policy.thresholds
         self.cycle_notice = self.levels["cycle"].notice
+        self.repeat_notice = self.levels["repeat"].notice
         self.epoch = 0
         self.position = 0
         self.unchanged = 0
@@ -458,36 +547,35 @@ class LoopDetector:
         self.cycle_at = NEVER
         self.cycle_acted = False
         self.tools: dict[Hashable, ToolDetector] = {}
-        self.unkeyed = UnkeyedCalls()
+        self._unkeyed: UnkeyedCalls | None = None
+        self.images = Room(_MAX_IMAGES)
         self.recent = [NO_CALL] * _MAX_RECENT
         self.is_open = True
-        self.histories: dict[Hashable, dict[Hashable, CallHistory]] = {}
-        weakref.finalize(self, _release_all, self.histories).atexit = False  # a session that is never left
         self.blocked: dict[tuple[str, Hashable], Verdict] = {}
         self._error: tuple[str, Hashable] | None = None
         self._errors = 0
         self._error_at = self._error_clock = self._error_step = -1
 
-    def tool(self, operation: Hashable, make: Callable[[], ToolDetector]) -> ToolDetector:
-        """The detector of one tool. It outlives the plan that it was made for, which may be compiled again."""
-        found = self.tools.get(operation)
-        if found is None:
-            found = self.tools.setdefault(operation, make())
-            self.histories[operation] = found.calls
+    def add_tool(self, operation: Hashable, tool: ToolDetector) -> ToolDetector:
+        """Keep the detector of one tool. Returns the one that another thread has added meanwhile, if there is one."""
+        found = self.tools.setdefault(operation, tool)
+        if len(self.tools) > _MAX_TOOLS:
             forget_oldest(self.tools, _MAX_TOOLS)
-            if len(self.histories) > _MAX_TOOLS:
-                gone = [(one, calls) for one, calls in list(self.histories.items()) if one not in self.tools]
-                _release_all(dict(gone))
-                for one, _ in gone:
-                    self.histories.pop(one, None)
         return found
 
     def close(self) -> None:
         """Keep no entry alive any more, since the session has ended: tasks that outlive it may still call."""
         self.is_open = False
-        _release_all(self.histories)
-        self.histories.clear()
-        self.tools.clear()
+        tools, self.tools = self.tools, {}
+        for tool in tools.values():
+            tool.release_entries()
+
+    @property
+    def unkeyed(self) -> UnkeyedCalls:
+        """Identifies the calls that have no key, for `SessionHooks`. Made when there is one."""
+        if self._unkeyed is None:
+            self._unkeyed = UnkeyedCalls()
+        return self._unkeyed
 
     @property
     def clock(self) -> int:
@@ -588,13 +676,6 @@ class LoopDetector:
         forget_oldest(self.blocked, _MAX_BLOCKED)
 
 
-def _release_all(histories: dict[Hashable, dict[Hashable, CallHistory]]) -> None:
-    """Keep no entry of these calls any more."""
-    for calls in list(histories.values()):
-        for call in list(calls.values()):
-            call.release_entry()
-
-
 class ToolDetector:
     """Records the calls of one tool in one session, and judges them.
 
@@ -603,13 +684,10 @@ class ToolDetector:
 
     Attributes:
         calls: the calls that are remembered, by key.
-        hit: ``(key, entry) -> Verdict | None``: as `record`, for an answer from an entry. A closure over all that it
-            needs (benchmarks.budgets, "the same in a session").
+        answers: compares their answers.
     """
 
-    __slots__ = ("_detector", "_hints", "_identify", "_is_plain", "_is_write", "_tool", "calls", "hit")
-
-    hit: Callable[[Hashable, Stored], Verdict | None]
+    __slots__ = ("_detector", "_hints", "_is_plain", "_is_write", "_tool", "answers", "calls")
 
     def __init__(
         self,
@@ -624,49 +702,52 @@ class ToolDetector:
         self._tool = tool
         self._is_write = is_write
         self._hints = hints
-        self._identify = identify
+        self.answers = Answers(identify, detector.images)
         self.calls: dict[Hashable, CallHistory] = {}
         self._is_plain = not (is_write or hints.off or hints.poll)
-        self.hit = self._make_hit() if self._is_plain else self._record_hit
 
-    def _make_hit(self) -> Callable[[Hashable, Stored], Verdict | None]:
-        """Repeats `record` for the case that the entry is the one of the last time."""
-        state, known, record_hit, judge = self._detector, self.calls.get, self._record_hit, self._judge
-        run, recent, notice = state.run, state.recent, state.cycle_notice
-        mask, never, cycle_count = _MASK, NEVER, _CYCLE_COUNT
-        stale, needed = _STALE, _needed(state.levels["repeat"].notice)
+    def __del__(self) -> None:
+        if self._detector.is_open:  # a session that is never left, or has forgotten the tool
+            self.release_entries()
 
-        def hit(key: Hashable, entry: Stored) -> Verdict | None:
-            call = known(key)
-            if call is None or call.entry is not entry or call.epoch != state.epoch:
-                return record_hit(key, entry)
-            call.count = count = call.count + 1
-            if call.step != run.step:
-                step, call.step = call.step, run.step
-                if step <= state.newest:  # `CallHistory.count_once`
-                    offset, most = call.offset + stale - state.change_since(step), stale * count
-                    call.offset = offset = min(offset, most)
-                    soonest = (offset + needed + 1) // stale
-                    if soonest > call.judge_at:
-                        call.judge_at = soonest
-                elif step >= run.first_step:  # another task of the same round
-                    call.count -= 1
-                    return None
-            state.position = position = state.position + 1
-            recent[position & mask] = call
-            if call is not state.last:
-                state.last = call
-                if position > state.mixed_after:
-                    state.mixed_after = never
-                    state.cycle_at = state.streak_start + notice
-            if count >= call.judge_at or (position >= state.cycle_at and count >= cycle_count):
-                return judge(call)
-            return None
+    def release_entries(self) -> None:
+        """Keep no answer of these calls any more."""
+        for call in list(self.calls.values()):
+            if call.entry is not None:
+                call.release_entry()
 
-        return hit
+    def hit(self, key: Hashable, entry: Stored) -> Verdict | None:
+        """As `record`, for an answer from an entry.
 
-    def _record_hit(self, key: Hashable, entry: Stored) -> Verdict | None:
-        return self.record(key, entry=entry)
+        Repeats it for the case that the entry is the one of the last time (benchmarks.budgets, "the same in a
+        session").
+        """
+        call, state = self.calls.get(key), self._detector
+        if call is None or call.entry is not entry or call.epoch != state.epoch or not self._is_plain:
+            return self.record(key, entry=entry)
+        run = state.run
+        call.count = count = call.count + 1
+        if call.step != run.step:
+            step, call.step = call.step, run.step
+            if step <= state.newest:  # `CallHistory.count_once`
+                offset, most = call.offset + _STALE - state.change_since(step), _STALE * count
+                call.offset = offset = min(offset, most)
+                soonest = (offset + _needed(state.repeat_notice) + 1) // _STALE
+                if soonest > call.judge_at:
+                    call.judge_at = soonest
+            elif step >= run.first_step:  # another task of the same round
+                call.count -= 1
+                return None
+        state.position = position = state.position + 1
+        state.recent[position & _MASK] = call
+        if call is not state.last:
+            state.last = call
+            if position > state.mixed_after:
+                state.mixed_after = NEVER
+                state.cycle_at = state.streak_start + state.cycle_notice
+        if count >= call.judge_at or (position >= state.cycle_at and count >= _CYCLE_COUNT):
+            return self._judge(call)
+        return None
 
     def blocked(self, key: Hashable) -> Verdict | None:
         """Why this call is to be refused without running; None if it is not. Ask only if `LoopDetector.blocked`."""
@@ -679,7 +760,7 @@ class ToolDetector:
         outcome: Hashable | None = None,
         *,
         value: object = None,
-        entry: Stored | None = None,
+        entry: Answer | None = None,
         error: bool = False,
         began: int = NEVER,
     ) -> Verdict | None:
@@ -689,24 +770,25 @@ class ToolDetector:
             key: identifies its arguments.
             outcome: identifies its result or its error; None if nothing does, or if `entry` holds the result.
             value: the result or the error itself, for reports.
-            entry: the entry that holds its result.
+            entry: the entry that holds its result, or its image (`Answers.image_of`).
             error: whether it failed: it raised, or its result stands for a failure.
             began: `LoopDetector.clock` when it began; left out if no other call can have run meanwhile.
         """
-        if entry is not None and self.record_first(key, entry):
+        is_cached = entry is not None and type(entry) is not Image
+        if is_cached and self.record_first(key, entry):  # type: ignore[arg-type]  # no `Image`
             return None
         state, call, hints = self._detector, self._history(key), self._hints
         before, is_unseen = call.entry, call.epoch != state.epoch
-        is_same, is_known = call.set_outcome(outcome, entry, self._identify)
-        if before is not None and entry is not before:
+        is_same, is_known = call.set_outcome(outcome, entry)
+        if before is not None and not isinstance(before, Image) and entry is not before:
             unwatch(before, call)
         if entry is None:
             if is_known or error:
                 call.text = shown(value)
         elif not state.is_open:
             call.release_entry()
-        elif entry is not before:
-            call.keep_entry(entry, self._identify)
+        elif is_cached and entry is not before:
+            watch(entry, call)  # type: ignore[arg-type]  # no `Image`
         has_written = self._is_write and not error
         if has_written and not is_known:
             state.end_epoch()
@@ -753,10 +835,10 @@ class ToolDetector:
         if len(calls) >= _MAX_CALLS:
             self._forget_oldest()
         state, run = self._detector, self._detector.run
-        calls[key] = call = CallHistory(self._tool, key, entry, state.epoch, self._identify)
+        calls[key] = call = CallHistory(self._tool, key, self.answers, entry, state.epoch)
         state.newest = state.progress = run.step  # `LoopDetector.note_new`, without the call
         run.step = call.step = run.step + 1
-        call.judge_at = state.levels["repeat"].notice
+        call.judge_at = state.repeat_notice
         call.count = call.in_a_row = 1
         call.offset = _STALE
         state.position = position = state.position + 1
@@ -774,21 +856,25 @@ class ToolDetector:
             WITNESSES[id(entry)] = call  # `watch`, without the call
         return True
 
-    def record_change(self, key: Hashable, outcome: Hashable | None) -> None:
+    def record_change(self, key: Hashable, outcome: Hashable | None, image: Image | None = None) -> None:
         """Note a successful write that is not counted here, such as one of an inner session.
 
         It ends the epoch if its signature is new here.
         """
         state, call = self._detector, self._history(key)
-        _, is_known = call.set_outcome(outcome, None, self._identify)
+        _, is_known = call.set_outcome(outcome, image)
         if not is_known:
             state.end_epoch()
         call.enter_epoch(state.epoch)
 
+    def image_of(self, value: Any) -> Image | None:
+        """What a result that is not cached is compared by, should its call come again; None if that is its identity."""
+        return self.answers.image_of(value) if self._detector.is_open else None
+
     def _history(self, key: Hashable) -> CallHistory:
         call = self.calls.get(key)
         if call is None:
-            call = CallHistory(self._tool, key)
+            call = CallHistory(self._tool, key, self.answers)
             self._forget_oldest()
             self.calls[key] = call
         return call

@@ -150,6 +150,8 @@ class AgentCacheSession:
                 f"session {self.session_id!r} was entered in one context and left in another, so calls in between "
                 "may have been outside of it; enter and leave it in the same task, as one `async with` does"
             ) from error
+        if not is_closing:
+            scope.outside_of_load.inside = None  # the two refer to each other, which only a garbage collection frees
         if is_inside and not is_closing:
             raise ConfigurationError(
                 f"session {self.session_id!r} was left before a session that was entered inside it; leave the "

@@ -66,6 +66,7 @@ __all__ = [
     "is_large",
     "is_member",
     "is_model",
+    "is_native",
     "lasting_digest",
     "make_room",
     "segment_digest",
@@ -259,12 +260,16 @@ def has_native_state(kind: type) -> bool:
     A `datetime` has its date, an exception its ``args``, a `functools.partial` its function. A base in C has
     other flags than a class statement sets, or a constructor in C; one that is no larger than `object` has no state.
     """
-    for base in kind.__mro__:
-        is_native = base.__flags__ & _KIND_OF_TYPE != _MADE_BY_CLASS
-        is_native |= getattr(vars(base).get("__new__"), "__self__", None) is base
-        if is_native and base is not tuple and base.__basicsize__ > object.__basicsize__:
-            return True
-    return False
+    return any(
+        is_native(base) and base is not tuple and base.__basicsize__ > object.__basicsize__ for base in kind.__mro__
+    )
+
+
+def is_native(kind: type) -> bool:
+    """Whether a class is written in C."""
+    if kind.__flags__ & _KIND_OF_TYPE != _MADE_BY_CLASS:
+        return True
+    return getattr(vars(kind).get("__new__"), "__self__", None) is kind
 
 
 def _undeclared_slots(kind: type, names: Iterable[str]) -> tuple[MemberDescriptorType, ...]:

@@ -27,6 +27,7 @@ from agent_cache import (
     get_metrics,
     tags_from,
 )
+from agent_cache.values import compare
 from tests.harness import library
 from tests.harness.gates import Gate, cancelled, started, until
 
@@ -425,12 +426,14 @@ async def test_a_write_is_never_skipped_in_silence():
     assert len(shop.runs) == 10
 
 
-async def test_an_answer_that_is_not_cached_is_never_invented():
+@pytest.mark.parametrize("answer", ["same", {"tree": ["same"]}], ids=["text", "tree"])
+async def test_an_answer_that_is_not_cached_is_never_invented(answer: Any):
     """A read that nothing is kept of has been run; what it gave is withheld rather than made up the next time."""
     shop = Shop()
+    shop.answers = answer
     with configure(enabled=False):
         async with AgentCacheSession(on_loop="short_circuit") as session:
-            assert await outcomes(shop.get, 7) == ["same"] * 4 + [STOPPED] * 3
+            assert await outcomes(shop.get, 7) == [answer] * 4 + [STOPPED] * 3
     assert session.loop_error is None, "it is not latched"
 
 
@@ -1206,6 +1209,96 @@ async def test_a_run_keeps_no_task_that_has_ended_nor_what_it_gave(how: str):
         gc.collect()
         assert [reference() for reference in kept] == [None] * 6
     assert session.metrics.calls == 6
+
+
+# -- Comparing answers -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def walked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The values whose fingerprints are made."""
+    values: list[Any] = []
+
+    def counting(value: Any) -> bytes:
+        values.append(value)
+        return canonical(value)
+
+    canonical = compare.canonical
+    monkeypatch.setattr(compare, "canonical", counting)
+    return values
+
+
+def tree(number: int) -> dict[str, Any]:
+    return {"id": number, "items": [{"price": 1.5, "size": "L"}, {"price": 2.5, "size": "M"}]}
+
+
+async def test_answers_that_nobody_compares_are_not_fingerprinted(walked: list[Any]):
+    """Nor those that are compared and are copied from the same bytes; the loop is seen all the same."""
+    shop = Shop()
+    shop.answers = tree
+    async with AgentCacheSession(on_loop="notice") as session:
+        for x in range(50):
+            assert await shop.add(x) == tree(x)
+        for _ in range(3):
+            await shop.get(1)
+            assert await shop.get.invalidate(1)
+        assert not walked
+        assert session.get_metrics()["loop_notices"] == {"repeat": 1}
+        for _ in range(10):
+            assert await shop.add(7) == tree(7)
+        assert isinstance(await shop.add(7), str), "refused"
+    assert not walked
+
+
+@pytest.mark.parametrize("how", ["write", "read", "uncached"])
+async def test_answers_are_the_same_if_they_are_equal_and_differ_in_their_bytes(how: str, walked: list[Any]):
+    """A dict in another order is the same answer; True is another one than 1."""
+    shop = Shop(write=LoopHints())
+    call = {"write": shop.add, "read": shop.get.fresh, "uncached": shop.get.fresh}[how]
+    policy = LoopPolicy(repeat=3, write_repeat=3, cycle=None)
+
+    async def noticed(*answers: Any) -> bool:
+        given = iter(answers)
+        shop.answers = lambda _: next(given)
+        with configure(enabled=how != "uncached"):
+            async with AgentCacheSession(on_loop="warn", loop_policy=policy) as session:
+                for _ in answers:
+                    await call(1)
+        return bool(session.get_metrics()["loops"])
+
+    assert await noticed({"a": [1], "b": [2]}, {"b": [2], "a": [1]}, {"a": [1], "b": [2]})
+    assert not await noticed({"a": [1]}, {"a": [True]}, {"a": [1.0]})
+    assert not await noticed({"a": [b"x"]}, {"a": [bytearray(b"x")]}, {"a": [(b"x",)]})
+    assert walked
+
+
+async def test_a_caller_that_changes_what_it_was_given_does_not_change_what_the_next_is_compared_with():
+    shop = Shop()
+    shop.answers = tree
+    async with AgentCacheSession(on_loop="notice") as session:
+        for _ in range(10):
+            (await shop.add(1))["items"].clear()
+        assert isinstance(await shop.add(1), str), "refused"
+    assert session.loop_error is None
+
+
+async def test_the_answers_that_a_session_keeps_as_images_are_bounded(walked: list[Any]):
+    """In all and one by one. What is replaced makes room."""
+    shop = Shop()
+    shop.answers = lambda x: {"text": ["x" * 10_000, x]}
+    async with AgentCacheSession(loop_policy=LoopPolicy(cycle=None, max_execution_depth=None)):
+        for _ in range(5):
+            for x in range(90):
+                await shop.add(x)
+        assert not walked
+        for x in range(90, 120):
+            await shop.add(x)
+        assert 15 < len(walked) < 30
+    walked.clear()
+    shop.answers = lambda x: {"text": ["x" * 20_000, x]}
+    async with AgentCacheSession():
+        await shop.add(1)
+    assert len(walked) == 1
 
 
 # -- useful work that repeats a call ---------------------------------------------------------------------------

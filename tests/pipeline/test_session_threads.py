@@ -224,10 +224,7 @@ async def test_a_loop_detector_that_breaks_costs_no_answer(
     def broken(*_: object, **__: object) -> None:
         raise KeyError("state")
 
-    if method == "hit":
-        monkeypatch.setattr(loop_detector.ToolDetector, "_make_hit", lambda self: broken)
-    else:
-        monkeypatch.setattr(loop_detector.ToolDetector, method, broken)
+    monkeypatch.setattr(loop_detector.ToolDetector, method, broken)
     tools = Tools()
     with caplog.at_level(logging.WARNING, logger="agent_cache"):
         async with AgentCacheSession() as session:

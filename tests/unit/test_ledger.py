@@ -306,7 +306,10 @@ def test_a_session_that_has_ended_is_reached_no_more(ledger: Ledger):
     ledger.unregister(session)
     ledger.unregister(session)
     assert ledger.partitions() == [tool]
-    assert ledger.invalidate(Region(("order:7",))) == [({}, {}, {}, [])], "of the tool in the global scope alone"
+    assert ledger.invalidate(Region(("order:7",))) == []
+    put(tool, "mine")
+    dropped = ledger.invalidate(Region(("order:7",)))
+    assert [list(store[0]) for store in dropped] == [["mine"]], "of the tool in the global scope alone"
 
 
 def test_clearing_one_tool_spares_the_others(ledger: Ledger):
@@ -418,6 +421,52 @@ def test_a_hold_is_there_although_the_last_other_one_is_let_go_of_meanwhile(ledg
     assert root.held.sets == {(None, "order:7"): {second}}
 
 
+def test_a_write_in_flight_whose_hold_was_released_drops_what_was_stored_since(ledger: Ledger):
+    """Under a hold nothing is stored, so the end of a write looks for entries only if its hold was no longer there."""
+    partition = partition_in(ledger, roots=("order",))
+    region = Region(("order:7",))
+    for is_held in (True, False):
+        hold, _ = ledger.begin(region, region)
+        assert not ledger.may_store(loading(ledger, partition, "order:7"), ["order:7"])
+        if not is_held:
+            ledger.release_all()  # as in a forked child, and between two tests
+            put(partition, "k", "order:7")
+        ledger.end(hold, region)
+        assert partition.store.keys() == []
+        assert not ledger.holds_anything
+
+
+def test_a_write_drops_at_its_end_what_only_its_result_names(ledger: Ledger):
+    partition = partition_in(ledger, roots=("order", "user"))
+    put(partition, "7", "order:7")
+    put(partition, "u1", "user:1")
+    put(partition, "u2", "user:2")
+    put(partition, "u3", "user:3")
+    early, held = Region(("order:7",)), Region(("order:7", "user"))
+    hold, _ = ledger.begin(early, held)
+    assert partition.store.keys() == ["u1", "u2", "u3"]
+    ledger.end(hold, Region(("order:7", "user:1")))
+    assert partition.store.keys() == ["u2", "u3"]
+    hold, _ = ledger.begin(early, early)
+    ledger.end(hold, Region(("order:7", "user:2")))
+    assert partition.store.keys() == ["u3"]
+    hold, _ = ledger.begin(early, held)
+    ledger.end(hold, held)
+    assert partition.store.keys() == []
+
+
+def test_the_end_of_a_write_marks_the_loads_that_began_inside(ledger: Ledger):
+    partition = partition_in(ledger, roots=("order",))
+    region = Region(("order:7",))
+    hold, _ = ledger.begin(region, region)
+    loads = [loading(ledger, partition, "order:7"), loading(ledger, partition, "order:8")]
+    ledger.end(hold, region, until=10.0)
+    assert [fate(load) for load in loads] == ["dirty", "untouched"]
+    assert not ledger.may_store(loading(ledger, partition, "order:7"), ["order:7"])
+    ledger.expire_holds(10.0)
+    assert ledger.may_store(loading(ledger, partition, "order:7"), ["order:7"])
+
+
 # -- What it costs: the lines of the library that one more write, load or hold runs ----------------------------
 
 
@@ -453,10 +502,12 @@ def test_a_write_costs_what_it_names_while_loads_wait_for_tags_from_their_result
 
 def test_a_write_costs_nothing_for_loads_of_other_tags(ledger: Ledger):
     partition = partition_in(ledger, roots=("order",))
+    loading(ledger, partition, "order:another")
+    ledger.invalidate(Region(("order:8",)))  # the first one lists the loads that have started
     alone = lines_of(lambda: ledger.invalidate(Region(("order:7",))))
     for number in range(1_000):
         loading(ledger, partition, f"order:other{number}", key=number)
-    ledger.invalidate(Region(("order:8",)))  # the first one lists the loads that have started
+    ledger.invalidate(Region(("order:8",)))
     assert lines_of(lambda: ledger.invalidate(Region(("order:7",)))) <= alone + 5
 
 
@@ -500,6 +551,46 @@ def test_more_sessions_than_a_write_may_visit_lose_everything_at_once(ledger: Le
         put(partition, "other", "order:2")
     assert lines_of(lambda: ledger.invalidate(Region(("order:1",)))) < 4_500
     assert not any(partition.store.lookup(key) for partition in partitions for key in ("k", "other"))
+
+
+def test_a_write_looks_for_entries_once(ledger: Ledger):
+    """Its end costs the same however many tools share the root."""
+
+    def lines_of_an_end() -> int:
+        hold, _ = ledger.begin(region, region)
+        return lines_of(lambda: ledger.end(hold, region))
+
+    region = Region(("order:7",))
+    tools = [partition_in(ledger, roots=("order",))]
+    alone = lines_of_an_end()
+    tools += [partition_in(ledger, roots=("order",)) for _ in range(100)]
+    assert lines_of_an_end() == alone
+
+
+def test_a_write_drops_so_many_entries_one_by_one_in_all_tools_together(ledger: Ledger):
+    """The tools that it then comes to lose all their entries, in constant time."""
+    tools = [partition_in(ledger, roots=("order",)) for _ in range(20)]
+    in_sessions = [partition_in(ledger, owner=object(), of=tool) for tool in tools for _ in range(100)]
+    for partition in (*tools, *in_sessions):
+        put(partition, "other", "order:8")
+        for number in range(10):
+            put(partition, number, "order:7")
+    lines = lines_of(lambda: ledger.invalidate(Region(("order:7",))))
+    assert lines < 30 * coherence._MANY
+    partitions = (*tools, *in_sessions)
+    assert not any(partition.store.lookup(number) for partition in partitions for number in range(10))
+    assert any(partition.store.lookup("other") for partition in partitions), "some are dropped one by one"
+
+
+def test_the_lists_of_sessions_that_are_dropped_at_once_are_handed_back(ledger: Ledger):
+    """They are freed in slices, outside of the lock, as the entries are."""
+    tool = partition_in(ledger, "order")
+    sessions = [partition_in(ledger, "order", owner=object(), of=tool) for _ in range(100)]
+    for number, session in enumerate(sessions):
+        put(session, number, f"user:{number}")
+    outdated, lists = ledger.invalidate(Region(("order",)))
+    assert len(outdated) == 100
+    assert [len(each) for each in lists] == [0, 100, 100, 1, 100]
 
 
 def test_the_lists_of_a_session_are_those_of_its_entries(ledger: Ledger):

@@ -786,7 +786,6 @@ def test_memory_is_bounded_however_long_the_session(last: int) -> None:
     assert most[5_000] == most[last]
     assert most[last] == {
         "blocked": 1_000,
-        "histories": 0,
         "levels": 5,
         "recent": 128,
         "recent.others": 16,
