@@ -17,7 +17,7 @@ this is generated (names shortened; ``root`` is the scope outside of any session
         except Uncacheable as error:
             key = unkeyed(error)
         if here is root:
-            entry = store.lookup(key)
+            entry = lookup(key)  # that of the tool's global store
             if type(entry) is tuple:  # (value, fast, cost, *tags): `core.store.Plain`
                 if now() < entry[1]:
                     [if entry is not store.newest: move it to the end]
@@ -170,9 +170,8 @@ def _by_the_plan(arguments: str) -> list[str]:
 
 def _inline(arguments: str, *, expires: bool) -> list[str]:
     """The answer to a local hit. For an entry that never expires the clock is not read, which saves 50 ns."""
-    # The slot is read before it is called: `store.lookup(key)` would search the class for a method first (7 ns).
-    # `__class__` is read in 7 ns less than `type()` is called.
-    find = ["$lookup = $store.lookup", "$entry = $lookup($key)"]
+    # A global that the store sets, which saves 7 ns; `__class__` is read in 7 ns less than `type()` is called.
+    find = ["$entry = $lookup($key)"]
     at_root = [
         *find,
         "if $entry.__class__ is $tuple:",
@@ -400,6 +399,8 @@ def _function(operation: Operation[Any], generated: _Generated, names: dict[str,
     body: Body = wraps(operation.function)(made)
     weakref.finalize(body, _forget_source, filename, shown).atexit = False
     CLOCK.show_in(body, prefix + "now")
+    if isinstance(operation, ReadOperation):
+        operation.partition.store.show_in(namespace, prefix + "lookup")
     return body
 
 
