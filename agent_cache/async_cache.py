@@ -33,7 +33,7 @@ from uuid import UUID
 from agent_cache.clock import CLOCK
 from agent_cache.core.coherence import Load, Partition
 from agent_cache.core.keys import PLAIN, Part, key_part
-from agent_cache.core.store import NEVER, Entry
+from agent_cache.core.store import NEVER, Entry, Stored
 from agent_cache.engine.runtime import PLACE, Call, Failure, Flight
 from agent_cache.engine.single_flight import single_flight
 from agent_cache.engine.state import LEDGER, free, keep
@@ -499,9 +499,9 @@ class Storage:
     def find(self, part: Part) -> KeyedEntry | None:
         """Return the entry under a key, and delete it if it has expired. Does not count as a use."""
         store = self.partition.store
-        entry = store.lookup(part)
+        entry: KeyedEntry | None = store.lookup(part)  # type: ignore[assignment]  # nothing else is ever inserted
         if entry is None or CLOCK.now() < entry.fast:
-            return entry  # type: ignore[return-value]  # only `KeyedEntry` is ever inserted
+            return entry
         with LEDGER.lock:
             if store.peek(part) is entry:
                 store.discard(part)
@@ -525,7 +525,7 @@ class Storage:
             self.loads.mark_dirty(part)
             _garbage = self.insert(entry) if ttl > 0 else self.partition.store.discard(part)
 
-    def delete(self, key: Hashable) -> Entry | None:
+    def delete(self, key: Hashable) -> Stored | None:
         """Delete an entry and return it. No load under way restores it."""
         part = self.identity(key)
         with LEDGER.lock:

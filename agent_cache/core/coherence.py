@@ -27,7 +27,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, Final
 
-from agent_cache.core.store import NEVER, Entry, Store
+from agent_cache.core.store import NEVER, Store, Stored, tags_of
 from agent_cache.core.tags import EVERY_KEY, Part, Region, Tag, ancestors, every_key_of, root_of
 
 __all__ = ["NO_PLACES", "EntryTag", "Hold", "Ledger", "Load", "Outdated", "Partition", "PartitionGroup"]
@@ -544,8 +544,8 @@ class Contents:
 
 
 def _if_current(
-    group: PartitionGroup, lookup: Callable[[Hashable], Entry | None]
-) -> Callable[[Hashable], Entry | None]:
+    group: PartitionGroup, lookup: Callable[[Hashable], Stored | None]
+) -> Callable[[Hashable], Stored | None]:
     """Look up entries until those of all sessions are dropped at once."""
     epoch = group.epoch
     return lambda key: lookup(key) if group.epoch is epoch else None
@@ -604,7 +604,7 @@ class Partition:
         """Whether all its entries were dropped with those of the other sessions."""
         return self.owner is not None and self._epoch is not self.group.epoch
 
-    def insert(self, key: Hashable, entry: Entry) -> tuple[Entry | None, list[Any]]:
+    def insert(self, key: Hashable, entry: Stored) -> tuple[Stored | None, list[Any]]:
         """Insert or replace an entry.
 
         Returns:
@@ -619,7 +619,7 @@ class Partition:
         contents = self._contents
         if contents is None:
             contents = self._contents = Contents(self)
-        self.group.list_entry(contents, id(self.owner), key, entry.tags)
+        self.group.list_entry(contents, id(self.owner), key, tags_of(entry))
         evicted = self.store.insert(key, entry)
         if len(contents.keys) + len(contents.tags) > self._most:
             self._list_anew(contents)
@@ -632,7 +632,7 @@ class Partition:
         self.group.unlist(contents)
         self._contents = contents = Contents(self)
         for key, entry in self.store.items():
-            self.group.list_entry(contents, id(self.owner), key, entry.tags)
+            self.group.list_entry(contents, id(self.owner), key, tags_of(entry))
         self._most = max(_FEW, 2 * (len(contents.keys) + len(contents.tags)))
 
     def close(self) -> list[Any]:

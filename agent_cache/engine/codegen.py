@@ -18,16 +18,17 @@ this is generated (names shortened; ``root`` is the scope outside of any session
             key = unkeyed(error)
         if here is root:
             entry = lookup(key)  # that of the tool's global store
-            if entry is not None:
-                moment = now()
-                if moment < entry.fast:
+            if type(entry) is tuple:  # (value, fast, cost, *tags): `core.store.Plain`
+                if now() < entry[1]:
                     [if entry is not store.newest: move it to the end]
                     stats.hits += 1
-                    stats.time_saved += entry.cost
-                    return entry.value
-                value = entry.value_at(moment)
+                    stats.time_saved += entry[2]
+                    return entry[0]
+            elif entry is not None:
+                moment = now()
+                value = entry.value if moment < entry.fast else entry.value_at(moment)
                 if value is not MISSING:
-                    [the same]
+                    [the same, with entry.cost]
                     return value
         elif here.answers_inline:
             [the same, with one more line: value = here.plan(operation).observe(key, entry, value, moment, None)]
@@ -129,6 +130,7 @@ _READ_NAMES = {
     "part_of_default": default_part,
     "PLAIN": PLAIN,
     "type": type,
+    "tuple": tuple,
     "str": str,
     "int": int,
     "dict": dict,
@@ -150,7 +152,6 @@ if $entry is not $store.newest:
     except KeyError:
         pass
 $stats.hits += 1
-$stats.time_saved += $entry.cost
 """.splitlines()
 
 
@@ -169,19 +170,18 @@ def _by_the_plan(arguments: str) -> list[str]:
 
 def _inline(arguments: str, *, expires: bool) -> list[str]:
     """The answer to a local hit. For an entry that never expires the clock is not read, which saves 50 ns."""
-    find = ["$entry = $lookup($key)"]  # a global that the store sets, which saves 7 ns
-    if expires:
-        answer = ["$moment = $now()", "if $moment < $entry.fast:", *_indented([*_USE, "return $entry.value"], 1)]
-    else:
-        answer = ["if $entry.fast == $NEVER:", *_indented([*_USE, "return $entry.value"], 1), "$moment = $now()"]
+    # A global that the store sets, which saves 7 ns; `__class__` is read in 7 ns less than `type()` is called.
+    find = ["$entry = $lookup($key)"]
     at_root = [
         *find,
-        "if $entry is not None:",
-        *_indented(answer, 1),
-        "    $value = $entry.value_at($moment)",
+        "if $entry.__class__ is $tuple:",
+        "    if $now() < $entry[1]:" if expires else "    if $entry[1] == $NEVER or $now() < $entry[1]:",
+        *_indented([*_USE, "$stats.time_saved += $entry[2]", "return $entry[0]"], 2),
+        "elif $entry is not None:",
+        "    $moment = $now()",
+        "    $value = $entry.value if $moment < $entry.fast else $entry.value_at($moment)",
         "    if $value is not $MISSING:",
-        *_indented(_USE, 2),
-        "        return $value",
+        *_indented([*_USE, "$stats.time_saved += $entry.cost", "return $value"], 2),
     ]
     return [
         "if $here is $root:",
@@ -190,12 +190,15 @@ def _inline(arguments: str, *, expires: bool) -> list[str]:
         *_indented(find, 1),
         "    if $entry is not None:",
         "        $moment = $now()",
-        "        $value = $entry.value if $moment < $entry.fast else $entry.value_at($moment)",
+        "        if $entry.__class__ is $tuple:",
+        "            $value, $cost = $entry[0] if $moment < $entry[1] else $MISSING, $entry[2]",
+        "        else:",
+        "            $value = $entry.value if $moment < $entry.fast else $entry.value_at($moment)",
+        "            $cost = $entry.cost",
         "        if $value is not $MISSING:",
         "            $observe = ($here.plans.get($operation) or $here.plan($operation)).observe",
         f"            $value = $observe($key, $entry, $value, $moment, {arguments})",
-        *_indented(_USE, 3),
-        "            return $value",
+        *_indented([*_USE, "$stats.time_saved += $cost", "return $value"], 3),
         "else:",
         "    if $here.is_call:",
         "        $here = $here.scope",

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from agent_cache.clock import CLOCK
-from agent_cache.core.store import Entry
+from agent_cache.core.store import Entry, Stored, entry_of
 from agent_cache.engine.runtime import Call, Proceed
 from agent_cache.engine.state import warn_once
 from agent_cache.engine.store_result import inherit_entry, reload_expired
@@ -68,15 +68,15 @@ async def serve_expired(proceed: Proceed, call: Call) -> Entry:
 def _expired(call: Call, kept_for: float) -> tuple[Entry | None, Any]:
     """The entry of a call, and a value for its caller. None if it cannot be used, or expired longer ago than that."""
     store = call.plan.partition.store
-    entry: Entry | None = store.lookup(call.key)
-    now = CLOCK.now()
+    found: Stored | None = store.lookup(call.key)
+    entry, now = None if found is None else entry_of(found), CLOCK.now()
     if entry is None or now >= entry.expires + kept_for:
         return None, MISSING
     value = entry.expired_value(now)
     if value is MISSING:
         return None, MISSING
-    if entry is not store.newest:
-        store.use(call.key, entry)
+    if found is not store.newest:
+        store.use(call.key, found)
     for stats in call.plan.stats:
         stats.stale += 1
     return entry, value

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from agent_cache.clock import CLOCK
 from agent_cache.core.coherence import EntryTag
-from agent_cache.core.store import NEVER, Entry
+from agent_cache.core.store import NEVER, Stored
 from agent_cache.core.tags import Tag, root_of
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class Inherited:
         expires: the clock reading at which the first of them expires.
         is_cached: whether all of them were cached.
         owners, tenants, trusts: those of all reads.
-        hits: entries that have answered a read. Another hit of one of them adds nothing.
+        hits: entries that have answered a read, by their id. Another hit of one of them adds nothing.
     """
 
     __slots__ = (
@@ -98,7 +98,7 @@ class Inherited:
     def __init__(self) -> None:
         self.tags: dict[Tag, None] = {}
         self.entries: dict[Tag, None] = {}
-        self.hits: set[Entry] = set()
+        self.hits: dict[int, Stored] = {}
         self.expires = NEVER
         self.is_cached = True
         self.owners: Set[object] = _NONE
@@ -109,10 +109,10 @@ class Inherited:
         self._is_folded = False
         self._strong: list[Source] = []
 
-    def add(self, read: Inherits, hit: Entry | None = None) -> list[Tag]:
+    def add(self, read: Inherits, hit: Stored | None = None) -> list[Tag]:
         """Add a read, which this entry has answered. Returns the tags that are new."""
         if hit is not None and len(self.hits) < _MAX_SOURCES:
-            self.hits.add(hit)
+            self.hits[id(hit)] = hit
         if read.expires < self.expires:
             self.expires = read.expires
         if not read.is_cached:

@@ -19,7 +19,7 @@ from typing import Any, Final
 from agent_cache.clock import CLOCK
 from agent_cache.config import CURRENT
 from agent_cache.core.coherence import Partition
-from agent_cache.core.store import Entry
+from agent_cache.core.store import Entry, Stored
 from agent_cache.engine.expired import serve_expired
 from agent_cache.engine.read import ReadOperation, check_name
 from agent_cache.engine.runtime import (
@@ -116,7 +116,9 @@ def _inside_load(outside: Plan, operation: ReadOperation) -> Plan:
 
     ask, place_of = outside.observe if outside.observers else None, PLACE.get
 
-    def observe(key: Hashable, entry: Entry, value: Any, now: float, arguments: Mapping[str, Any] | None = None) -> Any:
+    def observe(
+        key: Hashable, entry: Stored, value: Any, now: float, arguments: Mapping[str, Any] | None = None
+    ) -> Any:
         if ask is not None:
             value = ask(key, entry, value, now, arguments)
         call = place_of().call
@@ -175,14 +177,18 @@ def _local_lookup(partition: Partition, observe: Observe, stats: Stats, tenant: 
         if entry is None:
             return MISSING
         now = clock.now()
-        value = entry.value if now < entry.fast else entry.value_at(now)
+        if type(entry) is tuple:
+            value, cost = entry[0] if now < entry[1] else MISSING, entry[2]
+        else:
+            full: Entry = entry  # type: ignore[assignment]  # see `Stored`
+            value, cost = full.value if now < full.fast else full.value_at(now), full.cost
         if value is MISSING:
             return MISSING
         value = observe(key, entry, value, now, arguments)
         if entry is not store.newest:
             store.use(key, entry)
         stats.hits += 1
-        stats.time_saved += entry.cost
+        stats.time_saved += cost
         return value
 
     if tenant is None:
@@ -242,7 +248,9 @@ def _observe(observers: tuple[CallObserver, ...]) -> Observe:
     if len(observers) == 1:
         return observers[0].hit
 
-    def observe(key: Hashable, entry: Entry, value: Any, now: float, arguments: Mapping[str, Any] | None = None) -> Any:
+    def observe(
+        key: Hashable, entry: Stored, value: Any, now: float, arguments: Mapping[str, Any] | None = None
+    ) -> Any:
         replacement = _ask(observers, key, now, cached=value)
         if replacement is not None:
             for observer in observers:

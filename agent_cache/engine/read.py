@@ -19,7 +19,7 @@ from agent_cache.config import CURRENT, Configuration
 from agent_cache.core.coherence import Partition
 from agent_cache.core.keys import Uncacheable, key_part
 from agent_cache.core.policies import ReadPolicy
-from agent_cache.core.store import Entry
+from agent_cache.core.store import Entry, entry_of
 from agent_cache.core.tags import Region
 from agent_cache.engine.interception import InterceptedCall
 from agent_cache.engine.runtime import (
@@ -240,11 +240,12 @@ class ReadOperation(Operation[ReadPolicy]):
         if type(outcome) is Failure:
             self.stats.shared += 1
             outcome.raise_again()
-        value = outcome.share()
+        entry = entry_of(outcome)
+        value = entry.share()
         if value is MISSING:  # it could not be copied for this caller
             return await self._run(Call(self, plan, key, args, kwargs, "uncached"), plan.uncached)
         self.stats.shared += 1
-        self.stats.time_saved += outcome.cost
+        self.stats.time_saved += entry.cost
         return value
 
     def local_hit(self, scope: Scope, key: Hashable, arguments: Mapping[str, Any]) -> Any:
@@ -323,7 +324,7 @@ class ReadOperation(Operation[ReadPolicy]):
             entry = plan.partition.store.lookup(plan.qualify(self.key_of(arguments)))
         except Uncacheable:
             return False
-        return entry is not None and entry.is_valid_at(CLOCK.now(), self.policy.grace)
+        return entry is not None and entry_of(entry).is_valid_at(CLOCK.now(), self.policy.grace)
 
     def cache_info(self) -> CacheInfo:
         """Counters and size of the local cache."""

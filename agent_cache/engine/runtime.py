@@ -20,7 +20,7 @@ from agent_cache.config import CURRENT, Configuration
 from agent_cache.core.coherence import NO_PLACES, Load, Partition
 from agent_cache.core.parameters import Parameters
 from agent_cache.core.policies import ReadPolicy, WritePolicy
-from agent_cache.core.store import Entry
+from agent_cache.core.store import Entry, Stored
 from agent_cache.core.tags import Tag, TagSet
 from agent_cache.engine.inheritance import Inherited, Inherits
 from agent_cache.engine.state import LEDGER, RootUse, forget_oldest, uses_of
@@ -89,7 +89,7 @@ class Replacement(NamedTuple):
     kind: str
 
 
-Observe = Callable[[Hashable, Entry, Any, float, Mapping[str, Any] | None], Any]
+Observe = Callable[[Hashable, Stored, Any, float, Mapping[str, Any] | None], Any]
 """Shown each local hit: key, entry, value, clock reading, and the arguments where the tool's loop guard needs them.
 Returns the value that the caller gets, or raises.
 """
@@ -120,8 +120,8 @@ class CallObserver(Protocol):
 
     stats: Stats
 
-    def hit(self, key: Hashable, entry: Entry, value: Any, now: float, arguments: Mapping[str, Any] | None) -> Any: ...
-    def see(self, key: Hashable, entry: Entry, value: Any, now: float, arguments: Mapping[str, Any] | None) -> Any: ...
+    def hit(self, key: Hashable, entry: Stored, value: Any, now: float, arguments: Mapping[str, Any] | None) -> Any: ...
+    def see(self, key: Hashable, entry: Stored, value: Any, now: float, arguments: Mapping[str, Any] | None) -> Any: ...
     def ask(self, key: Hashable, now: float, call: Call | None = None, cached: Any = MISSING) -> Replacement | None: ...
     def admit(self, call: Call, now: float | None = None) -> Replacement | None: ...
     def done(self, call: Call, value: Any, error: BaseException | None, now: float) -> Replacement | None: ...
@@ -636,7 +636,7 @@ class Flight(Load):
         self.waiters: Waiters | None = None
         self.waits_for: list[Flight] | None = None
         self.joinable = False
-        self.result: Entry | None = None
+        self.result: Stored | None = None
         self.stored_tags: tuple[Tag, ...] | None = None
         self.tickets: tuple[Ticket, ...] = ()
         self.inherited: Inherited | None = None
@@ -738,7 +738,7 @@ class Flight(Load):
                 self.inherited = Inherited()
             LEDGER.add_tags(self, self.inherited.add_tags(tags))
 
-    def inherit(self, read: Inherits, hit: Entry | None = None) -> None:
+    def inherit(self, read: Inherits, hit: Stored | None = None) -> None:
         """Depend on what a decorated read depends on that the load has made. The caller holds the lock.
 
         Nothing happens once the load has ended: a task that it has left behind is no part of it.
@@ -958,7 +958,7 @@ class Call:
         return self._arguments
 
     @property
-    def stored_entry(self) -> Entry | None:
+    def stored_entry(self) -> Stored | None:
         """The entry that the answer was stored as; None if it was not stored."""
         if self.source == "uncached" or self.source == "write" or self.flight.stored_tags is None:
             return None

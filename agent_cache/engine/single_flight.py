@@ -17,7 +17,7 @@ from collections.abc import Awaitable
 
 from agent_cache.clock import CLOCK
 from agent_cache.core.coherence import Partition
-from agent_cache.core.store import Entry
+from agent_cache.core.store import Entry, entry_of
 from agent_cache.engine.runtime import BECOME_LEADER, Call, Failure, Flight, Proceed
 from agent_cache.engine.state import LEDGER, free
 from agent_cache.values.canonical import MISSING
@@ -145,12 +145,12 @@ async def _follow(
         under.waits_for.remove(flight)  # type: ignore[union-attr]  # as in _lead()
     if type(outcome) is Failure:
         outcome.raise_again()
-    assert isinstance(outcome, Entry)
-    value = outcome.share()
+    entry = entry_of(outcome)  # type: ignore[arg-type]  # nothing else is left
+    value = entry.share()
     if value is MISSING:  # it could not be copied for this caller
         call.source = "uncached"
         return await call.plan.uncached(call)
-    return Entry(value, 0.0, outcome.cost)
+    return Entry(value, 0.0, entry.cost)
 
 
 def take_over(

@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeVar
 
 from agent_cache.config import CURRENT, Configuration
 from agent_cache.core.coherence import Ledger
-from agent_cache.core.store import Entry, Sizes, Store
+from agent_cache.core.store import Dropped, Entry, Sizes, Store, Stored
 from agent_cache.core.tags import Region
 
 __all__ = [
@@ -217,7 +217,7 @@ def drop(region: Region) -> int:
     """Invalidate a region at once. Returns how many local entries were dropped."""
     with LEDGER.lock:
         garbage = LEDGER.invalidate(region)
-    count = sum(len(dropped[0]) if type(dropped) is tuple else len(dropped) for dropped in garbage)
+    count = sum(len(dropped[0]) if type(dropped) is Dropped else len(dropped) for dropped in garbage)
     free(garbage)
     return count
 
@@ -282,7 +282,7 @@ CURRENT.listeners.append(_apply)
 class Witness(Protocol):
     """Something that keeps an entry alive, to compare its value with a later one."""
 
-    def let_go(self, entry: Entry, known: dict[Any, Any] | None) -> None:
+    def let_go(self, entry: Stored, known: dict[Any, Any] | None) -> None:
         """Keep what identifies the value instead of the entry, if it is still the one that is kept.
 
         Args:
@@ -292,42 +292,43 @@ class Witness(Protocol):
         ...
 
 
-WITNESSES: dict[Entry, Any] = {}
-"""The witness of each entry that has one, or a set of them. A witness that lets go of its entry is removed."""
+WITNESSES: dict[int, Any] = {}
+"""The witness of each entry that has one, or a set of them, by the id of the entry, which the witness keeps alive. One
+that lets go of its entry is removed."""
 
 
-def watch(entry: Entry, witness: Witness) -> None:
+def watch(entry: Stored, witness: Witness) -> None:
     """Call `Witness.let_go` soon after the cache has dropped this entry, unless `unwatch` is called before."""
-    present = WITNESSES.setdefault(entry, witness)
+    present = WITNESSES.setdefault(id(entry), witness)
     if type(present) is set:
         present.add(witness)
     elif present is not witness:
-        WITNESSES[entry] = {present, witness}
+        WITNESSES[id(entry)] = {present, witness}
 
 
-def unwatch(entry: Entry, witness: Witness) -> None:
+def unwatch(entry: Stored, witness: Witness) -> None:
     """Forget a witness that lets go of its entry."""
-    present = WITNESSES.get(entry)
+    present = WITNESSES.get(id(entry))
     if present is witness:
-        WITNESSES.pop(entry, None)
+        WITNESSES.pop(id(entry), None)
     elif type(present) is set:
         present.discard(witness)
         if not present:
-            WITNESSES.pop(entry, None)
+            WITNESSES.pop(id(entry), None)
 
 
 def _witnesses_of(present: Any) -> list[Witness]:
     return list(present) if type(present) is set else [present]
 
 
-def note_evicted(entry: Entry) -> None:
+def note_evicted(entry: Stored) -> None:
     """Let no witness keep an entry that was evicted. Called outside of the lock."""
-    present = WITNESSES.pop(entry, None)
+    present = WITNESSES.pop(id(entry), None)
     if present is not None:
         tell_evicted(entry, _witnesses_of(present))
 
 
-def tell_evicted(entry: Entry, witnesses: Iterable[Witness]) -> None:
+def tell_evicted(entry: Stored, witnesses: Iterable[Witness]) -> None:
     """The same for the witnesses that the entry had."""
     for witness in list(witnesses):
         witness.let_go(entry, None)
@@ -342,7 +343,7 @@ def note_dropped(entries: Iterable[Any]) -> None:
     found = [
         _tell(entry, _witnesses_of(present))
         for entry in entries
-        if isinstance(entry, Entry) and (present := WITNESSES.pop(entry, None)) is not None
+        if (present := WITNESSES.pop(id(entry), None)) is not None
     ]
     if not found:
         return
@@ -353,7 +354,7 @@ def note_dropped(entries: Iterable[Any]) -> None:
             return
 
 
-def _tell(entry: Entry, witnesses: list[Witness]) -> Iterator[None]:
+def _tell(entry: Stored, witnesses: list[Witness]) -> Iterator[None]:
     """Let each witness identify the value, which takes 1 to 50 us."""
     known: dict[Any, Any] = {}
     for witness in witnesses:
@@ -370,16 +371,16 @@ def free(garbage: list[Any]) -> None:
     One value is always freed at once, however large it is: a dict of ten million items takes half a second.
 
     Args:
-        garbage: entries that were evicted, and what was dropped: lists of entries, and tuples of containers as
-            `Store.drop_all` returns them. It is emptied.
+        garbage: entries that were evicted, and what was dropped: lists of entries, and the containers
+            of `Store.drop_all`. It is emptied.
     """
     count = 0
     for dropped in garbage:
-        count += sum(map(len, dropped)) if type(dropped) is tuple else len(dropped) if type(dropped) is list else 1
-    parts = [part for dropped in garbage for part in (dropped if type(dropped) is tuple else (dropped,))]
+        count += sum(map(len, dropped)) if type(dropped) is Dropped else len(dropped) if type(dropped) is list else 1
+    parts = [part for dropped in garbage for part in (dropped if type(dropped) is Dropped else (dropped,))]
     if (count <= _AT_ONCE or not _in_turns(*parts)) and WITNESSES:
         for part in parts:
-            if isinstance(part, Entry):
+            if isinstance(part, Entry | tuple):
                 note_evicted(part)
             elif isinstance(part, dict):
                 note_dropped(part.values())
@@ -430,7 +431,7 @@ def _emptied(queue: deque[Any]) -> Iterator[None]:
                     queue.append(value)
             else:
                 value = container.pop()
-            if isinstance(value, Entry) and (present := WITNESSES.pop(value, None)) is not None:
+            if WITNESSES and (present := WITNESSES.pop(id(value), None)) is not None:
                 yield from _tell(value, _witnesses_of(present))
             del value
             freed += 1
@@ -441,7 +442,7 @@ def _emptied(queue: deque[Any]) -> Iterator[None]:
             yield
         elif isinstance(container, Iterator):
             yield from container
-        elif isinstance(container, Entry):
+        elif isinstance(container, Entry | tuple):
             note_evicted(container)
         del container
         yield

@@ -23,8 +23,12 @@ from agent_cache.core.store import (
     KeptEntry,
     SizedEntry,
     Store,
+    Stored,
     UnsharedEntry,
+    entry_of,
     entry_size,
+    expires_of,
+    tags_of,
 )
 from agent_cache.core.tags import Tag
 from agent_cache.engine.inheritance import NO_TRUSTS, Inherited, Inherits, Source
@@ -63,7 +67,7 @@ __all__ = [
 ]
 
 Run = Callable[[Call], Awaitable[Entry]]
-Insert = Callable[[Call, Entry, tuple[Tag, ...]], object]
+Insert = Callable[[Call, Stored, tuple[Tag, ...]], object]
 
 
 @cache
@@ -130,19 +134,19 @@ def run_uncached(call: Call) -> Awaitable[Entry]:
     return run_tool(call)
 
 
-def inherit_entry(within: Flight, plan: Plan, key: Hashable, entry: Entry) -> None:
+def inherit_entry(within: Flight, plan: Plan, key: Hashable, entry: Stored) -> None:
     """Let a load inherit from a local entry that has answered a read made in it. `key` is qualified."""
     if not within.is_open or not within.is_clean:
         return  # of a task that the load has left behind, or it is not stored, whatever it reads
     inherited = within.inherited
-    if inherited is not None and entry in inherited.hits:
+    if inherited is not None and id(entry) in inherited.hits:
         return  # a write since then has marked the load
     partition: Partition = plan.partition
     if not LEDGER.lock.acquire(False):  # noqa: FBT003 - as in insert_if_valid()
         wait_for_lock()
     try:
         if partition.store.lookup(key) is entry:
-            tags = (*partition.static, *entry.tags, partition.group.entry_tag(key))
+            tags = (*partition.static, *tags_of(entry), partition.group.entry_tag(key))
             within.inherit(_inherits(plan, tags, entry, is_copy=True), entry)
         else:
             within.mark_dirty()  # a write in another thread was faster
@@ -153,7 +157,7 @@ def inherit_entry(within: Flight, plan: Plan, key: Hashable, entry: Entry) -> No
 def _inherits(
     plan: Plan,
     tags: tuple[Tag, ...],
-    entry: Entry | None,
+    entry: Stored | None,
     source: Source | None = None,
     *,
     is_cached: bool = True,
@@ -169,7 +173,7 @@ def _inherits(
         tags,
         _NONE if partition.owner is None else frozenset({partition.owner}),
         _NONE if plan.tenant is None else frozenset({plan.tenant}),
-        NEVER if entry is None else entry.expires,
+        NEVER if entry is None else expires_of(entry),
         is_cached,
         trusts,
         source,
@@ -205,7 +209,7 @@ def store_result(call: Call, entry: Entry, insert: Insert | None = None) -> None
         entry_tags += tuple([tag for tag in inherited.tags if tag not in static and tag not in entry_tags])
         entry_tags += tuple(inherited.entries)
         expires = min(expires, inherited.expires)
-    stored: Entry | None
+    stored: Stored | None
     if insert is None and tags is not None and (LEDGER.holds or not flight.is_clean) and _is_refused(call, entry, tags):
         stored = flight.result = entry  # for the caller that ran the tool alone: it needs no copy
     else:
@@ -271,13 +275,12 @@ def _result_tags(call: Call, value: object) -> tuple[Tag, ...] | None:
     return tags
 
 
-def protected_copy(call: Call, entry: Entry, tags: tuple[Tag, ...], expires: float) -> Entry | None:
+def protected_copy(call: Call, entry: Entry, tags: tuple[Tag, ...], expires: float) -> Stored | None:
     """Make the entry that hits and followers are answered from; None if its value cannot be copied.
 
     Followers run the tool themselves then: two readers of one generator would each get a part of it.
 
-    An immutable value of a tool without tiers is shared as it is: the entry itself is returned, where sizes are not
-    bounded.
+    An immutable value of a tool without tiers is shared as it is: in a plain tuple, where sizes are not bounded.
     """
     flight = call.flight
     flight.result = entry
@@ -302,9 +305,10 @@ def protected_copy(call: Call, entry: Entry, tags: tuple[Tag, ...], expires: flo
             return flight.result
         if size:
             flight.result = SizedEntry(entry.value, expires, entry.cost, tags, size)
-            return flight.result
-        entry.fast, entry.tags = expires, tags
-        return entry
+        else:
+            plain = entry.value, expires, entry.cost
+            flight.result = plain + tags if tags else plain
+        return flight.result
     value, fast = (entry.value, 0.0) if copy is None else (None, -NEVER)
     flight.result = GuardedEntry(value, fast, entry.cost, tags, size, expires, copy, trust, kept_for)
     return flight.result
@@ -325,7 +329,7 @@ def _accepted_by_cache_if(call: Call, entry: Entry) -> bool:
         return False
 
 
-def insert_if_valid(call: Call, entry: Entry | None, tags: tuple[Tag, ...]) -> bool:
+def insert_if_valid(call: Call, entry: Stored | None, tags: tuple[Tag, ...]) -> bool:
     """Check for overlapping invalidations, insert, let other loads inherit, and end the flight, in one step.
 
     A ticket that is no longer clean prevents the local insertion, too.
@@ -375,9 +379,9 @@ def insert_if_valid(call: Call, entry: Entry | None, tags: tuple[Tag, ...]) -> b
                 doubts = [ticket for ticket in flight.tickets if not ticket.is_clean()]
             if not doubts:
                 is_stored = True
-                if type(entry) is not Entry and entry.size:
+                if type(entry) is not tuple and entry.size:  # type: ignore[union-attr]  # see `Stored`
                     garbage = list(garbage)
-                    is_stored = _make_room(call, store, entry, garbage)
+                    is_stored = _make_room(call, store, entry_of(entry), garbage)
             if is_stored:
                 _newest = store.newest
                 replaced = store.lookup(key)
@@ -389,7 +393,7 @@ def insert_if_valid(call: Call, entry: Entry | None, tags: tuple[Tag, ...]) -> b
                 if evicted is not None:
                     for stats in plan.stats:
                         stats.evictions += 1
-                elif store.maxsize is None and entry.kept_until != NEVER:
+                elif store.maxsize is None and expires_of(entry) != NEVER:
                     garbage = [*garbage, store.sweep(CLOCK.now())]
         if flight.dependents:
             source = flight if flight.tickets else None
@@ -416,7 +420,7 @@ def insert_if_valid(call: Call, entry: Entry | None, tags: tuple[Tag, ...]) -> b
     if WITNESSES:
         if replaced is not None:
             note_dropped((replaced,))
-        if evicted is not None and (witness := WITNESSES.pop(evicted, None)) is not None:
+        if evicted is not None and (witness := WITNESSES.pop(id(evicted), None)) is not None:
             if type(witness) is set:
                 tell_evicted(evicted, witness)
             else:
@@ -434,19 +438,19 @@ def _is_still_enabled(configuration: Configuration, plan: Plan) -> bool:
     return configuration.enabled and configuration.has_tiers_of(plan.configuration)
 
 
-def _may_depend_on(call: Call, entry: Entry, inherited: Inherited) -> bool:
+def _may_depend_on(call: Call, entry: Stored, inherited: Inherited) -> bool:
     """Whether a result may be stored that depends on these reads.
 
     One that belongs to a session or a tenant is not shared with waiting callers either: they run the tool themselves.
     """
     is_own = inherited.belongs_to(call.flight.partition.owner, call.plan.tenant)
     if not is_own:
-        call.flight.result = UnsharedEntry(None, 0.0, entry.cost)
+        call.flight.result = UnsharedEntry(None, 0.0, entry_of(entry).cost)
     may_store = (
         is_own
         and inherited.is_undisturbed()
         and (inherited.is_cached or call.operation.policy.ttl is not None)
-        and entry.expires > CLOCK.now()
+        and expires_of(entry) > CLOCK.now()
     )
     if not may_store:
         count_unstored(call)

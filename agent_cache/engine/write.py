@@ -20,7 +20,7 @@ from agent_cache.clock import CLOCK
 from agent_cache.config import CURRENT
 from agent_cache.core.coherence import Hold
 from agent_cache.core.policies import WritePolicy
-from agent_cache.core.store import Entry
+from agent_cache.core.store import Entry, Stored, expiring_by
 from agent_cache.core.tags import MANY_PATHS, Region, Tag, TagRule, root_of
 from agent_cache.engine.interception import InterceptedCall
 from agent_cache.engine.runtime import PLACE, CacheKey, Call, Operation, Proceed, Scope
@@ -238,7 +238,7 @@ def _tags_from(
     return paths, bare
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Fill:
     """A result that was given to `tool.set`, to be stored when a write commits.
 
@@ -248,7 +248,7 @@ class Fill:
     """
 
     call: Call
-    entry: Entry
+    entry: Stored
     tags: tuple[Tag, ...]
 
     @property
@@ -503,7 +503,7 @@ class Write:
             call.flight.tickets = await take_tickets(call)
             for ticket in call.flight.tickets:
                 if ticket.lasts is not None:
-                    fill.entry.expire_by(call.started + ticket.lasts)
+                    fill.entry = expiring_by(fill.entry, call.started + ticket.lasts)
             insert_if_valid(call, fill.entry, fill.tags)
         finally:
             with LEDGER.lock:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable, Mapping
 from typing import Any, Final
 
 from agent_cache.core.keys import Uncacheable, key_part
-from agent_cache.core.store import NEVER, Entry
+from agent_cache.core.store import NEVER, Stored, entry_of
 from agent_cache.engine.interception import note_answer
 from agent_cache.engine.runtime import PLACE, Call, Operation, Participant, Replacement
 from agent_cache.errors import AgentLoopDetectedError
@@ -234,7 +234,7 @@ class SessionHooks:
     def hit(
         self,
         key: Hashable,
-        entry: Entry,
+        entry: Stored,
         value: Any,
         now: float,
         arguments: Mapping[str, Any] | None,
@@ -261,16 +261,16 @@ class SessionHooks:
         run.calls = number = run.calls + 1
         stats = self.stats
         stats.hits += 1
-        stats.time_saved += entry.cost
+        stats.time_saved += entry[2] if type(entry) is tuple else entry.cost  # type: ignore[union-attr]  # see `Stored`
         self._add((self._name, key, now, inside, number))
         return value
 
-    def see(self, key: Hashable, entry: Entry, value: Any, now: float, arguments: Mapping[str, Any] | None) -> Any:
+    def see(self, key: Hashable, entry: Stored, value: Any, now: float, arguments: Mapping[str, Any] | None) -> Any:
         self._used.calls += 1  # `_judge_hit` takes back a hit that is refused or replaced
         return self.hit(key, entry, value, now, arguments, is_admitted=True)
 
     def _ask_first(
-        self, key: Hashable, entry: Entry, value: Any, now: float, arguments: Mapping[str, Any] | None
+        self, key: Hashable, entry: Stored, value: Any, now: float, arguments: Mapping[str, Any] | None
     ) -> Any:
         """Answer a hit that a budget may refuse."""
         instead = self.ask(key, now, cached=value)
@@ -388,7 +388,7 @@ class SessionHooks:
         if error is not None and (not isinstance(error, Exception) or call.plan.has_refused(error)):
             return None  # an interruption, or the refusal of a call that the tool has made
         run, entry = self._run, None
-        compared: Entry | Image | None = None
+        compared: Stored | Image | None = None
         try:
             if RUNNING_TASKS is None or run.running != RUNNING_TASKS:
                 run.note_task()
@@ -419,7 +419,7 @@ class SessionHooks:
         image = detector.image_of(value) if self._operation.policy.loop.outcome_key is None else None
         return (self._identity.of_result(value), None) if image is None else (None, image)
 
-    def _judge_run(self, verdict: Verdict, value: Any, entry: Entry | None) -> Replacement | None:
+    def _judge_run(self, verdict: Verdict, value: Any, entry: Stored | None) -> Replacement | None:
         """React to a call that has run, and is in the trace already.
 
         Args:
@@ -479,7 +479,7 @@ def _cached_for(call: Call, now: float) -> Any:
     if not call.is_fresh or call.plan.partition is None:
         return MISSING
     entry = call.plan.partition.store.lookup(call.key)
-    return MISSING if entry is None else entry.value_at(now)
+    return MISSING if entry is None else entry_of(entry).value_at(now)
 
 
 def _name_of(error: BaseException) -> str:

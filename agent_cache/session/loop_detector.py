@@ -40,7 +40,7 @@ from typing import Any, Final, Literal
 
 from agent_cache.clock import CLOCK
 from agent_cache.core.policies import NO_HINTS, LoopHints
-from agent_cache.core.store import Entry
+from agent_cache.core.store import Stored, entry_of
 from agent_cache.engine.state import WITNESSES, forget_oldest, unwatch, watch
 from agent_cache.errors import AgentLoopDetectedError
 from agent_cache.session.loop_policy import NEVER, LoopPolicy
@@ -291,7 +291,7 @@ class Image:
         return self.copy()
 
 
-Answer = Entry | Image
+Answer = Stored | Image
 
 
 class Answers:
@@ -323,16 +323,21 @@ class Answers:
             return None
         return Image(partial(loads, image), len(image), self.room)
 
-    def image_of_entry(self, entry: Entry) -> Image | None:
+    def image_of_entry(self, entry: Stored) -> Image | None:
         """The image of an entry that the cache has dropped; None if it has none, or a large one."""
         image = _bytes_of(entry)
         if image is None or len(image) > min(_MAX_IMAGE, self.room.left):
             return None
-        return Image(entry.copy, len(image), self.room)  # type: ignore[attr-defined]  # a `GuardedEntry`
+        return Image(entry.copy, len(image), self.room)  # type: ignore[union-attr]  # a `GuardedEntry`
 
     def outcome_of(self, answer: Answer | None) -> Hashable | None:
         """The identity of an answer."""
-        return None if answer is None else self.identify(answer.share())
+        return None if answer is None else self.identify(_value_of(answer))
+
+
+def _value_of(answer: Answer) -> Any:
+    """The value of an answer, for one reader."""
+    return answer.share() if type(answer) is Image else entry_of(answer).share()  # type: ignore[arg-type]  # no `Image`
 
 
 _TREES: Final = frozenset({dict, list, tuple, set, frozenset})
@@ -421,7 +426,7 @@ class CallHistory:
         self.ended = -1
         self.others: dict[Hashable, _Seen] | None = None
 
-    def let_go(self, entry: Entry, known: dict[Any, Any] | None) -> None:
+    def let_go(self, entry: Stored, known: dict[Any, Any] | None) -> None:
         """Keep what identifies the value of an entry that the cache has dropped, and not the entry."""
         if self.entry is not entry:
             return
@@ -438,7 +443,7 @@ class CallHistory:
         identify = self.answers.identify
         if identify not in known:
             try:
-                value = entry.share()
+                value = entry_of(entry).share()
                 known[identify] = identify(value), shown(value)
             except Exception:  # noqa: BLE001 - a value of any class; the outcome is new when it comes again
                 known[identify] = None, ""
@@ -453,13 +458,13 @@ class CallHistory:
         """The last outcome as short text, for reports."""
         entry = self.entry
         if not self.text and entry is not None:
-            self.text = shown(entry.share())
+            self.text = shown(_value_of(entry))
         return self.text
 
     def release_entry(self) -> None:
         """Stop keeping the last entry. An outcome that was not identified is new when it comes again."""
         entry, self.entry = self.entry, None
-        if isinstance(entry, Entry):
+        if entry is not None and not isinstance(entry, Image):
             unwatch(entry, self)
 
     def set_outcome(self, outcome: Hashable | None, entry: Answer | None) -> tuple[bool, bool]:
@@ -742,7 +747,7 @@ class ToolDetector:
             if call.entry is not None:
                 call.release_entry()
 
-    def hit(self, key: Hashable, entry: Entry) -> Verdict | None:
+    def hit(self, key: Hashable, entry: Stored) -> Verdict | None:
         """As `record`, for an answer from an entry.
 
         Repeats it for the case that the entry is the one of the last time (benchmarks.budgets, "the same in a
@@ -806,7 +811,7 @@ class ToolDetector:
         state, call, hints = self.detector, self._history(key), self._hints
         before, is_unseen = call.entry, call.epoch != state.epoch
         is_same, is_known = call.set_outcome(outcome, entry)
-        if isinstance(before, Entry) and entry is not before:
+        if before is not None and not isinstance(before, Image) and entry is not before:
             unwatch(before, call)
         if entry is None:
             if is_known or error:
@@ -877,14 +882,14 @@ class ToolDetector:
         else:
             state.streak_start, state.mixed_after = position, position + 1
         call.outcome = outcome
-        if not isinstance(entry, Entry):
+        if entry is None or isinstance(entry, Image):
             return True
         if not state.is_open:
             call.entry = None
-        elif entry in WITNESSES:
+        elif id(entry) in WITNESSES:
             watch(entry, call)
         else:
-            WITNESSES[entry] = call  # `watch`, without the call
+            WITNESSES[id(entry)] = call  # `watch`, without the call
         return True
 
     def record_change(self, key: Hashable, outcome: Hashable | None, image: Image | None = None) -> None:

@@ -657,6 +657,51 @@ def test_large_arguments_are_not_remembered():
     assert all(len(image) + len(encoded) <= 8_192 for image, encoded in ALIASES.items())
 
 
+@pytest.mark.parametrize(
+    ("resource", "ttl"), [("thing", None), ("thing", 60), ("thing:{number}", None), ("thing:{number}:{part}", 60)]
+)
+async def test_the_garbage_collector_does_not_visit_entries_of_immutable_values(resource, ttl):
+    """Each full collection visits all objects on its lists, and one begins when a quarter more of these have come."""
+
+    @AgentCache(resource, ttl=ttl, maxsize=None)
+    async def text_of(number: int, part: str) -> str:
+        return f"{number}{part}"
+
+    async def objects_after(count: int) -> int:
+        for number in range(count):
+            await text_of(number, "a")
+        gc.collect()
+        return len(gc.get_objects())
+
+    await text_of(0, "b")
+    gc.collect(0)
+    (key,) = store_of(text_of).keys()
+    assert not gc.is_tracked(store_of(text_of).peek(key)), "one that is seen later counts for the next full collection"
+    before = await objects_after(10)
+    assert await objects_after(2_000) - before < 1_000
+    assert len(store_of(text_of)) == 2_001
+
+
+async def test_entries_from_before_max_bytes_was_set_are_evicted_like_others():
+    """Their sizes are not known."""
+
+    @AgentCache("text", maxsize=None)
+    async def text(number: int, length: int) -> str:
+        return "x" * length
+
+    async with AgentCacheSession():
+        for number in range(5):
+            await text(number, 10)
+            await text(number, 10)
+        before = len(state.WITNESSES)
+        with configure(max_bytes=10_000):
+            for number in range(5, 9):
+                await text(number, 4_000)
+            assert not text.contains(0, 10)
+            assert text.contains(8, 4_000)
+        assert len(state.WITNESSES) < before, "sessions keep no value that was evicted"
+
+
 # -- max_bytes -----------------------------------------------------------------------------------------------
 
 

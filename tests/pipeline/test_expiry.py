@@ -22,6 +22,7 @@ from agent_cache import (
     invalidate,
     writing,
 )
+from agent_cache.core.store import expires_of
 from agent_cache.testing import JITTER, MemoryServer, MemoryTier
 from tests.harness.gates import Gate, cancelled, idle, started
 
@@ -194,7 +195,7 @@ async def test_jitter_can_be_seeded(clock):
         store = source.get.__agent_cache__.partition.store
         for order_id in range(20):
             await source.get(order_id)
-        return [entry.expires for order_id in range(20) if (entry := store.lookup(order_id)) is not None]
+        return [expires_of(entry) for order_id in range(20) if (entry := store.lookup(order_id)) is not None]
 
     first = await expiries()
     assert first == await expiries()

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from agent_cache.core.store import NEVER, Entry, SizedEntry, Store
+from agent_cache.core.store import NEVER, Entry, SizedEntry, Store, Stored, entry_of, expires_of, expiring_by, tags_of
 from agent_cache.core.tags import Part, Region
 
 KEYS = st.sampled_from([None, 0, "0", (1, b"T")])
@@ -19,8 +19,9 @@ ROOTS = ["a", "b"]
 BELOW_ROOT = ["a:1", "a:2", "a:1:x", "a:1:y", "b:1", "b:1:x"]
 
 
-def entry_of(value: Any, *tags: str, size: int = 0) -> Entry:
-    return SizedEntry(value, NEVER, 0.0, tags, size) if size else Entry(value, NEVER, 0.0, tags)
+def made(value: Any, *tags: str, size: int = 0) -> Stored:
+    """An entry, plain as those of most results if it has no size."""
+    return SizedEntry(value, NEVER, 0.0, tags, size) if size else (value, NEVER, 0.0, *tags)
 
 
 def meets(one: str, other: str) -> bool:
@@ -36,7 +37,7 @@ def written(tag: str = "", *, bare: str = "") -> Part:
     return part
 
 
-def dropped(store: Store, tag: str = "", *, bare: str = "") -> list[Entry]:
+def dropped(store: Store, tag: str = "", *, bare: str = "") -> list[Stored]:
     """What a write of this tag drops."""
     found = store.drop_meeting(written(tag, bare=bare), 1_000)
     assert found is not None
@@ -48,7 +49,7 @@ class Model(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.entries: dict[Any, Entry] = {}
+        self.entries: dict[Any, Stored] = {}
 
     @initialize(maxsize=st.sampled_from([1, 2, 3, None]))
     def begin(self, maxsize: int | None) -> None:
@@ -57,7 +58,7 @@ class Model(RuleBasedStateMachine):
 
     @rule(key=KEYS, tags=st.lists(TAGS, max_size=3), size=st.integers(0, 9))
     def insert(self, key: Any, tags: list[str], size: int) -> None:
-        entry = entry_of(object(), *tags, size=size)
+        entry = made(object(), *tags, size=size)
         self.entries.pop(key, None)
         self.entries[key] = entry
         evicted = self.store.insert(key, entry)
@@ -93,7 +94,7 @@ class Model(RuleBasedStateMachine):
         """A hit in another thread may have looked an entry up before it went."""
         if key not in self.entries:
             before = self.store.newest
-            self.store.use(key, entry_of("gone"))
+            self.store.use(key, made("gone"))
             assert self.store.newest is before
 
     @rule(key=KEYS)
@@ -107,20 +108,20 @@ class Model(RuleBasedStateMachine):
 
     @rule(tag=st.sampled_from(BELOW_ROOT))
     def drop_tag(self, tag: str) -> None:
-        least = sum(any(meets(one, tag) for one in entry.tags) for entry in self.entries.values())
+        least = sum(any(meets(one, tag) for one in tags_of(entry)) for entry in self.entries.values())
         if least:
             assert self.store.drop_meeting(written(tag), least - 1) is None, "nothing is removed if there are more"
-        self.expect_gone(dropped(self.store, tag), lambda entry: any(meets(one, tag) for one in entry.tags))
+        self.expect_gone(dropped(self.store, tag), lambda entry: any(meets(one, tag) for one in tags_of(entry)))
 
     @rule(root=st.sampled_from(ROOTS))
     def drop_a_root(self, root: str) -> None:
-        self.expect_gone(dropped(self.store, root), lambda entry: any(meets(one, root) for one in entry.tags))
+        self.expect_gone(dropped(self.store, root), lambda entry: any(meets(one, root) for one in tags_of(entry)))
 
     @rule(root=st.sampled_from(ROOTS))
     def drop_what_depends_on_a_whole_root(self, root: str) -> None:
-        self.expect_gone(dropped(self.store, bare=root), lambda entry: root in entry.tags)
+        self.expect_gone(dropped(self.store, bare=root), lambda entry: root in tags_of(entry))
 
-    def expect_gone(self, dropped: list[Entry], goes: Any) -> None:
+    def expect_gone(self, dropped: list[Stored], goes: Any) -> None:
         gone = {key for key, entry in self.entries.items() if goes(entry)}
         assert {id(entry) for entry in dropped} == {id(self.entries[key]) for key in gone}
         assert len(dropped) == len(gone)
@@ -152,8 +153,8 @@ class Model(RuleBasedStateMachine):
         store = self.store
         assert store.keys() == list(self.entries)
         assert len(store) == len(self.entries)
-        assert store.bytes == sum(entry.size for entry in self.entries.values())
-        indexed = {tag for entry in self.entries.values() for tag in entry.tags}
+        assert store.bytes == sum(entry_of(entry).size for entry in self.entries.values())
+        indexed = {tag for entry in self.entries.values() for tag in tags_of(entry)}
         assert set(store._exact) == indexed, "a tag without entries leaves nothing behind"
         below = {":".join(tag.split(":")[:2]) for tag in indexed if tag.count(":") == 2}
         assert set(store._below) == below
@@ -164,7 +165,7 @@ TestStore = Model.TestCase
 
 def test_the_least_recently_used_entry_makes_room():
     store = Store(2)
-    a, b, c = (entry_of(name) for name in "abc")
+    a, b, c = (made(name) for name in "abc")
     store.insert("a", a)
     store.insert("b", b)
     store.use("a", a)
@@ -175,7 +176,7 @@ def test_the_least_recently_used_entry_makes_room():
 def test_what_was_used_last_is_no_more_the_last_once_another_has_come():
     """A hit asks `newest` first, so whatever puts an entry last must say so there."""
     store = Store(2)
-    a, b = entry_of("a"), entry_of("b")
+    a, b = made("a"), made("b")
     store.insert("a", a)
     store.use("a", a)
     assert store.newest is a
@@ -185,46 +186,46 @@ def test_what_was_used_last_is_no_more_the_last_once_another_has_come():
 
 def test_replacing_an_entry_forgets_the_tags_of_the_old_one():
     store = Store(None)
-    store.insert("k", entry_of(1, "a:1"))
-    store.insert("k", entry_of(2, "a:2"))
+    store.insert("k", made(1, "a:1"))
+    store.insert("k", made(2, "a:2"))
     assert dropped(store, "a:1") == []
-    assert [entry.value for entry in dropped(store, "a:2")] == [2]
+    assert [entry_of(entry).value for entry in dropped(store, "a:2")] == [2]
 
 
 def test_an_entry_that_depends_on_a_whole_root_goes_with_anything_below_it():
     store = Store(None)
-    store.insert("all", entry_of("all", "order"))
-    store.insert("8", entry_of("8", "order:8"))
-    assert [entry.value for entry in dropped(store, "order:7")] == ["all"]
+    store.insert("all", made("all", "order"))
+    store.insert("8", made("8", "order:8"))
+    assert [entry_of(entry).value for entry in dropped(store, "order:7")] == ["all"]
     assert store.keys() == ["8"]
 
 
 def test_dropping_a_tag_exactly_spares_what_lies_below_it():
     store = Store(None)
-    store.insert("all", entry_of("all", "order"))
-    store.insert("7", entry_of("7", "order:7"))
-    assert [entry.value for entry in dropped(store, bare="order")] == ["all"]
+    store.insert("all", made("all", "order"))
+    store.insert("7", made("7", "order:7"))
+    assert [entry_of(entry).value for entry in dropped(store, bare="order")] == ["all"]
     assert store.keys() == ["7"]
 
 
 def test_none_is_a_key_and_its_tags_are_found():
     store = Store(None)
-    store.insert(None, entry_of("none", "a:1"))
-    store.insert("other", entry_of("other", "a:1"))
-    assert {entry.value for entry in dropped(store, "a:1")} == {"none", "other"}
+    store.insert(None, made("none", "a:1"))
+    store.insert("other", made("other", "a:1"))
+    assert {entry_of(entry).value for entry in dropped(store, "a:1")} == {"none", "other"}
 
 
 def test_a_store_that_is_switched_off_can_still_be_emptied_and_stays_off():
     store = Store(None)
-    store.insert("k", entry_of(1))
+    store.insert("k", made(1))
     store.switch(on=False)
     store.drop_all()
-    store.insert("k", entry_of(2))
+    store.insert("k", made(2))
     assert store.lookup("k") is None
     store.switch(on=True)
     found = store.lookup("k")
     assert found is not None
-    assert found.value == 2
+    assert entry_of(found).value == 2
 
 
 @pytest.mark.parametrize("order", ["discard", "drop_tag", "drop_bare", "evict"])
@@ -235,7 +236,7 @@ def test_what_was_dropped_is_let_go_of(order: str):
     store = Store(None)
     value = Value()
     reference = weakref.ref(value)
-    store.insert("k", entry_of(value, "a:1", "a"))
+    store.insert("k", made(value, "a:1", "a"))
     del value
     {
         "discard": lambda: store.discard("k"),
@@ -266,3 +267,20 @@ def test_an_entry_of_many_tags_is_dropped_by_an_equal_key_without_comparing_it_f
     assert store.discard(Long()) is not None
     assert Long.compared < 10
     assert not store._exact
+
+
+@pytest.mark.parametrize("tags", [(), ("a:1",), ("a:1", "b")])
+def test_a_plain_entry_says_the_same_as_an_object(tags: tuple[str, ...]):
+    plain, entry = ("value", 10.0, 0.5, *tags), Entry("value", 10.0, 0.5, tags)
+    for now in (9.9, 10.0):
+        assert entry_of(plain).value_at(now) == entry.value_at(now)
+        assert entry_of(plain).is_valid_at(now, 0.05) == entry.is_valid_at(now, 0.05)
+    assert entry_of(plain).share() == "value"
+    assert entry_of(plain).cost == 0.5
+    assert tags_of(plain) == tags_of(entry) == entry_of(plain).tags == tags
+    assert expires_of(plain) == expires_of(entry) == 10.0
+    for stored in (plain, entry):
+        assert expires_of(expiring_by(stored, 20.0)) == 10.0
+        assert expires_of(expiring_by(stored, 5.0)) == 5.0
+        assert tags_of(expiring_by(stored, 5.0)) == tags
+    assert entry_of(entry) is entry
