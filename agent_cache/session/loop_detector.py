@@ -872,14 +872,14 @@ class ToolDetector:
         else:
             state.streak_start, state.mixed_after = position, position + 1
         call.outcome = outcome
-        if not isinstance(entry, Entry):
+        if entry is None or type(entry) is Image:
             return True
         if not state.is_open:
             call.entry = None
         elif entry in WITNESSES:
             watch(entry, call)
         else:
-            WITNESSES[entry] = call  # `watch`, without the call
+            WITNESSES[entry] = call  # type: ignore[index]  # `watch`, without the call; it is no `Image`
         return True
 
     def record_change(self, key: Hashable, outcome: Hashable | None, image: Image | None = None) -> None:
