@@ -16,7 +16,7 @@ from pathlib import Path
 from agent_cache import testing
 from benchmarks import against
 from benchmarks.commands import describe_machine, put_table
-from benchmarks.rows import calls, invalidation, process, recording
+from benchmarks.rows import calls, invalidation, process, recording, scale, typed, writes
 from benchmarks.table import HEADINGS, SHOWN, Row, markdown
 from benchmarks.timing import QUICK, Effort
 from benchmarks.trace import runs as trace
@@ -33,6 +33,15 @@ GROUPS: dict[str, Callable[[Effort], Awaitable[list[Row]]]] = {
     "invalidation": invalidation.rows,
     "recording": recording.rows,
     "trace": trace.rows,
+    "write": writes.writes,
+    "named": writes.named,
+    "sessions": scale.sessions,
+    "typed": typed.rows,
+    "nested": calls.nested_calls,
+    "tools": scale.tools,
+    "threads": scale.threads,
+    "collection": scale.collection,
+    "faces": process.faces,
 }
 
 

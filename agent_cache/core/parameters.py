@@ -14,14 +14,13 @@ import sys
 import types
 import typing
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 from agent_cache.core.keys import Part, Uncacheable, key_part
 from agent_cache.errors import ConfigurationError
 from agent_cache.values.canonical import Default, serial_of
 
-__all__ = ["Parameter", "Parameters", "default_part", "is_injected", "receiver_part"]
+__all__ = ["POSITIONAL", "Parameter", "Parameters", "default_part", "is_injected", "receiver_part"]
 
 
 _CONTEXTS: dict[str, frozenset[str]] = {
@@ -147,17 +146,37 @@ def _attribute_is_context(node: ast.Attribute, function: Callable[..., Any]) -> 
     return _object_is_context(found)
 
 
+_MAX_SOURCES = 16
+_imported: dict[str, tuple[list[str], dict[str, str]]] = {}
+"""The lines of some modules, and the names that they import. To parse 400 tools takes 20 ms, at each of their hints."""
+
+
 def _imported_for_typing(function: Callable[..., Any]) -> dict[str, str]:
     """The names that a function's module imports, also under `TYPE_CHECKING`: ``name -> module:original``, from its
     source.
     """
     module = sys.modules.get(function.__module__)
     try:
-        tree = ast.parse(inspect.getsource(module)) if module is not None else None
-    except (OSError, TypeError, SyntaxError):
-        tree = None
+        lines, _ = inspect.findsource(module) if module is not None else ([], 0)
+    except (OSError, TypeError):
+        return {}
+    known = _imported.get(function.__module__)
+    if known is not None and known[0] is lines:  # `linecache` makes another list when the file has changed
+        return known[1]
+    if len(_imported) >= _MAX_SOURCES:
+        _imported.clear()
+    names = _imported_in(lines)
+    _imported[function.__module__] = lines, names
+    return names
+
+
+def _imported_in(lines: list[str]) -> dict[str, str]:
+    try:
+        tree = ast.parse("".join(lines))
+    except SyntaxError:
+        return {}
     names: dict[str, str] = {}
-    for node in ast.walk(tree) if tree is not None else ():
+    for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module and not node.level:
             names |= {alias.asname or alias.name: f"{node.module}:{alias.name}" for alias in node.names}
         elif isinstance(node, ast.Import):
@@ -169,11 +188,10 @@ def _imported_for_typing(function: Callable[..., Any]) -> dict[str, str]:
 
 
 _LIKELY: dict[str, type] = {"str": str, "int": int, "bool": bool, "dict": dict, "list": list}
-_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
-@dataclass(frozen=True, slots=True)
-class Parameter:
+class Parameter(NamedTuple):
     """One parameter of a tool.
 
     Attributes:
@@ -206,7 +224,6 @@ class Parameter:
         return Default(value) if self.is_sentinel and value is self.default else value
 
 
-@dataclass(frozen=True, slots=True)
 class Parameters:
     """All parameters of a tool, in order.
 
@@ -216,13 +233,25 @@ class Parameters:
         owner: the qualified name of the class that a method was defined in; empty for any other function.
     """
 
-    all: tuple[Parameter, ...]
-    signature: inspect.Signature
-    names: tuple[str, ...]
-    is_positional: bool
-    positional_only: tuple[str, ...]
-    surplus: str | None
-    owner: str
+    __slots__ = ("all", "is_positional", "names", "owner", "positional_only", "signature", "surplus")
+
+    def __init__(
+        self,
+        all: tuple[Parameter, ...],  # noqa: A002 - the attribute's name
+        signature: inspect.Signature,
+        names: tuple[str, ...],
+        is_positional: bool,  # noqa: FBT001 - in the order of the attributes
+        positional_only: tuple[str, ...],
+        surplus: str | None,
+        owner: str,
+    ) -> None:
+        self.all: Final = all
+        self.signature: Final = signature
+        self.names: Final = names
+        self.is_positional: Final = is_positional
+        self.positional_only: Final = positional_only
+        self.surplus: Final = surplus
+        self.owner: Final = owner
 
     @classmethod
     def of(cls, function: Callable[..., Any], skip_args: int, tool: str) -> Parameters:
@@ -232,7 +261,7 @@ class Parameters:
             ConfigurationError: if `skip_args` is negative, or larger than the number of positional parameters.
         """
         signature = inspect.signature(function)
-        positional = [parameter for parameter in signature.parameters.values() if parameter.kind in _POSITIONAL]
+        positional = [parameter for parameter in signature.parameters.values() if parameter.kind in POSITIONAL]
         if isinstance(skip_args, bool) or not isinstance(skip_args, int) or not 0 <= skip_args <= len(positional):
             raise ConfigurationError(
                 f"{tool}: skip_args must be a number from 0 to {len(positional)}, the number of the tool's positional "
@@ -315,7 +344,7 @@ class Parameters:
         kwargs: dict[str, Any] = {}
         for parameter in self.all:
             value = arguments[parameter.name]
-            if parameter.kind in _POSITIONAL:
+            if parameter.kind in POSITIONAL:
                 args.append(value)
             elif parameter.kind is inspect.Parameter.VAR_POSITIONAL:
                 args.extend(value)

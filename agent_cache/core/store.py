@@ -1,8 +1,7 @@
-"""Entries, the rules by which their values are copied, and the bounded store that holds them.
+"""Entries, and the bounded store that holds them.
 
-An `Entry` is a value with its expiry and its load time. A `CopyRule` keeps a mutable value apart from callers that
-change what they were given (``copy=``). A `Store` holds the entries of one tool in one scope: strict LRU, and an index
-from tag to keys. All of it is free of clocks and locks.
+An `Entry` is a value with its expiry and its load time. A `Store` holds the entries of one tool in one scope: strict
+LRU, and an index from tag to keys. All of it is free of clocks and locks.
 
 The owner of a store calls `insert`, `discard` and the ``drop_*`` methods under one lock. Hits take none: `lookup` and
 `touch` are bound C methods of the current mapping, each atomic under the GIL. Dropping everything swaps the mapping, so
@@ -11,37 +10,26 @@ it takes the same time for ten entries as for a million; the old one is returned
 
 from __future__ import annotations
 
-import copy
 import itertools
-import marshal
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from dataclasses import dataclass
-from datetime import date, datetime, time, timedelta, timezone
-from enum import Enum
-from functools import partial
 from heapq import heapify, heappop, heappush, heapreplace
 from types import MappingProxyType
 from typing import Any, Final
 
 from agent_cache.core.tags import Part, Tag, ancestors
-from agent_cache.values.canonical import MISSING, size_of, text_of_standard_value
+from agent_cache.values.canonical import MISSING, size_of
 
 __all__ = [
     "Entry",
     "GuardedEntry",
-    "IMMUTABLE",
     "NEVER",
-    "CopyRule",
     "KeptEntry",
     "SizedEntry",
     "Sizes",
     "Store",
-    "UncopyableError",
     "UnsharedEntry",
-    "copy_rule_named",
-    "auto_copier",
     "entry_size",
 ]
 
@@ -222,124 +210,6 @@ class UnsharedEntry(Entry):
         return MISSING
 
 
-class UncopyableError(Exception):
-    """A result cannot be copied, so it is returned to the caller that ran the tool, and neither stored nor shared."""
-
-
-@dataclass(frozen=True, slots=True)
-class CopyRule:
-    """How a cached value is kept apart from callers that change what they were given.
-
-    Attributes:
-        snapshot: called with a value once, before the first caller gets it. Returns None if the value may be shared, or
-            a function that makes a new copy for each hit. Raises `UncopyableError`.
-    """
-
-    name: str
-    snapshot: Callable[[Any], Callable[[], Any] | None]
-
-
-_SCALARS: frozenset[type] = frozenset({str, int, float, bool, type(None), bytes, complex})
-IMMUTABLE: frozenset[type] = _SCALARS | {datetime, date, time, timedelta, timezone, range, type(Ellipsis)}
-"""Types whose values are shared, whatever ``copy=`` is."""
-
-_MAX_NODES = 100_000
-
-
-def auto_copier(value: Any) -> Callable[[], Any] | None:
-    """Return a function that copies a mutable value, or None for an immutable one: the rule of ``copy="auto"``.
-
-    A flat dict, list or set is copied by its own `copy` (60 ns), a tree of plain builtins by reading back its
-    `marshal` image (0.5 us for 12 leaves; `copy.deepcopy` takes 3.5 us), anything else by `copy.deepcopy`.
-
-    An iterator is not copied, though `copy.deepcopy` copies some: whatever it draws from, a function or a file, would
-    be drawn from by all its copies.
-
-    Raises:
-        UncopyableError: if the value cannot be copied.
-    """
-    kind = type(value)
-    if kind is dict or kind is list or kind is set:
-        members = value.values() if kind is dict else value
-        if IMMUTABLE.issuperset(map(type, members)) and (kind is not dict or IMMUTABLE.issuperset(map(type, value))):
-            return value.copy().copy  # type: ignore[no-any-return]
-    try:
-        if _is_immutable(kind):
-            return None
-        if (kind is tuple or kind is frozenset) and _is_deeply_immutable(value):
-            return None
-        if _is_plain_tree(value):
-            return partial(marshal.loads, marshal.dumps(value))
-        original = _deep_copy(value, kind)
-    except Exception as error:
-        raise UncopyableError(f"a result of type {kind.__qualname__} cannot be copied") from error
-    return partial(copy.deepcopy, original)
-
-
-def _deep_copy(value: Any, kind: type) -> Any:
-    is_iterator = hasattr(kind, "__next__") or hasattr(kind, "__anext__")
-    if is_iterator and not hasattr(kind, "__deepcopy__") and not hasattr(kind, "getvalue"):  # `io.BytesIO` has its own
-        raise TypeError("copies of an iterator draw from one source")
-    return copy.deepcopy(value)
-
-
-_NAMED = (Enum, type)
-
-
-def _is_immutable(kind: type) -> bool:
-    return kind in IMMUTABLE or issubclass(kind, _NAMED) or text_of_standard_value(kind) is not None
-
-
-def _is_deeply_immutable(value: Any) -> bool:
-    kind = type(value)
-    if kind is tuple or kind is frozenset:
-        return all(map(_is_deeply_immutable, value))
-    return _is_immutable(kind)
-
-
-def _is_plain_tree(value: Any) -> bool:
-    """Whether `marshal` restores the value exactly: exact builtin containers of exact builtin scalars."""
-    pending, seen = [value], 0
-    while pending:
-        members = pending.pop()
-        kind = type(members)
-        if kind is dict:
-            if not _SCALARS.issuperset(map(type, members)):
-                pending.extend(key for key in members if type(key) not in _SCALARS)
-            members = members.values()
-        elif kind is not list and kind is not tuple and kind is not set and kind is not frozenset:
-            return False
-        if not _SCALARS.issuperset(map(type, members)):
-            pending.extend(member for member in members if type(member) not in _SCALARS)
-        seen += 1 + len(members)
-        if seen > _MAX_NODES:
-            return False
-    return True
-
-
-AUTO: Final = CopyRule("auto", auto_copier)
-SHARED: Final = CopyRule("never", lambda _value: None)
-
-
-def copy_rule_named(choice: object) -> CopyRule | None:
-    """The rule for a ``copy=`` option: ``"auto"``, ``"never"`` or a callable; None for anything else."""
-    if choice == "auto":
-        return AUTO
-    if choice == "never":
-        return SHARED
-    if not callable(choice):
-        return None
-    copier: Callable[[Any], Any] = choice
-
-    def snapshot(value: Any) -> Callable[[], Any]:
-        try:
-            return partial(copier, copier(value))
-        except Exception as error:
-            raise UncopyableError(f"copy={copier!r} failed") from error
-
-    return CopyRule("custom", snapshot)
-
-
 # The store
 
 Key = Hashable
@@ -355,6 +225,9 @@ class _Keys(set[Key]):
 def _no_entry(_key: Key) -> None:
     """Takes the place of `Store.lookup` while the store is switched off."""
 
+
+_TAGS_OF_ENTRY = 8
+"""How many tags are removed from the index in the time of an entry."""
 
 _TAG_SIZE = 70
 _LOWER_TAG_SIZE = 150
@@ -392,6 +265,7 @@ class Store:
         "_data",
         "_exact",
         "_guard",
+        "_shown",
         "_unswept",
         "bytes",
         "lookup",
@@ -409,6 +283,7 @@ class Store:
     def __init__(self, maxsize: int | None, guard: Callable[[Lookup], Lookup] | None = None) -> None:
         self.maxsize = maxsize
         self._guard = guard
+        self._shown: tuple[dict[str, Any], str] | None = None
         self.sizes: Sizes | None = None
         self.recorded = 0
         self.stats: Any = None
@@ -452,6 +327,14 @@ class Store:
         """Switch lookups on or off. Entries stay, and can be dropped, either way."""
         find = self._data.get
         self.lookup = _no_entry if not on else find if self._guard is None else self._guard(find)
+        if self._shown is not None:
+            names, name = self._shown
+            names[name] = self.lookup
+
+    def show_in(self, names: dict[str, Any], name: str) -> None:
+        """Keep `lookup` among the global names of generated code, too, under this name."""
+        self._shown = names, name
+        names[name] = self.lookup
 
     def use(self, key: Key, entry: Entry) -> None:
         """Make an entry the most recently used. Not needed if it is `newest`, which the caller checks first."""
@@ -468,14 +351,22 @@ class Store:
             self.discard(key)
         data[key] = entry
         self.newest = entry
-        if entry.size:
+        if type(entry) is not Entry and entry.size:  # the size of an `Entry` is 0, and reading it takes 40 ns
             self._resize(entry.size)
         if entry.tags:
-            self._index(key, entry.tags)
+            exact = self._exact
+            for tag in entry.tags:
+                if tag in exact:
+                    _link(exact, tag, key)
+                else:
+                    exact[tag] = key
+                if tag.count(":") > 1:
+                    for above in ancestors(tag)[1:]:
+                        _link(self._below, above, key)
         if self.maxsize is None or len(data) <= self.maxsize:
             return None
         key, entry = data.popitem(last=False)
-        if entry.size:
+        if self.bytes and entry.size:
             self._resize(-entry.size)
         if entry.tags:
             self._unindex(key, entry.tags)
@@ -498,9 +389,18 @@ class Store:
                 self.newest = None
         return entry
 
+    def may_meet(self, part: Part) -> bool:
+        """Whether `drop_meeting` may find something: most writes touch nothing in most stores."""
+        below = self._below
+        return (
+            part.is_whole
+            or not self._exact.keys().isdisjoint(part.names)
+            or bool(below and not below.keys().isdisjoint(part.paths))
+        )
+
     def drop_meeting(self, part: Part, limit: int) -> list[Entry] | None:
         """Remove the entries with a tag that a part of a write touches. None, with nothing removed, if there are more
-        than `limit`.
+        than `limit`. Tags count as well, eight as an entry.
         """
         exact, below = self._exact, self._below
         if part.is_whole:
@@ -508,15 +408,15 @@ class Store:
                 return None
             tags = [tag for tag in exact if part.touches(tag)]
         else:
-            tags = [*(exact.keys() & part.paths), *(exact.keys() & part.above)]
-            if part.is_bare and part.root in exact and not part.paths:
-                tags.append(part.root)
+            tags = list(exact.keys() & part.names)
         found = [exact[tag] for tag in tags]
         if below and not part.is_whole:
             found += [below[tag] for tag in below.keys() & part.paths]
         if not found or sum(len(keys) if type(keys) is _Keys else 1 for keys in found) > limit:
             return None if found else []
         keys = dict.fromkeys(key for keys in found for key in _members(keys))
+        if sum([len(entry.tags) for key in keys if (entry := self._data.get(key))]) > _TAGS_OF_ENTRY * limit:
+            return None
         return [entry for key in keys if (entry := self.discard(key)) is not None]
 
     def sweep(self, now: float) -> list[Entry]:
@@ -555,27 +455,16 @@ class Store:
         if self.sizes is not None:
             self.sizes.change(self, change)
 
-    def _index(self, key: Key, tags: tuple[Tag, ...]) -> None:
-        exact = self._exact
-        for tag in tags:
-            if tag in exact:
-                _link(exact, tag, key)
-            else:
-                exact[tag] = key
-            if tag.count(":") > 1:
-                for above in ancestors(tag)[1:]:
-                    _link(self._below, above, key)
-
     def _unindex(self, key: Key, tags: tuple[Tag, ...]) -> None:
-        exact = self._exact
+        exact, below = self._exact, self._below
         for tag in tags:
             if exact.get(tag, _ABSENT) is key:
                 del exact[tag]
             else:
                 _unlink(exact, tag, key)
-            if tag.count(":") > 1:
+            if below and tag.count(":") > 1:
                 for above in ancestors(tag)[1:]:
-                    _unlink(self._below, above, key)
+                    _unlink(below, above, key)
 
 
 class Sizes:

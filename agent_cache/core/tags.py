@@ -15,13 +15,15 @@ from __future__ import annotations
 import inspect
 import re
 import string
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from dataclasses import dataclass
+from typing import Any, Final, Literal, NamedTuple
 
 from agent_cache.errors import ConfigurationError
 
 __all__ = [
+    "EVERY_KEY",
     "ComputedTags",
     "Field",
     "Part",
@@ -31,19 +33,20 @@ __all__ = [
     "TagRule",
     "TagSet",
     "ancestors",
+    "every_key_of",
     "meet",
     "parse_tag",
+    "parse_tags",
     "parse_template",
     "root_of",
     "tags_from",
 ]
 
 
-_STEP = re.compile(r"\.(?P<attribute>[^.\[\]]+)|\[(?P<key>[^\]]+)\]")
+_STEP = r"\.(?P<attribute>[^.\[\]]+)|\[(?P<key>[^\]]+)\]"
 
 
-@dataclass(frozen=True, slots=True)
-class Field:
+class Field(NamedTuple):
     """A replacement field of a template: ``{name}``, ``{name.attribute}`` or ``{name[key]}``."""
 
     name: str
@@ -127,7 +130,7 @@ def _name_and_path(field: str) -> tuple[str, tuple[tuple[bool, str | int], ...]]
     steps: list[tuple[bool, str | int]] = []
     at = name.end()
     while at < len(field):
-        step = _STEP.match(field, at)
+        step = re.compile(_STEP).match(field, at)  # `re` keeps it; few tools need it
         if step is None:
             return None
         attribute, key = step["attribute"], step["key"]
@@ -200,10 +203,37 @@ def parse_tag(tag: str | Sequence[object]) -> Tag:
     return ":".join(map(escape, segments))
 
 
+def parse_tags(tags: Sequence[str | Sequence[object]]) -> tuple[Tag, ...]:
+    """Parse tags as `parse_tag` does, each once."""
+    # 20,000 of them take 2 ms instead of 15 ms, if none of them has to be escaped, nor has an empty segment.
+    if {*map(type, tags)} == {str}:
+        together = "\0".join(tags)  # type: ignore[arg-type]  # they are texts
+        between = ":\0:"
+        if "%" not in together and "::" not in f":{together.replace(chr(0), between)}:":
+            return tuple(dict.fromkeys(tags))  # type: ignore[arg-type]  # as above
+    return tuple(dict.fromkeys(map(parse_tag, tags)))
+
+
 # Regions: the part of all data that a write names
 
 _MANY_PATHS: Final = 2_000
-"""How many tags below one root a write names one by one, at 3 us each. More of them count as the whole root."""
+"""How many tags a write names one by one, and how many entries by their keys, at 2 us each. If there are more, it names
+the roots with most of them, and the tools, as a whole: that is always safe, and bounds how long a write takes."""
+
+EVERY_KEY: Final = object()
+"""Stands for all keys of a tool in the keys of a region."""
+
+
+def _within_limit(paths: tuple[Tag, ...]) -> tuple[Tag, ...]:
+    """These tags, or the roots of many of them."""
+    numbers = Counter(map(root_of, paths))
+    whole, left = dict[Tag, None](), len(paths)
+    for root, number in numbers.most_common():
+        if left <= _MANY_PATHS or number == 1:
+            break
+        whole[root] = None
+        left -= number - 1
+    return (*whole, *(path for path in paths if root_of(path) not in whole)) if left > len(whole) else tuple(whole)
 
 
 class Part:
@@ -211,65 +241,59 @@ class Part:
 
     Attributes:
         is_whole: it names the root itself, and so everything below.
-        paths: the tags below the root that it names.
-        above: the proper ancestors of these.
-        is_bare: it names no id: what depends on the whole root is touched.
+        paths: the tags below the root that it names. What lies below one of them is touched, too.
+        names: the tags that are touched as they are: `paths` and their ancestors, and the root if a write named no id.
     """
 
-    __slots__ = ("above", "is_bare", "is_whole", "paths", "root")
+    __slots__ = ("is_whole", "names", "paths", "root")
 
-    def __init__(self, root: str) -> None:
+    def __init__(self, root: str, paths: set[Tag], names: set[Tag]) -> None:
         self.root = root
-        self.is_whole = self.is_bare = False
-        self.paths: set[Tag] = set()
-        self.above: set[Tag] = set()
+        self.is_whole = False
+        self.paths = paths
+        self.names = names
 
     def touches(self, tag: Tag) -> bool:
         """Whether a write of this changes what depends on a tag."""
         if self.is_whole:
             return root_of(tag) == self.root
-        if tag == self.root:
-            return self.is_bare or bool(self.paths)
-        return tag in self.paths or tag in self.above or not self.paths.isdisjoint(ancestors(tag))
+        return tag in self.names or not self.paths.isdisjoint(ancestors(tag))
 
 
-@dataclass(frozen=True, slots=True)
 class Region:
-    """The tags and keys that a write touches, in every scope or in some sessions only.
+    """The tags and keys that a write touches, in every scope or in some sessions only. It does not change.
 
     Attributes:
-        paths: tags; everything that meets one of them is touched.
-        keys: single entries, as (tool, key).
+        paths: tags; everything that meets one of them is touched. Of very many, their roots.
+        keys: single entries, as (tool, key). Of very many, (tool, `EVERY_KEY`).
         owners: sessions that an invalidation with ``scope="session"`` reaches; None for every scope.
         bare: roots of which only entries that depend on the whole root are touched, because the write named no id.
-        parts: `paths` and `bare` by root.
+        parts: `paths` and `bare` by root. Worked out if they are not given.
     """
 
-    paths: tuple[Tag, ...] = ()
-    keys: tuple[tuple[Any, Hashable], ...] = ()
-    owners: frozenset[object] | None = None
-    bare: tuple[str, ...] = ()
-    parts: tuple[Part, ...] = field(init=False, compare=False, repr=False)
+    # No dataclass: a frozen one takes 1 us more to make, which is a tenth of a write.
+    __slots__ = ("bare", "keys", "owners", "parts", "paths")
 
-    def __post_init__(self) -> None:
-        parts: dict[str, Part] = {}
-        for path in self.paths:
-            at = path.find(":")
-            root = path if at < 0 else path[:at]
-            part = parts.get(root)
-            if part is None:
-                part = parts[root] = Part(root)
-            if at < 0:
-                part.is_whole = True
-            else:
-                part.paths.add(path)
-                part.above.update(ancestors(path))
-        for root in self.bare:
-            parts.setdefault(root, Part(root)).is_bare = True
-        for part in parts.values():
-            if part.is_whole or len(part.paths) > _MANY_PATHS:
-                part.is_whole, part.paths, part.above = True, set(), set()
-        object.__setattr__(self, "parts", tuple(parts.values()))
+    def __init__(
+        self,
+        paths: tuple[Tag, ...] = (),
+        keys: tuple[tuple[Any, Hashable], ...] = (),
+        owners: frozenset[object] | None = None,
+        bare: tuple[str, ...] = (),
+        parts: tuple[Part, ...] | None = None,
+    ) -> None:
+        self.paths = paths = paths if len(paths) <= _MANY_PATHS else _within_limit(paths)
+        self.keys = keys if len(keys) <= _MANY_PATHS else every_key_of(keys)
+        self.owners = owners
+        self.bare = bare
+        self.parts = _parts_of(paths, bare) if parts is None else parts
+
+    def beside(self, other: Region) -> Region:
+        """This region and the tags of another one, in the scopes of this one."""
+        mine, theirs = self.parts, other.parts
+        is_apart = {part.root for part in mine}.isdisjoint([part.root for part in theirs])
+        paths, bare = self.paths + other.paths, self.bare + other.bare
+        return Region(paths, self.keys, self.owners, bare, mine + theirs if is_apart else None)
 
     def reaches(self, owner: object | None) -> bool:
         """Whether it concerns the entries of this session, or of the global scope, at all."""
@@ -278,13 +302,49 @@ class Region:
     @property
     def scopes(self) -> Iterable[object]:
         """The owners under which it is noted in indexes; None stands for every scope."""
-        return (None,) if self.owners is None else self.owners
+        return _EVERY_SCOPE if self.owners is None else self.owners
+
+
+_EVERY_SCOPE: Final = (None,)
+
+
+def every_key_of(keys: Iterable[tuple[Any, Hashable]]) -> tuple[tuple[Any, Hashable], ...]:
+    """All keys of the tools of these."""
+    return tuple({id(tool): (tool, EVERY_KEY) for tool, _ in keys}.values())
+
+
+def _parts_of(paths: Sequence[Tag], bare: Sequence[str]) -> tuple[Part, ...]:
+    if len(paths) == 1 and not bare and paths[0].count(":") == 1:  # the most frequent: 0.5 us instead of 1.2 us
+        root = root_of(paths[0])
+        return (Part(root, {paths[0]}, {paths[0], root}),)
+    parts: dict[str, Part] = {}
+    for path in paths:
+        at = path.find(":")
+        root = path if at < 0 else path[:at]
+        part = parts.get(root)
+        if part is None:
+            part = parts[root] = Part(root, set(), set())
+        if at < 0:
+            part.is_whole = True
+        else:
+            part.paths.add(path)
+            if path.find(":", at + 1) >= 0:
+                part.names.update(ancestors(path))
+    for root in bare:
+        parts.setdefault(root, Part(root, set(), set())).names.add(root)
+    for root, part in parts.items():
+        if part.is_whole:
+            part.is_whole, part.paths, part.names = True, set(), set()
+        elif part.paths:
+            part.names |= part.paths
+            part.names.add(root)
+    return tuple(parts.values())
 
 
 # Rules
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class ComputedTags:
     """Tags computed by a function: the result of `tags_from`."""
 
@@ -320,8 +380,7 @@ def tags_from(
     return ComputedTags(root, function)
 
 
-@dataclass(frozen=True, slots=True)
-class TagRule:
+class TagRule(NamedTuple):
     """One compiled resource of a tool.
 
     Attributes:
@@ -332,6 +391,7 @@ class TagRule:
         source: the resource as the user wrote it, for messages.
         of_one: for ``root:{parameter}``: the parameter, and a function from its value to the tags, which needs no
             mapping of all arguments.
+        is_of_result: whether `make` reads the result alone, so that the arguments need not be mapped.
     """
 
     root: str
@@ -339,10 +399,10 @@ class TagRule:
     make: Callable[[Mapping[str, Any], Any], tuple[Tag, ...]]
     source: str
     of_one: tuple[str, Callable[[Any], tuple[Tag, ...]]] | None = None
+    is_of_result: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class TagSet:
+class TagSet(NamedTuple):
     """All resources of a tool, by when their tags are known."""
 
     static: tuple[Tag, ...]
@@ -427,8 +487,12 @@ def _tags_of(root: str, ids: Any) -> tuple[Tag, ...]:
         return (root,)
     if isinstance(ids, str | bytes) or not isinstance(ids, Iterable):
         ids = (ids,)
-    tags = tuple(dict.fromkeys(f"{root}:{escape(str(one))}" for one in ids if one is not None))
-    return tags or (root,)
+    segments = [one if type(one) is str else str(one) for one in ids if one is not None]
+    together = "".join(segments)
+    if "%" in together or ":" in together:
+        segments = list(map(escape, segments))
+    prefix = root + ":"
+    return tuple(dict.fromkeys([prefix + segment for segment in segments])) or (root,)
 
 
 def _compile_template(template: str, parameters: Sequence[str], tool: str) -> TagRule:
@@ -458,7 +522,8 @@ def _compile_template(template: str, parameters: Sequence[str], tool: str) -> Ta
             made.append(escape(text))
         return (":".join(made),)
 
-    return TagRule(root, "late" if late else "early", make, template)
+    is_of_result = all(field.of_result for field in fields)
+    return TagRule(root, "late" if late else "early", make, template, is_of_result=is_of_result)
 
 
 def _compile_bare(root: str, field: Field, template: str) -> TagRule:
@@ -474,5 +539,5 @@ def _compile_bare(root: str, field: Field, template: str) -> TagRule:
         return (prefix + segment,)
 
     if field.of_result:
-        return TagRule(root, "late", lambda _arguments, result: tags_of(result), template)
+        return TagRule(root, "late", lambda _arguments, result: tags_of(result), template, is_of_result=True)
     return TagRule(root, "early", lambda arguments, _result: tags_of(arguments[name]), template, (name, tags_of))

@@ -42,7 +42,8 @@ async def serve_expired(proceed: Proceed, call: Call) -> Entry:
     if policy.grace:
         entry, value = _expired(call, policy.grace)
         if entry is not None:
-            inherit_entry(within, call.plan, call.key, entry)
+            if within is not None:
+                inherit_entry(within, call.plan, call.key, entry)
             reload_expired(call, entry, proceed)
             call.source = "hit"
             call.flight = _ServedEntry(entry)  # type: ignore[assignment]  # as much of one as `Call.stored_entry` asks
@@ -55,7 +56,8 @@ async def serve_expired(proceed: Proceed, call: Call) -> Entry:
         entry, value = _expired(call, policy.stale_if_error)
         if entry is None:
             raise
-        inherit_entry(within, call.plan, call.key, entry)
+        if within is not None:
+            inherit_entry(within, call.plan, call.key, entry)
         warn_once("a load failed, so an expired result was returned", call.operation.name, error)
         if call.source != "shared":
             for stats in call.plan.stats:

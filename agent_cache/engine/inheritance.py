@@ -10,17 +10,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence, Set
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from agent_cache.clock import CLOCK
 from agent_cache.core.coherence import EntryTag
 from agent_cache.core.store import NEVER, Entry
 from agent_cache.core.tags import Tag, root_of
-from agent_cache.remote.protocol import Tier, Versions
 
-__all__ = ["Inherited", "Inherits", "Source"]
+if TYPE_CHECKING:
+    from agent_cache.remote.protocol import Tier, Versions
+
+__all__ = ["NO_TRUSTS", "Inherited", "Inherits", "Source"]
 
 Trust = Callable[[], float]
+
+NO_TRUSTS: Final[Mapping[Trust, tuple[Tier, ...]]] = MappingProxyType({})
 
 _MAX_TAGS: Final = 256
 """How many inherited tags a load keeps apart. More of them count as their roots."""
@@ -58,7 +62,7 @@ class Inherits(NamedTuple):
     tenants: Set[Hashable] = frozenset()
     expires: float = NEVER
     is_cached: bool = True
-    trusts: Mapping[Trust, tuple[Tier, ...]] = MappingProxyType({})
+    trusts: Mapping[Trust, tuple[Tier, ...]] = NO_TRUSTS
     source: Source | None = None
     is_copy: bool = False
     is_strong: bool = False
@@ -105,8 +109,10 @@ class Inherited:
         self._is_folded = False
         self._strong: list[Source] = []
 
-    def add(self, read: Inherits) -> list[Tag]:
-        """Add a read. Returns the tags that are new."""
+    def add(self, read: Inherits, hit: Entry | None = None) -> list[Tag]:
+        """Add a read, which this entry has answered. Returns the tags that are new."""
+        if hit is not None and len(self.hits) < _MAX_SOURCES:
+            self.hits.add(hit)
         if read.expires < self.expires:
             self.expires = read.expires
         if not read.is_cached:
@@ -126,11 +132,6 @@ class Inherited:
         else:
             self._sources[id(read.source)] = read.source
         return self.add_tags(read.tags)
-
-    def note_hit(self, entry: Entry) -> None:
-        """Remember an entry that was added."""
-        if len(self.hits) < _MAX_SOURCES:
-            self.hits.add(entry)
 
     def add_tags(self, tags: Sequence[Tag]) -> list[Tag]:
         """Add tags. Returns those that are new."""

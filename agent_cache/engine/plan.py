@@ -23,6 +23,7 @@ from agent_cache.core.store import Entry
 from agent_cache.engine.expired import serve_expired
 from agent_cache.engine.read import ReadOperation, check_name
 from agent_cache.engine.runtime import (
+    PLACE,
     ROOT,
     TENANT,
     Call,
@@ -38,7 +39,7 @@ from agent_cache.engine.runtime import (
 )
 from agent_cache.engine.single_flight import single_flight
 from agent_cache.engine.state import warn_once
-from agent_cache.engine.store_result import inherit_hit, load, run_tool, run_uncached
+from agent_cache.engine.store_result import inherit_entry, load, run_tool, run_uncached
 from agent_cache.engine.tiers import check_versions, consult_tiers, trust_in
 from agent_cache.engine.write import WriteOperation, invalidate
 from agent_cache.errors import AgentLoopDetectedError
@@ -113,9 +114,14 @@ def _inside_load(outside: Plan, operation: ReadOperation) -> Plan:
         return outside
     plan = copy(outside)
 
+    ask, place_of = outside.observe if outside.observers else None, PLACE.get
+
     def observe(key: Hashable, entry: Entry, value: Any, now: float, arguments: Mapping[str, Any] | None = None) -> Any:
-        value = outside.observe(key, entry, value, now, arguments)
-        inherit_hit(outside, key, entry)  # not `plan`, which refers to this function
+        if ask is not None:
+            value = ask(key, entry, value, now, arguments)
+        call = place_of().call
+        if call is not None and call.within is not None:
+            inherit_entry(call.within, outside, key, entry)  # not `plan`, which refers to this function
         return value
 
     plan.observe = observe

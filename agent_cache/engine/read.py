@@ -10,9 +10,9 @@ import asyncio
 import gc
 import inspect
 import weakref
-from collections.abc import Awaitable, Callable, Hashable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Hashable, Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from agent_cache.clock import CLOCK
 from agent_cache.config import CURRENT, Configuration
@@ -49,9 +49,11 @@ from agent_cache.engine.store_result import store_result
 from agent_cache.engine.tiers import request_of
 from agent_cache.engine.write import OUTSIDE, WRITING, Fill, Write
 from agent_cache.errors import ConfigurationError
-from agent_cache.remote.protocol import Request, Tier
 from agent_cache.values.canonical import MISSING, canonical
 from agent_cache.values.compare import is_empty
+
+if TYPE_CHECKING:
+    from agent_cache.remote.protocol import Request, Tier
 
 __all__ = ["CacheInfo", "ReadOperation", "check_name"]
 
@@ -83,19 +85,18 @@ class ReadOperation(Operation[ReadPolicy]):
         late_roots: roots of the tags that come from the result.
         inherited_tiers: tiers that some answers depend on because of what their loads have read.
         partition: the store of its answers in the global scope.
-        returns: the return annotation, for codecs.
     """
 
-    __slots__ = ("_early", "_is_new", "_tiers", "inherited_tiers", "late_roots", "partition", "returns")
+    __slots__ = ("_early", "_is_new", "_returns", "_tiers", "inherited_tiers", "late_roots", "partition")
 
     is_read = True
 
-    def __init__(self, *args: Any, returns: Any = None, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.returns = returns
+        self._returns: Any = None
         self._tiers: tuple[Configuration | None, tuple[Tier, ...]] = None, ()
         self._is_new = True
-        self.inherited_tiers: weakref.WeakSet[Tier] = weakref.WeakSet()
+        self.inherited_tiers: Collection[Tier] = ()  # a WeakSet from the first one on: most tools have none
         self.late_roots = tuple(dict.fromkeys(rule.root for rule in self.tags.late))
         # `root:{parameter}` is read straight from its place among the arguments.
         self._early = tuple(
@@ -129,8 +130,10 @@ class ReadOperation(Operation[ReadPolicy]):
     def depend_on(self, tiers: tuple[Tier, ...]) -> None:
         """Drop the local copies of all answers, too, when messages of these tiers may have been lost."""
         own = self.tiers()
-        if own != tiers:
-            self.inherited_tiers.update(tier for tier in tiers if tier not in own)
+        if own != tiers and any(tier not in own and tier not in self.inherited_tiers for tier in tiers):
+            others = [tier for tier in tiers if tier not in own]
+            with LEDGER.lock:
+                self.inherited_tiers = weakref.WeakSet((*self.inherited_tiers, *others))
 
     def _tiers_under(self, configured: Configuration) -> tuple[Tier, ...]:
         if not self.reaches_tiers:
@@ -151,6 +154,15 @@ class ReadOperation(Operation[ReadPolicy]):
         if self.own_tiers:
             return now
         return (*(tier for tier in CURRENT.tiers_once_configured() if all(tier is not one for one in now)), *now)
+
+    @property
+    def returns(self) -> Any:
+        """The return annotation, for codecs: a `Returns`, made for the first tier that asks for it."""
+        if self._returns is None:
+            from agent_cache.values.annotations import Returns
+
+            self._returns = Returns(self.function)
+        return self._returns
 
     # Calls
 

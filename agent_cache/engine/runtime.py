@@ -13,7 +13,7 @@ import weakref
 from collections import deque
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping
 from contextvars import ContextVar, Token
-from typing import Any, Final, Generic, NamedTuple, NoReturn, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, NoReturn, Protocol, TypeVar
 
 from agent_cache.clock import CLOCK
 from agent_cache.config import CURRENT, Configuration
@@ -26,8 +26,10 @@ from agent_cache.engine.inheritance import Inherited, Inherits
 from agent_cache.engine.state import LEDGER, RootUse, forget_oldest, uses_of
 from agent_cache.errors import AgentLoopDetectedError
 from agent_cache.metrics import METRICS, Metrics, Stats
-from agent_cache.remote.protocol import Request, Ticket, Tier, Versions
 from agent_cache.values.canonical import MISSING
+
+if TYPE_CHECKING:
+    from agent_cache.remote.protocol import Request, Ticket, Tier, Versions
 
 __all__ = [
     "BECOME_LEADER",
@@ -459,7 +461,7 @@ class InsideLoad(Scope):
         return self.outside_of_load.storing()
 
     def plan(self, operation: Operation[Any]) -> Plan:
-        if self.outside_of_load is not ROOT:
+        if self._outside is not ROOT:
             return super().plan(operation)
         plan = operation.plan_inside_load
         if plan is None or plan.configuration is not CURRENT.value:
@@ -735,23 +737,28 @@ class Flight(Load):
                 self.inherited = Inherited()
             LEDGER.add_tags(self, self.inherited.add_tags(tags))
 
-    def inherit(self, read: Inherits) -> None:
+    def inherit(self, read: Inherits, hit: Entry | None = None) -> None:
         """Depend on what a decorated read depends on that the load has made. The caller holds the lock.
 
         Nothing happens once the load has ended: a task that it has left behind is no part of it.
+
+        Args:
+            hit: the local entry that has answered it.
         """
         if not self.is_open:
             return
-        if self.inherited is None:
-            self.inherited = Inherited()
-        new = self.inherited.add(read)
+        inherited = self.inherited
+        if inherited is None:
+            inherited = self.inherited = Inherited()
+        new = inherited.add(read, hit)
         if read.owners and self.joinable and not read.owners <= {self.partition.owner}:
             self.detach()
         if self.is_clean:
             if new:
                 LEDGER.add_tags(self, new)
-            for tiers in read.trusts.values():
-                self.partition.tool.depend_on(tiers)
+            if read.trusts:
+                for tiers in read.trusts.values():
+                    self.partition.tool.depend_on(tiers)
 
     def finish(self) -> None:
         """End the load, under the lock: no reader joins any more, and writes need not consider it."""

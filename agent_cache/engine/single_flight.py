@@ -33,11 +33,11 @@ def single_flight(proceed: Proceed, call: Call) -> Awaitable[Entry]:
     the tool yet, and a reader that finds a flight just before it is detached began before that write ended.
     """
     partition: Partition = call.plan.partition
-    loop = asyncio.get_running_loop()
+    flights = partition.flights
     under = call.leading
-    is_behind = bool(LEDGER.timed_holds) and _expire_holds()
-    ident = call.key, loop
-    present: Flight | None = partition.flights.get(ident)
+    is_behind = LEDGER.timed_holds and _expire_holds()
+    ident = call.key, asyncio.get_running_loop()
+    present: Flight | None = flights.get(ident)
     if present is not None:
         if call.is_fresh:
             with LEDGER.lock:
@@ -47,7 +47,7 @@ def single_flight(proceed: Proceed, call: Call) -> Awaitable[Entry]:
                 present.detach()  # this call leads, and later ones join it
             present = None
         elif under is None or not _would_deadlock(under, present):
-            waiter = present.join(loop)
+            waiter = present.join(ident[1])
             if under is not None:
                 under.wait_for(present)
             return _follow(call, proceed, present, waiter, under, _let_inherit(call, present))
@@ -57,7 +57,7 @@ def single_flight(proceed: Proceed, call: Call) -> Awaitable[Entry]:
     partition.loads.add(flight)
     if present is None or call.is_fresh:
         flight.joinable = True
-        partition.flights[ident] = flight
+        flights[ident] = flight
     if under is not None:
         under.wait_for(flight)
     return _lead(call, proceed, flight, under, None if call.within is None else _let_inherit(call, flight))

@@ -11,9 +11,8 @@ import logging
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Coroutine, Iterable, Iterator
-from difflib import get_close_matches
 from itertools import chain, islice
-from time import perf_counter
+from time import perf_counter, sleep
 from typing import Any, Protocol, TypeVar
 
 from agent_cache.config import CURRENT, Configuration
@@ -41,6 +40,7 @@ __all__ = [
     "tell_evicted",
     "unwatch",
     "uses_of",
+    "wait_for_lock",
     "warn_of_unread_roots",
     "warn_of_unwritten_roots",
     "warn_once",
@@ -68,6 +68,28 @@ _SLICE_SECONDS = 0.001
 """How long entries are freed in one iteration of the event loop."""
 _STEP = 50
 """Entries between two readings of the clock."""
+
+
+# The lock
+
+_ATTEMPTS = 100
+_PAUSE = 0.00005
+"""How often a miss asks for a lock that another thread has before it queues for it, and after how many seconds each."""
+
+
+def wait_for_lock() -> None:
+    """Take the ledger's lock, which another thread has, without queueing for it at first.
+
+    A thread in the queue owns the lock from the moment in which it is released, and runs only when it gets the GIL
+    back. Until then the other thread, which has the GIL and misses again a few microseconds later, would queue in turn,
+    and every miss of two threads would be two switches between them from then on.
+    """
+    lock = LEDGER.lock
+    for _ in range(_ATTEMPTS):
+        sleep(_PAUSE)
+        if lock.acquire(blocking=False):
+            return
+    lock.acquire()
 
 
 # Warnings
@@ -124,7 +146,7 @@ _MAX_NAMES = 1_000
 def uses_of(roots: Iterable[str]) -> tuple[RootUse, ...]:
     """The records of these roots, for a tool to keep."""
     with LEDGER.lock:
-        return tuple([_roots.setdefault(root, RootUse()) for root in roots])
+        return tuple([_roots.get(root) or _roots.setdefault(root, RootUse()) for root in roots])
 
 
 def mark_written(roots: Iterable[str]) -> None:
@@ -170,6 +192,8 @@ def _some_roots() -> list[tuple[str, RootUse]]:
 
 
 def _nearest(root: str, names: Iterable[str]) -> str:
+    from difflib import get_close_matches  # for a warning alone
+
     near = get_close_matches(root, names, 1)
     return f"; is {near[0]!r} meant?" if near else ""
 

@@ -9,37 +9,49 @@ from __future__ import annotations
 
 import asyncio
 import os
-import random
-from collections.abc import Awaitable, Callable, Hashable, Sequence
-from typing import Any, Final
+from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final
 
 from agent_cache.clock import CLOCK
-from agent_cache.config import CURRENT
+from agent_cache.config import CURRENT, Configuration
 from agent_cache.core.coherence import Partition
 from agent_cache.core.store import (
-    IMMUTABLE,
     NEVER,
     Entry,
     GuardedEntry,
     KeptEntry,
     SizedEntry,
     Store,
-    UncopyableError,
     UnsharedEntry,
     entry_size,
 )
 from agent_cache.core.tags import Tag
-from agent_cache.engine.inheritance import Inherited, Inherits, Source
+from agent_cache.engine.inheritance import NO_TRUSTS, Inherited, Inherits, Source
 from agent_cache.engine.runtime import PLACE, Call, Flight, Plan, known_tags
-from agent_cache.engine.state import LEDGER, WITNESSES, evict_for, free, note_dropped, tell_evicted, warn_once
-from agent_cache.remote.protocol import Ticket, Tier
+from agent_cache.engine.state import (
+    LEDGER,
+    WITNESSES,
+    evict_for,
+    free,
+    note_dropped,
+    tell_evicted,
+    wait_for_lock,
+    warn_once,
+)
 from agent_cache.values.compare import is_empty
+from agent_cache.values.copies import IMMUTABLE, UncopyableError
+
+if TYPE_CHECKING:
+    from random import Random
+
+    from agent_cache.remote.protocol import Ticket, Tier
 
 __all__ = [
     "count_unstored",
     "inherit_entry",
-    "inherit_hit",
     "insert_if_valid",
+    "jitter",
     "let_inherit",
     "load",
     "protected_copy",
@@ -53,10 +65,16 @@ __all__ = [
 Run = Callable[[Call], Awaitable[Entry]]
 Insert = Callable[[Call, Entry, tuple[Tag, ...]], object]
 
-JITTER: Final = random.Random()  # noqa: S311 - it spreads expiry and protects nothing
-"""The random numbers behind ``jitter=``, a `random.Random` that a test may seed. The global one is not touched."""
 
-os.register_at_fork(after_in_child=JITTER.seed)  # or all workers of a server would shorten their entries alike
+@cache
+def jitter() -> Random:
+    """The random numbers behind ``jitter=``, made for the first of them: see `agent_cache.testing.JITTER`."""
+    from random import Random  # a module that few processes need
+
+    made = Random()  # noqa: S311 - it spreads expiry and protects nothing
+    os.register_at_fork(after_in_child=made.seed)  # or all workers of a server would shorten their entries alike
+    return made
+
 
 _reloads: dict[asyncio.AbstractEventLoop, dict[object, asyncio.Task[None]]] = {}
 """Background reloads, by the entry that they replace. The event loop itself holds tasks only weakly."""
@@ -112,29 +130,24 @@ def run_uncached(call: Call) -> Awaitable[Entry]:
     return run_tool(call)
 
 
-def inherit_hit(plan: Plan, key: Hashable, entry: Entry) -> None:
-    """Let the load that a local hit is made in inherit from it. `key` is qualified."""
-    call = PLACE.get().call
-    inherit_entry(None if call is None else call.within, plan, key, entry)
-
-
-def inherit_entry(within: Flight | None, plan: Plan, key: Hashable, entry: Entry) -> None:
-    """Let a load inherit from a local entry that has answered a read made in it."""
-    if within is None or not within.is_open:
-        return  # of a task that the load has left behind
-    if not within.is_clean:
-        return  # it is not stored, whatever it reads
-    if within.inherited is not None and entry in within.inherited.hits:
+def inherit_entry(within: Flight, plan: Plan, key: Hashable, entry: Entry) -> None:
+    """Let a load inherit from a local entry that has answered a read made in it. `key` is qualified."""
+    if not within.is_open or not within.is_clean:
+        return  # of a task that the load has left behind, or it is not stored, whatever it reads
+    inherited = within.inherited
+    if inherited is not None and entry in inherited.hits:
         return  # a write since then has marked the load
     partition: Partition = plan.partition
-    with LEDGER.lock:
-        if partition.store.peek(key) is not entry or partition.is_outdated:
+    if not LEDGER.lock.acquire(False):  # noqa: FBT003 - as in insert_if_valid()
+        wait_for_lock()
+    try:
+        if partition.store.lookup(key) is entry:
+            tags = (*partition.static, *entry.tags, partition.group.entry_tag(key))
+            within.inherit(_inherits(plan, tags, entry, is_copy=True), entry)
+        else:
             within.mark_dirty()  # a write in another thread was faster
-            return
-        tags = (*partition.static, *entry.tags, partition.group.entry_tag(key))
-        within.inherit(_inherits(plan, tags, entry, is_copy=True))
-        if within.inherited is not None:
-            within.inherited.note_hit(entry)
+    finally:
+        LEDGER.lock.release()
 
 
 def _inherits(
@@ -148,9 +161,9 @@ def _inherits(
 ) -> Inherits:
     """What a load inherits from an answer with this entry."""
     partition: Partition = plan.partition
-    trusts: dict[Any, tuple[Tier, ...]] = {}
+    trusts: Mapping[Any, tuple[Tier, ...]] = NO_TRUSTS
     if type(entry) is GuardedEntry and entry.trust is not None:
-        trusts[entry.trust] = partition.tool.tiers() or tuple(partition.tool.inherited_tiers)
+        trusts = {entry.trust: partition.tool.tiers() or tuple(partition.tool.inherited_tiers)}
         source = source or entry
     return Inherits(
         tags,
@@ -174,7 +187,7 @@ def store_result(call: Call, entry: Entry, insert: Insert | None = None) -> None
     Args:
         insert: what to do with an entry that may be stored, instead of `insert_if_valid`.
     """
-    operation = call.operation
+    operation, flight = call.operation, call.flight
     policy = operation.policy
     tags = call.tags if not operation.late_roots else _result_tags(call, entry.value)
     may_live, failure = True, None
@@ -183,16 +196,20 @@ def store_result(call: Call, entry: Entry, insert: Insert | None = None) -> None
     else:
         expires, failure = _expiry_of(call, entry.value)
         may_live = expires > call.started
-    for ticket in call.flight.tickets:
+    for ticket in flight.tickets:
         if ticket.lasts is not None:  # the tier may miss some writes, so it bounds the life of the entry
             expires = min(expires, call.started + ticket.lasts)
-    inherited, entry_tags = call.flight.inherited, tags or ()
+    inherited, entry_tags = flight.inherited, tags or ()
     if inherited is not None:
-        static = call.flight.partition.static
+        static = flight.partition.static
         entry_tags += tuple([tag for tag in inherited.tags if tag not in static and tag not in entry_tags])
         entry_tags += tuple(inherited.entries)
         expires = min(expires, inherited.expires)
-    stored = protected_copy(call, entry, entry_tags, expires)
+    stored: Entry | None
+    if insert is None and tags is not None and (LEDGER.holds or not flight.is_clean) and _is_refused(call, entry, tags):
+        stored = flight.result = entry  # for the caller that ran the tool alone: it needs no copy
+    else:
+        stored = protected_copy(call, entry, entry_tags, expires)
     is_failure = False
     if stored is None or tags is None:
         count_unstored(call)
@@ -212,14 +229,30 @@ def store_result(call: Call, entry: Entry, insert: Insert | None = None) -> None
         insert_if_valid(call, None, call.operation.late_roots if tags is None else tags)
 
 
+def _is_refused(call: Call, entry: Entry, tags: tuple[Tag, ...]) -> bool:
+    """Whether a value that would be copied is not stored because of a write, nor shared with others. If so, its load is
+    marked. It ends in this step, so nobody joins it any more.
+    """
+    flight = call.flight
+    if flight.waiters or type(entry.value) in IMMUTABLE:
+        return False
+    with LEDGER.lock:
+        if not LEDGER.may_store(flight, flight.partition.static + tags):
+            flight.mark_dirty()
+    return not flight.is_clean
+
+
 def _expiry_of(call: Call, value: object) -> tuple[float, Exception | None]:
     """When a result expires whose life is its own, and why that is not known."""
     try:
-        life = call.operation.policy.life_of(value, JITTER.random)
+        life = call.operation.policy.life_of(value, lambda: jitter().random())
     except Exception as error:  # noqa: BLE001 - the user's function; the call goes on without it
         return call.started, error
     call.flight.life = life
     return NEVER if life is None else call.started + life, None
+
+
+_NO_ARGUMENTS: Final[Mapping[str, Any]] = {}
 
 
 def _result_tags(call: Call, value: object) -> tuple[Tag, ...] | None:
@@ -227,7 +260,7 @@ def _result_tags(call: Call, value: object) -> tuple[Tag, ...] | None:
     tags = call.tags
     for rule in call.operation.tags.late:
         try:
-            tags += rule.make(call.arguments, value)
+            tags += rule.make(_NO_ARGUMENTS if rule.is_of_result else call.arguments, value)
         except Exception as error:  # noqa: BLE001 - the user's function; the call goes on without it
             warn_once(
                 f"tags of a result could not be computed from {rule.source!r}, so it was not cached",
@@ -304,8 +337,8 @@ def insert_if_valid(call: Call, entry: Entry | None, tags: tuple[Tag, ...]) -> b
     Returns:
         Whether no invalidation overlapped. If so, ``flight.stored_tags`` allows the tiers to store the value.
     """
-    flight = call.flight
-    partition = flight.partition
+    flight, plan = call.flight, call.plan
+    partition, key = flight.partition, flight.key
     store = partition.store
     all_tags = partition.static + tags
     # What leaves the store is freed after the lock: the `__del__` of a value may wait for a lock of the user's. Hence
@@ -313,59 +346,61 @@ def insert_if_valid(call: Call, entry: Entry | None, tags: tuple[Tag, ...]) -> b
     garbage: Sequence[Any] = ()
     replaced = evicted = _newest = None
     if not LEDGER.lock.acquire(False):  # noqa: FBT003 - 0.08 us less than `with`; as a keyword, more
-        LEDGER.wait_for_lock()
+        wait_for_lock()
     try:
         if LEDGER.timed_holds:
             garbage = LEDGER.expire_holds(CLOCK.now())
         is_untouched = flight.is_clean and (
             (flight.since < 0 and not LEDGER.holds) or LEDGER.may_store(flight, all_tags)
         )
-        if flight.inherited is not None:
-            inherited = tuple([tag for tag in flight.inherited.tags if tag not in all_tags])
-            all_tags += inherited
-            is_untouched = is_untouched and not LEDGER.is_held(inherited, partition, flight.key)
-        # Configured while a follower waited, or by another thread: the entry would be guarded by the former tiers.
+        inherited = flight.inherited
+        if inherited is not None:
+            more = tuple([tag for tag in inherited.tags if tag not in all_tags])
+            all_tags += more
+            is_untouched = is_untouched and not (LEDGER.holds and LEDGER.is_held(more, partition, key))
         configuration = CURRENT.value
         is_valid = (
             is_untouched
-            and partition.is_open
-            and (configuration is call.plan.configuration or configuration.has_tiers_of(call.plan.configuration))
-            and configuration.enabled
             and entry is not None
-            and (flight.inherited is None or _may_depend_on(call, entry, flight.inherited))
+            and partition.is_open
+            and (configuration is plan.configuration or _is_still_enabled(configuration, plan))
+            and (inherited is None or _may_depend_on(call, entry, inherited))
         )
         is_stored = False
         doubts: Sequence[Ticket] = ()
         if is_valid:
             assert entry is not None
             flight.stored_tags = all_tags
-            doubts = [ticket for ticket in flight.tickets if not ticket.is_clean()] if flight.tickets else ()
-            if entry.size and not doubts:
-                garbage = list(garbage)
-                fits = _make_room(call, store, entry, garbage)
-            else:
-                fits = not doubts
-            if fits:
+            if flight.tickets:
+                doubts = [ticket for ticket in flight.tickets if not ticket.is_clean()]
+            if not doubts:
                 is_stored = True
+                if type(entry) is not Entry and entry.size:
+                    garbage = list(garbage)
+                    is_stored = _make_room(call, store, entry, garbage)
+            if is_stored:
                 _newest = store.newest
-                replaced = store.lookup(flight.key)
+                replaced = store.lookup(key)
                 if partition.owner is None:
-                    evicted = store.insert(flight.key, entry)
+                    evicted = store.insert(key, entry)
                 else:
-                    evicted, dropped = partition.insert(flight.key, entry)
+                    evicted, dropped = partition.insert(key, entry)
                     garbage = [*garbage, *dropped]
                 if evicted is not None:
-                    for stats in call.plan.stats:
+                    for stats in plan.stats:
                         stats.evictions += 1
                 elif store.maxsize is None and entry.kept_until != NEVER:
                     garbage = [*garbage, store.sweep(CLOCK.now())]
         if flight.dependents:
             source = flight if flight.tickets else None
-            tags = (*all_tags, partition.group.entry_tag(flight.key))
+            tags = (*all_tags, partition.group.entry_tag(key))
             is_strong = call.operation.policy.remote.is_strong  # its ticket lets no local copy be stored
-            read = _inherits(call.plan, tags, entry, source, is_cached=is_stored or (is_valid and is_strong))
-            is_untouched = is_untouched and (is_strong or not doubts)
-            _pass_on(flight, read._replace(is_strong=is_strong) if is_untouched else None)
+            read: Inherits | None = None
+            if is_untouched and (is_strong or not doubts):
+                read = _inherits(plan, tags, entry, source, is_cached=is_stored or (is_valid and is_strong))
+                if is_strong:
+                    read = read._replace(is_strong=True)
+            _pass_on(flight, read)
         # As Flight.finish(), without the call, which is 1.5 % of a miss.
         if flight.joinable:
             flight.joinable = False
@@ -389,6 +424,14 @@ def insert_if_valid(call: Call, entry: Entry | None, tags: tuple[Tag, ...]) -> b
     if type(replaced) is GuardedEntry and replaced.failure is not None:
         warn_once("copying a hit failed, so it was loaded anew", call.operation.name, replaced.failure)
     return is_valid
+
+
+def _is_still_enabled(configuration: Configuration, plan: Plan) -> bool:
+    """Whether a result may be stored that was loaded under former settings.
+
+    With other tiers it may not, since the entry would be guarded by the former ones.
+    """
+    return configuration.enabled and configuration.has_tiers_of(plan.configuration)
 
 
 def _may_depend_on(call: Call, entry: Entry, inherited: Inherited) -> bool:

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Hashable, Iterable, Mapping, Sequence
 from contextvars import Context, ContextVar, Token, copy_context
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from agent_cache.clock import CLOCK
 from agent_cache.config import CURRENT
@@ -36,8 +36,10 @@ from agent_cache.engine.store_result import insert_if_valid
 from agent_cache.engine.tiers import take_tickets
 from agent_cache.errors import ConfigurationError, RemoteTierError
 from agent_cache.metrics import Stats
-from agent_cache.remote.protocol import Request, Tier, WriteIntent
 from agent_cache.values.canonical import MISSING
+
+if TYPE_CHECKING:
+    from agent_cache.remote.protocol import Request, Tier, WriteIntent
 
 __all__ = ["DOUBT", "OUTSIDE", "WRITING", "Fill", "Write", "WriteOperation", "invalidate", "tiers_under"]
 
@@ -51,13 +53,15 @@ OUTSIDE: Final = WritePolicy(scope="global", settle=0.0, doubt=DOUBT, in_doubt=(
 class WriteOperation(Operation[WritePolicy]):
     """A decorated write tool."""
 
-    __slots__ = ("is_new",)
+    __slots__ = ("_without_tiers", "is_new", "late_region")
 
     is_read = False
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.is_new = True  # until its first call
+        self.late_region = _region_of(self.tags.late, None)
+        self._without_tiers: tuple[object, int] | None = None
         for use in self.root_uses:
             use.writers.add(self)
 
@@ -97,6 +101,19 @@ class WriteOperation(Operation[WritePolicy]):
             warn_once("ok= raised, so the write was taken for successful", self.name, error)
             return True
 
+    def find_tiers(self, *, in_sessions: bool) -> dict[Tier, bool]:
+        """The tiers under its roots: see `tiers_under`.
+
+        That there are none is remembered until a tier is configured, or a root is given another tool.
+        """
+        known = self._without_tiers
+        if known is not None and known[0] is CURRENT.once_configured and known[1] == LEDGER.links:
+            return {}
+        state = CURRENT.once_configured, LEDGER.links  # first: what changes meanwhile makes it out of date
+        found = tiers_under(self.tags.roots, self.own_tiers, in_sessions=in_sessions)
+        self._without_tiers = None if found else state
+        return found
+
     def cache_keys(self, call: Call) -> tuple[CacheKey, ...]:
         """The entries that `key_fn` names.
 
@@ -131,7 +148,10 @@ async def invalidate(proceed: Proceed, call: Call) -> Entry:
     write = _write_of(call)
     if write is None:
         return await proceed(call)
-    await write.begin()
+    if write.tiers:
+        await write.begin()
+    else:
+        write.begin_locally()
     if call.operation.is_new:
         call.operation.is_new = False
         if not write.tiers and call.operation.policy.key_fn is None:  # reads behind a tier may run in other processes
@@ -181,7 +201,14 @@ def _write_of(call: Call) -> Write | None:
         roots=operation.tags.roots,
         own_tiers=operation.own_tiers,
         stats=call.plan.stats,
+        tiers=operation.find_tiers(in_sessions=owners is not None),
+        late_region=operation.late_region if owners is None else _region_of(operation.tags.late, owners),
     )
+
+
+def _region_of(late: tuple[TagRule, ...], owners: frozenset[object] | None) -> Region | None:
+    """What a write may touch by these rules, as far as that is known before its result is."""
+    return Region(tuple(rule.root for rule in late), (), owners) if late else None
 
 
 def _tags_from(
@@ -250,6 +277,8 @@ class Write:
         roots: every root that it may touch.
         own_tiers: tiers that the writer itself names.
         stats: counters of failing tag rules.
+        tiers: the tiers under its roots, if they are known.
+        late_region: what it may touch by the late rules, None without any.
 
     Attributes:
         tiers: the tiers to tell of it, and whether each is in use: see `tiers_under`.
@@ -264,6 +293,7 @@ class Write:
         "_hold",
         "_intent",
         "_late",
+        "_late_region",
         "_own_tiers",
         "_renewal",
         "_roots",
@@ -288,20 +318,23 @@ class Write:
         own_tiers: tuple[Tier, ...] = (),
         stats: tuple[Stats, ...] = (),
         entries: tuple[Request, ...] = (),
+        tiers: dict[Tier, bool] | None = None,
+        late_region: Region | None = None,
     ) -> None:
         self.name = name
         self.policy = policy
         self.region = Region(tags, keys, owners, bare)
         self._late = late
+        self._late_region = late_region
         self._entries = entries
         self._arguments = arguments or {}
         self._hold: Hold | None = None
         self._former: Token[Write | None] | None = None
-        self._fills: dict[tuple[object, Hashable], Fill] = {}
+        self._fills: dict[tuple[object, Hashable], Fill] | None = None
         self._roots = roots
         self._own_tiers = own_tiers
         self._configured = CURRENT.once_configured
-        self.tiers = self._find_tiers()
+        self.tiers = self._find_tiers() if tiers is None else tiers
         self._stats = stats
         self._intent: WriteIntent | None = None
         self._renewal: asyncio.TimerHandle | asyncio.Task[None] | None = None
@@ -314,10 +347,16 @@ class Write:
         """
         if self.tiers:
             await self._announce()
+        self.begin_locally()
+
+    def begin_locally(self) -> None:
+        """The half of `begin` that does not wait: all of it without tiers, for one coroutine less."""
+        region = self.region
+        held = region if self._late_region is None else region.beside(self._late_region)
         with LEDGER.lock:
-            garbage = LEDGER.invalidate(self.region)
-            self._hold = LEDGER.hold(self._all_possibly_touched())  # after it, to be told of other writes only
-        free(garbage)
+            self._hold, garbage = LEDGER.begin(self.region, held)
+        if garbage:
+            free(garbage)
         self._former = WRITING.set(self)
 
     def take(self, fill: Fill) -> bool:
@@ -336,6 +375,8 @@ class Write:
         region = hold.region
         is_touched = any(part.touches(tag) for part in region.parts for tag in tags)
         if is_noticed and (is_touched or (partition.tool, fill.call.key) in region.keys):
+            if self._fills is None:
+                self._fills = {}
             self._fills[partition, fill.call.key] = fill
             return True
         return False
@@ -345,14 +386,14 @@ class Write:
         """Whether it has begun and not ended."""
         return self._hold is not None
 
-    async def succeed(self, result: Any, *, ok: bool = True) -> None:
-        """Commit after a side effect that returned."""
-        region = self.region
+    def succeed(self, result: Any, *, ok: bool = True) -> Awaitable[None]:
+        """Commit after a side effect that returned. The local half is done at once, the rest is to be awaited."""
+        late = None
         if self._late:
             paths, bare = _tags_from(self._late, self._arguments, result, self.name, self._stats)
-            region = replace(region, paths=region.paths + paths, bare=region.bare + bare)
-        fills = tuple(self._fills.values()) if ok else ()
-        await self._end(region, failed=False, hold=self.policy.settle if ok else 0.0, fills=fills)
+            late = Region(paths, (), self.region.owners, bare)
+        fills = tuple(self._fills.values()) if ok and self._fills else ()
+        return self._end(late, failed=False, hold=self.policy.settle if ok else 0.0, fills=fills)
 
     async def fail(self, error: BaseException) -> None:
         """Commit after a side effect that raised, or was cancelled.
@@ -361,62 +402,79 @@ class Write:
         """
         may_wait = not isinstance(error, GeneratorExit)  # a coroutine that is being closed must not wait
         if isinstance(error, self.policy.no_effect):
-            await self._end(self.region, failed=False, hold=0.0, may_wait=may_wait)
+            await self._end(None, failed=False, hold=0.0, may_wait=may_wait)
             return
         doubt = self.policy.doubt if self.policy.leaves_in_doubt(error) else 0.0
-        await self._end(self._all_possibly_touched(), failed=True, hold=doubt, may_wait=may_wait)
+        await self._end(self._late_region, failed=True, hold=doubt, may_wait=may_wait)
 
-    @property
-    def _late_roots(self) -> tuple[str, ...]:
-        return tuple(rule.root for rule in self._late)
+    def _end(
+        self, late: Region | None, *, failed: bool, hold: float, may_wait: bool = True, fills: Sequence[Fill] = ()
+    ) -> Awaitable[None]:
+        """End the write here. Returns the rest, its end in the tiers.
 
-    def _all_possibly_touched(self) -> Region:
-        return replace(self.region, paths=self.region.paths + self._late_roots) if self._late else self.region
-
-    async def _end(
-        self, region: Region, *, failed: bool, hold: float, may_wait: bool = True, fills: Sequence[Fill] = ()
-    ) -> None:
+        Args:
+            late: what it has touched beside its region, or may have.
+            hold: seconds in which all of it is held further on.
+        """
         # Contexts of tasks that were started in the write keep it alive: let go of what it refers to.
-        former, self._former, self._fills = self._former, None, {}
+        former, self._former, self._fills = self._former, None, None
         if former is not None:
             try:
                 WRITING.reset(former)
             except ValueError:
                 pass  # closed by the garbage collector, in another context than it began in
-        fills = self._invalidate_locally(region, hold, fills)
+        fills = self._invalidate_locally(late, hold, fills)
         if CURRENT.once_configured is not self._configured:  # tiers that were configured while it ran
             self.tiers = self._find_tiers() | self.tiers
             if self.tiers and self._intent is None:
                 self._intent = self._make_intent()
-        if self._intent is not None:
-            if self._renewal is not None:
-                self._renewal.cancel()
-            commits = self._start_commits(self._intent, region.paths + region.bare, failed=failed, hold=hold)
-            await run_shielded(self._finish_commits(commits, region, fills), *commits.values(), may_wait=may_wait)
+        if self._intent is None:
+            return _ENDED
+        return self._end_in_tiers(self._intent, late, failed=failed, hold=hold, may_wait=may_wait, fills=fills)
 
-    def _invalidate_locally(self, region: Region, hold: float, fills: Sequence[Fill] = ()) -> Sequence[Fill]:
+    async def _end_in_tiers(
+        self,
+        intent: WriteIntent,
+        late: Region | None,
+        *,
+        failed: bool,
+        hold: float,
+        may_wait: bool,
+        fills: Sequence[Fill],
+    ) -> None:
+        if self._renewal is not None:
+            self._renewal.cancel()
+        region = self.region if late is None else self.region.beside(late)
+        commits = self._start_commits(intent, region.paths + region.bare, failed=failed, hold=hold)
+        await run_shielded(self._finish_commits(commits, late, fills), *commits.values(), may_wait=may_wait)
+
+    def _invalidate_locally(self, late: Region | None, hold: float, fills: Sequence[Fill] = ()) -> Sequence[Fill]:
         """Release the hold, drop the entries, and store results. With tiers these are stored when they have it, too.
 
         Returns:
             The results that no other write has overlapped so far.
         """
         garbage: list[Any] = []
+        region = self.region
         with LEDGER.lock:
             if fills:  # before the write's own invalidation
                 fills = [fill for fill in fills if self._is_current(fill)]
-            if self._hold is not None:
-                LEDGER.release(self._hold)
-                self._hold = None
             if LEDGER.timed_holds:
                 garbage += LEDGER.expire_holds(CLOCK.now())
-            if hold:
-                LEDGER.hold(region, CLOCK.now() + hold)
-            garbage += LEDGER.invalidate(region)
+            held, self._hold = self._hold, None
+            if held is None:
+                garbage += LEDGER.invalidate(region if late is None else region.beside(late))
+            elif hold:
+                settled = region if late is None else region.beside(late)
+                garbage += LEDGER.end(held, region, late, settled, CLOCK.now() + hold)
+            else:
+                garbage += LEDGER.end(held, region, late)
             for fill in fills:
                 fill.call.flight.finish()
                 garbage += LEDGER.invalidate(fill.region)  # what is loading now is older
                 fill.call.flight.restart()
-        free(garbage)
+        if garbage:
+            free(garbage)
         if self._intent is None:
             for fill in fills:
                 insert_if_valid(fill.call, fill.entry, fill.tags)
@@ -454,10 +512,12 @@ class Write:
         return tiers_under(self._roots, self._own_tiers, in_sessions=self.region.owners is not None)
 
     def _make_intent(self) -> WriteIntent:
+        from agent_cache.remote.protocol import WriteIntent  # which whoever has a tier has loaded
+
         return WriteIntent(
             id=os.urandom(16).hex(),
             tags=self.region.paths + self.region.bare,
-            late_roots=self._late_roots,
+            late_roots=() if self._late_region is None else self._late_region.paths,
             keys=tuple((tool.name, key) for tool, key in self.region.keys),
             entries=self._entries,
             on_unreachable=self.policy.remote.on_unreachable,
@@ -475,7 +535,7 @@ class Write:
             # Refused, or cancelled before the side effect: end what was announced.
             may_wait = not isinstance(error, GeneratorExit)
             commits = self._start_commits(intent, intent.tags, failed=False, hold=0.0)
-            await run_shielded(self._finish_commits(commits, None), *commits.values(), may_wait=may_wait)
+            await run_shielded(self._finish_commits(commits, has_begun=False), *commits.values(), may_wait=may_wait)
             raise
         interval = min(tier.lease for tier in self.tiers) / 3
         loop, context = asyncio.get_running_loop(), copy_context()
@@ -505,11 +565,16 @@ class Write:
         return commits
 
     async def _finish_commits(
-        self, commits: dict[Tier, Coroutine[Any, Any, None]], region: Region | None, fills: Sequence[Fill] = ()
+        self,
+        commits: dict[Tier, Coroutine[Any, Any, None]],
+        late: Region | None = None,
+        fills: Sequence[Fill] = (),
+        *,
+        has_begun: bool = True,
     ) -> None:
         await self._send("commit", commits.__getitem__, tuple(commits))
-        if region is not None:  # entries filled from a tier between the end and the commit
-            for fill in self._invalidate_locally(region, 0.0, fills):
+        if has_begun:  # entries filled from a tier between the end and the commit
+            for fill in self._invalidate_locally(late, 0.0, fills):
                 await self._store(fill)
 
     async def _send(
@@ -541,6 +606,15 @@ class Write:
     def _warn_of_failure(self, step: str, tier: Tier, error: Exception) -> None:
         warn_once(f"{step} of a write in {type(tier).__name__} failed", self.name, error)
 
+
+class _Ended:
+    """The end of a write in no tier: there is nothing to wait for."""
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        yield from ()
+
+
+_ENDED: Final = _Ended()
 
 WRITING: ContextVar[Write | None] = ContextVar("agent_cache_writing", default=None)
 """The innermost write that runs in this context. Child tasks and threads inherit it, also beyond its end."""

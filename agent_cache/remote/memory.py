@@ -30,10 +30,11 @@ from typing import Any, Literal
 from uuid import uuid4
 
 from agent_cache.clock import CLOCK
-from agent_cache.core.store import NEVER, UncopyableError, auto_copier
+from agent_cache.core.store import NEVER
 from agent_cache.core.tags import meet, root_of
 from agent_cache.errors import RemoteTierError
 from agent_cache.remote.protocol import Found, Listener, Request, Ticket, Touched, Versions, WriteIntent
+from agent_cache.values.copies import UncopyableError, auto_copier
 
 __all__ = ["MemoryServer", "MemoryTier"]
 

@@ -33,9 +33,8 @@ import sys
 from collections.abc import Callable, Hashable
 from contextvars import Context
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from io import BytesIO
-from pickle import Pickler, PicklingError, loads
 from threading import get_ident
 from typing import Any, Final, Literal
 
@@ -116,7 +115,7 @@ _NO_TASK: Final = object()
 """The task that makes the current call, if none is known. No event loop has it."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Verdict:
     """A check that was met.
 
@@ -314,8 +313,9 @@ class Answers:
         if type(value) not in _TREES:
             return None
         file = BytesIO()
+        pickler, loads = _tree_pickler()
         try:
-            _TreePickler(file, 5).dump(value)
+            pickler(file, 5).dump(value)
         except Exception:  # noqa: BLE001 - it is no tree of builtins, or too deep a one
             return None
         image = file.getvalue()
@@ -338,16 +338,21 @@ class Answers:
 _TREES: Final = frozenset({dict, list, tuple, set, frozenset})
 
 
-class _TreePickler(Pickler):
-    """Pickles what consists of builtin scalars and containers alone, and runs no code of the values.
+@cache
+def _tree_pickler() -> tuple[Callable[[BytesIO, int], Any], Callable[[bytes], Any]]:
+    """What pickles builtin scalars and containers alone, and runs no code of the values; and what reads it.
 
     It tells all types apart, which `marshal` does not: of an array that keeps the bytes. To check for such parts first
-    takes four times as long as the image.
+    takes four times as long as the image. Imported for the first result that needs it.
     """
+    from pickle import Pickler, PicklingError, loads
 
-    def reducer_override(self, value: object) -> Any:
-        """Refuse an object of any other type. The pickler itself handles the builtin ones."""
-        raise PicklingError(type(value).__name__)
+    class TreePickler(Pickler):
+        def reducer_override(self, value: object) -> Any:
+            """Refuse an object of any other type. The pickler itself handles the builtin ones."""
+            raise PicklingError(type(value).__name__)
+
+    return TreePickler, loads
 
 
 def _bytes_of(answer: Answer) -> bytes | None:

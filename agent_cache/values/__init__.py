@@ -1,1 +1,1 @@
-"""Values: their identity, their written forms, and the types that every walk over them knows."""
+"""Values: their identity, their written forms, their copies, and the types that every walk over them knows."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import itertools
 import sys
 import textwrap
@@ -9,6 +10,7 @@ import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -271,4 +273,25 @@ async def test_no_framework_is_imported_to_recognise_its_context(load: Any, monk
     monkeypatch.setattr("builtins.__import__", refuse)
     tool = AgentCache("again")(source)
     monkeypatch.undo()
+    assert [one.name for one in tool.__agent_cache__.parameters.all if one.in_key] == ["query"]
+
+
+def test_a_module_is_read_once_for_the_hints_of_all_its_tools(load: Any):
+    tools = "\n".join(f"async def tool_{number}(ctx: Context, other: Order): ..." for number in range(50))
+    source = module(
+        "if TYPE_CHECKING:\n    from fastmcp import Context\n    from shop import Order", "Context", text=True
+    )
+    functions = vars(sys.modules[load(f"{source}\n{tools}\n").__module__])
+    with mock.patch("ast.parse", wraps=ast.parse) as parsed:
+        decorated = [AgentCache("r")(functions[f"tool_{number}"]) for number in range(50)]
+    assert max(len(call.args[0]) for call in parsed.call_args_list) < 100  # of hints alone
+    keyed = {tuple(one.name for one in tool.__agent_cache__.parameters.all if one.in_key) for tool in decorated}
+    assert keyed == {("other",)}
+
+
+def test_a_module_that_has_changed_is_read_again(load: Any):
+    source = module("if TYPE_CHECKING:\n    from shop import Context", "Context", text=True)
+    function = load(source).__wrapped__
+    Path(function.__code__.co_filename).write_text(source.replace("shop", "fastmcp"), encoding="utf-8")
+    tool = AgentCache("r", name="changed")(function)
     assert [one.name for one in tool.__agent_cache__.parameters.all if one.in_key] == ["query"]

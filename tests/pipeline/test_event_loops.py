@@ -192,7 +192,7 @@ async def test_a_miss_queues_for_the_lock_only_if_it_stays_taken(monkeypatch, re
 
     lock = _TakenLock(LEDGER.lock, refusals)
     with monkeypatch.context() as patch:
-        patch.setattr("agent_cache.core.coherence._PAUSE", 0.0)
+        patch.setattr("agent_cache.engine.state._PAUSE", 0.0)
         patch.setattr(LEDGER, "lock", lock)
         assert await get("a") == "a"
     assert lock.queued == queued

@@ -83,6 +83,55 @@ async def test_a_write_reaches_the_configured_tiers(here: WatchedTier, server: M
     assert here.orders == backup.orders == ["begin", "commit"]
 
 
+async def test_a_writer_that_knew_no_tier_reaches_those_that_are_configured_later(server: MemoryServer):
+    configured = WatchedTier(server)
+
+    @AgentCacheInvalidator("order:{id}")
+    async def set_order(id: str) -> None: ...
+
+    await set_order("7")
+    await set_order("7")
+
+    with configure(remote=configured):
+        await set_order("7")
+    assert configured.orders == ["begin", "commit"]
+
+
+async def test_a_writer_that_knew_no_tier_reaches_those_of_tools_that_come_later(here: WatchedTier):
+    @AgentCacheInvalidator("order:{id}")
+    async def set_order(id: str) -> None: ...
+
+    await set_order("7")
+    await set_order("7")
+
+    @AgentCache("order:{id}", remote_cache=here)
+    async def get_order(id: str) -> str:
+        return id
+
+    await set_order("7")
+    assert here.orders == ["begin", "commit"]
+
+
+async def test_a_writer_reaches_the_tiers_of_a_tool_that_has_inherited_its_root(here: WatchedTier):
+    @AgentCacheInvalidator("order:{id}")
+    async def set_order(id: str) -> None: ...
+
+    @AgentCache("order:{id}")
+    async def get_order(id: str) -> str:
+        return id
+
+    @AgentCache("page", remote_cache=here)
+    async def get_page(id: str) -> str:
+        return await get_order(id)
+
+    await set_order("7")
+    assert here.orders == []
+    await get_page("7")
+    here.orders.clear()
+    await set_order("7")
+    assert here.orders == ["begin", "commit"]
+
+
 async def test_writes_that_are_no_tools_reach_the_tiers(here: WatchedTier, elsewhere: MemoryTier):
     with configure(remote=here):
         await stored(elsewhere)

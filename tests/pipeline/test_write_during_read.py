@@ -358,3 +358,42 @@ async def test_the_tags_of_a_write_are_those_of_its_arguments_before_it_changes_
     assert await get("7") == 0
     await change({"id": "7"})
     assert await get("7") == 1
+
+
+@pytest.mark.parametrize("followers", [0, 2])
+@pytest.mark.parametrize("write", ["has ended", "still runs", "names it by its result"])
+async def test_a_result_that_a_write_keeps_from_being_stored_is_copied_for_followers_only(followers, write):
+    """Nobody else can get it: no copy is made for the store. Followers have one each, as ever."""
+    copied: list[object] = []
+
+    def copy(value: dict[str, list[int]]) -> dict[str, list[int]]:
+        copied.append(value)
+        return {key: list(items) for key, items in value.items()}
+
+    answering, changing = Gate(), Gate()
+
+    @AgentCache("order:{result[id][0]}" if write == "names it by its result" else "order:{id}", copy=copy)
+    async def get(id: str) -> dict[str, list[int]]:
+        await answering()
+        return {"id": [7], "lines": []}
+
+    @AgentCacheInvalidator("order:{id}")
+    async def change(id: str) -> None:
+        await changing()
+
+    readers = [await started(get("7")) for _ in range(1 + followers)]
+    writer = await started(change("7"))
+    if write == "has ended":
+        changing.last.returns(None)
+        await writer
+    answering.last.returns(None)
+    answers = [await reader for reader in readers]
+    assert len({id(answer["lines"]) for answer in answers}) == 1 + followers
+    assert (len(copied) == 0) is (followers == 0)
+    if write != "has ended":
+        changing.last.returns(None)
+        await writer
+    again = await started(get("7"))
+    answering.last.returns(None)
+    assert await again == {"id": [7], "lines": []}
+    assert len(answering.calls) == 2, "nothing was stored"

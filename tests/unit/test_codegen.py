@@ -6,8 +6,10 @@ import asyncio
 import collections
 import dataclasses
 import functools
+import inspect
 import itertools
 import threading
+import traceback
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import AsyncExitStack
 from typing import Any
@@ -475,3 +477,52 @@ def test_both_bodies_answer_count_and_trace_alike(policy: dict[str, Any], form: 
             histories.append(asyncio.run(history(kind, policy, form, moves, clock)))
     generated, general = histories
     assert generated == general
+
+
+# Tools with the same parameters share code
+
+
+def test_tools_with_the_same_parameters_are_compiled_once():
+    def make(number: int) -> tuple[Any, Any]:
+        async def read(compiled_once: str, *, limit: int = number) -> int:
+            return limit
+
+        async def write(compiled_once: str) -> None: ...
+
+        named = f"compiled once {number}"
+        return AgentCache(f"{named}:{{compiled_once}}", name=named)(read), AgentCacheInvalidator(named)(write)
+
+    with mock.patch("builtins.compile", wraps=compile) as compiled:
+        tools = [make(number) for number in range(20)]
+    bodies = [call for call in compiled.call_args_list if "agent_cache body" in call.args[1]]
+    assert len(bodies) == 2  # one for all reads, one for all writes
+    assert len(tools) == 20
+
+
+async def test_tools_that_share_code_have_all_else_for_themselves():
+    """Defaults, counters, entries, names, and the file that a traceback names."""
+    unset, other = object(), object()
+
+    def make(name: str, limit: int, sentinel: object) -> Any:
+        @AgentCache("r", name=name)
+        async def tool(query: str = name, *, limit: int = limit, filter: object = sentinel) -> list[Any]:
+            if query == "fail":
+                raise LookupError(name)
+            return [name, query, limit, filter is sentinel]
+
+        return tool
+
+    first, second = make("first of two", 1, unset), make("second of two", 2, other)
+    assert await first() == ["first of two", "first of two", 1, True]
+    assert await second() == ["second of two", "second of two", 2, True]
+    assert await first() == ["first of two", "first of two", 1, True]
+    assert (first.cache_info().hits, second.cache_info().hits) == (1, 0)
+    assert inspect.signature(second) == inspect.signature(second.__wrapped__)
+    assert (second.__defaults__, second.__kwdefaults__) == (("second of two",), {"limit": 2, "filter": other})
+    for tool, name in ((first, "first of two"), (second, "second of two")):
+        with pytest.raises(LookupError) as caught:
+            await tool("fail")
+        frames = traceback.extract_tb(caught.value.__traceback__)
+        body = next(frame for frame in frames if "agent_cache body" in frame.filename)
+        assert body.filename == f"<agent_cache body of {name}>"
+        assert "await" in (body.line or "")

@@ -16,8 +16,9 @@ from uuid import UUID
 import pytest
 from hypothesis import given
 
-from agent_cache.core.store import NEVER, Entry, GuardedEntry, UncopyableError, auto_copier, copy_rule_named
+from agent_cache.core.store import NEVER, Entry, GuardedEntry
 from agent_cache.values.canonical import MISSING
+from agent_cache.values.copies import UncopyableError, auto_copier, copy_rule_named
 from tests.harness.structure import VALUES, WHEN, Colour, Pair, Place, Point, same, spoil
 
 SHARED = [

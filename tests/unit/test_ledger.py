@@ -9,11 +9,12 @@ from types import FrameType
 from typing import Any
 
 import pytest
+from hypothesis import given, strategies as st
 
 from agent_cache.core import coherence
 from agent_cache.core.coherence import Ledger, Load, Partition
 from agent_cache.core.store import NEVER, Entry
-from agent_cache.core.tags import Region
+from agent_cache.core.tags import Region, meet
 
 INDEFINITELY = float("inf")
 
@@ -149,11 +150,15 @@ def test_what_is_noted_is_forgotten_when_nobody_needs_it(ledger: Ledger):
     assert root is not None
     load = loading(ledger, partition, late=("user",))
     ledger.invalidate(Region(("user:1",)))
+    assert root.noted
+    assert not ledger.may_store(load, ["user:1"])
     assert root.written
+    ledger.invalidate(Region(("user:1",)))
     load.finish()
     assert not root.written
+    assert not root.noted
     ledger.invalidate(Region(("user:1",)))
-    assert not root.written
+    assert not root.noted
 
 
 # -- Entries -------------------------------------------------------------------------------------------------
@@ -306,7 +311,10 @@ def test_a_session_that_has_ended_is_reached_no_more(ledger: Ledger):
     ledger.unregister(session)
     ledger.unregister(session)
     assert ledger.partitions() == [tool]
-    assert ledger.invalidate(Region(("order:7",))) == [({}, {}, {}, [])], "of the tool in the global scope alone"
+    assert ledger.invalidate(Region(("order:7",))) == []
+    put(tool, "mine")
+    dropped = ledger.invalidate(Region(("order:7",)))
+    assert [list(store[0]) for store in dropped] == [["mine"]], "of the tool in the global scope alone"
 
 
 def test_clearing_one_tool_spares_the_others(ledger: Ledger):
@@ -410,12 +418,61 @@ def test_a_hold_is_there_although_the_last_other_one_is_let_go_of_meanwhile(ledg
                 ledger.release(garbage.pop())
             return holds
 
-    region = Region(("order:7",))
+    region = Region(("order:7", "order:8"))
     garbage = [ledger.hold(region)]
     (root,) = garbage[0].roots
+    garbage[0].enter_indexes()
     root.held.sets = Collecting(root.held.sets)
     second = ledger.hold(region)
-    assert root.held.sets == {(None, "order:7"): {second}}
+    second.enter_indexes()
+    assert root.held.sets == {(None, "order:7"): {second}, (None, "order:8"): {second}}
+    third = ledger.hold(region)
+    garbage = [third]
+    third.enter_indexes()
+    assert root.held.sets == {(None, "order:7"): {second}, (None, "order:8"): {second}}, "which was itself released"
+
+
+def test_a_write_in_flight_whose_hold_was_released_drops_what_was_stored_since(ledger: Ledger):
+    """Under a hold nothing is stored, so the end of a write looks for entries only if its hold was no longer there."""
+    partition = partition_in(ledger, roots=("order",))
+    region = Region(("order:7",))
+    for is_held in (True, False):
+        hold, _ = ledger.begin(region, region)
+        assert not ledger.may_store(loading(ledger, partition, "order:7"), ["order:7"])
+        if not is_held:
+            ledger.release_all()  # as in a forked child, and between two tests
+            put(partition, "k", "order:7")
+        ledger.end(hold, region)
+        assert partition.store.keys() == []
+        assert not ledger.holds_anything
+
+
+def test_a_write_drops_at_its_end_what_only_its_result_names(ledger: Ledger):
+    partition = partition_in(ledger, roots=("order", "user"))
+    put(partition, "7", "order:7")
+    put(partition, "u1", "user:1")
+    put(partition, "u2", "user:2")
+    put(partition, "u3", "user:3")
+    early, held = Region(("order:7",)), Region(("order:7", "user"))
+    hold, _ = ledger.begin(early, held)
+    assert partition.store.keys() == ["u1", "u2", "u3"]
+    ledger.end(hold, early, Region(("user:1",)))
+    assert partition.store.keys() == ["u2", "u3"]
+    hold, _ = ledger.begin(early, held)
+    ledger.end(hold, Region(("user:2",)))
+    assert partition.store.keys() == ["u3"]
+
+
+def test_the_end_of_a_write_marks_the_loads_that_began_inside(ledger: Ledger):
+    partition = partition_in(ledger, roots=("order",))
+    region = Region(("order:7",))
+    hold, _ = ledger.begin(region, region)
+    loads = [loading(ledger, partition, "order:7"), loading(ledger, partition, "order:8")]
+    ledger.end(hold, region, None, region, 10.0)
+    assert [fate(load) for load in loads] == ["dirty", "untouched"]
+    assert not ledger.may_store(loading(ledger, partition, "order:7"), ["order:7"])
+    ledger.expire_holds(10.0)
+    assert ledger.may_store(loading(ledger, partition, "order:7"), ["order:7"])
 
 
 # -- What it costs: the lines of the library that one more write, load or hold runs ----------------------------
@@ -453,18 +510,23 @@ def test_a_write_costs_what_it_names_while_loads_wait_for_tags_from_their_result
 
 def test_a_write_costs_nothing_for_loads_of_other_tags(ledger: Ledger):
     partition = partition_in(ledger, roots=("order",))
+    loading(ledger, partition, "order:another")
+    ledger.invalidate(Region(("order:8",)))  # the first one lists the loads that have started
     alone = lines_of(lambda: ledger.invalidate(Region(("order:7",))))
     for number in range(1_000):
         loading(ledger, partition, f"order:other{number}", key=number)
-    ledger.invalidate(Region(("order:8",)))  # the first one lists the loads that have started
+    ledger.invalidate(Region(("order:8",)))
     assert lines_of(lambda: ledger.invalidate(Region(("order:7",)))) <= alone + 5
 
 
 def test_a_load_costs_nothing_for_other_writes_in_flight(ledger: Ledger):
     load = loading(ledger, partition_in(ledger, roots=("order",)), "order:7")
     holds = [ledger.hold(Region(("order:0",)))]
+    assert ledger.may_store(load, ["order:7"])
     few = lines_of(lambda: ledger.may_store(load, ["order:7"]))
     holds += [ledger.hold(Region((f"order:other{number}",))) for number in range(1_000)]
+    first = lines_of(lambda: ledger.may_store(load, ["order:7"]))  # lists the last holds that were not
+    assert first < few + 40 * coherence._UNLISTED
     assert lines_of(lambda: ledger.may_store(load, ["order:7"])) == few
     assert lines_of(lambda: ledger.release(holds[500])) < 60
 
@@ -500,6 +562,46 @@ def test_more_sessions_than_a_write_may_visit_lose_everything_at_once(ledger: Le
         put(partition, "other", "order:2")
     assert lines_of(lambda: ledger.invalidate(Region(("order:1",)))) < 4_500
     assert not any(partition.store.lookup(key) for partition in partitions for key in ("k", "other"))
+
+
+def test_a_write_looks_for_entries_once(ledger: Ledger):
+    """Its end costs the same however many tools share the root."""
+
+    def lines_of_an_end() -> int:
+        hold, _ = ledger.begin(region, region)
+        return lines_of(lambda: ledger.end(hold, region))
+
+    region = Region(("order:7",))
+    tools = [partition_in(ledger, roots=("order",))]
+    alone = lines_of_an_end()
+    tools += [partition_in(ledger, roots=("order",)) for _ in range(100)]
+    assert lines_of_an_end() == alone
+
+
+def test_a_write_drops_so_many_entries_one_by_one_in_all_tools_together(ledger: Ledger):
+    """The tools that it then comes to lose all their entries, in constant time."""
+    tools = [partition_in(ledger, roots=("order",)) for _ in range(20)]
+    in_sessions = [partition_in(ledger, owner=object(), of=tool) for tool in tools for _ in range(100)]
+    for partition in (*tools, *in_sessions):
+        put(partition, "other", "order:8")
+        for number in range(10):
+            put(partition, number, "order:7")
+    lines = lines_of(lambda: ledger.invalidate(Region(("order:7",))))
+    assert lines < 30 * coherence._MANY
+    partitions = (*tools, *in_sessions)
+    assert not any(partition.store.lookup(number) for partition in partitions for number in range(10))
+    assert any(partition.store.lookup("other") for partition in partitions), "some are dropped one by one"
+
+
+def test_the_lists_of_sessions_that_are_dropped_at_once_are_handed_back(ledger: Ledger):
+    """They are freed in slices, outside of the lock, as the entries are."""
+    tool = partition_in(ledger, "order")
+    sessions = [partition_in(ledger, "order", owner=object(), of=tool) for _ in range(100)]
+    for number, session in enumerate(sessions):
+        put(session, number, f"user:{number}")
+    outdated, lists = ledger.invalidate(Region(("order",)))
+    assert len(outdated) == 100
+    assert [len(each) for each in lists] == [0, 100, 100, 1, 100]
 
 
 def test_the_lists_of_a_session_are_those_of_its_entries(ledger: Ledger):
@@ -555,6 +657,50 @@ def test_holds_that_are_over_are_released_a_few_at_a_time_and_hold_until_then(le
     assert not any(load.is_clean for load in loads)
 
 
+SEGMENTS = st.sampled_from(["order", "order:7", "order:8", "order:7:lines", "order:7:lines:1", "order:70", "cart:7"])
+
+
+@given(st.lists(SEGMENTS), st.lists(SEGMENTS), st.lists(SEGMENTS))
+def test_what_holds_and_what_was_written_is_what_meets(tags: list[str], held: list[str], written: list[str]):
+    """A result with many tags is compared with all of them at once."""
+    ledger = Ledger()
+    partition = partition_in(ledger, roots=("order", "cart"))
+    load = loading(ledger, partition, late=("order", "cart"))
+    ledger.invalidate(Region(tuple(written)))
+    is_overlapped = any(meet(tag, one) for tag in tags for one in written)
+    assert ledger.may_store(load, tags) is not is_overlapped
+    hold = ledger.hold(Region(tuple(held)))
+    is_held = any(meet(tag, one) for tag in tags for one in held)
+    assert ledger.is_held(tags, partition, "k") is is_held
+    ledger.release(hold)
+    assert not ledger.is_held(tags, partition, "k")
+
+
+def test_many_tags_of_a_result_are_compared_with_writes_and_holds_at_once(ledger: Ledger):
+    partition = partition_in(ledger, roots=("order",))
+    tags = [f"order:{number}" for number in range(5_000)]
+    load = loading(ledger, partition, late=("order",))
+    ledger.invalidate(Region(("order:other",)))
+    hold = ledger.hold(Region(("order:another",)))
+    assert lines_of(lambda: ledger.may_store(load, tags)) < 15 * len(tags)
+    ledger.release(hold)
+    ledger.invalidate(Region(("order:4999",)))
+    assert not ledger.may_store(load, tags)
+
+
+def test_an_entry_of_very_many_tags_counts_as_several(ledger: Ledger):
+    """To take each of its tags from the index is work as well."""
+    partition = partition_in(ledger, roots=("order",))
+    put(partition, "other", "order:8")
+    put(partition, "long", *(f"order:x{number}" for number in range(5_000)))
+    ledger.invalidate(Region(("order:x7",)))
+    assert partition.store.keys() == ["other"]
+    for key in range(5):
+        put(partition, key, *(f"order:x{number}" for number in range(5_000)))
+    assert lines_of(lambda: ledger.invalidate(Region(("order:x7",)))) < 1_000
+    assert partition.store.keys() == []
+
+
 # -- Writes that overlap -------------------------------------------------------------------------------------------
 
 
@@ -574,7 +720,7 @@ def test_a_write_is_told_of_others_that_it_has_overlapped(ledger: Ledger):
     assert overlapped("order:2")
     assert overlapped("user:1"), "a root that the write does not name is not watched"
     ledger.release(mine)
-    assert not any(root.written for root in ledger._roots.values())
+    assert not any(root.noted or root.written for root in ledger._roots.values())
 
 
 def test_a_write_is_told_of_entries_that_were_invalidated_by_their_keys(ledger: Ledger):
@@ -626,4 +772,4 @@ def test_a_write_that_names_an_entry_by_its_key_is_told_of_writes_to_the_roots_o
     ledger.invalidate(Region(("cart",)))
     assert overlapped()
     ledger.release(mine)
-    assert not any(root.written or root.watchers for root in ledger._roots.values())
+    assert not any(root.noted or root.written or root.watchers for root in ledger._roots.values())
