@@ -137,7 +137,7 @@ class SessionHooks:
     # It refers to nothing that refers to it, and no bound method of its own is kept: what a session leaves is freed
     # without the garbage collector, which took a third of the time of short sessions.
     __slots__ = (
-        "_add", "_deadline", "_detector", "_guard", "_identity_made", "_is_cache_key", "_is_innermost", "_is_read",
+        "_add", "_deadline", "_detector", "_guard", "_identity_made", "_is_cache_key", "_is_innermost", "_kind",
         "_limit", "_limits", "_max_calls", "_max_nesting", "_name", "_operation", "_run", "_session",
         "_tool_detector", "_trace", "_turns", "_used", "stats",
     )  # fmt: skip
@@ -164,7 +164,8 @@ class SessionHooks:
         self._trace = trace
         self._add = trace.add
         self.stats = stats
-        self._is_read = is_read = operation.is_read
+        is_read = operation.is_read
+        self._kind = "read" if is_read else "write"
         self._is_innermost = is_innermost
         hints = operation.policy.loop
         self._is_cache_key = is_read and hints.loop_key is None
@@ -191,13 +192,8 @@ class SessionHooks:
                 self._limit = policy.max_execution_depth
             if policy.max_nesting is not None:
                 self._max_nesting = policy.max_nesting
-        if self._has_own_limit:
+        if self._max_calls is not None or deadline != NEVER:
             self._limits = _ALWAYS_ASKED
-
-    @property
-    def _has_own_limit(self) -> bool:
-        """Whether each call must be checked: for a budget of time, or of calls of one tool."""
-        return self._max_calls is not None or self._deadline != NEVER
 
     @property
     def _identity(self) -> CallIdentity:
@@ -207,10 +203,6 @@ class SessionHooks:
             detector = self._detector if self._tool_detector is None else self._tool_detector.detector
             identity = self._identity_made = CallIdentity(self._operation, self._guard, detector)
         return identity
-
-    @property
-    def _kind(self) -> str:
-        return "read" if self._is_read else "write"
 
     def _tool_detector_of(self, detector: LoopDetector) -> ToolDetector:
         """It outlives these hooks, whose plan may be compiled again."""
@@ -223,7 +215,7 @@ class SessionHooks:
                     detector,
                     self._name,
                     loop,
-                    is_write=not self._is_read,
+                    is_write=not self._operation.is_read,
                     identify=fingerprint if loop.outcome_key is None else self._identity.of_result,
                 ),
             )
@@ -346,7 +338,7 @@ class SessionHooks:
         if now is not None and (
             run.calls >= run.limit
             or call.depth > self._max_nesting
-            or self._has_own_limit
+            or self._limits is not run
             or (detector is not None and detector.blocked)
         ):
             is_asked = True

@@ -882,12 +882,12 @@ class ToolDetector:
         else:
             state.streak_start, state.mixed_after = position, position + 1
         call.outcome = outcome
-        if entry is None or isinstance(entry, Image):
+        if entry is None or type(entry) is Image:
             return True
         if not state.is_open:
             call.entry = None
         elif id(entry) in WITNESSES:
-            watch(entry, call)
+            watch(entry, call)  # type: ignore[arg-type]  # it is no `Image`
         else:
             WITNESSES[id(entry)] = call  # `watch`, without the call
         return True
