@@ -265,6 +265,7 @@ class Store:
         "_data",
         "_exact",
         "_guard",
+        "_shown",
         "_unswept",
         "bytes",
         "lookup",
@@ -282,6 +283,7 @@ class Store:
     def __init__(self, maxsize: int | None, guard: Callable[[Lookup], Lookup] | None = None) -> None:
         self.maxsize = maxsize
         self._guard = guard
+        self._shown: tuple[dict[str, Any], str] | None = None
         self.sizes: Sizes | None = None
         self.recorded = 0
         self.stats: Any = None
@@ -325,6 +327,14 @@ class Store:
         """Switch lookups on or off. Entries stay, and can be dropped, either way."""
         find = self._data.get
         self.lookup = _no_entry if not on else find if self._guard is None else self._guard(find)
+        if self._shown is not None:
+            names, name = self._shown
+            names[name] = self.lookup
+
+    def show_in(self, names: dict[str, Any], name: str) -> None:
+        """Keep `lookup` among the global names of generated code, too, under this name."""
+        self._shown = names, name
+        names[name] = self.lookup
 
     def use(self, key: Key, entry: Entry) -> None:
         """Make an entry the most recently used. Not needed if it is `newest`, which the caller checks first."""

@@ -18,7 +18,7 @@ import string
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 from agent_cache.errors import ConfigurationError
 
@@ -44,11 +44,10 @@ __all__ = [
 ]
 
 
-_STEP = re.compile(r"\.(?P<attribute>[^.\[\]]+)|\[(?P<key>[^\]]+)\]")
+_STEP = r"\.(?P<attribute>[^.\[\]]+)|\[(?P<key>[^\]]+)\]"
 
 
-@dataclass(frozen=True, slots=True)
-class Field:
+class Field(NamedTuple):
     """A replacement field of a template: ``{name}``, ``{name.attribute}`` or ``{name[key]}``."""
 
     name: str
@@ -132,7 +131,7 @@ def _name_and_path(field: str) -> tuple[str, tuple[tuple[bool, str | int], ...]]
     steps: list[tuple[bool, str | int]] = []
     at = name.end()
     while at < len(field):
-        step = _STEP.match(field, at)
+        step = re.compile(_STEP).match(field, at)  # `re` keeps it; few tools need it
         if step is None:
             return None
         attribute, key = step["attribute"], step["key"]
@@ -346,7 +345,7 @@ def _parts_of(paths: Sequence[Tag], bare: Sequence[str]) -> tuple[Part, ...]:
 # Rules
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class ComputedTags:
     """Tags computed by a function: the result of `tags_from`."""
 
@@ -382,8 +381,7 @@ def tags_from(
     return ComputedTags(root, function)
 
 
-@dataclass(frozen=True, slots=True)
-class TagRule:
+class TagRule(NamedTuple):
     """One compiled resource of a tool.
 
     Attributes:
@@ -405,8 +403,7 @@ class TagRule:
     is_of_result: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class TagSet:
+class TagSet(NamedTuple):
     """All resources of a tool, by when their tags are known."""
 
     static: tuple[Tag, ...]

@@ -14,7 +14,7 @@ import os
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Hashable, Iterable, Mapping, Sequence
 from contextvars import Context, ContextVar, Token, copy_context
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from agent_cache.clock import CLOCK
 from agent_cache.config import CURRENT
@@ -36,8 +36,10 @@ from agent_cache.engine.store_result import insert_if_valid
 from agent_cache.engine.tiers import take_tickets
 from agent_cache.errors import ConfigurationError, RemoteTierError
 from agent_cache.metrics import Stats
-from agent_cache.remote.protocol import Request, Tier, WriteIntent
 from agent_cache.values.canonical import MISSING
+
+if TYPE_CHECKING:
+    from agent_cache.remote.protocol import Request, Tier, WriteIntent
 
 __all__ = ["DOUBT", "OUTSIDE", "WRITING", "Fill", "Write", "WriteOperation", "invalidate", "tiers_under"]
 
@@ -511,6 +513,8 @@ class Write:
         return tiers_under(self._roots, self._own_tiers, in_sessions=self.region.owners is not None)
 
     def _make_intent(self) -> WriteIntent:
+        from agent_cache.remote.protocol import WriteIntent  # which whoever has a tier has loaded
+
         return WriteIntent(
             id=os.urandom(16).hex(),
             tags=self.region.paths + self.region.bare,

@@ -14,16 +14,22 @@ import functools
 import gc
 import sys
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta, timezone
 from enum import Enum
 from functools import partial
-from operator import setitem
+from operator import call, setitem
 from types import FunctionType, GetSetDescriptorType, MemberDescriptorType
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from agent_cache.values.canonical import has_native_state, is_model, is_native, text_of_standard_value
+from agent_cache.values.canonical import (
+    PYDANTIC_FIELDS_SET,
+    PYDANTIC_STATE,
+    has_native_state,
+    is_model,
+    text_of_standard_value,
+)
 
 __all__ = [
     "IMMUTABLE",
@@ -31,7 +37,6 @@ __all__ = [
     "UncopyableError",
     "auto_copier",
     "copy_rule_named",
-    "image_of",
 ]
 
 
@@ -39,8 +44,7 @@ class UncopyableError(Exception):
     """A result cannot be copied, so it is returned to the caller that ran the tool, and neither stored nor shared."""
 
 
-@dataclass(frozen=True, slots=True)
-class CopyRule:
+class CopyRule(NamedTuple):
     """How a cached value is kept apart from callers that change what they were given.
 
     Attributes:
@@ -76,7 +80,8 @@ def auto_copier(value: Any) -> Callable[[], Any] | None:
     A copy has the types, the content and the shared references of the value. No code of the value's classes runs for
     it, unless they define how they are copied (``__deepcopy__``, ``__reduce__``, ``__setstate__``, ...).
 
-    For 12 leaves, a flat dict takes 60 ns, an image 0.6 us, a recipe 1 us, `copy.deepcopy` 15 us.
+    A flat dict takes 60 ns. For 12 leaves, an image takes 0.6 us, a recipe 0.6 us for a tree with a date, 1.4 us for
+    four dataclasses and 2.4 us for four models of pydantic's, `copy.deepcopy` 15 us.
 
     An iterator is not copied, though `copy.deepcopy` copies some: whatever it draws from, a function or a file, would
     be drawn from by all its copies.
@@ -87,12 +92,12 @@ def auto_copier(value: Any) -> Callable[[], Any] | None:
     kind = type(value)
     try:
         if kind is dict or kind is list or kind is set:
-            parts = _not_plain_in(value)
-            if not parts or IMMUTABLE.issuperset(map(type, parts)):
+            mutable = [part for part in gc.get_referents(value) if type(part) not in _PLAIN]
+            if not mutable or IMMUTABLE.issuperset(map(type, mutable)):
                 return value.copy().copy  # type: ignore[no-any-return]
-            reader = _reader_of(value, parts)
-            if reader is not None:
-                return reader
+            copier = _image_of(value, mutable)
+            if copier is not None:
+                return copier
         walk = _Walk()
         if walk.is_immutable(value):
             return None
@@ -153,36 +158,19 @@ def _message_pack() -> tuple[Callable[[Any], bytes], Callable[[bytes], Any]]:
     return msgspec.msgpack.Encoder().encode, msgspec.msgpack.Decoder().decode
 
 
-def image_of(value: Any) -> partial[Any] | None:
-    """A function that makes copies of a tree of dicts and lists from its MessagePack image, which is its only argument;
-    None for what the image would not give back exactly.
-
-    Two values with equal images are equal in types and content. Different images say nothing.
-    """
-    if type(value) is not dict and type(value) is not list:
-        return None
-    return _reader_of(value, _not_plain_in(value))
-
-
-def _not_plain_in(*values: Any) -> list[Any]:
-    return [part for part in gc.get_referents(*values) if type(part) not in _PLAIN]
-
-
-def _reader_of(value: Any, parts: list[Any]) -> partial[Any] | None:
-    """The same, given the parts of the value itself that are not plain.
+def _image_of(value: Any, parts: list[Any]) -> Callable[[], Any] | None:
+    """A function that reads a tree of dicts and lists from its MessagePack image; None if that would not give back
+    exactly this value.
 
     MessagePack knows neither tuples and sets, nor subclasses, nor that one list is in two places. So the types of all
     parts are looked at, level by level, as the garbage collector sees them: in a dict with text for keys it sees the
     values alone, in any other the keys too. A loop over the items takes twice as long.
+
+    Args:
+        parts: those parts of the value itself that are not plain.
     """
     seen, count = {id(value)}, 1
     for _ in range(_MAX_LEVELS):
-        if not parts:
-            encode, read = _message_pack()
-            try:
-                return partial(read, encode(value))
-            except (OverflowError, UnicodeEncodeError):
-                return None  # an integer of more than 64 bits, or text that was cut in the middle of a character
         for part in parts:
             kind = type(part)
             if kind is not dict and kind is not list:
@@ -191,7 +179,13 @@ def _reader_of(value: Any, parts: list[Any]) -> partial[Any] | None:
         count += len(parts)
         if len(seen) != count:
             return None
-        parts = _not_plain_in(*parts)
+        parts = [part for part in gc.get_referents(*parts) if type(part) not in _PLAIN]
+        if not parts:
+            encode, read = _message_pack()
+            try:
+                return partial(read, encode(value))
+            except (OverflowError, UnicodeEncodeError):
+                return None  # an integer of more than 64 bits, or text that was cut in the middle of a character
     return None
 
 
@@ -223,8 +217,13 @@ _GENERATED = frozenset({
 """Methods of a class that has nothing but fields: those that `dataclasses` generates, and the one that these call."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Form:
+_Put = Callable[[Any, Any, Any], None]
+
+_new: Callable[[type], Any] = object.__new__
+_put: _Put = object.__setattr__
+
+
+class _Form(NamedTuple):
     """How the objects of one class are taken apart and made anew.
 
     Attributes:
@@ -233,13 +232,15 @@ class _Form:
         put: sets an attribute of the new object, whatever `__setattr__` its class has.
         make: makes the object from its members, for a tuple.
         is_frozen: whether nobody can change an object except through what is in it.
+        is_model: whether it is a model of pydantic's.
     """
 
     attributes: tuple[str, ...] = ()
     clone: Callable[[Any], Any] | None = None
-    put: Callable[[Any, str, Any], None] = object.__setattr__
+    put: _Put = _put
     make: Callable[[Iterable[Any]], Any] | None = None
     is_frozen: bool = False
+    is_model: bool = False
 
     def state(self, value: Any) -> list[tuple[str, Any]]:
         """Name and value of the attributes that are set."""
@@ -265,7 +266,7 @@ class _Walk:
     An object that is met twice is one part, so a copy has the shared references and the cycles of the value.
     """
 
-    __slots__ = ("_constants", "_forms", "_places", "_sources", "_steps")
+    __slots__ = ("_constants", "_forms", "_links", "_places", "_sources", "_steps")
 
     def __init__(self) -> None:
         self._forms: dict[type, _Form | None] = {}
@@ -273,9 +274,12 @@ class _Walk:
         self._sources: list[Any] = []
         self._places: dict[int, int] = {}
         self._constants: list[Any] = []
+        self._links: list[tuple[_Put, int, Any, int]] = []
 
     def is_immutable(self, value: Any) -> bool:
         """Whether no caller can change anything in it."""
+        if type(value) in _MUTABLE:
+            return False
         pending, seen = [value], set[int]()
         for part in pending:
             kind = type(part)
@@ -315,7 +319,6 @@ class _Walk:
         self._places[id(value)] = 0
         clones: list[Callable[[Any], Any]] = []
         kept: list[Any] = []
-        links: list[tuple[Callable[[Any, Any, Any], None], int, Any, int]] = []
         tuples: dict[int, tuple[Callable[[Iterable[Any]], Any], tuple[int, ...]]] = {}
         for place, source in enumerate(self._sources):
             if self._steps > _MAX_STEPS:
@@ -323,45 +326,65 @@ class _Walk:
             kind = type(source)
             clone: Callable[[Any], Any] | None
             if kind is dict or kind is list:
-                own = source.copy()
-                clone = kind.copy
-                for name, member in own.items() if kind is dict else enumerate(own):
-                    if kind is dict and type(name) not in IMMUTABLE and not self.is_immutable(name):
-                        return None
-                    if type(member) not in IMMUTABLE and (part := self._place(member)) is not None:
-                        own[name] = None
-                        links.append((setitem, place, name, part))
+                own, clone = source.copy(), kind.copy
+                if kind is dict and not self._are_immutable(own):
+                    return None
+                self._link(place, own, own.items() if kind is dict else enumerate(own), setitem, setitem)
             elif kind is set or kind is bytearray:
-                own = source.copy()
-                clone = kind.copy
-                if kind is set and not IMMUTABLE.issuperset(map(type, own)) and not all(map(self.is_immutable, own)):
+                own, clone = source.copy(), kind.copy
+                if kind is set and not self._are_immutable(own):
                     return None
             else:
                 form = self._form(kind) if kind is not tuple else _TUPLE
                 if form is None:
                     return None
+                clone = form.clone
                 if form.make is not None:
                     own, clone = (), tuple
                     tuples[place] = form.make, tuple(map(self._place_or_constant, form.members(source)))
-                elif (clone := form.clone) is object.__new__:
+                elif form.is_model and (own := self._model(place, source, kind)) is not None:
+                    clone = _clone_model
+                elif clone is _new:
                     own = kind
-                    links += [
+                    self._links += [
                         (form.put, place, name, self._place_or_constant(part)) for name, part in form.state(source)
                     ]
                 elif clone is not None:
                     own = clone(source)
-                    for name, member in form.state(own):
-                        if type(member) not in IMMUTABLE and (part := self._place(member)) is not None:
-                            form.put(own, name, None)
-                            links.append((form.put, place, name, part))
+                    self._link(place, own, form.state(own), form.put, form.put)
                 else:
                     return None
             clones.append(clone)
             kept.append(own)
         self._constants.reverse()
         return partial(
-            _follow, tuple(clones), tuple(kept), tuple(self._constants), _innermost_first(tuples), tuple(links)
+            _follow, tuple(clones), tuple(kept), tuple(self._constants), _innermost_first(tuples), tuple(self._links)
         )
+
+    def _are_immutable(self, members: Collection[Any]) -> bool:
+        """Whether all members of a set, or all keys of a dict, are immutable."""
+        return IMMUTABLE.issuperset(map(type, members)) or all(map(self.is_immutable, members))
+
+    def _link(self, place: int, own: Any, items: Iterable[tuple[Any, Any]], detach: _Put, put: _Put) -> None:
+        """Take the mutable parts out of what is kept of an object, and link the copies of them to its copy."""
+        for name, member in items:
+            if type(member) not in IMMUTABLE and (part := self._place(member)) is not None:
+                detach(own, name, None)
+                self._links.append((put, place, name, part))
+
+    def _model(self, place: int, model: Any, kind: type) -> tuple[type, dict[str, Any], set[str]] | None:
+        """What is kept of a model without extra fields and private attributes, which takes half the steps of others."""
+        state, given = model.__dict__, getattr(model, PYDANTIC_FIELDS_SET, None)
+        if any(getattr(model, name, model) is not None for name in PYDANTIC_STATE):
+            return None
+        if type(state) is not dict or type(given) is not set or not self._are_immutable(given):
+            return None
+        linked = [name for name, member in state.items() if type(member) not in IMMUTABLE]
+        if any(type(name) is not str or hasattr(kind, name) for name in linked):
+            return None  # by `_put`, it might not come into the `__dict__`
+        own = state.copy()
+        self._link(place, own, own.items(), setitem, _put)
+        return kind, own, given.copy()
 
     def _place(self, member: Any) -> int | None:
         """Which part it is; None if it is immutable, and so the same in every copy."""
@@ -382,6 +405,17 @@ class _Walk:
         return place
 
 
+def _clone_model(kept: tuple[type, dict[str, Any], set[str]]) -> Any:
+    """A model of what `_Walk._model` has kept."""
+    kind, state, given = kept
+    made = _new(kind)
+    _put(made, "__dict__", state.copy())
+    _put(made, "__pydantic_fields_set__", given.copy())
+    _put(made, "__pydantic_extra__", None)
+    _put(made, "__pydantic_private__", None)
+    return made
+
+
 def _innermost_first(tuples: dict[int, tuple[Any, tuple[int, ...]]]) -> tuple[tuple[int, Any, tuple[int, ...]], ...]:
     """The tuples of a recipe in an order in which each can be made of those before it."""
     order: Iterable[int] = tuples
@@ -399,10 +433,10 @@ def _follow(
     kept: tuple[Any, ...],
     constants: tuple[Any, ...],
     tuples: tuple[tuple[int, Callable[[Iterable[Any]], Any], tuple[int, ...]], ...],
-    links: tuple[tuple[Callable[[Any, Any, Any], None], int, Any, int], ...],
+    links: tuple[tuple[_Put, int, Any, int], ...],
 ) -> Any:
     """Follow a recipe. The constants are at the end of the parts, where negative places find them."""
-    parts = [clone(each) for clone, each in zip(clones, kept)]  # noqa: B905 - of equal length; `strict=` takes 50 ns
+    parts = list(map(call, clones, kept))  # a comprehension takes 10 % longer in all
     if constants:
         parts += constants
     for place, make, members in tuples:
@@ -451,12 +485,13 @@ def _read_class(kind: type) -> _Form | None:
     is_frozen_with_slots = ways == {"__getstate__", "__setstate__"} and all(
         getattr(kind, name) is getattr(_FrozenSlots, name) for name in ways
     )
-    if (ways and not is_frozen_with_slots) or (kind is not object and is_native(kind)) or has_native_state(kind):
+    if (ways and not is_frozen_with_slots) or has_native_state(kind):
         return None
     sets_slots_itself = base is object and kind.__setattr__ is not object.__setattr__ and attributes != ("__dict__",)
     if sets_slots_itself and not is_frozen_with_slots:
         return None
-    return _Form(attributes, object.__new__, is_frozen=base is object and _is_frozen_record(kind))
+    is_frozen = base is object and _is_frozen_record(kind)
+    return _Form(attributes, _new, is_frozen=is_frozen, is_model=base is not object)
 
 
 @dataclass(frozen=True, slots=True)
@@ -494,7 +529,7 @@ def _read_struct(kind: Any, attributes: tuple[str, ...]) -> _Form | None:
         return None  # a `__dict__`, or a hash that is kept
     from msgspec.structs import force_setattr
 
-    is_frozen = kind.__struct_config__.frozen and _has_only_fields(kind)
+    is_frozen = kind.__struct_config__.frozen and _has_only_fields(kind, msgspec.Struct)
     return _Form(attributes, msgspec.Struct.__copy__, force_setattr, is_frozen=is_frozen)
 
 
@@ -503,14 +538,14 @@ def _is_frozen_record(kind: type) -> bool:
     return parameters is not None and parameters.frozen and _has_only_fields(kind)
 
 
-def _has_only_fields(kind: type) -> bool:
-    """Whether a class has no method of its own.
+def _has_only_fields(kind: type, above: type = object) -> bool:
+    """Whether a class, as far as it is below another, has no method of its own.
 
     One that has may set attributes of a frozen object, as `functools.cached_property` does, and what it computes may be
     mutable.
     """
-    for base in kind.__mro__[:-1]:
-        if is_native(base):  # msgspec's own
+    for base in kind.__mro__:
+        if issubclass(above, base):
             continue
         for name, attribute in vars(base).items():
             if isinstance(attribute, FunctionType):
