@@ -8,8 +8,9 @@ so the second time finds loads, and entries only where the region has changed.
 
 Everything is found by tag, so that a write costs what it names and what it touches, however many loads, entries, writes
 and sessions there are. A load that starts is put into a set, and gets its places in the indexes when the next write to
-one of its roots comes: most loads end before that, and pay nothing. The tags of some loads are known only from their
-result; while one of them is in flight, the tags written under its root are noted, and compared by `Ledger.resolve`.
+one of its roots comes: most loads end before that, and pay nothing. Likewise holds get theirs when something is to be
+stored under one of their roots. The tags of some loads are known only from their result; while one of them is in
+flight, what is written under its root is noted, and compared by `Ledger.may_store`.
 
 Every method of `Ledger` runs under its `lock`, which the caller takes around each of: {join or lead a load again},
 {check, insert}, and {mark loads, drop entries, detach flights}. Time is an argument.
