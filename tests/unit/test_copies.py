@@ -738,6 +738,10 @@ def test_a_frozen_object_of_immutable_parts_is_shared(value: Any):
     assert auto_copier(value) is None
 
 
+def test_a_large_table_of_immutable_rows_is_shared():
+    assert auto_copier(tuple((number, str(number), None) for number in range(100_000))) is None
+
+
 @pytest.mark.parametrize(
     "value",
     [
