@@ -474,7 +474,9 @@ class WithGetattr(Own):
 
 class WithGetattribute(Own):
     def __getattribute__(self, name: str) -> Any:
-        return "its way" if name == "mark" else super().__getattribute__(name)
+        if name == "__deepcopy__":
+            return lambda memo: marked(type(self))
+        return super().__getattribute__(name)
 
 
 class WithCopyreg(Own):
