@@ -15,10 +15,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from types import TracebackType
-from typing import Any, Final, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 from agent_cache.errors import ConfigurationError
-from agent_cache.remote.protocol import Tier
+
+if TYPE_CHECKING:
+    from agent_cache.remote.protocol import Tier
 
 __all__ = [
     "CURRENT",
@@ -46,7 +48,7 @@ UNCHANGED: Final = Unchanged.UNCHANGED
 """The default of every argument of `configure`: the setting stays as it is."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Configuration:
     """Process-wide settings. See `configure`."""
 
@@ -323,6 +325,8 @@ def checked_tier(tier: Any, where: str) -> Tier | None:
     """Check a tier. The error names the methods that it lacks."""
     if tier is None:
         return None
+    from agent_cache.remote.protocol import Tier  # needed with tiers alone, as in `engine.tiers`: 3 ms
+
     if isinstance(tier, Tier):
         kind = type(tier)
         if not kind.__weakrefoffset__:

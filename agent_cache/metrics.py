@@ -117,6 +117,9 @@ _MAX_ROWS = 10_000
 _MAX_ROOTS = 1_000
 """Characters of the roots of an explicit invalidation that has a row of its own."""
 
+_LOCK = threading.RLock()
+"""For what takes several steps, such as a new row or the count of a loop: rare events, so all metrics share it."""
+
 OTHERS = "(others)"
 """The row of what has no row of its own any more."""
 
@@ -144,7 +147,6 @@ class Metrics:
         self._loops: defaultdict[str, int] = defaultdict(int)
         self._notices: defaultdict[str, int] = defaultdict(int)
         self._callback_errors = 0
-        self._lock = threading.RLock()  # a count is incremented in several steps; these events are rare
 
     def stats_of(self, tool: str, roots: Iterable[str]) -> Stats:
         """The counters of a tool. Two tools with the same name and roots share them."""
@@ -152,7 +154,7 @@ class Metrics:
         found = self._tools.get(key)
         if found is not None:
             return found
-        with self._lock:
+        with _LOCK:
             found = self._tools.get(key)
             if found is None:
                 if len(self._tools) >= self._limit:
@@ -185,17 +187,17 @@ class Metrics:
 
     def acted_on_loop(self, kind: str) -> None:
         """Count a call that a session refused, replaced or warned of."""
-        with self._lock:
+        with _LOCK:
             self._loops[kind] += 1
 
     def noticed_loop(self, kind: str) -> None:
         """Count a loop at the notice level."""
-        with self._lock:
+        with _LOCK:
             self._notices[kind] += 1
 
     def callback_failed(self) -> None:
         """Count a failure of a user's function for loops."""
-        with self._lock:
+        with _LOCK:
             self._callback_errors += 1
 
     @property
@@ -204,7 +206,7 @@ class Metrics:
         return sum(self._loops.values())
 
     def _rows(self) -> list[tuple[tuple[str, tuple[str, ...]], Stats]]:
-        with self._lock:
+        with _LOCK:
             return [*self._tools.items(), ((OTHERS, (OTHERS,)), self._other_tools)]
 
     def __getattr__(self, name: str) -> Any:
@@ -247,7 +249,7 @@ class Metrics:
             stats.clear()
         self._other_roots.clear()
         self._explicit.clear()
-        with self._lock:
+        with _LOCK:
             self._loops.clear()
             self._notices.clear()
             self._callback_errors = 0

@@ -13,7 +13,7 @@ from contextlib import AbstractAsyncContextManager
 from contextvars import Token
 from datetime import timedelta
 from types import CoroutineType, TracebackType
-from typing import Any, Concatenate, Literal, ParamSpec, Protocol, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Protocol, Self, TypeVar, overload
 
 from agent_cache.config import checked_tier
 from agent_cache.core.parameters import Parameters
@@ -32,7 +32,7 @@ from agent_cache.core.policies import (
     checked_life,
     seconds,
 )
-from agent_cache.core.tags import ComputedTags, Region, TagSet, parse_tag, root_of
+from agent_cache.core.tags import ComputedTags, Region, TagSet, parse_tags, root_of
 from agent_cache.engine.codegen import read_body, write_body
 from agent_cache.engine.plan import read_plan, write_plan
 from agent_cache.engine.read import CacheInfo, ReadOperation
@@ -41,8 +41,10 @@ from agent_cache.engine.state import drop, mark_written
 from agent_cache.engine.write import DOUBT, OUTSIDE, Write, WriteOperation
 from agent_cache.errors import ConfigurationError
 from agent_cache.metrics import METRICS
-from agent_cache.remote.protocol import Tier
 from agent_cache.values.copies import copy_rule_named
+
+if TYPE_CHECKING:
+    from agent_cache.remote.protocol import Tier
 
 __all__ = [
     "AgentCache",
@@ -319,7 +321,23 @@ class CachedClassMethod(Method[P, R_co], Protocol[S_co, P, R_co]):
     def __get__(self, instance: object, owner: type[Any] | None = None) -> Callable[P, Coroutine[Any, Any, R_co]]: ...
 
 
-class AgentCache:
+class Decorator:
+    """The options that both decorators have."""
+
+    def _check(
+        self, decorator: str, resource: Any, name: str | None, backup: Tier | None, remote_cache: Tier | None
+    ) -> str:
+        """Check these options, and return how messages call the decorator."""
+        check_resource(resource, decorator)
+        where = f"{decorator}({resource!r})"
+        self._resource = resource
+        self._name = name
+        self._backup = checked_tier(backup, f"{where}: backup")
+        self._remote = checked_tier(remote_cache, f"{where}: remote_cache")
+        return where
+
+
+class AgentCache(Decorator):
     """Cache the results of a read tool until something that they depend on is written.
 
     Concurrent identical calls run the tool once. After a write tool with one of its tags has ended, no call that starts
@@ -389,13 +407,8 @@ class AgentCache:
         remote: RemotePolicy | None = None,
         inherit: bool = True,
     ) -> None:
-        check_resource(resource, "AgentCache")
-        where = f"AgentCache({resource!r})"
-        self._resource = resource
+        where = self._check("AgentCache", resource, name, backup, remote_cache)
         self._skip_args = skip_args
-        self._name = name
-        self._backup = checked_tier(backup, f"{where}: backup")
-        self._remote = checked_tier(remote_cache, f"{where}: remote_cache")
         if callable(copy):
             checked_function(copy, f"{where}: copy")
         copy_rule = copy_rule_named(copy)
@@ -553,7 +566,7 @@ class InvalidatingClassMethod(Method[P, R_co], Protocol[P, R_co]):
     def __get__(self, instance: object, owner: type[Any] | None = None) -> Callable[P, Coroutine[Any, Any, R_co]]: ...
 
 
-class AgentCacheInvalidator:
+class AgentCacheInvalidator(Decorator):
     """Drop the entries that a write tool makes stale: before it runs, and again when it has ended, however it ended.
 
     After the tool has returned, raised or been cancelled, no read that starts later gets a result that was loaded
@@ -608,8 +621,7 @@ class AgentCacheInvalidator:
         name: str | None = None,
         remote: RemotePolicy | None = None,
     ) -> None:
-        check_resource(resource, "AgentCacheInvalidator")
-        where = f"AgentCacheInvalidator({resource!r})"
+        where = self._check("AgentCacheInvalidator", resource, name, backup, remote_cache)
         if skip_args != 0:
             raise TypeError(
                 f"{where}: skip_args has no effect on a write; to drop single entries, use clear_all=False, key_fn=..."
@@ -626,10 +638,6 @@ class AgentCacheInvalidator:
             )
         for option, given in (("key_fn", key_fn), ("ok", ok)):
             checked_function(given, f"{where}: {option}")
-        self._resource = resource
-        self._name = name
-        self._backup = checked_tier(backup, f"{where}: backup")
-        self._remote = checked_tier(remote_cache, f"{where}: remote_cache")
         self._policy = WritePolicy(
             scope=checked_choice(scope, ("global", "session"), f"{where}: scope"),
             settle=seconds(settle, f"{where}: settle", zero=True),
@@ -694,7 +702,8 @@ async def invalidate(*tags: str | Sequence[object]) -> int:
 
     Args:
         tags: ``"order:7"``, ``"order"`` for everything under it, or ``("order", "a:b")`` where an id may contain a
-            colon.
+            colon. More than 2,000 at a time count as their roots. The local half is done in one step, 4 ms for 20,000:
+            a caller that is cancelled must not have invalidated a part.
 
     Returns:
         The number of local entries that were dropped.
@@ -702,10 +711,10 @@ async def invalidate(*tags: str | Sequence[object]) -> int:
     Raises:
         ConfigurationError: if no tag is given, or one is malformed.
     """
-    paths = _parsed(tags, "invalidate")
-    dropped = drop(Region(paths))
-    _count(paths)
-    write = _write(paths)
+    region = Region(_parsed(tags, "invalidate"))
+    dropped = drop(region)
+    _count(region.paths)
+    write = _write(region.paths)
     await write.begin()
     await write.succeed(None)
     return dropped
@@ -768,7 +777,7 @@ def _count(paths: tuple[str, ...]) -> None:
 def _parsed(tags: tuple[str | Sequence[object], ...], function: str) -> tuple[str, ...]:
     if not tags:
         raise ConfigurationError(f"{function}() needs at least one tag, for example {function}('order:7')")
-    return tuple(dict.fromkeys(map(parse_tag, tags)))
+    return parse_tags(tags)
 
 
 class Bypass:

@@ -4,7 +4,8 @@ Both packages are loaded side by side. While a checkout measures, `sys.modules`,
 `PYTHONPATH` are its own, so every import, also one inside a function and one in a child process, finds its own
 `agent_cache` and its own `benchmarks`. A round measures every row of a group once in each checkout, and the next round
 begins with the other one. A row's ratio is taken within a round, where both met the same machine. Tools are decorated
-anew in each round, so that where an object lies in memory does not favour one side.
+anew in each round, so that where an object lies in memory does not favour one side. The budgets are those of this
+checkout.
 
 The other checkout needs `agent_cache/` and, in its `benchmarks/`, `budgets.GROUPS`, `budgets.measured(groups, effort)`
 and `timing.Effort`. Its rows may import whatever private modules its package has. A group that it lacks is measured
@@ -40,6 +41,7 @@ ROUNDS: Final[Mapping[str, int]] = {
     "invalidation": 9,
     "memory": 3,
     "trace": 9,
+    "write": 9,
     "tools": 3,
     "threads": 9,
     "collection": 3,
@@ -54,7 +56,7 @@ FULL_SIZE: Final = frozenset({"collection"})
 """Groups whose figures say nothing with fewer entries than a million."""
 QUICK_ROUNDS: Final = 7
 
-HEADINGS: Final = ("", "what", "before", "after", "after/before", "quartiles", "", "note")
+HEADINGS: Final = ("", "what", "before", "after", "budget", "", "after/before", "quartiles", "", "note")
 _PACKAGES: Final = ("agent_cache", "benchmarks")
 
 
@@ -136,6 +138,7 @@ class Comparison:
     unit: str
     before: tuple[float, ...]
     after: tuple[float, ...]
+    limit: float | None = None
 
     @property
     def ratio(self) -> Spread | None:
@@ -156,14 +159,22 @@ class Comparison:
             format_figure(statistics.median(figures), self.unit) if figures else ""
             for figures in (self.before, self.after)
         )
+        row = (self.group, self.what, before, after, *self._budget_cells())
         if not (self.before and self.after):
             note = "only before" if self.before else "only after"
-            return (self.group, self.what, before, after, "", "", "", note)
+            return (*row, "", "", "", note)
         if self.ratio is None:
-            return (self.group, self.what, before, after, "", "", "", "around zero: not judged")
+            return (*row, "", "", "", "around zero: not judged")
         quartiles = f"{self.ratio.low:.3f} to {self.ratio.high:.3f}"
         verdict = "SLOWER" if self.is_slower else "ok"
-        return (self.group, self.what, before, after, f"{self.ratio.median:.3f}", quartiles, verdict, "")
+        return (*row, f"{self.ratio.median:.3f}", quartiles, verdict, "")
+
+    def _budget_cells(self) -> tuple[str, str]:
+        """The budget of the row, and whether the median after is within it."""
+        if self.limit is None or not self.after:
+            return ("", "")
+        verdict = "ok" if statistics.median(self.after) <= self.limit else "MISSED"
+        return (format_figure(self.limit, self.unit), verdict)
 
     def as_json(self) -> dict[str, object]:
         ratio = self.ratio
@@ -171,6 +182,7 @@ class Comparison:
             "group": self.group,
             "what": self.what,
             "unit": self.unit,
+            "limit": self.limit,
             "before": self.before,
             "after": self.after,
             "ratio": None if ratio is None else {"median": ratio.median, "low": ratio.low, "high": ratio.high},
@@ -196,15 +208,19 @@ def _compare_group(before: Checkout, after: Checkout, group: str, *, quick: bool
     seconds, entries = (0.002, 10_000) if quick else (0.004, 1_000_000 if group in FULL_SIZE else ENTRIES)
     figures: dict[str, dict[Checkout, list[float]]] = {}
     units: dict[str, str] = {}
+    limits: dict[str, float | None] = {}
     for round_ in range(rounds):
         progress(f"{group}, in both checkouts", round_, rounds)
         for checkout in (before, after) if round_ % 2 == 0 else (after, before):
             for what, row in checkout.measure(group, rounds=3, seconds=seconds, entries=entries).items():
                 units[what] = row.unit
+                if checkout is after:
+                    limits[what] = row.limit
                 figures.setdefault(what, {before: [], after: []})[checkout].append(row.measured.median)
     progress(f"{group}, in both checkouts", rounds, rounds)
     return [
-        Comparison(group, what, units[what], tuple(both[before]), tuple(both[after])) for what, both in figures.items()
+        Comparison(group, what, units[what], tuple(both[before]), tuple(both[after]), limits.get(what))
+        for what, both in figures.items()
     ]
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from benchmarks.timing import progress
 
 DOCS = Path(__file__).parent.parent / "docs"
+README = DOCS.parent / "README.md"
 BENCHMARKS = DOCS / "benchmarks.md"
 LOOPS = DOCS / "explanation" / "loops.md"
 FLEET = DOCS / "explanation" / "fleet.md"
@@ -78,3 +79,14 @@ def put_table(name: str, text: str, page: Path = BENCHMARKS) -> None:
         message = f"{page.name} has no place for {name!r}: it needs the lines {begin!r} and {end!r}"
         raise SystemExit(message)
     page.write_text(f"{before}{begin}\n\n{text}\n\n{end}{after}", encoding="utf-8")
+
+
+def put_row(first: str, cells: Sequence[str], page: Path) -> None:
+    """Replace the cells of a table's row that begins with `first`."""
+    lines = page.read_text(encoding="utf-8").splitlines()
+    found = [number for number, line in enumerate(lines) if line.startswith(f"| {first} |")]
+    if len(found) != 1:
+        message = f"{page.name} has {len(found)} rows that begin with {first!r}"
+        raise SystemExit(message)
+    lines[found[0]] = "| " + " | ".join((first, *cells)) + " |"
+    page.write_text("\n".join(lines) + "\n", encoding="utf-8")

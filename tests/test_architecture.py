@@ -1,5 +1,6 @@
 """The package keeps its import rules, each rule catches a tree that breaks it, and importing the package is cheap."""
 
+import ast
 import importlib.util
 import json
 import os
@@ -158,6 +159,46 @@ def test_importing_the_package_loads_its_two_dependencies_at_most(strangers_load
 @pytest.mark.parametrize("name", ["redis", "rich", "pytest", "hypothesis", "pydantic", "langchain_core", "fastmcp"])
 def test_importing_the_package_does_not_load(name: str, strangers_loaded_by_import: set[str]):
     assert name not in strangers_loaded_by_import
+
+
+FIRST_CALLS = """
+import asyncio, sys
+from agent_cache import AgentCache, AgentCacheInvalidator, AgentCacheSession
+imported = set(sys.modules)
+
+@AgentCache("order:{id}", ttl=60)
+async def get(id: str) -> list[str]:
+    return [id]
+
+@AgentCacheInvalidator("order:{id}")
+async def put(id: str) -> None: ...
+
+async def main() -> None:
+    for _ in range(3):
+        await get("7")
+    await put("7")
+    outside = set(sys.modules)
+    async with AgentCacheSession():
+        await get("7")
+        await put("7")
+        await get("7")
+    print(sorted(imported), sorted(outside - imported), sorted(set(sys.modules) - outside), sep="\\n")
+
+asyncio.run(main())
+"""
+
+
+def test_the_first_calls_load_nothing_that_the_import_has_left_out(package: Path, tmp_path: Path):
+    """An import that is put off must not come back in a hit. Of the package everything that calls need is there."""
+    environment = os.environ | {"PYTHONPATH": str(package.parent)}
+    run = subprocess.run(
+        [sys.executable, "-c", FIRST_CALLS], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
+    )
+    imported, outside, inside = (set(ast.literal_eval(line)) for line in run.stdout.splitlines())
+    put_off = {"difflib", "hashlib", "pickle", "random", f"{PACKAGE}.remote.protocol", f"{PACKAGE}.values.annotations"}
+    assert not put_off & imported
+    assert not {name for name in outside if name.startswith(PACKAGE)} | (put_off & outside)
+    assert not {name for name in inside if name.startswith(PACKAGE)} | (put_off & inside) - {"hashlib"}
 
 
 def test_the_core_stands_alone(package: Path, tmp_path: Path):

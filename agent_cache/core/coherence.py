@@ -28,7 +28,7 @@ from functools import partial
 from typing import Any, Final
 
 from agent_cache.core.store import NEVER, Entry, Store
-from agent_cache.core.tags import Part, Region, Tag, ancestors, root_of
+from agent_cache.core.tags import EVERY_KEY, Part, Region, Tag, ancestors, every_key_of, root_of
 
 __all__ = ["NO_PLACES", "EntryTag", "Hold", "Ledger", "Load", "Outdated", "Partition", "PartitionGroup"]
 
@@ -36,8 +36,8 @@ _MANY: Final = 1_000
 """How many entries one invalidation drops one by one, at 2 us each. Of the tools that it then comes to, all entries are
 dropped at once: that is always safe, and a write must not hold the event loop for long."""
 
-_OF_SESSION: Final = 1
-"""As how many of them a session counts that has to be visited."""
+_OF_SESSION: Final = 2
+"""As how many of them a session counts that has to be visited for its entries."""
 
 _FEW: Final = 16
 """How many names of entries of a session are listed before those that are gone are looked for."""
@@ -45,6 +45,9 @@ _FEW: Final = 16
 _MAX_WRITTEN: Final = 10_000
 """How many tags are noted under one root while the tags of a load in flight are unknown. After more of them such loads
 are not stored."""
+
+_UNLISTED: Final = 100
+"""How many holds there may be for one to have no places in the indexes: what is then stored gives them theirs."""
 
 _MAX_TIMED: Final = 1_000
 """How many writes are held by what they name while they are in doubt or settle. Those beyond hold their whole roots."""
@@ -141,16 +144,19 @@ class Root:
         late: loads in flight some of whose tags under this root are not known yet.
         late_joinable: those that readers may still join, by owner.
         watchers: late loads, and writes in flight: while there are any, the tags written are noted.
-        written: for (owner, tag), the serial number of the last write that named it.
+        noted: writes that nobody has asked for yet: what they name, under which owners, their serial numbers.
+        written: of the other writes, for (owner, tag), the serial number of the last one that named it.
         written_above: the same for tags that were touched as they are, without what lies below them.
+        unread: how many names these have.
         floor: the serial number up to which nothing is known, because there was too much of it.
-        held: holds, by (owner, tag) that they name.
+        new_holds: holds that have no places in the indexes yet, since nothing was to be stored under this root.
+        held: the other holds, by (owner, tag) that they name.
         held_above: the same for tags that are touched as they are.
     """
 
     __slots__ = (
-        "__weakref__", "floor", "groups", "held", "held_above", "late", "late_joinable", "loads", "name", "starting",
-        "watchers", "written", "written_above",
+        "__weakref__", "floor", "groups", "held", "held_above", "late", "late_joinable", "loads", "name",
+        "new_holds", "noted", "starting", "unread", "watchers", "written", "written_above",
     )  # fmt: skip
 
     def __init__(self, name: str) -> None:
@@ -163,8 +169,11 @@ class Root:
         self.late_joinable = Places()
         self.watchers: set[object] = set()
         self.floor = 0
+        self.noted: list[tuple[Part, Iterable[object], int]] = []
+        self.unread = 0
         self.written: dict[tuple[object, Tag], int] = {}
         self.written_above: dict[tuple[object, Tag], int] = {}
+        self.new_holds: set[Hold] = set()
         self.held = Places()
         self.held_above = Places()
 
@@ -197,44 +206,69 @@ class Root:
     # Writes that are noted while somebody needs them
 
     def note(self, part: Part, region: Region, serial: int) -> None:
-        """Note what a write names."""
-        written, written_above = self.written, self.written_above
-        for owner in region.scopes:
-            if part.is_whole:
-                written[owner, self.name] = serial
-            for tag in part.names:
-                (written if tag in part.paths else written_above)[owner, tag] = serial
-        if len(written) + len(written_above) > _MAX_WRITTEN:
-            self.forget_written()
-            self.floor = serial
+        """Note what a write names, until somebody asks."""
+        self.noted.append((part, region.scopes, serial))
+        self.unread += 1 + len(part.names)
+        if self.unread > _MAX_WRITTEN:
+            self._read_notes()
+
+    def _read_notes(self) -> None:
+        """Enter what was noted into the indexes. If it is too much, it counts as everything."""
+        noted, self.noted, self.unread = self.noted, [], 0
+        for part, owners, serial in noted:
+            written, written_above = self.written, self.written_above
+            for owner in owners:
+                if part.is_whole:
+                    written[owner, self.name] = serial
+                for tag in part.names:
+                    (written if tag in part.paths else written_above)[owner, tag] = serial
+            if len(written) + len(written_above) > _MAX_WRITTEN:
+                self.forget_written()
+                self.floor = serial
 
     def forget_written(self) -> None:
-        """Forget what was noted."""
+        """Forget what was noted and read."""
         self.written, self.written_above = {}, {}
 
     def unwatch(self, watcher: object) -> None:
         """Note no more on behalf of a watcher."""
         self.watchers.discard(watcher)
-        if not self.watchers and (self.written or self.written_above):
-            self.forget_written()
+        if not self.watchers:
+            if self.noted:
+                self.noted, self.unread = [], 0
+            if self.written or self.written_above:
+                self.forget_written()
 
-    def was_written(self, tag: Tag, owner: object, since: int) -> bool:
-        """Whether a write after this serial number has touched what depends on a tag."""
+    def was_written(self, tags: Iterable[Tag], owner: object, since: int) -> bool:
+        """Whether a write after this serial number has touched what depends on tags under this root."""
+        if self.noted:
+            self._read_notes()
         if since < self.floor:
             return True
-        written = self.written.get
-        for scope in (None,) if owner is None else (None, owner):
-            if (
-                written((scope, tag), 0) > since
-                or self.written_above.get((scope, tag), 0) > since
-                or (":" in tag and any(written((scope, above), 0) > since for above in ancestors(tag)))
-            ):
-                return True
-        return False
+        if not (self.written or self.written_above):
+            return False
+        found, found_above = self._found(tags, owner, self.written, self.written_above)
+        return any(self.written[name] > since for name in found) or any(
+            self.written_above[name] > since for name in found_above
+        )
+
+    def _found(
+        self, tags: Iterable[Tag], owner: object, named: dict[Any, Any], named_above: dict[Any, Any]
+    ) -> tuple[set[Any], set[Any]]:
+        """The (owner, tag) in two indexes that these tags lie at or below, and those that they are.
+
+        By sets, because a result may have thousands of tags, and because the indexes may have as many.
+        """
+        scopes = (None,) if owner is None else (None, owner)
+        names = {(scope, tag) for scope in scopes for tag in tags}
+        found_above = named_above.keys() & names
+        names.update([(scope, self.name) for scope in scopes])
+        names.update([(scope, one) for scope, tag in names if tag.count(":") > 1 for one in ancestors(tag)])
+        return named.keys() & names, found_above
 
     # Holds
 
-    def hold(self, part: Part, hold: Hold) -> None:
+    def list_hold(self, part: Part, hold: Hold) -> None:
         """Let nothing be stored that a part of a hold's region touches."""
         for owner in hold.region.scopes:
             if part.is_whole:
@@ -242,24 +276,23 @@ class Root:
             for tag in part.names:
                 (self.held if tag in part.paths else self.held_above).add((owner, tag), hold)
 
-    def release(self, part: Part, hold: Hold) -> None:
-        """Undo `hold`."""
+    def unlist_hold(self, part: Part, hold: Hold) -> None:
+        """Undo `list_hold`."""
         for owner in hold.region.scopes:
             if part.is_whole:
                 self.held.discard((owner, self.name), hold)
             for tag in part.names:
                 (self.held if tag in part.paths else self.held_above).discard((owner, tag), hold)
 
-    def holds_on(self, tag: Tag, owner: object) -> Iterator[set[Hold]]:
-        """The sets of holds that keep what depends on a tag from being stored."""
-        for scope in (None,) if owner is None else (None, owner):
-            held = self.held.sets
-            if (scope, tag) in held:
-                yield held[scope, tag]
-            if ":" in tag:
-                yield from (held[scope, above] for above in ancestors(tag) if (scope, above) in held)
-            if (scope, tag) in self.held_above.sets:
-                yield self.held_above.sets[scope, tag]
+    def holds_on(self, tags: Iterable[Tag], owner: object) -> Iterator[set[Hold]]:
+        """The sets of holds that keep what depends on tags under this root from being stored."""
+        for hold in list(self.new_holds):
+            hold.enter_indexes()
+        held, held_above = self.held.sets, self.held_above.sets
+        if held or held_above:
+            found, found_above = self._found(tags, owner, held, held_above)
+            yield from (held[name] for name in found if name in held)
+            yield from (held_above[name] for name in found_above if name in held_above)
 
     # Loads
 
@@ -729,25 +762,47 @@ NO_PLACES: list[tuple[TagIndex, Tag]] = []
 class Hold:
     """A write in flight, or one that may still take effect: nothing in its region is stored until the release.
 
+    Most end before anything is stored under their roots. So they are given their places in the indexes when it is.
+
     Attributes:
         until: clock reading of its end; infinite for a write in flight.
         since: serial number of the last write before it.
         is_released: whether it has ended.
+        is_listed: whether it has its places in the indexes.
         roots: those of the parts of its region.
         watched: for a write that names entries by their keys, the roots that these may depend on.
         emptied: the region in which there was no entry when it began, so that there is none as long as it lasts.
     """
 
-    __slots__ = ("emptied", "is_released", "region", "roots", "since", "until", "watched")
+    __slots__ = ("emptied", "is_listed", "is_released", "region", "roots", "since", "until", "watched")
 
     def __init__(self, region: Region, until: float, since: int, roots: tuple[Root, ...]) -> None:
         self.region = region
         self.until = until
         self.since = since
-        self.is_released = False
+        self.is_released = self.is_listed = False
         self.roots = roots
         self.watched: tuple[Root, ...] = ()
         self.emptied: Region | None = None
+
+    def enter_indexes(self) -> None:
+        """Let it be found by what it names."""
+        roots, parts = self.roots, self.region.parts
+        self.is_listed = True
+        for root, part in zip(roots, parts, strict=False):
+            root.new_holds.discard(self)
+            root.list_hold(part, self)
+        if self.is_released:  # by a garbage collection meanwhile, which has closed the call of its write
+            for root, part in zip(roots, parts, strict=False):
+                root.unlist_hold(part, self)
+
+    def leave_indexes(self) -> None:
+        """Let it be found no more."""
+        for root, part in zip(self.roots, self.region.parts, strict=False):
+            root.new_holds.discard(self)
+            if self.is_listed:
+                root.unlist_hold(part, self)
+        self.roots = ()
 
 
 class Ledger:
@@ -864,9 +919,9 @@ class Ledger:
     def _resolve(self, load: Load, tags: Sequence[Tag]) -> None:
         """Compare the writes that happened meanwhile with the tags that the result has given."""
         roots, owner = load.partition.group.roots, load.partition.owner
-        for tag in tags:
-            root = roots.get(root_of(tag))
-            if root is not None and load in root.late and root.was_written(tag, owner, load.since):
+        for name, under in _by_root(tags):
+            root = roots.get(name)
+            if root is not None and load in root.late and root.was_written(under, owner, load.since):
                 load.is_clean = False
                 return
 
@@ -876,10 +931,10 @@ class Ledger:
         Args:
             beside: a hold that does not count.
         """
-        for tag in tags:
-            root = self._roots.get(root_of(tag))
+        for name, under in _by_root(tags):
+            root = self._roots.get(name)
             if root is not None:
-                for holds in root.holds_on(tag, partition.owner):
+                for holds in root.holds_on(under, partition.owner):
                     if beside is None or holds != {beside}:
                         return True
         if not self._key_holds.sets:
@@ -895,14 +950,14 @@ class Ledger:
                 tools whose entries it names, can be answered for.
         """
         named, tool = self._named.get, id(partition.tool)
-        if max(self._named_floor, named((tool, key), 0), named((tool, _EVERY_KEY), 0)) > hold.since:
+        if max(self._named_floor, named((tool, key), 0), named((tool, EVERY_KEY), 0)) > hold.since:
             return True
         if self.is_held(tags, partition, key, beside=hold):
             return True
         roots = {root.name: root for root in (*hold.roots, *hold.watched)}
         return any(
-            (root := roots.get(root_of(tag))) is None or root.was_written(tag, partition.owner, hold.since)
-            for tag in tags
+            (root := roots.get(name)) is None or root.was_written(under, partition.owner, hold.since)
+            for name, under in _by_root(tags)
         )
 
     def clear(self, tool: object | None = None) -> list[Any]:
@@ -910,7 +965,7 @@ class Ledger:
         groups = [group for group in self.groups() if tool is None or group.tool is tool]
         self.serial += 1
         for group in groups:
-            self._note_named(group.tool, _EVERY_KEY)
+            self._note_named(group.tool, EVERY_KEY)
             for load in (*group.starting, *group.loads):
                 load.mark_dirty()
         partitions = [partition for group in groups for partition in group.partitions()]
@@ -935,23 +990,35 @@ class Ledger:
         """
         garbage = self.invalidate(region)
         hold = self.hold(held)  # after it, to be told of other writes only
-        if held is region:
-            hold.emptied = region
+        hold.emptied = region
         return hold, garbage
 
-    def end(self, hold: Hold, region: Region, until: float | None = None) -> list[Any]:
+    def end(
+        self,
+        hold: Hold,
+        region: Region,
+        late: Region | None = None,
+        settled: Region | None = None,
+        until: float = NEVER,
+    ) -> list[Any]:
         """End a write: release its hold, and invalidate what it has touched.
 
-        Under a hold nothing is stored. So there are no entries to look for in a region that was emptied as it began.
+        Under a hold nothing is stored. So there are no entries to look for in the region that it began with.
 
         Args:
-            until: the clock reading until which the region is held further on.
+            region: the region that it began with.
+            late: what else it has touched, or may have.
+            settled: what is held further on.
+            until: the clock reading until which it is.
         """
         is_empty = hold.emptied is region and not hold.is_released
         self.release(hold)
-        if until is not None:
-            self.hold(region, until)
-        return self.invalidate(region, is_empty=is_empty)
+        if settled is not None:
+            self.hold(settled, until)
+        garbage = self.invalidate(region, is_empty=is_empty)
+        if late is not None:
+            garbage += self.invalidate(late)
+        return garbage
 
     def hold(self, region: Region, until: float = NEVER) -> Hold:
         """Let nothing in a region be stored, until the hold is released or until a clock reading.
@@ -967,12 +1034,14 @@ class Ledger:
         hold = Hold(region, until, self.serial, tuple([self._root(part.root) for part in region.parts]))
         self.holds.add(hold)
         self.writes += not is_timed
-        for root, part in zip(hold.roots, region.parts, strict=True):
-            root.hold(part, hold)
+        for root in hold.roots:
+            root.new_holds.add(hold)
             if not is_timed:
                 root.watchers.add(hold)
+        if is_timed or len(self.holds) > _UNLISTED:
+            hold.enter_indexes()
         for tool, key in region.keys:
-            self._key_holds.add(id(tool) if key is _EVERY_KEY else (id(tool), key), hold)
+            self._key_holds.add(id(tool) if key is EVERY_KEY else (id(tool), key), hold)
         if region.keys and not is_timed:
             named = [group for tool, _ in region.keys if (group := self._groups.get(id(tool))) is not None]
             hold.watched = tuple({root for group in named for root in group.roots.values() if root is not None})
@@ -1005,14 +1074,14 @@ class Ledger:
         self.writes -= hold.until == NEVER
         if not self.writes and self._named:
             self._named = {}
-        for root, part in zip(hold.roots, hold.region.parts, strict=True):
-            root.release(part, hold)
+        for root in hold.roots:
             root.unwatch(hold)
+        hold.leave_indexes()
         for tool, key in hold.region.keys:
-            self._key_holds.discard(id(tool) if key is _EVERY_KEY else (id(tool), key), hold)
+            self._key_holds.discard(id(tool) if key is EVERY_KEY else (id(tool), key), hold)
         for root in hold.watched:
             root.unwatch(hold)
-        hold.roots = hold.watched = ()
+        hold.watched = ()
 
     @property
     def holds_anything(self) -> bool:
@@ -1074,7 +1143,7 @@ class Ledger:
         group = self._groups.get(id(tool))
         if group is None or group.tool is not tool:
             return
-        if key is _EVERY_KEY:
+        if key is EVERY_KEY:
             yield from self.clear(tool)
             yield from self.clear_dependents(tool)
             return
@@ -1097,12 +1166,21 @@ class Ledger:
                 self._named, self._named_floor = {}, self.serial
 
 
-_EVERY_KEY: Final = object()
+def _by_root(tags: Iterable[Tag]) -> Iterable[tuple[str, list[Tag]]]:
+    """These tags under each of their roots."""
+    under: dict[str, list[Tag]] = {}
+    for tag in tags:
+        root = root_of(tag)
+        if root in under:
+            under[root].append(tag)
+        else:
+            under[root] = [tag]
+    return under.items()
 
 
 def _widened(region: Region) -> Region:
     """A region of the whole roots and tools that another one names a part of."""
     return Region(
         tuple(part.root for part in region.parts),
-        tuple({id(tool): (tool, _EVERY_KEY) for tool, _ in region.keys}.values()),
+        every_key_of(region.keys),
     )

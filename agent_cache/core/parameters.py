@@ -14,8 +14,7 @@ import sys
 import types
 import typing
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 from agent_cache.core.keys import Part, Uncacheable, key_part
 from agent_cache.errors import ConfigurationError
@@ -192,8 +191,7 @@ _LIKELY: dict[str, type] = {"str": str, "int": int, "bool": bool, "dict": dict, 
 POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
-@dataclass(frozen=True, slots=True)
-class Parameter:
+class Parameter(NamedTuple):
     """One parameter of a tool.
 
     Attributes:
@@ -226,7 +224,6 @@ class Parameter:
         return Default(value) if self.is_sentinel and value is self.default else value
 
 
-@dataclass(frozen=True, slots=True)
 class Parameters:
     """All parameters of a tool, in order.
 
@@ -236,13 +233,25 @@ class Parameters:
         owner: the qualified name of the class that a method was defined in; empty for any other function.
     """
 
-    all: tuple[Parameter, ...]
-    signature: inspect.Signature
-    names: tuple[str, ...]
-    is_positional: bool
-    positional_only: tuple[str, ...]
-    surplus: str | None
-    owner: str
+    __slots__ = ("all", "is_positional", "names", "owner", "positional_only", "signature", "surplus")
+
+    def __init__(
+        self,
+        all: tuple[Parameter, ...],  # noqa: A002 - the attribute's name
+        signature: inspect.Signature,
+        names: tuple[str, ...],
+        is_positional: bool,  # noqa: FBT001 - in the order of the attributes
+        positional_only: tuple[str, ...],
+        surplus: str | None,
+        owner: str,
+    ) -> None:
+        self.all: Final = all
+        self.signature: Final = signature
+        self.names: Final = names
+        self.is_positional: Final = is_positional
+        self.positional_only: Final = positional_only
+        self.surplus: Final = surplus
+        self.owner: Final = owner
 
     @classmethod
     def of(cls, function: Callable[..., Any], skip_args: int, tool: str) -> Parameters:

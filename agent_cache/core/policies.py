@@ -18,6 +18,7 @@ __all__ = [
     "ReadPolicy",
     "RemotePolicy",
     "Scope",
+    "Value",
     "WritePolicy",
     "checked_choice",
     "checked_flag",
@@ -122,11 +123,31 @@ def count(bound: int, value: Any, what: str) -> int:
 # The policies
 
 
+class Value:
+    """Equality and hash of a frozen dataclass by its fields, with ``eq=False`` and ``slots=True``.
+
+    `dataclass` would compile both anew for each class, which is half of what it adds to the time of an import.
+    """
+
+    __slots__: tuple[str, ...] = ()
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Value) or other.__class__ is not self.__class__:
+            return NotImplemented
+        return self._values() == other._values()
+
+    def __hash__(self) -> int:
+        return hash(self._values())
+
+    def _values(self) -> tuple[Any, ...]:
+        return tuple([getattr(self, name) for name in self.__slots__])
+
+
 Scope = Literal["global", "session"]
 
 
-@dataclass(frozen=True, slots=True)
-class LoopHints:
+@dataclass(frozen=True, slots=True, eq=False)
+class LoopHints(Value):
     """How the loop detector of a session compares the calls of a tool: ``loop=LoopHints(...)`` on either decorator.
 
     Args:
@@ -184,8 +205,8 @@ def checked_hints(given: Any, where: str, *, is_write: bool) -> LoopHints:
     return given
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RemotePolicy:
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RemotePolicy(Value):
     """How a tool uses the tier that it shares with other processes: ``remote=RemotePolicy(...)``.
 
     Args:
@@ -250,7 +271,7 @@ class RemotePolicy:
 DEFAULT_REMOTE: Final = RemotePolicy()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class ReadPolicy:
     """How the results of a read tool are cached. See `AgentCache` for each field.
 
@@ -325,7 +346,7 @@ class ReadPolicy:
         return self
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class WritePolicy:
     """How a write tool invalidates, and what its failures mean. See `AgentCacheInvalidator` for each field."""
 

@@ -226,6 +226,9 @@ def _no_entry(_key: Key) -> None:
     """Takes the place of `Store.lookup` while the store is switched off."""
 
 
+_TAGS_OF_ENTRY = 8
+"""How many tags are removed from the index in the time of an entry."""
+
 _TAG_SIZE = 70
 _LOWER_TAG_SIZE = 150
 """What the index of a store takes for a tag, and for each level below the second."""
@@ -262,6 +265,7 @@ class Store:
         "_data",
         "_exact",
         "_guard",
+        "_shown",
         "_unswept",
         "bytes",
         "lookup",
@@ -279,6 +283,7 @@ class Store:
     def __init__(self, maxsize: int | None, guard: Callable[[Lookup], Lookup] | None = None) -> None:
         self.maxsize = maxsize
         self._guard = guard
+        self._shown: tuple[dict[str, Any], str] | None = None
         self.sizes: Sizes | None = None
         self.recorded = 0
         self.stats: Any = None
@@ -322,6 +327,14 @@ class Store:
         """Switch lookups on or off. Entries stay, and can be dropped, either way."""
         find = self._data.get
         self.lookup = _no_entry if not on else find if self._guard is None else self._guard(find)
+        if self._shown is not None:
+            names, name = self._shown
+            names[name] = self.lookup
+
+    def show_in(self, names: dict[str, Any], name: str) -> None:
+        """Keep `lookup` among the global names of generated code, too, under this name."""
+        self._shown = names, name
+        names[name] = self.lookup
 
     def use(self, key: Key, entry: Entry) -> None:
         """Make an entry the most recently used. Not needed if it is `newest`, which the caller checks first."""
@@ -387,7 +400,7 @@ class Store:
 
     def drop_meeting(self, part: Part, limit: int) -> list[Entry] | None:
         """Remove the entries with a tag that a part of a write touches. None, with nothing removed, if there are more
-        than `limit`.
+        than `limit`. Tags count as well, eight as an entry.
         """
         exact, below = self._exact, self._below
         if part.is_whole:
@@ -402,6 +415,8 @@ class Store:
         if not found or sum(len(keys) if type(keys) is _Keys else 1 for keys in found) > limit:
             return None if found else []
         keys = dict.fromkeys(key for keys in found for key in _members(keys))
+        if sum([len(entry.tags) for key in keys if (entry := self._data.get(key))]) > _TAGS_OF_ENTRY * limit:
+            return None
         return [entry for key in keys if (entry := self.discard(key)) is not None]
 
     def sweep(self, now: float) -> list[Entry]:
@@ -443,7 +458,10 @@ class Store:
     def _unindex(self, key: Key, tags: tuple[Tag, ...]) -> None:
         exact, below = self._exact, self._below
         for tag in tags:
-            if exact.get(tag, _ABSENT) is key:
+            present = exact.get(tag, _ABSENT)
+            if present is not key and type(present) is not _Keys and present == key:
+                key = present  # the same object under all tags: equal keys may take long to compare
+            if present is key:
                 del exact[tag]
             else:
                 _unlink(exact, tag, key)

@@ -15,13 +15,16 @@ from __future__ import annotations
 import inspect
 import re
 import string
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 from agent_cache.errors import ConfigurationError
 
 __all__ = [
+    "EVERY_KEY",
+    "MANY_PATHS",
     "ComputedTags",
     "Field",
     "Part",
@@ -31,19 +34,20 @@ __all__ = [
     "TagRule",
     "TagSet",
     "ancestors",
+    "every_key_of",
     "meet",
     "parse_tag",
+    "parse_tags",
     "parse_template",
     "root_of",
     "tags_from",
 ]
 
 
-_STEP = re.compile(r"\.(?P<attribute>[^.\[\]]+)|\[(?P<key>[^\]]+)\]")
+_STEP = r"\.(?P<attribute>[^.\[\]]+)|\[(?P<key>[^\]]+)\]"
 
 
-@dataclass(frozen=True, slots=True)
-class Field:
+class Field(NamedTuple):
     """A replacement field of a template: ``{name}``, ``{name.attribute}`` or ``{name[key]}``."""
 
     name: str
@@ -127,7 +131,7 @@ def _name_and_path(field: str) -> tuple[str, tuple[tuple[bool, str | int], ...]]
     steps: list[tuple[bool, str | int]] = []
     at = name.end()
     while at < len(field):
-        step = _STEP.match(field, at)
+        step = re.compile(_STEP).match(field, at)  # `re` keeps it; few tools need it
         if step is None:
             return None
         attribute, key = step["attribute"], step["key"]
@@ -200,10 +204,37 @@ def parse_tag(tag: str | Sequence[object]) -> Tag:
     return ":".join(map(escape, segments))
 
 
+def parse_tags(tags: Sequence[str | Sequence[object]]) -> tuple[Tag, ...]:
+    """Parse tags as `parse_tag` does, each once."""
+    # 20,000 of them take 2 ms instead of 15 ms, if none of them has to be escaped, nor has an empty segment.
+    if {*map(type, tags)} == {str}:
+        together = "\0".join(tags)  # type: ignore[arg-type]  # they are texts
+        between = ":\0:"
+        if "%" not in together and "::" not in f":{together.replace(chr(0), between)}:":
+            return tuple(dict.fromkeys(tags))  # type: ignore[arg-type]  # as above
+    return tuple(dict.fromkeys(map(parse_tag, tags)))
+
+
 # Regions: the part of all data that a write names
 
-_MANY_PATHS: Final = 2_000
-"""How many tags below one root a write names one by one, at 3 us each. More of them count as the whole root."""
+MANY_PATHS: Final = 2_000
+"""How many tags a write names one by one, and how many entries by their keys, at 2 us each. If there are more, it names
+the roots with most of them, and the tools, as a whole: that is always safe, and bounds how long a write takes."""
+
+EVERY_KEY: Final = object()
+"""Stands for all keys of a tool in the keys of a region."""
+
+
+def _within_limit(paths: tuple[Tag, ...]) -> tuple[Tag, ...]:
+    """These tags, or the roots of many of them."""
+    numbers = Counter(map(root_of, paths))
+    whole, left = dict[Tag, None](), len(paths)
+    for root, number in numbers.most_common():
+        if left <= MANY_PATHS or number == 1:
+            break
+        whole[root] = None
+        left -= number - 1
+    return (*whole, *(path for path in paths if root_of(path) not in whole)) if left > len(whole) else tuple(whole)
 
 
 class Part:
@@ -217,11 +248,11 @@ class Part:
 
     __slots__ = ("is_whole", "names", "paths", "root")
 
-    def __init__(self, root: str) -> None:
+    def __init__(self, root: str, paths: set[Tag], names: set[Tag]) -> None:
         self.root = root
         self.is_whole = False
-        self.paths: set[Tag] = set()
-        self.names: set[Tag] = set()
+        self.paths = paths
+        self.names = names
 
     def touches(self, tag: Tag) -> bool:
         """Whether a write of this changes what depends on a tag."""
@@ -234,11 +265,11 @@ class Region:
     """The tags and keys that a write touches, in every scope or in some sessions only. It does not change.
 
     Attributes:
-        paths: tags; everything that meets one of them is touched.
-        keys: single entries, as (tool, key).
+        paths: tags; everything that meets one of them is touched. Of very many, their roots.
+        keys: single entries, as (tool, key). Of very many, (tool, `EVERY_KEY`).
         owners: sessions that an invalidation with ``scope="session"`` reaches; None for every scope.
         bare: roots of which only entries that depend on the whole root are touched, because the write named no id.
-        parts: `paths` and `bare` by root.
+        parts: `paths` and `bare` by root. Worked out if they are not given.
     """
 
     # No dataclass: a frozen one takes 1 us more to make, which is a tenth of a write.
@@ -250,12 +281,20 @@ class Region:
         keys: tuple[tuple[Any, Hashable], ...] = (),
         owners: frozenset[object] | None = None,
         bare: tuple[str, ...] = (),
+        parts: tuple[Part, ...] | None = None,
     ) -> None:
-        self.paths = paths
-        self.keys = keys
+        self.paths = paths = paths if len(paths) <= MANY_PATHS else _within_limit(paths)
+        self.keys = keys if len(keys) <= MANY_PATHS else every_key_of(keys)
         self.owners = owners
         self.bare = bare
-        self.parts: tuple[Part, ...] = _parts_of(paths, bare) if paths or bare else ()
+        self.parts = _parts_of(paths, bare) if parts is None else parts
+
+    def beside(self, other: Region) -> Region:
+        """This region and the tags of another one, in the scopes of this one."""
+        mine, theirs = self.parts, other.parts
+        is_apart = {part.root for part in mine}.isdisjoint([part.root for part in theirs])
+        paths, bare = self.paths + other.paths, self.bare + other.bare
+        return Region(paths, self.keys, self.owners, bare, mine + theirs if is_apart else None)
 
     def reaches(self, owner: object | None) -> bool:
         """Whether it concerns the entries of this session, or of the global scope, at all."""
@@ -270,14 +309,22 @@ class Region:
 _EVERY_SCOPE: Final = (None,)
 
 
-def _parts_of(paths: Iterable[Tag], bare: Iterable[str]) -> tuple[Part, ...]:
+def every_key_of(keys: Iterable[tuple[Any, Hashable]]) -> tuple[tuple[Any, Hashable], ...]:
+    """All keys of the tools of these."""
+    return tuple({id(tool): (tool, EVERY_KEY) for tool, _ in keys}.values())
+
+
+def _parts_of(paths: Sequence[Tag], bare: Sequence[str]) -> tuple[Part, ...]:
+    if len(paths) == 1 and not bare and paths[0].count(":") == 1:  # the most frequent: 0.5 us instead of 1.2 us
+        root = root_of(paths[0])
+        return (Part(root, {paths[0]}, {paths[0], root}),)
     parts: dict[str, Part] = {}
     for path in paths:
         at = path.find(":")
         root = path if at < 0 else path[:at]
         part = parts.get(root)
         if part is None:
-            part = parts[root] = Part(root)
+            part = parts[root] = Part(root, set(), set())
         if at < 0:
             part.is_whole = True
         else:
@@ -285,9 +332,9 @@ def _parts_of(paths: Iterable[Tag], bare: Iterable[str]) -> tuple[Part, ...]:
             if path.find(":", at + 1) >= 0:
                 part.names.update(ancestors(path))
     for root in bare:
-        parts.setdefault(root, Part(root)).names.add(root)
+        parts.setdefault(root, Part(root, set(), set())).names.add(root)
     for root, part in parts.items():
-        if part.is_whole or len(part.paths) > _MANY_PATHS:
+        if part.is_whole:
             part.is_whole, part.paths, part.names = True, set(), set()
         elif part.paths:
             part.names |= part.paths
@@ -298,7 +345,7 @@ def _parts_of(paths: Iterable[Tag], bare: Iterable[str]) -> tuple[Part, ...]:
 # Rules
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class ComputedTags:
     """Tags computed by a function: the result of `tags_from`."""
 
@@ -334,8 +381,7 @@ def tags_from(
     return ComputedTags(root, function)
 
 
-@dataclass(frozen=True, slots=True)
-class TagRule:
+class TagRule(NamedTuple):
     """One compiled resource of a tool.
 
     Attributes:
@@ -357,8 +403,7 @@ class TagRule:
     is_of_result: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class TagSet:
+class TagSet(NamedTuple):
     """All resources of a tool, by when their tags are known."""
 
     static: tuple[Tag, ...]
@@ -443,8 +488,12 @@ def _tags_of(root: str, ids: Any) -> tuple[Tag, ...]:
         return (root,)
     if isinstance(ids, str | bytes) or not isinstance(ids, Iterable):
         ids = (ids,)
-    tags = tuple(dict.fromkeys(f"{root}:{escape(str(one))}" for one in ids if one is not None))
-    return tags or (root,)
+    segments = [one if type(one) is str else str(one) for one in ids if one is not None]
+    together = "".join(segments)
+    if "%" in together or ":" in together:
+        segments = list(map(escape, segments))
+    prefix = root + ":"
+    return tuple(dict.fromkeys([prefix + segment for segment in segments])) or (root,)
 
 
 def _compile_template(template: str, parameters: Sequence[str], tool: str) -> TagRule:

@@ -10,13 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence, Set
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from agent_cache.clock import CLOCK
 from agent_cache.core.coherence import EntryTag
 from agent_cache.core.store import NEVER, Entry
 from agent_cache.core.tags import Tag, root_of
-from agent_cache.remote.protocol import Tier, Versions
+
+if TYPE_CHECKING:
+    from agent_cache.remote.protocol import Tier, Versions
 
 __all__ = ["NO_TRUSTS", "Inherited", "Inherits", "Source"]
 

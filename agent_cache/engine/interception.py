@@ -299,8 +299,6 @@ def replay_into_sessions(intercepted: InterceptedCall, value: Any, error: BaseEx
     # A session that is not the innermost traces a call and does not look for repetitions.
     observers = [participant.observer_of(operation, is_innermost=False) for participant in scope.participants]
     for depth, observer in enumerate(observers):
-        if observer is None:
-            continue
         if acted is not None and (source == "blocked" or not depth or acted[1] in _BUDGETS):
             observer.blocked(key, now, *acted)
         else:

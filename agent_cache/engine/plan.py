@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from copy import copy
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from agent_cache.clock import CLOCK
 from agent_cache.config import CURRENT
@@ -24,6 +24,7 @@ from agent_cache.engine.expired import serve_expired
 from agent_cache.engine.read import ReadOperation, check_name
 from agent_cache.engine.runtime import (
     PLACE,
+    ROOT,
     TENANT,
     Call,
     CallObserver,
@@ -67,6 +68,33 @@ def read_plan(operation: ReadOperation, scope: Scope) -> Plan:
         partition = None
     observers, stats = _of_sessions(operation, scope)
     observe = _observe(observers)
+    shared = ROOT.plan(operation) if scope is not ROOT else None
+    if shared is not None and shared.configuration is configuration:
+        run, load_alone, trust = shared.run, shared.load, shared.trust
+    else:
+        run, load_alone, trust = _read_stages(operation)
+    return Plan(
+        partition=partition,
+        admit=_no_hit if partition is None else _local_lookup(partition, observe, operation.stats, tenant),
+        observe=observe,
+        enter=_enter(observers),
+        leave=_leave(observers),
+        run=run,
+        load=load_alone,
+        uncached=run_uncached,
+        observers=observers,
+        stats=stats,
+        tenant=tenant,
+        trust=trust,
+        configuration=configuration,
+    )
+
+
+def _read_stages(operation: ReadOperation) -> tuple[Run, Run, Callable[[], float] | None]:
+    """The asynchronous half, the stages of it behind single flight, and the trust in its tiers: as in `Plan`.
+
+    No scope changes them, so all plans of an operation share them: to make them takes a tenth of its first call.
+    """
     tiers = operation.tiers()
     if tiers:
         check_name(operation)
@@ -77,21 +105,7 @@ def read_plan(operation: ReadOperation, scope: Scope) -> Plan:
         stages.insert(0, check_versions)  # it keeps no local copy that could be served expired
     elif operation.policy.kept_for:
         stages.insert(0, serve_expired)
-    return Plan(
-        partition=partition,
-        admit=_no_hit if partition is None else _local_lookup(partition, observe, operation.stats, tenant),
-        observe=observe,
-        enter=_enter(observers),
-        leave=_leave(observers),
-        run=run_uncached if partition is None else _compose(stages, load),
-        load=_compose(stages[stages.index(single_flight) + 1 :], load),
-        uncached=run_uncached,
-        observers=observers,
-        stats=stats,
-        tenant=tenant,
-        trust=trust_in(tiers),
-        configuration=configuration,
-    )
+    return _compose(stages, load), _compose(stages[stages.index(single_flight) + 1 :], load), trust_in(tiers)
 
 
 def _inside_load(outside: Plan, operation: ReadOperation) -> Plan:
@@ -127,7 +141,7 @@ def write_plan(operation: WriteOperation, scope: Scope) -> Plan:
         observe=_observe(observers),
         enter=_enter(observers),
         leave=_leave(observers),
-        run=_compose([invalidate], run_tool),
+        run=_RUN_WRITE,
         load=run_tool,
         uncached=run_tool,
         observers=observers,
@@ -143,6 +157,9 @@ def _compose(stages: Sequence[Stage], source: Run) -> Run:
     for stage in reversed(stages):
         run = partial(stage, run)
     return run
+
+
+_RUN_WRITE: Final = _compose([invalidate], run_tool)
 
 
 def _no_hit(_key: Hashable, _arguments: Mapping[str, Any] | None = None) -> Any:
@@ -178,15 +195,13 @@ def _local_lookup(partition: Partition, observe: Observe, stats: Stats, tenant: 
 
 def _of_sessions(operation: Operation[Any], scope: Scope) -> tuple[tuple[CallObserver, ...], tuple[Stats, ...]]:
     """The observers that the sessions of a scope contribute, innermost first, and all counters of the tool."""
-    observers = tuple(
-        observer
-        for index, participant in enumerate(scope.participants)
-        if (observer := participant.observer_of(operation, is_innermost=index == 0)) is not None
-    )
-    counted = tuple(
-        stats for participant in scope.participants if (stats := participant.stats_of(operation)) is not None
-    )
-    return observers, (operation.stats, *counted)
+    observers: tuple[CallObserver, ...] = ()
+    counted: tuple[Stats, ...] = (operation.stats,)
+    for participant in scope.participants:
+        observer = participant.observer_of(operation, is_innermost=participant is scope.participants[0])
+        observers += (observer,)
+        counted += (observer.stats,)
+    return observers, counted
 
 
 def _enter(observers: tuple[CallObserver, ...]) -> Enter | None:

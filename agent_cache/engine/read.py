@@ -12,7 +12,7 @@ import inspect
 import weakref
 from collections.abc import Awaitable, Callable, Collection, Hashable, Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from agent_cache.clock import CLOCK
 from agent_cache.config import CURRENT, Configuration
@@ -49,9 +49,11 @@ from agent_cache.engine.store_result import store_result
 from agent_cache.engine.tiers import request_of
 from agent_cache.engine.write import OUTSIDE, WRITING, Fill, Write
 from agent_cache.errors import ConfigurationError
-from agent_cache.remote.protocol import Request, Tier
 from agent_cache.values.canonical import MISSING, canonical
 from agent_cache.values.compare import is_empty
+
+if TYPE_CHECKING:
+    from agent_cache.remote.protocol import Request, Tier
 
 __all__ = ["CacheInfo", "ReadOperation", "check_name"]
 

@@ -11,7 +11,6 @@ import logging
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Coroutine, Iterable, Iterator
-from difflib import get_close_matches
 from itertools import chain, islice
 from time import perf_counter, sleep
 from typing import Any, Protocol, TypeVar
@@ -193,6 +192,8 @@ def _some_roots() -> list[tuple[str, RootUse]]:
 
 
 def _nearest(root: str, names: Iterable[str]) -> str:
+    from difflib import get_close_matches  # for a warning alone
+
     near = get_close_matches(root, names, 1)
     return f"; is {near[0]!r} meant?" if near else ""
 

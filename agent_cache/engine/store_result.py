@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-import random
 from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
-from typing import Any, Final
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final
 
 from agent_cache.clock import CLOCK
 from agent_cache.config import CURRENT, Configuration
@@ -39,14 +39,19 @@ from agent_cache.engine.state import (
     wait_for_lock,
     warn_once,
 )
-from agent_cache.remote.protocol import Ticket, Tier
 from agent_cache.values.compare import is_empty
 from agent_cache.values.copies import IMMUTABLE, UncopyableError
+
+if TYPE_CHECKING:
+    from random import Random
+
+    from agent_cache.remote.protocol import Ticket, Tier
 
 __all__ = [
     "count_unstored",
     "inherit_entry",
     "insert_if_valid",
+    "jitter",
     "let_inherit",
     "load",
     "protected_copy",
@@ -60,10 +65,16 @@ __all__ = [
 Run = Callable[[Call], Awaitable[Entry]]
 Insert = Callable[[Call, Entry, tuple[Tag, ...]], object]
 
-JITTER: Final = random.Random()  # noqa: S311 - it spreads expiry and protects nothing
-"""The random numbers behind ``jitter=``, a `random.Random` that a test may seed. The global one is not touched."""
 
-os.register_at_fork(after_in_child=JITTER.seed)  # or all workers of a server would shorten their entries alike
+@cache
+def jitter() -> Random:
+    """The random numbers behind ``jitter=``, made for the first of them: see `agent_cache.testing.JITTER`."""
+    from random import Random  # a module that few processes need
+
+    made = Random()  # noqa: S311 - it spreads expiry and protects nothing
+    os.register_at_fork(after_in_child=made.seed)  # or all workers of a server would shorten their entries alike
+    return made
+
 
 _reloads: dict[asyncio.AbstractEventLoop, dict[object, asyncio.Task[None]]] = {}
 """Background reloads, by the entry that they replace. The event loop itself holds tasks only weakly."""
@@ -127,12 +138,16 @@ def inherit_entry(within: Flight, plan: Plan, key: Hashable, entry: Entry) -> No
     if inherited is not None and entry in inherited.hits:
         return  # a write since then has marked the load
     partition: Partition = plan.partition
-    with LEDGER.lock:
-        if partition.store.lookup(key) is not entry:
+    if not LEDGER.lock.acquire(False):  # noqa: FBT003 - as in insert_if_valid()
+        wait_for_lock()
+    try:
+        if partition.store.lookup(key) is entry:
+            tags = (*partition.static, *entry.tags, partition.group.entry_tag(key))
+            within.inherit(_inherits(plan, tags, entry, is_copy=True), entry)
+        else:
             within.mark_dirty()  # a write in another thread was faster
-            return
-        tags = (*partition.static, *entry.tags, partition.group.entry_tag(key))
-        within.inherit(_inherits(plan, tags, entry, is_copy=True), entry)
+    finally:
+        LEDGER.lock.release()
 
 
 def _inherits(
@@ -230,7 +245,7 @@ def _is_refused(call: Call, entry: Entry, tags: tuple[Tag, ...]) -> bool:
 def _expiry_of(call: Call, value: object) -> tuple[float, Exception | None]:
     """When a result expires whose life is its own, and why that is not known."""
     try:
-        life = call.operation.policy.life_of(value, JITTER.random)
+        life = call.operation.policy.life_of(value, lambda: jitter().random())
     except Exception as error:  # noqa: BLE001 - the user's function; the call goes on without it
         return call.started, error
     call.flight.life = life
@@ -380,9 +395,12 @@ def insert_if_valid(call: Call, entry: Entry | None, tags: tuple[Tag, ...]) -> b
             source = flight if flight.tickets else None
             tags = (*all_tags, partition.group.entry_tag(key))
             is_strong = call.operation.policy.remote.is_strong  # its ticket lets no local copy be stored
-            read = _inherits(plan, tags, entry, source, is_cached=is_stored or (is_valid and is_strong))
-            is_untouched = is_untouched and (is_strong or not doubts)
-            _pass_on(flight, read._replace(is_strong=is_strong) if is_untouched else None)
+            read: Inherits | None = None
+            if is_untouched and (is_strong or not doubts):
+                read = _inherits(plan, tags, entry, source, is_cached=is_stored or (is_valid and is_strong))
+                if is_strong:
+                    read = read._replace(is_strong=True)
+            _pass_on(flight, read)
         # As Flight.finish(), without the call, which is 1.5 % of a miss.
         if flight.joinable:
             flight.joinable = False

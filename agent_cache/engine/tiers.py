@@ -12,9 +12,8 @@ import itertools
 import os
 import weakref
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from agent_cache.clock import CLOCK
 from agent_cache.core.keys import PLAIN
@@ -30,8 +29,10 @@ from agent_cache.engine.store_result import (
     protected_copy,
     refresh,
 )
-from agent_cache.remote.protocol import Found, Request, Ticket, Tier, Touched, Versions, WriteIntent
 from agent_cache.values.canonical import is_large, make_room
+
+if TYPE_CHECKING:
+    from agent_cache.remote.protocol import Found, Request, Ticket, Tier, Touched, Versions
 
 __all__ = ["check_versions", "consult_tiers", "request_of", "take_tickets", "trust_in", "unsubscribe_all"]
 
@@ -77,8 +78,7 @@ def _of_found(call: Call, tier: Tier, found: Found, ticket: Ticket) -> Inherits:
     return Inherits(found.tags, tenants=call.tenants, expires=expires, trusts=trusts, source=source, is_strong=True)
 
 
-@dataclass(frozen=True, slots=True)
-class _Versions:
+class _Versions(NamedTuple):
     """The versions of an answer that has neither an entry nor a load."""
 
     versions: Mapping[Tier, Versions | None]
@@ -268,6 +268,8 @@ def _is_plain(key: Hashable) -> bool:
 def _request_of(call: Call) -> Request:
     operation, policy = call.operation, call.operation.policy
     partition = call.plan.partition
+    from agent_cache.remote.protocol import Request  # which whoever has a tier has loaded
+
     return Request(
         tool=operation.name,
         key=call.key,
@@ -385,6 +387,8 @@ async def _catch_up(tier: Tier, roots: tuple[str, ...]) -> None:
         pending.roots.update(new)
         paths, keys = dict(pending.paths), dict(pending.keys)
     tags = tuple(paths)
+    from agent_cache.remote.protocol import WriteIntent
+
     await tier.commit(WriteIntent(os.urandom(16).hex(), tags, keys=tuple(keys)), tags, failed=False, hold=0.0)
     with LEDGER.lock:
         pending.acknowledge(paths, keys)

@@ -65,8 +65,8 @@ class LoopGuard:
         self._on_notice = on_notice
         self._metrics = metrics
         self._run = run
-        self._raised: weakref.WeakSet[Exception] = weakref.WeakSet()
-        self._spent: set[tuple[str, str]] = set()
+        self._raised: weakref.WeakSet[Exception] | None = None
+        self._spent: set[tuple[str, str]] | None = None
         self._was_raised = False
         self.error: AgentLoopDetectedError | None = None
 
@@ -74,7 +74,7 @@ class LoopGuard:
         """Begin a run, perhaps the second one of the session: nothing has stopped it."""
         self.error = None
         self._was_raised = False
-        self._spent.clear()
+        self._spent = None
 
     @property
     def swallowed(self) -> AgentLoopDetectedError | None:
@@ -132,11 +132,16 @@ class LoopGuard:
 
     def has_raised(self, error: Exception) -> bool:
         """Whether this guard raised the error, to refuse a call."""
-        return error in self._raised
+        return self._raised is not None and error in self._raised
 
     def _own(self, loop: AgentLoopDetectedError) -> AgentLoopDetectedError:
-        self._raised.add(loop)
+        self._note_raised(loop)
         return loop.with_traceback(None)  # the same error may be raised a thousand times
+
+    def _note_raised(self, loop: AgentLoopDetectedError) -> None:
+        if self._raised is None:
+            self._raised = weakref.WeakSet()
+        self._raised.add(loop)
 
     @property
     def refuses(self) -> bool:
@@ -156,11 +161,12 @@ class LoopGuard:
     def is_first_report(self, spent: AgentLoopDetectedError) -> bool:
         """Whether this budget was not reported as spent before, so that ``"warn"`` logs it once."""
         budget = spent.kind, spent.tool if spent.kind == "tool_calls" else ""
-        if budget in self._spent:
+        reported = self._spent
+        if reported is None or len(reported) >= _MAX_SPENT:
+            reported = self._spent = set()
+        if budget in reported:
             return False
-        if len(self._spent) >= _MAX_SPENT:
-            self._spent.clear()
-        self._spent.add(budget)
+        reported.add(budget)
         return True
 
     def latch(self, loop: AgentLoopDetectedError) -> None:
@@ -172,7 +178,7 @@ class LoopGuard:
 
     def stop(self, loop: AgentLoopDetectedError) -> None:
         """Stop the run for a loop that was raised when it was recorded, and has just been raised again."""
-        self._raised.add(loop)
+        self._note_raised(loop)
         if self._decide(loop) == "raise":
             self.latch(loop)
             self._was_raised = True

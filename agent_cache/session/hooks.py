@@ -137,9 +137,9 @@ class SessionHooks:
     # It refers to nothing that refers to it, and no bound method of its own is kept: what a session leaves is freed
     # without the garbage collector, which took a third of the time of short sessions.
     __slots__ = (
-        "_add", "_deadline", "_detector", "_guard", "_identity", "_is_cache_key", "_is_innermost", "_is_read", "_limit",
-        "_limits", "_max_calls", "_max_nesting", "_name", "_operation", "_run", "_session", "_stats", "_tool_detector",
-        "_trace", "_turns", "_used",
+        "_add", "_deadline", "_detector", "_guard", "_identity_made", "_is_cache_key", "_is_innermost", "_is_read",
+        "_limit", "_limits", "_max_calls", "_max_nesting", "_name", "_operation", "_run", "_session",
+        "_tool_detector", "_trace", "_turns", "_used", "stats",
     )  # fmt: skip
 
     def __init__(
@@ -163,16 +163,20 @@ class SessionHooks:
         self._run = self._limits = run
         self._trace = trace
         self._add = trace.add
-        self._stats = stats
+        self.stats = stats
         self._is_read = is_read = operation.is_read
         self._is_innermost = is_innermost
         hints = operation.policy.loop
         self._is_cache_key = is_read and hints.loop_key is None
         if is_read and (hints.off or not is_innermost):
             detector = None
-        self._identity = CallIdentity(operation, guard, detector)
-        self._tool_detector = None if detector is None else self._tool_detector_of(detector)
-        self._detector = detector = detector if is_innermost else None
+        self._detector = detector
+        self._identity_made: CallIdentity | None = None
+        self._tool_detector: ToolDetector | None = None
+        if detector is not None:
+            self._tool_detector = self._tool_detector_of(detector)
+            if not is_innermost:
+                self._detector = detector = None
         # Where a pause between two calls begins a new turn.
         self._turns = None if detector is None or detector.longest_pause is None else detector
         self._deadline = deadline
@@ -196,6 +200,15 @@ class SessionHooks:
         return self._max_calls is not None or self._deadline != NEVER
 
     @property
+    def _identity(self) -> CallIdentity:
+        """Made when the key of a call does not identify it, or a result is to be identified."""
+        identity = self._identity_made
+        if identity is None:
+            detector = self._detector if self._tool_detector is None else self._tool_detector.detector
+            identity = self._identity_made = CallIdentity(self._operation, self._guard, detector)
+        return identity
+
+    @property
     def _kind(self) -> str:
         return "read" if self._is_read else "write"
 
@@ -203,14 +216,15 @@ class SessionHooks:
         """It outlives these hooks, whose plan may be compiled again."""
         found = detector.tools.get(self._operation)
         if found is None:
+            loop = self._operation.policy.loop
             found = detector.add_tool(
                 self._operation,
                 ToolDetector(
                     detector,
                     self._name,
-                    self._operation.policy.loop,
+                    loop,
                     is_write=not self._is_read,
-                    identify=self._identity.of_result,
+                    identify=fingerprint if loop.outcome_key is None else self._identity.of_result,
                 ),
             )
         return found
@@ -245,7 +259,7 @@ class SessionHooks:
                     return instead.answer
         # In one step, which no other thread interrupts: as in `metrics.Stats`.
         run.calls = number = run.calls + 1
-        stats = self._stats
+        stats = self.stats
         stats.hits += 1
         stats.time_saved += entry.cost
         self._add((self._name, key, now, inside, number))
@@ -266,7 +280,7 @@ class SessionHooks:
         return instead.answer
 
     def answered(self) -> None:
-        self._stats.hits += 1
+        self.stats.hits += 1
 
     def _judge_hit(self, verdict: Verdict, key: Hashable, now: float, value: Any) -> Replacement | None:
         report = verdict.as_error()

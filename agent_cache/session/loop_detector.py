@@ -33,7 +33,8 @@ import sys
 from collections.abc import Callable, Hashable
 from contextvars import Context
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
+from io import BytesIO
 from threading import get_ident
 from typing import Any, Final, Literal
 
@@ -45,7 +46,6 @@ from agent_cache.errors import AgentLoopDetectedError
 from agent_cache.session.loop_policy import NEVER, LoopPolicy
 from agent_cache.session.unkeyed import UnkeyedCalls
 from agent_cache.values.compare import fingerprint, shown
-from agent_cache.values.copies import image_of
 
 __all__ = [
     "CURRENT_TASK",
@@ -115,7 +115,7 @@ _NO_TASK: Final = object()
 """The task that makes the current call, if none is known. No event loop has it."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Verdict:
     """A check that was met.
 
@@ -185,21 +185,23 @@ class RunState:
         self.calls = 0
         self.step = self.first_step = 0
         self.used: dict[str, CallCount] = {}
+        self._iterations: dict[asyncio.AbstractEventLoop, int] = {}  # the first step of each that has not ended
         self.restart(limit)
 
     def restart(self, limit: int | None) -> None:
         """Set the limit when the session is entered, perhaps again. The counters go on."""
         self.limit = NEVER if limit is None else limit
-        self._iterations: dict[asyncio.AbstractEventLoop, int] = {}  # the first step of each that has not ended
-        self.release()
-
-    def release(self) -> None:
-        """Keep no task and no event loop alive. The next call begins another iteration."""
-        self._iterations.clear()
         self.thread: int | None = None
         self.loop: Any = None
         self.task: Any = _NO_TASK
         self.running: Any = None
+
+    def release(self) -> None:
+        """Keep no task and no event loop alive. The next call begins another iteration."""
+        if self._iterations:
+            self._iterations = {}
+        self.thread = self.loop = self.running = None
+        self.task = _NO_TASK
 
     def used_by(self, tool: str) -> CallCount:
         """The calls of one tool."""
@@ -270,7 +272,7 @@ class Room:
 class Image:
     """An answer of which the cache has no entry: the function that makes its copies, and the bytes it reads.
 
-    To make the image of a tree of 0.8 KB takes 8 us, its fingerprint 40 us. Most answers are never compared.
+    To make the image of a tree of 0.8 KB takes 3 us, its fingerprint 60 us. Most answers are never compared.
     """
 
     __slots__ = ("_room", "_size", "copy")
@@ -308,10 +310,18 @@ class Answers:
 
     def image_of(self, value: Any) -> Image | None:
         """The image of a result that the cache does not store. None if it is no tree of builtins, or a large one."""
-        copy = image_of(value)
-        if copy is None or (size := len(copy.args[0])) > min(_MAX_IMAGE, self.room.left):
+        if type(value) not in _TREES:
             return None
-        return Image(copy, size, self.room)
+        file = BytesIO()
+        pickler, loads = _tree_pickler()
+        try:
+            pickler(file, 5).dump(value)
+        except Exception:  # noqa: BLE001 - it is no tree of builtins, or too deep a one
+            return None
+        image = file.getvalue()
+        if len(image) > min(_MAX_IMAGE, self.room.left):
+            return None
+        return Image(partial(loads, image), len(image), self.room)
 
     def image_of_entry(self, entry: Entry) -> Image | None:
         """The image of an entry that the cache has dropped; None if it has none, or a large one."""
@@ -323,6 +333,26 @@ class Answers:
     def outcome_of(self, answer: Answer | None) -> Hashable | None:
         """The identity of an answer."""
         return None if answer is None else self.identify(answer.share())
+
+
+_TREES: Final = frozenset({dict, list, tuple, set, frozenset})
+
+
+@cache
+def _tree_pickler() -> tuple[Callable[[BytesIO, int], Any], Callable[[bytes], Any]]:
+    """What pickles builtin scalars and containers alone, and runs no code of the values; and what reads it.
+
+    It tells all types apart, which `marshal` does not: of an array that keeps the bytes. To check for such parts first
+    takes four times as long as the image. Imported for the first result that needs it.
+    """
+    from pickle import Pickler, PicklingError, loads
+
+    class TreePickler(Pickler):
+        def reducer_override(self, value: object) -> Any:
+            """Refuse an object of any other type. The pickler itself handles the builtin ones."""
+            raise PicklingError(type(value).__name__)
+
+    return TreePickler, loads
 
 
 def _bytes_of(answer: Answer) -> bytes | None:
@@ -680,9 +710,10 @@ class ToolDetector:
     Attributes:
         calls: the calls that are remembered, by key.
         answers: compares their answers.
+        detector: that of the session.
     """
 
-    __slots__ = ("_detector", "_hints", "_is_plain", "_is_write", "_tool", "answers", "calls")
+    __slots__ = ("_hints", "_is_plain", "_is_write", "_tool", "answers", "calls", "detector")
 
     def __init__(
         self,
@@ -693,16 +724,16 @@ class ToolDetector:
         is_write: bool = False,
         identify: Identify = fingerprint,
     ) -> None:
-        self._detector = detector
+        self.detector = detector
         self._tool = tool
         self._is_write = is_write
         self._hints = hints
         self.answers = Answers(identify, detector.images)
         self.calls: dict[Hashable, CallHistory] = {}
-        self._is_plain = not (is_write or hints.off or hints.poll)
+        self._is_plain = not (hints.off or hints.poll)
 
     def __del__(self) -> None:
-        if self._detector.is_open:  # a session that is never left, or has forgotten the tool
+        if self.detector.is_open:  # a session that is never left, or has forgotten the tool
             self.release_entries()
 
     def release_entries(self) -> None:
@@ -717,7 +748,7 @@ class ToolDetector:
         Repeats it for the case that the entry is the one of the last time (benchmarks.budgets, "the same in a
         session").
         """
-        call, state = self.calls.get(key), self._detector
+        call, state = self.calls.get(key), self.detector
         if call is None or call.entry is not entry or call.epoch != state.epoch or not self._is_plain:
             return self.record(key, entry=entry)
         run = state.run
@@ -746,7 +777,7 @@ class ToolDetector:
 
     def blocked(self, key: Hashable) -> Verdict | None:
         """Why this call is to be refused without running; None if it is not. Ask only if `LoopDetector.blocked`."""
-        blocked = self._detector.blocked
+        blocked = self.detector.blocked
         return blocked.get((self._tool, ANY_CALL)) or blocked.get((self._tool, key))
 
     def record(
@@ -769,10 +800,10 @@ class ToolDetector:
             error: whether it failed: it raised, or its result stands for a failure.
             began: `LoopDetector.clock` when it began; left out if no other call can have run meanwhile.
         """
-        is_cached = entry is not None and type(entry) is not Image
-        if is_cached and self.record_first(key, entry):  # type: ignore[arg-type]  # no `Image`
+        if not error and self.record_first(key, entry, outcome):
             return None
-        state, call, hints = self._detector, self._history(key), self._hints
+        is_cached = entry is not None and type(entry) is not Image
+        state, call, hints = self.detector, self._history(key), self._hints
         before, is_unseen = call.entry, call.epoch != state.epoch
         is_same, is_known = call.set_outcome(outcome, entry)
         if isinstance(before, Entry) and entry is not before:
@@ -819,8 +850,8 @@ class ToolDetector:
             call, in_a_row=call.in_a_row, errors=state.count_error(self._tool, call.outcome, began, step)
         )
 
-    def record_first(self, key: Hashable, entry: Entry) -> bool:
-        """Count a result of a call that was never seen; returns False if it was.
+    def record_first(self, key: Hashable, entry: Answer | None, outcome: Hashable | None = None) -> bool:
+        """Count a result of a call that was never seen and has not failed; returns False if it was seen.
 
         Repeats the part of `record` that applies then (benchmarks.budgets, "static tag, in a session").
         """
@@ -829,7 +860,9 @@ class ToolDetector:
             return False
         if len(calls) >= _MAX_CALLS:
             self._forget_oldest()
-        state, run = self._detector, self._detector.run
+        state, run = self.detector, self.detector.run
+        if self._is_write:
+            state.end_epoch()
         calls[key] = call = CallHistory(self._tool, key, self.answers, entry, state.epoch)
         state.newest = state.progress = run.step  # `LoopDetector.note_new`, without the call
         run.step = call.step = run.step + 1
@@ -843,6 +876,9 @@ class ToolDetector:
             state.end_streak(position)
         else:
             state.streak_start, state.mixed_after = position, position + 1
+        call.outcome = outcome
+        if not isinstance(entry, Entry):
+            return True
         if not state.is_open:
             call.entry = None
         elif entry in WITNESSES:
@@ -856,7 +892,7 @@ class ToolDetector:
 
         It ends the epoch if its signature is new here.
         """
-        state, call = self._detector, self._history(key)
+        state, call = self.detector, self._history(key)
         _, is_known = call.set_outcome(outcome, image)
         if not is_known:
             state.end_epoch()
@@ -864,7 +900,7 @@ class ToolDetector:
 
     def image_of(self, value: Any) -> Image | None:
         """What a result that is not cached is compared by, should its call come again; None if that is its identity."""
-        return self.answers.image_of(value) if self._detector.is_open else None
+        return self.answers.image_of(value) if self.detector.is_open else None
 
     def _history(self, key: Hashable) -> CallHistory:
         call = self.calls.get(key)
@@ -894,7 +930,7 @@ class ToolDetector:
         self, call: CallHistory, *, has_written: bool = False, in_a_row: int = 0, errors: int = 0
     ) -> Verdict | None:
         """The first check that is met, those of the action level first. `in_a_row` and `errors` are 0 for results."""
-        state, levels, count = self._detector, self._detector.levels, call.count
+        state, levels, count = self.detector, self.detector.levels, call.count
         repeat = levels["write_repeat" if has_written else "repeat"]
         call.judge_at = call.count_to(repeat.action if call.met & _NOTICED else repeat.notice)
         is_stale = call.balance > 0
@@ -921,7 +957,7 @@ class ToolDetector:
         return None
 
     def _found(self, level: Level, kind: Check, call: CallHistory, count: int, *, is_first: bool = False) -> Verdict:
-        calls = self._detector.last_round() if kind == "cycle" else [call]
+        calls = self.detector.last_round() if kind == "cycle" else [call]
         blocked: frozenset[tuple[str, Hashable]] = frozenset()
         if level == "action":
             if kind == "cycle":
@@ -931,7 +967,7 @@ class ToolDetector:
         names = tuple(each.tool for each in calls)
         first, last = calls[0].outcome_text(), calls[-1].outcome_text()
         verdict = Verdict(level, kind, self._tool, count, len(calls), names, first, last, blocked, is_first)
-        self._detector.block(verdict)
+        self.detector.block(verdict)
         return verdict
 
 

@@ -9,7 +9,7 @@ from functools import lru_cache, partial
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
-from agent_cache.core.policies import checked_text, count, seconds
+from agent_cache.core.policies import Value, checked_text, count, seconds
 from agent_cache.errors import ConfigurationError
 
 __all__ = ["NEVER", "LoopPolicy", "Threshold", "policy_of"]
@@ -37,8 +37,8 @@ _PLAIN: Final = frozenset({int, type(None)})
 _Seconds = float | timedelta | None
 
 
-@dataclass(frozen=True, slots=True)
-class LoopPolicy:
+@dataclass(frozen=True, slots=True, eq=False)
+class LoopPolicy(Value):
     """The thresholds at which a session notices a loop and acts on it, and the budgets of a run.
 
     The *signature* of a call is its tool, its arguments and its outcome. An *epoch* is the time in which the same
@@ -143,13 +143,13 @@ def policy_of(given: object, max_tool_repeats: int | None, max_execution_depth: 
     Raises:
         ConfigurationError: if a value cannot work, or a mapping has an unknown name.
     """
+    if given is None and type(max_tool_repeats) in _PLAIN and type(max_execution_depth) in _PLAIN:
+        return _changed_default(max_tool_repeats, max_execution_depth)
     if isinstance(given, Mapping):
         known = [one.name for one in fields(LoopPolicy)]
         if unknown := [name for name in given if name not in known]:
             raise ConfigurationError(f"loop_policy has no argument {unknown[0]!r}; use one of {', '.join(known)}")
         given = LoopPolicy(**given)
-    if given is None and type(max_tool_repeats) in _PLAIN and type(max_execution_depth) in _PLAIN:
-        return _changed_default(max_tool_repeats, max_execution_depth)
     policy = _DEFAULT if given is None else given
     if not isinstance(policy, LoopPolicy):
         raise ConfigurationError(f"AgentCacheSession: loop_policy must be a LoopPolicy, got {given!r}")

@@ -18,7 +18,7 @@ from agent_cache.engine.read import ReadOperation
 from agent_cache.engine.runtime import MAX_PLANS, PLACE, Operation, Scope, closes_generator, leave_scope
 from agent_cache.engine.state import LEDGER, free
 from agent_cache.errors import AgentLoopDetectedError, ConfigurationError
-from agent_cache.metrics import Metrics, Stats
+from agent_cache.metrics import Metrics
 from agent_cache.session.guard import LoopGuard, OnLoop, OnNotice
 from agent_cache.session.hooks import SessionHooks
 from agent_cache.session.loop_detector import LoopDetector, RunState
@@ -206,13 +206,9 @@ class AgentCacheSession:
             guard=self._guard,
             run=self._run,
             trace=self._trace,
-            stats=self.stats_of(operation),
+            stats=self.metrics.stats_of(operation.name, operation.tags.roots),
             deadline=self._deadline,
         )
-
-    def stats_of(self, operation: Operation[Any]) -> Stats:
-        """The counters of an operation in this session."""
-        return self.metrics.stats_of(operation.name, operation.tags.roots)
 
     def partition_of(self, operation: ReadOperation) -> Partition:
         """The store of the results of a session-scoped tool. It is closed when the session ends."""

@@ -7,11 +7,13 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any
 
+from agent_cache.core.policies import Value
+
 __all__ = ["Trace", "TraceRecord"]
 
 
-@dataclass(frozen=True, slots=True)
-class TraceRecord:
+@dataclass(frozen=True, slots=True, eq=False)
+class TraceRecord(Value):
     """One call of a session.
 
     Attributes:

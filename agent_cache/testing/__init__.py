@@ -4,7 +4,9 @@ The pytest fixtures are in `agent_cache.testing.fixtures`: ``pytest_plugins = ["
 topmost ``conftest.py`` loads them.
 """
 
-from agent_cache.engine.store_result import JITTER
+from typing import Final
+
+from agent_cache.engine.store_result import jitter
 from agent_cache.remote.memory import MemoryServer, MemoryTier
 from agent_cache.testing.harness import FakeClock, FaultyTier, loads_in_flight, reset, without_codegen
 
@@ -18,3 +20,6 @@ __all__ = [
     "reset",
     "without_codegen",
 ]
+
+JITTER: Final = jitter()
+"""The random numbers behind ``jitter=``, a `random.Random` that a test may seed. The global one is not touched."""

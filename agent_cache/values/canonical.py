@@ -28,9 +28,7 @@ from dataclasses import fields, is_dataclass
 from datetime import date, datetime, time, timedelta, timezone
 from enum import Enum, Flag
 from functools import partial
-from hashlib import blake2b
 from operator import attrgetter
-from pickle import PicklingError
 from re import Pattern
 from types import (
     BuiltinFunctionType,
@@ -44,9 +42,12 @@ from types import (
     SimpleNamespace,
     TracebackType,
 )
-from typing import Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from agent_cache.errors import UncacheableArgumentsError as Uncacheable
+
+if TYPE_CHECKING:
+    import hashlib
 
 __all__ = [
     "Default",
@@ -57,6 +58,7 @@ __all__ = [
     "PYDANTIC_FIELDS_SET",
     "PYDANTIC_STATE",
     "STANDARD",
+    "blake2b",
     "canonical",
     "declared_fields",
     "declared_names",
@@ -155,6 +157,8 @@ def _text_of_ipv6_network(network: Any) -> str:
 
 def _text_of_zone(zone: Any) -> str | None:
     """The key, unless the rules were read from a file of the caller's: then the key is a mere label."""
+    from pickle import PicklingError  # a module that few processes need
+
     try:
         zone.__reduce__()  # documented to fail for what `ZoneInfo.from_file` has made
     except PicklingError:
@@ -638,6 +642,13 @@ def canonical(value: Any) -> bytes:
 
 _DIGEST_SIZE = 24
 """Bytes of a digest. Nobody finds two calls that share one: that would take 2**96 attempts."""
+
+
+def blake2b(data: bytes, **options: Any) -> hashlib.blake2b:
+    """`hashlib.blake2b`. Its module, which takes 1 ms, is loaded for the first digest: of a session, or of a tier."""
+    import hashlib
+
+    return hashlib.blake2b(data, **options)
 
 
 def lasting_digest(tool: str, identity: tuple[Any, ...], *, namespace: str, version: int) -> tuple[str | None, bool]:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from hashlib import blake2b
 from typing import Any, Final
 
 from agent_cache.errors import UncacheableArgumentsError as Uncacheable
-from agent_cache.values.canonical import MISSING, canonical
+from agent_cache.values.canonical import MISSING, blake2b, canonical
 
 __all__ = ["fingerprint", "is_empty", "shown", "signature_of"]
 

@@ -21,7 +21,7 @@ from enum import Enum
 from functools import partial
 from operator import call, setitem
 from types import FunctionType, GetSetDescriptorType, MemberDescriptorType
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from agent_cache.values.canonical import (
     PYDANTIC_FIELDS_SET,
@@ -37,7 +37,6 @@ __all__ = [
     "UncopyableError",
     "auto_copier",
     "copy_rule_named",
-    "image_of",
 ]
 
 
@@ -45,8 +44,7 @@ class UncopyableError(Exception):
     """A result cannot be copied, so it is returned to the caller that ran the tool, and neither stored nor shared."""
 
 
-@dataclass(frozen=True, slots=True)
-class CopyRule:
+class CopyRule(NamedTuple):
     """How a cached value is kept apart from callers that change what they were given.
 
     Attributes:
@@ -160,27 +158,20 @@ def _message_pack() -> tuple[Callable[[Any], bytes], Callable[[bytes], Any]]:
     return msgspec.msgpack.Encoder().encode, msgspec.msgpack.Decoder().decode
 
 
-def image_of(value: Any) -> partial[Any] | None:
-    """A function that makes copies of a tree of dicts and lists from its MessagePack image, which is its only argument;
-    None for what the image would not give back exactly.
-
-    Two values with equal images are equal in types and content. Different images say nothing.
-    """
-    if type(value) is not dict and type(value) is not list:
-        return None
-    return _reader_of(value, _not_plain_in(value))
-
-
 def _not_plain_in(*values: Any) -> list[Any]:
     return [part for part in gc.get_referents(*values) if type(part) not in _PLAIN]
 
 
 def _reader_of(value: Any, parts: list[Any]) -> partial[Any] | None:
-    """The same, given the parts of the value itself that are not plain.
+    """A function that makes copies of a tree of dicts and lists from its MessagePack image; None if that would not give
+    back exactly this value.
 
     MessagePack knows neither tuples and sets, nor subclasses, nor that one list is in two places. So the types of all
     parts are looked at, level by level, as the garbage collector sees them: in a dict with text for keys it sees the
     values alone, in any other the keys too. A loop over the items takes twice as long.
+
+    Args:
+        parts: those parts of the value itself that are not plain.
     """
     containers = [value]
     for _ in range(_MAX_LEVELS):
@@ -199,11 +190,12 @@ def _reader_of(value: Any, parts: list[Any]) -> partial[Any] | None:
         containers += parts
         if len(parts) > _MANY and _has_twice(containers):
             return None  # before each of them is looked at as often as it is there
-        parts = [part for part in gc.get_referents(*parts) if type(part) not in _PLAIN]
+        parts = _not_plain_in(*parts)
     return None
 
 
 _MANY = 64
+"""Parts of one level, from which on it is looked at whether one is in two places before their parts are."""
 
 
 def _has_twice(containers: list[Any]) -> bool:
@@ -244,8 +236,7 @@ _new: Callable[[type], Any] = object.__new__
 _put: _Put = object.__setattr__
 
 
-@dataclass(frozen=True, slots=True)
-class _Form:
+class _Form(NamedTuple):
     """How the objects of one class are taken apart and made anew.
 
     Attributes:

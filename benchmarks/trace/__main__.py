@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from benchmarks import against
-from benchmarks.commands import describe_machine, positive, put_table
+from benchmarks.commands import README, describe_machine, positive, put_row, put_table
 from benchmarks.recorded_runs import DataAbsentError, data_directory
 from benchmarks.retail.store import RetailStore, load_store
 from benchmarks.table import format_figure, markdown
@@ -32,6 +32,10 @@ HEADINGS = (
     "sessions",
     "coherent",
     "note",
+)
+README_ROW = (
+    "ms of processor time per 1,000 calls of [recorded agents](docs/benchmarks.md#recorded-agents); the others have "
+    "neither coherence nor sessions, and are told after each write which keys to delete"
 )
 SHOWN = tuple(heading for heading in HEADINGS if heading not in ("budget", ""))
 
@@ -58,6 +62,7 @@ def main(argv: list[str] | None = None) -> int:
     if options.page:
         lines = [_shown(_line(one, costs[one.name], judgements[one.name])) for one in contenders]
         put_table("trace", f"{_introduction(contenders, trace, costs, rounds)}\n\n{markdown(SHOWN, lines)}")
+        _put_readme_row({name: cost.per_thousand.median for name, cost in costs.items()})
     missed = [one.name for one in OURS if not _holds(one, costs[one.name])]
     wrong = [one.name for one in OURS if not judgements[one.name].is_right]
     for text, names in (("over the budget", missed), ("WRONG ANSWERS", wrong)):
@@ -74,7 +79,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_ROUNDS} rounds: not exact")
     parser.add_argument("--limit", type=positive, metavar="N", help="only the first N runs of each set")
     parser.add_argument("--json", type=Path, metavar="PATH", help="also write every figure to PATH")
-    parser.add_argument("--page", action="store_true", help="also put the table into docs/benchmarks.md")
+    parser.add_argument("--page", action="store_true", help="also put the tables into docs/benchmarks.md and README.md")
     parser.add_argument(
         "--against", type=Path, metavar="PATH",
         help="only ours, beside that of the checkout at PATH; exit code 1 if a row is more than 5 % slower",
@@ -145,6 +150,23 @@ def _facts(contender: Contender, cost: Cost, judgement: Judgement) -> dict[str, 
         "executions": judgement.executions,
         "stale": judgement.stale,
     }
+
+
+def _put_readme_row(ms: dict[str, float]) -> None:
+    """The row beside the peers in README.md, if those that have a column there were measured."""
+    columns = {
+        "agent_cache": "{:.0f}; {:.0f} in sessions",
+        "async-lru": "{:.0f}",
+        "cachebox": "{:.0f}; {:.0f} with deep copies",
+        "async-cache": "{:.0f}",
+        "cashews": "{:.0f}",
+    }
+    second = {"agent_cache": OURS[0].name, "cachebox": "cachebox, deep copies"}
+    if any(name not in ms for name in columns):
+        print("README.md is left as it is: a cache of its table is not installed", file=sys.stderr)
+        return
+    cells = [shown.format(max(ms[name], 0.0), ms[second.get(name, name)]) for name, shown in columns.items()]
+    put_row(README_ROW, cells, README)
 
 
 def _compare(options: argparse.Namespace) -> int:

@@ -244,6 +244,6 @@ PEERS: Final = (
     ),
     Contender("async-lru", "async-lru", _by_key(_AsyncLru), note="callers share one object"),
     Contender("async-cache", "async-cache", _by_key(_AsyncCache), note="AsyncTTL; callers share one object"),
-    Contender("cashews", "cashews", _by_key(_Cashews), note="mem://"),
+    Contender("cashews", "cashews", _by_key(_Cashews), note="mem://; callers share one object"),
     Contender("aiocache", "aiocache", _by_key(_Aiocache), note="memory; callers share one object"),
 )

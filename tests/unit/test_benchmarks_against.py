@@ -28,10 +28,12 @@ class Row:
     what: str
     measured: Spread
     unit: str = "us"
+    limit: float | None = 2.5
 
 async def measured(groups, effort):
     from agent_cache.late import COST
 
+    assert groups[0] in GROUPS
     assert Path.cwd() == Path(__file__).parents[1]
     assert os.environ["PYTHONPATH"] == str(Path.cwd())
     return [Row(f"{groups[0]}, cost", Spread(COST)), Row(f"{groups[0]}, constant", Spread(effort.rounds))]
@@ -135,9 +137,16 @@ def test_the_report_names_the_slower_rows(tmp_path: Path) -> None:
     lines = report(compare(old, new, ["hit"])).splitlines()
     assert [cell.strip() for cell in lines[0].split("|")[2:-1]] == list(against.HEADINGS[1:])
     assert [cell.strip() for cell in lines[2].split("|")[1:-1]] == [
-        "hit", "hit, cost", "2.00 us", "3.00 us", "1.500", "1.500 to 1.500", "SLOWER", "",
+        "hit", "hit, cost", "2.00 us", "3.00 us", "2.50 us", "MISSED", "1.500", "1.500 to 1.500", "SLOWER", "",
     ]  # fmt: skip
     assert lines[-1] == "1 of 2 rows are slower (lower quartile above 1.05): hit, cost"
+
+
+def test_the_budget_is_compared_with_the_figure_after() -> None:
+    assert Comparison("hit", "a row", "us", (3.0,), (2.0,), 2.5).cells()[4:6] == ("2.50 us", "ok")
+    assert Comparison("hit", "a row", "us", (2.0,), (3.0,), 2.5).cells()[4:6] == ("2.50 us", "MISSED")
+    assert comparison([2.0], [3.0]).cells()[4:6] == ("", "")
+    assert Comparison("hit", "a row", "us", (2.0,), (), 2.5).cells()[4:6] == ("", "")
 
 
 def test_a_folder_that_is_no_checkout_is_an_error(tmp_path: Path) -> None:

@@ -10,7 +10,17 @@ import pytest
 from hypothesis import given, strategies as st
 
 from agent_cache import ConfigurationError, tags_from
-from agent_cache.core.tags import TagSet, ancestors, escape, meet, parse_tag, root_of
+from agent_cache.core.tags import (
+    EVERY_KEY,
+    Region,
+    TagSet,
+    ancestors,
+    escape,
+    meet,
+    parse_tag,
+    parse_tags,
+    root_of,
+)
 
 SEGMENTS = st.text(alphabet="ab:%5A2", max_size=4)
 """Ids with everything in them that the separator, or its escape, is written with."""
@@ -273,3 +283,59 @@ def test_a_template_that_cannot_be_read_is_refused_with_the_tools_name(wrong: st
     with pytest.raises(ConfigurationError, match="tool") as caught:
         TagSet.compile(wrong, ("id",), "tool")
     assert repr(wrong) in str(caught.value)
+
+
+@pytest.mark.parametrize("path", ["order:7", "order", "order:7:lines", "a%3Ab:7"])
+def test_a_write_of_one_tag_touches_what_it_touches_among_others(path: str):
+    """The most frequent region is prepared without a loop."""
+    (alone,) = Region((path,)).parts
+    first, _other = Region((path, "other:1")).parts
+    assert (alone.root, alone.is_whole, alone.paths, alone.names) == (
+        first.root,
+        first.is_whole,
+        first.paths,
+        first.names,
+    )
+
+
+TEXTS = st.text(alphabet="ab:%\0", max_size=4)
+
+
+@given(st.lists(TEXTS | st.lists(TEXTS, max_size=3), max_size=4))
+def test_many_tags_are_parsed_as_each_of_them(given_tags: list[Any]):
+    try:
+        expected: object = tuple(dict.fromkeys(map(parse_tag, given_tags)))
+    except ConfigurationError as error:
+        expected = str(error)
+    try:
+        parsed: object = parse_tags(given_tags)
+    except ConfigurationError as error:
+        parsed = str(error)
+    assert parsed == expected
+
+
+def test_ids_are_escaped_one_by_one_and_together():
+    ids = ["a", "b:c", "d%", 7, None, "a"]
+    made = tags_of(tags_from("order", lambda arguments: ids))["early"]
+    assert made == ["order:a", "order:b%3Ac", "order:d%25", "order:7"]
+    assert tags_of(tags_from("order", lambda arguments: ["a", 7]))["early"] == ["order:a", "order:7"]
+
+
+def test_a_write_of_very_many_tags_names_the_roots_of_most_of_them():
+    """So each step of a write is bounded, whatever it names."""
+    many = [f"order:{number}" for number in range(3_000)]
+    region = Region((*many, "user:1", "cart"))
+    assert sorted(region.paths) == ["cart", "order", "user:1"]
+    assert {part.root: part.is_whole for part in region.parts} == {"order": True, "user": False, "cart": True}
+    in_many_roots = tuple(f"root{root}:{number}" for root in range(10) for number in range(300 + root))
+    region = Region(in_many_roots)
+    assert len(region.paths) <= 2_000
+    assert all(any(meet(path, tag) for path in region.paths) for tag in in_many_roots)
+    assert [part.root for part in region.parts if part.is_whole] == ["root9", "root8", "root7", "root6"]
+    alone = tuple(f"root{number}:1" for number in range(3_000))
+    assert Region(alone).paths == alone, "there is nothing to be won"
+
+
+def test_a_write_of_very_many_entries_names_all_of_their_tools():
+    region = Region(keys=tuple((tool, number) for number in range(1_500) for tool in ("a", "b")))
+    assert region.keys == (("a", EVERY_KEY), ("b", EVERY_KEY))
