@@ -474,7 +474,9 @@ class WithGetattr(Own):
 
 class WithGetattribute(Own):
     def __getattribute__(self, name: str) -> Any:
-        return "its way" if name == "mark" else super().__getattribute__(name)
+        if name == "__deepcopy__":
+            return lambda memo: marked(type(self))
+        return super().__getattribute__(name)
 
 
 class WithCopyreg(Own):
@@ -736,6 +738,10 @@ SHARED: list[Any] = [
 @pytest.mark.parametrize("value", SHARED, ids=repr)
 def test_a_frozen_object_of_immutable_parts_is_shared(value: Any):
     assert auto_copier(value) is None
+
+
+def test_a_large_table_of_immutable_rows_is_shared():
+    assert auto_copier(tuple((number, str(number), None) for number in range(100_000))) is None
 
 
 @pytest.mark.parametrize(
