@@ -353,16 +353,20 @@ class Outdated:
 
 _ENTRIES: Final = "\0entries"
 
-_next_entry = itertools.count().__next__
+_next_number = itertools.count(1).__next__
 
 
 class EntryTag(str):
-    """The tag of one entry, on which what has read it depends, or the root of all of these.
+    """The tag of one entry, on which what has read it depends; or of all entries of a tool, above these.
 
-    The tag of an entry exists while something depends on it.
+    It exists while something depends on it.
+
+    Attributes:
+        group: refers to the group that the entry belongs to.
     """
 
-    __slots__ = ("__weakref__",)
+    __slots__ = ("__weakref__", "group")
+    group: weakref.ref[PartitionGroup]
 
 
 _NO_STORE: Final = Store(None)
@@ -400,15 +404,15 @@ class PartitionGroup:
         by_key: those that no write has touched, by key.
         partition: the partition of the global scope.
         sessions: the partitions of sessions, by owner.
-        entry_tags: the tags of entries that something depends on, by key.
+        entry_tags: the tags of entries that something depends on, by key. That of all entries is under `EVERY_KEY`.
         store: the entries of the global scope.
         filled: the lists of the entries of sessions, by the identity of the session.
         epoch: stands for the time since the entries of all sessions were last dropped at once.
     """
 
     __slots__ = (
-        "__weakref__", "_abandoned", "_keys", "_tags", "by_key", "entry_tags", "epoch", "filled", "loads", "own_roots",
-        "partition", "roots", "sessions", "starting", "static", "store", "tool",
+        "__weakref__", "_abandoned", "_entries_path", "_keys", "_tags", "by_key", "entry_tags", "epoch", "filled",
+        "loads", "own_roots", "partition", "roots", "sessions", "starting", "static", "store", "tool",
     )  # fmt: skip
 
     def __init__(self, tool: Any, static: tuple[Tag, ...], roots: tuple[str, ...]) -> None:
@@ -423,6 +427,7 @@ class PartitionGroup:
         self.store = _NO_STORE
         self.sessions: weakref.WeakValueDictionary[object, Partition] = weakref.WeakValueDictionary()
         self.entry_tags: weakref.WeakValueDictionary[Hashable, EntryTag] = weakref.WeakValueDictionary()
+        self._entries_path = f"{_ENTRIES}:{_next_number()}"
         self.epoch = object()
         self.filled: dict[object, Contents] = {}
         self._tags = TagIndex()
@@ -436,12 +441,27 @@ class PartitionGroup:
 
     # Entries
 
-    def entry_tag(self, key: Hashable) -> Tag:
-        """The tag of the entry under a key."""
+    def entry_tag(self, key: Hashable) -> EntryTag:
+        """The tag of the entry under a key, or of all entries for `EVERY_KEY`."""
         tag = self.entry_tags.get(key)
         if tag is None:
-            tag = self.entry_tags[key] = EntryTag(f"{_ENTRIES}:{_next_entry()}")
+            path = self._entries_path
+            tag = EntryTag(path if key is EVERY_KEY else f"{path}:{_next_number()}")
+            tag.group = weakref.ref(self)
+            self.entry_tags[key] = tag
         return tag
+
+    def tags_below(self, key: Hashable) -> tuple[Tag, ...]:
+        """The tags to write to when an entry is invalidated, or all entries are: none if nothing depends on them."""
+        tags = self.entry_tags
+        if not tags:
+            return ()
+        tag = tags.get(key)
+        if tag is not None:
+            return (tag,)
+        if key is EVERY_KEY:
+            return (self._entries_path,)
+        return (f"{self._entries_path}:0",) if EVERY_KEY in tags else ()  # it has no entry of that number
 
     def drop(self, part: Part, region: Region, garbage: list[Any], room: int) -> int:
         """Drop the entries that a part of a write touches.
@@ -975,7 +995,7 @@ class Ledger:
     def clear_dependents(self, tool: object) -> list[Any]:
         """Drop what has read any entry of a tool, and let no load that has read one be stored or joined."""
         group = self._groups.get(id(tool))
-        tags = () if group is None or group.tool is not tool else tuple(group.entry_tags.values())
+        tags = () if group is None or group.tool is not tool else group.tags_below(EVERY_KEY)
         return self.invalidate(Region(tags)) if tags else []
 
     # Writes
@@ -1155,9 +1175,9 @@ class Ledger:
                 load.mark_dirty()
                 load.leave_places()
         yield from group.drop_key(key, region)
-        tag = group.entry_tags.get(key)
-        if tag is not None:
-            yield from self.invalidate(Region((tag,), owners=region.owners))
+        tags = group.tags_below(key)
+        if tags:
+            yield from self.invalidate(Region(tags, owners=region.owners))
 
     def _note_named(self, tool: object, key: Hashable) -> None:
         """Note that an entry was invalidated by its key, for the writes in flight."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 from agent_cache.clock import CLOCK
 from agent_cache.core.coherence import EntryTag
 from agent_cache.core.store import NEVER, Stored
-from agent_cache.core.tags import Tag, root_of
+from agent_cache.core.tags import EVERY_KEY, Tag, root_of
 
 if TYPE_CHECKING:
     from agent_cache.remote.protocol import Tier, Versions
@@ -27,7 +27,7 @@ Trust = Callable[[], float]
 NO_TRUSTS: Final[Mapping[Trust, tuple[Tier, ...]]] = MappingProxyType({})
 
 _MAX_TAGS: Final = 256
-"""How many inherited tags a load keeps apart. More of them count as their roots."""
+"""How many inherited tags a load keeps apart. More of them count as their roots, more entries as all of their tools."""
 
 _NONE: Final[frozenset[Any]] = frozenset()
 
@@ -83,6 +83,7 @@ class Inherited:
     __slots__ = (
         "_copies",
         "_is_folded",
+        "_most_entries",
         "_sources",
         "_strong",
         "entries",
@@ -107,6 +108,7 @@ class Inherited:
         self._sources: dict[int, Source] | None = {}
         self._copies: dict[Trust, None] = {}
         self._is_folded = False
+        self._most_entries = _MAX_TAGS
         self._strong: list[Source] = []
 
     def add(self, read: Inherits, hit: Stored | None = None) -> list[Tag]:
@@ -138,18 +140,22 @@ class Inherited:
         new = []
         for tag in tags:
             known = self.entries if type(tag) is EntryTag else self.tags
-            if tag not in known and not (self._is_folded and root_of(tag) in known):
+            if tag not in known and not (self._is_folded and _wider(tag) in known):
                 known[tag] = None
                 new.append(tag)
         if len(self.tags) > _MAX_TAGS:
-            self.tags, roots = _folded(self.tags)
-            self._is_folded = True
-            new += roots
-        if len(self.entries) > _MAX_TAGS:
-            self.entries, roots = _folded(self.entries)
-            self._is_folded = True
-            new += roots
+            self.tags = self._fold(self.tags, new)
+        if len(self.entries) > self._most_entries:
+            self.entries = self._fold(self.entries, new)
+            self._most_entries = max(_MAX_TAGS, 2 * len(self.entries))  # there may be as many tools
         return new
+
+    def _fold(self, tags: dict[Tag, None], new: list[Tag]) -> dict[Tag, None]:
+        """What tags that are too many count as. Adds it to what is new."""
+        folded = dict.fromkeys(map(_wider, tags))
+        new += [tag for tag in folded if tag not in tags]
+        self._is_folded = True
+        return folded
 
     def beside(self, read: Inherits) -> Inherits:
         """What others inherit from a load that has read this, beside what it depends on itself."""
@@ -189,7 +195,9 @@ class Inherited:
         return None if None in versions else [one for one in versions if one is not None]
 
 
-def _folded(tags: dict[Tag, None]) -> tuple[dict[Tag, None], list[Tag]]:
-    """The roots of tags that are too many, and those of them that are new."""
-    roots = dict.fromkeys([EntryTag(root_of(tag)) if type(tag) is EntryTag else root_of(tag) for tag in tags])
-    return roots, [root for root in roots if root not in tags]
+def _wider(tag: Tag) -> Tag:
+    """The root of a tag; for the tag of an entry, that of all entries of its tool."""
+    if type(tag) is not EntryTag:
+        return root_of(tag)
+    group = tag.group()
+    return tag if group is None else group.entry_tag(EVERY_KEY)  # without a tool nothing can invalidate its entries

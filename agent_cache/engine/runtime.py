@@ -724,7 +724,7 @@ class Flight(Load):
             return
         owner, key = self.partition.owner, self.key
         read = Inherits(
-            (*self.tags, *self.late_roots),
+            (*self.tags, *self.late_roots, self.partition.group.entry_tag(key)),
             frozenset() if owner is None else frozenset({owner}),
             frozenset({key[1]}) if type(key) is tuple and key and key[0] is TENANT else frozenset(),
             is_cached=False,

@@ -30,7 +30,7 @@ from agent_cache.core.store import (
     expires_of,
     tags_of,
 )
-from agent_cache.core.tags import Tag
+from agent_cache.core.tags import EVERY_KEY, Tag
 from agent_cache.engine.inheritance import NO_TRUSTS, Inherited, Inherits, Source
 from agent_cache.engine.runtime import PLACE, Call, Flight, Plan, known_tags
 from agent_cache.engine.state import (
@@ -124,7 +124,7 @@ def run_uncached(call: Call) -> Awaitable[Entry]:
         plan = call.plan
         owner = None if plan.partition is None else plan.partition.owner
         read = Inherits(
-            known_tags(call),
+            (*known_tags(call), call.operation.partition.group.entry_tag(EVERY_KEY)),
             frozenset() if owner is None else frozenset({owner}),
             frozenset() if plan.tenant is None else frozenset({plan.tenant}),
             is_cached=False,

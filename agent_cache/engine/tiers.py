@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from agent_cache.clock import CLOCK
 from agent_cache.core.keys import PLAIN
 from agent_cache.core.store import NEVER, Entry, GuardedEntry
-from agent_cache.core.tags import Region, root_of
+from agent_cache.core.tags import Region, Tag, root_of
 from agent_cache.engine.inheritance import Inherits
 from agent_cache.engine.runtime import TENANT, Call, Flight, Proceed, known_tags
 from agent_cache.engine.state import LEDGER, drop, free, warn_once
@@ -55,7 +55,7 @@ async def check_versions(proceed: Proceed, call: Call) -> Entry:
     within = call.within
     if within is not None:  # before the lookup: a write during it must mark the load
         with LEDGER.lock:
-            within.inherit_tags(known_tags(call))
+            within.inherit_tags(_known_tags(call))
     found, ticket = await _ask(tier, (), call)
     call.asked = ((tier, ticket),)
     if found is None or call.is_fresh:
@@ -70,12 +70,17 @@ async def check_versions(proceed: Proceed, call: Call) -> Entry:
     return Entry(found.value, 0.0, found.cost)
 
 
+def _known_tags(call: Call) -> tuple[Tag, ...]:
+    return *known_tags(call), call.plan.partition.group.entry_tag(call.key)
+
+
 def _of_found(call: Call, tier: Tier, found: Found, ticket: Ticket) -> Inherits:
     """What a load inherits from an answer that a tier had, of which there is no local copy."""
     expires = NEVER if found.ttl is None else CLOCK.now() + found.ttl
     trust, source = call.plan.trust, _Versions({tier: ticket.versions})
     trusts = {} if trust is None else {trust: (tier,)}
-    return Inherits(found.tags, tenants=call.tenants, expires=expires, trusts=trusts, source=source, is_strong=True)
+    tags = *found.tags, call.plan.partition.group.entry_tag(call.key)
+    return Inherits(tags, tenants=call.tenants, expires=expires, trusts=trusts, source=source, is_strong=True)
 
 
 class _Versions(NamedTuple):

@@ -14,6 +14,7 @@ from agent_cache import (
     AgentCacheInvalidator,
     AgentCacheSession,
     RemotePolicy,
+    bypass,
     configure,
     invalidate,
     tags_from,
@@ -226,6 +227,79 @@ async def test_nobody_joins_a_load_that_has_read_a_tool_that_is_cleared():
         held.returns(None)
     assert (await first, await second) == ("open", "cancelled")
     assert await page() == "cancelled"
+
+
+@pytest.mark.parametrize("drop", ["the call", "the tool", "the tool by a write"])
+@pytest.mark.parametrize("inner", ["fails", "is bypassed", "has no key", "is one of many", "comes from a tier"])
+async def test_an_inner_read_of_which_no_entry_is_kept_apart(inner: str, drop: str, server: MemoryServer):
+    """An outer answer goes with every call of the inner tool that is invalidated, if nobody knows with which."""
+    runs: list[str] = []
+    state = "old"
+    tier = MemoryTier(server) if inner == "comes from a tier" else None
+
+    @AgentCache("item:{id}", maxsize=None, remote_cache=tier, remote=RemotePolicy(consistency="strong"), name="item")
+    async def item(id: int, about: object = None) -> str:
+        if inner == "fails":
+            raise LookupError(state)
+        return state
+
+    @AgentCache("page", ttl=60)
+    async def page() -> str:
+        runs.append("page")
+        try:
+            if inner == "is bypassed":
+                with bypass():
+                    return await item(299)
+            if inner == "is one of many":
+                return [await item(id) for id in range(300)][-1]
+            return await item(299, object() if inner == "has no key" else None)
+        except LookupError as error:
+            return str(error)
+
+    @AgentCacheInvalidator(
+        "none", clear_all=False, key_fn=lambda args, kwargs: [item.cache_key(id) for id in range(2_500)]
+    )
+    async def touch_all() -> None: ...
+
+    if tier is not None:
+        await item(299)
+    assert [await page(), await page()] == ["old", "old"]
+    assert runs == ["page"]
+    state = "new"
+    if drop == "the call":
+        await item.invalidate(299)
+    elif drop == "the tool":
+        item.clear()
+    else:
+        await touch_all()
+    await page()
+    assert runs == ["page", "page"]
+    if tier is None:
+        assert await page() == "new"
+
+
+async def test_nobody_joins_a_load_that_has_seen_a_read_fail_that_is_invalidated():
+    gate = Gate()
+    state = "old"
+
+    @AgentCache("item:{id}")
+    async def item(id: int) -> str:
+        raise LookupError(state)
+
+    @AgentCache("page")
+    async def page() -> str:
+        with pytest.raises(LookupError) as caught:
+            await item(7)
+        await gate()
+        return str(caught.value)
+
+    first = await started(page())
+    state = "new"
+    await item.invalidate(7)
+    second = await started(page())
+    for held in gate.running:
+        held.returns(None)
+    assert (await first, await second) == ("old", "new")
 
 
 async def test_more_tags_than_are_kept_apart_count_as_their_roots():
