@@ -458,7 +458,10 @@ class Store:
     def _unindex(self, key: Key, tags: tuple[Tag, ...]) -> None:
         exact, below = self._exact, self._below
         for tag in tags:
-            if exact.get(tag, _ABSENT) is key:
+            present = exact.get(tag, _ABSENT)
+            if present is not key and type(present) is not _Keys and present == key:
+                key = present  # the same object under all tags: equal keys may take long to compare
+            if present is key:
                 del exact[tag]
             else:
                 _unlink(exact, tag, key)

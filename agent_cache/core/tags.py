@@ -24,6 +24,7 @@ from agent_cache.errors import ConfigurationError
 
 __all__ = [
     "EVERY_KEY",
+    "MANY_PATHS",
     "ComputedTags",
     "Field",
     "Part",
@@ -216,7 +217,7 @@ def parse_tags(tags: Sequence[str | Sequence[object]]) -> tuple[Tag, ...]:
 
 # Regions: the part of all data that a write names
 
-_MANY_PATHS: Final = 2_000
+MANY_PATHS: Final = 2_000
 """How many tags a write names one by one, and how many entries by their keys, at 2 us each. If there are more, it names
 the roots with most of them, and the tools, as a whole: that is always safe, and bounds how long a write takes."""
 
@@ -229,7 +230,7 @@ def _within_limit(paths: tuple[Tag, ...]) -> tuple[Tag, ...]:
     numbers = Counter(map(root_of, paths))
     whole, left = dict[Tag, None](), len(paths)
     for root, number in numbers.most_common():
-        if left <= _MANY_PATHS or number == 1:
+        if left <= MANY_PATHS or number == 1:
             break
         whole[root] = None
         left -= number - 1
@@ -282,8 +283,8 @@ class Region:
         bare: tuple[str, ...] = (),
         parts: tuple[Part, ...] | None = None,
     ) -> None:
-        self.paths = paths = paths if len(paths) <= _MANY_PATHS else _within_limit(paths)
-        self.keys = keys if len(keys) <= _MANY_PATHS else every_key_of(keys)
+        self.paths = paths = paths if len(paths) <= MANY_PATHS else _within_limit(paths)
+        self.keys = keys if len(keys) <= MANY_PATHS else every_key_of(keys)
         self.owners = owners
         self.bare = bare
         self.parts = _parts_of(paths, bare) if parts is None else parts

@@ -245,3 +245,24 @@ def test_what_was_dropped_is_let_go_of(order: str):
     }[order]()
     gc.collect()
     assert reference() is None, "an entry that was dropped must not live on in the store"
+
+
+def test_an_entry_of_many_tags_is_dropped_by_an_equal_key_without_comparing_it_for_each():
+    """The key of a call with a long argument is as long, and `tool.invalidate(...)` makes another one."""
+
+    class Long:
+        compared = 0
+
+        def __eq__(self, other: object) -> bool:
+            Long.compared += 1
+            return isinstance(other, Long)
+
+        def __hash__(self) -> int:
+            return 1
+
+    store = Store(None)
+    store.insert(Long(), Entry("value", NEVER, 0.0, tuple(f"order:{number}" for number in range(1_000))))
+    Long.compared = 0
+    assert store.discard(Long()) is not None
+    assert Long.compared < 10
+    assert not store._exact
