@@ -306,6 +306,7 @@ class Scope:
         "answers_inline",
         "became",
         "bypasses",
+        "call",
         "inside",
         "interceptor",
         "owners",
@@ -315,11 +316,11 @@ class Scope:
     )  # fmt: skip
 
     is_call = False
-    call: Call | None = None
 
     def __init__(
         self, participants: tuple[Participant, ...] = (), tenant: Hashable | None = None, *, bypasses: bool = False
     ) -> None:
+        self.call: Call | None = None  # a slot is read in 20 ns less than an attribute of the class
         self.inside: Scope | None = None
         self.participants = participants
         self.tenant = tenant

@@ -420,13 +420,13 @@ MACHINES = (
     LayersOverATier,
 )
 SEARCH = settings(
-    max_examples=max(1, settings.default.max_examples * 3 // 10),  # So a profile still decides how long to look.
+    max_examples=max(1, settings.default.max_examples * 2 // 10),  # So a profile still decides how long to look.
     stateful_step_count=40,
     phases=set(Phase) - {Phase.explain},  # To explain costs far more than to shrink, and every move is in the report.
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
 pytestmark = pytest.mark.timeout(600)  # To find takes seconds; to make what was found small may take minutes.
-LONG_SEARCH = settings(SEARCH, max_examples=2 * SEARCH.max_examples)
+LONG_SEARCH = settings(SEARCH, max_examples=3 * SEARCH.max_examples)
 
 
 def case(machine: type[Coherence], body: str, search: settings) -> type[unittest.TestCase]:

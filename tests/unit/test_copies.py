@@ -518,6 +518,14 @@ class ModelOfItsOwn(pydantic.BaseModel):
         return ModelOfItsOwn(parts=[1], mark="its way")
 
 
+class TupleOfItsOwn(NamedTuple):
+    parts: list[int]
+    mark: str = "made"
+
+    def __deepcopy__(self, memo: Any) -> TupleOfItsOwn:
+        return TupleOfItsOwn([1], "its way")
+
+
 class WithOwnDict:
     """What it calls its `__dict__` is not where its attributes are."""
 
@@ -551,6 +559,7 @@ OWN_WAYS: list[Callable[[], Any]] = [
     *(WithGetattribute, WithCopyreg, WithSetattr, WithBoth),
     lambda: StructOfItsOwn([1]),
     lambda: ModelOfItsOwn(parts=[1]),
+    lambda: TupleOfItsOwn([1]),
 ]
 
 
