@@ -378,11 +378,11 @@ def _drop_from(store: Store, part: Part, garbage: list[Any], room: int, *, is_al
     if is_all:
         if len(store) or store.newest is not None:
             garbage.append(store.drop_all())
-    elif store.may_meet(part):
+    else:
         dropped = store.drop_meeting(part, room)
         if dropped is None:
             garbage.append(store.drop_all())
-        else:
+        elif dropped:
             garbage.append(dropped)
             room -= len(dropped)
     return room

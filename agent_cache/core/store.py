@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from heapq import heapify, heappop, heappush, heapreplace
 from types import MappingProxyType
 from typing import Any, Final
@@ -468,21 +468,30 @@ class Store:
         than `limit`. Tags count as well, eight as an entry.
         """
         exact, below = self._exact, self._below
+        found: list[Any] = []
         if part.is_whole:
             if len(exact) > limit:
                 return None
-            tags = [tag for tag in exact if part.touches(tag)]
+            present = [exact[tag] for tag in exact if part.touches(tag)]
         else:
-            tags = list(exact.keys() & part.names)
-        found = [exact[tag] for tag in tags]
-        if below and not part.is_whole:
-            found += [below[tag] for tag in below.keys() & part.paths]
-        if not found or sum(len(keys) if type(keys) is _Keys else 1 for keys in found) > limit:
-            return None if found else []
-        keys = dict.fromkeys(key for keys in found for key in _members(keys))
-        if sum([len(tags_of(entry)) for key in keys if (entry := self._data.get(key))]) > _TAGS_OF_ENTRY * limit:
+            present = [exact[tag] for tag in exact.keys() & part.names]
+            if below:
+                present += [below[tag] for tag in below.keys() & part.paths]
+        for one in present:
+            if type(one) is not _Keys:
+                found.append(one)
+            elif len(found) + len(one) <= limit:
+                found += one
+            else:
+                return None
+        if len(found) > 1:
+            found = list(dict.fromkeys(found))
+        if found and len(found) > limit:  # the limit may be used up
             return None
-        return [entry for key in keys if (entry := self.discard(key)) is not None]
+        tags = sum([len(tags_of(entry)) for key in found if (entry := self._data.get(key))])
+        if tags > _TAGS_OF_ENTRY * max(limit, 0):
+            return None
+        return [entry for key in found if (entry := self.discard(key)) is not None]
 
     def sweep(self, now: float) -> list[Stored]:
         """Remove a few entries that are of no more use: called at each insertion into a store without a bound.
@@ -616,7 +625,3 @@ def _unlink(index: dict[Tag, Any], tag: Tag, key: Key) -> None:
             del index[tag]
     elif present is not _ABSENT and present == key:
         del index[tag]
-
-
-def _members(present: Key | _Keys) -> Iterable[Key]:
-    return () if present is _ABSENT else tuple(present) if isinstance(present, _Keys) else (present,)
