@@ -21,14 +21,15 @@ from pathlib import PurePosixPath
 from typing import Any, Generic, NamedTuple, TypeVar
 from uuid import UUID
 
-import attrs
 import msgspec
-import pydantic
 import pytest
 from hypothesis import given, settings, strategies as st
 
 from agent_cache.values import copies
 from agent_cache.values.copies import auto_copier
+
+attrs = pytest.importorskip("attrs")
+pydantic = pytest.importorskip("pydantic")
 
 T = TypeVar("T")
 
