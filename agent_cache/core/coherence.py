@@ -28,7 +28,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, Final
 
-from agent_cache.core.store import NEVER, Store, Stored, tags_of
+from agent_cache.core.store import NEVER, Dropped, Store, Stored, tags_of
 from agent_cache.core.tags import EVERY_KEY, Part, Region, Tag, ancestors, every_key_of, root_of
 
 __all__ = ["NO_PLACES", "EntryTag", "Hold", "Ledger", "Load", "Outdated", "Partition", "PartitionGroup"]
@@ -510,7 +510,7 @@ class PartitionGroup:
     def _drop_sessions(self) -> list[Any]:
         """Drop every entry of every session, in constant time. Their lists are returned, too, to be freed in slices."""
         outdated = Outdated(self.filled.values())
-        lists = ((), self.filled, self._tags.exact.sets, self._tags.below.sets, self._keys.sets)
+        lists = Dropped(((), self.filled, self._tags.exact.sets, self._tags.below.sets, self._keys.sets))
         self.epoch, self.filled = object(), {}
         self._tags, self._keys = TagIndex(), Places()
         return [outdated, lists]
@@ -1034,7 +1034,7 @@ class Ledger:
         """
         is_empty = hold.emptied is region and not hold.is_released
         self.release(hold)
-        if settled is not None:
+        if settled is not None and (settled.parts or settled.keys):
             self.hold(settled, until)
         garbage = self.invalidate(region, is_empty=is_empty)
         if late is not None:
@@ -1074,13 +1074,14 @@ class Ledger:
 
     def _widest_timed(self, region: Region, until: float) -> Hold | None:
         """A hold of these whole roots and tools, extended until then; None if there is none."""
-        if not region.parts or region.keys:
-            return None
         found: set[Hold] | None = None
         for part in region.parts:
             root = self._roots.get(part.root)
             holds = set() if root is None else {h for h in root.held.under((None, part.root)) if h.until < NEVER}
             found = holds if found is None else found & holds
+        for tool in {id(tool) for tool, _ in region.keys}:
+            wide = {h for h in self._key_holds.under(tool) if h.until < NEVER and h.region.owners is None}
+            found = wide if found is None else found & wide
         for hold in found or ():
             hold.until = max(hold.until, until)  # `expire_holds` puts it back into the heap when its turn comes
             return hold

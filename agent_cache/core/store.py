@@ -317,6 +317,7 @@ class Store:
         "_below",
         "_data",
         "_exact",
+        "_find",
         "_guard",
         "_shown",
         "_unswept",
@@ -350,6 +351,9 @@ class Store:
         # Keys that `sweep` has not come to yet.
         self._unswept: list[Any] = []
         self.bytes = 0
+        # Guarded once, while it is empty: a new guard, at `switch`, would let entries be found that this one hides.
+        find = self._data.get
+        self._find: Lookup = find if self._guard is None else self._guard(find)
         self.switch(on=True)
         self.touch = self._data.move_to_end
         self.newest: Stored | None = None
@@ -378,8 +382,7 @@ class Store:
 
     def switch(self, *, on: bool) -> None:
         """Switch lookups on or off. Entries stay, and can be dropped, either way."""
-        find = self._data.get
-        self.lookup = _no_entry if not on else find if self._guard is None else self._guard(find)
+        self.lookup = self._find if on else _no_entry
         if self._shown is not None:
             names, name = self._shown
             names[name] = self.lookup

@@ -54,10 +54,10 @@ def single_flight(proceed: Proceed, call: Call) -> Awaitable[Entry]:
     flight = Flight(partition, ident, partition.static + call.tags, call.operation.late_roots)
     if call.asked:
         flight.tickets = tuple(ticket for _, ticket in call.asked)
-    partition.loads.add(flight)
     if present is None or call.is_fresh:
         flight.joinable = True
         flights[ident] = flight
+    partition.loads.add(flight)  # last: a write in another thread that finds it detaches it, and may not find it again
     if under is not None:
         under.wait_for(flight)
     return _lead(call, proceed, flight, under, None if call.within is None else _let_inherit(call, flight))

@@ -123,14 +123,11 @@ def run_uncached(call: Call) -> Awaitable[Entry]:
     if within is not None:
         plan = call.plan
         owner = None if plan.partition is None else plan.partition.owner
-        read = Inherits(
-            (*known_tags(call), call.operation.partition.group.entry_tag(EVERY_KEY)),
-            frozenset() if owner is None else frozenset({owner}),
-            frozenset() if plan.tenant is None else frozenset({plan.tenant}),
-            is_cached=False,
-        )
-        with LEDGER.lock:
-            within.inherit(read)
+        owners = frozenset() if owner is None else frozenset({owner})
+        tenants = frozenset() if plan.tenant is None else frozenset({plan.tenant})
+        with LEDGER.lock:  # also around the tag: of two that threads make at once, the group would know one
+            tags = (*known_tags(call), call.operation.partition.group.entry_tag(EVERY_KEY))
+            within.inherit(Inherits(tags, owners, tenants, is_cached=False))
     return run_tool(call)
 
 

@@ -190,6 +190,7 @@ def _write_of(call: Call) -> Write | None:
             stats=call.plan.stats,
         )
     paths, bare = _tags_from(operation.tags.early, call.arguments, None, operation.name, call.plan.stats)
+    known = CURRENT.once_configured, LEDGER.links  # before its tiers are looked for: later ones are found at the end
     return Write(
         operation.name,
         policy,
@@ -203,6 +204,7 @@ def _write_of(call: Call) -> Write | None:
         stats=call.plan.stats,
         tiers=operation.find_tiers(in_sessions=owners is not None),
         late_region=operation.late_region if owners is None else _region_of(operation.tags.late, owners),
+        known=known,
     )
 
 
@@ -280,6 +282,7 @@ class Write:
         stats: counters of failing tag rules.
         tiers: the tiers under its roots, if they are known.
         late_region: what it may touch by the late rules, None without any.
+        known: with `tiers`, which tiers and tools there were before they were looked for.
 
     Attributes:
         tiers: the tiers to tell of it, and whether each is in use: see `tiers_under`.
@@ -287,12 +290,12 @@ class Write:
 
     __slots__ = (
         "_arguments",
-        "_configured",
         "_entries",
         "_fills",
         "_former",
         "_hold",
         "_intent",
+        "_known",
         "_late",
         "_late_region",
         "_own_tiers",
@@ -321,6 +324,7 @@ class Write:
         entries: tuple[Request, ...] = (),
         tiers: dict[Tier, bool] | None = None,
         late_region: Region | None = None,
+        known: tuple[object, int] | None = None,
     ) -> None:
         self.name = name
         self.policy = policy
@@ -334,7 +338,7 @@ class Write:
         self._fills: dict[tuple[object, Hashable], Fill] | None = None
         self._roots = roots
         self._own_tiers = own_tiers
-        self._configured = CURRENT.once_configured
+        self._known = known or (CURRENT.once_configured, LEDGER.links)
         self.tiers = self._find_tiers() if tiers is None else tiers
         self._stats = stats
         self._intent: WriteIntent | None = None
@@ -425,7 +429,8 @@ class Write:
             except ValueError:
                 pass  # closed by the garbage collector, in another context than it began in
         fills = self._invalidate_locally(late, hold, fills)
-        if CURRENT.once_configured is not self._configured:  # tiers that were configured while it ran
+        configured, links = self._known
+        if CURRENT.once_configured is not configured or LEDGER.links != links:  # tiers that have come while it ran
             self.tiers = self._find_tiers() | self.tiers
             if self.tiers and self._intent is None:
                 self._intent = self._make_intent()

@@ -27,6 +27,7 @@ from agent_cache import (
     writing,
 )
 from agent_cache.config import CURRENT
+from agent_cache.engine.write import WriteOperation
 from agent_cache.testing import MemoryServer, MemoryTier, reset
 from tests.contract.workbench import writing as writing_in
 from tests.harness.gates import Gate, idle, started
@@ -445,3 +446,65 @@ async def test_a_strong_read_runs_although_its_tier_is_configured_away_while_it_
 
     plan.run = configured_away
     assert await get_order("7") == "old"
+
+
+async def test_dropped_entries_of_sessions_stay_dropped_whatever_is_configured_later():
+    state = "old"
+
+    @AgentCache("order", scope="session")
+    async def get_order(id: int) -> str:
+        return state
+
+    async with AgentCacheSession():
+        await get_order(1)
+        await get_order(2)
+        assert await invalidate("order") == 2
+        state = "new"
+        with configure(enabled=False):
+            pass
+        configure(max_bytes=10**9)
+        assert [await get_order(1), await get_order(2)] == ["new", "new"]
+
+
+async def test_a_tier_that_is_configured_while_a_write_looks_for_tiers_is_told(
+    here: WatchedTier, monkeypatch: pytest.MonkeyPatch
+):
+    @AgentCacheInvalidator("order:{id}")
+    async def set_order(id: str) -> None: ...
+
+    await set_order("7")
+    look = WriteOperation.find_tiers
+
+    def find_tiers(self: Any, **options: Any) -> Any:
+        found = look(self, **options)
+        configure(remote=here)
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(WriteOperation, "find_tiers", find_tiers)
+        await set_order("7")
+    assert here.orders == ["commit"], "it was there at the end"
+
+
+async def test_a_tool_with_a_tier_of_its_own_that_is_made_while_a_write_runs(server: MemoryServer):
+    state = "old"
+
+    def made() -> Any:
+        async def get_order(id: str) -> str:
+            return state
+
+        return AgentCache("order:{id}", name="get_order", remote_cache=MemoryTier(server))(get_order)
+
+    tools = [made()]
+
+    @AgentCacheInvalidator("order:{id}")
+    async def set_order(id: str) -> None:
+        nonlocal state
+        tools.append(made())
+        assert await tools[0]("7") == "old", "which another process has left in the tier"
+        state = "new"
+
+    assert await tools.pop()("7") == "old"
+    gc.collect()
+    await set_order("7")
+    assert await tools[0]("7") == "new"
