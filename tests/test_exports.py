@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import typing
 from pathlib import Path
 from types import ModuleType
 
@@ -105,3 +106,9 @@ def test_a_missing_docstring_is_seen():
             """Make one."""
 
     assert undescribed("Bare", Bare) == ["Bare", "Bare.method", "Bare.fact"]
+
+
+def test_the_hints_of_what_is_exported_can_be_resolved():
+    for callable_ in (agent_cache.AgentCache, agent_cache.AgentCacheInvalidator, agent_cache.AgentCacheSession):
+        assert "return" in typing.get_type_hints(callable_.__init__)
+    assert typing.get_type_hints(agent_cache.configure)

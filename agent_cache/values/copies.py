@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta, timezone
 from enum import Enum
 from functools import partial
-from operator import call, setitem
+from operator import call, is_, setitem
 from types import FunctionType, GetSetDescriptorType, MemberDescriptorType
 from typing import Any, Final, NamedTuple
 
@@ -92,9 +92,10 @@ def auto_copier(value: Any) -> Callable[[], Any] | None:
     kind = type(value)
     try:
         if kind is dict or kind is list or kind is set:
-            parts = _not_plain_in(value)
+            own = value.copy()  # before it is looked at: another thread may change it at any time
+            parts = _not_plain_in(own)
             if not parts or IMMUTABLE.issuperset(map(type, parts)):
-                return value.copy().copy  # type: ignore[no-any-return]
+                return own.copy  # type: ignore[no-any-return]
             reader = _reader_of(value, parts)
             if reader is not None:
                 return reader
@@ -180,9 +181,15 @@ def _reader_of(value: Any, parts: list[Any]) -> partial[Any] | None:
                 return None
             encode, read = _message_pack()
             try:
-                return partial(read, encode(value))
+                # In one call from C, which no other thread interrupts: what is encoded is what is looked at.
+                steps: tuple[Callable[[], Any], ...] = partial(gc.get_referents, *containers), partial(encode, value)
+                found, image = map(call, steps)
             except (OverflowError, UnicodeEncodeError):
                 return None  # an integer of more than 64 bits, or text that was cut in the middle of a character
+            inner = [part for part in found if type(part) not in _PLAIN]  # in the order of the walk
+            if len(inner) != len(containers) - 1 or not all(map(is_, inner, containers[1:])):
+                return None  # another thread has changed it meanwhile
+            return partial(read, image)
         for part in parts:
             kind = type(part)
             if kind is not dict and kind is not list:
@@ -243,17 +250,19 @@ class _Form(NamedTuple):
         attributes: the names under which an object has all its state, ``__dict__`` among them.
         clone: makes an object without state from the class, or for a Struct one of equal state from the object.
         put: sets an attribute of the new object, whatever `__setattr__` its class has.
-        make: makes the object from its members, for a tuple.
+        make: makes the object from its members, for a tuple; from its class and its members, for a NamedTuple.
         is_frozen: whether nobody can change an object except through what is in it.
         clone_model: makes a model of pydantic's from what `_Walk._model` keeps of it.
+        has_dict: whether `clone` leaves a ``__dict__`` out.
     """
 
     attributes: tuple[str, ...] = ()
     clone: Callable[[Any], Any] | None = None
     put: _Put = _put
-    make: Callable[[Iterable[Any]], Any] | None = None
+    make: Callable[..., Any] | None = None
     is_frozen: bool = False
     clone_model: Callable[[Any], Any] | None = None
+    has_dict: bool = False
 
     def state(self, value: Any) -> list[tuple[str, Any]]:
         """Name and value of the attributes that are set."""
@@ -353,7 +362,8 @@ class _Walk:
                 clone = form.clone
                 if form.make is not None:
                     own, clone = (), tuple
-                    tuples[place] = form.make, tuple(map(self._place_or_constant, form.members(source)))
+                    make = form.make if kind is tuple else partial(form.make, kind)
+                    tuples[place] = make, tuple(map(self._place_or_constant, form.members(source)))
                 elif form.clone_model is not None and (own := self._model(place, source, kind)) is not None:
                     clone = form.clone_model
                 elif clone is _new:
@@ -364,6 +374,8 @@ class _Walk:
                 elif clone is not None:
                     own = clone(source)
                     self._link(place, own, form.state(own), form.put, form.put)
+                    if form.has_dict:
+                        self._links.append((form.put, place, "__dict__", self._place_or_constant(source.__dict__)))
                 else:
                     return None
             clones.append(clone)
@@ -450,6 +462,8 @@ def _follow(
 # Forms of classes
 
 _TUPLE = _Form(make=tuple, is_frozen=True)
+_NAMED_TUPLE = _Form(make=tuple.__new__, is_frozen=True)
+"""Of all classes: a form that refers to its class would keep it, and programs make such classes for each query."""
 
 _forms: weakref.WeakKeyDictionary[type, _Form | None] = weakref.WeakKeyDictionary()
 
@@ -474,7 +488,7 @@ def _read_class(kind: type) -> _Form | None:
     if issubclass(kind, tuple):
         is_named_tuple = kind.__mro__ == (kind, tuple, object) and hasattr(kind, "_fields") and not kind.__dictoffset__
         if is_named_tuple and _own_ways(kind, tuple) <= {"__new__", "__getnewargs__"}:
-            return _Form(make=partial(tuple.__new__, kind), is_frozen=True)
+            return _NAMED_TUPLE
         return None
     attributes = _attributes(kind)
     if attributes is None:
@@ -492,7 +506,9 @@ def _read_class(kind: type) -> _Form | None:
     if sets_slots_itself and not is_frozen_with_slots:
         return None
     clone_model = None if base is object else _model_cloner(base)
-    return _Form(attributes, _new, is_frozen=_is_frozen_record(kind), clone_model=clone_model)
+    # `vars(record)["x"] = 1` changes a record with a `__dict__`, however frozen its class is.
+    is_frozen = "__dict__" not in attributes and _is_frozen_record(kind)
+    return _Form(attributes, _new, is_frozen=is_frozen, clone_model=clone_model)
 
 
 @dataclass(frozen=True, slots=True)
@@ -547,12 +563,14 @@ def _read_struct(kind: Any, attributes: tuple[str, ...]) -> _Form | None:
     msgspec: Any = sys.modules.get("msgspec")
     if msgspec is None or not issubclass(kind, msgspec.Struct) or _own_ways(kind, msgspec.Struct):
         return None
-    if not {*attributes} <= {*kind.__struct_fields__}:
-        return None  # a `__dict__`, or a hash that is kept
+    has_dict = "__dict__" in attributes  # which msgspec itself does not copy
+    fields = tuple(name for name in attributes if name != "__dict__")
+    if not {*fields} <= {*kind.__struct_fields__}:
+        return None  # a hash that is kept
     from msgspec.structs import force_setattr
 
-    is_frozen = kind.__struct_config__.frozen and _has_only_fields(kind, msgspec.Struct)
-    return _Form(attributes, msgspec.Struct.__copy__, force_setattr, is_frozen=is_frozen)
+    is_frozen = kind.__struct_config__.frozen and not has_dict and _has_only_fields(kind, msgspec.Struct)
+    return _Form(fields, msgspec.Struct.__copy__, force_setattr, is_frozen=is_frozen, has_dict=has_dict)
 
 
 def _is_frozen_record(kind: type) -> bool:
