@@ -363,7 +363,7 @@ async def test_a_child_that_was_forked_in_a_write_or_a_load_is_not_held_up_by_it
 async def test_a_flight_is_found_by_readers_before_it_is_found_by_writes():
     """A write in another thread that found it between the two would not keep readers from joining it."""
 
-    @AgentCache("order:{id}")
+    @AgentCache("order:{id}", name="found by readers first")
     async def get(id: str) -> str:
         return id
 
@@ -374,7 +374,7 @@ async def test_a_flight_is_found_by_readers_before_it_is_found_by_writes():
             self.joinable.append(flight.joinable and flight in flight.partition.flights.values())
             super().add(flight)
 
-    partition = next(partition for partition in LEDGER.partitions() if partition.tool.name.endswith("get"))
+    (partition,) = (one for one in LEDGER.partitions() if one.tool.name == "found by readers first")
     partition.loads = Loads()
     assert await get("a") == "a"
     assert Loads.joinable == [True]
