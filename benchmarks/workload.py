@@ -57,20 +57,25 @@ def flat_tool() -> FlatTool:
     return get_user
 
 
+def tree(order_id: str) -> dict[str, Any]:
+    """A new tree: two levels of dicts and a list in a dict, twelve leaves."""
+    return {
+        "order_id": order_id,
+        "user_id": USER,
+        "status": "pending",
+        "address": {"street": "Main Street 1", "city": "Springfield", "zip": "02134"},
+        "items": [
+            {"item_id": "6086499569", "name": "Bookshelf", "price": 539.25},
+            {"item_id": "9408160950", "name": "Lamp", "price": 135.0},
+        ],
+    }
+
+
 def tree_tool() -> FlatTool:
-    """Takes a string and returns a new tree: two levels of dicts and a list in a dict, twelve leaves."""
+    """Takes a string and returns a new `tree`."""
 
     async def get_order(order_id: str) -> dict[str, Any]:
-        return {
-            "order_id": order_id,
-            "user_id": USER,
-            "status": "pending",
-            "address": {"street": "Main Street 1", "city": "Springfield", "zip": "02134"},
-            "items": [
-                {"item_id": "6086499569", "name": "Bookshelf", "price": 539.25},
-                {"item_id": "9408160950", "name": "Lamp", "price": 135.0},
-            ],
-        }
+        return tree(order_id)
 
     return get_order
 

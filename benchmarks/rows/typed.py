@@ -14,10 +14,12 @@ import msgspec
 from agent_cache import AgentCache
 from benchmarks.table import Row
 from benchmarks.timing import Effort, Sample, hitting, measure
-from benchmarks.workload import TTL, USER, scalar_tool
+from benchmarks.workload import TTL, USER, scalar_tool, tree
 
 LIMIT: Final = 3.0
 NOTE: Final = "12 leaves, two objects in a list; over the hit of an immutable result"
+
+ORDER = "#W2378156"
 
 
 @dataclass
@@ -63,33 +65,20 @@ class OrderStruct(msgspec.Struct):
     items: list[ItemStruct]
 
 
-def tree(created: datetime.datetime | None = None) -> dict[str, Any]:
-    """The order as builtins: twelve leaves, and its date if there is one."""
-    order: dict[str, Any] = {
-        "order_id": "#W2378156",
-        "user_id": USER,
-        "status": "pending",
-        "address": {"street": "Main Street 1", "city": "Springfield", "zip": "02134"},
-        "items": [
-            {"item_id": "6086499569", "name": "Bookshelf", "price": 539.25},
-            {"item_id": "9408160950", "name": "Lamp", "price": 135.0},
-        ],
-    }
-    return order if created is None else {**order, "created": created}
-
-
 def results() -> dict[str, Callable[[], object]]:
     """Makers of a result, by what it is; pydantic's if it is installed."""
     made: dict[str, Callable[[], object]] = {
         "dataclass": lambda: OrderClass(
-            "#W2378156",
+            ORDER,
             USER,
             "pending",
             AddressClass("Main Street 1", "Springfield", "02134"),
             [ItemClass("6086499569", "Bookshelf", 539.25), ItemClass("9408160950", "Lamp", 135.0)],
         ),
-        "Struct": lambda: msgspec.convert(tree(), OrderStruct),
-        "tree with a datetime": lambda: tree(datetime.datetime(2026, 11, 22, 12, tzinfo=datetime.UTC)),
+        "Struct": lambda: msgspec.convert(tree(ORDER), OrderStruct),
+        "tree with a datetime": lambda: (
+            tree(ORDER) | {"created": datetime.datetime(2026, 11, 22, 12, tzinfo=datetime.UTC)}
+        ),
     }
     try:
         pydantic: Any = import_module("pydantic")
@@ -105,7 +94,7 @@ def results() -> dict[str, Callable[[], object]]:
         address=(address, ...),
         items=(GenericAlias(list, (item,)), ...),
     )
-    return {**made, "pydantic model": lambda: order.model_validate(tree())}
+    return {**made, "pydantic model": lambda: order.model_validate(tree(ORDER))}
 
 
 def tool_of(make: Callable[[], object]) -> Callable[[str], Coroutine[Any, Any, Any]]:
