@@ -6,8 +6,8 @@ import asyncio
 import contextlib
 import contextvars
 import gc
-import os
 import logging
+import os
 import sys
 import weakref
 from collections.abc import AsyncIterator, Callable
