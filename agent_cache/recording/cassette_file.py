@@ -109,8 +109,9 @@ class RecordedCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         digest: hexadecimal digest of name and arguments, or of name and key.
         after: id of the last call that had been written when this one started, 0 if there was none: that call, and
             those on the lines above it, had ended.
-        lane: number of the task that made it, in the order in which tasks made their first call; a strict replay
-            demands the order of the calls of each task.
+        lane: number of what made it: one task, or one context that a thread runs in; 0 is the task that entered the
+            recording, the others are in the order of their first calls. A strict replay demands the order of each.
+        forked: the lane that this lane was forked from: the one that started the task or copied the context.
         outcome: see the top of this module.
         source: how a tool's cache answered: ``hit``, ``miss``, ``shared``, ``uncached``, ``write`` or ``blocked``.
         started_ms: its start, from the beginning of the recording.
@@ -129,6 +130,7 @@ class RecordedCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     digest: str = ""
     after: int = 0
     lane: int = 0
+    forked: int = 0
     outcome: dict[str, Any]
     source: str = ""
     started_ms: float = 0.0
@@ -180,6 +182,7 @@ class _CallHead(msgspec.Struct, frozen=True, kw_only=True):
     digest: str = ""
     after: int = 0
     lane: int = 0
+    forked: int = 0
     outcome: _Unread
     form: str = ""
 
@@ -188,7 +191,7 @@ class Outline:
     """The fields of the calls of a cassette that a replay needs to find them, in the order of the cassette.
 
     Attributes:
-        ids, parents, after, lanes: as in `RecordedCall`; -1 for no parent.
+        ids, parents, after, lanes, forked: as in `RecordedCall`; -1 for no parent.
         digests: likewise, as bytes.
         names: indices by name.
         foreign: indices of the calls from a cassette of another package, by name.
@@ -199,6 +202,7 @@ class Outline:
         self.parents = array("q")
         self.after = array("q")
         self.lanes = array("q")
+        self.forked = array("q")
         self.digests: list[bytes] = []
         self.names: dict[str, array[int]] = {}
         self.foreign: dict[str, array[int]] = {}
@@ -221,6 +225,7 @@ class Outline:
             self.parents.append(-1 if call.parent is None else call.parent)
             self.after.append(call.after)
             self.lanes.append(call.lane)
+            self.forked.append(call.forked)
         except OverflowError:
             raise ValueError("one of its numbers is out of range") from None
         self.digests.append(digest)
