@@ -347,6 +347,24 @@ class Outline:
             events.setdefault(~index)
         return array("q", events)
 
+    def order_of_lines(self, like: Outline | None = None) -> Sequence[int]:
+        """Indices of the calls in the order in which a finished cassette has them: see `cassette_layout`.
+
+        Args:
+            like: of an earlier recording. Lanes that both have are in its order, if nothing else determines that.
+        """
+        ranks: dict[bytes, int] = {}
+        if like is not None:
+            for place, index in enumerate(like.order_of_lines()):
+                ranks.setdefault(like.digests[index], place)
+
+        def rank(index: int) -> int:
+            return (
+                ranks.get(self.digests[index], len(ranks)) if self.is_log else index
+            )  # a finished file keeps its order
+
+        return order_of_lines(self.enclosing(), self.lanes, self.forked, self.events(), rank)
+
     def open_calls(self) -> dict[int, list[int]]:
         """By index, the indices of the calls that `RecordedCall.during` names."""
         if self.is_log:
@@ -699,7 +717,7 @@ def log_lines(header: Header, calls: Iterable[RecordedCall]) -> Iterator[bytes]:
 
 
 def finished_lines(
-    header: Header, calls: Sequence[RecordedCall], outline: Outline, trailer: Trailer
+    header: Header, calls: Sequence[RecordedCall], outline: Outline, trailer: Trailer, like: Outline | None = None
 ) -> Iterator[bytes]:
     """The lines of a finished cassette, one by one, so that a large one is never in memory as a whole.
 
@@ -707,9 +725,10 @@ def finished_lines(
         header, trailer: are written with the numbers of this version and of these calls.
         calls: the calls in any order.
         outline: of the calls.
+        like: as `Outline.order_of_lines`.
     """
     enclosing, events, open_calls = outline.enclosing(), outline.events(), outline.open_calls()
-    indices = order_of_lines(enclosing, outline.lanes, outline.forked, events)
+    indices = outline.order_of_lines(like)
     numbers = array("q", bytes(8 * len(indices)))
     lanes = {0: 0}
     for number, index in enumerate(indices, 1):

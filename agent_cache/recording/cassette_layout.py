@@ -95,18 +95,24 @@ def open_in_lane(parents: Sequence[int], lanes: Sequence[int], events: Sequence[
 
 
 def order_of_lines(
-    parents: Sequence[int], lanes: Sequence[int], forked: Sequence[int], events: Sequence[int]
+    parents: Sequence[int],
+    lanes: Sequence[int],
+    forked: Sequence[int],
+    events: Sequence[int],
+    rank: Callable[[int], int],
 ) -> Sequence[int]:
     """Indices of the calls in the order in which a finished cassette has them.
 
     The calls of a lane keep their order. The calls of another lane that was forked from it stand behind the last call
-    that it had started by then, and before its next one; several such lanes in the order of their first calls.
+    that it had started by then, and before its next one; several such lanes in the order of their first calls, or as
+    `rank` says: which of several tasks is the first to make a call may depend on what they do before it.
 
     Args:
         parents: for each call, the index of the call that encloses it, or a negative number.
         lanes: for each call, the number of its lane.
         forked: for each call, the number of the lane that its lane was forked from.
         events: the start and the end of each call, in their order.
+        rank: gives a number for the first call of a lane. Lanes with a lower one stand first.
     """
     starts = array("q", (event for event in events if event >= 0))
     if len(set(lanes)) < 2:
@@ -121,6 +127,8 @@ def order_of_lines(
             before = calls.get(forked[index]) if forked[index] != lane else None
             (forks.setdefault(before[-1], []) if before else outermost).append(lane)
         calls[lane].append(index)
+    for group in (outermost, *forks.values()):
+        group.sort(key=lambda lane: rank(calls[lane][0]))
     found: list[int] = []
     rest = [iter(calls[lane]) for lane in reversed(outermost)]
     while rest:

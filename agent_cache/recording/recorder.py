@@ -545,7 +545,7 @@ class CassetteWriter:
                 f"could not be written: {self._failure.strerror}; what could be is in {self.path.name}.partial",
                 self.path,
             ) from self._failure
-        self._file.finish_as(lambda: Cassette.load(self._file.partial).lines())
+        self._file.finish_as(lambda: Cassette.load(self._file.partial).lines(like=self.path))
 
     def discard(self) -> None:
         """Leave the old file as it is."""

@@ -72,6 +72,27 @@ async def test_the_lines_do_not_depend_on_how_long_calls_take(latency, tmp_path)
     assert [one for one in questions if one[0] not in "cd"] == ["first", "a1", "a2", "a3", "b1", "b2", "last"]
 
 
+async def test_which_task_makes_the_first_call_makes_no_difference_to_a_file_that_is_there(path):
+    async def late(cycles: int, *questions: str) -> None:
+        for _ in range(cycles):  # a call that is not recorded
+            await asyncio.sleep(0)
+        await in_turn(*questions)
+
+    async def run(*cycles: int) -> None:
+        names = ["a", "b", "c"]
+        await ask("first")
+        await asyncio.gather(*(late(count, name, "same") for count, name in zip(cycles, names, strict=True)))
+        await ask("last")
+
+    before = await lines_of(path, lambda: run(0, 1, 2))
+    assert await lines_of(path, lambda: run(5, 3, 0)) == before
+    World.answers = {"last": "new"}
+    after = await lines_of(path, lambda: run(2, 0, 4))
+    assert len([old for old, new in zip(before[1:-1], after[1:-1], strict=True) if old != new]) == 1
+    Cassette.load(path).save(path)
+    assert path.read_bytes().splitlines(keepends=True) == after
+
+
 async def test_what_depends_on_time_is_in_the_header_and_in_the_trailer(path):
     World.latency = LATENCIES[2]
     lines = await lines_of(path)
