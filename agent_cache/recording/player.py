@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Awaitable, Iterator, Sequence
 from difflib import SequenceMatcher
 from hashlib import blake2b
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -260,8 +261,9 @@ class Matcher:
         self._outline = cassette.outline
         self._redaction = redaction
         self._index_of: dict[bytes, int] = {}
-        self._parents = array("q")
-        self._after = array("q")
+        self._parents = self._outline.enclosing()
+        self._open_calls = self._outline.open_calls()
+        self._places = array("q")  # of events, as soon as they are asked for; ends from the end
         self._children: dict[int, array[int]] = {}
         self._adopted: set[str] = set()
         self._is_covered = bytearray(len(cassette))
@@ -269,7 +271,6 @@ class Matcher:
         self.remaining = len(cassette)
         self.has_foreign = bool(self._outline.foreign)
         self._read_tree()
-        self._read_places()
 
     def find(self, place: bytes) -> int | None:
         """Index of the call in this place, or None."""
@@ -312,19 +313,38 @@ class Matcher:
 
     def rank_of_end(self, index: int) -> int:
         """The position of a call among all calls, by their ends."""
-        return index
+        return self._place(~index)
 
     def had_ended(self, earlier: int, index: int) -> bool:
-        """Whether a call had ended before another one of its lane started."""
-        return earlier < self._after[index]
+        """Whether an earlier call of its lane had ended before this one started."""
+        return earlier not in self._open_calls.get(index, ())
 
     def left_over(self) -> Iterator[int]:
         """Indices of the calls that were not played."""
         return (index for index, covered in enumerate(self._is_covered) if not covered)
 
     def children(self, index: int) -> Sequence[int]:
-        """Indices of the calls that a call encloses, in the order in which they ended."""
+        """Indices of the calls that a call encloses, in the order in which they started."""
         return self._children.get(index, ())
+
+    def inside(self, index: int) -> list[int]:
+        """Indices of the calls that a call encloses, and of those that these enclose."""
+        found = list(self.children(index))
+        for each in found:
+            found += self.children(each)
+        return found
+
+    def events_of(self, indices: Sequence[int]) -> list[int]:
+        """The index of each of these calls where it started, and ``~index`` where it ended, in their order."""
+        return sorted((event for index in indices for event in (index, ~index)), key=self._place)
+
+    def _place(self, event: int) -> int:
+        """The position among all starts and ends of the start of a call, or of the end of the call ``~event``."""
+        if not self._places:
+            self._places = array("q", bytes(16 * len(self._parents)))
+            for place, one in enumerate(self._outline.events()):
+                self._places[one] = place
+        return self._places[event]
 
     def parent(self, index: int) -> int:
         """Index of the call that encloses it, -1 if there is none."""
@@ -367,27 +387,14 @@ class Matcher:
         return digest_of(function.name, self._redaction.apply(data))
 
     def _read_tree(self) -> None:
-        outline = self._outline
-        ids = {number: index for index, number in enumerate(outline.ids)}
-        for index, parent in enumerate(outline.parents):
-            # A call whose parent never ended, or began later than the call, cannot be reached: -2 is no call's index.
-            enclosing = -1
-            if parent != -1:
-                enclosing = ids.get(parent, -2) if parent < outline.ids[index] else -2
-            self._parents.append(enclosing)
-            self._after.append(ids.get(outline.after[index], -1) + 1)
-            self._children.setdefault(enclosing, array("q")).append(index)
-
-    def _read_places(self) -> None:
         digests = self._outline.digests
         places: dict[int, bytes] = {-1: ROOT_PLACE}
         counts: dict[bytes, int] = {}
-        # In the order of ids, which is the order of starts: a call starts after the one that encloses it. Of two calls
-        # with one id the later line counts.
-        index_of_id = {number: index for index, number in enumerate(self._outline.ids)}
-        for number in sorted(index_of_id):
-            index = index_of_id[number]
-            enclosing = places.get(self._parents[index])
+        are_enclosing = frozenset(self._parents)
+        for index in self._outline.starts():  # a call starts after the one that encloses it
+            parent = self._parents[index]
+            self._children.setdefault(parent, array("q")).append(index)
+            enclosing = places.get(parent)
             if enclosing is None:
                 continue
             place = place_of(enclosing, digests[index], 0)
@@ -395,7 +402,7 @@ class Matcher:
                 occurrence = counts.get(place, 1)
                 counts[place] = occurrence + 1
                 place = place_of(enclosing, digests[index], occurrence)
-            if index in self._children:
+            if index in are_enclosing:
                 places[index] = place
             self._index_of[place] = index
 
@@ -421,7 +428,7 @@ class Order:
         self._calls: dict[tuple[int, int], array[int]] = {}  # by parent and lane
         self._first_running: dict[tuple[int, int], int] = {}
         self._ambiguous = bytearray(len(self._lanes))
-        self._made_in = array("q", [-1]) * len(self._lanes)
+        self._made_in = array("q", [_NOWHERE]) * len(self._lanes)
         self._recorded_in: dict[tuple[int, int, int], int] = {}
         self._made_again_in: dict[tuple[int, int, int], int] = {}
         self._shared: set[tuple[int, int]] = set()  # parent, and group of lanes
@@ -448,10 +455,10 @@ class Order:
         return missing
 
     def first_reversal(self) -> tuple[int, int] | None:
-        """The first call that was made before another one which had ended when it was recorded, and that one."""
+        """The first call that was made before, or without, one that had ended when it was recorded, and that one."""
         for index, missing in self._early:
             shared = self._matcher.parent(index), _group(self._lanes[index], self._forked[index])
-            if self._made_in[index] == self._made_in[missing] and shared not in self._shared:
+            if self._made_in[missing] in (self._made_in[index], _NOWHERE) and shared not in self._shared:
                 return index, missing
         return None
 
@@ -462,8 +469,11 @@ class Order:
         while first < len(calls) and self._matcher.is_over(calls[first]):
             first += 1
         self._first_running[parent, lane] = first
-        if first < len(calls) and calls[first] != index and self._matcher.had_ended(calls[first], index):
-            return calls[first]
+        for earlier in islice(calls, first, None):
+            if earlier == index:
+                return None
+            if not self._matcher.is_over(earlier) and self._matcher.had_ended(earlier, index):
+                return earlier
         return None
 
     def _read_lanes(self) -> None:
@@ -472,22 +482,23 @@ class Order:
         for index, lane in enumerate(self._lanes):
             parent = self._matcher.parent(index)
             if lanes.setdefault((parent, digests[index]), lane) != lane:
-                lanes[parent, digests[index]] = _SEVERAL
-        for index, lane in enumerate(self._lanes):
-            parent = self._matcher.parent(index)
+                lanes[parent, digests[index]] = _NOWHERE
+        for index in self._matcher.cassette.outline.starts():
+            parent, lane = self._matcher.parent(index), self._lanes[index]
             calls = self._calls.setdefault((parent, lane), array("q"))
-            if lanes[parent, digests[index]] == _SEVERAL:
+            if lanes[parent, digests[index]] == _NOWHERE:
                 self._ambiguous[index] = 1
             else:
                 calls.append(index)
 
 
-_SEVERAL = -1
+_NOWHERE = -(1 << 62)
+"""The number of no lane. Those of calls that were copied from another recording are negative."""
 
 
 def _group(lane: int, forked: int) -> int:
-    """The number of the lane from which this and its siblings were forked; -1 for lane 0, which has none."""
-    return forked if lane else -1
+    """The number of the lane from which this and its siblings were forked. Lane 0 has none."""
+    return forked if lane else _NOWHERE
 
 
 # The nearest recorded call, for errors
