@@ -151,9 +151,9 @@ class RecordedCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         digest: hexadecimal digest of name and arguments, or of name and key.
         after: in a log, id of the last call that had been written when this one started, 0 if there was none: that
             call, and those on the lines above it, had ended. Otherwise 0.
-        lane: number of the task that made it, 0 for the task of the recording itself; a strict replay demands the order
-            of the calls of each task.
-        forked: number of the lane that its lane was forked from.
+        lane: number of what made it: one task, or one context that a thread runs in; 0 is the task that entered the
+            recording, the others are in the order of their first lines. A strict replay demands the order of each.
+        forked: the lane that this lane was forked from: the one that started the task or copied the context.
         during: ids of the earlier calls of its lane, other than those that enclose it, that had not ended when this one
             started. In a log it follows from `after`.
         outcome: see the top of this module.
