@@ -37,6 +37,7 @@ import msgspec
 
 from agent_cache.errors import CassetteError, CassetteNotFound, ConfigurationError
 from agent_cache.recording.cassette_layout import (
+    LEAST_SHARED,
     Prefixes,
     PrefixReader,
     PrefixWriter,
@@ -150,9 +151,9 @@ class RecordedCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         digest: hexadecimal digest of name and arguments, or of name and key.
         after: in a log, id of the last call that had been written when this one started, 0 if there was none: that
             call, and those on the lines above it, had ended. Otherwise 0.
-        lane: number of what made it: one task, or one context that a thread runs in. 0 is the task that entered the
-            recording; a strict replay demands the order of the calls of each lane.
-        forked: number of the lane from which its lane was forked: that of what started the task or copied the context.
+        lane: number of what made it: one task, or one context that a thread runs in; 0 is the task that entered the
+            recording, the others are in the order of their first lines. A strict replay demands the order of each.
+        forked: the lane that this lane was forked from: the one that started the task or copied the context.
         during: ids of the earlier calls of its lane, other than those that enclose it, that had not ended when this one
             started. In a log it follows from `after`.
         outcome: see the top of this module.
@@ -382,6 +383,7 @@ class Outline:
 _READ_AHEAD = 16 * 1024
 _call_decoder = msgspec.json.Decoder(RecordedCall)
 _line_decoder = msgspec.json.Decoder(CallLine)
+_set = msgspec.structs.force_setattr  # of lines that were just decoded, and that nobody else has
 _SHARED_PARTS = ("arguments", "outcome")
 
 
@@ -464,9 +466,9 @@ class StoredCalls(Sequence[RecordedCall]):
                 data = self._prefixes.whole(line.id, pointer, data, prefix, partial(self._part, part))
             except ValueError as error:
                 raise CassetteError(f"this line is broken: {error}", self.path, self._line_numbers[index]) from error
-            msgspec.structs.force_setattr(line, part, msgspec.Raw(data))
+            _set(line, part, msgspec.Raw(data))
         if line.prefix:
-            msgspec.structs.force_setattr(line, "prefix", {})
+            _set(line, "prefix", {})
         return self._timed(index, line)
 
     def _part(self, part: str, number: int) -> tuple[bytes, Prefixes]:
@@ -487,8 +489,8 @@ class StoredCalls(Sequence[RecordedCall]):
 
     def _timed(self, index: int, call: _C) -> _C:
         if self._times:
-            msgspec.structs.force_setattr(call, "started_ms", self._times[2 * index] / 1000)
-            msgspec.structs.force_setattr(call, "duration_ms", self._times[2 * index + 1] / 1000)
+            _set(call, "started_ms", self._times[2 * index] / 1000)
+            _set(call, "duration_ms", self._times[2 * index + 1] / 1000)
         return call
 
     def _raw(self, index: int) -> bytes:
@@ -740,27 +742,24 @@ def finished_lines(
     for index in indices:
         line = calls.line(index) if isinstance(calls, StoredCalls) else _line_decoder.decode(encode(calls[index]))
         times += b",[%d,%d]" % (round(line.started_ms * 1000), round(line.duration_ms * 1000))
-        number, prefix, parent = numbers[index], Prefixes(), enclosing[index]
-        arguments, outcome = (
-            msgspec.Raw(writer.share(number, line.name, f"/{part}", bytes(getattr(line, part)), prefix))
-            for part in _SHARED_PARTS
-        )
-        yield call_line(
-            msgspec.structs.replace(
-                line,
-                id=number,
-                parent=None if line.parent is None else numbers[parent] if parent >= 0 else 0,
-                after=0,
-                lane=lanes[line.lane],
-                forked=lanes.get(line.forked, 0),
-                during=tuple(sorted(numbers[each] for each in open_calls.get(index, ()))),
-                arguments=arguments,
-                outcome=outcome,
-                prefix=prefix,
-                started_ms=0.0,
-                duration_ms=0.0,
-            )
-        )
+        parent, prefix = enclosing[index], Prefixes()
+        _set(line, "id", numbers[index])
+        if line.parent is not None:
+            _set(line, "parent", numbers[parent] if parent >= 0 else 0)
+        if line.lane:
+            _set(line, "lane", lanes[line.lane])
+            _set(line, "forked", lanes.get(line.forked, 0))
+        during = open_calls.get(index)
+        _set(line, "during", tuple(sorted(numbers[each] for each in during)) if during else ())
+        for part in _SHARED_PARTS:
+            data = bytes(getattr(line, part))
+            if len(data) >= LEAST_SHARED:
+                shared = writer.share(line.id, line.name, f"/{part}", data, prefix)
+                _set(line, part, msgspec.Raw(shared))
+        _set(line, "prefix", prefix)
+        for name, default in (("after", 0), ("started_ms", 0.0), ("duration_ms", 0.0)):
+            _set(line, name, default)
+        yield call_line(line)
     last: dict[str, Any] = {"trailer": msgspec.structs.replace(trailer, calls=len(indices))}
     if any(map(ne, events, nested_events(indices, enclosing))):
         order = (numbers[event] if event >= 0 else -numbers[~event] for event in events)

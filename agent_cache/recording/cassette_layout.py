@@ -23,6 +23,7 @@ import msgspec
 from agent_cache.values.tagged import encode
 
 __all__ = [
+    "LEAST_SHARED",
     "Pointer",
     "PrefixReader",
     "PrefixWriter",
@@ -153,7 +154,7 @@ Pointer: TypeAlias = str
 Prefixes: TypeAlias = dict[Pointer, tuple[int, int]]
 """By the place of a list: the number of an earlier call, and how many first elements of its list come first here."""
 
-_LEAST_SHARED = 512
+LEAST_SHARED = 512
 """Bytes. A shorter beginning is written out, since it is easier to read."""
 _LEAST_ELEMENT = 32
 """Bytes on average. Lists of shorter elements, such as vectors, are not looked at: they are no conversations."""
@@ -188,8 +189,6 @@ class PrefixWriter:
             data: a JSON object.
             found: what was left out is added here.
         """
-        if len(data) < _LEAST_SHARED:
-            return data
         return self._shared(number, name, part, data, found, _DEEPEST)
 
     def _shared(self, number: int, name: str, pointer: Pointer, data: bytes, found: Prefixes, depth: int) -> bytes:
@@ -200,7 +199,7 @@ class PrefixWriter:
         inside, is_changed = _object_decoder.decode(data), False
         for key, raw in inside.items():
             value = bytes(raw)
-            if len(value) >= _LEAST_SHARED and value[:1] in b"[{":
+            if len(value) >= LEAST_SHARED and value[:1] in b"[{":
                 shared = self._shared(number, name, f"{pointer}/{_escaped(key)}", value, found, depth - 1)
                 if shared is not value:
                     inside[key], is_changed = msgspec.Raw(shared), True
@@ -221,7 +220,7 @@ class PrefixWriter:
         owner = self._owners[digests[count - 1]] if count else 0
         for digest in digests[count:]:
             self._owners[digest] = number
-        if sum(len(bytes(element)) for element in elements[:count]) < _LEAST_SHARED:
+        if sum(len(bytes(element)) for element in elements[:count]) < LEAST_SHARED:
             return data
         found[pointer] = owner, count
         return encode(elements[count:])

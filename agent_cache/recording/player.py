@@ -425,7 +425,7 @@ class Order:
     def __init__(self, matcher: Matcher) -> None:
         self._matcher = matcher
         self._lanes, self._forked = matcher.cassette.outline.lanes, matcher.cassette.outline.forked
-        self._calls: dict[tuple[int, int], array[int]] = {}  # by parent and lane
+        self._calls: dict[tuple[int, int], array[int]] = {}  # by parent and lane, as they started
         self._first_running: dict[tuple[int, int], int] = {}
         self._ambiguous = bytearray(len(self._lanes))
         self._made_in = array("q", [_NOWHERE]) * len(self._lanes)
