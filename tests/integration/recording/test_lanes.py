@@ -117,6 +117,7 @@ async def test_a_copy_of_a_context_that_outlives_its_task_is_another_lane(path):
 
     with record(path):
         await asyncio.create_task(first())
+        await asyncio.sleep(0)  # the loop forgets the task
         gc.collect()
         await asyncio.get_running_loop().run_in_executor(None, copies.pop().run, look, 2)
     assert lanes(path) == {1: (1, 0), 2: (2, 1)}
