@@ -19,6 +19,7 @@ from agent_cache.pytest_plugin.markers import (
     MODES,
     cassette_markers,
     cassette_path,
+    check_names,
     find_orphans,
     settings_of,
 )
@@ -67,6 +68,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "agent_cassette_strict", "whether calls must come in their recorded order", type="bool", default=False
     )
     parser.addini("agent_allow_unplayed", "whether recorded calls may be left over", type="bool", default=False)
+    parser.addini(
+        "agent_empty_cache", "whether tests with a cassette start with an empty cache", type="bool", default=True
+    )
     parser.addini("agent_cassette_redact", "names of secrets beside the known ones", type="args", default=[])
     parser.addini("agent_block_live", "as --agent-block-live", type="bool", default=False)
     parser.addini("agent_orphans", "default of --agent-orphans", default="report")
@@ -76,7 +80,7 @@ def pytest_configure(config: pytest.Config) -> None:
     for name, allowed in (("agent_record_mode", MODES), ("agent_orphans", _ON_ORPHANS)):
         if (given := config.getini(name)) not in allowed:
             raise pytest.UsageError(f"{name} must be one of {', '.join(allowed)}, got {given!r}")
-    options = "mode=None, strict=None, allow_unplayed=None, redact=None, policy=None, model=None"
+    options = "mode=None, strict=None, allow_unplayed=None, empty_cache=None, redact=None, policy=None, model=None"
     markers = {
         f"agent_cassette(name=None, *, path=None, {options})": "record what the agent of this test calls, and replay "
         "it ever after: in the cassette of that name, or of the test's",
@@ -108,6 +112,7 @@ def pytest_collection_modifyitems(
         for live in item.iter_markers("agent_live"):
             if len(live.args) != 1 or live.kwargs or not isinstance(live.args[0], str) or not live.args[0]:
                 raise pytest.UsageError(f"{item.nodeid}: @pytest.mark.agent_live needs a reason, as a text")
+    check_names(tests_by_cassette)
     config.stash[_ORPHANS] = []
     if _on_orphans(config) != "ignore" and not session.testsfailed:
         files = {item.path for item in items}
