@@ -263,8 +263,7 @@ class Matcher:
         self._index_of: dict[bytes, int] = {}
         self._parents = self._outline.enclosing()
         self._open_calls = self._outline.open_calls()
-        self._places: dict[int, int] = {}  # of events, as soon as they are asked for
-        self._ranks = array("q")  # likewise, of ends
+        self._places = array("q")  # of events, as soon as they are asked for; ends from the end
         self._children: dict[int, array[int]] = {}
         self._adopted: set[str] = set()
         self._is_covered = bytearray(len(cassette))
@@ -314,14 +313,10 @@ class Matcher:
 
     def rank_of_end(self, index: int) -> int:
         """The position of a call among all calls, by their ends."""
-        if not self._ranks:
-            self._ranks = array("q", bytes(8 * len(self._is_over)))
-            for rank, event in enumerate(event for event in self._outline.events() if event < 0):
-                self._ranks[~event] = rank
-        return self._ranks[index]
+        return self._place(~index)
 
     def had_ended(self, earlier: int, index: int) -> bool:
-        """Whether a call had ended before a later one of its lane started."""
+        """Whether an earlier call of its lane had ended before this one started."""
         return earlier not in self._open_calls.get(index, ())
 
     def left_over(self) -> Iterator[int]:
@@ -341,9 +336,15 @@ class Matcher:
 
     def events_of(self, indices: Sequence[int]) -> list[int]:
         """The index of each of these calls where it started, and ``~index`` where it ended, in their order."""
-        if not self._places and indices:
-            self._places = {event: place for place, event in enumerate(self._outline.events())}
-        return sorted((event for index in indices for event in (index, ~index)), key=self._places.__getitem__)
+        return sorted((event for index in indices for event in (index, ~index)), key=self._place)
+
+    def _place(self, event: int) -> int:
+        """The position among all starts and ends of the start of a call, or of the end of the call ``~event``."""
+        if not self._places:
+            self._places = array("q", bytes(16 * len(self._parents)))
+            for place, one in enumerate(self._outline.events()):
+                self._places[one] = place
+        return self._places[event]
 
     def parent(self, index: int) -> int:
         """Index of the call that encloses it, -1 if there is none."""
@@ -427,7 +428,7 @@ class Order:
         self._calls: dict[tuple[int, int], array[int]] = {}  # by parent and lane, as they started
         self._first_running: dict[tuple[int, int], int] = {}
         self._ambiguous = bytearray(len(self._lanes))
-        self._made_in = array("q", [-1]) * len(self._lanes)
+        self._made_in = array("q", [_NOWHERE]) * len(self._lanes)
         self._recorded_in: dict[tuple[int, int, int], int] = {}
         self._made_again_in: dict[tuple[int, int, int], int] = {}
         self._shared: set[tuple[int, int]] = set()  # parent, and group of lanes
@@ -454,10 +455,10 @@ class Order:
         return missing
 
     def first_reversal(self) -> tuple[int, int] | None:
-        """The first call that was made before another one which had ended when it was recorded, and that one."""
+        """The first call that was made before, or without, one that had ended when it was recorded, and that one."""
         for index, missing in self._early:
             shared = self._matcher.parent(index), _group(self._lanes[index], self._forked[index])
-            if self._made_in[index] == self._made_in[missing] and shared not in self._shared:
+            if self._made_in[missing] in (self._made_in[index], _NOWHERE) and shared not in self._shared:
                 return index, missing
         return None
 
@@ -481,22 +482,23 @@ class Order:
         for index, lane in enumerate(self._lanes):
             parent = self._matcher.parent(index)
             if lanes.setdefault((parent, digests[index]), lane) != lane:
-                lanes[parent, digests[index]] = _SEVERAL
+                lanes[parent, digests[index]] = _NOWHERE
         for index in self._matcher.cassette.outline.starts():
             parent, lane = self._matcher.parent(index), self._lanes[index]
             calls = self._calls.setdefault((parent, lane), array("q"))
-            if lanes[parent, digests[index]] == _SEVERAL:
+            if lanes[parent, digests[index]] == _NOWHERE:
                 self._ambiguous[index] = 1
             else:
                 calls.append(index)
 
 
-_SEVERAL = -1
+_NOWHERE = -(1 << 62)
+"""The number of no lane. Those of calls that were copied from another recording are negative."""
 
 
 def _group(lane: int, forked: int) -> int:
-    """The number of the lane from which this and its siblings were forked; -1 for lane 0, which has none."""
-    return forked if lane else -1
+    """The number of the lane from which this and its siblings were forked. Lane 0 has none."""
+    return forked if lane else _NOWHERE
 
 
 # The nearest recorded call, for errors

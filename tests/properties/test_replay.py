@@ -172,8 +172,11 @@ class Stage:
         finally:
             await stream.aclose()
 
-    def run(self, tasks: list[list[int]], block: Any) -> list[list[Any]]:
-        """Run the agent inside of `block`; what each of its tasks saw, in order."""
+    def run(self, tasks: list[list[int]], block: Any, *, workers: int = 0) -> list[list[Any]]:
+        """Run the agent inside of `block`; what each of its tasks saw, in order.
+
+        With `workers` these do the tasks, which they take from a queue.
+        """
 
         async def work(keys: list[int]) -> list[Any]:
             seen = []
@@ -183,8 +186,17 @@ class Stage:
             return seen
 
         async def agent() -> None:
+            queue = iter(tasks)
+
+            async def worker() -> None:
+                for keys in queue:
+                    await work(keys)
+
             with block:
-                result.extend(await asyncio.gather(*map(work, tasks)))
+                if workers:
+                    await asyncio.gather(*(worker() for _ in range(workers)))
+                else:
+                    result.extend(await asyncio.gather(*map(work, tasks)))
 
         result: list[list[Any]] = []
         main = self.scheduler.spawn(agent(), Context())
@@ -259,3 +271,15 @@ def test_the_same_schedule_is_no_divergence_for_a_strict_replay(run, choices):
             # Leaves that are played take no turns, so what a live node makes at once may overlap otherwise than it did.
             nodes_live = replay(path, strict=True, policy={"node": "live"})
             assert Stage(plan, choices, is_live=False).run(in_turn, nodes_live) == recorded
+
+
+@settings(max_examples=100)
+@given(runs(), CHOICES, CHOICES, st.integers(0, 3))
+def test_no_schedule_is_a_divergence_for_a_strict_replay(run, first, second, workers):
+    """Neither of tasks at once, nor of workers on a queue, which get other work each time."""
+    plan, tasks = run
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "run.jsonl"
+        Stage(plan, first, is_live=True).run(tasks, record(path), workers=workers)
+        for policy in ({}, {"node": "live"}):
+            Stage(plan, second, is_live=False).run(tasks, replay(path, strict=True, policy=policy), workers=workers)

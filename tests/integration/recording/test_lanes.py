@@ -2,6 +2,7 @@
 
 import asyncio
 import contextvars
+import gc
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -104,6 +105,21 @@ def test_a_copy_of_a_context_that_its_own_thread_runs_later_is_another_lane(path
     with ThreadPoolExecutor(1) as pool, record(path):
         pool.submit(contextvars.copy_context().run, first).result()
         pool.submit(copies.pop().run, look, 2).result()
+    assert lanes(path) == {1: (1, 0), 2: (2, 1)}
+
+
+async def test_a_copy_of_a_context_that_outlives_its_task_is_another_lane(path):
+    copies = []
+
+    async def first() -> None:
+        await fetch(1)
+        copies.append(contextvars.copy_context())
+
+    with record(path):
+        await asyncio.create_task(first())
+        await asyncio.sleep(0)  # the loop forgets the task
+        gc.collect()
+        await asyncio.get_running_loop().run_in_executor(None, copies.pop().run, look, 2)
     assert lanes(path) == {1: (1, 0), 2: (2, 1)}
 
 
