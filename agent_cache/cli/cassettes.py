@@ -676,6 +676,10 @@ def _prune_files(options: argparse.Namespace) -> list[dict[str, Any]]:
     for folder in folders:
         for pattern in ("*.jsonl.partial", "*.jsonl.partial.old"):
             found += [(path, "left by a killed recording") for path in sorted(folder.rglob(pattern)) if is_idle(path)]
+        for path in sorted(folder.rglob("*.jsonl.partial.sorted")):
+            log = path.with_suffix("")  # its recorder has locked this one
+            if not log.exists() or is_idle(log):
+                found.append((path, "left by a killed recording"))
     for path, _ in found if options.yes else ():
         try:
             path.unlink(missing_ok=True)

@@ -868,7 +868,7 @@ class PartialFile:
             finished = self.partial.with_name(self.partial.name + ".sorted")
             finished.unlink(missing_ok=True)  # of a process that was killed here
             try:
-                with finished.open("xb") as file:
+                with open(finished, "xb", opener=partial(os.open, mode=0o644)) as file:
                     file.writelines(lines())
                     file.flush()
                     os.fsync(file.fileno())

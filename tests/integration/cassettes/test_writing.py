@@ -194,7 +194,8 @@ def suite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (folder / "test_pay.py").write_text(TESTS)
     for name in ("test_it", "test_gone"):
         paid(folder / "cassettes" / "test_pay" / f"{name}.jsonl", "1")
-    (folder / "cassettes" / "test_pay" / "test_it.jsonl.partial").write_text("{")
+    for name in ("test_it.jsonl.partial", "test_it.jsonl.partial.sorted"):
+        (folder / "cassettes" / "test_pay" / name).write_text("{")
     return folder
 
 
@@ -212,6 +213,7 @@ def test_prune_asks_before_it_deletes(suite, command, document):
     assert [(Path(one["path"]).name, one["reason"]) for one in data["cassettes"]] == [
         ("test_gone.jsonl", "no test uses it"),
         ("test_it.jsonl.partial", "left by a killed recording"),
+        ("test_it.jsonl.partial.sorted", "left by a killed recording"),
     ]
     assert files(suite) == ["test_it.jsonl"]
     assert command("prune", suite)[:2] == (0, "There is nothing to prune.\n")
@@ -220,7 +222,7 @@ def test_prune_asks_before_it_deletes(suite, command, document):
 def test_prune_spares_what_is_being_recorded(suite, document):
     with record(suite / "cassettes" / "test_pay" / "test_it.jsonl"):
         names = [Path(one["path"]).name for one in document("prune", suite, "--yes")[1]["cassettes"]]
-    assert "test_it.jsonl.partial" not in names
+    assert not [name for name in names if name.startswith("test_it.jsonl.partial") and not name.endswith(".old")]
 
 
 def test_where_tests_cannot_be_collected_nothing_is_deleted(suite, command):

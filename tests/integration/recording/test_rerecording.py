@@ -203,6 +203,24 @@ async def test_an_old_partial_file_of_a_kill_while_it_was_sorted_is_no_obstacle(
     assert [one.name for one in path.parent.iterdir()] == [path.name]
 
 
+async def test_a_file_that_cannot_be_sorted_leaves_the_old_one_and_what_was_recorded(path):
+    before = await lines_of(path)
+    blocked = path.with_name(path.name + ".partial.sorted")
+    blocked.mkdir()
+    World.answers = {"a1": "new"}
+    with pytest.raises(CassetteError, match=r"the recording is in run\.jsonl\.partial"), record(path):
+        await agents()
+    assert path.read_bytes().splitlines(keepends=True) == before
+    kept = Cassette.load(path.with_name(path.name + ".partial"))
+    assert (len(kept), kept.trailer.ended) == (11, "returned")
+    with replay(path.with_name(path.name + ".partial"), strict=True):
+        await agents()
+    blocked.rmdir()
+    with record(path):
+        await agents()
+    assert Cassette.load(path)[1].outcome == {"value": "new"}
+
+
 # Calls that overlap in one task
 
 
