@@ -231,7 +231,7 @@ def _show(options: argparse.Namespace) -> int:
     return 0
 
 
-def _timeline(cassette: Cassette) -> tuple[list[int], array[int], dict[str, Any]]:
+def _timeline(cassette: Cassette) -> tuple[Sequence[int], array[int], dict[str, Any]]:
     """Indices of the calls in the order of their start, how deep each is nested, and the totals."""
     ids: dict[int, int] = {}
     parents = array("q")
@@ -246,7 +246,7 @@ def _timeline(cassette: Cassette) -> tuple[list[int], array[int], dict[str, Any]
         errors += _has_error(call)
         input_tokens += call.input_tokens
         output_tokens += call.output_tokens
-    order = [ids[number] for number in sorted(ids)]
+    order = cassette.outline.starts()
     depths = array("H", bytes(2 * len(order)))
     for index in order:  # a call starts after the one that encloses it
         if parents[index] in ids:
@@ -553,6 +553,9 @@ def _structure_findings(call: RecordedCall, ids: set[int]) -> Iterator[str]:
         yield f"it is enclosed by call {call.parent}, which is missing or started later"
     if call.after and call.after not in ids:
         yield f"it started after call {call.after}, which is missing"
+    for earlier in call.during:
+        if earlier not in ids or earlier >= call.id:
+            yield f"it started during call {earlier}, which is missing or started later"
     if len(_FORMS & call.outcome.keys()) != 1:
         yield f"the outcome has no known form: {', '.join(call.outcome) or 'empty'}"
 

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from agent_cache.engine.runtime import PLACE, Scope
+from agent_cache.engine.state import clear_everything
 from agent_cache.errors import CassetteError, CassetteNotFound, DivergenceError, MissingFixture
 from agent_cache.pytest_plugin.markers import Settings
 from agent_cache.recording import Player, Recorder, record
@@ -79,6 +80,8 @@ class CassetteRun:
             reason = error.reason.replace("; record it first", "")
             raise MissingFixture(f"{reason}. Record it:\n    {self._command('once')}", self._path) from None
         self._player = handle.player
+        if self._settings.empty_cache:
+            clear_everything()
         return handle
 
     def end_passed(self) -> None:

@@ -24,7 +24,8 @@ __all__ = ["MODES", "CassetteMarkers", "Settings", "cassette_markers", "cassette
 MODES = ("none", "once", "new_episodes", "all", "rewrite")
 
 _MARKERS = ("agent_cassette", "replay")
-_OPTIONS = ("mode", "strict", "allow_unplayed", "redact", "policy", "model")
+_OPTIONS = ("mode", "strict", "allow_unplayed", "empty_cache", "redact", "policy", "model")
+_FLAGS = frozenset({"strict", "allow_unplayed", "empty_cache"})
 _SUFFIX = ".jsonl"
 
 # Other characters are unsafe on some file system or in some shell. `\w` would allow letters that some file systems
@@ -54,12 +55,14 @@ class Settings:
     Attributes:
         mode: one of `MODES`.
         allow_unplayed: whether recorded calls may be left over.
+        empty_cache: whether the test starts with an empty cache, so that its recording does not depend on other tests.
         strict, redact, policy, model: as `agent_cache.recording.record` takes them.
     """
 
     mode: str
     strict: bool
     allow_unplayed: bool
+    empty_cache: bool
     redact: Any
     policy: Mapping[str, str] | None
     model: str | None
@@ -112,7 +115,7 @@ def _check_options(options: Mapping[Any, Any], label: str) -> None:
             raise pytest.UsageError(f"{label} does not know {name!r}; it knows {', '.join(_OPTIONS)}")
         if name == "mode" and value not in MODES:
             raise pytest.UsageError(f"{label}: mode must be one of {', '.join(MODES)}, got {value!r}")
-        if name in ("strict", "allow_unplayed") and not isinstance(value, bool):
+        if name in _FLAGS and not isinstance(value, bool):
             raise pytest.UsageError(f"{label}: {name} must be True or False, got {value!r}")
 
 
@@ -130,6 +133,7 @@ def settings_of(config: pytest.Config, fixture: Any, markers: CassetteMarkers | 
         "mode": config.getini("agent_record_mode"),
         "strict": config.getini("agent_cassette_strict"),
         "allow_unplayed": config.getini("agent_allow_unplayed"),
+        "empty_cache": config.getini("agent_empty_cache"),
         "redact": config.getini("agent_cassette_redact") or None,
         **({} if markers is None else markers.options),
         **fixture,

@@ -19,15 +19,15 @@ from agent_cache.recording.cassette_file import (
     RecordedCall,
     StoredCalls,
     Trailer,
-    call_line,
     converted,
     digest_of,
     digest_of_key,
-    header_line,
+    finished_lines,
+    log_lines,
     read_file,
     replace_file,
-    trailer_line,
 )
+from agent_cache.recording.cassette_layout import order_of_lines
 from agent_cache.recording.redaction import Redaction, redact_key
 from agent_cache.recording.results import map_payload, redact_chunks
 
@@ -35,7 +35,7 @@ __all__ = ["Cassette", "CassetteDiff", "apply_rules", "diff_cassettes", "recorde
 
 
 class Cassette:
-    """A recording: each `RecordedCall`, in the order in which they ended.
+    """A recording: each `RecordedCall`, in the order of their numbers; of one that was killed, as they ended.
 
     A loaded cassette reads each call from its file when it is accessed, so its size in memory does not depend on the
     size of results.
@@ -68,6 +68,7 @@ class Cassette:
         self.trailer: Trailer | None = Trailer(calls=len(self.steps), duration_ms=duration_ms)
         self.path = os.fspath(path)
         self.is_partial = False
+        self._order: Sequence[int] = ()
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], *, progress: Callable[[int], None] | None = None) -> Self:
@@ -89,7 +90,7 @@ class Cassette:
         Raises:
             CassetteError: if it cannot be written, or the path is being recorded.
         """
-        replace_file(Path(path), self._lines())
+        replace_file(Path(path), self.lines())
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Self:
@@ -107,9 +108,12 @@ class Cassette:
             calls = msgspec.convert(data.get("calls", []), list[RecordedCall])
             header = msgspec.convert({name: data[name] for name in Header.__struct_fields__ if name in data}, Header)
             trailer = msgspec.convert(data.get("trailer"), Trailer | None)
+            order = msgspec.convert(data.get("order", []), list[int])
         except (KeyError, TypeError, AttributeError, msgspec.ValidationError) as error:
             raise CassetteError(f"is not a result of Cassette.to_dict: {error}") from error
-        return cls._of(header, calls, trailer)
+        cassette = cls._of(header, calls, trailer)
+        cassette._order = order
+        return cassette
 
     @classmethod
     def _of(
@@ -122,6 +126,8 @@ class Cassette:
         cassette = cls(calls, path=path)
         cassette.header, cassette.trailer = header, trailer
         cassette.is_partial = trailer is None
+        if isinstance(calls, StoredCalls):
+            cassette._order = calls.outline.order
         return cassette
 
     def to_dict(self) -> dict[str, Any]:
@@ -129,6 +135,8 @@ class Cassette:
         data: dict[str, Any] = msgspec.to_builtins(self.header)
         data["calls"] = [msgspec.to_builtins(call) for call in self.steps]
         data["trailer"] = None if self.trailer is None else msgspec.to_builtins(self.trailer)
+        if self._order:
+            data["order"] = list(self._order)
         return data
 
     @property
@@ -141,7 +149,7 @@ class Cassette:
         if isinstance(self.steps, StoredCalls):
             return self.steps.outline
         try:
-            return Outline(self.steps)
+            return Outline(self.steps, is_log=self.header.is_log, order=self._order)
         except ValueError as error:
             raise CassetteError(str(error), self.path) from error
 
@@ -191,14 +199,15 @@ class Cassette:
         apply_rules(self, Redaction(names, replacement=replacement).joined(recorded_rules(self)))
         return self
 
-    def _lines(self) -> Iterator[bytes]:
-        """Lines one by one, so that a large cassette is never in memory as a whole."""
-        yield header_line(self.header)
-        steps = self.steps
-        for index in range(len(steps)):
-            yield steps.raw(index) if isinstance(steps, StoredCalls) else call_line(steps[index])
-        if self.trailer is not None:
-            yield trailer_line(msgspec.structs.replace(self.trailer, calls=len(self)))
+    def lines(self) -> Iterator[bytes]:
+        """The lines of its file, one by one, so that a large cassette is never in memory as a whole.
+
+        Raises:
+            CassetteError: if a call cannot be read.
+        """
+        if self.trailer is None:
+            return log_lines(self.header, self.steps)
+        return finished_lines(self.header, self.steps, self.outline, self.trailer)
 
     def __len__(self) -> int:
         return len(self.steps)
@@ -294,8 +303,9 @@ class CassetteDiff:
 def diff_cassettes(a: Cassette | str | os.PathLike[str], b: Cassette | str | os.PathLike[str]) -> CassetteDiff:
     """Compare two recordings, given as cassettes or as paths.
 
-    Calls are compared in the order in which they were started. Calls that are the same in both are aligned first; in
-    between, calls of one name count as changed. A call that is the same in both but out of order counts as moved.
+    Calls are compared in the order in which a finished cassette has them: those of one task in the order in which they
+    were started. Calls that are the same in both are aligned first; in between, calls of one name count as changed. A
+    call that is the same in both but out of order counts as moved.
 
     Raises:
         CassetteError: if one cannot be loaded.
@@ -340,17 +350,17 @@ _Keys: TypeAlias = list[tuple[str, str]]
 """Name and digest of each call."""
 
 
-def _keys_and_order(cassette: Cassette) -> tuple[_Keys, list[int]]:
-    """The keys of all calls, and their indices in the order in which they were started."""
-    keys: _Keys = []
-    ids: list[int] = []
-    for call in cassette.steps:
-        keys.append((call.name, call.digest))
-        ids.append(call.id)
-    return keys, sorted(range(len(ids)), key=ids.__getitem__)
+def _keys_and_order(cassette: Cassette) -> tuple[_Keys, Sequence[int]]:
+    """The keys of all calls, and their indices in the order of the lines of a finished cassette."""
+    outline = cassette.outline
+    keys: _Keys = [("", "")] * len(outline)
+    for name, indices in outline.names.items():
+        for index in indices:
+            keys[index] = name, outline.digests[index].hex()
+    return keys, order_of_lines(outline.enclosing(), outline.lanes, outline.forked, outline.events())
 
 
-def _pairs_of_one_name(keys: _Keys, keys_b: _Keys, left: list[int], right: list[int]) -> list[tuple[int, int]]:
+def _pairs_of_one_name(keys: _Keys, keys_b: _Keys, left: Sequence[int], right: Sequence[int]) -> list[tuple[int, int]]:
     """Pair calls of one name, in order, between two common calls: they are the same call with other arguments.
 
     Calls that are on both sides have moved, and are no part of a pair.

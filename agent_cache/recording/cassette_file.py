@@ -1,16 +1,19 @@
-"""The file of a cassette: its lines, reading it, and writing it under a lock. JSON Lines, version 1.
+"""The file of a cassette: its lines, reading it, and writing it under a lock. JSON Lines, version 2.
 
-    {"agent_cache_cassette": 1, "recorded_at": "2026-01-01T12:00:00Z", "model": null, "redact": {}}
+    {"agent_cache_cassette": 2, "recorded_at": "2026-01-01T12:00:00Z", "model": null, "redact": {}}
     {"id": 1, "kind": "tool", "name": "shop:get_order", "arguments": {"order_id": "7"}, "digest": "5f1c...", ...}
-    {"trailer": {"calls": 1, "duration_ms": 12.5, "ended": "returned"}}
+    {"trailer": {"calls": 1, "duration_ms": 12.5, "ended": "returned"}, "times": [[120, 11950]]}
 
-Lines are in the order in which calls ended, ids in the order in which they started. An outcome is one of
-``{"value": ...}`` (JSON itself), ``{"typed": ...}`` (read by the return annotation), ``{"any": ...}`` (with tags),
-``{"object": [...]}`` (of a registered class), ``{"error": ...}``, ``{"stream": {"chunks": [...], "end": ...}}``,
-``{"cancelled": true}``, ``{"unencodable": "module:Class"}`` and ``{"unfinished": true}``.
+What depends on how long calls took is in the header and the trailer alone, so that a run that does the same again has
+the same lines. An outcome is one of ``{"value": ...}`` (JSON itself), ``{"typed": ...}`` (read by the return
+annotation), ``{"any": ...}`` (with tags), ``{"object": [...]}`` (of a registered class), ``{"error": ...}``,
+``{"stream": {"chunks": [...], "end": ...}}``, ``{"cancelled": true}``, ``{"unencodable": "module:Class"}`` and
+``{"unfinished": true}``.
 
-A recording writes to ``PATH.partial``, which takes the place of ``PATH`` in one step when it ends. Reading checks every
-line once and keeps only what a replay needs to find a call; the call itself is read from the file when it is needed.
+A recording writes a *log* to ``PATH.partial``: each call as it ends, with its times. At the end its calls are put in
+their order (`cassette_layout`) and take the place of ``PATH`` in one step. A file of version 1 is a log with a trailer.
+Reading checks every line once and keeps only what a replay needs to find a call; the call itself is read when it is
+needed.
 """
 
 from __future__ import annotations
@@ -21,14 +24,27 @@ import stat
 import threading
 import weakref
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from hashlib import blake2b
+from itertools import islice, zip_longest
+from operator import lt, ne
 from pathlib import Path
-from typing import Any, BinaryIO, TypeAlias, overload
+from typing import Any, BinaryIO, Literal, TypeAlias, TypeVar, overload
 
 import msgspec
 
 from agent_cache.errors import CassetteError, CassetteNotFound, ConfigurationError
+from agent_cache.recording.cassette_layout import (
+    Prefixes,
+    PrefixReader,
+    PrefixWriter,
+    events_of_log,
+    nested_events,
+    open_in_lane,
+    order_of_lines,
+)
 from agent_cache.recording.redaction import Redaction
 from agent_cache.values.tagged import encode, encode_sorted
 
@@ -39,26 +55,30 @@ except ImportError:  # Windows: only recorders of one process exclude each other
 
 __all__ = [
     "VERSION",
+    "CallLine",
     "Header",
     "Outline",
     "PartialFile",
     "RecordedCall",
     "StoredCalls",
     "Trailer",
+    "TrailerLine",
     "call_line",
     "converted",
     "digest_of",
     "digest_of_key",
+    "finished_lines",
     "header_line",
     "is_being_recorded",
     "is_idle",
+    "log_lines",
     "partial_of",
     "read_file",
     "replace_file",
     "trailer_line",
 ]
 
-VERSION = 1
+VERSION = 2
 
 _LOG = logging.getLogger("agent_cache")
 
@@ -74,12 +94,19 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
         recorded_at: start of the recording, in UTC.
         model: label of the recording.
         redact: redaction rules beside the defaults, so that a replay applies the same.
+        log: true if the lines are in the order in which the calls ended, as a running recording writes them.
     """
 
     agent_cache_cassette: int = VERSION
     recorded_at: str | None = None
     model: str | None = None
     redact: dict[str, Any] = {}
+    log: Literal[True] | msgspec.UnsetType = msgspec.UNSET
+
+    @property
+    def is_log(self) -> bool:
+        """Whether the lines are in the order in which the calls ended. In version 1 they always were."""
+        return self.agent_cache_cassette == 1 or self.log is True
 
 
 class Trailer(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,25 +123,42 @@ class Trailer(msgspec.Struct, frozen=True, kw_only=True):
     ended: str = "returned"
 
 
+class TrailerLine(msgspec.Struct, frozen=True):
+    """The last line, with what depends on how long calls took.
+
+    Attributes:
+        trailer: the trailer.
+        order: as `Outline.order`.
+        times: for each line, start and duration of its call in microseconds.
+    """
+
+    trailer: Trailer
+    order: list[int] = []
+    times: list[tuple[int, int]] = []
+
+
 class RecordedCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One call and its outcome.
 
     Attributes:
-        id: number of its start.
+        id: its number, from 1: of its line, or in a log of its start.
         parent: id of the enclosing call, or None.
         kind: ``tool``, ``llm``, ``call`` or ``env``.
         name: name of the function.
         arguments: arguments by name, as plain data, redacted.
         key: the key that ``cache_key=`` returned; it identifies the call instead of its arguments.
         digest: hexadecimal digest of name and arguments, or of name and key.
-        after: id of the last call that had been written when this one started, 0 if there was none: that call, and
-            those on the lines above it, had ended.
-        lane: number of the task that made it, in the order in which tasks made their first call; a strict replay
-            demands the order of the calls of each task.
+        after: in a log, id of the last call that had been written when this one started, 0 if there was none: that
+            call, and those on the lines above it, had ended. Otherwise 0.
+        lane: number of the task that made it, 0 for the task of the recording itself; a strict replay demands the order
+            of the calls of each task.
+        forked: number of the lane that its lane was forked from.
+        during: ids of the earlier calls of its lane, other than those that enclose it, that had not ended when this one
+            started. In a log it follows from `after`.
         outcome: see the top of this module.
         source: how a tool's cache answered: ``hit``, ``miss``, ``shared``, ``uncached``, ``write`` or ``blocked``.
-        started_ms: its start, from the beginning of the recording.
-        duration_ms: its duration; of a stream, until it was closed.
+        started_ms: its start, from the beginning of the recording. In a finished file the trailer has it.
+        duration_ms: its duration; of a stream, until it was closed. In a finished file the trailer has it.
         input_tokens, output_tokens: of an LLM call, 0 if unknown.
         model: of an LLM call, None if unknown.
         form: ``"agentcassette"`` if the arguments are ``args`` and ``kwargs``, from a cassette of that package.
@@ -129,6 +173,8 @@ class RecordedCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     digest: str = ""
     after: int = 0
     lane: int = 0
+    forked: int = 0
+    during: tuple[int, ...] = ()
     outcome: dict[str, Any]
     source: str = ""
     started_ms: float = 0.0
@@ -137,6 +183,18 @@ class RecordedCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     output_tokens: int = 0
     model: str | None = None
     form: str = ""
+
+
+class CallLine(RecordedCall, frozen=True, kw_only=True, omit_defaults=True):
+    """The line of a call, with its arguments and its outcome as they are written.
+
+    Attributes:
+        prefix: the beginnings of its lists that are not written here, because an earlier call has them, too.
+    """
+
+    arguments: msgspec.Raw = msgspec.Raw(b"{}")  # type: ignore[assignment]  # the same, before it is decoded
+    outcome: msgspec.Raw  # type: ignore[assignment]  # as above
+    prefix: Prefixes = {}
 
 
 def header_line(header: Header) -> bytes:
@@ -166,6 +224,8 @@ def digest_of_key(name: str, key: str) -> bytes:
 
 # Calls of a file
 
+_T = TypeVar("_T")
+_C = TypeVar("_C", bound=RecordedCall)
 _Unread: TypeAlias = dict[str, msgspec.Raw]
 
 
@@ -180,28 +240,39 @@ class _CallHead(msgspec.Struct, frozen=True, kw_only=True):
     digest: str = ""
     after: int = 0
     lane: int = 0
+    forked: int = 0
+    during: tuple[int, ...] = ()
     outcome: _Unread
     form: str = ""
+    prefix: Prefixes = {}
 
 
 class Outline:
     """The fields of the calls of a cassette that a replay needs to find them, in the order of the cassette.
 
     Attributes:
-        ids, parents, after, lanes: as in `RecordedCall`; -1 for no parent.
+        ids, parents, after, lanes, forked: as in `RecordedCall`; -1 for no parent.
+        during: likewise, by index, where there are any.
         digests: likewise, as bytes.
         names: indices by name.
         foreign: indices of the calls from a cassette of another package, by name.
+        is_log: whether the calls are in the order in which they ended.
+        order: of a finished cassette, the id of each call where it started, and ``-id`` where it ended. Empty if they
+            started in this order and overlapped only with those that enclose them.
     """
 
-    def __init__(self, calls: Iterable[RecordedCall] = ()) -> None:
+    def __init__(self, calls: Iterable[RecordedCall] = (), *, is_log: bool = False, order: Sequence[int] = ()) -> None:
         self.ids = array("q")
         self.parents = array("q")
         self.after = array("q")
         self.lanes = array("q")
+        self.forked = array("q")
+        self.during: dict[int, tuple[int, ...]] = {}
         self.digests: list[bytes] = []
         self.names: dict[str, array[int]] = {}
         self.foreign: dict[str, array[int]] = {}
+        self.is_log = is_log
+        self.order = order
         for call in calls:
             self.add(call)
 
@@ -221,8 +292,11 @@ class Outline:
             self.parents.append(-1 if call.parent is None else call.parent)
             self.after.append(call.after)
             self.lanes.append(call.lane)
+            self.forked.append(call.forked)
         except OverflowError:
             raise ValueError("one of its numbers is out of range") from None
+        if call.during:
+            self.during[index] = call.during
         self.digests.append(digest)
         if call.name not in self.names:
             self.names[call.name] = array("q")
@@ -230,12 +304,67 @@ class Outline:
         if call.form:
             self.foreign.setdefault(call.name, array("q")).append(index)
 
+    def index_of(self) -> Callable[[int], int]:
+        """A function that gives the index of the call of a number, -2 if there is none."""
+        ids = self.ids
+        if ids == array("q", range(1, len(ids) + 1)):  # as in a finished cassette
+            return lambda number: number - 1 if 0 < number <= len(ids) else -2
+        found = {number: index for index, number in enumerate(ids)}
+        return lambda number: found.get(number, -2)
+
+    def enclosing(self) -> array[int]:
+        """For each call, the index of the call that encloses it: -1 if none does.
+
+        -2 if that call is not there, or began later than the call: such a call cannot be reached.
+        """
+        index_of, found = self.index_of(), array("q", self.parents)
+        for index, parent in enumerate(found):
+            if parent != -1:
+                found[index] = index_of(parent) if parent < self.ids[index] else -2
+        return found
+
+    def starts(self) -> Sequence[int]:
+        """Indices of the calls in the order in which they started."""
+        if self.order and not self.is_log:
+            return array("q", (event for event in self.events() if event >= 0))
+        ids = self.ids
+        is_sorted = all(map(lt, ids, islice(ids, 1, None)))
+        return range(len(ids)) if is_sorted else sorted(range(len(ids)), key=ids.__getitem__)
+
+    def events(self) -> Sequence[int]:
+        """The index of each call where it started, and ``~index`` where it ended."""
+        if self.is_log:
+            return events_of_log(self.ids, self.after)
+        if not self.order:
+            return array("q", nested_events(self.starts(), self.enclosing()))
+        index_of = self.index_of()
+        events: dict[int, None] = {}  # each at its first place
+        for event in self.order:
+            if (index := index_of(abs(event))) >= 0 and (event > 0 or index in events):
+                events[index if event > 0 else ~index] = None
+        for index in range(len(self)):  # of calls that were added by hand
+            events.setdefault(index)
+            events.setdefault(~index)
+        return array("q", events)
+
+    def open_calls(self) -> dict[int, list[int]]:
+        """By index, the indices of the calls that `RecordedCall.during` names."""
+        if self.is_log:
+            return open_in_lane(self.enclosing(), self.lanes, self.events())
+        index_of = self.index_of() if self.during else int
+        return {
+            index: [found for number in during if (found := index_of(number)) >= 0]
+            for index, during in self.during.items()
+        }
+
     def __len__(self) -> int:
         return len(self.digests)
 
 
 _READ_AHEAD = 16 * 1024
 _call_decoder = msgspec.json.Decoder(RecordedCall)
+_line_decoder = msgspec.json.Decoder(CallLine)
+_SHARED_PARTS = ("arguments", "outcome")
 
 
 class StoredCalls(Sequence[RecordedCall]):
@@ -254,6 +383,10 @@ class StoredCalls(Sequence[RecordedCall]):
         self._starts = array("Q")
         self._sizes = array("L")
         self._line_numbers = array("L")
+        self._times = array("q")
+        self._with_prefix: set[int] = set()
+        self._index_of: Callable[[int], int] | None = None
+        self._prefixes = PrefixReader()
         self._block: tuple[int, bytes] = (0, b"")
         weakref.finalize(self, os.close, descriptor)
 
@@ -264,9 +397,24 @@ class StoredCalls(Sequence[RecordedCall]):
             ValueError: as `Outline.add`.
         """
         self.outline.add(call)
+        if call.prefix:
+            self._with_prefix.add(len(self._starts))
         self._starts.append(start)
         self._sizes.append(size)
         self._line_numbers.append(line_number)
+
+    def add_tables(self, order: list[int], times: list[tuple[int, int]]) -> None:
+        """Add what the trailer says about the calls. Times that are not those of these calls are left out.
+
+        Raises:
+            ValueError: if a number does not fit into 64 bits.
+        """
+        try:
+            self.outline.order = array("q", order)
+            if len(times) == len(self):
+                self._times = array("q", [number for pair in times for number in pair])
+        except OverflowError:
+            raise ValueError("one of its numbers is out of range") from None
 
     def __len__(self) -> int:
         return len(self._starts)
@@ -280,14 +428,52 @@ class StoredCalls(Sequence[RecordedCall]):
             return [self[at] for at in range(len(self))[index]]
         if index < 0:
             index += len(self)
+        if index in self._with_prefix:
+            return self._decoded(index, encode(self.line(index)), _call_decoder)
+        return self._timed(index, self._decoded(index, self._raw(index), _call_decoder))
+
+    def line(self, index: int) -> CallLine:
+        """The line of a call, with the beginnings of its lists.
+
+        Raises:
+            CassetteError: if it is broken.
+        """
+        line = self._decoded(index, self._raw(index), _line_decoder)
+        for pointer, prefix in line.prefix.items():
+            part = pointer.split("/")[1]
+            data = bytes(getattr(line, part))
+            try:
+                data = self._prefixes.whole(line.id, pointer, data, prefix, partial(self._part, part))
+            except ValueError as error:
+                raise CassetteError(f"this line is broken: {error}", self.path, self._line_numbers[index]) from error
+            msgspec.structs.force_setattr(line, part, msgspec.Raw(data))
+        if line.prefix:
+            msgspec.structs.force_setattr(line, "prefix", {})
+        return self._timed(index, line)
+
+    def _part(self, part: str, number: int) -> tuple[bytes, Prefixes]:
+        """A part of a call as it is written."""
+        if self._index_of is None:
+            self._index_of = self.outline.index_of()
+        index = self._index_of(number)
+        if index < 0:
+            raise KeyError(number)
+        line = self._decoded(index, self._raw(index), _line_decoder)
+        return bytes(getattr(line, part)), line.prefix
+
+    def _decoded(self, index: int, line: bytes, decoder: msgspec.json.Decoder[_T]) -> _T:
         try:
-            found: RecordedCall = _call_decoder.decode(self.raw(index))
+            return decoder.decode(line)
         except msgspec.DecodeError as error:
             raise CassetteError(f"this line is broken: {error}", self.path, self._line_numbers[index]) from error
-        return found
 
-    def raw(self, index: int) -> bytes:
-        """The line of a call."""
+    def _timed(self, index: int, call: _C) -> _C:
+        if self._times:
+            msgspec.structs.force_setattr(call, "started_ms", self._times[2 * index] / 1000)
+            msgspec.structs.force_setattr(call, "duration_ms", self._times[2 * index + 1] / 1000)
+        return call
+
+    def _raw(self, index: int) -> bytes:
         start, size = self._starts[index], self._sizes[index]
         first, block = self._block
         if not first <= start <= start + size <= first + len(block):
@@ -303,13 +489,9 @@ _CONFLICT = (b"<<<<<<< ", b"=======", b">>>>>>> ", b"||||||| ")
 _TRAILER = b'{"trailer":'
 
 
-class _TrailerLine(msgspec.Struct, frozen=True):
-    trailer: Trailer
-
-
 _header_decoder = msgspec.json.Decoder(Header)
 _head_decoder = msgspec.json.Decoder(_CallHead)
-_trailer_decoder = msgspec.json.Decoder(_TrailerLine)
+_trailer_decoder = msgspec.json.Decoder(TrailerLine)
 
 
 def read_file(
@@ -343,6 +525,7 @@ def read_file(
                 raise CassetteError("is empty; delete it, or record it again", path)
             header = _read_header(path, first)
             if header is not None:
+                calls.outline.is_log = header.is_log
                 return header, calls, _read_calls(path, file, calls, progress)
             file.seek(0)
             return converted(_read_document(path, file.read()), path)
@@ -362,13 +545,19 @@ def _read_calls(
         if trailer is not None and content:
             raise CassetteError("a line follows the trailer", path, number)
         if content.startswith(_TRAILER):
-            trailer = _decoded(path, number, content, _trailer_decoder).trailer
+            last: TrailerLine = _decoded(path, number, content, _trailer_decoder)
+            trailer = last.trailer
+            try:
+                calls.add_tables(last.order, last.times)
+            except ValueError as error:
+                raise CassetteError(str(error), path, number) from error
         elif content and not line.endswith(b"\n"):
             break  # the process was killed while it wrote this
         elif content:
             call = _decoded(path, number, content, _head_decoder)
             if call.id in seen:
                 raise CassetteError(f"an earlier line has the id {call.id}, too", path, number)
+            _check_prefixes(path, number, call.prefix, seen)
             seen.add(call.id)
             try:
                 calls.add(call, position, len(line), number)
@@ -378,6 +567,14 @@ def _read_calls(
         if progress is not None:
             progress(position)
     return trailer
+
+
+def _check_prefixes(path: Path, number: int, prefixes: Prefixes, seen: set[int]) -> None:
+    for pointer, (owner, _) in prefixes.items():
+        if not pointer.startswith(("/arguments/", "/outcome/")):
+            raise CassetteError(f"the prefix {pointer!r} is no place in arguments or outcome", path, number)
+        if owner not in seen:
+            raise CassetteError(f"it begins as call {owner}, which is on no earlier line", path, number)
 
 
 def _decoded(path: Path, number: int, content: bytes, decoder: msgspec.json.Decoder[Any]) -> Any:
@@ -458,7 +655,7 @@ def converted(document: Any, path: Path | str = "") -> tuple[Header, list[Record
             f"is a cassette of agentcassette of version {document['version']!r}; only 1 is known", path, 1
         )
     calls = [_converted_step(step, index, path) for index, step in enumerate(document["steps"])]
-    header = Header(recorded_at=_text(document.get("recorded_at")), model=_text(document.get("model")))
+    header = Header(recorded_at=_text(document.get("recorded_at")), model=_text(document.get("model")), log=True)
     return header, calls, Trailer(calls=len(calls), duration_ms=_number(document.get("duration_ms")))
 
 
@@ -489,6 +686,93 @@ def _text(value: Any) -> str | None:
 
 def _number(value: Any) -> float:
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else 0.0
+
+
+# Lines of whole cassettes
+
+
+def log_lines(header: Header, calls: Iterable[RecordedCall]) -> Iterator[bytes]:
+    """The lines of a recording that was killed: as they are, without a trailer."""
+    yield header_line(msgspec.structs.replace(header, agent_cache_cassette=VERSION, log=header.is_log or msgspec.UNSET))
+    for call in calls:
+        yield call_line(call)
+
+
+def finished_lines(
+    header: Header, calls: Sequence[RecordedCall], outline: Outline, trailer: Trailer
+) -> Iterator[bytes]:
+    """The lines of a finished cassette, one by one, so that a large one is never in memory as a whole.
+
+    Args:
+        header, trailer: are written with the numbers of this version and of these calls.
+        calls: the calls in any order.
+        outline: of the calls.
+    """
+    enclosing, events, open_calls = outline.enclosing(), outline.events(), outline.open_calls()
+    indices = order_of_lines(enclosing, outline.lanes, outline.forked, events)
+    numbers = array("q", bytes(8 * len(indices)))
+    lanes = {0: 0}
+    for number, index in enumerate(indices, 1):
+        numbers[index] = number
+        lanes.setdefault(outline.lanes[index], len(lanes))
+    yield header_line(msgspec.structs.replace(header, agent_cache_cassette=VERSION, log=msgspec.UNSET))
+    writer = PrefixWriter()
+    times = bytearray()
+    for index in indices:
+        line = calls.line(index) if isinstance(calls, StoredCalls) else _line_decoder.decode(encode(calls[index]))
+        times += b",[%d,%d]" % (round(line.started_ms * 1000), round(line.duration_ms * 1000))
+        number, prefix, parent = numbers[index], Prefixes(), enclosing[index]
+        arguments, outcome = (
+            msgspec.Raw(writer.share(number, line.name, f"/{part}", bytes(getattr(line, part)), prefix))
+            for part in _SHARED_PARTS
+        )
+        yield call_line(
+            msgspec.structs.replace(
+                line,
+                id=number,
+                parent=None if line.parent is None else numbers[parent] if parent >= 0 else 0,
+                after=0,
+                lane=lanes[line.lane],
+                forked=lanes.get(line.forked, 0),
+                during=tuple(sorted(numbers[each] for each in open_calls.get(index, ()))),
+                arguments=arguments,
+                outcome=outcome,
+                prefix=prefix,
+                started_ms=0.0,
+                duration_ms=0.0,
+            )
+        )
+    last: dict[str, Any] = {"trailer": msgspec.structs.replace(trailer, calls=len(indices))}
+    if any(map(ne, events, nested_events(indices, enclosing))):
+        order = (numbers[event] if event >= 0 else -numbers[~event] for event in events)
+        last["order"] = msgspec.Raw(b"[%b]" % b",".join(b"%d" % event for event in order))
+    last["times"] = msgspec.Raw(b"[%b]" % bytes(times[1:]))
+    yield encode(last) + b"\n"
+
+
+def _without_times(line: bytes) -> Any:
+    """What a line says, other than when and how long a run was."""
+    try:
+        if line.startswith(_TRAILER):
+            trailer = _trailer_decoder.decode(line).trailer
+            return msgspec.structs.replace(trailer, duration_ms=0.0)
+        if line.startswith(b'{"agent_cache_cassette"'):
+            return msgspec.structs.replace(_header_decoder.decode(line), recorded_at=None)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        pass
+    return line
+
+
+def _has_same_calls(path: Path, other: Path) -> bool:
+    """Whether two files differ in times at most."""
+    try:
+        with path.open("rb") as one, other.open("rb") as two:
+            return all(
+                mine == theirs or (mine and theirs and _without_times(mine) == _without_times(theirs))
+                for mine, theirs in zip_longest(one, two)
+            )
+    except FileNotFoundError:
+        return False
 
 
 # Writing
@@ -547,10 +831,39 @@ class PartialFile:
         Raises:
             CassetteError: if that is not possible. The lines remain in the partial file.
         """
-        try:
+        with self._closing():
             if self._is_own_process():
                 os.fsync(self._descriptor)
                 self.partial.replace(self._target)
+
+    def finish_as(self, lines: Callable[[], Iterable[bytes]]) -> None:
+        """Replace the old file by these lines in the place of the written ones.
+
+        An old file that has the same calls stays as it is, with its times.
+
+        Raises:
+            CassetteError: if that is not possible. The written lines remain in the partial file.
+        """
+        with self._closing():
+            if not self._is_own_process():
+                return
+            finished = self.partial.with_name(self.partial.name + ".sorted")
+            finished.unlink(missing_ok=True)  # of a process that was killed here
+            try:
+                with finished.open("xb") as file:
+                    file.writelines(lines())
+                    file.flush()
+                    os.fsync(file.fileno())
+                if not _has_same_calls(finished, self._target):
+                    finished.replace(self._target)
+            finally:
+                finished.unlink(missing_ok=True)
+            self.partial.unlink()
+
+    @contextmanager
+    def _closing(self) -> Iterator[None]:
+        try:
+            yield
         except OSError as error:
             raise CassetteError(
                 f"cannot be written: {error.strerror}; the recording is in {self.partial.name}", self.path

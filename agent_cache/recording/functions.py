@@ -205,7 +205,7 @@ class ActiveCall:
         counts: how many calls of each digest were made inside of it.
         recorded: the recorded call that answers it; None if it runs.
         index: position of that call in the cassette, also if it runs all the same.
-        id, after, lane, started: as in `RecordedCall`; 0 where nothing is recorded.
+        id, after, lane, forked, started: as in `RecordedCall`; 0 where nothing is recorded.
         tool_call: the engine's side of it, if it is a call of a cached tool.
         passed: positional and keyword arguments as they were passed; for the user's extractors.
         usage: tokens and model, if it is an LLM call.
@@ -215,7 +215,7 @@ class ActiveCall:
     """
 
     __slots__ = (
-        "after", "arguments", "chunks", "counts", "digest", "function", "id", "index", "is_awaited",
+        "after", "arguments", "chunks", "counts", "digest", "forked", "function", "id", "index", "is_awaited",
         "is_plain_stream", "key", "lane", "occurrence", "outer", "owner", "parent", "passed", "place", "recorded",
         "started", "tool_call", "usage",
     )  # fmt: skip
@@ -240,6 +240,7 @@ class ActiveCall:
         self.id = 0
         self.after = 0
         self.lane = 0
+        self.forked = 0
         self.started = 0.0
         self.tool_call: InterceptedCall | None = None
         self.passed: tuple[tuple[Any, ...], dict[str, Any]] = _NOTHING_PASSED

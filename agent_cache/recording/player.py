@@ -14,6 +14,7 @@ from array import array
 from collections.abc import Iterator, Sequence
 from difflib import SequenceMatcher
 from hashlib import blake2b
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -189,7 +190,7 @@ class Player:
 
     def _check_order(self, call: ActiveCall, index: int) -> None:
         late = self.matcher.late(index)
-        if late is None or late == index:
+        if late is None:
             return
         missing = self.cassette.steps[late]
         text = (
@@ -237,8 +238,9 @@ class Matcher:
         self._outline = cassette.outline
         self._redaction = redaction
         self._index_of: dict[bytes, int] = {}
-        self._parents = array("q")
-        self._after = array("q")
+        self._parents = self._outline.enclosing()
+        self._open_calls = self._outline.open_calls()
+        self._places: dict[int, int] = {}  # of events, as soon as they are asked for
         self._children: dict[int, array[int]] = {}
         self._adopted: set[str] = set()
         self._is_covered = bytearray(len(cassette))
@@ -248,7 +250,6 @@ class Matcher:
         self.remaining = len(cassette)
         self.has_foreign = bool(self._outline.foreign)
         self._read_tree()
-        self._read_places()
 
     def find(self, place: bytes) -> int | None:
         """Index of the call in this place, or None."""
@@ -296,8 +297,12 @@ class Matcher:
         while first < len(siblings) and self._is_over[siblings[first]]:
             first += 1
         self._first_running[lane] = first
-        if first < len(siblings) and siblings[first] < self._after[index]:
-            return siblings[first]
+        overlapping = self._open_calls.get(index, ())
+        for earlier in islice(siblings, first, None):
+            if earlier == index:
+                return None
+            if not self._is_over[earlier] and earlier not in overlapping:
+                return earlier
         return None
 
     def left_over(self) -> Iterator[int]:
@@ -305,8 +310,21 @@ class Matcher:
         return (index for index, covered in enumerate(self._is_covered) if not covered)
 
     def children(self, index: int) -> Sequence[int]:
-        """Indices of the calls that a call encloses, in the order in which they ended."""
+        """Indices of the calls that a call encloses, in the order in which they started."""
         return self._children.get(index, ())
+
+    def inside(self, index: int) -> list[int]:
+        """Indices of the calls that a call encloses, and of those that these enclose."""
+        found = list(self.children(index))
+        for each in found:
+            found += self.children(each)
+        return found
+
+    def events_of(self, indices: Sequence[int]) -> list[int]:
+        """The index of each of these calls where it started, and ``~index`` where it ended, in their order."""
+        if not self._places and indices:
+            self._places = {event: place for place, event in enumerate(self._outline.events())}
+        return sorted((event for index in indices for event in (index, ~index)), key=self._places.__getitem__)
 
     def parent(self, index: int) -> int:
         """Index of the call that encloses it, -1 if there is none."""
@@ -349,28 +367,15 @@ class Matcher:
         return digest_of(function.name, self._redaction.apply(data))
 
     def _read_tree(self) -> None:
-        outline = self._outline
-        ids = {number: index for index, number in enumerate(outline.ids)}
-        for index, parent in enumerate(outline.parents):
-            # A call whose parent never ended, or began later than the call, cannot be reached: -2 is no call's index.
-            enclosing = -1
-            if parent != -1:
-                enclosing = ids.get(parent, -2) if parent < outline.ids[index] else -2
-            self._parents.append(enclosing)
-            self._after.append(ids.get(outline.after[index], -1) + 1)
-            self._children.setdefault(enclosing, array("q")).append(index)
-            self._lanes.setdefault((enclosing, outline.lanes[index]), array("q")).append(index)
-
-    def _read_places(self) -> None:
-        digests = self._outline.digests
+        digests, lanes = self._outline.digests, self._outline.lanes
         places: dict[int, bytes] = {-1: ROOT_PLACE}
         counts: dict[bytes, int] = {}
-        # In the order of ids, which is the order of starts: a call starts after the one that encloses it. Of two calls
-        # with one id the later line counts.
-        index_of_id = {number: index for index, number in enumerate(self._outline.ids)}
-        for number in sorted(index_of_id):
-            index = index_of_id[number]
-            enclosing = places.get(self._parents[index])
+        are_enclosing = frozenset(self._parents)
+        for index in self._outline.starts():  # a call starts after the one that encloses it
+            parent = self._parents[index]
+            self._children.setdefault(parent, array("q")).append(index)
+            self._lanes.setdefault((parent, lanes[index]), array("q")).append(index)
+            enclosing = places.get(parent)
             if enclosing is None:
                 continue
             place = place_of(enclosing, digests[index], 0)
@@ -378,7 +383,7 @@ class Matcher:
                 occurrence = counts.get(place, 1)
                 counts[place] = occurrence + 1
                 place = place_of(enclosing, digests[index], occurrence)
-            if index in self._children:
+            if index in are_enclosing:
                 places[index] = place
             self._index_of[place] = index
 

@@ -99,7 +99,7 @@ class Recorder:
 
     @property
     def steps(self) -> Sequence[RecordedCall]:
-        """Its calls, in the order in which they ended."""
+        """Its calls, in the order of their numbers; while the recording runs, in the order in which they ended."""
         return self.cassette.steps
 
     def __repr__(self) -> str:
@@ -449,14 +449,16 @@ class CassetteWriter:
         self._last_id = 0
         self._open: dict[int, ActiveCall] = {}
         self._copied_ids: dict[int, int] = {}
+        self._copied_lanes = 0
         self._task_lanes: MutableMapping[Any, int] = weakref.WeakKeyDictionary()
         self._thread_lanes: dict[int, int] = {}
         self._next_lane = 0
         self._latest_task: Callable[[], Any] = _no_task
         self._latest_lane = 0
         now = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+        header = Header(recorded_at=now, model=model, redact=redaction.describe(), log=True)
         try:
-            self._file.append(header_line(Header(recorded_at=now, model=model, redact=redaction.describe())))
+            self._file.append(header_line(header))
         except OSError as error:
             self._file.discard()
             raise CassetteError(f"cannot be written: {error.strerror}", path) from error
@@ -486,6 +488,7 @@ class CassetteWriter:
             digest=call.digest.hex(),
             after=call.after,
             lane=call.lane,
+            forked=call.forked,
             outcome=outcome,
             source=source,
             started_ms=_milliseconds(call.started - self._began),
@@ -504,28 +507,23 @@ class CassetteWriter:
         """Write a call again that was answered from the old recording, and the calls that it enclosed."""
         if self.is_closed or self._open.pop(call.id, None) is None or call.index is None:
             return
-        after = self._last_id
-        for child in matcher.children(call.index):
-            self._copy(child, call.id, after, matcher)
         assert call.recorded is not None
+        self._copied_ids[call.index] = call.id
+        self._copy(matcher.inside(call.index), {call.recorded.lane: call.lane}, call.lane, matcher)
         parent = None if call.parent is None else call.parent.id
         self._write(
             msgspec.structs.replace(
-                call.recorded, id=call.id, parent=parent, after=call.after, lane=call.lane, form="",
-                digest=call.digest.hex(), name=call.function.name, arguments=call.arguments,
+                call.recorded, id=call.id, parent=parent, after=call.after, lane=call.lane, forked=call.forked,
+                during=(), form="", digest=call.digest.hex(), name=call.function.name, arguments=call.arguments,
             )
         )  # fmt: skip
-        self._copied_ids[call.index] = call.id
 
     def keep_rest(self, matcher: Matcher) -> None:
         """Write the calls of the old recording that this run has not made."""
-        for index in list(matcher.left_over()):
-            parent = matcher.parent(index)
-            if parent < 0 or matcher.is_covered(parent):
-                self._copy(index, self._copied_ids.get(parent), self._last_id, matcher)
+        self._copy(list(matcher.left_over()), {0: 0}, 0, matcher)
 
     def finish(self, ended: str) -> None:
-        """Write the calls that have not ended, the trailer, and put the file in its place.
+        """Write the calls that have not ended and the trailer, and put the calls in the place of the old file.
 
         Args:
             ended: how the run ended, as in `Trailer`.
@@ -547,7 +545,7 @@ class CassetteWriter:
                 f"could not be written: {self._failure.strerror}; what could be is in {self.path.name}.partial",
                 self.path,
             ) from self._failure
-        self._file.finish()
+        self._file.finish_as(lambda: Cassette.load(self._file.partial).lines())
 
     def discard(self) -> None:
         """Leave the old file as it is."""
@@ -570,14 +568,32 @@ class CassetteWriter:
             self._latest_task, self._latest_lane = weakref.ref(task), lane
         return lane
 
-    def _copy(self, index: int, parent: int | None, after: int, matcher: Matcher) -> None:
-        number = self._next_id
-        self._next_id += 1
-        self._copied_ids[index] = number
-        for child in matcher.children(index):
-            self._copy(child, number, after, matcher)
-        matcher.cover_alone(index)
-        self._write(msgspec.structs.replace(matcher.cassette.steps[index], id=number, parent=parent, after=after))
+    def _copy(self, indices: Sequence[int], lanes: dict[int, int], forked: int, matcher: Matcher) -> None:
+        """Write calls of the old recording again, which overlap as they did.
+
+        Args:
+            indices: of the calls.
+            lanes: lanes of this recording by those of the old one. Others get negative numbers, which are free.
+            forked: the lane that lanes were forked from whose origin is not known.
+            matcher: of the old recording.
+        """
+        after: dict[int, int] = {}
+        for event in matcher.events_of(indices):
+            if event >= 0:
+                self._copied_ids[event], after[event] = self._next_id, self._last_id
+                self._next_id += 1
+                continue
+            call = matcher.cassette.steps[~event]
+            matcher.cover_alone(~event)
+            if call.lane not in lanes:
+                self._copied_lanes += 1
+                lanes[call.lane] = -self._copied_lanes
+            self._write(
+                msgspec.structs.replace(
+                    call, id=self._copied_ids[~event], parent=self._copied_ids.get(matcher.parent(~event)),
+                    after=after[~event], lane=lanes[call.lane], forked=lanes.get(call.forked, forked), during=(),
+                )
+            )  # fmt: skip
 
     def _write(self, call: RecordedCall) -> None:
         self._append(call_line(call))

@@ -39,7 +39,7 @@ def test_show_is_a_timeline(cassette, command):
     assert (code, err) == (0, "")
     assert "label" in lines[0]
     calls = lines[2:-1]
-    assert [line.split()[0] for line in calls] == ["1", "0", "2", "3", "4"]  # in the order they were started
+    assert [line.split()[0] for line in calls] == ["0", "1", "2", "3", "4"]  # in the order they were started
     assert "shop:outer(question='x') -> {'answer': 'X'}" in calls[0]
     assert calls[1].index("shop:ask") == calls[0].index("shop:outer") + 2  # nested
     assert "raised TimeoutError: no answer" in calls[2]
@@ -63,8 +63,8 @@ def test_show_as_json_has_everything(cassette, document):
         "output_tokens": 30,
     }
     assert [(call["index"], call["depth"], call["name"]) for call in shown["calls"]] == [
-        (1, 0, "shop:outer"),
-        (0, 1, "shop:ask"),
+        (0, 0, "shop:outer"),
+        (1, 1, "shop:ask"),
         (2, 0, "shop:ask"),
         (3, 0, "model"),
     ]
@@ -213,7 +213,7 @@ def test_verify_of_good_cassettes_is_0(cassette, command, tmp_path):
         ([('"outcome":{"value"', '"outcome":{"valeu"')], "structure", 2, "the outcome has no known form: valeu"),
         ([('{"calls":2', '{"calls":3')], "structure", 0, "the trailer counts 3 calls, but the file has 2"),
         ([('{"id":2', '<<<<<<< HEAD\n{"id":2')], "structure", 3, "has a merge conflict"),
-        ([('"agent_cache_cassette":1', '"agent_cache_cassette":99')], "structure", 1, "has format version 99"),
+        ([('"agent_cache_cassette":2', '"agent_cache_cassette":99')], "structure", 1, "has format version 99"),
         ([('"answer":"X"', f'"answer":"{SECRET}"')], "secret", 2, "outcome.value.answer contains a secret"),
     ],
 )

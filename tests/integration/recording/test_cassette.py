@@ -71,7 +71,7 @@ def test_a_cassette_of_agentcassette_loads(legacy):
 async def test_a_cassette_of_agentcassette_is_replayed_in_any_spelling_and_order(is_converted, legacy):
     if is_converted:
         Cassette.load(legacy).save(legacy)
-        assert legacy.read_bytes().startswith(b'{"agent_cache_cassette":1')
+        assert legacy.read_bytes().startswith(b'{"agent_cache_cassette":2')
     with replay(legacy) as player:
         assert [add(b=2, a=1), add(1, 2)] == [3, 33]
         assert await ask("hi", True) == {"text": "HI"}

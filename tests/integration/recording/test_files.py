@@ -310,7 +310,7 @@ BROKEN = {
     "a list": (b"[1, 2]", "no cassette", 1),
     "binary": (b"\x00\xff\xfe\x00" * 10, "no cassette", 1),
     "a header that breaks off": (b'{"agent_cache_cassette":1,"rec', "breaks off", 1),
-    "a newer version": (b'{"agent_cache_cassette":2,"shiny":true}\n', "version 2", 1),
+    "a newer version": (b'{"agent_cache_cassette":3,"shiny":true}\n', "version 3", 1),
     "no version": (b'{"agent_cache_cassette":"one"}\n', "version 'one'", 1),
     "a conflict in the header": (b"<<<<<<< HEAD\n" + HEADER, "merge conflict", 1),
     "a conflict": (HEADER + CALL + b"<<<<<<< HEAD\n" + CALL + b"=======\n>>>>>>> theirs\n", "merge conflict", 3),

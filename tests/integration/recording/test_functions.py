@@ -158,7 +158,7 @@ async def test_replaying_an_outer_call_never_runs_the_inner_ones(path):
 
     with record(path) as recorder:
         assert await outer(2) == 9
-    assert [call.parent for call in recorder.steps] == [1, 1, 1, None]
+    assert [call.parent for call in recorder.steps] == [None, 1, 1, 1]
     with off_and(path, strict=True) as player:
         assert await outer(2) == 9
     assert player.remaining == 0

@@ -94,7 +94,7 @@ def test_new_episodes_keeps_what_a_replayed_call_encloses(path):
     with record(path, mode="new_episodes"):
         assert [outer("a"), ask("z")] == ["a v1!", "z v2"]
     assert [(call.name, call.parent is None) for call in Cassette.load(path)] == [
-        ("ask", False), ("outer", True), ("ask", True)
+        ("outer", True), ("ask", False), ("ask", True)
     ]  # fmt: skip
     with replay(path, strict=True, policy={"outer": "live"}):
         assert [outer("a"), ask("z")] == ["a v1!", "z v2"]

@@ -64,7 +64,7 @@ async def test_an_answer_is_never_served_to_other_arguments(path):
 async def test_an_unchanged_agent_that_gathers_is_replayed_right(strict, path):
     with record(path) as recorder:
         recorded = await asyncio.gather(fetch("a"), fetch("b"), fetch("c"))
-    assert [call.arguments["name"] for call in recorder.steps] == ["c", "b", "a"], "they end in the other order"
+        assert [call.arguments["name"] for call in recorder.steps] == ["c", "b", "a"], "they end in the other order"
     with replay(path, strict=strict):
         assert await asyncio.gather(fetch("a"), fetch("b"), fetch("c")) == recorded
 

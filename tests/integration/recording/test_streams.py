@@ -189,7 +189,7 @@ async def test_calls_inside_of_a_stream_are_enclosed_by_it(source, path):
         async for number in numbers():
             await inner(number)
     assert [(call.name, call.parent) for call in recorder.steps] == [
-        ("inner", 1), ("inner", None), ("inner", 1), ("inner", None), ("numbers", None)
+        ("numbers", None), ("inner", 1), ("inner", None), ("inner", 1), ("inner", None)
     ]  # fmt: skip
     with replay(path, strict=True):
         async for number in numbers():
@@ -210,7 +210,7 @@ def test_calls_inside_of_a_plain_stream_are_enclosed_by_it(path):
         for number in numbers():
             inner(number)
     assert [(call.name, call.parent) for call in recorder.steps] == [
-        ("inner", 1), ("inner", None), ("inner", 1), ("inner", None), ("numbers", None)
+        ("numbers", None), ("inner", 1), ("inner", None), ("inner", 1), ("inner", None)
     ]  # fmt: skip
 
 

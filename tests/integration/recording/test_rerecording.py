@@ -1,0 +1,436 @@
+"""A recording of a run that does the same again is the same file, and a changed run changes the lines of that alone."""
+
+import asyncio
+import json
+import os
+from collections.abc import Awaitable, Callable
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from agent_cache.recording import Cassette, CassetteError, DivergenceError, intercept, record, replay
+from agent_cache.recording.cassette_file import digest_of
+
+
+@intercept(name="ask")
+async def ask(question: str) -> str:
+    for _ in range(World.latency.get(question, 1)):
+        await asyncio.sleep(0)
+    return World.answers.get(question, question + "?")
+
+
+class World:
+    latency: dict[str, int] = {}
+    answers: dict[str, str] = {}
+
+
+@pytest.fixture(autouse=True)
+def unchanged_world():
+    World.latency, World.answers = {}, {}
+
+
+async def in_turn(*questions: str) -> None:
+    for question in questions:
+        await ask(question)
+
+
+async def agents() -> None:
+    """Two agents at once between two questions of the main one; the second has two of its own."""
+
+    async def team() -> None:
+        await ask("b1")
+        await asyncio.gather(in_turn("c1", "c2"), in_turn("d1", "d2"))
+        await ask("b2")
+
+    await ask("first")
+    await asyncio.gather(in_turn("a1", "a2", "a3"), team())
+    await ask("last")
+
+
+async def lines_of(path: Path, run: Callable[[], Awaitable[object]] = agents) -> list[bytes]:
+    with record(path):
+        await run()
+    return path.read_bytes().splitlines(keepends=True)
+
+
+LATENCIES = [
+    {},
+    {"a1": 9, "c1": 5},
+    {"a1": 3, "b1": 7, "d1": 4, "d2": 8},
+    {"a2": 20, "c2": 12, "b2": 2},
+]
+
+
+@pytest.mark.parametrize("latency", LATENCIES[1:])
+async def test_the_lines_do_not_depend_on_how_long_calls_take(latency, tmp_path):
+    one = await lines_of(tmp_path / "one.jsonl")
+    World.latency = latency
+    other = await lines_of(tmp_path / "other.jsonl")
+    assert one[1:-1] == other[1:-1]
+    questions = [json.loads(line)["arguments"]["question"] for line in one[1:-1]]
+    assert [one for one in questions if one[0] not in "cd"] == ["first", "a1", "a2", "a3", "b1", "b2", "last"]
+
+
+async def test_what_depends_on_time_is_in_the_header_and_in_the_trailer(path):
+    World.latency = LATENCIES[2]
+    lines = await lines_of(path)
+    assert not any(word in line for line in lines[1:-1] for word in (b"_ms", b'"after"'))
+    last = json.loads(lines[-1])
+    assert len(last["times"]) == last["trailer"]["calls"] == 11
+    assert sorted(map(abs, last["order"])) == sorted([*range(1, 12)] * 2)
+    for call, (started, duration) in zip(Cassette.load(path), last["times"], strict=True):
+        assert (call.started_ms, call.duration_ms) == (started / 1000, duration / 1000)
+
+
+async def test_a_run_that_does_not_overlap_needs_no_order(path):
+    @intercept(name="outer")
+    async def outer() -> None:
+        await in_turn("b", "c")
+
+    async def run() -> None:
+        await ask("a")
+        await outer()
+        await ask("d")
+
+    assert "order" not in json.loads((await lines_of(path, run))[-1])
+
+
+@pytest.mark.parametrize("mode", ["rewrite", "all", "new_episodes"])
+async def test_an_equal_run_leaves_the_file_untouched(mode, path):
+    before = await lines_of(path)
+    os.utime(path, (1, 1))
+    World.latency = LATENCIES[1]
+    with record(path, mode=mode) as recorder:
+        await agents()
+    assert path.read_bytes().splitlines(keepends=True) == before
+    assert path.stat().st_mtime == 1
+    assert [one.name for one in path.parent.iterdir()] == [path.name], "nothing is left beside it"
+    assert len(recorder.cassette) == 11
+
+
+async def test_a_changed_answer_changes_its_line_alone(path):
+    before = await lines_of(path)
+    World.answers, World.latency = {"c1": "something else"}, LATENCIES[3]
+    after = await lines_of(path)
+    changed = [old for old, new in zip(before[1:-1], after[1:-1], strict=True) if old != new]
+    assert [json.loads(line)["arguments"]["question"] for line in changed] == ["c1"]
+
+
+@pytest.mark.parametrize("changes", [{"model": "m"}, {"redact": ["pin"]}], ids=str)
+async def test_another_header_is_another_recording(changes, path):
+    before = await lines_of(path)
+    with record(path, **changes):
+        await agents()
+    after = path.read_bytes().splitlines(keepends=True)
+    assert before[0] != after[0]
+    assert before[1:-1] == after[1:-1]
+
+
+async def test_a_run_that_raised_is_another_recording(path):
+    await lines_of(path)
+    with pytest.raises(KeyError), record(path):
+        await agents()
+        raise KeyError
+    assert Cassette.load(path).trailer.ended == "raised KeyError"
+
+
+async def test_saving_what_was_loaded_changes_nothing(path, tmp_path):
+    World.latency = LATENCIES[2]
+    lines = await lines_of(path)
+    cassette, copy = Cassette.load(path), tmp_path / "copy.jsonl"
+    cassette.save(copy)
+    assert copy.read_bytes().splitlines(keepends=True) == lines
+    Cassette.from_dict(json.loads(json.dumps(cassette.to_dict()))).save(copy)
+    assert copy.read_bytes().splitlines(keepends=True) == lines
+    cassette.redact("nothing").save(copy)
+    assert copy.read_bytes().splitlines(keepends=True)[1:] == lines[1:]
+
+
+async def test_a_killed_recording_has_its_calls_as_they_ended(path, tmp_path):
+    World.latency = {"a1": 9}
+    partial, copy = path.with_name(path.name + ".partial"), tmp_path / "copy.jsonl"
+    with record(path):
+        await asyncio.gather(in_turn("a1", "a2"), in_turn("b1", "b2"))
+        copy.write_bytes(partial.read_bytes())
+    calls = [json.loads(line) for line in copy.read_bytes().splitlines()[1:]]
+    assert [call["arguments"]["question"] for call in calls] == ["b1", "b2", "a1", "a2"]
+    assert [(call["id"], call.get("after", 0)) for call in calls] == [(2, 0), (3, 2), (1, 0), (4, 1)]
+    assert all(call["duration_ms"] for call in calls)
+    killed = Cassette.load(copy)
+    assert killed.is_partial
+    killed.save(tmp_path / "saved.jsonl")
+    assert (tmp_path / "saved.jsonl").read_bytes() == copy.read_bytes()
+    with replay(copy, strict=True):
+        await asyncio.gather(in_turn("a1", "a2"), in_turn("b1", "b2"))
+    with pytest.raises(DivergenceError, match="too early"), replay(copy, strict=True):
+        await asyncio.gather(in_turn("a2", "a1"), in_turn("b1", "b2"))
+
+
+async def test_a_finished_file_whose_end_is_lost_still_has_its_order(path):
+    lines = await lines_of(path, lambda: in_turn("a", "b", "c"))
+    path.write_bytes(b"".join(lines[:-2]) + lines[-2][:20])
+    assert Cassette.load(path).is_partial
+    with pytest.raises(DivergenceError, match="too early"), replay(path, strict=True):
+        await in_turn("b", "a")
+
+
+async def test_an_old_partial_file_of_a_kill_while_it_was_sorted_is_no_obstacle(path):
+    path.parent.mkdir()
+    path.with_name(path.name + ".partial.sorted").write_text("half of")
+    await lines_of(path)
+    assert [one.name for one in path.parent.iterdir()] == [path.name]
+
+
+# Calls that overlap in one task
+
+
+async def overlapping() -> list[str]:
+    """A stream that stays open while other calls begin and end."""
+
+    @intercept(name="words")
+    async def words():
+        yield "a"
+        yield "b"
+
+    seen = []
+    stream = words()
+    seen.append(await anext(stream))
+    await in_turn("one", "two")
+    await stream.aclose()
+    await in_turn("three")
+    return seen
+
+
+async def test_a_call_names_the_calls_of_its_task_that_were_still_open(path):
+    lines = [json.loads(line) for line in (await lines_of(path, overlapping))[1:-1]]
+    assert [(line["name"], line.get("during", [])) for line in lines] == [
+        ("words", []), ("ask", [1]), ("ask", [1]), ("ask", [])
+    ]  # fmt: skip
+    with replay(path, strict=True):
+        assert await overlapping() == ["a"]
+    with pytest.raises(DivergenceError, match="too early"), replay(path, strict=True):
+        await in_turn("two")
+    with pytest.raises(DivergenceError, match="too early"), replay(path, strict=True):
+        await in_turn("one", "two", "three")
+
+
+# Version 1
+
+VERSION_1 = """\
+{"agent_cache_cassette":1,"recorded_at":"2026-01-01T12:00:00Z","model":"m","redact":{}}
+{"id":2,"parent":1,"kind":"call","name":"ask","arguments":{"question":"b"},"digest":"DIGEST","outcome":{"value":"b!"},\
+"started_ms":1.5,"duration_ms":2.25}
+{"id":3,"kind":"call","name":"ask","arguments":{"question":"c"},"digest":"DIGEST","after":2,"lane":1,\
+"outcome":{"value":"c!"},"started_ms":4.0,"duration_ms":1.0}
+{"id":1,"kind":"call","name":"outer","digest":"DIGEST","outcome":{"value":null},"started_ms":1.0,"duration_ms":5.0}
+{"id":4,"kind":"call","name":"ask","arguments":{"question":"d"},"digest":"DIGEST","after":1,\
+"outcome":{"value":"d!"},"started_ms":6.0,"duration_ms":1.0}
+{"trailer":{"calls":4,"duration_ms":8.0,"ended":"returned"}}
+"""
+
+
+@intercept(name="outer")
+async def outer() -> None:
+    await ask("b")
+
+
+@pytest.fixture
+def old_file(path):
+    lines = []
+    for line in VERSION_1.splitlines():
+        data = json.loads(line)
+        if "digest" in data:
+            line = line.replace("DIGEST", digest_of(data["name"], data.get("arguments", {})).hex())
+        lines.append(line + "\n")
+    path.parent.mkdir()
+    path.write_text("".join(lines))
+    return path
+
+
+@pytest.mark.parametrize("is_saved", [False, True])
+async def test_a_file_of_version_1_is_read_for_ever(is_saved, old_file):
+    if is_saved:
+        Cassette.load(old_file).save(old_file)
+        lines = [json.loads(line) for line in old_file.read_text().splitlines()]
+        assert lines[0]["agent_cache_cassette"] == 2
+        assert [(line["name"], line.get("parent"), line.get("lane", 0)) for line in lines[1:-1]] == [
+            ("outer", None, 0), ("ask", 1, 0), ("ask", None, 1), ("ask", None, 0)
+        ]  # fmt: skip
+        assert lines[-1]["order"] == [1, 2, -2, 3, -3, -1, 4, -4]
+    cassette = Cassette.load(old_file)
+    times = {call.arguments.get("question"): (call.started_ms, call.duration_ms) for call in cassette}
+    assert times == {None: (1.0, 5.0), "b": (1.5, 2.25), "c": (4.0, 1.0), "d": (6.0, 1.0)}
+    assert (cassette.model, cassette.duration_ms) == ("m", 8.0)
+    with replay(old_file, strict=True):
+        other = asyncio.create_task(ask("c"))
+        await outer()
+        assert [await ask("d"), await other] == ["d!", "c!"]
+    with replay(old_file, policy={"outer": "live"}, strict=True):
+        await asyncio.create_task(ask("c"))
+        await outer()
+        assert await ask("d") == "d!"
+    with pytest.raises(DivergenceError, match="too early"), replay(old_file, strict=True):
+        await ask("d")
+
+
+async def test_a_file_of_version_1_is_replaced_by_an_equal_run(old_file):
+    World.answers = {"b": "b!", "c": "c!", "d": "d!"}
+    with record(old_file, model="m"):
+        await outer()
+        await asyncio.create_task(ask("c"))
+        await ask("d")
+    assert old_file.read_bytes().startswith(b'{"agent_cache_cassette":2,')
+
+
+async def test_new_calls_are_added_to_a_file_of_version_1(old_file):
+    with record(old_file, mode="new_episodes"):
+        await outer()
+        assert await ask("new") == "new?"
+    kept = Cassette.load(old_file)
+    assert sorted(call.arguments.get("question", "") for call in kept) == ["", "b", "c", "d", "new"]
+    assert [call.name for call in kept if call.parent is not None] == ["ask"]
+
+
+# Calls that are kept
+
+
+async def test_what_a_kept_call_encloses_overlaps_as_it_did(path):
+    @intercept(name="team")
+    async def team() -> None:
+        await overlapping()
+        await asyncio.gather(in_turn("x1", "x2"), in_turn("y1", "y2"))
+
+    async def run() -> None:
+        await team()
+        await ask("later")
+
+    before = await lines_of(path, run)
+    with record(path, mode="new_episodes"):
+        await run()
+        await ask("more")
+    after = path.read_bytes().splitlines(keepends=True)
+    assert after[1:-2] == before[1:-1]
+    assert json.loads(before[-1])["order"] == json.loads(after[-1])["order"][:-2]
+
+
+# Conversations
+
+
+@intercept(name="chat")
+async def chat(messages: list[dict], options: dict | None = None) -> dict:
+    return {"role": "assistant", "content": f"answer {len(messages)} " + "words " * 170}
+
+
+async def conversation(turns: int = 100) -> None:
+    messages = [{"role": "system", "content": "rules " * 100}]
+    for turn in range(turns):
+        messages.append({"role": "user", "content": f"question {turn} " + "words " * 170})
+        messages.append(await chat(messages, {"tools": TOOLS}))
+
+
+TOOLS = [{"name": f"tool {number}", "description": "does " * 30} for number in range(5)]
+
+
+async def test_a_conversation_is_written_once(path):
+    await lines_of(path, conversation)
+    calls = list(Cassette.load(path))
+    whole = sum(len(json.dumps(call.arguments)) for call in calls)
+    assert whole > 10_000_000
+    assert path.stat().st_size < 400_000
+    assert [len(call.arguments["messages"]) for call in calls] == list(range(2, 202, 2))
+    for earlier, later in pairwise(calls):
+        assert later.arguments["messages"][:-2] == earlier.arguments["messages"]
+    assert all(call.arguments["options"] == {"tools": TOOLS} for call in calls)
+    assert all(digest_of(call.name, call.arguments).hex() == call.digest for call in calls)
+    with replay(path, strict=True):
+        await conversation()
+
+
+async def test_any_turn_of_a_conversation_is_read_by_itself(path):
+    await lines_of(path, conversation)
+    calls = list(Cassette.load(path))
+    for index in (99, 0, 57, 56, 98):
+        assert Cassette.load(path)[index] == calls[index]
+
+
+async def test_a_shared_beginning_is_readable(path):
+    lines = await lines_of(path, lambda: conversation(3))
+    last = json.loads(lines[3])
+    assert last["prefix"] == {"/arguments/messages": [2, 4], "/arguments/options/tools": [1, 5]}
+    assert [message["content"][:10] for message in last["arguments"]["messages"]] == ["answer 4 w", "question 2"]
+    assert last["arguments"]["options"] == {"tools": []}
+
+
+async def test_branches_of_a_conversation_refer_to_where_they_part(path):
+    shared = [{"role": "user", "content": "shared " * 100}, {"role": "assistant", "content": "shared " * 100}]
+
+    async def run() -> None:
+        await chat([*shared, {"role": "user", "content": "one"}])
+        await chat([*shared, {"role": "user", "content": "two"}, {"role": "user", "content": "two"}])
+        await chat([*shared, {"role": "user", "content": "two"}, {"role": "user", "content": "three"}])
+        await chat([*shared, {"role": "user", "content": "one"}])
+
+    lines = [json.loads(line) for line in (await lines_of(path, run))[1:-1]]
+    assert [line.get("prefix", {}).get("/arguments/messages") for line in lines] == [None, [1, 2], [2, 3], [1, 3]]
+    with replay(path, strict=True):
+        await run()
+
+
+async def test_short_lists_are_written_out(path):
+    lines = await lines_of(path, lambda: chat([{"role": "user", "content": "a"}] * 3))
+    assert "prefix" not in json.loads(lines[1])
+
+
+async def test_a_key_may_have_any_characters_in_it(path):
+    async def run() -> None:
+        for count in (1, 2):
+            await chat([], {"a/b~c": {"": ["x" * 300] * 3 * count}})
+
+    lines = await lines_of(path, run)
+    assert json.loads(lines[2])["prefix"] == {"/arguments/options/a~1b~0c/": [1, 3]}
+    assert [len(call.arguments["options"]["a/b~c"][""]) for call in Cassette.load(path)] == [3, 6]
+
+
+async def test_calls_without_the_one_they_begin_as_are_refused_with_their_line(path):
+    lines = await lines_of(path, lambda: conversation(3))
+    path.write_bytes(b"".join([lines[0], *lines[2:]]))
+    with pytest.raises(CassetteError, match="it begins as call 1, which is on no earlier line") as caught:
+        Cassette.load(path)
+    assert caught.value.line == 2
+
+
+@pytest.mark.parametrize(
+    ("prefix", "message"),
+    [
+        ({"/arguments/messages": [1, 400]}, "begins with 400 elements of call 1, which has 2"),
+        ({"/arguments/nothing": [1, 1]}, "there is no list"),
+        ({"/arguments/messages/0": [1, 1]}, "there is no list"),
+        ({"/arguments/messages": [3, 1]}, "is on no earlier line"),
+        ({"/name": [1, 1]}, "no place in arguments or outcome"),
+    ],
+    ids=str,
+)
+async def test_a_beginning_that_is_nowhere_is_refused_with_its_line(prefix, message, path):
+    lines = await lines_of(path, lambda: conversation(3))
+    call = json.loads(lines[2]) | {"prefix": prefix}
+    path.write_bytes(b"".join([*lines[:2], json.dumps(call).encode() + b"\n", *lines[3:]]))
+    with pytest.raises(CassetteError, match=message) as caught:
+        list(Cassette.load(path))
+    assert caught.value.line == 3
+
+
+async def test_calls_that_are_removed_leave_the_others_whole(path):
+    from agent_cache.cli.main import main
+
+    async def run() -> None:
+        await in_turn("x")
+        await conversation(4)
+
+    await lines_of(path, run)
+    before = [call.arguments for call in Cassette.load(path)]
+    assert main(["cassette", "prune", "--calls", "ask", "--yes", str(path)]) == 0
+    assert [call.arguments for call in Cassette.load(path)] == before[1:]
+    assert main(["cassette", "verify", str(path)]) == 0
+    with replay(path, strict=True):
+        await conversation(4)

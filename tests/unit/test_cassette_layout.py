@@ -1,0 +1,154 @@
+"""A finished cassette says about the order of its calls what its log said, in lines that do not depend on time."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import msgspec
+from hypothesis import given, settings, strategies as st
+
+from agent_cache.recording import Cassette
+from agent_cache.recording.cassette_file import RecordedCall, Trailer, call_line, trailer_line
+from agent_cache.recording.cassette_layout import PrefixReader, PrefixWriter
+
+
+@dataclass
+class Lane:
+    """A task: calls that follow each other, some left open, and tasks that it has started."""
+
+    number: int
+    forked: int
+    names: list[str] = field(default_factory=list)
+    stack: list[RecordedCall] = field(default_factory=list)
+
+
+def log_of(choices: list[int]) -> tuple[list[RecordedCall], list[str]]:
+    """A log of some tasks that start and end calls as `choices` say, and its events by name of the call."""
+    chooser = random.Random(repr(choices))
+    lanes = [Lane(0, 0)]
+    log: list[RecordedCall] = []
+    events: list[str] = []
+    started = last = 0
+    for choice in choices:
+        lane = lanes[choice % len(lanes)]
+        what = chooser.randrange(8)
+        if what < 4:
+            started += 1
+            name = f"lane {lane.number} call {len(lane.names)}"
+            lane.names.append(name)
+            parent = lane.stack[-1].id if lane.stack and chooser.random() < 0.6 else None
+            lane.stack.append(
+                RecordedCall(
+                    id=started, parent=parent, kind="call", name=name, digest=f"{started:024x}", after=last,
+                    lane=lane.number, forked=lane.forked, outcome={"value": started}, started_ms=float(started),
+                )
+            )  # fmt: skip
+            events.append(f"+{name}")
+        elif what < 7 and lane.stack:
+            call = lane.stack.pop(chooser.randrange(len(lane.stack)) if what == 6 else -1)
+            log.append(call)
+            last = call.id
+            events.append(f"-{call.name}")
+        elif lane.names:
+            lanes.append(Lane(len(lanes), lane.number))
+    for lane in lanes:
+        for call in reversed(lane.stack):
+            log.append(call)
+            events.append(f"-{call.name}")
+    return log, events
+
+
+def facts(cassette: Cassette) -> tuple[list[str], dict[str, set[str]], dict[str, str]]:
+    """Events, calls that were open in the same lane, and enclosing calls, all by name."""
+    outline = cassette.outline
+    names = [call.name for call in cassette]
+    events = [f"+{names[event]}" if event >= 0 else f"-{names[~event]}" for event in outline.events()]
+    during = {names[index]: {names[each] for each in others} for index, others in outline.open_calls().items()}
+    parents = {names[index]: names[parent] for index, parent in enumerate(outline.enclosing()) if parent >= 0}
+    return events, during, parents
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(0, 7), max_size=60))
+def test_a_log_becomes_a_file_that_says_the_same(choices):
+    log, events = log_of(choices)
+    with TemporaryDirectory() as folder:
+        old, new, again = (Path(folder, name) for name in ("old.jsonl", "new.jsonl", "again.jsonl"))
+        trailer = trailer_line(Trailer(calls=len(log)))
+        old.write_bytes(b'{"agent_cache_cassette":1}\n' + b"".join(map(call_line, log)) + trailer)
+        before = Cassette.load(old)
+        assert facts(before)[0] == events
+        before.save(new)
+        after = Cassette.load(new)
+        assert facts(after) == facts(before)
+        assert [call.id for call in after] == list(range(1, len(log) + 1))
+        assert {call.name: call.started_ms for call in after} == {call.name: call.started_ms for call in log}
+        lanes = {call.name.split()[1]: call.lane for call in after}
+        assert len(set(lanes.values())) == len(lanes), "no two lanes became one"
+        assert all(lanes.get("0", 0) == 0 for _ in lanes)
+        after.save(again)
+        assert again.read_bytes() == new.read_bytes()
+        in_memory = Cassette.from_dict(msgspec.json.decode(msgspec.json.encode(after.to_dict())))
+        in_memory.save(again)
+        assert again.read_bytes() == new.read_bytes()
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(0, 7), max_size=60), st.randoms(use_true_random=False))
+def test_the_lines_of_a_lane_do_not_depend_on_when_it_ran(choices, chooser):
+    """Calls of different lanes may come in any other order: each lane has the same lines in the same order."""
+    log, _ = log_of(choices)
+    by_lane: dict[int, list[RecordedCall]] = {}
+    for call in sorted(log, key=lambda call: call.id):
+        if call.parent is None:
+            by_lane.setdefault(call.lane, []).append(call)
+    rest, mixed = {lane: list(calls) for lane, calls in by_lane.items()}, []
+    while rest:
+        lane = chooser.choice(sorted(rest))
+        mixed.append(rest[lane].pop(0))
+        if not rest[lane]:
+            del rest[lane]
+    texts = []
+    for calls in (sorted(mixed, key=lambda call: call.id), mixed):
+        numbered = [msgspec.structs.replace(call, id=at, after=at - 1) for at, call in enumerate(calls, 1)]
+        with TemporaryDirectory() as folder:
+            old, new = Path(folder, "old.jsonl"), Path(folder, "new.jsonl")
+            lines = [b'{"agent_cache_cassette":1}\n', *map(call_line, numbered), trailer_line(Trailer())]
+            old.write_bytes(b"".join(lines))
+            Cassette.load(old).save(new)
+            texts.append([(call.name, call.during) for call in Cassette.load(new)])
+    for lane in by_lane:
+        one, other = ([each for each in text if each[0].startswith(f"lane {lane} ")] for text in texts)
+        assert one == other
+
+
+JSON = st.recursive(
+    st.text(max_size=3) | st.integers(), lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner)
+)
+PADDING = "x" * 200
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 3), st.lists(JSON, max_size=5)), max_size=12))
+def test_what_was_left_out_is_put_back(turns):
+    """Each turn begins as some earlier one, in full or in part, and goes on with what is new."""
+    writer, reader = PrefixWriter(), PrefixReader()
+    written: list[tuple[bytes, dict]] = []
+    originals: list[dict] = []
+    for number, (back, new) in enumerate(turns, 1):
+        base = originals[-1 - back % len(originals)]["a"]["messages"] if originals else []
+        messages = [*base[: len(base) - back % 2], *({"text": PADDING, "more": each} for each in new)]
+        original = {"a": {"messages": messages}, "b/~": [PADDING] * number}
+        found: dict = {}
+        data = msgspec.json.encode(original)
+        written.append((writer.share(number, "f", "/arguments", data, found), found))
+        originals.append(original)
+        assert msgspec.json.decode(data) == original, "the data that were given are not changed"
+    for number in [*range(1, len(turns) + 1), *range(len(turns), 0, -1)]:
+        data, found = written[number - 1]
+        for pointer, prefix in found.items():
+            data = reader.whole(number, pointer, data, prefix, lambda owner: written[owner - 1])
+        assert msgspec.json.decode(data) == originals[number - 1]
