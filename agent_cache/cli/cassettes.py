@@ -28,7 +28,7 @@ from agent_cache.cli.output import Printer, escaped, json_text, plural, print_js
 from agent_cache.errors import CassetteError, CassetteNotFound, ConfigurationError
 from agent_cache.recording import Cassette, RecordedCall, Redaction, diff_cassettes
 from agent_cache.recording.cassette import recorded_rules, redact_call
-from agent_cache.recording.cassette_file import digest_of, digest_of_key, is_idle
+from agent_cache.recording.cassette_file import EARLIER, digest_of, digest_of_key, is_idle
 
 __all__ = ["add_options", "run", "secret_places"]
 
@@ -36,6 +36,7 @@ _BAR = 16
 _DEEPEST = 12
 _LEAST_FOR_A_PROGRESS_BAR = 1_000_000  # bytes
 _LONG, _SHORT = 200, 60
+_ONE_LINE = 80
 _STYLES = {"hit": "green", "shared": "green", "miss": "yellow", "write": "magenta", "blocked": "red", "llm": "cyan"}
 _KINDS = frozenset({"tool", "llm", "call", "env"})
 _FORMS = frozenset({"value", "typed", "any", "object", "error", "stream", "cancelled", "unencodable", "unfinished"})
@@ -57,10 +58,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.description = "Exit codes: 0 the same or fine, 1 differences or findings, 2 usage or an unreadable file."
     commands = parser.add_subparsers(metavar="COMMAND", title="commands", required=True, dest="cassette_command")
 
-    def add(name: str, function: Callable[[argparse.Namespace], int], summary: str) -> argparse.ArgumentParser:
+    def add(
+        name: str, function: Callable[[argparse.Namespace], int], summary: str, *, json: bool = True
+    ) -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
         command.set_defaults(run_cassette=function)
-        command.add_argument("--json", action="store_true", help="JSON on stdout")
+        if json:
+            command.add_argument("--json", action="store_true", help="JSON on stdout")
         return command
 
     command = add("show", _show, "show the calls of a recording, in the order in which they started")
@@ -68,6 +72,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     command.add_argument("--limit", type=_count, metavar="N", help="show the first N calls only")
     command.add_argument("--name", metavar="PATTERN", help="only calls of this name, such as 'shop:*'")
     command.add_argument("--errors", action="store_true", help="only calls that raised")
+
+    command = add("text", _text, "print a recording as text without times and numbers, for `git diff`", json=False)
+    command.add_argument("path", type=Path)
 
     command = add("diff", _diff, "compare two recordings")
     command.add_argument("a", type=Path)
@@ -315,6 +322,81 @@ def _bar(call: RecordedCall, whole: float) -> str:
     start = min(int(_BAR * call.started_ms / whole), _BAR - 1)
     length = max(1, min(round(_BAR * call.duration_ms / whole), _BAR - start))
     return f"{' ' * start}{'=' * length}".ljust(_BAR)
+
+
+# text
+
+
+def _text(options: argparse.Namespace) -> int:
+    """Print a cassette as text in which an equal line means an equal thing: for a diff driver of git.
+
+    A file that is no cassette, or is in conflict, is printed as it is: else git could not show its history.
+    """
+    try:
+        for line in _text_lines(_load(options.path)):
+            sys.stdout.write(f"{escaped(line)}\n")
+    except CassetteNotFound:
+        raise
+    except CassetteError:
+        sys.stdout.write(escaped(options.path.read_text("utf-8", "replace"), keep="\n"))
+    return 0
+
+
+def _text_lines(cassette: Cassette) -> Iterator[str]:
+    depths: dict[int, int] = {}
+    lane = 0
+    for raw in cassette.lines():
+        line = msgspec.json.decode(raw)
+        if "agent_cache_cassette" in line:
+            yield from _rows("cassette", {name: line[name] for name in ("model", "redact") if line.get(name)}, "")
+        elif "trailer" in line:
+            yield f"ended: {line['trailer']['ended']}"
+        else:
+            depths[line["id"]] = depth = depths.get(line.get("parent", 0), -1) + 1
+            margin = "  " * depth
+            if line.get("lane", 0) != lane:
+                lane = line.get("lane", 0)
+                yield f"{margin}({'another task' if lane else 'the first task'})"
+            yield f"{margin}{line['kind']} {line['name']}{' while others are open' if 'during' in line else ''}"
+            yield from _call_rows(line, f"{margin}    ")
+
+
+def _call_rows(line: dict[str, Any], margin: str) -> Iterator[str]:
+    prefix = line.get("prefix", {})
+    if "key" in line:
+        yield from _rows("key", line["key"], margin)
+    for name, value in line.get("arguments", {}).items():
+        yield from _rows(name, value, margin, prefix, f"/arguments/{name}")
+    for name, value in line["outcome"].items():
+        yield from _rows(f"-> {name}", value, margin, prefix, f"/outcome/{name}")
+    for name in ("source", "model", "input_tokens", "output_tokens", "form"):
+        if name in line and line[name] != EARLIER:  # how its arguments are written is no difference of the runs
+            yield f"{margin}{name}: {line[name]}"
+
+
+def _rows(
+    name: str, value: Any, margin: str, prefix: dict[str, list[int]] | None = None, pointer: str = ""
+) -> Iterator[str]:
+    """A named value as lines: a short one on one, a text line by line, and other ones part by part."""
+    prefix = prefix or {}
+    plain = json.dumps(value, ensure_ascii=False)
+    is_whole = not any(each == pointer or each.startswith(f"{pointer}/") for each in prefix)
+    if isinstance(value, str) and "\n" in value:
+        yield f"{margin}{name}:"
+        yield from (f"{margin}  | {each}" for each in value.split("\n"))
+    elif is_whole and (not isinstance(value, dict | list) or not value or len(plain) <= _ONE_LINE):
+        yield f"{margin}{name}: {plain}"
+    elif isinstance(value, dict):
+        yield f"{margin}{name}:"
+        for key, each in value.items():
+            escaped_key = key.replace("~", "~0").replace("/", "~1")
+            yield from _rows(key, each, f"{margin}  ", prefix, f"{pointer}/{escaped_key}")
+    else:
+        yield f"{margin}{name}:"
+        if pointer in prefix:
+            yield f"{margin}  ... {plural(prefix[pointer][1], 'element')} as in an earlier call"
+        for each in value:
+            yield from _rows("-", each, f"{margin}  ")
 
 
 # diff

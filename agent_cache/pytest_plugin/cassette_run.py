@@ -10,7 +10,7 @@ import inspect
 import shlex
 import traceback
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -205,20 +205,33 @@ def check_live_calls(guard: LiveCallBlocker) -> None:
 
 @contextmanager
 def same_context(item: pytest.Item) -> Iterator[None]:
-    """Let a test's coroutine run in the recording that is open here."""
-    context = getattr(getattr(item, "instance", None), "_asyncioTestContext", None)
+    """Let a test's coroutine run in the recording that is open here, and raise a divergence that has ended it."""
+    scope = PLACE.get().scope
+    recorder = _recorder_of(scope)
+    function, instance = getattr(item, "obj", None), getattr(item, "instance", None)
+    context = getattr(instance, "_asyncioTestContext", None)
     if context is not None:
-        context.run(PLACE.get().scope.enter)
-    function = getattr(item, "obj", None)
-    if not inspect.iscoroutinefunction(function):
-        yield
-        return
-    assert isinstance(item, pytest.Function)
-    item.obj = _within(PLACE.get().scope, function)
+        context.run(scope.enter)
+        if recorder is not None:
+            context.run(recorder.lanes.enter_context)
     try:
-        yield
-    finally:
-        item.obj = function
+        if not inspect.iscoroutinefunction(function):
+            yield
+            return
+        assert isinstance(item, pytest.Function)
+        item.obj = within = _within(scope, function)
+        if context is not None:  # unittest asks the instance
+            setattr(instance, item.name, within)
+        try:
+            yield
+        finally:
+            item.obj = function
+            if context is not None:
+                delattr(instance, item.name)
+    except BaseException as error:
+        if recorder is not None:
+            recorder.raise_divergence(error)
+        raise
 
 
 @contextmanager
@@ -240,12 +253,18 @@ def fixture_in_same_context(fixture: pytest.FixtureDef[Any]) -> Iterator[None]:
         writable.func = function
 
 
+def _recorder_of(scope: Scope) -> Recorder | None:
+    return scope.interceptor if isinstance(scope.interceptor, Recorder) else None
+
+
 def _within(scope: Scope, function: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[..., Coroutine[Any, Any, Any]]:
     @functools.wraps(function)
     async def body(*args: Any, **kwargs: Any) -> Any:
         token = scope.enter()
+        recorder = _recorder_of(scope)
         try:
-            return await function(*args, **kwargs)
+            with nullcontext() if recorder is None else recorder.in_this_task():
+                return await function(*args, **kwargs)
         finally:
             PLACE.reset(token)
 

@@ -1,7 +1,8 @@
 """Reads which cassette a test has and how it is used, from markers, the `agent_cache_config` fixture and options.
 
 A cassette is at ``<folder of the test file>/cassettes/<module>/<Class.test>.jsonl`` unless a marker gives its name or
-path. Cassettes in such folders that no collected test uses are *orphans*.
+path. No two tests have one by accident, also where a file system ignores case. Cassettes in such folders that no
+collected test uses are *orphans*.
 
 Every test run of every project with this package installed imports this module: it imports nothing of the library.
 """
@@ -19,7 +20,16 @@ from typing import Any, NamedTuple
 
 import pytest
 
-__all__ = ["MODES", "CassetteMarkers", "Settings", "cassette_markers", "cassette_path", "find_orphans", "settings_of"]
+__all__ = [
+    "MODES",
+    "CassetteMarkers",
+    "Settings",
+    "cassette_markers",
+    "cassette_path",
+    "check_names",
+    "find_orphans",
+    "settings_of",
+]
 
 MODES = ("none", "once", "new_episodes", "all", "rewrite")
 
@@ -156,18 +166,46 @@ def cassette_path(item: pytest.Item, markers: CassetteMarkers | None) -> Path:
     name, path, _ = markers or (None, None, None)
     if path is not None:
         return item.path.parent / path
+    folder = _cassette_folder(item.config, item.path) / item.path.stem
     if name is None:
         classes = [node.name for node in item.listchain() if isinstance(node, pytest.Class)]
-        name = _file_name(".".join((*classes, item.name))) + _SUFFIX
+        name = ".".join((*classes, item.name))
+        before = _file_name(name) + _SUFFIX
+        name = _file_name(name, has_digest=item.name != item.name.lower()) + _SUFFIX
+        if name != before and _exists(folder / before):  # recorded when this name had no digest
+            name = before
     elif not name.endswith((_SUFFIX, ".json")):
         name += _SUFFIX
-    return _cassette_folder(item.config, item.path) / item.path.stem / name
+    return folder / name
 
 
-def _file_name(name: str) -> str:
+def check_names(tests_by_cassette: Mapping[Path, list[str]]) -> None:
+    """Refuse names of cassettes that differ by case alone.
+
+    Both may be there already: then this file system tells them apart.
+
+    Raises:
+        pytest.UsageError: if there are any.
+    """
+    found: dict[str, Path] = {}
+    for path, tests in tests_by_cassette.items():
+        other = found.setdefault(str(path).casefold(), path)
+        if other != path and not (_exists(path) and _exists(other)):
+            raise pytest.UsageError(
+                f"{tests_by_cassette[other][0]} and {tests[0]}: their cassettes {other.name} and {path.name} are one "
+                "file where the file system ignores case; give one of them another name"
+            )
+
+
+def _exists(path: Path) -> bool:
+    """Whether there is a file of exactly this name, also if the file system ignores case."""
+    return path.exists() and any(one.name == path.name for one in path.parent.iterdir())
+
+
+def _file_name(name: str, *, has_digest: bool = False) -> str:
     """Replace what is unsafe in a file name, and add a digest, so that two names never become one."""
     safe = _UNSAFE.sub("-", name)
-    if safe == name and len(name) <= _LONGEST:
+    if safe == name and len(name) <= _LONGEST and not has_digest:
         return name
     digest = hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=4).hexdigest()
     return f"{safe[:_LONGEST]}-{digest}"

@@ -19,6 +19,7 @@ from agent_cache.pytest_plugin.markers import (
     MODES,
     cassette_markers,
     cassette_path,
+    check_names,
     find_orphans,
     settings_of,
 )
@@ -111,6 +112,7 @@ def pytest_collection_modifyitems(
         for live in item.iter_markers("agent_live"):
             if len(live.args) != 1 or live.kwargs or not isinstance(live.args[0], str) or not live.args[0]:
                 raise pytest.UsageError(f"{item.nodeid}: @pytest.mark.agent_live needs a reason, as a text")
+    check_names(tests_by_cassette)
     config.stash[_ORPHANS] = []
     if _on_orphans(config) != "ignore" and not session.testsfailed:
         files = {item.path for item in items}

@@ -75,6 +75,7 @@ class _Block(Generic[H]):
         self._recorder, handle = self._open()
         self._has_ended = False
         INTERCEPTORS[self._recorder] = os.path.realpath(self._path)
+        self._recorder.lanes.begin()
         self._outer, self._scope = scope, InterceptedScope(_without_blocker(scope), self._recorder)
         self._token = self._scope.enter()
         return handle
@@ -111,9 +112,16 @@ class _Block(Generic[H]):
             raise CassetteError("is not entered", self._path)
         INTERCEPTORS.pop(recorder, None)
         try:
-            if not self._has_ended:
-                recorder.finish(error)
+            try:
+                recorder.raise_divergence(error)
+            except CassetteError as divergence:
+                error = divergence
+                raise
+            finally:
+                if not self._has_ended:
+                    recorder.finish(error)
         finally:
+            recorder.lanes.leave()
             is_closing = closes_generator(error)
             if not leave_scope(scope, outer, token, is_closing=is_closing) and not is_closing:
                 raise ConfigurationError(
@@ -210,12 +218,13 @@ class replay(_Block[Player]):  # noqa: N801 - as `record`
 
     Each call gets the recorded outcome of the same call. Calls are the same by name, arguments, the calls that enclose
     them, and how often they were made there; their order does not matter. Nothing runs: a call that is not recorded
-    raises, and the error is raised again at the end if something has swallowed it.
+    raises, and the error is raised again at the end if something has swallowed it. If it ends another task than that of
+    the block, it ends the block.
 
     Args:
         path: a cassette, of agent_cache or agentcassette.
-        strict: also demands that calls which did not overlap come in the order in which they were recorded, and that
-            nothing recorded is left over.
+        strict: also demands that calls of one task which did not overlap come in the order in which they were recorded,
+            and that nothing recorded is left over.
         policy: by name of a function: ``"stub"`` answers from the recording, ``"live"`` runs it, ``"forbid"`` raises.
         redact: the hook that `record` was given, if it was given one. The file knows names and patterns.
 

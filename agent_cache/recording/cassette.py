@@ -28,7 +28,6 @@ from agent_cache.recording.cassette_file import (
     read_file,
     replace_file,
 )
-from agent_cache.recording.cassette_layout import order_of_lines
 from agent_cache.recording.redaction import Redaction, redact_key
 from agent_cache.recording.results import map_payload, redact_chunks
 
@@ -202,15 +201,25 @@ class Cassette:
         apply_rules(self, Redaction(names, replacement=replacement).joined(recorded_rules(self)))
         return self
 
-    def lines(self) -> Iterator[bytes]:
+    def lines(self, *, like: str | os.PathLike[str] | None = None) -> Iterator[bytes]:
         """The lines of its file, one by one, so that a large cassette is never in memory as a whole.
+
+        Args:
+            like: the file of an earlier recording. Tasks that both have are in its order, where only chance decides
+                which of them was first.
 
         Raises:
             CassetteError: if a call cannot be read.
         """
         if self.trailer is None:
             return log_lines(self.header, self.steps)
-        return finished_lines(self.header, self.steps, self.outline, self.trailer)
+        outline, earlier = self.outline, None
+        if like is not None and any(outline.lanes):
+            try:
+                earlier = Cassette.load(like).outline
+            except CassetteError:  # none, or broken: it is replaced anyway
+                pass
+        return finished_lines(self.header, self.steps, outline, self.trailer, earlier)
 
     def __len__(self) -> int:
         return len(self.steps)
@@ -360,7 +369,7 @@ def _keys_and_order(cassette: Cassette) -> tuple[_Keys, Sequence[int]]:
     for name, indices in outline.names.items():
         for index in indices:
             keys[index] = name, outline.digests[index].hex()
-    return keys, order_of_lines(outline.enclosing(), outline.lanes, outline.forked, outline.events())
+    return keys, outline.order_of_lines()
 
 
 def _pairs_of_one_name(keys: _Keys, keys_b: _Keys, left: Sequence[int], right: Sequence[int]) -> list[tuple[int, int]]:

@@ -37,6 +37,7 @@ import msgspec
 
 from agent_cache.errors import CassetteError, CassetteNotFound, ConfigurationError
 from agent_cache.recording.cassette_layout import (
+    LEAST_SHARED,
     Prefixes,
     PrefixReader,
     PrefixWriter,
@@ -151,9 +152,9 @@ class RecordedCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         digest: hexadecimal digest of name and arguments, or of name and key.
         after: in a log, id of the last call that had been written when this one started, 0 if there was none: that
             call, and those on the lines above it, had ended. Otherwise 0.
-        lane: number of the task that made it, 0 for the task of the recording itself; a strict replay demands the order
-            of the calls of each task.
-        forked: number of the lane that its lane was forked from.
+        lane: number of what made it: one task, or one context that a thread runs in; 0 is the task that entered the
+            recording, the others are in the order of their first lines. A strict replay demands the order of each.
+        forked: the lane that this lane was forked from: the one that started the task or copied the context.
         during: ids of the earlier calls of its lane, other than those that enclose it, that had not ended when this one
             started. In a log it follows from `after`.
         outcome: see the top of this module.
@@ -356,6 +357,24 @@ class Outline:
             events.setdefault(~index)
         return array("q", events)
 
+    def order_of_lines(self, like: Outline | None = None) -> Sequence[int]:
+        """Indices of the calls in the order in which a finished cassette has them: see `cassette_layout`.
+
+        Args:
+            like: of an earlier recording. Lanes that both have are in its order, if nothing else determines that.
+        """
+        ranks: dict[bytes, int] = {}
+        if like is not None:
+            for place, index in enumerate(like.order_of_lines()):
+                ranks.setdefault(like.digests[index], place)
+
+        def rank(index: int) -> int:
+            return (
+                ranks.get(self.digests[index], len(ranks)) if self.is_log else index
+            )  # a finished file keeps its order
+
+        return order_of_lines(self.enclosing(), self.lanes, self.forked, self.events(), rank)
+
     def open_calls(self) -> dict[int, list[int]]:
         """By index, the indices of the calls that `RecordedCall.during` names."""
         if self.is_log:
@@ -373,6 +392,7 @@ class Outline:
 _READ_AHEAD = 16 * 1024
 _call_decoder = msgspec.json.Decoder(RecordedCall)
 _line_decoder = msgspec.json.Decoder(CallLine)
+_set = msgspec.structs.force_setattr  # of lines that were just decoded, and that nobody else has
 _SHARED_PARTS = ("arguments", "outcome")
 
 
@@ -383,12 +403,12 @@ class StoredCalls(Sequence[RecordedCall]):
 
     Attributes:
         outline: the fields of the calls that a replay needs to find them.
-        form: the `form` of all calls that have no other.
+        is_earlier: whether version 1 of the format has written them.
     """
 
     def __init__(self, path: str, descriptor: int) -> None:
         self.path = path
-        self.form = ""
+        self.is_earlier = False
         self.outline = Outline()
         self._descriptor = descriptor
         self._starts = array("Q")
@@ -407,8 +427,8 @@ class StoredCalls(Sequence[RecordedCall]):
         Raises:
             ValueError: as `Outline.add`.
         """
-        if self.form and not call.form:
-            msgspec.structs.force_setattr(call, "form", self.form)
+        if self.is_earlier and not call.form:
+            msgspec.structs.force_setattr(call, "form", EARLIER)
         self.outline.add(call)
         if call.prefix:
             self._with_prefix.add(len(self._starts))
@@ -459,9 +479,9 @@ class StoredCalls(Sequence[RecordedCall]):
                 data = self._prefixes.whole(line.id, pointer, data, prefix, partial(self._part, part))
             except ValueError as error:
                 raise CassetteError(f"this line is broken: {error}", self.path, self._line_numbers[index]) from error
-            msgspec.structs.force_setattr(line, part, msgspec.Raw(data))
+            _set(line, part, msgspec.Raw(data))
         if line.prefix:
-            msgspec.structs.force_setattr(line, "prefix", {})
+            _set(line, "prefix", {})
         return self._timed(index, line)
 
     def _part(self, part: str, number: int) -> tuple[bytes, Prefixes]:
@@ -481,11 +501,11 @@ class StoredCalls(Sequence[RecordedCall]):
             raise CassetteError(f"this line is broken: {error}", self.path, self._line_numbers[index]) from error
 
     def _timed(self, index: int, call: _C) -> _C:
-        if self.form and not call.form:
-            msgspec.structs.force_setattr(call, "form", self.form)
+        if index in self.outline.earlier:
+            msgspec.structs.force_setattr(call, "form", EARLIER)
         if self._times:
-            msgspec.structs.force_setattr(call, "started_ms", self._times[2 * index] / 1000)
-            msgspec.structs.force_setattr(call, "duration_ms", self._times[2 * index + 1] / 1000)
+            _set(call, "started_ms", self._times[2 * index] / 1000)
+            _set(call, "duration_ms", self._times[2 * index + 1] / 1000)
         return call
 
     def _raw(self, index: int) -> bytes:
@@ -541,7 +561,7 @@ def read_file(
             header = _read_header(path, first)
             if header is not None:
                 calls.outline.is_log = header.is_log
-                calls.form = EARLIER if header.agent_cache_cassette == 1 else ""
+                calls.is_earlier = header.agent_cache_cassette == 1
                 return header, calls, _read_calls(path, file, calls, progress)
             file.seek(0)
             return converted(_read_document(path, file.read()), path)
@@ -715,7 +735,7 @@ def log_lines(header: Header, calls: Iterable[RecordedCall]) -> Iterator[bytes]:
 
 
 def finished_lines(
-    header: Header, calls: Sequence[RecordedCall], outline: Outline, trailer: Trailer
+    header: Header, calls: Sequence[RecordedCall], outline: Outline, trailer: Trailer, like: Outline | None = None
 ) -> Iterator[bytes]:
     """The lines of a finished cassette, one by one, so that a large one is never in memory as a whole.
 
@@ -723,9 +743,10 @@ def finished_lines(
         header, trailer: are written with the numbers of this version and of these calls.
         calls: the calls in any order.
         outline: of the calls.
+        like: as `Outline.order_of_lines`.
     """
     enclosing, events, open_calls = outline.enclosing(), outline.events(), outline.open_calls()
-    indices = order_of_lines(enclosing, outline.lanes, outline.forked, events)
+    indices = outline.order_of_lines(like)
     numbers = array("q", bytes(8 * len(indices)))
     lanes = {0: 0}
     for number, index in enumerate(indices, 1):
@@ -737,27 +758,24 @@ def finished_lines(
     for index in indices:
         line = calls.line(index) if isinstance(calls, StoredCalls) else _line_decoder.decode(encode(calls[index]))
         times += b",[%d,%d]" % (round(line.started_ms * 1000), round(line.duration_ms * 1000))
-        number, prefix, parent = numbers[index], Prefixes(), enclosing[index]
-        arguments, outcome = (
-            msgspec.Raw(writer.share(number, line.name, f"/{part}", bytes(getattr(line, part)), prefix))
-            for part in _SHARED_PARTS
-        )
-        yield call_line(
-            msgspec.structs.replace(
-                line,
-                id=number,
-                parent=None if line.parent is None else numbers[parent] if parent >= 0 else 0,
-                after=0,
-                lane=lanes[line.lane],
-                forked=lanes.get(line.forked, 0),
-                during=tuple(sorted(numbers[each] for each in open_calls.get(index, ()))),
-                arguments=arguments,
-                outcome=outcome,
-                prefix=prefix,
-                started_ms=0.0,
-                duration_ms=0.0,
-            )
-        )
+        parent, prefix = enclosing[index], Prefixes()
+        _set(line, "id", numbers[index])
+        if line.parent is not None:
+            _set(line, "parent", numbers[parent] if parent >= 0 else 0)
+        if line.lane:
+            _set(line, "lane", lanes[line.lane])
+            _set(line, "forked", lanes.get(line.forked, 0))
+        during = open_calls.get(index)
+        _set(line, "during", tuple(sorted(numbers[each] for each in during)) if during else ())
+        for part in _SHARED_PARTS:
+            data = bytes(getattr(line, part))
+            if len(data) >= LEAST_SHARED:
+                shared = writer.share(line.id, line.name, f"/{part}", data, prefix)
+                _set(line, part, msgspec.Raw(shared))
+        _set(line, "prefix", prefix)
+        for name, default in (("after", 0), ("started_ms", 0.0), ("duration_ms", 0.0)):
+            _set(line, name, default)
+        yield call_line(line)
     last: dict[str, Any] = {"trailer": msgspec.structs.replace(trailer, calls=len(indices))}
     if any(map(ne, events, nested_events(indices, enclosing))):
         order = (numbers[event] if event >= 0 else -numbers[~event] for event in events)

@@ -23,6 +23,7 @@ import msgspec
 from agent_cache.values.tagged import encode
 
 __all__ = [
+    "LEAST_SHARED",
     "Pointer",
     "PrefixReader",
     "PrefixWriter",
@@ -95,18 +96,24 @@ def open_in_lane(parents: Sequence[int], lanes: Sequence[int], events: Sequence[
 
 
 def order_of_lines(
-    parents: Sequence[int], lanes: Sequence[int], forked: Sequence[int], events: Sequence[int]
+    parents: Sequence[int],
+    lanes: Sequence[int],
+    forked: Sequence[int],
+    events: Sequence[int],
+    rank: Callable[[int], int],
 ) -> Sequence[int]:
     """Indices of the calls in the order in which a finished cassette has them.
 
     The calls of a lane keep their order. The calls of another lane that was forked from it stand behind the last call
-    that it had started by then, and before its next one; several such lanes in the order of their first calls.
+    that it had started by then, and before its next one; several such lanes in the order of their first calls, or as
+    `rank` says: which of several tasks is the first to make a call may depend on what they do before it.
 
     Args:
         parents: for each call, the index of the call that encloses it, or a negative number.
         lanes: for each call, the number of its lane.
         forked: for each call, the number of the lane that its lane was forked from.
         events: the start and the end of each call, in their order.
+        rank: gives a number for the first call of a lane. Lanes with a lower one stand first.
     """
     starts = array("q", (event for event in events if event >= 0))
     if len(set(lanes)) < 2:
@@ -121,6 +128,8 @@ def order_of_lines(
             before = calls.get(forked[index]) if forked[index] != lane else None
             (forks.setdefault(before[-1], []) if before else outermost).append(lane)
         calls[lane].append(index)
+    for group in (outermost, *forks.values()):
+        group.sort(key=lambda lane: rank(calls[lane][0]))
     found: list[int] = []
     rest = [iter(calls[lane]) for lane in reversed(outermost)]
     while rest:
@@ -145,7 +154,7 @@ Pointer: TypeAlias = str
 Prefixes: TypeAlias = dict[Pointer, tuple[int, int]]
 """By the place of a list: the number of an earlier call, and how many first elements of its list come first here."""
 
-_LEAST_SHARED = 512
+LEAST_SHARED = 512
 """Bytes. A shorter beginning is written out, since it is easier to read."""
 _LEAST_ELEMENT = 32
 """Bytes on average. Lists of shorter elements, such as vectors, are not looked at: they are no conversations."""
@@ -180,8 +189,6 @@ class PrefixWriter:
             data: a JSON object.
             found: what was left out is added here.
         """
-        if len(data) < _LEAST_SHARED:
-            return data
         return self._shared(number, name, part, data, found, _DEEPEST)
 
     def _shared(self, number: int, name: str, pointer: Pointer, data: bytes, found: Prefixes, depth: int) -> bytes:
@@ -192,7 +199,7 @@ class PrefixWriter:
         inside, is_changed = _object_decoder.decode(data), False
         for key, raw in inside.items():
             value = bytes(raw)
-            if len(value) >= _LEAST_SHARED and value[:1] in b"[{":
+            if len(value) >= LEAST_SHARED and value[:1] in b"[{":
                 shared = self._shared(number, name, f"{pointer}/{_escaped(key)}", value, found, depth - 1)
                 if shared is not value:
                     inside[key], is_changed = msgspec.Raw(shared), True
@@ -213,7 +220,7 @@ class PrefixWriter:
         owner = self._owners[digests[count - 1]] if count else 0
         for digest in digests[count:]:
             self._owners[digest] = number
-        if sum(len(bytes(element)) for element in elements[:count]) < _LEAST_SHARED:
+        if sum(len(bytes(element)) for element in elements[:count]) < LEAST_SHARED:
             return data
         found[pointer] = owner, count
         return encode(elements[count:])

@@ -7,11 +7,11 @@ not matter. `Matcher` finds calls by place; `Player` hands out their outcomes an
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from array import array
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Iterator, Sequence
 from difflib import SequenceMatcher
 from hashlib import blake2b
 from itertools import islice
@@ -23,6 +23,7 @@ from agent_cache.errors import CassetteError, DivergenceError, ReplayExhausted, 
 from agent_cache.recording.cassette import Cassette
 from agent_cache.recording.cassette_file import EARLIER, RecordedCall, digest_of
 from agent_cache.recording.functions import ActiveCall, RecordedFunction
+from agent_cache.recording.lanes import Lanes, Turns, checkpoint, wait_for_cancellation
 from agent_cache.recording.redaction import Redaction
 from agent_cache.recording.results import check_outcome, read_value
 from agent_cache.values.arguments import plain_arguments
@@ -34,6 +35,8 @@ _LOG = logging.getLogger("agent_cache")
 
 _PATIENCE = 5.0
 """Seconds that a replay may be slower than the recorded run before a call that should be cancelled gives up waiting."""
+_OPEN_ENDED = frozenset({"stream", "cancelled", "unfinished"})
+"""Outcomes of calls that end by what their caller does."""
 _MAX_DIVERGENCES = 1000
 _ADVICE = 'If the run has changed on purpose, record it again, or record what is new with mode="new_episodes".'
 
@@ -57,6 +60,9 @@ class Player:
         self.cursor = 0
         self.divergences: list[dict[str, Any]] = []
         self.error: CassetteError | None = None
+        self.lanes = Lanes()
+        self._turns = Turns()
+        self._order = Order(self.matcher) if strict else None
         self._began = time.perf_counter()
 
     @property
@@ -88,10 +94,25 @@ class Player:
         except msgspec.ValidationError as error:
             reason = f"has a malformed outcome: {error}"
             raise self.latch(CassetteError(reason, self.cassette.path, index + 2)) from error
-        if self.strict:
-            self._check_order(call, index)
+        if self._order is not None and (missing := self._order.start(index, call)) is not None:
+            raise self._too_early(index, missing)
         self.matcher.cover(index)
         self.cursor += 1
+
+    def pass_by(self, call: ActiveCall, index: int) -> None:
+        """Note a call that runs although it was recorded."""
+        call.index = index
+        self.matcher.cover_alone(index)
+        if self._order is not None:
+            self._order.start(index, call, is_judged=False)
+
+    def turn(self, call: ActiveCall) -> Awaitable[None]:
+        """Let other tasks run, as the recorded call did, and calls that had ended earlier be answered earlier."""
+        assert call.index is not None
+        assert call.recorded is not None
+        if _OPEN_ENDED.isdisjoint(call.recorded.outcome):
+            return self._turns.take(self.matcher.rank_of_end(call.index))
+        return checkpoint()
 
     def read(self, call: ActiveCall, outcome: dict[str, Any], *, is_chunk: bool = False) -> Any:
         """A recorded value or chunk, as the annotation of the function describes it.
@@ -121,7 +142,7 @@ class Player:
         recorded = call.recorded
         assert recorded is not None
         seconds = None if "unfinished" in recorded.outcome else self.time_left(recorded)
-        await asyncio.wait([asyncio.get_running_loop().create_future()], timeout=seconds)
+        await wait_for_cancellation(seconds)
         text = (
             f"{described(call.function.name, call.arguments)} was cancelled when it was recorded, so there is no "
             "answer, and now nobody has cancelled it"
@@ -175,6 +196,8 @@ class Player:
         """
         if self.error is not None:
             raise self.error.with_traceback(None)
+        if self._order is not None and (found := self._order.first_reversal()) is not None:
+            raise self._too_early(*found)
         if self.strict and self.matcher.remaining:
             index = next(iter(self.matcher.left_over()))
             call = self.cassette.steps[index]
@@ -185,20 +208,20 @@ class Player:
             raise self._noted(DivergenceError(index, self._expected(index), None, text, self.cassette.path))
 
     def latch(self, error: CassetteError) -> CassetteError:
-        """Keep the first error, to raise it again at the end."""
+        """Keep the first error, to raise it again at the end, or when the running task has ended by it."""
         self.error = self.error or error
+        self.lanes.watch()
         return error
 
-    def _check_order(self, call: ActiveCall, index: int) -> None:
-        late = self.matcher.late(index)
-        if late is None:
-            return
-        missing = self.cassette.steps[late]
+    def _too_early(self, index: int, missing: int) -> CassetteError:
+        call, first = self.cassette.steps[index], self.cassette.steps[missing]
         text = (
-            f"{described(call.function.name, call.arguments)} was called too early: step {late}, "
-            f"{described(missing.name, missing.arguments)}, had ended before it was called when this was recorded"
+            f"{described(call.name, call.arguments)} was called too early: step {missing}, "
+            f"{described(first.name, first.arguments)}, had ended before it was called when this was recorded"
         )
-        raise self._noted(DivergenceError(late, self._expected(late), _actual(call), text, self.cassette.path))
+        return self._noted(
+            DivergenceError(missing, self._expected(missing), self._expected(index), text, self.cassette.path)
+        )
 
     def _expected(self, index: int) -> dict[str, Any] | None:
         if index < 0:
@@ -242,12 +265,11 @@ class Matcher:
         self._parents = self._outline.enclosing()
         self._open_calls = self._outline.open_calls()
         self._places: dict[int, int] = {}  # of events, as soon as they are asked for
+        self._ranks = array("q")  # likewise, of ends
         self._children: dict[int, array[int]] = {}
         self._adopted: set[str] = set()
         self._is_covered = bytearray(len(cassette))
         self._is_over = bytearray(len(cassette))
-        self._lanes: dict[tuple[int, int], array[int]] = {}
-        self._first_running: dict[tuple[int, int], int] = {}
         self.remaining = len(cassette)
         self.has_foreign = bool(self._outline.foreign)
         self.has_earlier = bool(self._outline.earlier)
@@ -292,24 +314,21 @@ class Matcher:
         """Mark a call as ended."""
         self._is_over[index] = 1
 
-    def late(self, index: int) -> int | None:
-        """A call of the same task and the same parent that had ended before this one started, and has not ended now.
+    def is_over(self, index: int) -> bool:
+        """Whether a call has ended."""
+        return bool(self._is_over[index])
 
-        None if there is none. The order of calls of different tasks is up to the event loop, so it is not compared.
-        """
-        lane = self._parents[index], self._outline.lanes[index]
-        siblings = self._lanes[lane]
-        first = self._first_running.get(lane, 0)
-        while first < len(siblings) and self._is_over[siblings[first]]:
-            first += 1
-        self._first_running[lane] = first
-        overlapping = self._open_calls.get(index, ())
-        for earlier in islice(siblings, first, None):
-            if earlier == index:
-                return None
-            if not self._is_over[earlier] and earlier not in overlapping:
-                return earlier
-        return None
+    def rank_of_end(self, index: int) -> int:
+        """The position of a call among all calls, by their ends."""
+        if not self._ranks:
+            self._ranks = array("q", bytes(8 * len(self._is_over)))
+            for rank, event in enumerate(event for event in self._outline.events() if event < 0):
+                self._ranks[~event] = rank
+        return self._ranks[index]
+
+    def had_ended(self, earlier: int, index: int) -> bool:
+        """Whether a call had ended before a later one of its lane started."""
+        return earlier not in self._open_calls.get(index, ())
 
     def left_over(self) -> Iterator[int]:
         """Indices of the calls that were not played."""
@@ -376,14 +395,13 @@ class Matcher:
         return digest_of(function.name, self._redaction.apply(data))
 
     def _read_tree(self) -> None:
-        digests, lanes = self._outline.digests, self._outline.lanes
+        digests = self._outline.digests
         places: dict[int, bytes] = {-1: ROOT_PLACE}
         counts: dict[bytes, int] = {}
         are_enclosing = frozenset(self._parents)
         for index in self._outline.starts():  # a call starts after the one that encloses it
             parent = self._parents[index]
             self._children.setdefault(parent, array("q")).append(index)
-            self._lanes.setdefault((parent, lanes[index]), array("q")).append(index)
             enclosing = places.get(parent)
             if enclosing is None:
                 continue
@@ -395,6 +413,99 @@ class Matcher:
             if index in are_enclosing:
                 places[index] = place
             self._index_of[place] = index
+
+
+# Order
+
+
+class Order:
+    """Judges the order of calls in a strict replay: of those of one recorded lane that are made in one lane again.
+
+    Workers that take their work from a queue share it in another way in each run. So if one lane now makes calls of two
+    recorded lanes that were forked from the same one, or two lanes that were forked from the same one make calls of one
+    recorded lane, these lanes are not judged. Nor are calls that several lanes have made with equal arguments: each of
+    them may get the outcome of any other.
+
+    All this is known at the end. Before, a call is refused only in the block's own task, and only if no other task had
+    made calls in the same place.
+    """
+
+    def __init__(self, matcher: Matcher) -> None:
+        self._matcher = matcher
+        self._lanes, self._forked = matcher.cassette.outline.lanes, matcher.cassette.outline.forked
+        self._calls: dict[tuple[int, int], array[int]] = {}  # by parent and lane, as they started
+        self._first_running: dict[tuple[int, int], int] = {}
+        self._ambiguous = bytearray(len(self._lanes))
+        self._made_in = array("q", [-1]) * len(self._lanes)
+        self._recorded_in: dict[tuple[int, int, int], int] = {}
+        self._made_again_in: dict[tuple[int, int, int], int] = {}
+        self._shared: set[tuple[int, int]] = set()  # parent, and group of lanes
+        self._early: list[tuple[int, int]] = []
+        self._read_lanes()
+        self._lanes_in = Counter(parent for parent, _ in self._calls)
+
+    def start(self, index: int, call: ActiveCall, *, is_judged: bool = True) -> int | None:
+        """Note that a recorded call is made again. Returns a call that had to be made before, if that is certain."""
+        self._made_in[index] = call.lane
+        parent, lane = self._matcher.parent(index), self._lanes[index]
+        if self._ambiguous[index]:
+            return None
+        group, made_group = _group(lane, self._forked[index]), _group(call.lane, call.forked)
+        if (
+            self._recorded_in.setdefault((parent, call.lane, group), lane) != lane
+            or self._made_again_in.setdefault((parent, lane, made_group), call.lane) != call.lane
+        ):
+            self._shared.add((parent, group))
+        missing = self._late(parent, lane, index) if is_judged else None
+        if missing is not None and (call.lane or self._lanes_in[parent] > 1):
+            self._early.append((index, missing))
+            return None
+        return missing
+
+    def first_reversal(self) -> tuple[int, int] | None:
+        """The first call that was made before another one which had ended when it was recorded, and that one."""
+        for index, missing in self._early:
+            shared = self._matcher.parent(index), _group(self._lanes[index], self._forked[index])
+            if self._made_in[index] == self._made_in[missing] and shared not in self._shared:
+                return index, missing
+        return None
+
+    def _late(self, parent: int, lane: int, index: int) -> int | None:
+        """A call of the same lane that had ended before this one started, and has not ended now."""
+        calls = self._calls[parent, lane]
+        first = self._first_running.get((parent, lane), 0)
+        while first < len(calls) and self._matcher.is_over(calls[first]):
+            first += 1
+        self._first_running[parent, lane] = first
+        for earlier in islice(calls, first, None):
+            if earlier == index:
+                return None
+            if not self._matcher.is_over(earlier) and self._matcher.had_ended(earlier, index):
+                return earlier
+        return None
+
+    def _read_lanes(self) -> None:
+        digests = self._matcher.cassette.outline.digests
+        lanes: dict[tuple[int, bytes], int] = {}
+        for index, lane in enumerate(self._lanes):
+            parent = self._matcher.parent(index)
+            if lanes.setdefault((parent, digests[index]), lane) != lane:
+                lanes[parent, digests[index]] = _SEVERAL
+        for index in self._matcher.cassette.outline.starts():
+            parent, lane = self._matcher.parent(index), self._lanes[index]
+            calls = self._calls.setdefault((parent, lane), array("q"))
+            if lanes[parent, digests[index]] == _SEVERAL:
+                self._ambiguous[index] = 1
+            else:
+                calls.append(index)
+
+
+_SEVERAL = -1
+
+
+def _group(lane: int, forked: int) -> int:
+    """The number of the lane from which this and its siblings were forked; -1 for lane 0, which has none."""
+    return forked if lane else -1
 
 
 # The nearest recorded call, for errors

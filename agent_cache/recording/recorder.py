@@ -7,13 +7,12 @@ while it grows.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import threading
 import time
-import types
 import weakref
-from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -37,6 +36,7 @@ from agent_cache.recording.cassette_file import (
     trailer_line,
 )
 from agent_cache.recording.functions import CURRENT_CALL, ActiveCall, RecordedFunction
+from agent_cache.recording.lanes import Lanes, cancellations
 from agent_cache.recording.player import ROOT_PLACE, Matcher, Player, place_of
 from agent_cache.recording.redaction import Redaction, redact_key
 from agent_cache.recording.results import read_error, value_outcome
@@ -85,6 +85,8 @@ class Recorder:
         self._answers = mode != "all"
         self._policy = dict(policy or {})
         self._policies: dict[str, str] = {}
+        self.lanes = Lanes() if player is None else player.lanes
+        self._has_lanes = writer is not None or (player is not None and player.strict)
         self._new_calls = 0
         self._functions: dict[str, RecordedFunction] = {}  # the first of each name
         self._failure: CassetteError | None = None  # of a call that cannot be recorded
@@ -200,6 +202,9 @@ class Recorder:
         digest = digest_of(function.name, data) if key is None else digest_of_key(function.name, key)
         call = ActiveCall(self, function, data, key, digest)
         with self._lock:
+            if self._has_lanes:
+                lane = self.lanes.current()
+                call.lane, call.forked = lane.number, lane.forked
             if self.player is not None:
                 index = self._place(call, arguments, self.player)
                 if not is_known and not self.player.matcher.is_earlier(index):
@@ -290,8 +295,7 @@ class Recorder:
         if index is not None and policy == "stub" and self._answers:
             player.take(call, index)
         elif index is not None:
-            call.index = index
-            player.matcher.cover_alone(index)
+            player.pass_by(call, index)
         elif self._writer is None and policy == "stub":
             raise player.miss(call)
 
@@ -396,13 +400,13 @@ class Recorder:
         outcome = recorded.outcome
         try:
             if recorded.source != "hit":
-                await _yield_to_loop()  # as the recorded call did: other tasks run, and a cancellation is noticed
+                await player.turn(call)  # which notices a cancellation, too
             if "stream" in outcome:
                 return self._replayed_stream(call)
             if "cancelled" in outcome or "unfinished" in outcome:
                 try:
                     await player.wait_until_cancelled(call)
-                except asyncio.CancelledError as cancellation:
+                except cancellations() as cancellation:
                     _replay_into_sessions(call, None, cancellation)
                     raise
             if "error" in outcome:
@@ -448,8 +452,34 @@ class Recorder:
 
     # The end
 
+    @contextmanager
+    def in_this_task(self) -> Iterator[None]:
+        """Make the running task the block's own for a while: lane 0, and the one that ends by a divergence elsewhere.
+
+        Raises:
+            CassetteError: that divergence.
+        """
+        with self.lanes.continued():
+            try:
+                yield
+            except BaseException as error:
+                self.raise_divergence(error)
+                raise
+            else:
+                self.lanes.has_ended(None)
+
+    def raise_divergence(self, error: BaseException | None) -> None:
+        """Raise the divergence in another task that has ended the block, if that is why this error leaves it.
+
+        Raises:
+            CassetteError: the divergence.
+        """
+        if self.lanes.has_ended(error) and self.player is not None and (found := self.player.error) is not None:
+            raise found from found.__cause__
+
     def discard(self) -> None:
         """Leave the file as it was."""
+        self.lanes.is_over = True
         with self._lock:
             if self._writer is not None:
                 self._writer.discard()
@@ -461,6 +491,7 @@ class Recorder:
             CassetteError: if an error was swallowed, a call could not be recorded, or was not made in a strict replay,
                 or a line was not written.
         """
+        self.lanes.is_over = True
         player, writer = self.player, self._writer
         with self._lock:
             if writer is not None and player is not None and not self._new_calls and error is None and self._answers:
@@ -509,12 +540,6 @@ def _replay_into_sessions(call: ActiveCall, value: Any, error: BaseException | N
     replay_into_sessions(tool_call, value, error, recorded.duration_ms / 1000)
 
 
-@types.coroutine
-def _yield_to_loop() -> Generator[None, None, None]:
-    """`asyncio.sleep(0)` without its own frame."""
-    yield
-
-
 class CassetteWriter:
     """The file of a recording while it grows. The recorder calls it under its lock.
 
@@ -541,11 +566,6 @@ class CassetteWriter:
         self._open: dict[int, ActiveCall] = {}
         self._copied_ids: dict[int, int] = {}
         self._copied_lanes = 0
-        self._task_lanes: MutableMapping[Any, int] = weakref.WeakKeyDictionary()
-        self._thread_lanes: dict[int, int] = {}
-        self._next_lane = 0
-        self._latest_task: Callable[[], Any] = _no_task
-        self._latest_lane = 0
         now = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
         header = Header(recorded_at=now, model=model, redact=redaction.describe(), log=True)
         try:
@@ -557,7 +577,6 @@ class CassetteWriter:
     def start(self, call: ActiveCall) -> None:
         """Number a call that starts."""
         call.id, call.after = self._next_id, self._last_id
-        call.lane = self._lane()
         call.started = time.perf_counter()
         self._next_id += 1
         self._open[call.id] = call
@@ -636,28 +655,12 @@ class CassetteWriter:
                 f"could not be written: {self._failure.strerror}; what could be is in {self.path.name}.partial",
                 self.path,
             ) from self._failure
-        self._file.finish_as(lambda: Cassette.load(self._file.partial).lines())
+        self._file.finish_as(lambda: Cassette.load(self._file.partial).lines(like=self.path))
 
     def discard(self) -> None:
         """Leave the old file as it is."""
         self.is_closed = True
         self._file.discard()
-
-    def _lane(self) -> int:
-        """The number of the task, or of the thread, that makes a call."""
-        try:
-            task = asyncio.current_task()
-        except RuntimeError:
-            task = None
-        if task is not None and self._latest_task() is task:
-            return self._latest_lane
-        lanes: MutableMapping[Any, int] = self._thread_lanes if task is None else self._task_lanes
-        lane = lanes.setdefault(threading.get_ident() if task is None else task, self._next_lane)
-        if lane == self._next_lane:
-            self._next_lane += 1
-        if task is not None:
-            self._latest_task, self._latest_lane = weakref.ref(task), lane
-        return lane
 
     def _copy(self, indices: Sequence[int], lanes: dict[int, int], forked: int, matcher: Matcher) -> None:
         """Write calls of the old recording again, which overlap as they did.
@@ -699,10 +702,6 @@ class CassetteWriter:
         except OSError as error:
             self._failure = error
             _LOG.error("recording to %s stopped: %s; the run goes on", self.path, error)
-
-
-def _no_task() -> None:
-    """A reference to no task."""
 
 
 def _milliseconds(seconds: float) -> float:

@@ -7,7 +7,6 @@ recorded. A stream that is closed early is recorded as closed there.
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import inspect
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator
@@ -17,6 +16,7 @@ from typing import Any, TypeAlias
 
 from agent_cache.errors import ReplayExhausted
 from agent_cache.recording.functions import CURRENT_CALL, ActiveCall
+from agent_cache.recording.lanes import checkpoint, is_cancellation
 from agent_cache.recording.player import Player
 from agent_cache.recording.redaction import Redaction
 from agent_cache.recording.results import error_outcome, read_error, value_outcome
@@ -79,18 +79,9 @@ def failure_outcome(error: BaseException, redaction: Redaction) -> dict[str, Any
     """The outcome of a call or a stream that an exception has left."""
     if isinstance(error, GeneratorExit):
         return {"unfinished": True}
-    if isinstance(error, asyncio.CancelledError) and _is_cancellation():
+    if is_cancellation(error):
         return {"cancelled": True}
     return error_outcome(error, redaction)
-
-
-def _is_cancellation() -> bool:
-    """Whether the task was cancelled, and not a coroutine that raised `CancelledError` by itself."""
-    try:
-        task = asyncio.current_task()
-    except RuntimeError:
-        return True
-    return task is None or task.cancelling() > 0
 
 
 def leave_call(token: Token[ActiveCall | None]) -> None:
@@ -267,9 +258,9 @@ async def _replay_async(
     stream = call.recorded.outcome["stream"]
     try:
         for chunk in stream["chunks"]:
-            await asyncio.sleep(0)
+            await checkpoint()
             yield player.read(call, chunk, is_chunk=True)
-        await asyncio.sleep(0)
+        await checkpoint()
         if "cancelled" in stream["end"]:
             await player.wait_until_cancelled(call)
         _replay_end(call, player, stream)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agent_cache.recording import Cassette
+from agent_cache.recording import Cassette, intercept, record
 
 pytest_plugins = ["pytester"]
 
@@ -62,6 +62,62 @@ def test_classes_and_parameters_are_in_the_name_and_no_two_names_become_one(suit
     assert not any(set(name) & set('/\\:*?"<>| ') or not name.isascii() for name in names)
     suite.run(passed=6)
     assert suite.live == []
+
+
+def test_names_that_differ_by_case_are_two_files_on_every_file_system(suite):
+    suite.write(
+        "test_ask.py",
+        """
+        import pytest
+        from shop import ask
+
+        pytestmark = pytest.mark.agent_cassette
+
+        @pytest.mark.parametrize("what", ["a", "A", "aB", "Ab"])
+        def test_it(what):
+            ask(what)
+
+        def test_IT():
+            ask("?")
+
+        def test_it_():
+            ask("?")
+        """,
+    )
+    suite.run("--agent-record-mode=once", passed=6)
+    names = [name.removeprefix("cassettes/test_ask/") for name in suite.cassettes]
+    assert len({name.casefold() for name in names}) == 6
+    assert {"test_it[a].jsonl", "test_it_.jsonl"} <= set(names)
+    suite.run("--agent-orphans=fail", passed=6)
+    assert suite.live == []
+
+
+def test_a_cassette_that_was_recorded_without_a_digest_of_its_name_is_still_found(suite):
+    suite.write("test_ask.py", ASK.format(mark="@pytest.mark.agent_cassette").replace("test_it", "test_IT"))
+    suite.run("--agent-record-mode=once", passed=1)
+    (made,) = suite.cassettes
+    before = suite.path / "cassettes/test_ask/test_IT.jsonl"
+    (suite.path / made).rename(before)
+    suite.run("--agent-orphans=fail", passed=1)
+    suite.run("--agent-record-mode=rewrite", passed=1)
+    assert suite.cassettes == [before.relative_to(suite.path).as_posix()]
+
+
+def test_given_names_that_differ_by_case_alone_are_refused(suite):
+    """Where the file system ignores case, each would be recorded over the other."""
+    text = "import pytest\nfrom shop import ask\n" + "".join(
+        f"\n@pytest.mark.agent_cassette({name!r})\ndef test_{number}():\n    ask({name!r})\n"
+        for number, name in enumerate(("order", "Order"))
+    )
+    suite.write("test_ask.py", text)
+    result = suite.run("--agent-record-mode=once")
+    result.stderr.fnmatch_lines(["*test_ask.py::test_0 and test_ask.py::test_1: *order.jsonl and Order.jsonl are one*"])
+    assert (result.ret, suite.cassettes) == (4, [])
+    for name in ("order", "Order"):  # recorded where it does not
+        path = suite.write(f"cassettes/test_ask/{name}.jsonl", "")
+        with record(path):
+            intercept(lambda question: question, name="shop:ask")(name)
+    suite.run(passed=2)
 
 
 def test_a_folder_of_tests_has_cassettes_of_its_own(suite):

@@ -1,0 +1,312 @@
+"""Lanes, and the few things that asyncio and trio do differently: the running task, a yield, a wait for cancellation.
+
+A *lane* is what one task does in order, or one context that a thread runs in. The task that enters a recording is lane
+0. A context variable carries the lane. A task or a thread that was started with a copy of the context finds the lane of
+its starter there, sees that this is the lane of another task or context, and gets a new one, *forked* from it. So a
+thread of a pool has no lane, since it works for anybody: each `asyncio.to_thread` is a lane.
+
+Trio is asked only if the program has imported it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import math
+import sys
+import threading
+import types
+import weakref
+from collections.abc import Awaitable, Generator, Iterator, MutableMapping
+from contextlib import contextmanager
+from contextvars import ContextVar, Token
+from typing import Any
+
+__all__ = ["Lane", "Lanes", "Turns", "cancellations", "checkpoint", "is_cancellation", "wait_for_cancellation"]
+
+_CYCLES = 20
+"""Cycles of the event loop for which an error may travel from a task that it has ended to those that wait for it: two a
+task. It ends the block itself if it arrives there meanwhile, with the traceback of the whole way."""
+
+
+class Lane:
+    """What one task does in order, or one context that a thread runs in.
+
+    Attributes:
+        lanes: those of the recording that it belongs to.
+        number: number of the lane, in the order in which the lanes of a recording made their first call.
+        forked: number of the lane that it was forked from; 0 for lane 0.
+    """
+
+    __slots__ = ("_task", "_token", "forked", "lanes", "number")
+
+    def __init__(self, lanes: Lanes, number: int, forked: int) -> None:
+        self.lanes = lanes
+        self.number = number
+        self.forked = forked
+        self._task: weakref.ref[Any] | None = None
+        self._token: Token[tuple[Lane, ...]] | None = None
+
+    def enter(self, task: Any) -> None:
+        """Make this the lane of the running context, in which this task runs, or none."""
+        self._task = None if task is None else weakref.ref(task)
+        others = tuple(lane for lane in _LANES.get() if lane.lanes is not self.lanes and not lane.lanes.is_over)
+        _LANES.set(others)  # the token keeps the value before, which must not keep lanes of ended recordings
+        self._token = _LANES.set((self, *others))
+
+    def is_of(self, task: Any) -> bool:
+        """Whether this is the lane of this task; if that is None, whether it is the lane of the running context."""
+        if self._task is not None:
+            return task is not None and self._task() is task
+        if task is not None or self._token is None:
+            return False
+        value = _LANES.get()
+        try:
+            _LANES.reset(self._token)  # is refused in a copy of the context, which nothing else tells from it
+        except (ValueError, RuntimeError):
+            return False
+        self._token = _LANES.set(value)
+        return True
+
+
+_LANES: ContextVar[tuple[Lane, ...]] = ContextVar("agent_cache_lanes", default=())
+"""In each recording around it, the lane of this context, or of the one that this is a copy of."""
+
+
+class Lanes:
+    """The lanes of one recording, and the task that ends when a divergence has ended another one.
+
+    Not thread-safe: the recorder asks for lanes under its lock.
+
+    Attributes:
+        is_over: whether the recording has ended.
+    """
+
+    def __init__(self) -> None:
+        self.is_over = False
+        self._next = 0
+        self._first: Lane | None = None
+        self._of_task: MutableMapping[Any, Lane] = weakref.WeakKeyDictionary()
+        self._thread = threading.get_ident()
+        self._owner = _Owner(None)
+        self._watched: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()
+
+    def current(self) -> Lane:
+        """The lane of the running task, or, outside of tasks, of the running context."""
+        task, has_loop = _running_task()
+        found = self._found()
+        if found is not None:
+            if found.is_of(task):
+                return found
+            if found is self._first and not has_loop and threading.get_ident() == self._thread:
+                return found  # a copy of the block's context: the block waits for what runs in it
+        lane = None if task is None else self._of_task.get(task)
+        if lane is None:  # else tasks share a context
+            lane = Lane(self, self._next, 0 if found is None else found.number)
+            self._next += 1
+            if task is not None:
+                self._of_task[task] = lane
+        lane.enter(task)
+        return lane
+
+    def begin(self) -> None:
+        """Make what runs here lane 0: the block is entered."""
+        self._first = self.current()
+        self._owner = _Owner(_running_task()[0])
+
+    @contextmanager
+    def continued(self) -> Iterator[None]:
+        """Make the running task lane 0 for a while: it does what the block was entered for.
+
+        Raises:
+            asyncio.CancelledError: if a divergence in another task has ended this one; see `has_ended`.
+        """
+        assert self._first is not None
+        task = _running_task()[0]
+        outer, self._owner = self._owner, _Owner(task)
+        self._first.enter(task)
+        if task is not None:
+            self._of_task[task] = self._first
+        try:
+            yield
+        finally:
+            self._owner = outer
+            self.leave()
+
+    def enter_context(self) -> None:
+        """Make the running context one of the recording, as if it were a copy of the block's."""
+        assert self._first is not None
+        _LANES.set((self._first, *(lane for lane in _LANES.get() if lane.lanes is not self)))
+
+    def has_ended(self, error: BaseException | None) -> bool:
+        """Whether an error that leaves the block is the cancellation by which a divergence has ended it."""
+        return self._owner.release(error)
+
+    def leave(self) -> None:
+        """Forget the lane of the running context."""
+        _LANES.set(tuple(lane for lane in _LANES.get() if lane.lanes is not self))
+
+    def watch(self) -> None:
+        """End the block when the running task has ended by an error, which was just made, unless that ends it first.
+
+        Otherwise, what waits for the work that this task will not do any more, as `Queue.join` does, would wait for
+        ever. Tasks of trio need no watch: none ends by an error that nobody gets.
+        """
+        try:
+            task = asyncio.current_task()
+        except RuntimeError:
+            return
+        if task is None or task is self._owner.task or task in self._watched:
+            return
+        self._watched.add(task)
+        task.add_done_callback(self._note_end)
+
+    def _found(self) -> Lane | None:
+        for lane in _LANES.get():
+            if lane.lanes is self:
+                return lane
+        return None
+
+    def _note_end(self, task: asyncio.Task[Any]) -> None:
+        if self.is_over or task.cancelled() or task.exception() is None:
+            return
+        loop = self._owner.loop or task.get_loop()
+        loop.call_soon_threadsafe(self._end_block, loop, _CYCLES)
+
+    def _end_block(self, loop: asyncio.AbstractEventLoop, cycles: int) -> None:
+        if self.is_over:
+            return
+        if cycles:
+            loop.call_soon(self._end_block, loop, cycles - 1)
+        elif self._owner.task is not None:
+            self._owner.cancel([self._owner.task])
+        elif threading.get_ident() == self._thread:  # the block waits for this loop, and all of its tasks end with it
+            self._owner.cancel([task for task in asyncio.all_tasks(loop) if self._is_inside(task)])
+
+    def _is_inside(self, task: asyncio.Task[Any]) -> bool:
+        if sys.version_info < (3, 12):
+            return True
+        return any(lane.lanes is self for lane in task.get_context().get(_LANES, ()))
+
+
+class _Owner:
+    """What a divergence in another task cancels: a task, or, in a block outside of tasks, those that it waits for."""
+
+    __slots__ = ("_cancelling", "_is_cancelled", "loop", "task")
+
+    def __init__(self, task: Any) -> None:
+        self.task = task if isinstance(task, asyncio.Task) else None
+        self.loop = None if self.task is None else self.task.get_loop()
+        self._cancelling = 0 if self.task is None else self.task.cancelling()
+        self._is_cancelled = False
+
+    def cancel(self, tasks: list[asyncio.Task[Any]]) -> None:
+        if not self._is_cancelled:
+            self._is_cancelled = True
+            for task in tasks:
+                task.cancel("a replay has diverged in another task")
+
+    def release(self, error: BaseException | None) -> bool:
+        """Take the cancellation back. Whether it is this one, and no other, that `error` is."""
+        if not self._is_cancelled:
+            return False
+        self._is_cancelled = False
+        is_only_one = self.task is None or self.task.uncancel() <= self._cancelling
+        return is_only_one and isinstance(error, asyncio.CancelledError)
+
+
+# asyncio and trio
+
+
+def _running_task() -> tuple[Any, bool]:
+    """The running task or None, and whether an event loop runs in this thread."""
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:
+        trio = _running_trio()
+        return (None, False) if trio is None else (trio.lowlevel.current_task(), True)
+    return task, True
+
+
+def _running_trio() -> Any:
+    """The module trio, if one of its tasks is running, else None."""
+    trio: Any = sys.modules.get("trio")
+    try:
+        return None if trio is None or trio.lowlevel.current_task() is None else trio
+    except (RuntimeError, AttributeError):  # the latter while it is being imported
+        return None
+
+
+def checkpoint() -> Awaitable[None]:
+    """Let other tasks run once, and be cancelled."""
+    trio = _running_trio()
+    done: Awaitable[None] = _yield_to_loop() if trio is None else trio.lowlevel.checkpoint()
+    return done
+
+
+@types.coroutine
+def _yield_to_loop() -> Generator[None, None, None]:
+    """`asyncio.sleep(0)` without its own frame."""
+    yield
+
+
+class Turns:
+    """Lets calls that are answered at the same time end in the order in which they had ended when they were recorded.
+
+    So a loop over `asyncio.as_completed` gets the same answer first, and the same worker of a pool is free first.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: dict[Any, tuple[list[int], dict[int, Any]]] = {}  # by event loop
+
+    async def take(self, rank: int) -> None:
+        """Let other tasks run, and wait for those calls in flight in this event loop that had ended earlier.
+
+        Args:
+            rank: the position of the call among all calls, by their ends.
+        """
+        trio = _running_trio()
+        loop = asyncio.get_running_loop() if trio is None else trio.lowlevel.current_trio_token()
+        ranks, events = self._waiting.setdefault(loop, ([], {}))
+        heapq.heappush(ranks, rank)
+        events[rank] = None
+        try:
+            await checkpoint()
+            while ranks[0] != rank:
+                events[rank] = event = asyncio.Event() if trio is None else trio.Event()
+                await event.wait()
+        finally:
+            del events[rank]
+            while ranks and ranks[0] not in events:
+                heapq.heappop(ranks)
+            if ranks and (first := events[ranks[0]]) is not None:
+                first.set()
+
+
+async def wait_for_cancellation(seconds: float | None) -> None:
+    """Wait until the running task is cancelled, which raises, or this many seconds have passed; None is for ever."""
+    trio = _running_trio()
+    if trio is None:
+        await asyncio.wait([asyncio.get_running_loop().create_future()], timeout=seconds)
+    else:
+        with trio.move_on_after(math.inf if seconds is None else seconds):
+            await trio.sleep_forever()
+
+
+def cancellations() -> tuple[type[BaseException], ...]:
+    """The exceptions by which a task is cancelled."""
+    trio: Any = sys.modules.get("trio")
+    return (asyncio.CancelledError,) if trio is None else (asyncio.CancelledError, trio.Cancelled)
+
+
+def is_cancellation(error: BaseException) -> bool:
+    """Whether an exception cancels the running task, and is no `CancelledError` that a coroutine raised by itself."""
+    if not isinstance(error, cancellations()):
+        return False
+    if not isinstance(error, asyncio.CancelledError):
+        return True
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:
+        return True
+    return task is None or task.cancelling() > 0

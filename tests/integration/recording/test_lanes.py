@@ -1,0 +1,482 @@
+"""Lanes: what one task does in order, or one context that a thread runs in. A strict replay compares order in them."""
+
+import asyncio
+import contextvars
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from agent_cache.recording import Cassette, DivergenceError, ReplayExhausted, intercept, record, replay
+
+is_live = True
+
+
+@pytest.fixture(autouse=True)
+def live():
+    global is_live
+    is_live = True
+    yield
+    is_live = True
+
+
+def off():
+    global is_live
+    is_live = False
+
+
+@intercept(name="look")
+def look(number: int) -> int:
+    assert is_live, "ran in a replay"
+    return number
+
+
+@intercept(name="fetch")
+async def fetch(number: int) -> int:
+    assert is_live, "ran in a replay"
+    await asyncio.sleep(0)
+    return number
+
+
+def lanes(path) -> dict[int, tuple[int, int]]:
+    """Lane, and the lane that this was forked from, of the call with each number."""
+    return {call.arguments["number"]: (call.lane, call.forked) for call in Cassette.load(path)}
+
+
+# What a lane is
+
+
+async def test_the_task_of_the_block_is_lane_0_and_a_task_knows_which_one_has_started_it(path):
+    async def inner() -> None:
+        await fetch(3)
+
+    async def outer() -> None:
+        await fetch(1)
+        await asyncio.gather(inner(), fetch(2))
+
+    async with record(path):
+        await asyncio.create_task(outer())
+        await fetch(0)
+    found = lanes(path)
+    assert (found[0], found[1]) == ((0, 0), (1, 0))
+    assert {found[2], found[3]} == {(2, 1), (3, 1)}
+
+
+async def test_a_lane_belongs_to_a_context_and_not_to_the_thread_of_a_pool(path):
+    with ThreadPoolExecutor(1) as pool:
+        asyncio.get_running_loop().set_default_executor(pool)
+        with record(path):
+            await asyncio.gather(*(asyncio.to_thread(look, number) for number in (1, 2, 3)))
+            look(0)
+        assert lanes(path) == {0: (0, 0), 1: (1, 0), 2: (2, 0), 3: (3, 0)}
+        off()
+        with replay(path, strict=True):
+            assert await asyncio.gather(*(asyncio.to_thread(look, number) for number in (3, 2, 1))) == [3, 2, 1]
+            look(0)
+
+
+def test_a_context_is_one_lane_in_whichever_threads_it_runs(path):
+    def run_in_threads(*numbers: int) -> None:
+        context = contextvars.copy_context()
+        for number in numbers:
+            thread = threading.Thread(target=context.run, args=(look, number))
+            thread.start()
+            thread.join()
+
+    with record(path):
+        run_in_threads(1, 2)
+        run_in_threads(3)
+    assert lanes(path) == {1: (1, 0), 2: (1, 0), 3: (2, 0)}
+    off()
+    with pytest.raises(DivergenceError, match=r"look\(number=2\) was called too early"), replay(path, strict=True):
+        run_in_threads(2, 1)
+        run_in_threads(3)
+
+
+def test_a_copy_of_a_context_that_its_own_thread_runs_later_is_another_lane(path):
+    """The thread is the same, and the order in which a pool runs the two is not."""
+    copies = []
+
+    def first() -> None:
+        look(1)
+        copies.append(contextvars.copy_context())
+
+    with ThreadPoolExecutor(1) as pool, record(path):
+        pool.submit(contextvars.copy_context().run, first).result()
+        pool.submit(copies.pop().run, look, 2).result()
+    assert lanes(path) == {1: (1, 0), 2: (2, 1)}
+
+
+def test_a_copy_of_the_context_that_runs_inside_of_the_block_is_the_same_lane(path):
+    """As frameworks do around each step: the block waits for it."""
+
+    def run(*numbers: int) -> None:
+        for number in numbers:
+            contextvars.copy_context().run(look, number)
+
+    with record(path):
+        run(1, 2)
+    assert lanes(path) == {1: (0, 0), 2: (0, 0)}
+    off()
+    with pytest.raises(DivergenceError, match="too early"), replay(path, strict=True):
+        run(2, 1)
+
+
+async def test_tasks_that_share_a_context_have_lanes_of_their_own(path):
+    async def work(first: int) -> None:
+        for number in range(first, first + 3):
+            await fetch(number)
+
+    with record(path):
+        context = contextvars.copy_context()
+        loop = asyncio.get_running_loop()
+        await asyncio.gather(*(loop.create_task(work(first), context=context) for first in (10, 20)))
+    found = lanes(path)
+    assert [found[number][0] for number in (10, 11, 12, 20, 21, 22)] == [1, 1, 1, 2, 2, 2]
+
+
+async def test_recordings_inside_of_each_other_number_their_own_lanes(tmp_path):
+    with record(tmp_path / "outer"):
+        await asyncio.create_task(fetch(1))
+        with record(tmp_path / "inner"):
+            await fetch(2)
+            await asyncio.create_task(fetch(3))
+        await asyncio.create_task(fetch(4))
+    assert lanes(tmp_path / "inner") == {2: (0, 0), 3: (1, 0)}
+    assert lanes(tmp_path / "outer") == {1: (1, 0), 2: (0, 0), 3: (2, 0), 4: (3, 0)}
+
+
+# Order
+
+
+class Gate:
+    """Holds calls of a live run until others have ended."""
+
+    def __init__(self) -> None:
+        self.ended: set[int] = set()
+        self.waits_for: dict[int, int] = {}
+        self.changed = asyncio.Event()
+
+    async def pass_through(self, number: int) -> int:
+        while is_live and self.waits_for.get(number, number) not in {*self.ended, number}:
+            self.changed.clear()
+            await self.changed.wait()
+        self.ended.add(number)
+        self.changed.set()
+        return number
+
+
+async def run_pool(step, items, *, workers: int = 2, follow=lambda _: ()) -> None:
+    """Workers on a queue, as everybody writes them."""
+    queue: asyncio.Queue[int] = asyncio.Queue()
+
+    async def worker() -> None:
+        while True:
+            item = await queue.get()
+            await step(item)
+            for each in follow(item):
+                queue.put_nowait(each)
+            queue.task_done()
+
+    tasks = [asyncio.create_task(worker()) for _ in range(workers)]
+    for item in items:
+        queue.put_nowait(item)
+    await queue.join()
+    for task in tasks:
+        task.cancel()
+
+
+@pytest.mark.parametrize("slow", [0, 1, 2])
+async def test_workers_may_share_the_work_of_a_queue_in_another_way(slow, path):
+    gate = Gate()
+
+    @intercept(name="step")
+    async def step(number: int) -> int:
+        return await gate.pass_through(number)
+
+    async def item(number: int) -> None:
+        await step(number)
+        await step(number + 100)
+
+    gate.waits_for[slow] = 107  # one worker does everything else meanwhile
+    with record(path):
+        await run_pool(item, range(8))
+    assert {call.lane for call in Cassette.load(path)} == {1, 2}
+    off()
+    async with asyncio.timeout(60):
+        with replay(path, strict=True) as player:
+            await run_pool(item, range(8))
+    assert player.divergences == []
+
+
+async def test_workers_may_find_work_in_another_order(path):
+    """A crawler: which pages it knows first depends on which page was loaded first."""
+    gate = Gate()
+
+    @intercept(name="load")
+    async def load(number: int) -> int:
+        return await gate.pass_through(number)
+
+    def links(number: int) -> range:
+        return range(3 * number + 1, 3 * number + 4) if number < 13 else range(0)
+
+    gate.waits_for.update({1: 12, 4: 30, 7: 33})
+    with record(path):
+        await run_pool(load, [0], workers=3, follow=links)
+    off()
+    async with asyncio.timeout(60):
+        with replay(path, strict=True):
+            await run_pool(load, [0], workers=3, follow=links)
+
+
+async def test_equal_calls_of_several_tasks_may_get_each_others_outcomes(path):
+    """Which of them is the first, and so which outcome is whose, is up to the event loop."""
+    gate = Gate()
+
+    @intercept(name="step")
+    async def step(number: int) -> int:
+        return await gate.pass_through(number)
+
+    async def first() -> None:
+        await fetch(0)
+        await step(1)
+        await fetch(0)
+
+    async def second() -> None:
+        await step(2)
+        await fetch(0)
+
+    gate.waits_for[2] = 1
+    with record(path):
+        await asyncio.gather(first(), second())
+    off()
+    with replay(path, strict=True):
+        await asyncio.gather(second(), first())
+
+
+async def test_agents_at_once_are_judged_each_by_its_own_order(path):
+    async def agent(*numbers: int) -> None:
+        for number in numbers:
+            await fetch(number)
+
+    with record(path):
+        await asyncio.gather(agent(1, 2, 3), agent(4, 5, 6))
+        await fetch(7)
+    off()
+    with replay(path, strict=True):
+        await asyncio.gather(agent(4, 5, 6), agent(1, 2, 3))
+        await fetch(7)
+    early = r"fetch\(number=6\) was called too early: step \d, fetch\(number=5\)"
+    with pytest.raises(DivergenceError, match=early), replay(path, strict=True):
+        await asyncio.gather(agent(1, 2, 3), agent(4, 6, 5))
+        await fetch(7)
+
+
+async def test_the_blocks_own_order_is_judged_beside_workers_that_share_their_work(path):
+    async def agent(*last: int) -> None:
+        await run_pool(fetch, range(10, 18))
+        for number in last:
+            await fetch(number)
+
+    with record(path):
+        await agent(1, 2)
+    off()
+    with pytest.raises(DivergenceError, match=r"fetch\(number=2\) was called too early"), replay(path, strict=True):
+        await agent(2, 1)
+
+
+@pytest.mark.parametrize("is_strict", [False, True], ids=["", "strict"])
+async def test_who_takes_what_comes_first_gets_the_same_first(is_strict, path):
+    """Answers that are waited for at once come in their recorded order, so what is done with them does."""
+    gate = Gate()
+
+    @intercept(name="step")
+    async def step(number: int) -> int:
+        return await gate.pass_through(number)
+
+    @intercept(name="tell")
+    async def tell(numbers: list[int]) -> int:
+        assert is_live, "ran in a replay"
+        return len(numbers)
+
+    async def agent() -> list[int]:
+        seen: list[int] = []
+        for each in asyncio.as_completed([step(number) for number in range(4)]):
+            seen.append(await each)
+            await tell(seen)
+        return seen
+
+    gate.waits_for.update({0: 2, 2: 3, 3: 1})
+    with record(path):
+        assert await agent() == [1, 3, 2, 0]
+    off()
+    with replay(path, strict=is_strict):
+        assert await agent() == [1, 3, 2, 0]
+
+
+async def test_an_answer_that_nobody_waits_for_any_more_holds_up_no_other(path):
+    gate = Gate()
+
+    @intercept(name="step")
+    async def step(number: int) -> int:
+        return await gate.pass_through(number)
+
+    gate.waits_for.update({0: 1, 2: 0})
+    with record(path):
+        await asyncio.gather(step(2), step(0), step(1))
+    off()
+    with replay(path):
+        tasks = [asyncio.create_task(step(number)) for number in (2, 0, 1)]
+        await asyncio.sleep(0)
+        tasks[1].cancel()
+        tasks[2].cancel()
+        async with asyncio.timeout(60):
+            assert await tasks[0] == 2
+
+
+async def test_calls_in_two_event_loops_do_not_wait_for_each_other(path):
+    with record(path):
+        await fetch(1)
+        await fetch(2)
+    off()
+    with replay(path):
+        first = fetch(1)
+        first.send(None)  # its answer is under way, and nobody goes on with it
+        async with asyncio.timeout(60):
+            assert await asyncio.to_thread(lambda: asyncio.run(fetch(2))) == 2
+        first.close()
+
+
+# A divergence in a task that nobody waits for
+
+
+async def pool_with_one_new_item() -> None:
+    await run_pool(fetch, range(5))
+
+
+@pytest.fixture
+def shorter(path):
+    """A recording that lacks the last item."""
+
+    async def run() -> None:
+        async with record(path):
+            await run_pool(fetch, range(4))
+
+    asyncio.run(run())
+    off()
+    return path
+
+
+async def pool_in_pool() -> None:
+    """The error travels through two tasks, and ends in a third that nobody waits for."""
+
+    async def step(item: int) -> None:
+        await asyncio.gather(asyncio.create_task(fetch(item)))
+
+    await run_pool(step, range(5))
+
+
+async def pool_of_wrapped_errors() -> None:
+    async def step(item: int) -> None:
+        try:
+            await fetch(item)
+        except DivergenceError as error:
+            raise RuntimeError("the tool failed") from error
+
+    await run_pool(step, range(5))
+
+
+POOLS = [pool_with_one_new_item, pool_in_pool, pool_of_wrapped_errors]
+
+
+@pytest.mark.parametrize("is_strict", [False, True], ids=["", "strict"])
+@pytest.mark.parametrize("pool", POOLS, ids=lambda pool: pool.__name__)
+def test_a_divergence_in_a_background_task_ends_the_block(pool, is_strict, shorter):
+    async def run() -> None:
+        async with asyncio.timeout(60):
+            with pytest.raises(DivergenceError, match=r"fetch\(number=4\) was not recorded") as caught:
+                async with replay(shorter, strict=is_strict):
+                    await pool()
+            task = asyncio.current_task()
+            assert task is not None
+            assert task.cancelling() == 0
+            await asyncio.sleep(0)
+        assert {"worker", "step"} & {entry.name for entry in caught.traceback}
+
+    asyncio.run(run())
+
+
+def test_it_ends_a_block_around_the_event_loop(shorter):
+    async def run() -> None:
+        async with asyncio.timeout(60):
+            await pool_with_one_new_item()
+
+    with pytest.raises(DivergenceError, match=r"fetch\(number=4\) was not recorded"), replay(shorter):
+        asyncio.run(run())
+
+
+async def test_a_divergence_that_somebody_waits_for_takes_its_own_way(path):
+    async with record(path):
+        await fetch(1)
+    off()
+    caught = None
+    with pytest.raises(DivergenceError, match="number=2"):
+        async with replay(path):
+            try:
+                await asyncio.gather(fetch(1), fetch(2))
+            except DivergenceError as error:
+                caught = error
+    assert caught is not None
+    with pytest.raises(ExceptionGroup) as group:
+        async with replay(path), asyncio.TaskGroup() as tasks:
+            tasks.create_task(fetch(2))
+            tasks.create_task(asyncio.Event().wait())
+    assert group.group_contains(DivergenceError)
+    await asyncio.sleep(0)
+
+
+async def test_a_task_that_goes_on_after_a_divergence_ends_nothing_before_the_end(path):
+    async with record(path):
+        await fetch(1)
+    off()
+    has_come_to_its_end = False
+
+    async def lenient() -> None:
+        with pytest.raises(DivergenceError):
+            await fetch(2)
+
+    with pytest.raises(DivergenceError, match="number=2"):
+        async with replay(path):
+            await asyncio.create_task(lenient())
+            for _ in range(50):
+                await asyncio.sleep(0)
+            await fetch(1)
+            has_come_to_its_end = True
+    assert has_come_to_its_end
+
+
+async def test_a_cancellation_from_outside_stays_one(shorter):
+    """Both come at once; who has cancelled the task from outside must not wait for ever."""
+
+    async def run() -> None:
+        async with replay(shorter):
+            try:
+                await pool_with_one_new_item()
+            except asyncio.CancelledError:
+                task.cancel()
+                raise
+
+    task = asyncio.create_task(run())
+    async with asyncio.timeout(60):
+        await asyncio.wait([task])
+    assert task.cancelled()
+
+
+async def test_a_divergence_by_repetition_ends_the_block_too(path):
+    async with record(path):
+        await run_pool(fetch, [1, 2])
+    off()
+    async with asyncio.timeout(60):
+        with pytest.raises(ReplayExhausted):
+            async with replay(path):
+                await run_pool(fetch, [1, 2, 1])
