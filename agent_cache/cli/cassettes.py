@@ -28,7 +28,7 @@ from agent_cache.cli.output import Printer, escaped, json_text, plural, print_js
 from agent_cache.errors import CassetteError, CassetteNotFound, ConfigurationError
 from agent_cache.recording import Cassette, RecordedCall, Redaction, diff_cassettes
 from agent_cache.recording.cassette import recorded_rules, redact_call
-from agent_cache.recording.cassette_file import digest_of, digest_of_key, is_idle
+from agent_cache.recording.cassette_file import EARLIER, digest_of, digest_of_key, is_idle
 
 __all__ = ["add_options", "run", "secret_places"]
 
@@ -370,7 +370,7 @@ def _call_rows(line: dict[str, Any], margin: str) -> Iterator[str]:
     for name, value in line["outcome"].items():
         yield from _rows(f"-> {name}", value, margin, prefix, f"/outcome/{name}")
     for name in ("source", "model", "input_tokens", "output_tokens", "form"):
-        if name in line:
+        if name in line and line[name] != EARLIER:  # how its arguments are written is no difference of the runs
             yield f"{margin}{name}: {line[name]}"
 
 

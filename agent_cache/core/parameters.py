@@ -13,6 +13,7 @@ import inspect
 import sys
 import types
 import typing
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
@@ -299,8 +300,13 @@ class Parameters:
             return dict(zip(self.names, args, strict=True))
         return self.bind(args, kwargs)
 
-    def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, with_defaults: bool = True) -> dict[str, Any]:
         """Parameter names and values of a call, with defaults. The generated body gets the same by being called.
+
+        Args:
+            args: positional arguments.
+            kwargs: keyword arguments.
+            with_defaults: whether parameters that were not passed are there.
 
         Raises:
             TypeError: as the tool itself would.
@@ -311,9 +317,16 @@ class Parameters:
             # interpreter accepts as a surplus keyword.
             surplus = {name: kwargs[name] for name in self.positional_only if name in kwargs}
         bound = self.signature.bind(*args, **{name: value for name, value in kwargs.items() if name not in surplus})
-        bound.apply_defaults()
+        if with_defaults:
+            bound.apply_defaults()
         if surplus and self.surplus is not None:
-            bound.arguments[self.surplus] |= surplus
+            bound.arguments[self.surplus] = bound.arguments.get(self.surplus, {}) | surplus
+        return bound.arguments
+
+    def filled(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """The same parameter names and values, with the defaults of those that are not there."""
+        bound = inspect.BoundArguments(self.signature, OrderedDict(arguments))
+        bound.apply_defaults()
         return bound.arguments
 
     def has_receiver(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], tool: object) -> bool:

@@ -13,6 +13,7 @@ import msgspec
 
 from agent_cache.errors import CassetteError
 from agent_cache.recording.cassette_file import (
+    EARLIER,
     VERSION,
     Header,
     Outline,
@@ -105,6 +106,8 @@ class Cassette:
             if type(version) is not int or not 1 <= version <= VERSION:
                 raise CassetteError(f"has the format version {version!r}; this agent-cache reads 1 to {VERSION}")
             calls = msgspec.convert(data.get("calls", []), list[RecordedCall])
+            if version == 1:
+                calls = [msgspec.structs.replace(call, form=call.form or EARLIER) for call in calls]
             header = msgspec.convert({name: data[name] for name in Header.__struct_fields__ if name in data}, Header)
             trailer = msgspec.convert(data.get("trailer"), Trailer | None)
             order = msgspec.convert(data.get("order", []), list[int])

@@ -55,6 +55,7 @@ except ImportError:  # Windows: only recorders of one process exclude each other
     fcntl = None  # type: ignore[assignment]
 
 __all__ = [
+    "EARLIER",
     "VERSION",
     "CallLine",
     "Header",
@@ -162,7 +163,8 @@ class RecordedCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         duration_ms: its duration; of a stream, until it was closed. In a finished file the trailer has it.
         input_tokens, output_tokens: of an LLM call, 0 if unknown.
         model: of an LLM call, None if unknown.
-        form: ``"agentcassette"`` if the arguments are ``args`` and ``kwargs``, from a cassette of that package.
+        form: ``"agentcassette"`` if the arguments are ``args`` and ``kwargs``, from a cassette of that package;
+            ``"1"`` if they are written as version 1 of the format writes them (`earlier_arguments`).
     """
 
     id: int
@@ -225,6 +227,9 @@ def digest_of_key(name: str, key: str) -> bytes:
 
 # Calls of a file
 
+EARLIER = "1"
+"""The `form` of calls that version 1 of the format has recorded."""
+
 _T = TypeVar("_T")
 _C = TypeVar("_C", bound=RecordedCall)
 _Unread: TypeAlias = dict[str, msgspec.Raw]
@@ -257,6 +262,7 @@ class Outline:
         digests: likewise, as bytes.
         names: indices by name.
         foreign: indices of the calls from a cassette of another package, by name.
+        earlier: indices of the calls from a cassette of version 1.
         is_log: whether the calls are in the order in which they ended.
         order: of a finished cassette, the id of each call where it started, and ``-id`` where it ended. Empty if they
             started in this order and overlapped only with those that enclose them.
@@ -272,6 +278,7 @@ class Outline:
         self.digests: list[bytes] = []
         self.names: dict[str, array[int]] = {}
         self.foreign: dict[str, array[int]] = {}
+        self.earlier: set[int] = set()
         self.is_log = is_log
         self.order = order
         for call in calls:
@@ -302,7 +309,9 @@ class Outline:
         if call.name not in self.names:
             self.names[call.name] = array("q")
         self.names[call.name].append(index)
-        if call.form:
+        if call.form == EARLIER:
+            self.earlier.add(index)
+        elif call.form:
             self.foreign.setdefault(call.name, array("q")).append(index)
 
     def index_of(self) -> Callable[[int], int]:
@@ -394,10 +403,12 @@ class StoredCalls(Sequence[RecordedCall]):
 
     Attributes:
         outline: the fields of the calls that a replay needs to find them.
+        is_earlier: whether version 1 of the format has written them.
     """
 
     def __init__(self, path: str, descriptor: int) -> None:
         self.path = path
+        self.is_earlier = False
         self.outline = Outline()
         self._descriptor = descriptor
         self._starts = array("Q")
@@ -416,6 +427,8 @@ class StoredCalls(Sequence[RecordedCall]):
         Raises:
             ValueError: as `Outline.add`.
         """
+        if self.is_earlier and not call.form:
+            msgspec.structs.force_setattr(call, "form", EARLIER)
         self.outline.add(call)
         if call.prefix:
             self._with_prefix.add(len(self._starts))
@@ -488,6 +501,8 @@ class StoredCalls(Sequence[RecordedCall]):
             raise CassetteError(f"this line is broken: {error}", self.path, self._line_numbers[index]) from error
 
     def _timed(self, index: int, call: _C) -> _C:
+        if index in self.outline.earlier:
+            msgspec.structs.force_setattr(call, "form", EARLIER)
         if self._times:
             _set(call, "started_ms", self._times[2 * index] / 1000)
             _set(call, "duration_ms", self._times[2 * index + 1] / 1000)
@@ -546,6 +561,7 @@ def read_file(
             header = _read_header(path, first)
             if header is not None:
                 calls.outline.is_log = header.is_log
+                calls.is_earlier = header.agent_cache_cassette == 1
                 return header, calls, _read_calls(path, file, calls, progress)
             file.seek(0)
             return converted(_read_document(path, file.read()), path)

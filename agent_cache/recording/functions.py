@@ -10,13 +10,16 @@ import collections.abc
 import functools
 import inspect
 import logging
+import sys
+import sysconfig
 import typing
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Protocol, TypeVar, overload
 
-from agent_cache.core.parameters import Parameters
+from agent_cache.core.parameters import Parameter, Parameters
 from agent_cache.core.policies import checked_choice, checked_function
 from agent_cache.engine.interception import INTERCEPTORS, InterceptedCall, report_escape
 from agent_cache.engine.runtime import PLACE
@@ -25,6 +28,8 @@ from agent_cache.recording.cassette_file import RecordedCall
 from agent_cache.recording.redaction import Redaction
 from agent_cache.recording.results import redact_chunks
 from agent_cache.values.annotations import Returns
+from agent_cache.values.arguments import earlier_arguments, is_omitted, plain_arguments
+from agent_cache.values.canonical import Default
 from agent_cache.values.schema import Schema, schema_of
 
 __all__ = [
@@ -64,9 +69,14 @@ class RecordedFunction:
         kind: one of `KINDS`.
         parameters: its parameters, where they are known already.
         cache_key: ``cache_key(*args, **kwargs)`` identifies a call instead of its arguments.
+        key: likewise, but only where the arguments have no identity.
         extract_model, extract_tokens: the user's own functions that find model and tokens of an LLM call.
+        skip_args: number of leading positional parameters that do not identify a call.
+        caller: the module that has the function recorded. Of a function of other code, such as a method of a client,
+            what the caller passed identifies a call: its defaults change with its versions.
 
     Attributes:
+        fills_defaults: whether the arguments of a call have the defaults of those that were not passed.
         module: the module that defines the function.
         form: ``plain``, ``async``, ``stream`` (a generator function) or ``async stream``.
         names: the names that a policy, or a cassette of agentcassette, may use for it.
@@ -80,8 +90,11 @@ class RecordedFunction:
         *,
         parameters: Parameters | None = None,
         cache_key: Callable[..., str] | None = None,
+        key: Callable[..., Any] | None = None,
         extract_model: Callable[..., Any] | None = None,
         extract_tokens: Callable[..., Any] | None = None,
+        skip_args: int = 0,
+        caller: str = "",
     ) -> None:
         self.function = function
         self.name = name
@@ -89,16 +102,16 @@ class RecordedFunction:
         self.extract_model = extract_model
         self.extract_tokens = extract_tokens
         self.module: str = getattr(function, "__module__", None) or ""
-        self.parameters = _parameters_of(function, name) if parameters is None else parameters
+        self.parameters = _parameters_of(function, name, skip_args) if parameters is None else parameters
+        self.fills_defaults = not caller or not _is_foreign(function, caller)
         path = getattr(function, "__qualname__", "")
         self.form = _form_of(function)
         self.names = frozenset({name, name.rpartition(":")[2], path, path.rpartition(".")[2]}) - {""}
         self._cache_key = cache_key
-        self._recorded_names = tuple(
-            one.name
-            for one in (() if self.parameters is None else self.parameters.all)
-            if one.in_key and not one.is_receiver
-        )
+        self._key = key
+        every = () if self.parameters is None else self.parameters.all
+        self._recorded_names = tuple(one.name for one in every if one.in_key and not one.is_receiver)
+        self._sentinels = {one.name: one.default for one in every if one.is_sentinel}
         self._plain_names = None
         if self.parameters is not None and self.parameters.is_positional and not self.parameters.positional_only:
             self._plain_names = self.parameters.names
@@ -107,6 +120,11 @@ class RecordedFunction:
     def has_extractors(self) -> bool:
         """Whether the user gave functions that find model or tokens."""
         return self.extract_model is not None or self.extract_tokens is not None
+
+    @property
+    def has_cache_key(self) -> bool:
+        """Whether the user's ``cache_key=`` identifies its calls."""
+        return self._cache_key is not None
 
     @cached_property
     def schema(self) -> Schema:
@@ -122,7 +140,7 @@ class RecordedFunction:
         return schema_of(Any)
 
     def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """Arguments of a call by name, defaults included.
+        """Arguments of a call by name, with defaults if it `fills_defaults`.
 
         Raises:
             TypeError: if the function does not accept them.
@@ -136,28 +154,131 @@ class RecordedFunction:
                 return dict(zip(names, values, strict=True))
             except KeyError:
                 pass
-        return self.parameters.bind(args, kwargs)
+        return self.parameters.bind(args, kwargs, with_defaults=self.fills_defaults)
 
     def key_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:
         """The key that ``cache_key=`` makes of a call; None if there is none, or it raises, which is logged."""
         if self._cache_key is None:
             return None
         try:
-            return str(self._cache_key(*args, **kwargs))
+            key = self._cache_key(*args, **kwargs)
+            return str(key) if _is_plain(key) else plain_arguments({"key": key})[1].decode()
         except Exception as error:  # noqa: BLE001 - the user's function; the arguments identify the call then
             _LOG.warning("cache_key of %s raised %r; the arguments were used", self.name, error)
             return None
 
+    def is_same(self, other: RecordedFunction) -> bool:
+        """Whether this is the same function as another of its name, or was made by the same definition."""
+        one, two = self.function, other.function
+        if inspect.ismethod(one) and inspect.ismethod(two):
+            return one.__self__ is two.__self__ and one.__func__ is two.__func__
+        one, two = inspect.unwrap(one), inspect.unwrap(two)
+        return one is two or getattr(one, "__code__", one) is getattr(two, "__code__", two)
+
+    def key_instead(self, arguments: Mapping[str, Any]) -> str | None:
+        """What `key` makes of arguments without identity; None if there is none, or it has no identity either."""
+        if self._key is None or self.parameters is None:
+            return None
+        args, kwargs = self.parameters.split(arguments)
+        try:
+            return plain_arguments({"key": self._key(*args, **kwargs)})[1].decode()
+        except Exception as error:  # noqa: BLE001 - the user's function
+            _LOG.warning("key= of %s did not identify a call: %r", self.name, error)
+            return None
+
     def recorded_arguments(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The arguments without ``self`` and without those that a framework injects."""
-        if self.parameters is None or len(self._recorded_names) == len(arguments):
+        """The arguments that identify a call: without ``self``, those that a framework injects, and skipped ones."""
+        if self.parameters is None or (len(self._recorded_names) == len(arguments) and not self._sentinels):
             return arguments
-        return {name: arguments[name] for name in self._recorded_names}
+        return self._identifying(arguments, fills_defaults=self.fills_defaults)
+
+    def other_arguments(self, arguments: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """What identifies the same call in a recording for which it `fills_defaults`, if it does not, and conversely.
+
+        None if that is the same. Which it is depends on where the function is installed.
+        """
+        if self.parameters is None:
+            return None
+        if not self.fills_defaults:
+            return self._identifying(self.parameters.filled(arguments), fills_defaults=True)
+        passed = {one.name: arguments[one.name] for one in self.parameters.all if not _is_left_out(one, arguments)}
+        return self._identifying(passed, fills_defaults=False) if len(passed) < len(arguments) else None
+
+    def _identifying(self, arguments: Mapping[str, Any], *, fills_defaults: bool) -> dict[str, Any]:
+        found = {name: arguments[name] for name in self._recorded_names if name in arguments}
+        for name, default in self._sentinels.items():
+            if name in found and found[name] is default:
+                if fills_defaults and not is_omitted(default):
+                    found[name] = Default(default)
+                else:
+                    del found[name]
+        return found
+
+    def earlier_arguments(self, arguments: Mapping[str, Any]) -> dict[str, Any] | None:
+        """The arguments of a call as version 1 of the format has them. None if it did not write them all."""
+        if self.parameters is None:
+            return earlier_arguments(arguments)
+        if not self.fills_defaults:
+            arguments = self.parameters.filled(arguments)
+        found = {name: arguments[name] for name in self._recorded_names}
+        for name, default in self._sentinels.items():
+            if name in found and found[name] is default:
+                found[name] = Default(default)
+        return earlier_arguments(found)
 
 
-def _parameters_of(function: Callable[..., Any], name: str) -> Parameters | None:
+def _is_plain(key: Any) -> bool:
+    """Whether the text of a key tells it from others: that of an array is shortened, that of an object anything."""
+    if type(key) in (tuple, list):
+        return all(map(_is_plain, key))
+    return type(key) in (str, int, float, bool, bytes, type(None))
+
+
+def _is_left_out(parameter: Parameter, arguments: Mapping[str, Any]) -> bool:
+    """Whether a parameter has the value that it has if nothing is passed."""
+    value = arguments[parameter.name]
+    if parameter.kind is inspect.Parameter.VAR_POSITIONAL or parameter.kind is inspect.Parameter.VAR_KEYWORD:
+        return not value
+    return value is parameter.default
+
+
+def _is_foreign(function: Any, caller: str) -> bool:
+    """Whether other code than that of the caller defines a function.
+
+    That is another package which is installed, and the class of another package whose method it is.
+    """
+    plain = function
+    while isinstance(plain, functools.partial):
+        plain = plain.func
+    module = str(getattr(plain, "__module__", None) or type(plain).__module__)
+    if module.partition(".")[0] == caller.partition(".")[0]:
+        return False
+    if inspect.ismethod(plain) or not inspect.isroutine(plain):
+        return True
+    file = getattr(sys.modules.get(module), "__file__", None)
+    return file is None or not _installed().isdisjoint(Path(file).parents)
+
+
+@functools.cache
+def _installed() -> frozenset[Path]:
+    """The directories of packages that are installed, and of the standard library."""
+    paths = sysconfig.get_paths()
+    return frozenset(Path(paths[name]) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+
+
+def _calling_module() -> str:
+    """The module of the code that has called the function which calls this."""
+    frame = inspect.currentframe()
+    for _ in range(2):
+        frame = None if frame is None else frame.f_back
+    return "" if frame is None else str(frame.f_globals.get("__name__", ""))
+
+
+def _parameters_of(function: Callable[..., Any], name: str, skip_args: int) -> Parameters | None:
     try:
-        return Parameters.of(function, 0, name)
+        return Parameters.of(function, skip_args, name)
+    except ConfigurationError:
+        raise
     except (TypeError, ValueError):  # a builtin without a signature
         return None
 
@@ -199,9 +320,10 @@ class ActiveCall:
         arguments: plain data, redacted.
         key: what ``cache_key=`` made of them.
         digest: digest of name and arguments, or of name and key.
+        matched: the digest that a recorded call has; another one if arguments were written in another way then.
         outer: the innermost call around it, of whatever recording; `parent` the innermost of the same recording.
         occurrence: how many calls of this digest its parent had made before.
-        place: digest of the chain of parents, the call's digest and its occurrence. Calls match by it.
+        place: digest of the chain of parents, `matched` and its occurrence. Calls match by it.
         counts: how many calls of each digest were made inside of it.
         recorded: the recorded call that answers it; None if it runs.
         index: position of that call in the cassette, also if it runs all the same.
@@ -216,8 +338,8 @@ class ActiveCall:
 
     __slots__ = (
         "after", "arguments", "chunks", "counts", "digest", "forked", "function", "id", "index", "is_awaited",
-        "is_plain_stream", "key", "lane", "occurrence", "outer", "owner", "parent", "passed", "place", "recorded",
-        "started", "tool_call", "usage",
+        "is_plain_stream", "key", "lane", "matched", "occurrence", "outer", "owner", "parent", "passed", "place",
+        "recorded", "started", "tool_call", "usage",
     )  # fmt: skip
 
     def __init__(
@@ -227,7 +349,7 @@ class ActiveCall:
         self.function = function
         self.arguments = arguments
         self.key = key
-        self.digest = digest
+        self.digest = self.matched = digest
         self.outer = outer = CURRENT_CALL.get()
         while outer is not None and outer.owner is not owner:
             outer = outer.outer
@@ -358,10 +480,31 @@ def _count(usage: Any, names: tuple[str, ...]) -> int:
 
 
 @overload
-def intercept(fn: F, *, name: str | None = None, kind: str = "call") -> F: ...
+def intercept(
+    fn: F,
+    *,
+    name: str | None = None,
+    kind: str = "call",
+    skip_args: int = 0,
+    cache_key: Callable[..., str] | None = None,
+) -> F: ...
 @overload
-def intercept(fn: None = None, *, name: str | None = None, kind: str = "call") -> Callable[[F], F]: ...
-def intercept(fn: F | None = None, *, name: str | None = None, kind: str = "call") -> F | Callable[[F], F]:
+def intercept(
+    fn: None = None,
+    *,
+    name: str | None = None,
+    kind: str = "call",
+    skip_args: int = 0,
+    cache_key: Callable[..., str] | None = None,
+) -> Callable[[F], F]: ...
+def intercept(
+    fn: F | None = None,
+    *,
+    name: str | None = None,
+    kind: str = "call",
+    skip_args: int = 0,
+    cache_key: Callable[..., str] | None = None,
+) -> F | Callable[[F], F]:
     """Let the calls of a function be recorded and replayed. Outside of a recording it runs unchanged.
 
     Takes functions, coroutine functions, generator functions of both kinds, bound methods, partials and callable
@@ -372,16 +515,24 @@ def intercept(fn: F | None = None, *, name: str | None = None, kind: str = "call
         fn: the function.
         name: its name in recordings, instead of ``module:qualname``.
         kind: ``"call"``, ``"tool"``, or ``"llm"``, whose answers are searched for tokens and model.
+        skip_args: number of leading positional parameters that do not identify a call, such as a client.
+        cache_key: ``cache_key(*args, **kwargs)`` identifies a call instead of its arguments. If it raises, the log has
+            a warning and the arguments are used.
 
     Raises:
         ConfigurationError: if it cannot be recorded, or is recorded already.
     """
     checked_choice(kind, KINDS, "intercept: kind")
+    checked_function(cache_key, "intercept: cache_key")
     _check_name(name, "intercept")
+    caller = _calling_module()
 
     def decorate(function: F) -> F:
         checked = _checked_function(function, "intercept")
-        recorded: F = wrapped(RecordedFunction(checked, _name_of(checked, name), kind))
+        described = RecordedFunction(
+            checked, _name_of(checked, name), kind, cache_key=cache_key, skip_args=skip_args, caller=caller
+        )
+        recorded: F = wrapped(described)
         return recorded
 
     return decorate if fn is None else decorate(fn)
@@ -393,6 +544,7 @@ def cached_llm_call(
     extract_tokens: Callable[[Mapping[str, Any], Any], tuple[int, int]] | None = None,
     cache_key: Callable[..., str] | None = None,
     name: str | None = None,
+    skip_args: int = 0,
 ) -> Callable[[F], F]:
     """Serve a function that calls a model from the recording, and record it where the mode allows it.
 
@@ -408,6 +560,7 @@ def cached_llm_call(
         cache_key: ``cache_key(*args, **kwargs)`` identifies a call instead of its arguments. If it raises, the log has
             a warning and the arguments are used.
         name: its name in recordings, instead of ``module:qualname``.
+        skip_args: number of leading positional parameters that do not identify a call, such as a client.
 
     Raises:
         ConfigurationError: if it cannot be recorded, or is recorded already.
@@ -419,6 +572,7 @@ def cached_llm_call(
     ):
         checked_function(given, f"cached_llm_call: {option}")
     _check_name(name, "cached_llm_call")
+    caller = _calling_module()
 
     def decorate(function: F) -> F:
         checked = _checked_function(function, "cached_llm_call")
@@ -429,6 +583,8 @@ def cached_llm_call(
             cache_key=cache_key,
             extract_model=extract_model,
             extract_tokens=extract_tokens,
+            skip_args=skip_args,
+            caller=caller,
         )
         recorded: F = wrapped(described, logs_unrecorded=True)
         return recorded

@@ -19,14 +19,15 @@ from typing import Any
 
 import msgspec
 
-from agent_cache.errors import CassetteError, DivergenceError, ReplayExhausted
+from agent_cache.errors import CassetteError, DivergenceError, ReplayExhausted, UncacheableArgumentsError
 from agent_cache.recording.cassette import Cassette
-from agent_cache.recording.cassette_file import RecordedCall, digest_of
+from agent_cache.recording.cassette_file import EARLIER, RecordedCall, digest_of
 from agent_cache.recording.functions import ActiveCall, RecordedFunction
 from agent_cache.recording.lanes import Lanes, Turns, checkpoint, wait_for_cancellation
 from agent_cache.recording.redaction import Redaction
 from agent_cache.recording.results import check_outcome, read_value
-from agent_cache.values.tagged import encode_sorted, plain_arguments
+from agent_cache.values.arguments import plain_arguments
+from agent_cache.values.tagged import encode_sorted
 
 __all__ = ["ROOT_PLACE", "Matcher", "Player", "described", "place_of"]
 
@@ -165,8 +166,8 @@ class Player:
         """
         enclosing = ROOT_PLACE if call.parent is None else call.parent.place
         shown = described(call.function.name, call.arguments)
-        if not rule and self.matcher.knows(enclosing, call.digest):
-            index = self.matcher.find_last(enclosing, call.digest)
+        if not rule and self.matcher.knows(enclosing, call.matched):
+            index = self.matcher.find_last(enclosing, call.matched)
             text = f"{shown} was recorded {call.occurrence} times, and was called once more"
             return self._noted(
                 ReplayExhausted(index, self._expected(index), _actual(call), f"{text}. {_ADVICE}", self.cassette.path)
@@ -270,6 +271,7 @@ class Matcher:
         self._is_over = bytearray(len(cassette))
         self.remaining = len(cassette)
         self.has_foreign = bool(self._outline.foreign)
+        self.has_earlier = bool(self._outline.earlier)
         self._read_tree()
 
     def find(self, place: bytes) -> int | None:
@@ -286,6 +288,10 @@ class Matcher:
         while (index := self._index_of.get(place_of(enclosing, digest, occurrence))) is not None:
             found, occurrence = index, occurrence + 1
         return found
+
+    def is_earlier(self, index: int | None) -> bool:
+        """Whether version 1 of the format has recorded a call."""
+        return index in self._outline.earlier
 
     def cover(self, index: int) -> None:
         """Mark a call, and all that it encloses, as played or made again."""
@@ -383,7 +389,10 @@ class Matcher:
                 arguments = function.bind((None, *args), kwargs)
             except TypeError:
                 return None
-        data: Any = plain_arguments(function.recorded_arguments(arguments))[0]
+        try:
+            data: Any = plain_arguments(function.recorded_arguments(arguments))[0]
+        except UncacheableArgumentsError:
+            return None
         return digest_of(function.name, self._redaction.apply(data))
 
     def _read_tree(self) -> None:
@@ -548,6 +557,8 @@ def differences(recorded: RecordedCall, call: ActiveCall) -> str:
         was, now = recorded.arguments.get(name, _ABSENT), call.arguments.get(name, _ABSENT)
         if was != now:
             lines.append(f"      {name}: {_short(was, _MAX_TEXT)} -> {_short(now, _MAX_TEXT)}")
+            if recorded.form == EARLIER and was is not _ABSENT and b'"$opaque"' in encode_sorted(was):
+                lines.append(f"      {name} was recorded by an earlier version, without its content: record it again")
     if recorded.arguments == call.arguments and recorded.key == call.key:
         lines.append(
             "      the same arguments, but enclosed by other calls"

@@ -21,7 +21,7 @@ import msgspec
 
 from agent_cache.engine.interception import InterceptedCall, replay_into_sessions
 from agent_cache.engine.runtime import Operation
-from agent_cache.errors import CassetteError, ConfigurationError
+from agent_cache.errors import CassetteError, ConfigurationError, UncacheableArgumentsError
 from agent_cache.recording.cassette import Cassette
 from agent_cache.recording.cassette_file import (
     Header,
@@ -41,7 +41,8 @@ from agent_cache.recording.player import ROOT_PLACE, Matcher, Player, place_of
 from agent_cache.recording.redaction import Redaction, redact_key
 from agent_cache.recording.results import read_error, value_outcome
 from agent_cache.recording.streams import failure_outcome, is_stream, leave_call, recorded_stream, replayed_stream
-from agent_cache.values.tagged import plain_arguments
+from agent_cache.values.arguments import plain_arguments
+from agent_cache.values.tagged import encode
 
 __all__ = ["NO_CONTEXT", "CassetteWriter", "Recorder"]
 
@@ -87,6 +88,8 @@ class Recorder:
         self.lanes = Lanes() if player is None else player.lanes
         self._has_lanes = writer is not None or (player is not None and player.strict)
         self._new_calls = 0
+        self._functions: dict[str, RecordedFunction] = {}  # the first of each name
+        self._failure: CassetteError | None = None  # of a call that cannot be recorded
         self._lock = threading.RLock()
 
     @property
@@ -173,15 +176,27 @@ class Recorder:
             CassetteError: if it is not recorded, and may not run.
             ConfigurationError: if the redaction hook did not return arguments.
         """
-        data, raw = plain_arguments(function.recorded_arguments(arguments), is_identity=key is None)
+        first = self._functions.setdefault(function.name, function)
+        if first is not function and function.name not in _shared_names and not first.is_same(function):
+            _shared_names.add(function.name)
+            _LOG.warning(
+                "recording: there are two functions of the name %s, and a call of one is a call of the other; give "
+                "them names by name=",
+                function.name,
+            )
+        is_known = True
+        try:
+            data, raw = plain_arguments(function.recorded_arguments(arguments), is_identity=key is None)
+        except UncacheableArgumentsError as error:
+            key = function.key_instead(arguments)
+            if key is None:
+                data, raw = self._without_identity(function, arguments, error)
+                is_known = False
+            else:
+                data, raw = plain_arguments(function.recorded_arguments(arguments), is_identity=False)
         given = data
         if self._redaction.may_change(raw):
-            data = self._redaction.apply(data)
-            if type(data) is not dict:
-                raise ConfigurationError(
-                    f"{function.name}: the redaction hook must return the arguments of a call as a dict, as it was "
-                    f"given them; it returned {type(data).__name__}"
-                )
+            data = self._redacted(function, data)
         if key is not None:
             key = redact_key(key, given, data, self._redaction)
         digest = digest_of(function.name, data) if key is None else digest_of_key(function.name, key)
@@ -191,21 +206,92 @@ class Recorder:
                 lane = self.lanes.current()
                 call.lane, call.forked = lane.number, lane.forked
             if self.player is not None:
-                parent = call.parent
-                counts = self._counts if parent is None else parent.counts
-                call.occurrence = occurrence = counts.get(digest, 0)
-                counts[digest] = occurrence + 1
-                call.place = place_of(ROOT_PLACE if parent is None else parent.place, digest, occurrence)
-                self._look_up(call, self.player)
+                index = self._place(call, arguments, self.player)
+                if not is_known and not self.player.matcher.is_earlier(index):
+                    index = None
+                self._look_up(call, index, self.player)
             if self._writer is not None and not self._writer.is_closed:
                 self._writer.start(call)
         return call
 
-    def _look_up(self, call: ActiveCall, player: Player) -> None:
+    def _redacted(self, function: RecordedFunction, data: dict[str, Any]) -> dict[str, Any]:
+        redacted: Any = self._redaction.apply(data)
+        if type(redacted) is not dict:
+            raise ConfigurationError(
+                f"{function.name}: the redaction hook must return the arguments of a call as a dict, as it was "
+                f"given them; it returned {type(redacted).__name__}"
+            )
+        return redacted
+
+    def _without_identity(
+        self, function: RecordedFunction, arguments: Mapping[str, Any], error: UncacheableArgumentsError
+    ) -> tuple[dict[str, Any], bytes]:
+        """The data of arguments that do not identify a call, if it can do without.
+
+        That is one that just runs, and one in a replay of version 1, which knew some objects by their class.
+
+        Raises:
+            CassetteError: for any other call.
+        """
+        data = None
+        if self._writer is None and self.player is not None:
+            if self._policy_of(function) == "live":
+                return plain_arguments(function.recorded_arguments(arguments), is_identity=False)
+            if self.player.matcher.has_earlier:
+                data = function.earlier_arguments(arguments)
+        if data is not None:
+            return data, encode(data)
+        failure = CassetteError(
+            f"a call of {function.name} cannot be recorded, because a call with another argument would be the same: "
+            f"{error.reason}. Pass values instead, leave the argument out by skip_args=, or name what tells calls "
+            "apart by cache_key=, or by key= of AgentCache",
+            self.path,
+        )
+        self._failure = self._failure or failure
+        raise failure from error.__cause__
+
+    def _place(self, call: ActiveCall, arguments: Mapping[str, Any], player: Player) -> int | None:
+        """Find the place of a call in the recording. Returns the index of the recorded call there."""
+        parent = call.parent
+        counts, enclosing = (self._counts, ROOT_PLACE) if parent is None else (parent.counts, parent.place)
+        occurrence = counts.get(call.digest, 0)
+        call.place = place_of(enclosing, call.digest, occurrence)
+        index = player.find(call)
+        if index is None and not occurrence and not call.function.has_cache_key:
+            for digest, is_earlier in self._other_digests(call, arguments, player):
+                index = player.matcher.find(place_of(enclosing, digest, 0))
+                if index is not None and (not is_earlier or player.matcher.is_earlier(index)):
+                    call.matched, occurrence = digest, counts.get(digest, 0)
+                    call.place = place_of(enclosing, digest, occurrence)
+                    index = player.find(call)
+                    break
+                index = None
+        call.occurrence = occurrence
+        counts[call.matched] = occurrence + 1
+        return index
+
+    def _other_digests(
+        self, call: ActiveCall, arguments: Mapping[str, Any], player: Player
+    ) -> Iterator[tuple[bytes, bool]]:
+        """The digests that the same call has in a recording that was made elsewhere, or by an earlier version.
+
+        With each, whether it is that of an earlier version.
+        """
+        function = call.function
+        try:
+            other = function.other_arguments(arguments)
+            if other is not None:
+                yield digest_of(function.name, self._redacted(function, plain_arguments(other)[0])), False
+        except UncacheableArgumentsError:  # a default has no identity
+            pass
+        earlier = function.earlier_arguments(arguments) if player.matcher.has_earlier else None
+        if earlier is not None:
+            yield digest_of(function.name, self._redacted(function, earlier)), True
+
+    def _look_up(self, call: ActiveCall, index: int | None, player: Player) -> None:
         policy = self._policy_of(call.function) if self._policy else "stub"
         if policy == "forbid":
             raise player.miss(call, f"{call.function.name} was called, and the policy forbids it")
-        index = player.find(call)
         if index is not None and policy == "stub" and self._answers:
             player.take(call, index)
         elif index is not None:
@@ -402,7 +488,8 @@ class Recorder:
         """Close the file, and raise an error that the run has swallowed. One that leaves the run takes precedence.
 
         Raises:
-            CassetteError: if an error was swallowed, a call was not made in a strict replay, or a line was not written.
+            CassetteError: if an error was swallowed, a call could not be recorded, or was not made in a strict replay,
+                or a line was not written.
         """
         self.lanes.is_over = True
         player, writer = self.player, self._writer
@@ -417,11 +504,14 @@ class Recorder:
                 except CassetteError:
                     if error is None:
                         raise
+        if self._failure is not None and error is None:
+            raise self._failure.with_traceback(None)
         if player is not None and error is None and self._answers:
             player.check_finished()
 
 
 _escaped: set[str] = set()
+_shared_names: set[str] = set()
 _functions: weakref.WeakKeyDictionary[Operation[Any], RecordedFunction] = weakref.WeakKeyDictionary()
 
 
@@ -429,7 +519,8 @@ def _function_of(operation: Operation[Any]) -> RecordedFunction:
     """The function of a cached tool, described at its first recorded call."""
     found = _functions.get(operation)
     if found is None:
-        found = RecordedFunction(operation.function, operation.name, "tool", parameters=operation.parameters)
+        key = getattr(operation.policy, "key", None)  # a write has none
+        found = RecordedFunction(operation.function, operation.name, "tool", parameters=operation.parameters, key=key)
         _functions[operation] = found
     return found
 

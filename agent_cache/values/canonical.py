@@ -70,6 +70,7 @@ __all__ = [
     "is_model",
     "lasting_digest",
     "make_room",
+    "native_base",
     "segment_digest",
     "serial_of",
     "size_of",
@@ -257,8 +258,8 @@ _MADE_BY_CLASS = 1 << 9
 `copyreg` knows its classes by that, too."""
 
 
-def has_native_state(kind: type) -> bool:
-    """Whether a base that is written in C keeps state which no field declares.
+def native_base(kind: type) -> type | None:
+    """The nearest base that is written in C and keeps state which no field declares; None if there is none.
 
     A `datetime` has its date, an exception its ``args``, a `functools.partial` its function. A base in C has
     other flags than a class statement sets, or a constructor in C; one that is no larger than `object` has no state.
@@ -267,8 +268,13 @@ def has_native_state(kind: type) -> bool:
         is_native = base.__flags__ & _KIND_OF_TYPE != _MADE_BY_CLASS
         is_native |= getattr(vars(base).get("__new__"), "__self__", None) is base
         if is_native and base is not tuple and base.__basicsize__ > object.__basicsize__:
-            return True
-    return False
+            return base
+    return None
+
+
+def has_native_state(kind: type) -> bool:
+    """Whether a base that is written in C keeps state which no field declares."""
+    return native_base(kind) is not None
 
 
 def _undeclared_slots(kind: type, names: Iterable[str]) -> tuple[MemberDescriptorType, ...]:

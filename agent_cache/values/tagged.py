@@ -2,27 +2,21 @@
 
 ``null``, booleans, text, numbers, lists and dicts with text for keys stand for themselves. Everything else is a dict
 with one key, its tag: ``{"$tuple": [1, 2]}``. A dict that happens to look so is written by its items:
-``{"$dict": [[key, value]]}``. There are two forms:
-
-- `pack` writes results, which `unpack` reads back exactly: ``{"$datetime": ["2026-01-01T00:00:00", 0, null]}``. An
-  object is ``{"$object": [name of the class, fields]}``; the name only chooses among the classes that the annotation
-  allows at that place.
-- `plain_arguments` writes the arguments of recorded calls, which identify a call and are read by people:
-  ``{"$datetime": "2026-01-01T00:00:00"}``. They are never read back, so this never fails. An object that declares no
-  fields, such as a client or a connection, is known by its class alone: there is no address in it, so it is the same in
-  every run.
+``{"$dict": [[key, value]]}``. `pack` writes results, which `unpack` reads back exactly:
+``{"$datetime": ["2026-01-01T00:00:00", 0, null]}``. An object is ``{"$object": [name of the class, fields]}``; the name
+only chooses among the classes that the annotation allows at that place. The arguments of recorded calls have a form of
+their own (`agent_cache.values.arguments`).
 """
 
 from __future__ import annotations
 
 import base64
-import logging
 import marshal
 import math
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from datetime import date, datetime, time, timedelta, timezone, tzinfo
-from enum import Enum, Flag
+from enum import Enum
 from functools import partial
 from typing import Any
 
@@ -31,32 +25,29 @@ import msgspec
 from agent_cache.errors import AgentCacheError
 from agent_cache.values.annotations import ANYTHING, Node, Record, standard_type
 from agent_cache.values.canonical import (
-    MAX_DEPTH,
     PYDANTIC_FIELDS_SET,
     PYDANTIC_STATE,
     STANDARD,
     declared_fields,
     declared_names,
     full_name,
-    has_native_state,
     is_member,
     is_model,
     text_of_standard_value,
 )
 
 __all__ = [
+    "RESULT_WRITERS",
     "Undecodable",
     "Unencodable",
     "decode",
     "encode",
     "encode_sorted",
     "exact_json",
+    "is_utf8",
     "pack",
-    "plain_arguments",
     "unpack",
 ]
-
-_LOG = logging.getLogger("agent_cache")
 
 
 class Unencodable(AgentCacheError):
@@ -88,7 +79,7 @@ def pack(value: Any) -> Any:
     if value is None or kind is bool:
         return value
     if kind is str or kind is int or kind is float:
-        return value if _stands_for_itself(value, kind) else {f"${kind.__name__}": _WRITERS[kind](value)}
+        return value if _stands_for_itself(value, kind) else {f"${kind.__name__}": RESULT_WRITERS[kind](value)}
     if kind in _LISTS:
         data = [pack(each) for each in value]
         return data if kind is list else {_LISTS[kind]: data}
@@ -98,7 +89,7 @@ def pack(value: Any) -> Any:
         if all(type(key) is str for key in keys) and not (len(keys) == 1 and keys[0][:1] == "$"):
             return dict(zip(keys, packed, strict=True))
         return {"$dict": [[key, each] for key, each in zip(keys, packed, strict=True)]}
-    writer = _WRITERS.get(kind)
+    writer = RESULT_WRITERS.get(kind)
     if writer is None and kind.__name__ in _READABLE:
         writer = text_of_standard_value(kind)
     return _pack_object(value, kind) if writer is None else {f"${kind.__name__}": writer(value)}
@@ -106,7 +97,7 @@ def pack(value: Any) -> Any:
 
 def _stands_for_itself(value: Any, kind: type) -> bool:
     if kind is str:
-        return bool(value.isascii()) or not isinstance(_plain_text(value), dict)
+        return bool(value.isascii()) or is_utf8(value)
     if kind is int:
         return bool(-(2**63) <= value < 2**63)
     return math.isfinite(value)
@@ -161,7 +152,7 @@ def _write_zone(zone: tzinfo | None) -> Any:
     return None if text_of is None else text_of(zone)
 
 
-_WRITERS: dict[type, Callable[[Any], Any]] = {
+RESULT_WRITERS: dict[type, Callable[[Any], Any]] = {
     str: lambda value: _base64(value.encode("utf-8", "surrogatepass")),
     int: _write_int,
     float: float.hex,
@@ -379,9 +370,17 @@ _READERS: dict[str, Callable[[Any], Any]] = {
 _OBJECT_READERS: dict[str, Callable[..., Any]] = {"$enum": _read_enum, "$model": _read_model, "$object": _read_object}
 
 
-# Arguments
+# JSON
 
-_MAX_PARTS = 100_000
+
+def is_utf8(text: str) -> bool:
+    """Whether a text is no text that was cut in the middle of a character: half of a surrogate pair."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
 
 encode = msgspec.json.Encoder().encode
 encode_sorted = msgspec.json.Encoder(order="sorted").encode
@@ -401,144 +400,3 @@ def exact_json(value: Any) -> tuple[bytes, Any] | None:
         return (raw, read) if value == read else None
     except Exception:  # noqa: BLE001 - whatever a value does when it is read, it is no plain JSON
         return None
-
-
-def plain_arguments(arguments: Mapping[str, Any], *, is_identity: bool = True) -> tuple[dict[str, Any], bytes]:
-    """Arguments by name as plain data, and the JSON of it.
-
-    Args:
-        is_identity: whether they identify the call. A warning then names, once each, the classes whose objects are not
-            told apart.
-    """
-    exact = exact_json(arguments)
-    if exact is not None and b'"$' not in exact[0]:  # a dict that looks like a tag is written as one
-        return exact[1], exact[0]
-    walk = _ArgumentWalk(is_identity=is_identity)
-    data = {name: walk.plain(value) for name, value in arguments.items()}
-    return data, encode(data)
-
-
-class _ArgumentWalk:
-    """One walk over the arguments of one call."""
-
-    __slots__ = ("is_identity", "parts", "path")
-
-    def __init__(self, *, is_identity: bool) -> None:
-        self.is_identity = is_identity
-        self.path: set[int] = set()
-        self.parts = 0
-
-    def plain(self, value: Any) -> Any:
-        self.parts += 1
-        kind = type(value)
-        if value is None or kind is bool or kind is int:
-            return value
-        if kind is str:
-            return _plain_text(value)
-        if kind is float:
-            return value if math.isfinite(value) else {"$float": repr(value)}
-        if id(value) in self.path or len(self.path) >= MAX_DEPTH or self.parts > _MAX_PARTS:
-            return {"$opaque": full_name(kind)}
-        self.path.add(id(value))
-        try:
-            return self._compound(value, kind)
-        except Exception:  # noqa: BLE001 - reading fields of any class may run anything
-            return {"$opaque": full_name(kind)}
-        finally:
-            self.path.discard(id(value))
-
-    def _compound(self, value: Any, kind: type) -> Any:
-        if kind is list:
-            return [self.plain(member) for member in value]
-        if kind is tuple:
-            return {"$tuple": [self.plain(member) for member in value]}
-        if kind is set or kind is frozenset:
-            return {f"${kind.__name__}": sorted((self.plain(member) for member in value), key=encode_sorted)}
-        if isinstance(value, bytes | bytearray | memoryview):
-            return {f"${kind.__name__}": _plain_bytes(bytes(value))}
-        if issubclass(kind, Enum):
-            if value.name is None or not (issubclass(kind, Flag) or is_member(value, kind)):
-                return {"$enum": [kind.__qualname__, value.name, self.plain(value.value)]}
-            return {"$enum": [kind.__qualname__, value.name]}
-        names = declared_names(kind)
-        if names is not None and has_native_state(kind):
-            return self._derived(value, kind, names)
-        if isinstance(value, datetime | date | time):
-            return {f"${kind.__name__}": value.isoformat()}
-        if isinstance(value, timedelta):
-            return {"$timedelta": [value.days, value.seconds, value.microseconds]}
-        if isinstance(value, timezone):
-            return {"$timezone": str(value)}
-        text_of = text_of_standard_value(kind)
-        if text_of is not None:
-            return {f"${kind.__name__}": text_of(value)}
-        declared = declared_fields(value, kind)
-        if declared is not None:
-            # Which fields of a model were given does not count here: a run that is parsed anew may give more or fewer.
-            data = {name: self.plain(member) for name, member in declared if name != PYDANTIC_FIELDS_SET}
-            return {"$object": [kind.__qualname__, data]}
-        if isinstance(value, Mapping):
-            return self._mapping(value)
-        if isinstance(value, str):
-            return _plain_text(str(value))
-        if isinstance(value, int):
-            return int(value)
-        if isinstance(value, float):
-            return self.plain(float(value))
-        if isinstance(value, list | tuple):
-            return [self.plain(member) for member in value]
-        if callable(value) and hasattr(value, "__qualname__"):
-            return {"$function": f"{value.__module__}:{value.__qualname__}"}
-        if self.is_identity and getattr(value, "__dict__", None):
-            _warn(kind)
-        return {"$opaque": full_name(kind)}
-
-    def _derived(self, value: Any, kind: type, names: tuple[str, ...]) -> Any:
-        """An object with fields whose class derives from one of the standard library's: with what that base holds."""
-        data = {name: self.plain(getattr(value, name)) for name in names}
-        if issubclass(kind, BaseException):
-            args = value.args
-            if args and args != tuple(getattr(value, name) for name in names):
-                data[""] = self.plain(args)
-        else:
-            writers = (_WRITERS.get(base) or text_of_standard_value(base) for base in kind.__mro__)
-            writer = next((writer for writer in writers if writer is not None), None)
-            if writer is None:
-                return {"$opaque": full_name(kind)}
-            data[""] = self.plain(writer(value))
-        return {"$object": [kind.__qualname__, data]}
-
-    def _mapping(self, value: Mapping[Any, Any]) -> Any:
-        pairs = [[self.plain(key), self.plain(member)] for key, member in value.items()]
-        if all(type(key) is str for key, _ in pairs) and not (len(pairs) == 1 and pairs[0][0][:1] == "$"):
-            return dict(pairs)
-        return {"$dict": sorted(pairs, key=encode_sorted)}
-
-
-def _plain_text(value: str) -> Any:
-    try:
-        value.encode()
-    except UnicodeEncodeError:  # half of a surrogate pair: text that was cut in the middle of a character
-        return {"$str": value.encode("utf-8", "backslashreplace").decode()}
-    return value
-
-
-def _plain_bytes(value: bytes) -> str:
-    """Text where the bytes are text, so that secrets in it are found."""
-    try:
-        return value.decode()
-    except UnicodeDecodeError:
-        return "hex:" + value.hex()
-
-
-_warned: set[type] = set()
-
-
-def _warn(kind: type) -> None:
-    if kind not in _warned and len(_warned) < 1000:
-        _warned.add(kind)
-        _LOG.warning(
-            "recording: an argument of type %s is known by its class alone, so a call with another one is the same "
-            "call; make it a dataclass, pass what tells them apart, or name that by cache_key=",
-            full_name(kind),
-        )

@@ -10,8 +10,18 @@ from typing import Any, NamedTuple, TypedDict
 import pytest
 
 from agent_cache import AgentCache
-from agent_cache.recording import CassetteError, DivergenceError, cached_llm_call, intercept, record, register, replay
-from agent_cache.values.tagged import Unencodable, pack, plain_arguments
+from agent_cache.recording import (
+    Cassette,
+    CassetteError,
+    DivergenceError,
+    cached_llm_call,
+    intercept,
+    record,
+    register,
+    replay,
+)
+from agent_cache.values.arguments import plain_arguments
+from agent_cache.values.tagged import Unencodable, pack
 
 pydantic = pytest.importorskip("pydantic")
 msgspec = pytest.importorskip("msgspec")
@@ -172,18 +182,22 @@ def plain(value):
 def test_arguments_with_more_than_their_fields_are_told_apart():
     """What a base of the standard library holds is written beside the fields."""
     assert plain(Deadline(2026, 1, 2, reason="a")) == {
-        "$object": ["Deadline", {"reason": "a", "": ["2026-01-02T00:00:00", 0, None]}]
+        "$object": [f"{__name__}:Deadline", {"reason": "a", "": {"$datetime": "2026-01-02T00:00:00"}}]
     }
-    assert plain(Price("1.50", "EUR")) == {"$object": ["Price", {"currency": "EUR", "": "1.50"}]}
-    assert plain(Refused("no")) == {"$object": ["Refused", {"reason": "no"}]}
-    assert plain(refused("a")) == {"$object": ["Refused", {"reason": "no", "": {"$tuple": ["a"]}}]}
-    assert plain(Kind("a")) == {"$enum": ["Kind", "UNKNOWN", "a"]}
-    assert plain(Kind.KNOWN) == {"$enum": ["Kind", "KNOWN"]}
+    assert plain(Price("1.50", "EUR")) == {
+        "$object": [f"{__name__}:Price", {"currency": "EUR", "": {"$Decimal": "1.50"}}]
+    }
+    assert plain(Refused("no")) == {"$object": [f"{__name__}:Refused", {"reason": "no", "": {"$tuple": ["no"]}}]}
+    assert plain(refused("a")) == {"$object": [f"{__name__}:Refused", {"reason": "no", "": {"$tuple": ["a"]}}]}
+    assert plain(Kind("a")) == {"$enum": [f"{__name__}:Kind", "UNKNOWN", "a"]}
+    assert plain(Kind.KNOWN) == {"$enum": [f"{__name__}:Kind", "KNOWN"]}
 
 
-def test_a_proxy_in_arguments_is_known_by_its_class_alone():
+def test_a_proxy_in_arguments_is_not_what_it_stands_for():
     wrapt = pytest.importorskip("wrapt")
-    assert plain(wrapt.ObjectProxy(Colour.RED)) == {"$opaque": f"{wrapt.ObjectProxy.__module__}.ObjectProxy"}
+    for value in (Colour.RED, Order("7", Decimal(1)), len, list[int], 1):
+        with pytest.raises(TypeError, match="ObjectProxy stands for another one"):
+            plain(wrapt.ObjectProxy(value))
 
 
 def test_a_model_in_arguments_is_known_by_its_values():
@@ -332,21 +346,18 @@ class Handle:
     __slots__ = ()
 
 
-def test_arguments_that_are_not_told_apart_are_warned_of_once(path, caplog):
+def test_arguments_that_are_not_told_apart_are_refused(path):
     ask = intercept(lambda prompt: 1, name="ask")
-    with record(path):
-        ask(Prompt("refund"))
-        ask([Prompt("delete")])
+    with pytest.raises(CassetteError, match=r"test_types.Prompt.*cache_key="), record(path):
         ask(Handle())
-    [warning] = [message for message in caplog.messages if "known by its class" in message]
-    assert "test_types.Prompt" in warning
-    assert "cache_key=" in warning
+        ask([Prompt("delete")])
+    assert len(Cassette.load(path)) == 1
 
 
 class Other(Prompt): ...
 
 
-def test_arguments_that_a_key_stands_for_are_not_warned_of(path, caplog):
+def test_arguments_that_a_key_stands_for_are_not_refused(path, caplog):
     ask = cached_llm_call(name="ask", cache_key=lambda prompt: prompt.text)(lambda prompt: prompt.text)
     with record(path):
         ask(Other("refund"))

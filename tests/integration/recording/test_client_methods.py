@@ -1,0 +1,232 @@
+"""Methods of clients are known by what the caller passes: their defaults are another version's tomorrow."""
+
+import asyncio
+import importlib
+import json
+import sys
+import textwrap
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent_cache import AgentCache
+from agent_cache.recording import Cassette, DivergenceError, cached_llm_call, intercept, record, replay
+
+COMPLETION = {
+    "id": "chatcmpl-1", "object": "chat.completion", "created": 1, "model": "small-1",
+    "choices": [{"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "Hello"}}],
+}  # fmt: skip
+MESSAGE = {
+    "id": "msg_1", "type": "message", "role": "assistant", "model": "small-1", "stop_reason": "end_turn",
+    "stop_sequence": None, "content": [{"type": "text", "text": "Hello"}],
+    "usage": {"input_tokens": 1, "output_tokens": 1},
+}  # fmt: skip
+
+
+@asynccontextmanager
+async def server(answer: dict[str, Any]) -> AsyncIterator[tuple[str, list[str]]]:
+    """An HTTP server with one answer. Yields its address and the lines of the requests that it got."""
+    requests: list[str] = []
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+        length = next((line for line in head.splitlines() if line.startswith("content-length:")), "0:0")
+        requests.append((await reader.readexactly(int(length.split(":")[1]))).decode())
+        body = json.dumps(answer).encode()
+        writer.write(
+            b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nConnection: close\r\n"
+            b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
+        )
+        await writer.drain()
+        writer.close()
+
+    running = await asyncio.start_server(handle, "127.0.0.1")
+    port = running.sockets[0].getsockname()[1]
+    try:
+        yield f"http://127.0.0.1:{port}", requests
+    finally:
+        running.close()
+
+
+async def test_a_method_of_openais_client_is_known_by_what_is_passed(path):
+    openai = pytest.importorskip("openai", reason="openai is not installed")
+    messages = [{"role": "user", "content": "Hello?"}]
+    nothing = [getattr(openai, name) for name in ("NOT_GIVEN", "omit", "not_given") if hasattr(openai, name)]
+
+    async with server(COMPLETION) as (address, requests):
+        client = openai.AsyncOpenAI(api_key="k", base_url=address, max_retries=0)
+        ask = intercept(client.chat.completions.create, name="ask")
+        model = cached_llm_call(name="model")(client.chat.completions.create)
+        with record(path) as recorder:
+            for function in (ask, model):
+                await function(model="small-1", messages=messages)
+                await function(messages=messages, model="small-1", temperature=nothing[0], timeout=nothing[-1])
+        assert len(requests) == 4
+    assert [call.arguments for call in recorder.steps] == [{"messages": messages, "model": "small-1"}] * 4
+    assert not any(word in path.read_text().lower() for word in ("omit", "not_given", "notgiven"))
+    with replay(path, strict=True):
+        for function in (ask, model):
+            await function(model="small-1", messages=messages, extra_body=None if function is None else nothing[0])
+            await function(model="small-1", messages=messages)
+    with pytest.raises(DivergenceError), replay(path):
+        await ask(model="small-1", messages=messages, temperature=0.0)
+
+
+async def test_a_method_of_anthropics_client_is_known_by_what_is_passed(path):
+    anthropic = pytest.importorskip("anthropic", reason="anthropic is not installed")
+    passed = {"model": "small-1", "max_tokens": 5, "messages": [{"role": "user", "content": "Hello?"}]}
+    async with server(MESSAGE) as (address, requests):
+        client = anthropic.AsyncAnthropic(api_key="k", base_url=address, max_retries=0)
+        ask = cached_llm_call(name="ask")(client.messages.create)
+        with record(path) as recorder:
+            await ask(**passed)
+            await ask(**passed, system=anthropic.NOT_GIVEN)
+        assert len(requests) == 2
+    assert [call.arguments for call in recorder.steps] == [passed, passed]
+    with replay(path, strict=True):
+        await ask(**passed, system=anthropic.NOT_GIVEN)
+        await ask(**passed)
+
+
+@pytest.mark.parametrize("package", ["openai", "anthropic"])
+async def test_what_stands_for_nothing_is_in_no_file(package, path):
+    client = pytest.importorskip(package, reason=f"{package} is not installed")
+    nothing = client.NOT_GIVEN
+
+    @intercept(name="plain")
+    def plain(prompt: str, temperature: Any = nothing) -> str:
+        return prompt
+
+    @AgentCache("answer", name="tool")
+    async def tool(prompt: str, temperature: Any = nothing) -> str:
+        return prompt
+
+    async def run(**options: Any) -> None:
+        plain("a", **options)
+        await tool("a", **options)
+        await tool({"prompt": "a"} | options)  # type: ignore[arg-type]
+
+    with record(path) as recorder:
+        await run()
+    assert [call.arguments for call in recorder.steps] == [{"prompt": "a"}] * 2 + [{"prompt": {"prompt": "a"}}]
+    for value in (nothing, client.omit) if hasattr(client, "omit") else (nothing,):
+        with replay(path, strict=True):
+            await run(temperature=value)
+
+
+def installed(directory: Path, monkeypatch: pytest.MonkeyPatch, signature: str) -> Any:
+    """A package of the user's environment, in the version that has this signature."""
+    package = directory / "some_client"
+    package.mkdir(exist_ok=True)
+    package.joinpath("__init__.py").write_text(
+        textwrap.dedent(f"""
+            class Unset: ...
+
+            UNSET = Unset()
+
+            class Client:
+                def __init__(self, host="a"):
+                    self.host = host
+
+                def create(self, {signature}):
+                    return [prompt, self.host]
+        """)
+    )
+    monkeypatch.syspath_prepend(str(directory))
+    monkeypatch.delitem(sys.modules, "some_client", raising=False)
+    sys.dont_write_bytecode, before = True, sys.dont_write_bytecode
+    importlib.invalidate_caches()
+    try:
+        return importlib.import_module("some_client")
+    finally:
+        sys.dont_write_bytecode = before
+
+
+def test_another_version_of_a_client_finds_the_same_calls(path, tmp_path, monkeypatch):
+    old = installed(tmp_path, monkeypatch, "prompt, *, model='small', top=UNSET")
+    create = intercept(old.Client().create, name="create")
+    with record(path) as recorder:
+        create("a")
+        create("a", model="large", top=old.UNSET)
+    assert [call.arguments for call in recorder.steps] == [{"prompt": "a"}, {"prompt": "a", "model": "large"}]
+    new = installed(tmp_path, monkeypatch, "prompt, *, model='medium', top=None, seed=UNSET, user='', **more")
+    create = intercept(new.Client().create, name="create")
+    with replay(path, strict=True):
+        create(prompt="a")
+        create("a", model="large", seed=new.UNSET)
+    with pytest.raises(DivergenceError), replay(path):
+        create("a", model="small")
+
+
+def test_two_functions_of_one_name_are_warned_of_once(path, caplog):
+    one, two = Shop(), Shop()
+    first, again, second = (intercept(shop.order) for shop in (one, one, two))
+    with record(path):
+        first(1)
+        again(1)
+        assert caplog.messages == []
+        second(1)
+        second(2)
+    [message] = caplog.messages
+    assert "two functions of the name tests.integration.recording.test_client_methods:Shop.order" in message
+
+
+def test_a_function_that_is_defined_again_is_the_same(path, caplog):
+    def made(number: int) -> Callable[[], int]:
+        @intercept
+        def local() -> int:
+            return number
+
+        return local
+
+    with record(path):
+        assert [made(1)(), made(1)()] == [1, 1]
+    assert caplog.messages == []
+
+
+class Shop:
+    """A class of the user's own code."""
+
+    def order(self, number: int, express: bool = False) -> int:
+        return number
+
+
+def test_a_method_of_the_users_own_code_has_its_defaults(path):
+    order = intercept(Shop().order, name="order")
+    with record(path) as recorder:
+        order(1)
+    assert recorder.steps[0].arguments == {"number": 1, "express": False}
+    with replay(path, strict=True):
+        order(1, express=False)
+
+
+@pytest.mark.parametrize("is_own", [False, True], ids=["another's", "own"])
+def test_a_recording_is_found_again_wherever_the_code_was_installed(is_own, path, tmp_path, monkeypatch):
+    """A package that is a directory of the user's here may be installed there."""
+    client = installed(tmp_path, monkeypatch, "prompt, top=UNSET, model='small', **more").Client()
+
+    def wrapped(is_own: bool) -> Callable[..., Any]:
+        namespace = {"__name__": "some_client.agent" if is_own else "agent", "intercept": intercept, "client": client}
+        exec("create = intercept(client.create, name='create')", namespace)
+        made: Callable[..., Any] = namespace["create"]
+        return made
+
+    with record(path) as recorder:
+        wrapped(is_own)("a")
+        wrapped(is_own)("a", model="large")
+    assert [("more" in call.arguments) for call in recorder.steps] == [is_own] * 2
+    with replay(path, strict=True):
+        wrapped(not is_own)("a")
+        wrapped(not is_own)("a", model="large")
+    with pytest.raises(DivergenceError), replay(path):
+        wrapped(not is_own)("a", model="medium")
+    with record(path, mode="new_episodes"):
+        wrapped(not is_own)("a")
+        wrapped(not is_own)("a", model="medium")
+    assert [call.arguments.get("model") for call in Cassette.load(path)].count("medium") == 1
+    with replay(path):
+        for each in (False, True):
+            wrapped(each)("a", model=("large", "medium")[each])
