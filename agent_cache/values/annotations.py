@@ -123,12 +123,13 @@ class Record:
     The fields are read at the first value, so classes may name each other.
     """
 
-    __slots__ = ("_bound", "_nodes", "_required", "kind")
+    __slots__ = ("_bound", "_nodes", "_nodes_beside", "_required", "kind")
 
     def __init__(self, kind: Any, bound: Bindings) -> None:
         self.kind = kind
         self._bound = bound
         self._nodes: dict[str, Node] | None = None
+        self._nodes_beside: dict[str, Node] | None = None
         self._required: frozenset[str] | None = None
 
     @property
@@ -144,11 +145,20 @@ class Record:
         """What may stand in each field whose type is declared."""
         if self._nodes is None:
             if is_model(self.kind):
-                hints = {name: field.annotation for name, field in self.kind.__pydantic_fields__.items()}
+                self._nodes = _nodes_of_model(self.kind, self._bound)
             else:
-                hints = _hints_of(self.kind)
-            self._nodes = {name: node_of(hint, self._bound) for name, hint in hints.items()}
+                self._nodes = {name: node_of(hint, self._bound) for name, hint in _hints_of(self.kind).items()}
         return self._nodes
+
+    @property
+    def nodes_beside(self) -> dict[str, Node]:
+        """What may stand in what a model of pydantic's has beside its fields: private attributes and extra fields."""
+        if self._nodes_beside is None:
+            fields = self.nodes
+            self._nodes_beside = {
+                name: node_of(hint, self._bound) for name, hint in _hints_of(self.kind).items() if name not in fields
+            }
+        return self._nodes_beside
 
     @property
     def required(self) -> frozenset[str]:
@@ -157,6 +167,19 @@ class Record:
             hints = _hints_of(self.kind).items()
             self._required = frozenset(name for name, hint in hints if _is_required(self.kind, name, hint))
         return self._required
+
+
+def _nodes_of_model(kind: Any, bound: Bindings) -> dict[str, Node]:
+    """What may stand in the fields of a model of pydantic's.
+
+    One whose class makes its objects without validation, as those of OpenAI's and Anthropic's clients do, holds
+    whatever the server sent. It has a `model_construct` of its own.
+    """
+    nodes = {name: node_of(field.annotation, bound) for name, field in kind.__pydantic_fields__.items()}
+    base = sys.modules["pydantic"].BaseModel
+    if kind.model_construct.__func__ is base.model_construct.__func__:
+        return nodes
+    return {name: node | ANYTHING for name, node in nodes.items()}
 
 
 def _is_required(kind: Any, name: str, hint: Any) -> bool:

@@ -438,9 +438,6 @@ def _same(one: Any, other: Any) -> bool:
     second = declared_values(other, kind)
     if second is None or len(first) != len(second):
         return False
-    state = getattr(one, "__dict__", None)
-    if state is not None and len(state) != len(other.__dict__):  # what a property has cached would be lost
-        return False
     fields_set = getattr(one, "__pydantic_fields_set__", None)
     if fields_set is not None and fields_set != other.__pydantic_fields_set__:
         return False

@@ -24,6 +24,7 @@ from collections.abc import Callable, Collection, Mapping
 from datetime import date, datetime, time, timedelta, timezone, tzinfo
 from enum import Enum, Flag
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -126,8 +127,17 @@ def _pack_object(value: Any, kind: Any) -> Any:
     packed = {name: pack(each) for name, each in declared if name not in _MODEL_STATE}
     if not is_model(kind):
         return {"$object": [kind.__qualname__, packed]}
-    beside = [pack(getattr(value, name, None)) for name in PYDANTIC_STATE]
-    return {"$model": [kind.__qualname__, packed, sorted(value.__pydantic_fields_set__), *beside]}
+    names = kind.__pydantic_fields__
+    parts = [
+        kind.__qualname__,
+        {name: each for name, each in packed.items() if name in names},
+        sorted(value.__pydantic_fields_set__),
+        *[pack(getattr(value, name, None)) for name in PYDANTIC_STATE],
+    ]
+    if packed.keys() != names.keys():  # most models have what their fields say
+        others = {name: each for name, each in packed.items() if name not in names}
+        parts += [others, sorted(names.keys() - packed.keys())]
+    return {"$model": parts}
 
 
 _MODEL_STATE = (*PYDANTIC_STATE, PYDANTIC_FIELDS_SET)
@@ -297,18 +307,36 @@ def _read_object(record: Record, data: dict[str, Any]) -> Any:
     return made
 
 
-def _read_model(record: Record, data: dict[str, Any], fields_set: list[str], extra: Any, private: Any) -> Any:
+def _read_model(
+    record: Record,
+    data: dict[str, Any],
+    fields_set: list[str],
+    extra: Any,
+    private: Any,
+    attributes: Mapping[str, Any] = MappingProxyType({}),
+    missing: Collection[str] = (),
+) -> Any:
+    """A model from its fields, and from what it had beside these and without some of these."""
     kind: Any = record.kind
-    if data.keys() != kind.__pydantic_fields__.keys() or not all(type(name) is str for name in fields_set):
+    names = kind.__pydantic_fields__.keys()
+    if {*data, *missing} != names or not data.keys().isdisjoint(missing):
         raise Undecodable("a model has other fields than its class declares")
+    if not all(type(name) is str for name in fields_set):
+        raise Undecodable("a name of a field is no text")
+    if any(name in names or hasattr(kind, name) for name in attributes):
+        raise Undecodable("an attribute of a model hides one of its class")
+    found = {name: unpack(each, record.nodes[name]) for name, each in data.items()}
+    nodes = record.nodes_beside
     made = kind.__new__(kind)
     # What pydantic itself restores a copy from; validators have seen these values when the model was made.
     made.__setstate__(
         {
-            "__dict__": {name: unpack(each, record.nodes[name]) for name, each in data.items()},
+            "__dict__": found | {name: unpack(each, ANYTHING) for name, each in attributes.items()},
             "__pydantic_fields_set__": set(fields_set),
-            "__pydantic_extra__": unpack(extra, ANYTHING),
-            "__pydantic_private__": unpack(private, ANYTHING),
+            "__pydantic_extra__": unpack(extra, nodes.get("__pydantic_extra__", ANYTHING)),
+            "__pydantic_private__": private
+            if private is None
+            else {name: unpack(each, nodes.get(name, ANYTHING)) for name, each in private.items()},
         }
     )
     return made
