@@ -29,12 +29,17 @@ __all__ = [
     "Node",
     "Record",
     "Returns",
+    "annotation_of_chunks",
     "fingerprint",
     "hashes_only",
     "is_positional",
     "node_of",
     "standard_type",
 ]
+
+
+Bindings = Mapping[Any, Any]
+"""Types that stand for type variables."""
 
 
 # Annotations as they are written
@@ -82,6 +87,44 @@ class Returns:
         return hint
 
 
+_STREAMS = frozenset(
+    getattr(collections.abc, name)
+    for name in ("AsyncGenerator", "AsyncIterable", "AsyncIterator", "Generator", "Iterable", "Iterator")
+)
+
+
+def annotation_of_chunks(annotation: Any) -> Any:
+    """The annotation of the chunks of what is annotated as a stream; `Any` if it tells nothing of them.
+
+    A stream is an iterator or a class of which objects are iterated over, such as ``AsyncStream[Chunk]`` of OpenAI's
+    client. Its methods are annotated as ``Answer | AsyncStream[Chunk]``: what is no stream does not count.
+    """
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is typing.Annotated:
+        return annotation_of_chunks(arguments[0])
+    if origin is typing.Union or origin is types.UnionType:
+        found = [each for member in arguments if (each := annotation_of_chunks(member)) is not Any]
+        return typing.Union[tuple(found)] if found else Any  # noqa: UP007 - there is no other way to make one of a list
+    kind = origin or annotation
+    if kind in _STREAMS:
+        return arguments[0] if arguments else Any
+    for name in ("__anext__", "__next__", "__aiter__"):
+        method = getattr(kind, name, None)
+        if inspect.isfunction(method):
+            hint = Returns(method).resolve()
+            chunks = annotation_of_chunks(hint) if name == "__aiter__" else hint
+            return _with_types(chunks, dict(zip(getattr(kind, "__parameters__", ()), arguments, strict=False)))
+    return Any
+
+
+def _with_types(annotation: Any, bound: Bindings) -> Any:
+    """An annotation with types in place of its type variables."""
+    if isinstance(annotation, typing.TypeVar):
+        return bound.get(annotation, Any)
+    parameters = getattr(annotation, "__parameters__", ())
+    return annotation[tuple(bound.get(each, Any) for each in parameters)] if parameters else annotation
+
+
 def _hints_of(kind: type) -> dict[str, Any]:
     """Declared names of a class and their types, inherited ones included; `Any` where a name means nothing."""
     try:
@@ -113,8 +156,6 @@ def _evaluated(annotations: Mapping[str, Any], names: dict[str, Any]) -> dict[st
 
 
 # Nodes
-
-Bindings = Mapping[Any, Any]
 
 
 class Record:

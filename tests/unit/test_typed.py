@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Awaitable
+from collections.abc import AsyncIterator, Awaitable, Generator, Iterable
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from fractions import Fraction
@@ -24,7 +24,7 @@ import msgspec
 import pytest
 from hypothesis import given
 
-from agent_cache.values.annotations import Returns
+from agent_cache.values.annotations import Returns, annotation_of_chunks
 from agent_cache.values.canonical import MAX_DEPTH
 from agent_cache.values.schema import JSON, MESSAGE_PACK, schema_of
 from agent_cache.values.tagged import Undecodable, Unencodable
@@ -602,6 +602,58 @@ def test_many_lists_in_few_levels_are_none_too_many(wire, blanks):
         deep = [deep]
     with pytest.raises(Undecodable, match="levels"):
         schema_of(Any).load((blanks if wire is JSON else b"") + wire.encode(deep), wire, is_tagged=False)
+
+
+# -- Streams ----------------------------------------------------------------------------------------------------------
+
+
+class Stream(Generic[T]):
+    """As the clients of model providers have them."""
+
+    def __aiter__(self) -> AsyncIterator[T]: ...
+
+    async def __anext__(self) -> T: ...
+
+    async def close(self) -> None: ...
+
+
+class Pairs(Generic[T]):
+    def __next__(self) -> tuple[int, T]: ...
+
+
+class Lines(Stream[Line]):
+    async def __anext__(self) -> Line: ...
+
+
+class Vague:
+    def __next__(self): ...
+
+
+@pytest.mark.parametrize(
+    ("annotation", "chunks"),
+    [
+        (AsyncIterator[Line], Line),
+        (Iterable[Line], Line),
+        (Generator[Line, None, int], Line),
+        (Stream[Line], Line),
+        (Stream[Line | Spot], Line | Spot),
+        (Annotated[Stream[Line], "wrapped"], Line),
+        (Row | Stream[Line], Line),
+        (Row | Stream[Line] | Stream[Spot], Line | Spot),
+        (Pairs[Line], tuple[int, Line]),
+        (Lines, Line),
+        (Stream, Any),
+        (Vague, Any),
+        (AsyncIterator, Any),
+        (list[Line], Any),
+        (Line, Any),
+        (Any, Any),
+        (None, Any),
+        ("a text", Any),
+    ],
+)
+def test_the_annotation_of_a_stream_tells_what_its_chunks_are(annotation, chunks):
+    assert annotation_of_chunks(annotation) == chunks
 
 
 # -- pydantic ---------------------------------------------------------------------------------------------------------
