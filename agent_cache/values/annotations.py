@@ -10,6 +10,7 @@ checkers only. Such a name means nothing at run time: the annotation then counts
 
 from __future__ import annotations
 
+import collections
 import collections.abc
 import functools
 import inspect
@@ -26,6 +27,7 @@ from agent_cache.values.canonical import STANDARD, declared_names, is_model, tex
 
 __all__ = [
     "ANYTHING",
+    "DICTS",
     "Node",
     "Record",
     "Returns",
@@ -37,6 +39,9 @@ __all__ = [
     "standard_type",
 ]
 
+
+DICTS: frozenset[type] = frozenset({dict, collections.Counter, collections.OrderedDict, collections.defaultdict})
+"""The types of dicts that come back as themselves."""
 
 Bindings = Mapping[Any, Any]
 """Types that stand for type variables."""
@@ -243,7 +248,8 @@ class Node:
         lists: types of lists, tuples and sets.
         item: what may be in these.
         fixed: what may be at each position of a tuple instead.
-        key, value: what may be in a dict.
+        mappings: types of dicts, of `DICTS`.
+        key, value: what may be in these.
         dicts: the TypedDicts that a dict may be.
         records: the classes that an object may be of.
     """
@@ -254,6 +260,7 @@ class Node:
     lists: frozenset[type] = frozenset()
     item: Node | None = None
     fixed: tuple[Node, ...] | None = None
+    mappings: frozenset[type] = frozenset()
     key: Node | None = None
     value: Node | None = None
     dicts: tuple[Record, ...] = ()
@@ -280,6 +287,7 @@ class Node:
             lists=self.lists | other.lists,
             item=_merged(items),
             fixed=fixed,
+            mappings=self.mappings | other.mappings,
             key=_merged(keys),
             value=_merged(values),
             dicts=dicts,
@@ -352,7 +360,10 @@ _LISTS: dict[Any, tuple[type, ...]] = {
     collections.abc.Set: (set, frozenset),
     collections.abc.MutableSet: (set,),
 }
-_MAPPINGS = frozenset({dict, collections.abc.Mapping, collections.abc.MutableMapping})
+_MAPPINGS: dict[Any, frozenset[type]] = {
+    **dict.fromkeys((dict, collections.abc.Mapping, collections.abc.MutableMapping), DICTS),
+    **{kind: frozenset({kind}) for kind in DICTS if kind is not dict},
+}
 _QUALIFIERS = frozenset(
     getattr(typing, name)
     for name in ("ClassVar", "Final", "NotRequired", "ReadOnly", "Required")
@@ -410,8 +421,10 @@ def node_of(annotation: Any, bound: Bindings = types.MappingProxyType({}), open_
     if kind in _LISTS:
         return Node(lists=frozenset(_LISTS[kind]), item=inner(arguments[0]) if arguments else ANYTHING)
     if kind in _MAPPINGS:
+        if kind is collections.Counter and arguments:
+            arguments = (*arguments, int)
         key, value = map(inner, arguments) if arguments else (ANYTHING, ANYTHING)
-        return Node(key=key, value=value)
+        return Node(mappings=_MAPPINGS[kind], key=key, value=value)
     return _node_of_class(kind, arguments, bound)
 
 
@@ -503,7 +516,10 @@ def _text(node: Node, seen: set[type]) -> str:
         if node.item is not None:
             parts.append(f"[{_text(node.item, seen)}]")
     if node.value is not None:
-        parts.append(f"{{{'' if node.key is None else _text(node.key, seen)}:{_text(node.value, seen)}}}")
+        kinds = (
+            "" if not node.mappings or dict in node.mappings else ",".join(sorted(k.__name__ for k in node.mappings))
+        )
+        parts.append(f"{kinds}{{{'' if node.key is None else _text(node.key, seen)}:{_text(node.value, seen)}}}")
     if node.dicts:
         parts.append(_text_of_dicts(node, seen))
     parts += [_text_of_record(one, seen) for one in sorted(node.records, key=lambda record: record.kind.__qualname__)]

@@ -20,6 +20,7 @@ import logging
 import marshal
 import math
 import re
+from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping
 from datetime import date, datetime, time, timedelta, timezone, tzinfo
 from enum import Enum, Flag
@@ -30,7 +31,7 @@ from typing import Any
 import msgspec
 
 from agent_cache.errors import AgentCacheError
-from agent_cache.values.annotations import ANYTHING, Node, Record, standard_type
+from agent_cache.values.annotations import ANYTHING, DICTS, Node, Record, standard_type
 from agent_cache.values.canonical import (
     MAX_DEPTH,
     PYDANTIC_FIELDS_SET,
@@ -72,6 +73,12 @@ class Undecodable(AgentCacheError):
 
 _LISTS: dict[type, str] = {list: "", tuple: "$tuple", set: "$set", frozenset: "$frozenset"}
 _LISTS_BY_TAG: dict[str, Any] = {tag: kind for kind, tag in _LISTS.items() if tag}
+_DICTS_BY_TAG: dict[str, Any] = {f"${kind.__name__}": kind for kind in DICTS if kind is not dict}
+_FACTORIES: dict[Any, type] = {
+    kind.__name__: kind for kind in (*DICTS, bool, bytes, float, frozenset, int, list, set, str, tuple)
+}
+"""What a `defaultdict` may make for a missing key."""
+
 _READABLE = STANDARD.keys() - {"Fraction", "ZoneInfo"}
 _MAX_DIGITS = 4096
 """Hexadecimal digits of an integer. Arithmetic on larger ones takes time that no size of data betrays."""
@@ -99,6 +106,8 @@ def pack(value: Any) -> Any:
         if all(type(key) is str for key in keys) and not (len(keys) == 1 and keys[0][:1] == "$"):
             return dict(zip(keys, packed, strict=True))
         return {"$dict": [[key, each] for key, each in zip(keys, packed, strict=True)]}
+    if kind in DICTS:
+        return {f"${kind.__name__}": _pack_special_dict(value, kind)}
     writer = _WRITERS.get(kind)
     if writer is None and kind.__name__ in _READABLE:
         writer = text_of_standard_value(kind)
@@ -111,6 +120,21 @@ def _stands_for_itself(value: Any, kind: type) -> bool:
     if kind is int:
         return bool(-(2**63) <= value < 2**63)
     return math.isfinite(value)
+
+
+def _pack_special_dict(value: Any, kind: type) -> Any:
+    if getattr(value, "__dict__", None):
+        raise Unencodable(f"a value of type {full_name(kind)} has attributes beside its items")
+    pairs = [[pack(key), pack(each)] for key, each in value.items()]
+    if kind is not defaultdict:
+        return pairs
+    factory = value.default_factory
+    if factory is None:
+        return [None, pairs]
+    name = getattr(factory, "__name__", None)
+    if _FACTORIES.get(name) is not factory:
+        raise Unencodable("a defaultdict has a factory that is no type of values, such as list or int")
+    return [name, pairs]
 
 
 def _pack_object(value: Any, kind: Any) -> Any:
@@ -235,10 +259,11 @@ def _places(node: Node, kind: type, members: Collection[Any]) -> Collection[Node
     raise _refused(kind)
 
 
-def _unpack_dict(keys: Collection[Any], values: Collection[Any], node: Node) -> dict[Any, Any]:
-    if node.value is None and not node.dicts and not node.anything:
-        raise _refused(dict)
-    if not node.dicts:
+def _unpack_dict(keys: Collection[Any], values: Collection[Any], node: Node, kind: type = dict) -> dict[Any, Any]:
+    is_named = kind is dict and bool(node.dicts)
+    if not (node.anything or is_named or kind in node.mappings):
+        raise _refused(kind)
+    if not is_named:
         place = node.value or ANYTHING
         return {key: unpack(each, place) for key, each in zip(keys, values, strict=True)}
     if node.value is None and not node.anything and not node.admits(keys):
@@ -260,6 +285,8 @@ def _unpack_tag(tag: str, content: Any, node: Node) -> Any:
         key_node = node.key or ANYTHING
         keys = _distinct([unpack(key, key_node) for key, _ in content])
         return _unpack_dict(keys, [each for _, each in content], node)
+    if tag in _DICTS_BY_TAG:
+        return _unpack_special_dict(_DICTS_BY_TAG[tag], content, node)
     if tag in _OBJECT_READERS:
         name, *parts = content
         record = node.record_named(name)
@@ -270,6 +297,17 @@ def _unpack_tag(tag: str, content: Any, node: Node) -> Any:
     if not node.allows(value, type(value)):
         raise _refused(type(value))
     return value
+
+
+def _unpack_special_dict(kind: Any, content: Any, node: Node) -> Any:
+    factory: Any = None
+    if kind is defaultdict:
+        name, content = content
+        factory = None if name is None else _FACTORIES[name]
+    key_node = node.key or ANYTHING
+    keys = _distinct([unpack(key, key_node) for key, _ in content])
+    found = _unpack_dict(keys, [each for _, each in content], node, kind)
+    return defaultdict(factory, found) if kind is defaultdict else kind(found)
 
 
 def _distinct(members: list[Any]) -> list[Any]:

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterator, Awaitable, Generator, Iterable
+from collections.abc import AsyncIterator, Awaitable, Generator, Iterable, Mapping
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from fractions import Fraction
@@ -246,7 +246,6 @@ REFUSED = [
     ([], set),
     ({1}, frozenset[int]),
     (Line(1, 1.0), Line),
-    (OrderedDict(a=1), Any),
     (deque([1]), Any),
     (Fraction(1), Any),
     (threading.Lock(), Any),
@@ -602,6 +601,105 @@ def test_many_lists_in_few_levels_are_none_too_many(wire, blanks):
         deep = [deep]
     with pytest.raises(Undecodable, match="levels"):
         schema_of(Any).load((blanks if wire is JSON else b"") + wire.encode(deep), wire, is_tagged=False)
+
+
+# -- Dicts with more than a dict has ----------------------------------------------------------------------------------
+
+
+class Numbered(OrderedDict[str, int]):
+    """A class of its own, of which nothing is known."""
+
+
+def moved() -> OrderedDict[Any, Any]:
+    found: OrderedDict[Any, Any] = OrderedDict(a=(1,), b=2)
+    found[(1, 2)] = OrderedDict()
+    found.move_to_end("a")
+    return found
+
+
+def noted() -> OrderedDict[str, int]:
+    found = OrderedDict(a=1)
+    found.note = 1  # type: ignore[attr-defined]  # it has a `__dict__`
+    return found
+
+
+DICTS = [
+    (moved(), Any),
+    (moved(), dict),
+    (moved(), Mapping[Any, Any] | None),
+    (OrderedDict(a=Line("x", 1.0)), OrderedDict[str, Line]),
+    (collections.Counter("abca"), Any),
+    (collections.Counter({(1, 2): 3}), collections.Counter[tuple[int, int]]),
+    (collections.Counter(), collections.Counter),
+    (collections.Counter(a=0.5), dict[str, float]),
+    (collections.defaultdict(list, {"a": [1], "b": [(2,)]}), Any),
+    (collections.defaultdict(int, {1: 2}), collections.defaultdict[int, int]),
+    (collections.defaultdict(None, {1: 2}), dict[int, int]),
+    (collections.defaultdict(collections.Counter, {"a": collections.Counter("b")}), Any),
+    ([{"rows": OrderedDict({"$tuple": collections.Counter()})}], list[dict[str, Any]]),
+]
+
+
+def shape(value: Any) -> Any:
+    """Types, order and factories, all the way down."""
+    if isinstance(value, dict):
+        pairs = [(shape(key), shape(each)) for key, each in value.items()]
+        return type(value), getattr(value, "default_factory", None), pairs
+    return (type(value), [*map(shape, value)]) if isinstance(value, list | tuple) else (type(value), value)
+
+
+@pytest.mark.parametrize(("value", "returns"), DICTS)
+def test_dicts_of_the_standard_library_come_back_as_themselves(value, returns):
+    schema = schema_of(returns)
+    plain = json.loads(json.dumps(schema.to_plain(value)))
+    for back in (roundtrip(value, returns), roundtrip(value, returns, JSON), schema.from_plain(plain)):
+        assert shape(back) == shape(value)
+        assert not vars(back) if hasattr(back, "__dict__") else True
+
+
+@pytest.mark.parametrize(
+    ("value", "returns"),
+    [
+        (Numbered(a=1), Any),
+        (noted(), Any),
+        (collections.defaultdict(lambda: 0, a=1), Any),
+        (collections.defaultdict(Line, a=1), Any),
+        ({"a": 1}, OrderedDict[str, int]),
+        (OrderedDict(a=1), collections.Counter[str]),
+        (OrderedDict(a=1), OrderedDict[str, str]),
+        (OrderedDict(id=1), Row),
+        (collections.Counter(a=1), list),
+        (OrderedDict(a=Line("x", 1.0)), Any),
+        (OrderedDict({"a": Bare()}), Any),
+        ([OrderedDict(a=1)], list[Line]),
+    ],
+)
+def test_other_dicts_are_refused(value, returns):
+    schema = schema_of(returns)
+    for write in (lambda: schema.dump(value, MESSAGE_PACK), lambda: schema.to_plain(value)):
+        with pytest.raises(Unencodable):
+            write()
+
+
+def test_a_factory_that_data_names_is_one_of_a_few():
+    for name in ("eval", "object", "print", "open", "Line", 7, ["list"], None):
+        data = JSON.encode({"$defaultdict": [name, [["a", 1]]]})
+        if name is None:
+            assert schema_of(Any).load(data, JSON, is_tagged=True) == {"a": 1}
+        else:
+            with pytest.raises(Undecodable):
+                schema_of(Any).load(data, JSON, is_tagged=True)
+    for pairs in ([["a", 1], ["a", 2]], [["a"]], {"a": 1}, [[[1], 2]], 7):
+        with pytest.raises(Undecodable):
+            schema_of(Any).load(JSON.encode({"$OrderedDict": pairs}), JSON, is_tagged=True)
+
+
+def test_annotations_of_these_dicts_have_fingerprints_of_their_own():
+    annotations = [
+        dict[str, int], OrderedDict[str, int], collections.defaultdict[str, int], collections.Counter[str],
+    ]  # fmt: skip
+    assert len({schema_of(each).fingerprint for each in annotations}) == 4
+    assert schema_of(dict[str, int]).fingerprint == b"{str:bool|int}"
 
 
 # -- Streams ----------------------------------------------------------------------------------------------------------

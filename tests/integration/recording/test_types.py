@@ -2,6 +2,7 @@
 
 import enum
 import uuid
+from collections import Counter, OrderedDict, defaultdict
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
@@ -353,3 +354,22 @@ def test_arguments_that_a_key_stands_for_are_not_warned_of(path, caplog):
     with pytest.raises(DivergenceError), replay(path):
         ask(Other("delete"))
     assert caplog.messages == []
+
+
+@pytest.mark.parametrize(
+    "value",
+    [Counter("abca"), OrderedDict(b=1, a=(2,)), defaultdict(list, a=[1]), {"rows": [Counter(a=1)]}],
+    ids=lambda value: type(value).__name__,
+)
+def test_dicts_of_the_standard_library_come_back_as_themselves(value, path):
+    def get() -> dict[str, Any]:
+        return value
+
+    for function in (intercept(get, name="get"), intercept(lambda: value, name="get_unannotated")):
+        recorded, replayed = again(path, function)
+        assert type(replayed) is type(value)
+        assert replayed == recorded == value
+        assert list(replayed) == list(value)
+    rows = replayed.get("rows")
+    assert rows is None or type(rows[0]) is Counter
+    assert not isinstance(value, defaultdict) or replayed["new"] == []
