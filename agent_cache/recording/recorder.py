@@ -36,16 +36,20 @@ from agent_cache.recording.cassette_file import (
     partial_of,
     trailer_line,
 )
+from agent_cache.recording.exceptions import read_error
 from agent_cache.recording.functions import CURRENT_CALL, ActiveCall, RecordedFunction
 from agent_cache.recording.player import ROOT_PLACE, Matcher, Player, place_of
 from agent_cache.recording.redaction import Redaction, redact_key
-from agent_cache.recording.results import read_error, value_outcome
+from agent_cache.recording.results import problems_of, value_outcome
 from agent_cache.recording.streams import failure_outcome, is_stream, leave_call, recorded_stream, replayed_stream
 from agent_cache.values.tagged import plain_arguments
 
 __all__ = ["NO_CONTEXT", "CassetteWriter", "Recorder"]
 
 _LOG = logging.getLogger("agent_cache")
+
+_MAX_PROBLEMS = 100
+"""Different calls that a replay cannot repeat of which a recording warns."""
 
 NO_CONTEXT = (
     "run_in_executor and Thread do not take the context along; use asyncio.to_thread, or contextvars.copy_context().run"
@@ -71,6 +75,7 @@ class Recorder:
         player: Player | None = None,
         writer: CassetteWriter | None = None,
         policy: Mapping[str, str] | None = None,
+        strict: bool = False,
         is_guarded: bool = False,
     ) -> None:
         self.path = path
@@ -85,6 +90,8 @@ class Recorder:
         self._policy = dict(policy or {})
         self._policies: dict[str, str] = {}
         self._new_calls = 0
+        self._problems: set[str] = set()
+        self._strict = strict
         self._lock = threading.RLock()
 
     @property
@@ -299,8 +306,16 @@ class Recorder:
                 outcome["loops"] = tool_call.loops
         with self._lock:
             if self._writer is not None and not self._writer.is_closed:
+                for problem in problems_of(outcome):
+                    self._report(f"{call.function.name} {problem}")
                 self._writer.end(call, outcome, source)
                 self._new_calls += 1
+
+    def _report(self, problem: str) -> None:
+        """Warn, once a recording, of a call that a replay cannot repeat."""
+        if problem not in self._problems and len(self._problems) < _MAX_PROBLEMS:
+            self._problems.add(problem)
+            _LOG.warning("recording to %s: %s", self.path, problem)
 
     # Calls that are answered
 
@@ -320,7 +335,7 @@ class Recorder:
                     _replay_into_sessions(call, None, cancellation)
                     raise
             if "error" in outcome:
-                error = read_error(outcome["error"], call.function.module)
+                error = read_error(outcome["error"])
                 _replay_into_sessions(call, None, error)
                 raise error
             value = player.read(call, outcome)
@@ -343,7 +358,7 @@ class Recorder:
                 text = f"{recorded.name} had not ended when the recording did"
                 raise player.latch(CassetteError(text, player.cassette.path, line))
             if "error" in outcome:
-                raise read_error(outcome["error"], call.function.module)
+                raise read_error(outcome["error"])
             return player.read(call, outcome)
         finally:
             self._answered(call)
@@ -372,7 +387,8 @@ class Recorder:
         """Close the file, and raise an error that the run has swallowed. One that leaves the run takes precedence.
 
         Raises:
-            CassetteError: if an error was swallowed, a call was not made in a strict replay, or a line was not written.
+            CassetteError: if an error was swallowed, a call was not made in a strict replay, a line was not written, or
+                a call was recorded under `strict` that cannot be replayed.
         """
         player, writer = self.player, self._writer
         with self._lock:
@@ -388,6 +404,8 @@ class Recorder:
                         raise
         if player is not None and error is None and self._answers:
             player.check_finished()
+        if self._strict and self._problems and error is None:
+            raise CassetteError(f"has calls that cannot be replayed: {'. '.join(sorted(self._problems))}", self.path)
 
 
 _escaped: set[str] = set()

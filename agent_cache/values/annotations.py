@@ -34,6 +34,7 @@ __all__ = [
     "annotation_of_chunks",
     "fingerprint",
     "hashes_only",
+    "hints_of",
     "is_positional",
     "node_of",
     "standard_type",
@@ -130,7 +131,7 @@ def _with_types(annotation: Any, bound: Bindings) -> Any:
     return annotation[tuple(bound.get(each, Any) for each in parameters)] if parameters else annotation
 
 
-def _hints_of(kind: type) -> dict[str, Any]:
+def hints_of(kind: type) -> dict[str, Any]:
     """Declared names of a class and their types, inherited ones included; `Any` where a name means nothing."""
     try:
         return typing.get_type_hints(kind, include_extras=True)
@@ -193,7 +194,7 @@ class Record:
             if is_model(self.kind):
                 self._nodes = _nodes_of_model(self.kind, self._bound)
             else:
-                self._nodes = {name: node_of(hint, self._bound) for name, hint in _hints_of(self.kind).items()}
+                self._nodes = {name: node_of(hint, self._bound) for name, hint in hints_of(self.kind).items()}
         return self._nodes
 
     @property
@@ -202,7 +203,7 @@ class Record:
         if self._nodes_beside is None:
             fields = self.nodes
             self._nodes_beside = {
-                name: node_of(hint, self._bound) for name, hint in _hints_of(self.kind).items() if name not in fields
+                name: node_of(hint, self._bound) for name, hint in hints_of(self.kind).items() if name not in fields
             }
         return self._nodes_beside
 
@@ -210,7 +211,7 @@ class Record:
     def required(self) -> frozenset[str]:
         """Keys that a TypedDict cannot do without."""
         if self._required is None:
-            hints = _hints_of(self.kind).items()
+            hints = hints_of(self.kind).items()
             self._required = frozenset(name for name, hint in hints if _is_required(self.kind, name, hint))
         return self._required
 

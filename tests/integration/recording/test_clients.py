@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from agent_cache.recording import cached_llm_call, record, replay
+from agent_cache.recording import CassetteError, cached_llm_call, record, replay
 from agent_cache.remote.codecs import JsonCodec, MessagePackCodec
 from tests.harness.model_api import ModelApi, model_api
 
@@ -163,3 +163,82 @@ async def test_an_answer_goes_through_a_fleet(method, arguments, codec, clients)
         back = codec.decode(codec.encode(value, returns), returns)
         assert states(back) == states(value)
         assert back._request_id == "req_1"
+
+
+@pytest.mark.parametrize(("method", "arguments"), METHODS)
+async def test_an_error_comes_back_as_the_clients_own(method, arguments, path, api, clients, caplog):
+    create = cached_llm_call(name="create")(clients.method(f"a{method}"))
+    library = openai if method.startswith("openai") else anthropic
+
+    async def run() -> Any:
+        try:
+            await create(**{**arguments, "model": "limited"})
+        except library.RateLimitError as error:
+            return error
+        raise AssertionError
+
+    recorded, replayed = await twice(path, api, run)
+    assert type(replayed) is library.RateLimitError
+    assert (str(replayed), replayed.status_code, replayed.request_id) == (str(recorded), 429, "req_1")
+    assert (replayed.body, replayed.type) == (recorded.body, recorded.type)
+    assert replayed.response.headers["retry-after"] == "7"
+    assert replayed.response.json() == recorded.response.json()
+    assert (replayed.request.method, replayed.request.url) == ("POST", recorded.request.url)
+    assert "recording to" not in caplog.text
+
+
+async def test_an_error_of_a_connection_comes_back_as_the_clients_own(path, clients):
+    client = clients.aopenai.with_options(base_url="http://127.0.0.1:1/v1")
+    create = cached_llm_call(name="create")(client.chat.completions.create)
+    errors = []
+    for block in (record(path), replay(path, strict=True)):
+        with block, pytest.raises(openai.APIConnectionError) as raised:
+            await create(**CHAT)
+        errors.append(raised.value)
+    assert str(errors[1]) == str(errors[0]) == "Connection error."
+    assert errors[1].request.url == errors[0].request.url
+    assert type(errors[1].__cause__) is type(errors[0].__cause__)
+
+
+@pytest.mark.parametrize("is_strict", [False, True])
+async def test_a_context_manager_is_said_while_recording_to_need_a_function_around_it(
+    is_strict, path, api, clients, caplog
+):
+    stream = cached_llm_call(name="stream")(clients.aanthropic.messages.stream)
+
+    async def run() -> str:
+        async with stream(**MESSAGE) as events:
+            return "".join([text async for text in events.text_stream])
+
+    if is_strict:
+        with pytest.raises(CassetteError, match=r"stream returned a .*StreamManager.* record a function"):
+            async with record(path, strict=True):
+                assert await run() == "Oslo"
+    else:
+        async with record(path):
+            assert await run() == "Oslo"
+    [warning] = [text for entry in caplog.records if (text := entry.getMessage()).startswith("recording to")]
+    assert "record a function that opens it, and returns or yields what it gives" in warning
+    with pytest.raises(CassetteError, match="record a function that opens it"), replay(path):
+        await run()
+
+
+async def test_a_function_around_a_context_manager_comes_back_as_what_it_gives(path, api, clients):
+    @cached_llm_call()
+    async def words(prompt: str) -> AsyncIterator[str]:
+        async with clients.aanthropic.messages.stream(**MESSAGE) as events:
+            async for text in events.text_stream:
+                yield text
+
+    @cached_llm_call()
+    async def answer(prompt: str) -> anthropic.types.ParsedMessage:
+        async with clients.aanthropic.messages.stream(**MESSAGE) as events:
+            return await events.get_final_message()
+
+    async def run() -> Any:
+        return [word async for word in words("a")], await answer("a")
+
+    recorded, replayed = await twice(path, api, run)
+    assert replayed[0] == ["Oslo"]
+    assert replayed[1].content[0].text == "Oslo"
+    assert states(replayed[1]) == states(recorded[1])

@@ -1,6 +1,7 @@
 """Values come back as what they were."""
 
 import enum
+import re
 import uuid
 from collections import Counter, OrderedDict, defaultdict
 from dataclasses import dataclass
@@ -11,7 +12,16 @@ from typing import Any, NamedTuple, TypedDict
 import pytest
 
 from agent_cache import AgentCache
-from agent_cache.recording import CassetteError, DivergenceError, cached_llm_call, intercept, record, register, replay
+from agent_cache.recording import (
+    Cassette,
+    CassetteError,
+    DivergenceError,
+    cached_llm_call,
+    intercept,
+    record,
+    register,
+    replay,
+)
 from agent_cache.values.tagged import Unencodable, pack, plain_arguments
 
 pydantic = pytest.importorskip("pydantic")
@@ -49,6 +59,11 @@ class Model(pydantic.BaseModel):
     name: str
     when: datetime
     inner: list["Model"] = []
+
+
+@dataclass
+class Hidden:
+    token: uuid.UUID
 
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, 6, tzinfo=UTC)
@@ -262,6 +277,95 @@ def test_what_cannot_be_written_down_is_said_at_the_replay(path):
     with pytest.raises(CassetteError, match="could not be written") as caught, replay(path):
         make()
     assert caught.value.line == 2
+
+
+class Bare:
+    """Declares no fields."""
+
+
+def rows():
+    return {"rows": [{"at": NOW, "handle": Bare()}]}
+
+
+def fail():
+    raise LocalError("bad")
+
+
+LocalError = type("Unfindable", (ValueError,), {})
+
+
+def pieces():
+    yield 1
+    yield Bare()
+    raise LocalError("bad")
+
+
+def hidden() -> Hidden:
+    return Hidden(token=uuid.UUID(int=17))
+
+
+UNREPLAYABLE = [
+    (rows, [r"rows returned a builtins:dict, which cannot be replayed \(.*test_types.Bare declares no fields"]),
+    (fail, ["fail raised .*:Unfindable, which a replay raises as RecordedError"]),
+    (pieces, ["pieces yielded a .*test_types:Bare, which cannot be", "pieces raised .*:Unfindable"]),
+    (lambda: Order("7", Decimal(1)), ["returned a .*test_types:Order, which a replay gives back as plain data"]),
+    (hidden, ["hidden returned a value that does not fit its annotation without its secrets"]),
+]
+
+
+@pytest.mark.parametrize("is_strict", [False, True])
+@pytest.mark.parametrize(("function", "said"), UNREPLAYABLE, ids=lambda each: getattr(each, "__name__", ""))
+def test_what_cannot_be_replayed_is_said_while_recording(function, said, is_strict, path, caplog):
+    recorded = intercept(function, name=function.__name__.strip("<>"))
+
+    def run():
+        for _ in range(2):
+            try:
+                result = recorded()
+                if function is pieces:
+                    list(result)
+            except LocalError:
+                pass
+
+    for _ in range(2):  # each recording says it, once
+        caplog.clear()
+        if is_strict:
+            with pytest.raises(CassetteError, match="cannot be replayed") as raised, record(path, strict=True):
+                run()
+            assert all(re.search(text, str(raised.value)) for text in said)
+        else:
+            with record(path):
+                run()
+        warnings = [entry.getMessage() for entry in caplog.records]
+        assert len(warnings) == len(said)
+        assert all(re.search(text, "\n".join(warnings)) for text in said)
+    assert Cassette.load(path).trailer is not None, "it is written all the same"
+
+
+def test_what_the_run_raises_takes_precedence(path):
+    with pytest.raises(KeyError), record(path, strict=True):
+        with pytest.raises(LocalError):
+            intercept(fail)()
+        raise KeyError
+
+
+def test_what_can_be_replayed_is_not_warned_of(path, caplog):
+    def get() -> Order:
+        return Order("7", Decimal("1.50"))
+
+    for function in (get, lambda: {"a": (1, 2)}, lambda: [NOW, Counter("a")]):
+        with record(path, strict=True):
+            intercept(function, name="get")()
+    assert not caplog.records
+
+
+def test_numbers_of_numpy_in_a_result_are_said_while_recording(path, caplog):
+    numpy = pytest.importorskip("numpy")
+    get = intercept(lambda: {"mean": numpy.float64(1.5)}, name="get")
+    with record(path):
+        get()
+    [entry] = caplog.records
+    assert "numpy.float64" in entry.getMessage()
 
 
 def test_a_function_that_has_changed_its_type_says_so(path):
