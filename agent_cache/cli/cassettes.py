@@ -81,9 +81,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     command.add_argument("--pattern", action="append", default=[], metavar="REGEX", help="redact matching text, too")
     command.add_argument("--check", action="store_true", help="write nothing; exit code 1 if there is something to do")
 
-    command = add(
-        "verify", _verify, "check structure and digests, search for secrets and what cannot be replayed"
-    )
+    command = add("verify", _verify, "check structure and digests, search for secrets and what cannot be replayed")
     command.add_argument("paths", **cassettes)
 
     command = add("convert", _convert, "convert cassettes of agentcassette (JSON)")
