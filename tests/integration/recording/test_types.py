@@ -294,6 +294,28 @@ def fail():
 LocalError = type("Unfindable", (ValueError,), {})
 
 
+class Lost(Exception):
+    """Its text needs what cannot be written."""
+
+    def __init__(self):
+        self.handle = Bare()
+
+    def __str__(self):
+        return f"lost {type(self.handle).__name__}"
+
+
+def lose():
+    raise Lost
+
+
+def fail_together():
+    raise type("Several", (ExceptionGroup,), {})("several", [ValueError("a")])
+
+
+def fail_within():
+    raise ExceptionGroup("several", [ValueError("a"), LocalError("b")])
+
+
 def pieces():
     yield 1
     yield Bare()
@@ -307,6 +329,9 @@ def hidden() -> Hidden:
 UNREPLAYABLE = [
     (rows, [r"rows returned a builtins:dict, which cannot be replayed \(.*test_types.Bare declares no fields"]),
     (fail, ["fail raised .*:Unfindable, which a replay raises as RecordedError"]),
+    (lose, ["lose raised .*:Lost, which a replay raises as RecordedError or without parts of it"]),
+    (fail_together, ["fail_together raised .*:Several, which a replay raises as RecordedError"]),
+    (fail_within, ["fail_within raised .*:Unfindable, which a replay raises as RecordedError"]),
     (pieces, ["pieces yielded a .*test_types:Bare, which cannot be", "pieces raised .*:Unfindable"]),
     (lambda: Order("7", Decimal(1)), ["returned a .*test_types:Order, which a replay gives back as plain data"]),
     (hidden, ["hidden returned a value that does not fit its annotation without its secrets"]),
@@ -324,7 +349,7 @@ def test_what_cannot_be_replayed_is_said_while_recording(function, said, is_stri
                 result = recorded()
                 if function is pieces:
                     list(result)
-            except LocalError:
+            except (LocalError, Lost, ExceptionGroup):
                 pass
 
     for _ in range(2):  # each recording says it, once
