@@ -123,8 +123,6 @@ def _stands_for_itself(value: Any, kind: type) -> bool:
 
 
 def _pack_special_dict(value: Any, kind: type) -> Any:
-    if getattr(value, "__dict__", None):
-        raise Unencodable(f"a value of type {full_name(kind)} has attributes beside its items")
     pairs = [[pack(key), pack(each)] for key, each in value.items()]
     if kind is not defaultdict:
         return pairs
