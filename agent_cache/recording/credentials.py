@@ -116,8 +116,6 @@ def kind_of_name(name: str) -> NameKind:
     kind = _LAST_WORDS.get(words[-1], NameKind.NONE) if words else NameKind.NONE
     if kind is NameKind.MAYBE and not _HARMLESS.isdisjoint(words[:-1]):
         return NameKind.NONE
-    if kind is NameKind.MAYBE and words == ["pass"]:
-        return NameKind.NONE
     return kind
 
 
@@ -129,6 +127,7 @@ def squash(name: str) -> str:
 _SQUASHED_NAMES = frozenset(map(squash, SECRET_NAMES))
 # Values
 
+_SHORTEST_SECRET = 6
 _PLACEHOLDER = re.compile(
     r"<[^<>]*>|urn:|\$\(|\$\{|\$\w+\Z|\$env:|\{\{?|\[|%\(|%\w+%?\Z|\*+\Z|x+\Z|\.{3,}|(?:your|my)[-_ ]|!\w+ "
     r"|&\w+\Z|@\w+@\Z|\|\Z|>\Z",
@@ -167,10 +166,14 @@ def is_secret_value(kind: NameKind, name: str, value: str) -> bool:
         return False
     if kind is NameKind.ENDING:
         return True
-    last = name[-4:].lower()
-    if last == "pass" or last.endswith("pwd"):
-        return not _PATH.match(value)
-    return len(value) >= 6 and looks_random(value) and not _PATH.match(value)
+    low = name.lower()
+    if _PATH.match(value):
+        return False
+    if low.endswith(("pass", "pwd")) and low != "pass":
+        return True
+    if low.endswith("token"):
+        return len(value) >= _SHORTEST_SECRET
+    return len(value) >= _SHORTEST_SECRET and looks_random(value) and not value[0].isdigit()
 
 
 def looks_random(value: str) -> bool:
@@ -304,7 +307,7 @@ def _starts(text: str, begin: int, end: int) -> list[int]:
 # Assignments
 
 _SHORTEST_NUMBER = 4
-_ASSIGNING = re.compile(r"[=:<(]|--|ENV|ARG|setx|machine")
+_ASSIGNING = re.compile(r"[=:<(|]|--| -|ENV|ARG|setx|machine")
 _TOKENISH = re.compile(r"(?=.*(?:\d|[a-z][A-Z]|[A-Za-z0-9]{16}|[A-Za-z]{3}=))|(?=[A-Za-z]*[._~+/=-])[\w.~+/=-]{8,}\Z")
 _HEADERS = frozenset({"authorization", "proxyauthorization", "cookie", "setcookie", "xapikey", "apikey"})
 # Each name of a secret has one of these in it. Looking for them and not for names is four times as fast.
@@ -320,6 +323,8 @@ _SIGN = re.compile(
     r"(?P<quote_2>(?:\b[rbuf])?\\*(?:\"\"\"|'''|[\"'`]))?+",
     re.IGNORECASE,
 )
+_CELL_AFTER = re.compile(r"[ \t`]*+\|[ \t`]*+(?P<value>[^\s|`]++)[ \t`]*+\|")
+_ATTRIBUTE_AFTER = re.compile(r"[\"'][^<>]*+>(?P<value>[^<>]++)(?=</)")
 _PAIR_BEFORE = re.compile(r"(?:(?<!\w)|define|environ|setdefault|env|header)\(\s*+b?\\*[\"']\Z")
 _PAIR_AFTER = re.compile(r"\\*[\"']\s*+,\s*+b?(?P<quote>\\*[\"'])(?P<value>[^\"'\\]++)\\*[\"'],?\s*+\)")
 _NAMED_BEFORE = re.compile(r"\b(?:name|key)\\*[\"']?\s*+[:=]\s*+\\*[\"']?\Z", re.IGNORECASE)
@@ -371,6 +376,11 @@ _DELIMITERS = " \t\r\n\"'<>\\"
 _REST_OF_WORD = re.compile(r"[^ \t\r\n\"'<>\\]*+")
 _ESCAPE = re.compile(r"%[0-9A-Fa-f]{2}")
 _SHORTEST_HOOK = 12
+_COMMAND = re.compile(
+    r"(?:sshpass[ \t]++-p[ \t]*+|(?:redis|valkey)-cli\b[^\n|;&]{0,120}?[ ]-a[ \t]++|login\b[^\n|;&]{0,120}?[ ]-p[ \t]++"
+    r"|mysql(?:dump|admin)?[ ](?:[^\n|;&]{0,120}?[ ])?-p)(?:\\*[\"'])?+(?P<value>[^\s\"'\\]++)"
+)
+_COMMANDS = (b"sshpass", b"redis-cli", b"valkey-cli", b"login", b"mysql")
 _HOOKS = (b"hooks.slack.com", b"discord", b"webhook.office.com", b"hooks.zapier.com", b"maker.ifttt.com",
           b"api.telegram.org")  # fmt: skip
 _EXAMPLES = frozenset({"pass", "passwd", "password", "pwd"})
@@ -407,6 +417,7 @@ class TextSearch:
         self._marked: list[tuple[tuple[bytes, ...], re.Pattern[str], Callable[[re.Match[str]], str]]] = [
             (_HOOKS, _HOOK, self._replace_hook),
             ((b"-----begin",), _BLOCKS, self._replacement_of),
+            (_COMMANDS, _COMMAND, self._replace_argument),
             ((b"bearer", b"basic"), _SCHEME, self._replace_random),
             *(((start,), _compiled(pattern), self._replacement_of) for start, pattern in _mixed_forms()),
         ]
@@ -537,17 +548,25 @@ class TextSearch:
             if match is not None and looks_random(match["value"]) and not _is_type(match["value"]):
                 return self._span_if(kind, name, match, "value")
         if ":" in before or "=" in before:
-            match = _NAMED_AFTER.match(text, end) if _NAMED_BEFORE.search(before) else None
+            is_named = _NAMED_BEFORE.search(before) is not None
+            match = _NAMED_AFTER.match(text, end) if is_named else None
             if match is not None:
                 return self._beside_span(text, match, name, kind)
+            match = _ATTRIBUTE_AFTER.match(text, end) if is_named else None
+            if match is not None:
+                return self._span_if(kind, name, match, "value")
         sign = _SIGN.match(text, end)
         if sign is not None:
             return self._assigned_span(text, begin, sign, name, kind)
         if before[-1:] in ("<", ":"):
             match = _ELEMENT_AFTER.match(text, end) if _ELEMENT_BEFORE.search(before) else None
             return None if match is None else self._span_if(kind, name, match, "value")
-        if name.startswith("--"):
+        if name.startswith("--") or (name[0] == "-" and kind is not NameKind.MAYBE):
             return self._argument_span(text, end, name, kind)
+        if before.rstrip(" \t`").endswith("|"):
+            match = _CELL_AFTER.match(text, end)
+            is_one = match is not None and looks_random(match["value"]) and not _is_type(match["value"])
+            return self._span_if(kind, name, match, "value") if match is not None and is_one else None
         if _ENV_BEFORE.search(before):
             match = _ARGUMENT.match(text, end)
             return None if match is None else self._span_if(kind, name, match, "value")
@@ -574,6 +593,11 @@ class TextSearch:
             return self._quoted_span(text, match.end(), match["quote"], name, kind)
         word = _ANY_WORD.match(text, match.end())
         return None if word is None else self._span_if(kind, name, word, "word")
+
+    def _replace_argument(self, match: re.Match[str]) -> str:
+        value = match["value"]
+        is_other = not _DIGIT.search(value) or _PATH.match(value) or _PLACEHOLDER.match(value)
+        return match[0] if is_other else match[0][: match.start("value") - match.start()] + self._replacement
 
     def _replace_login(self, match: re.Match[str]) -> str:
         value = match["value"]
@@ -659,7 +683,8 @@ class TextSearch:
             is_other = _PLACEHOLDER.match(first) or ("apikey" in squashed and _is_type(first))
             return value.span() if not is_other and ("cookie" in squashed or _TOKENISH.match(first)) else None
         is_quoted = before in ("'", '"') and before != ""
-        if is_quoted or text[max(0, start - 2) : start].strip()[-1:] in ("{", ","):
+        is_argument = text[max(0, start - 3) : start] == "-H "
+        if is_quoted or is_argument or text[max(0, start - 2) : start].strip()[-1:] in ("{", ","):
             value = _IN_CODE.match(text, begin)
             if value is None or _CALL.match(text, begin) or _ALPHABETIC.match(value[0]):
                 return None
@@ -687,7 +712,7 @@ class TextSearch:
             return None
         word = value[0].rstrip(",;)") or value[0]
         is_code = match["blank"] or match["before"] or "." in name
-        if is_code and (word[0] == "(" or (word.lstrip("-").isdigit() and len(word) < _SHORTEST_NUMBER)):
+        if word[0] == "(" or (is_code and word.lstrip("-").isdigit() and len(word) < _SHORTEST_NUMBER):
             return None
         if _AND_MORE_CODE.match(text, value.end()) and re.match(r"[A-Za-z_][\w.]*\Z", word):
             return None

@@ -191,6 +191,15 @@ headers = [('Authorization', 'Bearer {s.word()}'), (b'cookie', b'session={s.word
   -H "x-api-key: {s.word()}" -d '{{"password": "{s.password()}"}}'""",
     "curl -u": lambda s: f"curl -u shop:{s.password()} https://a.test; curl --user 'ann:{s.password()}' https://b.test",
     "options": lambda s: f"tool --user shop --password {s.password()} --api-key={s.word()} --token '{s.word()}' --verbose run",
+    "commands": lambda s: f"""sshpass -p {s.password()} ssh a
+redis-cli -h x -a {s.word()} ping
+docker login -u shop -p {s.word()} ghcr.io
+mysql -u root -p{s.password()} shop
+curl -H X-Auth-Token:{s.word()} https://x.test
+openssl enc -aes-256-cbc -password {s.word()} -in x""",
+    "Android": lambda s: f'<resources><string name="api_key">{s.word()}</string></resources>',
+    "table": lambda s: f"| name | value |\n| --- | --- |\n| user | shop |\n| password | `{s.password()}` |",
+    "mail settings": lambda s: json.dumps({"auth": {"user": "shop", "pass": s.password()}}),
     "HTTP": lambda s: f"""GET / HTTP/1.1
 Host: api.test
 Authorization: Basic {s.base64()}
@@ -382,6 +391,8 @@ Authorization: $HEADER
     "base64 of a picture": base64.b64encode(bytes(random.Random(3).randbytes(30_000))).decode(),
     "percent-encoded text": "https://x.test/?q=a%20b&r=%C3%A9t%C3%A9&page=2",
     "key and value": [{"name": "color", "value": "blue"}, {"key": "Environment", "value": "prod"}],
+    "commands": "mysql -u root -p\nmysql -u root -h db shop\nredis-cli -h x -p 6379 ping\ngcloud auth login -q | tee -p a1",
+    "tables": "| token | str |\n| password | string | the password |\n| pass | 12/14 |",
     "docker run": "docker run -u 1000:1000 -e MODE=fast image",
 }  # fmt: skip
 
