@@ -36,6 +36,7 @@ LEAVES: dict[str, tuple[str, ...]] = {
     "msgspec": ("values.copies", "values.schema", "values.tagged", "recording", "cli"),
     "pytest": ("pytest_plugin", "testing.fixtures"),
     "redis": ("remote.redis", "cli"),
+    "regex": ("recording.redaction",),
     "rich": ("cli",),
 }
 

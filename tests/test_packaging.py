@@ -3,6 +3,7 @@
 import configparser
 import importlib.metadata
 import importlib.util
+import json
 import re
 import subprocess
 import sys
@@ -21,7 +22,7 @@ import agent_cache
 
 ROOT = Path(__file__).resolve().parents[1]
 DEPENDENCIES = {"async-cache", "msgspec"}
-EXTRAS = {"cli", "redis", "test"}
+EXTRAS = {"cli", "redact", "redis", "test"}
 
 
 def names_required(requirements: list[str], extra: str | None = None) -> set[str]:
@@ -82,7 +83,15 @@ def test_the_recorded_runs_are_in_the_sdist_and_not_in_the_wheel(wheel: zipfile.
 def test_the_wheel_is_typed_and_licensed(wheel: zipfile.ZipFile, metadata: Message):
     assert "agent_cache/py.typed" in wheel.namelist()
     assert metadata["License-Expression"] == "MIT"
-    assert document(wheel, "licenses/LICENSE") == (ROOT / "LICENSE").read_text("utf-8")
+    for name in ("LICENSE", "agent_cache/recording/credentials.license"):
+        assert document(wheel, f"licenses/{name}") == (ROOT / name).read_text("utf-8")
+
+
+def test_the_forms_of_credentials_are_in_the_wheel_with_the_license_of_their_authors(wheel: zipfile.ZipFile):
+    forms = json.loads(wheel.read("agent_cache/recording/credentials.json"))
+    assert len(forms["forms"]) > 100
+    assert "Betterleaks" in forms["source"]
+    assert "Betterleaks" in document(wheel, "licenses/agent_cache/recording/credentials.license")
 
 
 def test_the_wheel_requires_its_two_dependencies_alone(metadata: Message):
@@ -96,6 +105,7 @@ def test_the_extras_bring_what_they_are_named_after(metadata: Message):
     assert names_required(requirements, "redis") == {"redis"}
     assert names_required(requirements, "crypto") == {"cryptography"}
     assert names_required(requirements, "cli") == {"rich"}
+    assert names_required(requirements, "redact") == {"regex"}
 
 
 def test_the_wheel_puts_one_command_on_the_path_and_one_plugin_into_pytest(wheel: zipfile.ZipFile):

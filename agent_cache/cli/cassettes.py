@@ -90,6 +90,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
     command = add("verify", _verify, "check structure and digests, search for secrets and what cannot be replayed")
     command.add_argument("paths", **cassettes)
+    command.add_argument(
+        "--allow", action="append", default=[], metavar="NAME", help="values of this name are no secrets if random"
+    )
 
     command = add("convert", _convert, "convert cassettes of agentcassette (JSON)")
     command.add_argument("paths", type=Path, nargs="+", metavar="SOURCE")
@@ -577,7 +580,7 @@ def _verify(options: argparse.Namespace) -> int:
     """Print what is wrong with cassettes. Returns 1 if something is."""
     printer, results, count = Printer(), [], 0
     for path in _cassettes_in(options.paths):
-        findings, calls = _findings(path)
+        findings, calls = _findings(path, frozenset(options.allow))
         count += len(findings)
         results.append({"path": str(path), "calls": calls, "findings": findings})
         if options.json:
@@ -594,8 +597,11 @@ def _verify(options: argparse.Namespace) -> int:
     return 1 if count else 0
 
 
-def _findings(path: Path) -> tuple[list[dict[str, Any]], int]:
-    """What is wrong with one cassette, and how many calls it has."""
+def _findings(path: Path, allowed: frozenset[str]) -> tuple[list[dict[str, Any]], int]:
+    """What is wrong with one cassette, and how many calls it has.
+
+    Random values of these names, which may be secrets, are allowed.
+    """
     found: list[dict[str, Any]] = []
 
     def add(kind: str, line: int, message: str) -> None:
@@ -622,12 +628,17 @@ def _findings(path: Path) -> tuple[list[dict[str, Any]], int]:
         if call.digest != digest.hex():
             what = "the digest does not match the name and the arguments"
             messages.append(("digest", f"{what}; the line was edited, and a replay will not find the call"))
+        clean = redact_call(call, rules)
         for kind, message in messages:
-            add(kind, line, f"step {index}, {_call_text(redact_call(call, rules))}: {message}")
+            add(kind, line, f"step {index}, {_call_text(clean)}: {message}")
         for problem in problems_of(call.outcome):
             add("replay", line, f"step {index}: {call.name} {problem}")
         for place in secret_places(call, rules):
             add("secret", line, f"step {index}, {call.name}: {place} contains a secret")
+        for place, name in (*rules.suspects(clean.arguments, "arguments"), *rules.suspects(clean.outcome, "outcome")):
+            if name not in allowed:
+                what = f"{place} may contain a secret: the value of {name!r} is random"
+                add("entropy", line, f"step {index}, {call.name}: {what}; redact {name!r}, or --allow {name}")
     return found, len(cassette)
 
 

@@ -253,9 +253,7 @@ def apply_rules(cassette: Cassette, rules: Redaction) -> None:
 
 def redact_call(call: RecordedCall, rules: Redaction) -> RecordedCall:
     """The same call without its secrets, with the digest of its new arguments or key."""
-    arguments = rules.apply(call.arguments)
-    key = None if call.key is None else redact_key(call.key, call.arguments, arguments, rules)
-    digest = digest_of(call.name, arguments) if key is None else digest_of_key(call.name, key)
+    arguments, key, digest = redacted_identity(call, rules)
     outcome = map_payload(call.outcome, rules.apply)
     if "stream" in outcome:
         chunks = redact_chunks(call.outcome["stream"]["chunks"], rules)
@@ -268,6 +266,13 @@ def redact_call(call: RecordedCall, rules: Redaction) -> RecordedCall:
         model=None if call.model is None else rules.labelled("model", call.model),
         outcome=outcome,
     )
+
+
+def redacted_identity(call: RecordedCall, rules: Redaction) -> tuple[Any, str | None, bytes]:
+    """The arguments of a call and its key without their secrets, and the digest that it has then."""
+    arguments = rules.apply(call.arguments)
+    key = None if call.key is None else redact_key(call.key, call.arguments, arguments, rules)
+    return arguments, key, digest_of(call.name, arguments) if key is None else digest_of_key(call.name, key)
 
 
 # Differences of two cassettes

@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 
 from agent_cache.errors import CassetteError, DivergenceError, ReplayExhausted, UncacheableArgumentsError
-from agent_cache.recording.cassette import Cassette
+from agent_cache.recording.cassette import Cassette, redacted_identity
 from agent_cache.recording.cassette_file import EARLIER, RecordedCall, digest_of
 from agent_cache.recording.functions import ActiveCall, RecordedFunction
 from agent_cache.recording.lanes import Lanes, Turns, checkpoint, wait_for_cancellation
@@ -74,7 +74,10 @@ class Player:
         """Index of the recorded call in the same place."""
         if self.matcher.has_foreign:
             self.matcher.adopt(call.function)
-        return self.matcher.find(call.place)
+        index = self.matcher.find(call.place)
+        if index is None and self.matcher.redact_again(call.function):
+            index = self.matcher.find(call.place)
+        return index
 
     def take(self, call: ActiveCall, index: int) -> None:
         """Answer a call with the recorded one at this index.
@@ -267,6 +270,8 @@ class Matcher:
         self._places = array("q")  # of events, as soon as they are asked for; ends from the end
         self._children: dict[int, array[int]] = {}
         self._adopted: set[str] = set()
+        self._digests = self._outline.digests
+        self._redacted_again: set[str] = set()
         self._is_covered = bytearray(len(cassette))
         self._is_over = bytearray(len(cassette))
         self.remaining = len(cassette)
@@ -377,6 +382,28 @@ class Matcher:
                     counts[digest] = occurrence + 1
                     self._index_of.setdefault(place_of(ROOT_PLACE, digest, occurrence), index)
 
+    def redact_again(self, function: RecordedFunction) -> bool:
+        """Index the calls of this function by the digests that they have without all that is a secret now.
+
+        A version of this package that knew fewer secrets may have recorded them. Returns whether a digest is another.
+        """
+        if function.name in self._redacted_again or self.has_foreign:
+            return False
+        self._redacted_again.add(function.name)
+        rules = self._redaction.without_hook()
+        changed: dict[int, bytes] = {}
+        for index in self.named(function.name):
+            call = self.cassette.steps[index]
+            arguments, key, digest = redacted_identity(call, rules)
+            if arguments != call.arguments or key != call.key:
+                changed[index] = digest
+        if changed:
+            self._digests = [changed.get(index, digest) for index, digest in enumerate(self._digests)]
+            self._index_of.clear()
+            self._children.clear()
+            self._read_tree()
+        return bool(changed)
+
     def _foreign_digest(self, function: RecordedFunction, call: RecordedCall) -> bytes | None:
         args, kwargs = call.arguments.get("args", []), call.arguments.get("kwargs", {})
         receives = function.parameters is not None and any(one.is_receiver for one in function.parameters.all)
@@ -396,7 +423,7 @@ class Matcher:
         return digest_of(function.name, self._redaction.apply(data))
 
     def _read_tree(self) -> None:
-        digests = self._outline.digests
+        digests = self._digests
         places: dict[int, bytes] = {-1: ROOT_PLACE}
         counts: dict[bytes, int] = {}
         are_enclosing = frozenset(self._parents)

@@ -1,8 +1,6 @@
 """Redaction: removes secrets from calls before they are written, by the names of values and the form of texts.
 
-Names are compared as a whole, without case, dashes and underscores: ``token``, ``Api-Key`` and ``apiKey`` are names of
-secrets, ``input_tokens`` and ``next_page_token`` are not. Texts are searched for known forms of credentials, also
-inside longer texts such as the JSON of a tool call or the message of an exception.
+This module walks over plain data. What is a name of a secret, and what is a secret in a text, decides `credentials`.
 
 `Redaction.may_change` spares most calls the walk over their data. It is no second set of rules: it applies the rules to
 each string by itself and remembers the strings that they left alone. Without it, recording a call with a result of 1 KB
@@ -12,7 +10,7 @@ takes 56 us over the bare call instead of 21, and the budget is 25 (benchmarks/r
 from __future__ import annotations
 
 import base64
-import binascii
+import importlib.util
 import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -20,65 +18,29 @@ from typing import Any
 import msgspec
 
 from agent_cache.errors import ConfigurationError
+from agent_cache.recording.credentials import (
+    NameKind,
+    TextSearch,
+    is_secret_value,
+    is_suspicious,
+    kind_of_name,
+    squash,
+)
 from agent_cache.values.annotations import is_positional
 from agent_cache.values.canonical import MAX_DEPTH, declared_names
 
-__all__ = ["REDACTED", "SECRET_NAMES", "Redaction", "redact_key", "redaction_of", "without_secret_fields"]
+__all__ = ["REDACTED", "Redaction", "redact_key", "redaction_of", "without_secret_fields"]
 
 REDACTED = "[redacted]"
 
-SECRET_NAMES: tuple[str, ...] = (
-    "access_key", "access_key_id", "access_token", "api_key", "api_secret", "api_token", "auth_token", "authorization",
-    "aws_access_key_id", "aws_secret_access_key", "aws_session_token", "bearer", "bearer_token", "client_secret",
-    "connection_string", "cookie", "cookies", "credential", "credentials", "csrf_token", "database_password",
-    "db_password", "encryption_key", "id_token", "jwt", "oauth_token", "passphrase", "passwd", "password",
-    "private_key", "private_token", "proxy_authorization", "pwd", "refresh_token", "secret", "secret_access_key",
-    "secret_key", "session_token", "set_cookie", "signing_key", "token", "webhook_secret", "x_amz_security_token",
-    "x_api_key", "x_auth_token", "x_goog_api_key",
-)  # fmt: skip
-"""Names whose values are secrets, whatever the values are."""
-
-# Known credentials: substrings of the lower-case text, one of which every match has in it, and the pattern. The group
-# `kept` stays.
-_CREDENTIALS: tuple[tuple[tuple[str, ...], str], ...] = (
-    (("bearer", "basic"), r"(?P<kept>\b(?:bearer|basic)\s+)[a-z0-9._~+/=-]{8,}"),
-    (("sk-",), r"\bsk-[a-z0-9_-]{16,}"),
-    (("k_live_", "k_test_"), r"\b[rsp]k_(?:live|test)_[a-z0-9]{8,}"),
-    (("aiza",), r"\bAIza[0-9a-z_-]{30,}"),
-    (("ghp_", "gho_", "ghu_", "ghs_", "ghr_"), r"\bgh[opsur]_[a-z0-9]{20,}"),
-    (("github_pat_",), r"\bgithub_pat_[a-z0-9_]{20,}"),
-    (("glpat-",), r"\bglpat-[a-z0-9_-]{16,}"),
-    (("xox",), r"\bxox[abeoprs]-[a-z0-9-]{10,}"),
-    (("akia", "asia"), r"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b"),
-    (("hf_",), r"\bhf_[a-z0-9]{20,}"),
-    (("gsk_",), r"\bgsk_[a-z0-9]{20,}"),
-    (("npm_",), r"\bnpm_[a-z0-9]{30,}"),
-    (("pypi-",), r"\bpypi-[a-z0-9_-]{30,}"),
-    (("sg.",), r"\bSG\.[a-z0-9_-]{16,}\.[a-z0-9_-]{16,}"),
-    (("eyj",), r"\beyJ[a-z0-9_-]{8,}\.[a-z0-9_-]{8,}\.[a-z0-9_-]{4,}"),
-    (("private key-",), r"-----BEGIN [A-Z ]*PRIVATE KEY-----[\s\S]*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)"),
-    (("://",), r"(?P<kept>[a-z][a-z0-9+.-]{1,20}://[^\s/:@\"'\\]*:)[^\s/@\"'\\]+(?=@)"),
-)
-# Characters of the shortest text that one of these matches, but for a URL: "basic" with a blank and eight more.
-_MIN_CREDENTIAL = 14
-
-# A name and what introduces its value: a quote as in JSON and reprs, at any depth of escaping; `=` as in queries and
-# shells; `:` as in HTTP headers and on a line of its own.
-_NAME = re.compile(
-    r"(?<![\w-])(?P<name>[\w-]++)(?:\\*[\"']\s*+[:=]\s*+(?P<quote>\\*[\"'])|(?P<plain>=)[\"']?|(?P<header>:)\s*+)"
-)
-_HEADERS = frozenset({"authorization", "proxyauthorization", "cookie", "setcookie", "xapikey", "apikey"})
-_BARE = re.compile(r"(?:(?:bearer|basic)\s+)?[^\s\"'&,;<>\\]+", re.IGNORECASE)
-# The rest of a line after a name, if it is neither a word of a sentence nor a type.
-_ONE_WORD = re.compile(
-    r"[ \t]*(?P<word>(?=[^\s]*[^\sa-z]|[^\s]{16})[^\s\"'\\,;(){}<>\[\]]{6,})[ \t]*(?=[\r\n]|\Z)", re.IGNORECASE
-)
-_LINE = re.compile(r"[^\r\n\"'\\]+")
-
-_BASE64 = re.compile(r"[A-Za-z0-9+/]{12,}={0,2}\Z")
 _OPENING = frozenset("{[")
 _CLOSING = frozenset("}]")
 _BYTES = frozenset({"$bytes", "$bytearray", "$memoryview"})
+
+_NAME_KEYS = ("name", "Name", "key", "Key")
+_VALUE_KEYS = frozenset({"value", "Value"})
+_TYPES_IN_SCHEMAS = frozenset({"array", "boolean", "integer", "null", "number", "object", "string"})
+_VALUES_IN_SCHEMAS = frozenset({"const", "default", "example", "examples"})
 
 # Strings of JSON that has escapes in it. Where it has none, splitting at the quotes is four times as fast.
 _STRING = re.compile(rb'"((?:[^"\\]++|\\.)*+)"')
@@ -88,6 +50,8 @@ _MAX_REMEMBERED_LENGTH = 2_000
 
 # Shorter texts may be part of other words by chance.
 _MIN_SUBSTRING = 4
+
+_PATTERN_SECONDS = 2.0
 
 
 class Redaction:
@@ -121,16 +85,11 @@ class Redaction:
         self.hook = hook
         self.defaults = defaults
         self.replacement = replacement
-        self._secret_names = frozenset(map(_squash, (*(SECRET_NAMES if defaults else ()), *self.names)))
-        self._unclean_names = self._secret_names | _BYTES
-        self._name_parts = _parts_of_names(self._secret_names)
-        self._credentials = [
-            (marks, re.compile(pattern, re.IGNORECASE)) for marks, pattern in (_CREDENTIALS if defaults else ())
-        ]
-        try:
-            self._own = [re.compile(pattern) for pattern in self.patterns]
-        except re.error as error:
-            raise ConfigurationError(f"redact: {error.pattern!r} is no regular expression: {error}") from error
+        self._own_names = frozenset(map(squash, self.names))
+        self._search = TextSearch(
+            replacement, self._kind_of, self._inside, tuple(_parts_of_names(self._own_names)), has_forms=defaults
+        )
+        self._own = [_OwnPattern(pattern) for pattern in self.patterns]
         self._clean_strings: set[bytes] = set()
 
     def describe(self) -> dict[str, Any]:
@@ -180,14 +139,14 @@ class Redaction:
             return True
         has_escapes = b"\\" in raw
         strings = _STRING.findall(raw) if has_escapes else raw.split(b'"')[1::2]
-        clean, unclean_names = self._clean_strings, self._unclean_names
+        clean = self._clean_strings
         if clean.issuperset(strings):
             return False
         for string in strings:
             if string in clean:
                 continue
             text = msgspec.json.decode(b'"%b"' % string) if has_escapes else string.decode()
-            if _squash(text) in unclean_names or self.text(text) != text:
+            if text in _BYTES or self._kind_of(text) or self.text(text) != text:
                 return True
             if len(clean) >= _MAX_REMEMBERED:
                 clean.clear()
@@ -204,30 +163,46 @@ class Redaction:
         """A single text under this name, without secrets."""
         return self.replacement if self.is_secret(name) else self.text(text)
 
+    def suspects(self, data: Any, path: str, name: str = "") -> Iterator[tuple[str, str]]:
+        """Places of plain data, and names there, whose values are not redacted and may be secrets for all that."""
+        if isinstance(data, dict):
+            for key, value in data.items():
+                yield from self.suspects(value, f"{path}.{key}", key)
+        elif isinstance(data, list):
+            for index, value in enumerate(data):
+                yield from self.suspects(value, f"{path}[{index}]", name)
+        elif isinstance(data, str):
+            inner = _read_json(data)
+            if inner is not None:
+                yield from self.suspects(inner, path, name)
+                return
+            if is_suspicious(name, data):
+                yield path, name
+            for found in self._search.suspects(data):
+                yield path, found
+
     def is_secret(self, name: str) -> bool:
-        """Whether values under this name are redacted."""
-        return _squash(name) in self._secret_names
+        """Whether values under this name are redacted, whatever they are."""
+        return self._kind_of(name) is NameKind.SECRET
 
     def text(self, text: str) -> str:
         """The same text without secrets."""
-        if text[:1] in _OPENING and text[-1:] in _CLOSING:
-            inner = self._inner_json(text)
-            if inner is not None:
-                return inner
-        if ("=" in text or ":" in text) and self._may_have_secret_name(text):
-            text = self._without_assigned(text)
-        if len(text) >= _MIN_CREDENTIAL or ":" in text:
-            low = text.lower()
-            for marks, pattern in self._credentials:
-                for mark in marks:
-                    if mark in low:
-                        text = pattern.sub(self._replace_credential, text)
-                        break
+        return self._inside(text, 0)
+
+    def _inside(self, text: str, depth: int) -> str:
+        """The same text, found in this many others, without secrets."""
+        data = _read_json(text)
+        if data is not None:
+            cleaned = self._clean(data, under_secret=False)
+            return text if cleaned == data else msgspec.json.encode(cleaned).decode()
         for pattern in self._own:
-            text = pattern.sub(self._replace, text)
-        if len(text) % 4 == 0 and _BASE64.match(text):
-            return self._encoded(text)
-        return text
+            text = pattern.without(text, self.replacement)
+        return self._search.without_credentials(text, depth)
+
+    def _kind_of(self, name: str) -> NameKind:
+        if self._own_names and squash(name) in self._own_names:
+            return NameKind.SECRET
+        return kind_of_name(name) if self.defaults else NameKind.NONE
 
     # Plain data
 
@@ -236,19 +211,7 @@ class Redaction:
         if kind is str:
             return self.replacement if under_secret and data else self.text(data)
         if kind is dict:
-            if len(data) == 1 and not under_secret:
-                if _is_pair(data):
-                    return self._clean_pair(data)
-                [(tag, inner)] = data.items()
-                if tag in _BYTES and type(inner) is str and inner.startswith("hex:"):
-                    return {tag: self._hexadecimal(inner)}
-            cleaned: dict[str, Any] = {}
-            for key, value in data.items():
-                name = self.text(key)
-                while name in cleaned:  # two names that only differed in their secrets
-                    name += "'"
-                cleaned[name] = self._clean(value, under_secret=under_secret or self.is_secret(key))
-            return cleaned
+            return self._clean_dict(data, under_secret=under_secret)
         if kind is list:
             if under_secret:
                 return [self._clean(value, under_secret=True) for value in data]
@@ -257,24 +220,67 @@ class Redaction:
             return kind(0)
         return data
 
+    def _clean_dict(self, data: dict[str, Any], *, under_secret: bool) -> dict[str, Any]:
+        if len(data) == 1 and not under_secret:
+            if _is_pair(data):
+                return self._clean_pair(data)  # type: ignore[no-any-return]
+            [(tag, inner)] = data.items()
+            if tag in _BYTES and type(inner) is str and inner.startswith("hex:"):
+                return {tag: self._hexadecimal(inner)}
+        named = self._named_in(data) if len(data) > 1 and not under_secret and self.defaults else ""
+        is_token_of_text = "logprob" in data or "logprobs" in data
+        cleaned: dict[str, Any] = {}
+        for key, value in data.items():
+            name = self.text(key)
+            while name in cleaned:  # two names that only differed in their secrets
+                name += "'"
+            if under_secret:
+                cleaned[name] = self._clean(value, under_secret=True)
+            elif is_token_of_text and key == "token":
+                cleaned[name] = value
+            elif named and key in _VALUE_KEYS:
+                cleaned[name] = self._clean_named(named, value)
+            else:
+                cleaned[name] = self._clean_named(key, value)
+        return cleaned
+
+    def _named_in(self, data: dict[str, Any]) -> str:
+        """The name of a secret that stands beside its value, as in ``{"name": "DB_PASSWORD", "value": "..."}``."""
+        for key in _NAME_KEYS:
+            name = data.get(key)
+            if type(name) is str and self._kind_of(name):
+                return name
+        return ""
+
+    def _clean_named(self, name: str, value: Any) -> Any:
+        """A value under this name."""
+        secret = self._kind_of(name)
+        if secret is NameKind.NONE:
+            return self._clean(value, under_secret=False)
+        kind = type(value)
+        if kind is dict and _is_schema(value):
+            return {key: self._clean(inner, under_secret=key in _VALUES_IN_SCHEMAS) for key, inner in value.items()}
+        if secret is NameKind.SECRET:
+            if kind is str and not is_secret_value(secret, name, value):
+                return value
+            return self._clean(value, under_secret=True)
+        if kind is str:
+            return self.replacement if is_secret_value(secret, name, value) else self.text(value)
+        if kind is list and all(type(one) is str for one in value):
+            return [self._clean_named(name, one) for one in value]
+        if kind is dict and len(value) == 1 and "$tuple" in value:
+            return {"$tuple": self._clean_named(name, value["$tuple"])}
+        if (kind is int or kind is float) and secret is NameKind.ENDING:
+            return kind(0)
+        return self._clean(value, under_secret=False)
+
     def _clean_pair(self, pair: Any) -> Any:
         """A name and its value, as in lists of headers and in dicts whose keys are not texts."""
         if type(pair) is dict:
             return {"$tuple": self._clean_pair(pair["$tuple"])}
         name, value = pair
-        is_secret = any(map(self.is_secret, _spellings(name)))
-        return [self._clean(name, under_secret=False), self._clean(value, under_secret=is_secret)]
-
-    # Encodings: JSON as a text, bytes as hexadecimal digits or base64
-
-    def _inner_json(self, text: str) -> str | None:
-        """A text that is JSON itself, such as the arguments of a tool call in an LLM's answer. None if it is not."""
-        try:
-            data = msgspec.json.decode(text)
-        except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
-            return None
-        cleaned = self._clean(data, under_secret=False)
-        return text if cleaned == data else msgspec.json.encode(cleaned).decode()
+        spelling = max(_spellings(name), key=self._kind_of)
+        return [self._clean(name, under_secret=False), self._clean_named(spelling, value)]
 
     def _hexadecimal(self, text: str) -> str:
         """Bytes among arguments that are not UTF-8."""
@@ -285,58 +291,47 @@ class Redaction:
         cleaned = self.text(plain)
         return text if cleaned == plain else "hex:" + cleaned.encode("latin-1", "replace").hex()
 
-    def _encoded(self, text: str) -> str:
+
+class _OwnPattern:
+    """A regular expression of the user.
+
+    With the package `regex`, a search is ended that takes too long: a pattern such as ``(a+)+b`` may need years.
+
+    Raises:
+        ConfigurationError: if it is invalid.
+    """
+
+    def __init__(self, pattern: str) -> None:
+        self._pattern = pattern
         try:
-            plain = base64.b64decode(text, validate=True).decode("latin-1")
-        except binascii.Error:
-            return text
-        cleaned = self.text(plain)
-        return text if cleaned == plain else base64.b64encode(cleaned.encode("latin-1", "replace")).decode()
+            self._compiled = re.compile(pattern)
+        except re.error as error:
+            raise ConfigurationError(f"redact: {pattern!r} is no regular expression: {error}") from error
+        self._limited: Any = None
+        if importlib.util.find_spec("regex") is not None:
+            import regex  # type: ignore[import-untyped]  # it has no hints
 
-    # Texts
+            try:
+                self._limited = regex.compile(pattern)
+            except regex.error:  # it knows other escapes than `re`
+                pass
 
-    def _replace(self, _match: re.Match[str]) -> str:
-        return self.replacement
+    def without(self, text: str, replacement: str) -> str:
+        """The same text without what it matches.
 
-    def _replace_credential(self, match: re.Match[str]) -> str:
-        return f"{match.groupdict().get('kept') or ''}{self.replacement}"
-
-    def _may_have_secret_name(self, text: str) -> bool:
-        """Whether a secret name can be in this text: a name in it is a substring, and stays one when both are squashed.
-
-        It halves the time for a text of 5 KB, most of which the search for names would take.
+        Raises:
+            ConfigurationError: if that takes more than two seconds, and `regex` is installed.
         """
-        squashed = _squash(text)
-        return any(part in squashed for part in self._name_parts)
-
-    def _without_assigned(self, text: str) -> str:
-        """The same text without values that are assigned to the name of a secret: ``"token": "..."``, ``token=...``,
-        headers of HTTP, and ``password: hunter2`` on a line of its own.
-        """
-        parts: list[str] = []
-        done = 0
-        for match in _NAME.finditer(text):
-            if match.start() < done or not self.is_secret(match["name"]):
-                continue
-            at = match.end()
-            if match["header"] is not None:
-                if _squash(match["name"]) in _HEADERS:
-                    value = _LINE.match(text, at)
-                    end = at if value is None else value.end()
-                else:
-                    value = _ONE_WORD.match(text, match.end("header")) if _begins_line(text, match.start()) else None
-                    if value is None:
-                        continue
-                    at, end = value.span("word")
-            elif match["quote"] is not None:
-                end = _closing(text, at, match["quote"])
-            else:
-                value = _BARE.match(text, at)
-                end = at if value is None else value.end()
-            if end > at:
-                parts += (text[done:at], self.replacement)
-                done = end
-        return "".join((*parts, text[done:])) if parts else text
+        if self._limited is None:
+            return self._compiled.sub(lambda _: replacement, text)
+        try:
+            cleaned: str = self._limited.sub(lambda _: replacement, text, timeout=_PATTERN_SECONDS)
+        except TimeoutError as error:
+            raise ConfigurationError(
+                f"redact: the pattern {self._pattern!r} takes more than {_PATTERN_SECONDS:g} s for a text of "
+                f"{len(text)} characters; make it simpler"
+            ) from error
+        return cleaned
 
 
 def redaction_of(given: Any) -> Redaction:
@@ -434,11 +429,6 @@ def _hidden(value: Any, redaction: Redaction) -> Any:
     return redaction.replacement.encode() if kind is bytes else redaction.replacement
 
 
-def _squash(name: str) -> str:
-    """A name without case, dashes and underscores."""
-    return name.lower().replace("-", "").replace("_", "")
-
-
 def _parts_of_names(names: Iterable[str]) -> list[str]:
     """The fewest names such that each name has one of them in it."""
     parts: list[str] = []
@@ -477,19 +467,21 @@ def _with_flags(pattern: re.Pattern[str]) -> str:
     return f"(?{flags}:{pattern.pattern})" if flags else pattern.pattern
 
 
-def _begins_line(text: str, at: int) -> bool:
-    return not text[text.rfind("\n", 0, at) + 1 : at].strip(" \t-")
+def _read_json(text: str) -> Any:
+    """The data in a text that is JSON itself, such as the arguments of a tool call in an LLM's answer; None else."""
+    if text[:1] not in _OPENING or text[-1:] not in _CLOSING:
+        return None
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
+        return None
 
 
-def _closing(text: str, at: int, quote: str) -> int:
-    """Where the text ends that `quote` has opened; the end of the whole text if it is never closed."""
-    while True:
-        end = text.find(quote, at)
-        if end < 0:
-            return len(text)
-        escapes = 0
-        while text[end - 1 - escapes] == "\\" and end - 1 - escapes >= at:
-            escapes += 1
-        if not escapes:
-            return end
-        at = end + len(quote)
+def _is_schema(data: dict[str, Any]) -> bool:
+    """Whether this describes a value, as the parameters of a tool are described to a model."""
+    kind = data.get("type")
+    if type(kind) is str:
+        return kind in _TYPES_IN_SCHEMAS
+    if type(kind) is list:
+        return bool(kind) and all(type(one) is str and one in _TYPES_IN_SCHEMAS for one in kind)
+    return kind is None and not {"anyOf", "allOf", "oneOf", "$ref"}.isdisjoint(data)

@@ -261,6 +261,29 @@ def test_verify_prints_no_secret_of_a_call_that_was_edited(cassette, document, c
     assert SECRET not in command("verify", path)[1]
 
 
+RANDOM = "Zx9Qw8Lr2Tn5Vb7Kp3Jd"
+
+
+@pytest.mark.parametrize("text", [f"service_key: {RANDOM}", f'{{"cache_api": "{RANDOM}"}}', f"my key is key={RANDOM}"])
+def test_verify_finds_random_values_under_names_that_may_be_those_of_secrets(text, cassette, document, command):
+    path = edited(cassette("a.jsonl", "x"), ('"X"', json.dumps(text)))
+    code, data = document("verify", path)
+    [finding] = data["cassettes"][0]["findings"]
+    assert (code, finding["kind"], finding["line"]) == (1, "entropy", 2)
+    assert RANDOM not in finding["message"]
+    [name] = [name for name in ("service_key", "cache_api", "key") if f"--allow {name}" in finding["message"]]
+    assert command("verify", "--allow", name, path)[0] == 0
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["primary_key=order-12345-item-7777", "keyboard: d41d8cd98f00", f"id: {RANDOM}", f"next_page_token={RANDOM}",
+     "cache_key=/var/lib/cache/a1b2c3d4e5", "key=123e4567-e89b-12d3-a456-426614174000", "token_type=SentencePiece16"],
+)  # fmt: skip
+def test_verify_leaves_alone_what_is_not_random_or_not_named_like_a_secret(text, cassette, command):
+    assert command("verify", edited(cassette("a.jsonl", "x"), ('"X"', json.dumps(text))))[0] == 0
+
+
 # Exit codes
 
 

@@ -4,17 +4,19 @@ import base64
 import itertools
 import json
 import re
+import string
+import sys
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import msgspec
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import assume, given, settings, strategies as st
 
 from agent_cache import ConfigurationError
 from agent_cache.cli.cassettes import secret_places
 from agent_cache.recording import Cassette, DivergenceError, Redaction, cached_llm_call, intercept, record, replay
-from agent_cache.recording.redaction import _CREDENTIALS, _MIN_CREDENTIAL
+from agent_cache.recording.credentials import _FAMILIES, _mixed_forms, _rules, looks_random
 from agent_cache.values.tagged import encode
 
 SECRET = "sk-ant-api03-Zm9vYmFyYmF6cXV4"
@@ -619,27 +621,45 @@ def test_memory_for_texts_without_secrets_is_bounded(monkeypatch):
     assert max(map(len, redaction._clean_strings)) < 100
 
 
-@pytest.mark.parametrize("pattern", [pattern for _, pattern in _CREDENTIALS])
-def test_shortcuts_within_a_text_spare_no_credential(pattern):
-    """A text is searched for a form of credentials if it is long enough and has a mark of that form in it."""
-    [marks] = [marks for marks, each in _CREDENTIALS if each == pattern]
-    form = re.compile(pattern, re.IGNORECASE | re.ASCII)
+TOKENS = {pattern: starts for starts, pattern in _FAMILIES} | {
+    form.pattern: form.starts for form in _rules().forms.values() if not re.search(r"\{\d{3}", form.pattern)
+}
+MIXED = tuple(start.decode() for start, _ in _mixed_forms())
+CHARACTERS = string.ascii_letters + string.digits + string.punctuation
 
-    @given(st.from_regex(form))
-    def check(text):
-        found = form.search(text)[0]
-        assert len(found) >= _MIN_CREDENTIAL or ":" in found
-        assert any(mark in found.lower() for mark in marks)
+
+@pytest.mark.parametrize("number", range(4))
+def test_shortcuts_within_a_text_spare_no_token(number):
+    """A text is searched for a form of tokens if it has a run of their characters, which begins as the form does."""
+    redaction = Redaction()
+
+    @settings(max_examples=40)
+    @given(
+        st.sampled_from(list(TOKENS)[number::4]).flatmap(
+            lambda pattern: st.tuples(
+                st.just(pattern), st.from_regex(re.compile(pattern, re.ASCII), fullmatch=True, alphabet=CHARACTERS)
+            )
+        ),
+        st.sampled_from(["", "x ", "a=", "\u00e9", "("]),
+    )
+    def check(drawn, before):
+        pattern, token = drawn
+        assume(token.lower().startswith(tuple(TOKENS[pattern])) and looks_random(token[3:]))
+        assume(re.match(r"[\w.-]{15}", token) or token.lower().startswith(MIXED))
+        assert token not in redaction.text(f"{before}{token} .")
 
     check()
 
 
 @given(st.lists(TEXT | texts | st.sampled_from(["=", ":", '"', "\u212a", "\u03a3"]), max_size=6).map("".join))
 def test_the_search_for_names_of_secrets_spares_no_name(text):
-    rules = [Redaction(), Redaction(["own", "-"]), Redaction(["o\u03a3"])]
-    for redaction in rules:
+    """Names are found by their stems, or one by one if there are own ones: with the same result."""
+    redaction, one_by_one = Redaction(), Redaction(["a", "e"])
+    one_by_one._own_names = frozenset()
+    assert one_by_one.text(text) == redaction.text(text)
+    for redaction in (Redaction(["own", "-"]), Redaction(["o\u03a3"])):
         result = redaction.text(text)
-        redaction._may_have_secret_name = lambda _: True
+        redaction._search._parts = ("",)
         assert redaction.text(text) == result
 
 
@@ -653,3 +673,42 @@ def test_a_credential_in_another_spelling_is_not_written_down(form, path):
     assert not [found for one in Cassette.load(path) for found in secret_places(one, Redaction())]
     with replay(path):
         call({"blob": given})
+
+
+def test_a_recording_replays_that_was_made_when_fewer_secrets_were_known(path):
+    """The same call has another digest then, and so have the calls that it encloses."""
+    inner = intercept(lambda value: len(value), name="inner")
+    outer = intercept(lambda text: inner(text), name="outer")
+    think = cached_llm_call(name="think", cache_key=lambda text: text)(lambda text: "ok")
+    text = "DB_PASSWORD=hunter2"
+    with record(path, redact=Redaction(defaults=False)):
+        assert (outer(text), think(text), inner("left alone")) == (19, "ok", 10)
+    path.write_text(path.read_text().replace(',"redact":{"defaults":false}', ""))
+    assert "hunter2" in path.read_text()
+    with replay(path, strict=True):
+        assert (outer(text), think(text), inner("left alone")) == (19, "ok", 10)
+    with pytest.raises(DivergenceError), replay(path):
+        outer("DB_PASSWORD is another")
+
+
+HOPELESS = r"(a+)+b"
+
+
+def test_a_pattern_that_takes_too_long_ends_the_call_and_not_the_day(path, monkeypatch):
+    pytest.importorskip("regex")
+    monkeypatch.setattr("agent_cache.recording.redaction._PATTERN_SECONDS", 0.01)
+    with record(path, redact=[re.compile(HOPELESS)]), pytest.raises(ConfigurationError, match="takes more than"):
+        call("a" * 200 + "c")
+    assert "aaaa" not in path.read_text()
+
+
+@pytest.mark.parametrize("is_installed", [True, False])
+def test_patterns_mean_the_same_with_and_without_the_package_regex(is_installed, monkeypatch):
+    if not is_installed:
+        monkeypatch.setitem(sys.modules, "regex", None)
+        monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    else:
+        pytest.importorskip("regex")
+    patterns = [r"order-\d+", re.compile(r"pin\s\d{4}", re.IGNORECASE), r"(?P<a>x)y\Z", r"[\[]q"]
+    redaction = Redaction(patterns=patterns)
+    assert redaction.text("order-77, PIN 1234, [q, xy") == ", ".join(["[redacted]"] * 4)

@@ -1,0 +1,917 @@
+"""Finds credentials in texts and by the names of values.
+
+**Tokens** are known by how they begin. The forms of some 190 services are Betterleaks' rules (`credentials.json`, made
+by `tests/harness/credential_rules.py`). Those rules demand the exact length of a token; `_FAMILIES` knows the commonest
+ones at any length, because services change it and logs cut texts.
+
+**Assignments** are a name of a secret and what follows it, as in the usual files: ``.env``, ini, TOML, YAML, JSON, XML,
+source code, HTTP headers, queries, command lines.
+
+**Encodings**: a text in base64 or percent-encoded inside another text is decoded, searched, and encoded again.
+
+Everything here takes linear time. A token is tried at the beginning of a run of letters and digits, and at most
+`_MAX_STARTS` times within it; repetitions that can overlap are possessive.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import enum
+import functools
+import math
+import re
+from collections.abc import Callable, Iterator
+from importlib.resources import files
+from itertools import islice
+from urllib.parse import quote, unquote
+
+import msgspec
+
+__all__ = [
+    "SECRET_NAMES", "NameKind", "TextSearch", "is_secret_value", "is_suspicious", "kind_of_name", "looks_random",
+    "squash",
+]  # fmt: skip
+
+# Names
+
+SECRET_NAMES: tuple[str, ...] = (
+    "access_key", "access_key_id", "access_token", "api_key", "api_secret", "api_token", "auth_token", "authorization",
+    "aws_access_key_id", "aws_secret_access_key", "aws_session_token", "bearer", "bearer_token", "client_secret",
+    "connection_string", "cookie", "cookies", "credential", "credentials", "csrf_token", "database_password",
+    "db_password", "encryption_key", "id_token", "jwt", "oauth_token", "passphrase", "passwd", "password",
+    "private_key", "private_token", "proxy_authorization", "pwd", "refresh_token", "secret", "secret_access_key",
+    "secret_key", "session_token", "set_cookie", "signing_key", "token", "webhook_secret", "x_amz_credential",
+    "x_amz_security_token", "x_amz_signature", "x_api_key", "x_auth_token", "x_goog_api_key", "x_goog_credential",
+    "x_goog_signature",
+)  # fmt: skip
+"""Names whose values are secrets, whatever the values are."""
+
+
+class NameKind(enum.IntEnum):
+    """How much a name says about its value.
+
+    Attributes:
+        NONE: nothing.
+        MAYBE: the value is a secret if it looks like one, such as that of ``bot_token`` or ``auth``.
+        ENDING: a word is a secret and a number too, a sentence is none: ``smtp_password``.
+        SECRET: any value is one.
+    """
+
+    NONE = 0
+    MAYBE = 1
+    ENDING = 2
+    SECRET = 3
+
+
+_LONGEST_NAME = 80
+_LONGEST_PATH = 200  # names with dots between them
+_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
+_ENDINGS = (
+    "password", "passwd", "passphrase", "apikey", "apisecret", "apitoken", "secretkey", "accesskey", "accesskeyid",
+    "privatekey", "encryptionkey", "signingkey", "masterkey", "authkey", "accountkey", "accesstoken", "authtoken",
+    "bearertoken", "refreshtoken", "sessiontoken", "clientsecret", "connectionstring", "clientkeydata",
+    "secretkeybase", "webhooksecret", "authorization",
+)  # fmt: skip
+_LAST_WORDS = {
+    "secret": NameKind.ENDING,
+    "token": NameKind.MAYBE,
+    "pass": NameKind.MAYBE,
+    "pwd": NameKind.MAYBE,
+    "auth": NameKind.MAYBE,
+    "credential": NameKind.MAYBE,
+    "credentials": NameKind.MAYBE,
+    "creds": NameKind.MAYBE,
+}
+# Words before `token` and `pass` that make something else of it: pages of a result, tokens of a tokenizer or parser.
+_HARMLESS = frozenset({
+    "after", "all", "another", "any", "backward", "before", "begin", "bos", "by", "bypass", "cls", "compass",
+    "completion", "continuation", "control", "count", "current", "cursor", "decode", "each", "end", "eof", "eol",
+    "eos", "expected", "expensive", "fast", "fill", "first", "fist", "forward", "image", "input", "invalid", "last",
+    "leading", "left", "lexer", "line", "literal", "look", "mask", "max", "min", "multi", "new", "newline", "next",
+    "num", "number", "one", "optional", "output", "pad", "page", "pagination", "paging", "parse", "parser", "peek",
+    "per", "prefill", "prev", "previous", "prompt", "query", "reserved", "resume", "return", "right", "second",
+    "sep", "single", "special", "start", "starting", "stop", "suffix", "sync", "syntax", "test", "tests", "text",
+    "total", "trailing", "two", "type", "unexpected", "unk", "unknown", "video", "watermark", "word",
+})  # fmt: skip
+
+
+@functools.lru_cache(4096)
+def kind_of_name(name: str) -> NameKind:
+    """What a name of a value says about it, apart from what the user has named.
+
+    Case, dashes, underscores, dots and blanks divide it into words or do not count: `apiKey`, `Api-Key` and `API key`
+    are names of secrets. So are names that end in one, such as `DB_PASSWORD`; `input_tokens` and `next_page_token` do
+    not.
+    """
+    if len(name) > _LONGEST_NAME:
+        return NameKind.NONE
+    squashed = squash(name)
+    if squashed in _SQUASHED_NAMES:
+        return NameKind.SECRET
+    # A number at the end counts names of one kind: API_KEY_2.
+    if squashed.rstrip("0123456789").endswith(_ENDINGS):
+        return NameKind.ENDING
+    words = [word.lower() for word in _WORD.findall(name)]
+    kind = _LAST_WORDS.get(words[-1], NameKind.NONE) if words else NameKind.NONE
+    if kind is NameKind.MAYBE and not _HARMLESS.isdisjoint(words[:-1]):
+        return NameKind.NONE
+    return kind
+
+
+def squash(name: str) -> str:
+    """A name without case, dashes, underscores, dots and blanks."""
+    return name.lower().replace("-", "").replace("_", "").replace(" ", "").replace(".", "")
+
+
+_SQUASHED_NAMES = frozenset(map(squash, SECRET_NAMES))
+# Values
+
+_SHORTEST_SECRET = 6
+_PLACEHOLDER = re.compile(
+    r"<[^<>]*>|urn:|\$\(|\$\{|\$\w+\Z|\$env:|\{\{?|\[|%\(|%\w+%?\Z|\*+\Z|x+\Z|\.{3,}|(?:your|my)[-_ ]|!\w+ "
+    r"|&\w+\Z|@\w+@\Z|\|\Z|>\Z",
+    re.IGNORECASE,
+)
+_NO_VALUES = frozenset({
+    "any", "apikey", "auth", "basic", "bearer", "bool", "boolean", "bytes", "default", "digest", "disabled",
+    "enabled", "false", "float", "hidden", "input", "int", "integer", "invalid", "key", "missing", "n/a", "na",
+    "nil", "no", "none", "not", "ntlm", "null", "number", "oauth", "oauth1", "oauth2", "object", "optional",
+    "passwd", "password", "private", "public", "required", "secret", "self", "str", "string", "text", "token",
+    "true", "type", "undefined", "unset", "value", "yes",
+})  # fmt: skip
+# What a variable may be set to that is no secret, also under `password` and the like.
+_NOTHING = frozenset({
+    "any", "bool", "boolean", "bytes", "false", "float", "int", "integer", "nil", "no", "none", "not", "null",
+    "object", "optional", "self", "str", "string", "true", "undefined", "unset", "yes",
+})  # fmt: skip
+_ALPHABETIC = re.compile(r"[A-Za-z_.]+\Z")
+_DOTTED = re.compile(r"[a-z_]\w{0,15}(?:\.[A-Za-z_]\w{0,20})+\Z")
+_AUTHORIZATION = re.compile(r"\s*+(?:bearer|basic|token|digest)\s++|(?:bearer|basic) ?\Z", re.IGNORECASE)
+_DIGIT = re.compile(r"\d")
+_CALL = re.compile(r"[A-Za-z_][\w.]*[(\[{]")
+_PATH = re.compile(r"(?:~|\.{1,2})?/|[A-Za-z]:[\\/]")
+
+
+def is_placeholder(value: str) -> bool:
+    """Whether a value stands for another one, or for none: ``${TOKEN}``, ``<your key>``, ``None``, a type's name."""
+    return not value or _PLACEHOLDER.match(value) is not None or squash(value) in _NO_VALUES
+
+
+def is_secret_value(kind: NameKind, name: str, value: str) -> bool:
+    """Whether this text under a name of this kind is a secret."""
+    if kind is NameKind.SECRET:
+        return bool(value) and not (name.lower() in ("pwd", "oldpwd") and _PATH.match(value))
+    if kind is NameKind.NONE or is_placeholder(value) or any(map(str.isspace, value)):
+        return False
+    if kind is NameKind.ENDING:
+        return True
+    low = name.lower()
+    if _PATH.match(value):
+        return False
+    if low.endswith(("pass", "pwd")) and low != "pass":
+        return True
+    if low.endswith("token"):
+        return len(value) >= _SHORTEST_SECRET
+    return len(value) >= _SHORTEST_SECRET and looks_random(value) and not value[0].isdigit()
+
+
+def looks_random(value: str) -> bool:
+    """Whether a word may be a token rather than a word of a language or a name in a program."""
+    return _RANDOM.search(value) is not None
+
+
+_RANDOM = re.compile(r"\d|[A-Za-z0-9]{16}|[a-z][A-Z]{2}|[^\w.:/ -]")
+
+# Tokens
+
+# The commonest forms at any length. `start` is the first three characters in lower case.
+_FAMILIES: tuple[tuple[tuple[str, ...], str], ...] = (
+    (("sk-",), r"(?i:sk-[a-z0-9_-]{16,})"),
+    (("sk_", "rk_", "pk_"), r"(?i:[rsp]k_(?:live|test)_[a-z0-9]{8,})"),
+    (("aiz",), r"(?i:AIza[0-9a-z_-]{30,})"),
+    (("ghp", "gho", "ghu", "ghs", "ghr"), r"(?i:gh[opsur]_[a-z0-9]{20,})"),
+    (("git",), r"(?i:github_pat_[a-z0-9_]{20,})"),
+    (("glp",), r"(?i:glpat-[a-z0-9_-]{16,})"),
+    (("xox",), r"(?i:xox[abeoprs]-[a-z0-9-]{10,})"),
+    (("aki", "asi"), r"(?:AKIA|ASIA)[0-9A-Z]{16}(?![A-Za-z0-9])"),
+    (("hf_",), r"(?i:hf_[a-z0-9]{20,})"),
+    (("gsk",), r"(?i:gsk_[a-z0-9]{20,})"),
+    (("npm",), r"(?i:npm_[a-z0-9]{30,})"),
+    (("pyp",), r"(?i:pypi-[a-z0-9_-]{30,})"),
+    (("sg.",), r"(?i:SG\.[a-z0-9_-]{16,}\.[a-z0-9_-]{16,})"),
+    (("eyj",), r"eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]{4,}"),
+    (("xai", "tvl", "ppl"), r"(?i:(?:xai|tvly|pplx)-[a-z0-9_-]{16,})"),
+    (("hvs", "hvb"), r"hv[sb]\.[\w-]{16,}"),
+    (("ya2",), r"ya29\.[\w.-]{16,}"),
+    (("whs",), r"whsec_[\w+/=-]{16,}"),
+    (("r8_",), r"(?i:r8_[a-z0-9]{16,})"),
+    (("lsv",), r"(?i:lsv2_(?:pt|sk)_[a-z0-9_]{16,})"),
+)
+_SHORTEST_TOKEN = 15
+_SHORTEST_FORM = 14  # "basic", a blank and eight more
+_MAX_STARTS = 32
+# Three letters and letters after them, which is what a picture in base64 has in it now and then.
+_IN_BASE64 = frozenset({"BSA", "EXO"})
+
+_TOKEN_CHARACTERS = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-"
+
+
+def _table(characters: bytes) -> bytes:
+    """A table that translates these characters to ``a``, and others to a blank."""
+    return bytes(97 if one in characters else 32 for one in range(256))
+
+
+# `bytes.translate` and a search for one byte string find texts without any token 20 times as fast as a pattern does.
+_AS_TOKENS = _table(_TOKEN_CHARACTERS + b".")
+_TOKEN_RUN = re.compile(rb"a{%d,}" % _SHORTEST_TOKEN)
+_ANY_TOKEN = b"a" * _SHORTEST_TOKEN
+_START = re.compile(r"[-.](?=[A-Za-z0-9])")
+
+_SHORTEST_BASE64 = 20
+_AS_BASE64 = _table(_TOKEN_CHARACTERS + b"+/")
+_BASE64_RUN = re.compile(rb"a{%d,}" % _SHORTEST_BASE64)
+_ANY_BASE64 = b"a" * _SHORTEST_BASE64
+_WHOLE_BASE64 = re.compile(r"[A-Za-z0-9+/]{12,}={0,2}\Z")
+_SHORTEST_WHOLE_BASE64 = 12
+_FIRST_DIGITS = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdef"
+_CONTROLS = bytes(range(9)) + bytes((11, 12)) + bytes(range(14, 32)) + b"\x7f"
+_STANDARD = bytes.maketrans(b"-_", b"+/")
+_URL_SAFE = bytes.maketrans(b"+/", b"-_")
+
+
+class _Rules(msgspec.Struct):
+    forms: dict[str, _Form]
+    words: list[str]
+
+
+class _Form(msgspec.Struct):
+    starts: list[str]
+    pattern: str
+    is_mixed: bool = False
+
+
+@functools.cache
+def _rules() -> _Rules:
+    return msgspec.json.decode(files("agent_cache.recording").joinpath("credentials.json").read_bytes(), type=_Rules)
+
+
+@functools.cache
+def _forms() -> dict[str, list[str]]:
+    """Patterns of tokens by their first three characters, in lower case."""
+    found: dict[str, list[str]] = {}
+    for starts, pattern in _FAMILIES:
+        for start in starts:
+            found.setdefault(start, []).append(pattern)
+    for form in _rules().forms.values():
+        if not form.is_mixed:
+            for start in dict.fromkeys(start[:3] for start in form.starts):
+                found.setdefault(start, []).append(form.pattern)
+    return found
+
+
+@functools.cache
+def _mixed_forms() -> list[tuple[bytes, str]]:
+    """Beginnings and patterns of tokens whose characters need not stand in a run, such as base64."""
+    return [
+        (start.encode(), rf"(?<![\w-]){form.pattern}")
+        for form in _rules().forms.values()
+        if form.is_mixed
+        for start in form.starts
+    ]
+
+
+@functools.cache
+def _compiled(pattern: str) -> re.Pattern[str]:
+    return re.compile(pattern, re.ASCII)
+
+
+def _end_of_token(text: str, at: int) -> int:
+    """Where the token ends that begins here; -1 if none does."""
+    for pattern in _forms().get(text[at : at + 3].lower(), ()):
+        match = _compiled(pattern).match(text, at)
+        if match is not None and looks_random(text[at + 3 : match.end()]):
+            return match.end()
+    return -1
+
+
+def _starts(text: str, begin: int, end: int) -> list[int]:
+    """Where a token may begin in a run of its characters."""
+    found = [begin]
+    if begin and text[begin - 1] == "\\" and text[begin] in "nrt":  # a line break that is written as an escape
+        found.append(begin + 1)
+    found += (match.end() for match in islice(_START.finditer(text, begin, end), _MAX_STARTS))
+    return found
+
+
+# Assignments
+
+_SHORTEST_NUMBER = 4
+_ASSIGNING = re.compile(r"[=:<(|]|--| -|ENV|ARG|setx|machine")
+_TOKENISH = re.compile(r"(?=.*(?:\d|[a-z][A-Z]|[A-Za-z0-9]{16}|[A-Za-z]{3}=))|(?=[A-Za-z]*[._~+/=-])[\w.~+/=-]{8,}\Z")
+_HEADERS = frozenset({"authorization", "proxyauthorization", "cookie", "setcookie", "xapikey", "apikey"})
+# Each name of a secret has one of these in it. Looking for them and not for names is four times as fast.
+_STEMS = (b"amz", b"auth", b"bearer", b"connection", b"cookie", b"cred", b"goog", b"jwt", b"key", b"pass", b"pwd",
+          b"secret", b"sig", b"token")  # fmt: skip
+_NAME_CHARACTERS = frozenset(_TOKEN_CHARACTERS.decode() + ".$")
+_NAME = re.compile(r"(?<![\w.$-])[\w$.-]++")
+_TWO_WORDS = re.compile(r"(?:api|access|secret|private|auth|client|bearer|refresh|session) \Z", re.IGNORECASE)
+_SIGN = re.compile(
+    r"\\*[\"'`]\]?+\s*+(?:=>|[:=](?!=))\s*+(?P<quoted>)(?P<quote>(?:\b[rbuf])?\\*(?:\"\"\"|'''|[\"'`]))?+"
+    r"|(?:[ \t]*+:[ \t]*+[\w.\[\]|, ]{1,80}+(?<=[ ])(?==[ ]))?+"  # an annotation
+    r"(?P<before>[ \t]*+)(?P<sign>:=|=>|\?=|=(?!=)|:)(?P<blank>[ \t]*+)"
+    r"(?P<quote_2>(?:\b[rbuf])?\\*(?:\"\"\"|'''|[\"'`]))?+",
+    re.IGNORECASE,
+)
+_CELL_AFTER = re.compile(r"[ \t`]*+\|[ \t`]*+(?P<value>[^\s|`]++)[ \t`]*+\|")
+_ATTRIBUTE_AFTER = re.compile(r"[\"'][^<>]*+>(?P<value>[^<>]++)(?=</)")
+_PAIR_BEFORE = re.compile(r"(?:(?<!\w)|define|environ|setdefault|env|header)\(\s*+b?\\*[\"']\Z")
+_PAIR_AFTER = re.compile(r"\\*[\"']\s*+,\s*+b?(?P<quote>\\*[\"'])(?P<value>[^\"'\\]++)\\*[\"'],?\s*+\)")
+_NAMED_BEFORE = re.compile(r"\b(?:name|key)\\*[\"']?\s*+[:=]\s*+\\*[\"']?\Z", re.IGNORECASE)
+_NAMED_AFTER = re.compile(
+    r"\\*[\"']?\s*+,?\s*+\\*[\"']?value\b\\*[\"']?[ \t]*+[:=][ \t]*+(?P<quote>\\*[\"'])?+", re.IGNORECASE
+)
+_ELEMENT_AFTER = re.compile(r"(?:\s[^<>]*+)?>(?:<!\[CDATA\[)?+(?P<value>[^<>\]]++)(?=</|\]\]>)")
+_ELEMENT_BEFORE = re.compile(r"<(?:\w++:)?\Z")
+_ARGUMENT = re.compile(r"[ \t]++(?P<quote>\\*[\"'])?+(?P<value>(?!-)[^\s\"'\\]++)(?P<after>[ \t]*+[\w(]?)")
+_ENV_BEFORE = re.compile(r"(?:^|\n)[ \t]*+(?:ENV|ARG|setx)[ \t]++\Z")
+_LOGIN = re.compile(
+    r"(?<![\w-])(?:-u|--user|-U|--proxy-user)[= \t]*+(?:\\*[\"'])?+[^\s:\"'\\]++:(?P<value>[^\s\"'\\]++)"
+)
+_LOGIN_BEFORE = re.compile(r"\b(?:login|user)\s++\S++\s++\Z")
+_SCREAMING = re.compile(r"[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+\Z")
+_SECTION = re.compile(r"^\[[\w. :\"'-]++\][ \t]*+\r?$", re.MULTILINE)
+_INTRODUCTION = re.compile(
+    r"[ \t>+-]*+(?:(?:export|set|declare|local|readonly|const|let|var|env|ENV|ARG|public|private|static|final)[ \t]++"
+    r"(?:-\w++[ \t]++)?+)*+(?:\$env:|\d+[:|][ \t]*+)?\Z"
+)
+_IN_A_QUERY = re.compile(r"[^\s\"'`&,;<>\\#]++")
+_ALONE = re.compile(r"[^\s\"'`<>\\]++")
+_IN_CODE = re.compile(r"[^\s\"'`&,;<>\\)}\]]++")
+_AND_MORE_CODE = re.compile(r"[ \t]++(?:or|if|and|else|for|in|is|not)\b|[ \t]*+[+*%]")
+_LINE = re.compile(r"[^\r\n\"'\\]++")
+# The rest of a line after a name, if it is neither a word of a sentence nor a type.
+_ONE_WORD = re.compile(
+    r"(?P<word>(?=\S*[^\sa-z]|\S{16})[^\s\"'\\,;(){}<>\[\]]{6,})[ \t]*+(?:#[^\r\n]*+)?(?=[\r\n]|\Z)", re.IGNORECASE
+)
+_ANY_WORD = re.compile(r"(?P<word>[^\s\"'\\]++)[ \t]*+(?:#[^\r\n]*+)?(?=[\r\n]|\Z)")
+_NEXT_LINE = re.compile(r"\s++(?P<value>\S++)")
+_BLOCK = re.compile(r"[|>][+-]?[ \t]*+\r?\n(?P<indent>[ \t]++)(?P<word>[^\r\n]*+(?:\r?\n(?P=indent)[^\r\n]*+)*+)")
+
+# Texts around what no name introduces
+
+_BLOCKS = re.compile(
+    r"-----BEGIN [A-Z0-9 ]*+(?:(?<=PRIVATE KEY)|(?<=PRIVATE KEY BLOCK))-----[\s\S]*?(?:-----END [A-Z0-9 ]*+-----|\Z)"
+)
+_SCHEME = re.compile(r"(?P<kept>\b(?:bearer|basic)[ \t]++)(?P<value>[a-z0-9._~+/=-]{8,})", re.IGNORECASE)
+_PASSWORD_IN_URL = re.compile(r"(?P<kept>://[^\s/:@\"'\\<>]*+:)(?P<value>[^\s/\"'\\<>]*[^\s/\"'\\<>@])(?=@)")
+_TOKEN_IN_URL = re.compile(r"(?P<kept>://)(?P<value>[\w~.-]{20,})(?=@)")
+_HOOK = re.compile(
+    r"(?P<kept>hooks\.slack\.com/(?:services|workflows|triggers)/|discord(?:app)?\.com/api/(?:v\d+/)?webhooks/\d+/"
+    r"|webhook\.office\.com/webhookb2/|hooks\.zapier\.com/hooks/catch/|maker\.ifttt\.com/trigger/[\w-]+/(?:json/)?with/key/"
+    r"|api\.telegram\.org/(?:file/)?bot)(?P<value>[^\s\"'<>\\?#]+)",
+    re.IGNORECASE,
+)
+_DELIMITERS = " \t\r\n\"'<>\\"
+_REST_OF_WORD = re.compile(r"[^ \t\r\n\"'<>\\]*+")
+_ESCAPE = re.compile(r"%[0-9A-Fa-f]{2}")
+_SHORTEST_HOOK = 12
+_COMMAND = re.compile(
+    r"(?:sshpass[ \t]++-p[ \t]*+|(?:redis|valkey)-cli\b[^\n|;&]{0,120}?[ ]-a[ \t]++|login\b[^\n|;&]{0,120}?[ ]-p[ \t]++"
+    r"|mysql(?:dump|admin)?[ ](?:[^\n|;&]{0,120}?[ ])?-p)(?:\\*[\"'])?+(?P<value>[^\s\"'\\]++)"
+)
+_COMMANDS = (b"sshpass", b"redis-cli", b"valkey-cli", b"login", b"mysql")
+_HOOKS = (b"hooks.slack.com", b"discord", b"webhook.office.com", b"hooks.zapier.com", b"maker.ifttt.com",
+          b"api.telegram.org")  # fmt: skip
+_EXAMPLES = frozenset({"pass", "passwd", "password", "pwd"})
+_CHARACTER = re.compile(r"%[0-9A-Fa-f]{2}|[\s\S]")
+_MAX_DEPTH = 4
+_LONGEST_PROMPT = 300
+
+
+class TextSearch:
+    """Replaces the credentials in texts.
+
+    Args:
+        replacement: the text that stands for a secret.
+        kind_of: what a name says about its value.
+        inner: searches a text that was found in another, with all rules.
+        parts: substrings of squashed names, one of which each name of a secret has in it.
+    """
+
+    def __init__(
+        self,
+        replacement: str,
+        kind_of: Callable[[str], NameKind],
+        inner: Callable[[str, int], str],
+        parts: tuple[str, ...],
+        *,
+        has_forms: bool,
+    ) -> None:
+        self._replacement = replacement
+        self._kind_of = kind_of
+        self._inner = inner
+        self._parts = parts
+        self._has_forms = has_forms
+
+        self._marked: list[tuple[tuple[bytes, ...], re.Pattern[str], Callable[[re.Match[str]], str]]] = [
+            (_HOOKS, _HOOK, self._replace_hook),
+            ((b"-----begin",), _BLOCKS, self._replacement_of),
+            (_COMMANDS, _COMMAND, self._replace_argument),
+            ((b"bearer", b"basic"), _SCHEME, self._replace_random),
+            *(((start,), _compiled(pattern), self._replacement_of) for start, pattern in _mixed_forms()),
+        ]
+
+    def without_credentials(self, text: str, depth: int) -> str:
+        """The same text without known forms of credentials, values of names of secrets, and encoded ones of both."""
+        if _ASSIGNING.search(text):
+            text = self._without_assigned(text)
+        if self._has_forms:
+            text = self._without_forms(text)
+        if depth < _MAX_DEPTH:
+            if "%" in text and _ESCAPE.search(text):
+                text = self._without_percent_encoded(text, depth)
+            if len(text) >= _SHORTEST_WHOLE_BASE64:
+                text = self._without_base64(text, depth)
+        return text
+
+    def suspects(self, text: str) -> Iterator[str]:
+        """Names in a text whose values may be secrets."""
+        for begin, end in self._names(text):
+            sign = _SIGN.match(text, end)
+            value = None if sign is None else _SUSPECT.match(text, sign.end())
+            if value is not None and is_suspicious(text[begin:end], value[0]):
+                yield text[begin:end]
+
+    # Tokens and other forms
+
+    def _without_forms(self, text: str) -> str:
+        if "://" in text and "@" in text:
+            text = _replaced(text, _lowered(text), (b"://",), _PASSWORD_IN_URL, self._replace_password)
+            text = _replaced(text, _lowered(text), (b"://",), _TOKEN_IN_URL, self._replace_random)
+        if len(text) < _SHORTEST_FORM:
+            return text
+        low = _lowered(text)
+        for marks, pattern, replace in self._marked:
+            for mark in marks:
+                if mark in low:
+                    text = _replaced(text, low, marks, pattern, replace)
+                    low = _lowered(text)
+                    break
+        letters = low.translate(_AS_TOKENS)
+        return self._without_tokens(text, letters) if _ANY_TOKEN in letters else text
+
+    def _without_tokens(self, text: str, letters: bytes) -> str:
+        parts: list[str] = []
+        done = 0
+        forms = _forms()
+        for run in _TOKEN_RUN.finditer(letters):
+            begin, last = run.span()
+            for at in _starts(text, begin, last):
+                if at < done or text[at : at + 3].lower() not in forms:
+                    continue
+                if at and text[at - 1] in "+/" and text[at : at + 3] in _IN_BASE64:
+                    continue
+                end = _end_of_token(text, at)
+                if end > at:
+                    parts += (text[done:at], self._replacement)
+                    done = end
+        return "".join((*parts, text[done:])) if parts else text
+
+    def _replace_hook(self, match: re.Match[str]) -> str:
+        is_one = len(match["value"]) >= _SHORTEST_HOOK and looks_random(match["value"])
+        return f"{match['kept']}{self._replacement}" if is_one else match[0]
+
+    def _replacement_of(self, _match: re.Match[str]) -> str:
+        return self._replacement
+
+    def _replace_password(self, match: re.Match[str]) -> str:
+        value = match["value"]
+        is_example = _PLACEHOLDER.match(value) is not None or value.lower() in _EXAMPLES
+        return match[0] if is_example else f"{match['kept']}{self._replacement}"
+
+    def _replace_random(self, match: re.Match[str]) -> str:
+        value = match["value"]
+        is_word = not looks_random(value) or _PATH.match(value) is not None
+        return match[0] if is_word else f"{match['kept']}{self._replacement}"
+
+    # Assignments
+
+    def _without_assigned(self, text: str) -> str:
+        """The same text without values that are assigned to the name of a secret."""
+        parts: list[str] = []
+        done = 0
+        for begin, end in self._names(text):
+            if begin < done:
+                continue
+            name = text[begin:end]
+            kind = self._kind_in_text(name, text, begin)
+            if kind is not NameKind.NONE:
+                span = self._value_span(text, begin, end, name, kind)
+                if span is not None and span[0] >= done:
+                    parts += (text[done : span[0]], self._replacement)
+                    done = span[1]
+        text = "".join((*parts, text[done:])) if parts else text
+        if self._has_forms and "curl" in text:
+            text = _LOGIN.sub(self._replace_login, text)
+        return text
+
+    def _names(self, text: str) -> Iterator[tuple[int, int]]:
+        """Where names stand that may be names of secrets, from left to right."""
+        if self._parts:
+            squashed = squash(text)
+            if any(part in squashed for part in self._parts):
+                yield from (match.span() for match in _NAME.finditer(text))
+                return
+        if not self._has_forms:
+            return
+        low = _lowered(text)
+        last = -1
+        for at in _places(low, _STEMS):
+            if at < last:
+                continue
+            begin, least = at, max(0, at - _LONGEST_PATH)
+            while begin > least and (text[begin - 1] in _NAME_CHARACTERS or text[begin - 1].isalnum()):
+                begin -= 1
+            name = _NAME.match(text, begin)
+            if name is None:
+                continue
+            last = name.end()
+            two = _TWO_WORDS.search(text[max(0, begin - 9) : begin])
+            yield begin - (len(two[0]) if two else 0), last
+
+    def _value_span(self, text: str, begin: int, end: int, name: str, kind: NameKind) -> tuple[int, int] | None:
+        """Where the value stands that is assigned to the name of a secret; None if it is none."""
+        before = text[max(0, begin - 40) : begin]
+        if before[-1:] in ("'", '"') and "(" in before:
+            match = _PAIR_AFTER.match(text, end) if _PAIR_BEFORE.search(before) else None
+            if match is not None and looks_random(match["value"]) and not _is_type(match["value"]):
+                return self._span_if(kind, name, match, "value")
+        if ":" in before or "=" in before:
+            is_named = _NAMED_BEFORE.search(before) is not None
+            match = _NAMED_AFTER.match(text, end) if is_named else None
+            if match is not None:
+                return self._beside_span(text, match, name, kind)
+            match = _ATTRIBUTE_AFTER.match(text, end) if is_named else None
+            if match is not None:
+                return self._span_if(kind, name, match, "value")
+        sign = _SIGN.match(text, end)
+        if sign is not None:
+            return self._assigned_span(text, begin, sign, name, kind)
+        if before[-1:] in ("<", ":"):
+            match = _ELEMENT_AFTER.match(text, end) if _ELEMENT_BEFORE.search(before) else None
+            return None if match is None else self._span_if(kind, name, match, "value")
+        if name.startswith("--") or (name[0] == "-" and kind is not NameKind.MAYBE):
+            return self._argument_span(text, end, name, kind)
+        if before.rstrip(" \t`").endswith("|"):
+            match = _CELL_AFTER.match(text, end)
+            is_one = match is not None and looks_random(match["value"]) and not _is_type(match["value"])
+            return self._span_if(kind, name, match, "value") if match is not None and is_one else None
+        if _ENV_BEFORE.search(before):
+            match = _ARGUMENT.match(text, end)
+            return None if match is None else self._span_if(kind, name, match, "value")
+        if name.lower() == "password" and _LOGIN_BEFORE.search(before):
+            match = _ARGUMENT.match(text, end) or _NEXT_LINE.match(text, end)
+            return None if match is None else match.span("value")
+        return None
+
+    def _argument_span(self, text: str, end: int, name: str, kind: NameKind) -> tuple[int, int] | None:
+        """The argument of an option of a command, unless a sentence is about the option."""
+        match = _ARGUMENT.match(text, end)
+        if match is None:
+            return None
+        if match["quote"]:
+            return self._quoted_span(text, match.start("value"), match["quote"], name, kind)
+        is_word = _ALPHABETIC.match(match["value"]) is not None
+        if is_word and (match["after"].strip() or match["value"].isupper()):
+            return None
+        return self._span_if(kind, name, match, "value")
+
+    def _beside_span(self, text: str, match: re.Match[str], name: str, kind: NameKind) -> tuple[int, int] | None:
+        """The value of a name that stands beside it: ``name: DB_PASSWORD`` above ``value: x``."""
+        if match["quote"]:
+            return self._quoted_span(text, match.end(), match["quote"], name, kind)
+        word = _ANY_WORD.match(text, match.end())
+        return None if word is None else self._span_if(kind, name, word, "word")
+
+    def _replace_argument(self, match: re.Match[str]) -> str:
+        value = match["value"]
+        is_other = not _DIGIT.search(value) or _PATH.match(value) or _PLACEHOLDER.match(value)
+        return match[0] if is_other else match[0][: match.start("value") - match.start()] + self._replacement
+
+    def _replace_login(self, match: re.Match[str]) -> str:
+        value = match["value"]
+        if value.isdigit() or _PLACEHOLDER.match(value):
+            return match[0]
+        return match[0][: match.start("value") - match.start()] + self._replacement
+
+    def _kind_in_text(self, name: str, text: str, begin: int) -> NameKind:
+        if len(name) > _LONGEST_PATH:
+            return NameKind.NONE
+        kind = self._kind_of(name)
+        if kind is NameKind.NONE and "." in name:
+            kind = self._kind_of(name.rstrip(".").rpartition(".")[2])
+        if kind is NameKind.NONE and name.lower() in ("sig", "signature") and _begins_parameter(text, begin):
+            return NameKind.SECRET
+        return kind
+
+    def _assigned_span(
+        self, text: str, start: int, match: re.Match[str], name: str, kind: NameKind
+    ) -> tuple[int, int] | None:
+        begin = match.end()
+        before = text[start - 1] if start else ""
+        quote = match["quote"] or match["quote_2"]
+        if quote:
+            if match["sign"] and (match["sign"] == ":" or before == quote) and _closes(text, start, quote):
+                return None  # a text that ends with a colon, such as a prompt
+            return self._quoted_span(text, begin, quote, name, kind)
+        if match["quoted"] is not None:  # a name in quotes and a value without, as numbers in JSON
+            value = _IN_CODE.match(text, begin)
+            if value is None or not value[0].isdigit() or kind is NameKind.MAYBE:
+                return None
+            return value.span()
+        if match["sign"] == ":":
+            return self._after_colon(text, start, match, name, kind, before)
+        if _begins_parameter(text, start):
+            value = _IN_A_QUERY.match(text, begin)
+            return None if value is None else self._span_if(kind, name, value)
+        if _introduced(text, start) or name.startswith("--"):
+            return self._in_line(text, match, name, kind)
+        value = _IN_CODE.match(text, begin)
+        if value is None or match["blank"] or value[0][0] in "([{" or _CALL.match(text, begin):
+            return None
+        after = text[value.end() : value.end() + 1]
+        if _ALPHABETIC.match(value[0]) and ((after in (",", ")", "]", "}") and after) or "." in value[0]):
+            return None  # an argument in a program
+        return self._span_if(kind, name, value)
+
+    def _span_if(self, kind: NameKind, name: str, match: re.Match[str], group: str | int = 0) -> tuple[int, int] | None:
+        return match.span(group) if self._is_secret(kind, name, match[group]) else None
+
+    def _is_secret(self, kind: NameKind, name: str, value: str) -> bool:
+        """Whether this value that is assigned in a text is a secret, and nothing that stands for one."""
+        if value == self._replacement:
+            return True
+        value = _AUTHORIZATION.sub("", value)
+        if _PLACEHOLDER.match(value) or squash(value.strip("-,;)]")) in _NOTHING or squash(value) == squash(name):
+            return False
+        if _DOTTED.match(value) or (_ALPHABETIC.match(value) and self._kind_of(value)):
+            return False  # a name in a program, or that of another secret
+        return is_secret_value(kind, name, value)
+
+    def _quoted_span(self, text: str, begin: int, quote: str, name: str, kind: NameKind) -> tuple[int, int] | None:
+        if quote[0] in "rR":
+            return None  # a regular expression
+        end = _closing(text, begin, quote.lstrip("bBuUfF"))
+        if squash(name) == "token" and text[end : end + 40].lstrip("\\\"', ").startswith("logprob"):
+            return None  # a token of a text, and how probable it was
+        return (begin, end) if self._is_secret(kind, name, text[begin:end]) else None
+
+    def _after_colon(
+        self, text: str, start: int, match: re.Match[str], name: str, kind: NameKind, before: str
+    ) -> tuple[int, int] | None:
+        """The value in a header of HTTP, in YAML, or after a name on a line of its own."""
+        begin = match.end()
+        squashed = squash(name)
+        if squashed in _HEADERS:
+            value = _LINE.match(text, begin)
+            if value is None or ("cookie" in squashed and "=" not in value[0].partition(" ")[0]):
+                return None
+            first = _AUTHORIZATION.sub("", value[0]).strip().partition(" ")[0]
+            if first == self._replacement:
+                return value.span()
+            is_other = _PLACEHOLDER.match(first) or ("apikey" in squashed and _is_type(first))
+            return value.span() if not is_other and ("cookie" in squashed or _TOKENISH.match(first)) else None
+        is_quoted = before in ("'", '"') and before != ""
+        is_argument = text[max(0, start - 3) : start] == "-H "
+        if is_quoted or is_argument or text[max(0, start - 2) : start].strip()[-1:] in ("{", ","):
+            value = _IN_CODE.match(text, begin)
+            if value is None or _CALL.match(text, begin) or _ALPHABETIC.match(value[0]):
+                return None
+            if len(value[0]) < _SHORTEST_NUMBER:
+                return None
+            if is_quoted and text[value.end() : value.end() + 1] not in (before, "\\"):
+                return None
+            return self._span_if(kind, name, value)
+        if not _introduced(text, start):
+            return None
+        block = _BLOCK.match(text, begin)
+        if block is not None and kind is not NameKind.MAYBE:
+            return block.span("word")
+        is_variable = _SCREAMING.match(name) is not None
+        value = (_ANY_WORD if is_variable else _ONE_WORD).match(text, begin)
+        if value is None or _CALL.match(text, begin) or (not is_variable and _is_type(value["word"])):
+            return None
+        return self._span_if(kind, name, value, "word")
+
+    def _in_line(self, text: str, match: re.Match[str], name: str, kind: NameKind) -> tuple[int, int] | None:
+        """The value on a line of its own: in a shell, in ``.env``, in an ini file, in a program."""
+        begin = match.end()
+        value = _ALONE.match(text, begin)
+        if value is None or _CALL.match(text, begin):
+            return None
+        word = value[0].rstrip(",;)") or value[0]
+        is_code = match["blank"] or match["before"] or "." in name
+        if word[0] == "(" or (is_code and word.lstrip("-").isdigit() and len(word) < _SHORTEST_NUMBER):
+            return None
+        if _AND_MORE_CODE.match(text, value.end()) and re.match(r"[A-Za-z_][\w.]*\Z", word):
+            return None
+        is_listed = word != value[0]
+        if _ALPHABETIC.match(word) and (is_listed or (is_code and ("." in word or not _SECTION.search(text)))):
+            return None  # a name in a program
+        return self._span_if(kind, name, value)
+
+    # Encodings
+
+    def _without_percent_encoded(self, text: str, depth: int) -> str:
+        parts: list[str] = []
+        done = end = 0
+        at = text.find("%")
+        while at >= 0:
+            begin = max(text.rfind(one, end, at) for one in _DELIMITERS) + 1 or end
+            end = _REST_OF_WORD.match(text, at).end()  # type: ignore[union-attr]  # it matches an empty text, too
+            word = text[begin:end]
+            cleaned = self._percent_encoded(word, depth)
+            if cleaned != word:
+                parts += (text[done:begin], cleaned)
+                done = end
+            at = text.find("%", end)
+        return "".join((*parts, text[done:])) if parts else text
+
+    def _percent_encoded(self, word: str, depth: int) -> str:
+        plain = unquote(word)
+        if plain == word or "\ufffd" in plain:
+            return word
+        cleaned = self._inner(plain, depth + 1)
+        if cleaned == plain:
+            return word
+        kept = _kept_escapes(word, plain, cleaned.split(self._replacement))
+        if kept is None:
+            kept = [quote(piece, safe="=&?/:#;,+@!$'()*~") for piece in cleaned.split(self._replacement)]
+        return self._replacement.join(kept)
+
+    def _without_base64(self, text: str, depth: int) -> str:
+        if len(text) % 4 == 0 and _WHOLE_BASE64.match(text):
+            return self._decoded(text.encode(), depth, "latin-1")
+        raw = text.encode("ascii", "replace")
+        letters = raw.translate(_AS_BASE64)
+        if _ANY_BASE64 not in letters:
+            return text
+        parts: list[str] = []
+        done = 0
+        for run in _BASE64_RUN.finditer(letters):
+            begin, end = run.span()
+            # Every fourth digit has the first bits of a byte, and those of most letters begin with 0.
+            if raw[begin : begin + 40 : 4].translate(None, _FIRST_DIGITS):
+                continue
+            while end < len(text) and text[end] == "=" and end - run.end() < 2:
+                end += 1
+            cleaned = self._decoded(raw[begin:end], depth, "utf-8")
+            if cleaned != text[begin:end]:
+                parts += (text[done:begin], cleaned)
+                done = end
+        return "".join((*parts, text[done:])) if parts else text
+
+    def _decoded(self, encoded: bytes, depth: int, encoding: str) -> str:
+        """A text in base64 without secrets. In UTF-8, only what has no control characters is a text."""
+        digits = encoded.rstrip(b"=").translate(_STANDARD)
+        if len(digits) % 4 == 1:
+            return encoded.decode()
+        try:
+            plain = binascii.a2b_base64(digits + b"=" * (-len(digits) % 4))
+            text = plain.decode(encoding)
+        except ValueError:
+            return encoded.decode()
+        if encoding == "utf-8" and len(plain.translate(None, _CONTROLS)) != len(plain):
+            return encoded.decode()
+        cleaned = self._inner(text, depth + 1)
+        if cleaned == text:
+            return encoded.decode()
+        again = base64.b64encode(cleaned.encode(encoding, "replace"))
+        if b"-" in encoded or b"_" in encoded:
+            again = again.translate(_URL_SAFE)
+        return (again if encoded.endswith(b"=") or len(encoded) % 4 == 0 else again.rstrip(b"=")).decode()
+
+
+def _kept_escapes(word: str, plain: str, pieces: list[str]) -> list[str] | None:
+    """The parts of a percent-encoded word that stand for these pieces of it; None if they are no pieces of it."""
+    if not plain.isascii():
+        return None
+    where = [match.start() for match in _CHARACTER.finditer(word)] + [len(word)]
+    found, at = [], 0
+    for number, piece in enumerate(pieces):
+        is_last = number == len(pieces) - 1
+        begin = len(plain) - len(piece) if is_last else plain.find(piece, at)
+        if begin < at or (number == 0 and begin > 0) or not plain.startswith(piece, begin):
+            return None
+        at = begin + len(piece)
+        found.append(word[where[begin] : where[at]])
+    return found
+
+
+def _closes(text: str, at: int, quote: str) -> bool:
+    """Whether a quote after this place ends a text that begins before it on the same line."""
+    begin = max(text.rfind("\n", 0, at) + 1, at - _LONGEST_PROMPT)
+    opened = [match for match in re.finditer(re.escape(quote), text[begin:at]) if not _is_apostrophe(match)]
+    return len(opened) % 2 == 1
+
+
+def _is_apostrophe(match: re.Match[str]) -> bool:
+    around = match.string[match.start() - 1 : match.start()] + match.string[match.end() : match.end() + 1]
+    return match[0] == "'" and len(around) == 2 and around.isalpha()
+
+
+def _lowered(text: str) -> bytes:
+    """The text in lower case, in which each character has its place, and those that are not ASCII do not count."""
+    return text.encode("ascii", "replace").lower()
+
+
+def _places(low: bytes, marks: tuple[bytes, ...]) -> list[int]:
+    """Where one of these stands, from left to right."""
+    found: list[int] = []
+    for mark in marks:
+        at = low.find(mark)
+        while at >= 0:
+            found.append(at)
+            at = low.find(mark, at + len(mark))
+    found.sort()
+    return found
+
+
+def _replaced(
+    text: str, low: bytes, marks: tuple[bytes, ...], pattern: re.Pattern[str], replace: Callable[[re.Match[str]], str]
+) -> str:
+    """The same text with what the pattern matches where one of the marks stands.
+
+    To look for the marks and not for the pattern is ten times as fast.
+    """
+    parts: list[str] = []
+    done = 0
+    for at in _places(low, marks):
+        match = None if at < done else pattern.match(text, at)
+        if match is not None:
+            parts += (text[done:at], replace(match))
+            done = match.end()
+    return "".join((*parts, text[done:])) if parts else text
+
+
+def _begins_parameter(text: str, at: int) -> bool:
+    """Whether a name begins a parameter of a query, or a part of a connection string."""
+    return at > 0 and text[at - 1] in "?&;"
+
+
+def _introduced(text: str, at: int) -> bool:
+    """Whether a name is the first on its line, but for words such as ``export``."""
+    begin = text.rfind("\n", 0, at) + 1
+    return at - begin <= 60 and _INTRODUCTION.match(text[begin:at]) is not None
+
+
+def _is_type(word: str) -> bool:
+    """Whether this is the name of a type, or of something in a program."""
+    word = word.rstrip(",;)")
+    return _ALPHABETIC.match(word) is not None and (len(word) < 16 or not word.islower() or "_" in word or "." in word)
+
+
+def _closing(text: str, at: int, quote: str) -> int:
+    """Where the text ends that `quote` has opened; the end of the whole text if it is never closed."""
+    while True:
+        end = text.find(quote, at)
+        if end < 0:
+            return len(text)
+        escapes = 0
+        while text[end - 1 - escapes] == "\\" and end - 1 - escapes >= at:
+            escapes += 1
+        if not escapes:
+            return end
+        at = end + len(quote)
+
+
+# What is reported, and not redacted: values that no form gives away, under names that may be those of secrets
+
+_SUSPECT = re.compile(r"[\w.=+/-]{16,200}(?![\w.=+/-])", re.ASCII)
+_SUSPICIOUS = re.compile(r"access|auth|api|cred|key|secret|token|pass|pwd", re.IGNORECASE)
+_UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\Z", re.IGNORECASE)
+_MIXTURE = re.compile(r"(?=[A-Za-z]*\d)(?=\d*[A-Za-z])[A-Za-z0-9]{12}")
+_LEAST_ENTROPY = 3.5  # bits a character, as Betterleaks' rule for keys of any service has it
+
+
+def is_suspicious(name: str, value: str) -> bool:
+    """Whether a value may be a secret, because it looks random and its name may be that of one.
+
+    It has letters and digits side by side, more than 3.5 bits a character (Shannon's entropy), and none of 1,400 words
+    in it, which are those of Betterleaks' rule for keys of any service.
+    """
+    if _SUSPICIOUS.search(name) is None or not _HARMLESS.isdisjoint(word.lower() for word in _WORD.findall(name)):
+        return False
+    if _SUSPECT.fullmatch(value) is None or _PATH.match(value) or _UUID.match(value) or not _DIGIT.search(value):
+        return False
+    if entropy(value) <= _LEAST_ENTROPY or not _MIXTURE.search(value):
+        return False
+    low = value.lower()
+    return not any(word in low for word in _rules().words)
+
+
+def entropy(text: str) -> float:
+    """Shannon's entropy of the characters, in bits a character."""
+    counts = [text.count(one) for one in set(text)]
+    return -sum(count / len(text) * math.log2(count / len(text)) for count in counts)
