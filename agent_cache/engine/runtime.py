@@ -89,9 +89,9 @@ class Replacement(NamedTuple):
     kind: str
 
 
-Observe = Callable[[Hashable, Stored, Any, float, Mapping[str, Any] | None], Any]
-"""Shown each local hit: key, entry, value, clock reading, and the arguments where the tool's loop guard needs them.
-Returns the value that the caller gets, or raises.
+Observe = Callable[[Hashable, Stored, Any, float, Mapping[str, Any] | None, "Call | None"], Any]
+"""Shown each local hit: key, entry, value, clock reading, the arguments where the tool's loop guard needs them, and the
+call whose tool makes it. Returns the value that the caller gets, or raises.
 """
 
 Enter = Callable[["Call", float], Replacement | None]
@@ -120,8 +120,24 @@ class CallObserver(Protocol):
 
     stats: Stats
 
-    def hit(self, key: Hashable, entry: Stored, value: Any, now: float, arguments: Mapping[str, Any] | None) -> Any: ...
-    def see(self, key: Hashable, entry: Stored, value: Any, now: float, arguments: Mapping[str, Any] | None) -> Any: ...
+    def hit(
+        self,
+        key: Hashable,
+        entry: Stored,
+        value: Any,
+        now: float,
+        arguments: Mapping[str, Any] | None,
+        parent: Call | None,
+    ) -> Any: ...
+    def see(
+        self,
+        key: Hashable,
+        entry: Stored,
+        value: Any,
+        now: float,
+        arguments: Mapping[str, Any] | None,
+        parent: Call | None,
+    ) -> Any: ...
     def ask(self, key: Hashable, now: float, call: Call | None = None, cached: Any = MISSING) -> Replacement | None: ...
     def admit(self, call: Call, now: float | None = None) -> Replacement | None: ...
     def done(self, call: Call, value: Any, error: BaseException | None, now: float) -> Replacement | None: ...

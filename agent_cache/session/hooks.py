@@ -230,12 +230,13 @@ class SessionHooks:
         value: Any,
         now: float,
         arguments: Mapping[str, Any] | None,
+        parent: Call | None,
         is_admitted: bool = False,  # noqa: FBT001, FBT002 - positional, since `see` alone gives it
     ) -> Any:
         run, session = self._run, self._session
         if run.calls >= self._limits.limit and not is_admitted:
-            return self._ask_first(key, entry, value, now, arguments)
-        parent, detector = PLACE.get().call, self._tool_detector
+            return self._ask_first(key, entry, value, now, arguments, parent)
+        detector = self._tool_detector
         inside = None if parent is None else parent.number_in(session)
         if detector is not None and inside is None:
             try:
@@ -257,17 +258,31 @@ class SessionHooks:
         self._add((self._name, key, now, inside, number))
         return value
 
-    def see(self, key: Hashable, entry: Stored, value: Any, now: float, arguments: Mapping[str, Any] | None) -> Any:
+    def see(
+        self,
+        key: Hashable,
+        entry: Stored,
+        value: Any,
+        now: float,
+        arguments: Mapping[str, Any] | None,
+        parent: Call | None,
+    ) -> Any:
         self._used.calls += 1  # `_judge_hit` takes back a hit that is refused or replaced
-        return self.hit(key, entry, value, now, arguments, is_admitted=True)
+        return self.hit(key, entry, value, now, arguments, parent, is_admitted=True)
 
     def _ask_first(
-        self, key: Hashable, entry: Stored, value: Any, now: float, arguments: Mapping[str, Any] | None
+        self,
+        key: Hashable,
+        entry: Stored,
+        value: Any,
+        now: float,
+        arguments: Mapping[str, Any] | None,
+        parent: Call | None,
     ) -> Any:
         """Answer a hit that a budget may refuse."""
         instead = self.ask(key, now, cached=value)
         if instead is None:
-            return self.see(key, entry, value, now, arguments)
+            return self.see(key, entry, value, now, arguments, parent)
         self.answered()
         return instead.answer
 
