@@ -104,13 +104,9 @@ def _turn(state: State) -> Iterator[Step[State]]:
     beat, ping, lookup = state.beat, state.ping, state.lookup
     places = [state.commit, *(each.at for each in (beat, ping, lookup) if each is not None)]
     if "in the turn" not in places and "sent" in places:
-        begun = state._replace(commit="in the turn" if state.commit == "sent" else state.commit)
-        changes = {
-            name: each._replace(at="in the turn")
-            for name, each in (("beat", beat), ("ping", ping), ("lookup", lookup))
-            if each is not None and each.at == "sent"
-        }
-        yield "the server GOES ON", begun._replace(**changes)
+        commit = "in the turn" if state.commit == "sent" else state.commit
+        taken = state._replace(commit=commit, beat=_taken(beat), ping=_taken(ping), lookup=_taken(lookup))
+        yield "the server GOES ON", taken
     if state.commit == "in the turn":
         yield "the commit lands", state._replace(commit="landed", answers=(*state.answers, NEWS))
     if beat is not None and beat.at == "in the turn":
@@ -120,6 +116,10 @@ def _turn(state: State) -> Iterator[Step[State]]:
     if lookup is not None and lookup.at == "in the turn":
         found = lookup._replace(at="answered", version=int(state.commit == "landed"))
         yield f"the lookup finds version {found.version}", state._replace(lookup=found)
+
+
+def _taken(request: Request | None) -> Request | None:
+    return request._replace(at="in the turn") if request is not None and request.at == "sent" else request
 
 
 def _hears(state: State) -> Iterator[Step[State]]:
