@@ -545,7 +545,7 @@ class Connection(asyncio.Protocol):
 
 
 def _ignore(_: list[Any] | Unreachable) -> None:
-    """Take replies that come too late."""
+    """Take replies that nobody needs, or that come too late."""
 
 
 def _into(future: asyncio.Future[list[Any]]) -> OnReply:
@@ -1306,6 +1306,12 @@ class Client:
             self._transport.fail(server, str(reply))
             raise Unreachable(str(reply))
         raise AssertionError("not reached")
+
+    def push(self, slot: int, *parts: bytes) -> None:
+        """Send a command whose reply nobody needs, if the server of a slot is asked now."""
+        server = self._transport.topology.server_of(slot)
+        if server is not None and server.failure is None and not self._transport.is_closed:
+            self._batcher(server).put(Commands(pack(*parts), 1, _ignore, self.loop.time()))
 
     async def _within(self, future: asyncio.Future[_T], started_at: float | None) -> _T:
         """Wait for an answer until a timeout after that moment; None sets no limit besides the server's own."""
