@@ -189,7 +189,7 @@ async def test_a_read_that_a_write_makes_of_its_own_tag_waits_for_nobody(
 
 
 async def test_a_load_that_fails_leaves_no_claim(make: Make, valkey: Server):
-    tier = make(valkey.url)
+    tier = make(valkey.url, max_staleness=20.0, timeout=10.0)  # a claim that is left expires after 10 s
     fails: list[bool] = []
 
     @AgentCache("order:{id}", remote_cache=tier, name="get_order")
@@ -208,7 +208,7 @@ async def test_a_load_that_fails_leaves_no_claim(make: Make, valkey: Server):
     fails.append(True)
     with pytest.raises(ConnectionError):
         await get_order(7)
-    await until(lambda: not valkey.command("KEYS", "r:*"))
+    await until(lambda: not valkey.command("KEYS", "r:*"), seconds=5.0)
 
 
 # Before the end of a ttl
