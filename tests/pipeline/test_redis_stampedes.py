@@ -15,6 +15,7 @@ from agent_cache import AgentCache, AgentCacheInvalidator
 from agent_cache.core.policies import refresh_window
 from agent_cache.remote import Request, Ticket
 from agent_cache.remote.redis import RedisTier
+from agent_cache.testing import JITTER, FakeClock
 from tests.contract.workbench import commit, load, read, store_over, value_of, write
 from tests.harness.servers import Server
 from tests.harness.tiers import Make, making, until
@@ -244,6 +245,27 @@ async def test_a_value_that_is_about_to_end_is_answered_at_once_and_loaded_again
     assert await get_order(7) == "new"
     assert runs == ["new"]
     assert await value_of(other, request) == "new"
+
+
+@pytest.mark.parametrize(("drawn", "asked"), [(0.0, 0), (1.0, 1)])
+async def test_a_local_copy_ends_a_little_before_its_value_at_random(
+    make: Make, valkey: Server, clock: FakeClock, monkeypatch: pytest.MonkeyPatch, drawn, asked
+):
+    """So that one process asks the tier before the others do."""
+    monkeypatch.setattr(JITTER, "random", lambda: drawn)
+    tier = make(valkey.url)
+
+    @AgentCache("order:{id}", ttl=10.0, remote_cache=tier, name="get_order")
+    async def get_order(id: int) -> str:
+        return f"order {id}"
+
+    await get_order(7)
+    await until(lambda: tier.stats()["trusted"])
+    await get_order(7)
+    assert tier.stats()["hits"] == 0
+    clock.advance(9.97)
+    assert await get_order(7) == "order 7"
+    assert tier.stats()["hits"] == asked
 
 
 @pytest.mark.parametrize("cost", [0.0, 0.001, 1.0, 60.0])
