@@ -169,8 +169,9 @@ class RedisTier:
         if not isinstance(ticket, RedisTicket) or ticket.former_cost is None:
             return None, ticket
         found, own = await self._reader.claim(request, ticket)
-        if found is not None:
-            self._transport.counters.hits += 1
+        if found is None or not own.is_young():  # as in `lookup`
+            return None, own
+        self._transport.counters.hits += 1
         return found, own
 
     def give_up(self, ticket: Ticket) -> None:
