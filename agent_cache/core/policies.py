@@ -27,6 +27,7 @@ __all__ = [
     "checked_life",
     "checked_text",
     "count",
+    "refresh_window",
     "seconds",
     "LoopHints",
     "NO_HINTS",
@@ -34,8 +35,26 @@ __all__ = [
 ]
 
 
+_SHORTEST_LOAD = 0.01
+"""Seconds. A shorter load costs less than the messages that it would take to share it at the last moment."""
+
 _LONGEST = 1e15
 """30 million years. A longer duration is a mistake, and may be more than a float can hold."""
+
+
+def refresh_window(cost: float, life: float) -> float:
+    """Seconds before the end of a result's life in which one process of a fleet loads it again.
+
+    Each process lets its local copy expire at a random moment of it, and the first one to ask the tier then reloads the
+    value while the others still have theirs: see "XFetch" (Vattani, Chierichetti, Lowenstein: Optimal Probabilistic
+    Cache Stampede Prevention, VLDB 2015), here with moments that are equally likely, and a claim on the tier. The time
+    of four loads leaves the first of two processes that of one in 15 of 16 cases, and that of eight nearly always.
+
+    Args:
+        cost: seconds that its load took.
+        life: seconds that it lives altogether. At most a fifth of them is given away.
+    """
+    return min(4.0 * max(cost, _SHORTEST_LOAD), life / 5)
 
 
 def seconds(value: Any, what: str, *, zero: bool = False) -> float:

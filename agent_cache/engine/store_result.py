@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from agent_cache.clock import CLOCK
 from agent_cache.config import CURRENT, Configuration
 from agent_cache.core.coherence import Partition
+from agent_cache.core.policies import refresh_window
 from agent_cache.core.store import (
     NEVER,
     Entry,
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "count_unstored",
+    "early_expiry",
     "inherit_entry",
     "insert_if_valid",
     "jitter",
@@ -201,6 +203,8 @@ def store_result(call: Call, entry: Entry, insert: Insert | None = None) -> None
     for ticket in flight.tickets:
         if ticket.lasts is not None:  # the tier may miss some writes, so it bounds the life of the entry
             expires = min(expires, call.started + ticket.lasts)
+    if flight.tickets and may_live and expires != NEVER:
+        expires = early_expiry(call, expires, entry.cost)
     inherited, entry_tags = flight.inherited, tags or ()
     if inherited is not None:
         static = flight.partition.static
@@ -252,6 +256,18 @@ def _expiry_of(call: Call, value: object) -> tuple[float, Exception | None]:
         return call.started, error
     call.flight.life = life
     return NEVER if life is None else call.started + life, None
+
+
+def early_expiry(call: Call, expires: float, cost: float) -> float:
+    """When the local copy of a value expires: a little earlier than the value itself, at random, if its tier has one
+    process reload it then. In the last part of its life it expires with the value: it is about to be reloaded.
+    """
+    window = refresh_window(cost, expires - call.started)
+    if expires - CLOCK.now() <= window or not any(
+        getattr(each, "refreshes_early", False) for each in call.flight.tickets
+    ):
+        return expires
+    return expires - window * jitter().random()
 
 
 _NO_ARGUMENTS: Final[Mapping[str, Any]] = {}

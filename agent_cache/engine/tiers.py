@@ -24,6 +24,7 @@ from agent_cache.engine.runtime import TENANT, Call, Flight, Proceed, known_tags
 from agent_cache.engine.state import LEDGER, drop, free, warn_once
 from agent_cache.engine.store_result import (
     count_unstored,
+    early_expiry,
     insert_if_valid,
     let_inherit,
     protected_copy,
@@ -105,12 +106,15 @@ async def consult_tiers(proceed: Proceed, call: Call) -> Entry:
     """
     flight = call.flight
     asked = call.asked
+    give_up = _keep
     if asked:
         flight.tickets = tuple([ticket for _, ticket in asked])
     else:
         tiers = call.operation.tiers()
         for farther, tier in enumerate(tiers, 1):
             found, ticket = await _ask(tier, tiers[farther:], call)
+            if found is None and farther == len(tiers) and not call.is_fresh:
+                found, ticket, give_up = await _claim(tier, ticket, call)
             asked += ((tier, ticket),)
             flight.tickets += (ticket,)
             if found is not None and not call.is_fresh:
@@ -120,13 +124,47 @@ async def consult_tiers(proceed: Proceed, call: Call) -> Entry:
                     life = _life_of_found(call, found)
                     await _offer(call, asked, farther - 1, found.value, found.tags, found.cost, life)
                 return entry
-    entry = await proceed(call)
-    if flight.stored_tags is not None:
-        await _offer(
-            call, asked, len(asked), entry.value, flight.stored_tags, entry.cost, _life_of_loaded(flight, call)
-        )
-        _keep_versions(flight)
+    try:
+        entry = await proceed(call)
+        if flight.stored_tags is not None:
+            await _offer(
+                call, asked, len(asked), entry.value, flight.stored_tags, entry.cost, _life_of_loaded(flight, call)
+            )
+            _keep_versions(flight)
+    finally:
+        give_up()
     return entry
+
+
+async def _claim(tier: Tier, ticket: Ticket, call: Call) -> tuple[Found | None, Ticket, Callable[[], None]]:
+    """Have one process of the fleet load what a write has invalidated: see `SharedLoads`.
+
+    Returns:
+        What another process has loaded meanwhile, a ticket, and what to call when the own load has ended.
+    """
+    flight = call.flight
+    shared: Any = tier  # `isinstance(tier, SharedLoads)` takes several us
+    if not hasattr(shared, "claim"):
+        return None, ticket, _keep
+    if LEDGER.holds:  # maybe by the very write that makes this call: nobody could store the value before it ends
+        with LEDGER.lock:
+            if LEDGER.is_held(known_tags(call), flight.partition, flight.key):
+                return None, ticket, _keep
+    try:
+        found, ticket = await shared.claim(request_of(call), ticket)
+    except Exception as error:  # noqa: BLE001 - a broken cache is not a broken agent
+        warn_once(f"a claim in {type(tier).__name__} failed", call.operation.name, error)
+        return None, ticket, _keep
+    if found is None and not flight.is_clean and flight.id not in flight.partition.flights:
+        tickets = flight.tickets
+        with LEDGER.lock:
+            flight.restart()  # the tool has not started yet, so the write is over that has marked it
+        flight.tickets = tickets
+    return found, ticket, partial(shared.give_up, ticket)
+
+
+def _keep() -> None:
+    """Give up no claim."""
 
 
 def _keep_versions(flight: Flight) -> None:
@@ -181,7 +219,8 @@ def _store_found(call: Call, found: Found) -> Entry:
     if any(root not in group.roots for root in map(root_of, tags)):  # inherited where the value was loaded
         with LEDGER.lock:
             LEDGER.extend(group, map(root_of, tags))
-    entry = Entry(found.value, NEVER if found.ttl is None else now + found.ttl, found.cost)
+    expires = NEVER if found.ttl is None else early_expiry(call, now + found.ttl, found.cost)
+    entry = Entry(found.value, expires, found.cost)
     stored = protected_copy(call, entry, tags, entry.fast)
     if found.ttl is not None and found.ttl <= 0:  # in its grace period
         if call.flight.dependents:
@@ -193,6 +232,8 @@ def _store_found(call: Call, found: Found) -> Entry:
         count_unstored(call)
     if stored is not None or call.flight.dependents:
         insert_if_valid(call, stored, tags)
+    if found.is_to_refresh:
+        refresh(call)
     return entry
 
 

@@ -4,12 +4,33 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from agent_cache.remote.protocol import Found, Listener, Request, Ticket, Tier, Touched, Versions, WriteIntent
+from agent_cache.remote.protocol import (
+    Found,
+    Listener,
+    Request,
+    SharedLoads,
+    Ticket,
+    Tier,
+    Touched,
+    Versions,
+    WriteIntent,
+)
 
 if TYPE_CHECKING:
     from agent_cache.remote.redis import RedisTier
 
-__all__ = ["Found", "Listener", "RedisTier", "Request", "Ticket", "Tier", "Touched", "Versions", "WriteIntent"]
+__all__ = [
+    "Found",
+    "Listener",
+    "RedisTier",
+    "Request",
+    "SharedLoads",
+    "Ticket",
+    "Tier",
+    "Touched",
+    "Versions",
+    "WriteIntent",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, runtime_checkable
 
-__all__ = ["Found", "Listener", "Request", "Ticket", "Tier", "Touched", "Versions", "WriteIntent"]
+__all__ = ["Found", "Listener", "Request", "SharedLoads", "Ticket", "Tier", "Touched", "Versions", "WriteIntent"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class Found:
         age: seconds since its load started.
         cost: seconds its load took.
         ttl: seconds it may still live; None for ever. Zero or less only within its grace period.
-        is_to_refresh: it is within its grace period, and this process is the one that reloads it.
+        is_to_refresh: it is within its grace period, or about to expire, and this process is the one that reloads it.
     """
 
     value: Any
@@ -171,6 +171,32 @@ class WriteIntent:
     keys: tuple[tuple[str, Hashable], ...] = ()
     entries: tuple[Request, ...] = ()
     on_unreachable: Literal["run", "refuse"] = "run"
+
+
+@runtime_checkable
+class SharedLoads(Protocol):
+    """What a tier has beside the methods of `Tier` if processes share loads through it: otherwise each that misses a
+    value loads it.
+
+    Its tickets have an attribute `refreshes_early` that is True: shortly before a value expires the tier lets one
+    process reload it (`Found.is_to_refresh`), so local copies of its values expire a little earlier, at random.
+    """
+
+    async def claim(self, request: Request, ticket: Ticket) -> tuple[Found | None, Ticket]:
+        """Lead the load of an answer that `lookup` has not found, or wait for the process that leads it.
+
+        A failure, a leader that has died, or a load that takes much longer than the one before costs a load more, and
+        never an answer: who has waited for so long loads itself.
+
+        Returns:
+            What another process has loaded meanwhile, found by a lookup of its own, and the ticket of that; else None,
+            and a ticket for storing the own load.
+        """
+        ...
+
+    def give_up(self, ticket: Ticket) -> None:
+        """End what `claim` has claimed: the load has ended, and was stored or will not be. It does not wait."""
+        ...
 
 
 @runtime_checkable

@@ -18,6 +18,7 @@ import struct
 import threading
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Any
 
 from redis.crc import key_slot
@@ -191,9 +192,13 @@ class Keyspace:
         """The key of a value."""
         return self._values + digest
 
-    def claim(self, digest: bytes) -> bytes:
-        """The key by which one process of a fleet claims to refresh a value."""
-        return b"r:%b:%b" % (self.namespace.encode(), digest)
+    def claim(self, digest: bytes, cells: bytes = b"") -> bytes:
+        """The key by which one process of a fleet claims to load a value: to refresh it, or to replace one that counts
+        no more. In that case the lines of the new header are a part of it, so that nobody waits for a load that was
+        overtaken by a write.
+        """
+        under = b":" + blake2b(cells, digest_size=8).hexdigest().encode() if cells else b""
+        return b"r:%b:%b%b" % (self.namespace.encode(), digest, under)
 
     def heartbeats(self, process: bytes) -> Iterator[bytes]:
         """Keys for the heartbeats of a process, each in another slot; the first has no hash tag."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agent_cache.clock import CLOCK
+from agent_cache.core.policies import refresh_window
 from agent_cache.core.tags import root_of
 from agent_cache.remote.codecs import Undecodable, Unencodable
 from agent_cache.remote.protocol import Found, Request, Ticket, Versions
@@ -50,6 +51,9 @@ __all__ = ["Place", "Reader", "RedisTicket", "seen_cells"]
 _MAX_LATE = 256
 """Entities that one result may name before it depends on their whole root instead."""
 _MAX_CLAIMS = 50_000
+_SHORTEST_SHARED = 0.002
+"""Seconds. To wait for a shorter load of another process takes longer than the load."""
+_SHORTEST_PAUSE = 0.005
 _MAX_PLACES = 4_096
 """A place takes some 3 KB."""
 
@@ -97,12 +101,17 @@ class RedisTicket:
         started_at: the same as `asked`, by the clock of the event loop: the timeout counts from there.
         waited: seconds of the timeout that the lookup has used up.
         versions: see `Ticket`.
+        refreshes_early: see `SharedLoads`.
+        former_cost: seconds that the load of a value took that is there, and counts no more; None if there is none.
+        claim: key and content of the claim to load the value, if this process has it.
     """
 
     __slots__ = (
-        "_idle", "_seen", "asked", "is_live", "lasts", "place", "reader", "request", "sequence", "started_at",
-        "versions", "waited",
+        "_idle", "_seen", "asked", "claim", "former_cost", "is_live", "lasts", "place", "reader", "request", "sequence",
+        "started_at", "versions", "waited",
     )  # fmt: skip
+
+    refreshes_early = True
 
     def __init__(self, reader: Reader, request: Request) -> None:
         self.reader = reader
@@ -116,6 +125,8 @@ class RedisTicket:
         self.started_at = 0.0
         self.waited = 0.0
         self.versions: Versions | None = None
+        self.former_cost: float | None = None
+        self.claim: tuple[bytes, bytes] | None = None
         self.lasts = reader.options.remote_ttl if request.ttl is None else request.ttl
 
     @property
@@ -228,6 +239,8 @@ class Reader:
         self._pending = pending
         self._places: dict[tuple[object, ...], Place] = {}
         self._claims: dict[bytes, bytes] = {}  # by digest, under which name this process has claimed to refresh it
+        self._outlasted: dict[bytes, tuple[bytes, ...]] = {}  # by value, the held cells that were waited for in vain
+        self._tried: dict[bytes, float] = {}  # by digest, when the value was loaded that it last tried to claim
 
     # Places
 
@@ -391,8 +404,9 @@ class Reader:
         request = ticket.request
         age = self._server_times(ticket)[1] - loaded
         age = 0.0 if age < 0 else age
-        left = (ttl if request.ttl is None or ttl < request.ttl else request.ttl) - age
-        if left <= 0:
+        lasts = ttl if request.ttl is None or ttl < request.ttl else request.ttl
+        left = lasts - age
+        if left <= refresh_window(cost, lasts):  # `_aged` decides
             return None
         try:
             value = self.options.codec.decode(
@@ -427,6 +441,7 @@ class Reader:
             if unknown:
                 seen |= await self._fetch_more(client, unknown, ticket)
             if not _is_current(header.cells, seen, strong=request.strong):
+                ticket.former_cost = header.cost
                 return None
             value = self._decoded(payload, request.returns, value_context(place.value_key, head))
             late = self._late_tags(header, place.value_key)
@@ -505,15 +520,21 @@ class Reader:
                     self.keyspace.keep_dependent(name, place.digest)
 
     async def _aged(self, client: Client, ticket: RedisTicket, header: Header, found: Found) -> Found | None:
-        """Add age and remaining ttl. Within its grace a value is served while one process of the fleet refreshes it."""
+        """Add age and remaining ttl. Within its grace, and shortly before its ttl ends, a value is served while one
+        process of the fleet refreshes it.
+        """
         place, request = ticket.place, ticket.request
         assert place.digest is not None
         age = max(0.0, self._server_times(ticket)[1] - header.loaded)
-        left = (header.ttl if request.ttl is None else min(header.ttl, request.ttl)) - age
+        lasts = header.ttl if request.ttl is None else min(header.ttl, request.ttl)
+        left = lasts - age
         if left + min(header.grace, request.grace) <= 0:
+            ticket.former_cost = header.cost
             return None
         is_to_refresh = False
-        if left <= 0:
+        if left <= 0 or (left <= refresh_window(header.cost, lasts) and self._tried.get(place.digest) != header.loaded):
+            make_room(self._tried, _MAX_CLAIMS)
+            self._tried[place.digest] = header.loaded
             claim, own = self.keyspace.claim(place.digest), os.urandom(8).hex().encode()
             parts = (b"SET", claim, own, b"NX", b"PX", b"%d" % int(self.options.lease * 1000))
             reply, _ = await client.call(self._transport.slot(claim), *parts, started_at=ticket.started_at)
@@ -522,6 +543,92 @@ class Reader:
                 make_room(self._claims, _MAX_CLAIMS)
                 self._claims[place.digest] = own
         return Found(found.value, found.tags, age, found.cost, left, is_to_refresh)
+
+    async def claim(self, request: Request, ticket: RedisTicket) -> tuple[Found | None, RedisTicket]:
+        """Claim the load of a value that counts no more, or find what the process has loaded that was faster.
+
+        What is found is found by a whole lookup, so a claim proves nothing and protects nothing: it only says for whom
+        it is worth to wait, and for how long. Nothing is stored under a cell that a write holds. For the end of such a
+        write a read waits as long as its load would take, and once: a hold may be for `settle`, or of a dead writer.
+        """
+        cost, key = ticket.former_cost, ticket.place.value_key
+        if cost is None or cost < _SHORTEST_SHARED:
+            return None, ticket
+        patience = 2 * cost + self.options.timeout
+        began, pause = boottime(), max(_SHORTEST_PAUSE, cost / 8)
+        is_first = True
+        try:
+            while ticket.former_cost is not None:
+                held = tuple([cell[0] for cell in ticket.seen.values() if is_held(cell)])
+                ends = began + (cost if held else patience)
+                if held and held == self._outlasted.get(key):
+                    break
+                if not held and await self._is_claimed(ticket, patience):
+                    return await self._lead(request, ticket)
+                if boottime() + pause > ends:
+                    if held:
+                        make_room(self._outlasted, _MAX_CLAIMS)
+                        self._outlasted[key] = held
+                    break
+                await asyncio.sleep(pause if held or not is_first else max(pause, cost / 2))
+                is_first = bool(held)
+                ticket = RedisTicket(self, request)
+                found = await self.lookup(ticket)
+                if found is not None:
+                    return found, ticket
+                ticket.pause()
+        except Unreachable:
+            ticket.seen = {}
+        ticket.versions = None
+        return None, ticket
+
+    async def _lead(self, request: Request, claimed: RedisTicket) -> tuple[Found | None, RedisTicket]:
+        """Look once more before the load: another process may have ended one meanwhile. First all messages are awaited
+        that the write has published, or the load would be taken for one that the write has overlapped.
+        """
+        if claimed.claim is None:
+            return None, claimed
+        try:
+            if CLOCK.now() < self.subscriber.trusted_until():  # else nobody knows whether messages arrive
+                async with asyncio.timeout(self.options.timeout / 4):
+                    await self.subscriber.catch_up()
+        except (TimeoutError, Unreachable):
+            pass
+        ticket = RedisTicket(self, request)
+        ticket.claim = claimed.claim
+        try:
+            found = await self.lookup(ticket)
+        except BaseException:
+            self.give_up(ticket)
+            raise
+        if found is not None:
+            self.give_up(ticket)
+        ticket.pause()
+        return found, ticket
+
+    async def _is_claimed(self, ticket: RedisTicket, patience: float) -> bool:
+        """Whether this process leads the load."""
+        place = ticket.place
+        if place.digest is None or not place.depends_on.keys() <= ticket.seen.keys():
+            return True
+        lines = header_lines({key: version_of(ticket.seen[key]) for key in place.depends_on})
+        key, own = self.keyspace.claim(place.digest, lines), os.urandom(8).hex().encode()
+        parts = (b"SET", key, own, b"NX", b"PX", b"%d" % int(patience * 1000))
+        reply, _ = await self._transport.client().call(self._transport.slot(key), *parts)
+        if reply is None:
+            return False
+        ticket.claim = key, own
+        return True
+
+    def give_up(self, ticket: RedisTicket) -> None:
+        """Release the claim to a load that has ended."""
+        if ticket.claim is not None:
+            (key, own), ticket.claim = ticket.claim, None
+            try:
+                client = self._transport.client()
+                client.push(self._transport.slot(key), b"EVAL", RELEASE.source, b"1", key, own)
+            except (Unreachable, RuntimeError):  # it expires
+                pass
 
     def _server_times(self, ticket: RedisTicket) -> tuple[float, float]:
         """The earliest and the latest time of day that it may be on the server that keeps the value.

@@ -81,6 +81,7 @@ class RedisTier:
         transport.on_failure = subscriber.server_failed
         transport.on_new_identity = invalidations.lose
         writer.wake = subscriber.wake
+        writer.hand_over = subscriber.hand_over
         self._transport = transport
         self._invalidations = invalidations
         self._writer = writer
@@ -160,6 +161,23 @@ class RedisTier:
         else:
             self._transport.counters.hits += 1
         return found, ticket
+
+    async def claim(self, request: Request, ticket: Ticket) -> tuple[Found | None, Ticket]:
+        """Of the processes that miss a value that a write has invalidated, one loads it, and the others wait for that:
+        for twice the time that its last load has taken, and a timeout. See `SharedLoads`.
+        """
+        if not isinstance(ticket, RedisTicket) or ticket.former_cost is None:
+            return None, ticket
+        found, own = await self._reader.claim(request, ticket)
+        if found is None or not own.is_young():  # as in `lookup`
+            return None, own
+        self._transport.counters.hits += 1
+        return found, own
+
+    def give_up(self, ticket: Ticket) -> None:
+        """See `SharedLoads`."""
+        if isinstance(ticket, RedisTicket) and ticket.claim is not None:
+            self._reader.give_up(ticket)
 
     async def store(
         self,

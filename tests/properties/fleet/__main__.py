@@ -7,7 +7,13 @@ import time
 
 from tests.properties.fleet import protocol
 from tests.properties.fleet.checker import explore
-from tests.properties.fleet.configurations import AMPUTATIONS, AMPUTATIONS_OF_TRUST, CONFIGURATIONS
+from tests.properties.fleet.configurations import (
+    AMPUTATIONS,
+    AMPUTATIONS_OF_STUTTER,
+    AMPUTATIONS_OF_TRUST,
+    CONFIGURATIONS,
+)
+from tests.properties.fleet.stutter import Stutter
 from tests.properties.fleet.trust import Trust
 
 
@@ -15,7 +21,8 @@ def main() -> int:
     """Print each verdict; 1 if any is not the one that is wanted."""
     started, states, wrong = time.monotonic(), 0, 0
     whole = {name: protocol.model(configuration) for name, configuration in CONFIGURATIONS.items()}
-    for name, model in {**whole, "trust in local copies": Trust().model()}.items():
+    apart = {"trust in local copies": Trust().model(), "a server that stutters": Stutter().model()}
+    for name, model in {**whole, **apart}.items():
         verdict = explore(model)
         states += verdict.states
         wrong += not verdict.holds
@@ -23,7 +30,8 @@ def main() -> int:
     show(f"\n{states:,} states in {time.monotonic() - started:.0f} s. What each part is for:\n")
     parts = {part: protocol.model(CONFIGURATIONS[name], rules) for part, (rules, name) in AMPUTATIONS.items()}
     trust = {f"{part} (trust)": Trust(rules).model() for part, rules in AMPUTATIONS_OF_TRUST.items()}
-    for part, model in {**parts, **trust}.items():
+    stutter = {f"{part} (stutter)": Stutter(rules).model() for part, rules in AMPUTATIONS_OF_STUTTER.items()}
+    for part, model in {**parts, **trust, **stutter}.items():
         verdict = explore(model)
         wrong += verdict.holds
         show(f"{part}: {verdict}")
