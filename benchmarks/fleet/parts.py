@@ -122,7 +122,8 @@ def no_drop() -> None:
 
     def _become_live(self: Subscription) -> None:
         self.is_live = True
-        self._on_change()
+        self.lease.is_over = False
+        self._subscriber.changed()
 
     _put(Subscription, "_become_live", _become_live)
 

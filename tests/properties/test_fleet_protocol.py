@@ -11,8 +11,14 @@ import pytest
 
 from tests.harness.slow import slow
 from tests.properties.fleet import protocol
+from tests.properties.fleet.channels import Channels
 from tests.properties.fleet.checker import Model, TooManyStatesError, explore
-from tests.properties.fleet.configurations import AMPUTATIONS, AMPUTATIONS_OF_TRUST, CONFIGURATIONS
+from tests.properties.fleet.configurations import (
+    AMPUTATIONS,
+    AMPUTATIONS_OF_CHANNELS,
+    AMPUTATIONS_OF_TRUST,
+    CONFIGURATIONS,
+)
 from tests.properties.fleet.rules import WHOLE, Rules
 from tests.properties.fleet.state import Configuration, Copy, Faults, State
 from tests.properties.fleet.trust import Trust
@@ -52,6 +58,21 @@ def test_local_copies_are_never_trusted_for_longer_than_the_bound():
     assert verdict.holds, str(verdict)
 
 
+def test_local_copies_are_not_trusted_beyond_the_subscriptions_of_their_roots():
+    verdict = explore(Channels().model())
+    sys.stdout.write(f"{verdict}\n")
+    assert verdict.holds, str(verdict)
+
+
+def test_the_model_of_channels_keeps_copies_and_leaves_channels():
+    whole = Channels().model()
+    for is_there in (
+        lambda state: state.copy is not None and state.copy.seen == (1, 1) and state.copy.leases == (1, 0),
+        lambda state: state.copy is not None and not state.leaves,
+    ):
+        assert not explore(Model(whole.start, whole.steps, lambda state: "it is" if is_there(state) else None)).holds  # noqa: B023
+
+
 @pytest.mark.parametrize("part", AMPUTATIONS)
 def test_a_part_that_is_taken_out_is_missed(part: str):
     rules, name = AMPUTATIONS[part]
@@ -68,8 +89,16 @@ def test_a_part_of_trust_that_is_taken_out_is_missed(part: str):
     assert not verdict.holds
 
 
+@pytest.mark.parametrize("part", AMPUTATIONS_OF_CHANNELS)
+def test_a_part_of_the_rules_of_channels_that_is_taken_out_is_missed(part: str):
+    verdict = explore(Channels(AMPUTATIONS_OF_CHANNELS[part]).model())
+    sys.stdout.write(f"{verdict}\n")
+    assert not verdict.holds
+
+
 def test_every_part_is_taken_out_once():
-    taken_out = [rules for rules, _ in AMPUTATIONS.values()] + [*AMPUTATIONS_OF_TRUST.values()]
+    taken_out = [rules for rules, _ in AMPUTATIONS.values()]
+    taken_out += [*AMPUTATIONS_OF_TRUST.values(), *AMPUTATIONS_OF_CHANNELS.values()]
     for field in dataclasses.fields(Rules):
         values = {getattr(rules, field.name) for rules in taken_out}
         assert values > {getattr(WHOLE, field.name)}, f"{field.name} stays whole in all of them"

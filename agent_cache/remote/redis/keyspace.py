@@ -16,7 +16,7 @@ from __future__ import annotations
 import re
 import struct
 import threading
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -274,6 +274,21 @@ class Keyspace:
             self._has_forgotten_dependents |= make_room(self._dependents, _MAX_ENTRIES)
             self._dependents[cell_name] = found | {digest}
 
+    def calls_under(self, roots: Collection[Root]) -> tuple[tuple[str, Hashable], ...] | None:
+        """The entries whose own cell is under one of these roots, and those made of them; None if not all are known."""
+        if self.has_forgotten_calls:
+            return None
+        found: dict[tuple[str, Hashable], None] = {}
+        for digest, (tool, key, home) in list(self._calls.items()):
+            if home in roots:
+                found[tool, key] = None
+                dependents = self.dependents(b"K" + digest)
+                calls = [self.call(dependent) for dependent in dependents or ()]
+                if dependents is None or None in calls:
+                    return None
+                found |= dict.fromkeys(call for call in calls if call is not None)
+        return tuple(found)
+
     def cell_of_call(self, tool: str, key: Hashable) -> Cells:
         """The cell of an entry that was read in this process. Slow: for calls that only another tier has named."""
         for digest, (own, call, home) in list(self._calls.items()):
@@ -427,6 +442,10 @@ class Invalidations:
                 self._floor = self.now
                 self._latest = {}
 
+    def add_roots(self, roots: Iterable[Root]) -> None:
+        """Note that anything under these roots may have been written: whatever has a tag there depends on S or D."""
+        self.add([cell for root in roots for cell in (root.s, root.d)])
+
     def add_all(self) -> None:
         """Note that any cell may have been written."""
         with self.lock:
@@ -454,11 +473,21 @@ class Invalidations:
         self.add(cells)
         self._notify(touched)
 
-    def lose(self) -> None:
-        """Drop all local copies, because any number of messages may have been missed."""
-        self._counters.losses += 1
-        self.add_all()
-        self._notify(None)
+    def lose(self, roots: Collection[Root] | None, keyspace: Keyspace, *, is_loss: bool = True) -> None:
+        """Drop local copies, because any number of messages about these roots may have been missed, or will be.
+
+        Args:
+            roots: None for all.
+            is_loss: it is counted as one.
+        """
+        self._counters.losses += is_loss
+        keys = None if roots is None else keyspace.calls_under(roots)
+        if roots is None or keys is None:
+            self.add_all()
+            self._notify(None)
+            return
+        self.add_roots(roots)
+        self._notify(Touched(tuple(root.name for root in roots if root.name), keys))
 
     def _notify(self, touched: Touched | None) -> None:
         for listener in self.listeners:

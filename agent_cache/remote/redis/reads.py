@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from weakref import ref
 
 from agent_cache.clock import CLOCK
 from agent_cache.core.tags import root_of
@@ -40,7 +41,7 @@ from agent_cache.remote.redis.keyspace import (
 )
 from agent_cache.remote.redis.options import Options
 from agent_cache.remote.redis.scripts import MINT, RELEASE
-from agent_cache.remote.redis.subscriber import Subscriber
+from agent_cache.remote.redis.subscriber import Subscriber, Trust
 from agent_cache.remote.redis.transport import Client, Fetched, Transport, Unreachable, boottime, bulk
 from agent_cache.remote.redis.writes import PendingInvalidations
 from agent_cache.values.canonical import is_large, make_room
@@ -71,6 +72,7 @@ class Place:
         known: cells as they were last read and found idle, the identity of their server, and the lines of a header with
             these, and their versions. To compare them is much cheaper than to write them again.
         has_late: a value may name more cells than these.
+        trust: that in the copies that depend on its channels, as it was last seen.
     """
 
     digest: bytes | None
@@ -85,6 +87,7 @@ class Place:
     packed: bytes
     known: tuple[list[bytes], bytes, bytes, Versions] | None = None
     has_late: bool = False
+    trust: ref[Trust] | None = None
 
 
 class RedisTicket:
@@ -93,14 +96,14 @@ class RedisTicket:
     Attributes:
         asked: reading of `boottime` when the lookup began.
         sequence: number of the latest invalidation known to this process at that time.
-        is_live: whether messages about all of its roots arrived then.
+        trust: that in a local copy, if messages about all of its roots arrived then.
         started_at: the same as `asked`, by the clock of the event loop: the timeout counts from there.
         waited: seconds of the timeout that the lookup has used up.
         versions: see `Ticket`.
     """
 
     __slots__ = (
-        "_idle", "_seen", "asked", "is_live", "lasts", "place", "reader", "request", "sequence", "started_at",
+        "_idle", "_seen", "asked", "lasts", "place", "reader", "request", "sequence", "started_at", "trust",
         "versions", "waited",
     )  # fmt: skip
 
@@ -112,7 +115,7 @@ class RedisTicket:
         self._idle: tuple[list[bytes], bytes] | None = None
         self.asked = boottime()
         self.sequence = reader.invalidations.now
-        self.is_live = False
+        self.trust: Trust | None = None
         self.started_at = 0.0
         self.waited = 0.0
         self.versions: Versions | None = None
@@ -147,8 +150,15 @@ class RedisTicket:
         """The moment from which the timeout of the store counts."""
         return asyncio.get_running_loop().time() - self.waited
 
+    @property
+    def trusted_until(self) -> Callable[[], float] | None:
+        """See `Tier.trusted_until`."""
+        return None if self.trust is None else self.trust.trusted_until
+
     def is_valid(self) -> bool:
         """Whether no cell that it saw has been invalidated since, as far as this process knows."""
+        if self.trust is not None and self.trust.is_over:
+            return False
         return self.reader.invalidations.is_valid(self._seen or self.place.cells, self.sequence)
 
     def is_clean(self) -> bool:
@@ -156,7 +166,8 @@ class RedisTicket:
         a local copy would not. A strong read never leaves a local copy.
         """
         return (
-            self.is_live
+            self.trust is not None
+            and not self.trust.is_over
             and not self.request.strong
             and (self._idle is not None or (bool(self._seen) and all(map(is_idle, self._seen.values()))))
             and (self.sequence == self.reader.invalidations.now or self.is_valid())
@@ -166,7 +177,7 @@ class RedisTicket:
         """See `Ticket`."""
         if self.request.strong or not self.is_valid() or any(map(is_held, self.seen.values())):
             return False
-        return self.is_young() or CLOCK.now() < self.reader.subscriber.trusted_until()
+        return self.is_young() or (self.trust is not None and CLOCK.now() < self.trust.trusted_until())
 
     def agrees_with(self, other: Ticket) -> bool:
         """Whether another lookup saw the same versions and no running write: then none has ended in between. A writer
@@ -320,13 +331,20 @@ class Reader:
     def _is_subscribed(self, ticket: RedisTicket, roots: tuple[Root, ...]) -> bool:
         if not self.subscriber.is_running or not self.invalidations.listeners:
             return True
-        ticket.is_live = self._hears(ticket, roots)
-        return ticket.is_live
+        ticket.trust = self._trust_in(ticket.place, roots)
+        return ticket.trust is not None
 
-    def _hears(self, ticket: RedisTicket, roots: tuple[Root, ...]) -> bool:
-        """Whether messages about these roots arrive. Those of the place are known as one set."""
-        channels, place = self.subscriber.channels, ticket.place
-        return place.channels <= channels and (roots is place.roots or all(root.channel in channels for root in roots))
+    def _trust_in(self, place: Place, roots: tuple[Root, ...]) -> Trust | None:
+        """The trust in a copy that depends on these roots, if messages about them arrive."""
+        if roots is not place.roots:
+            return self.subscriber.trust(place.channels.union([root.channel for root in roots]))
+        trust = place.trust() if place.trust is not None else None
+        if trust is None or trust.is_over:
+            trust = self.subscriber.trust(place.channels)
+            place.trust = None if trust is None else ref(trust)
+        else:
+            trust.is_used = True
+        return trust
 
     async def _subscribe(self, client: Client, ticket: RedisTicket, roots: tuple[Root, ...]) -> None:
         """Wait for the subscriptions of these roots, before anything is read: without them, nothing is kept locally.
@@ -346,7 +364,7 @@ class Reader:
                 client.prepare(server)
         if missing:
             await subscriber.subscribe(missing, ticket.started_at + 0.75 * self.options.timeout)
-        ticket.is_live = self._hears(ticket, roots)
+        ticket.trust = self._trust_in(ticket.place, roots)
 
     async def _mint_missing(
         self, client: Client, cells: Cells, fetched: Fetched, started_at: float
@@ -439,7 +457,7 @@ class Reader:
         if not is_expected:
             self._keep_late_cells(place, late_cells)
             roots = {*late_cells.values()}
-            if ticket.is_live and not roots <= {*place.roots, *expected.values()}:
+            if ticket.trust is not None and not roots <= {*place.roots, *expected.values()}:
                 # A value whose load has read other roots. Its local copy needs messages about these: from now on they
                 # arrive, and what was written before is seen now.
                 await self._subscribe(client, ticket, (*place.roots, *roots))

@@ -7,6 +7,10 @@ The rules of trust, each of which has a counterexample: the PING goes over the c
 handled in their order, and the lease counts from when that PING was *sent*. An interrupted subscription is a loss, even
 if nothing seems to have happened meanwhile. A lease that runs out is none: on one connection no message is lost, so
 local copies are valid again with the next PONG.
+
+A local copy is bound to the leases of the servers that have its roots, and to no other server. With the connection its
+lease ends for good, and so do the copies under it. Roots that nothing was read of for a while, and that no copy depends
+on, are unsubscribed from.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+import weakref
 from collections.abc import Callable, Iterable
 from contextvars import Context
 from typing import Any
@@ -38,15 +43,66 @@ from agent_cache.remote.redis.transport import (
 )
 from agent_cache.remote.redis.writes import Writer
 
-__all__ = ["Report", "Subscriber", "Subscription"]
+__all__ = ["Lease", "Report", "Subscriber", "Subscription", "Trust"]
 
 _MAX_MESSAGE = 1 << 20
 _MAX_REPORTED_ROOTS = 100
 _REPORT_PERIOD = 2.0
 _RECONNECT_PAUSE = 0.02
 _MAX_PAUSE = 1.0
+_IDLE_PERIOD = 60.0
+"""Seconds after which roots are unsubscribed from that nothing was read of in this period and the one before."""
 
 _Waiter = tuple[asyncio.AbstractEventLoop, "asyncio.Future[None]"]
+
+
+class Lease:
+    """How long the messages of one connection are known to arrive.
+
+    Attributes:
+        until: reading of `boottime` up to which no message can have been missed.
+        is_over: the connection was lost, or the server is another one now. It does not come back.
+    """
+
+    __slots__ = ("is_over", "until")
+
+    def __init__(self) -> None:
+        self.until = NEVER
+        self.is_over = False
+
+    def end(self) -> None:
+        """End it for good, and with it whatever was kept under it."""
+        self.is_over = True
+        self.until = NEVER
+
+
+class Trust:
+    """The trust in local copies that depend on the same channels: as long as the leases of all their servers.
+
+    Attributes:
+        channels: the channels.
+        leases: those of the connections that the messages arrive over.
+        is_used: set by each lookup.
+    """
+
+    __slots__ = ("__weakref__", "_invalidations", "channels", "is_used", "leases")
+
+    def __init__(self, channels: frozenset[bytes], leases: tuple[Lease, ...], invalidations: Invalidations) -> None:
+        self.channels = channels
+        self.leases = leases
+        self.is_used = True
+        self._invalidations = invalidations
+
+    @property
+    def is_over(self) -> bool:
+        """Whether messages may have been missed since."""
+        return any(lease.is_over for lease in self.leases)
+
+    def trusted_until(self) -> float:
+        """Clock reading up to which the copies may be served."""
+        now = CLOCK.now()  # first: a thread that is suspended between the two clocks trusts for less, not for more
+        left = min([NEVER if lease.is_over else lease.until for lease in self.leases]) - boottime()
+        return now + left if left > 0 and self._invalidations.listeners else NEVER
 
 
 class Subscriber:
@@ -54,7 +110,7 @@ class Subscriber:
 
     Attributes:
         channels: channels whose messages arrive.
-        lease: reading of `boottime` up to which local copies are trusted: the earliest of all servers.
+        lease: reading of `boottime` up to which all local copies are trusted: the earliest of all servers.
         was_forked: local copies may come from the parent process.
     """
 
@@ -71,6 +127,10 @@ class Subscriber:
         self._roots: dict[bytes, Root] = {}  # by channel
         self._waiters: dict[bytes, list[_Waiter]] = {}  # by channel
         self._unconfirmed: set[bytes] = set()  # channels that were waited for in vain
+        self._leases: dict[bytes, Lease] = {}  # by channel: of the connection that its messages arrive over
+        self._trusts: weakref.WeakValueDictionary[frozenset[bytes], Trust] = weakref.WeakValueDictionary()
+        self._recent: set[Trust] = set()  # those that lookups have used lately, whether or not a copy was kept
+        self._next_idle = boottime() + _IDLE_PERIOD
         self._subscriptions: dict[Server, tuple[Subscription, asyncio.Task[None]]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._wake_up: asyncio.Event | None = None
@@ -83,6 +143,7 @@ class Subscriber:
     def after_fork(self) -> None:
         """In the child: there is no thread, and no copy is valid that was kept under the parent's."""
         _KEPT_ALIVE.append((self._subscriptions, self._loop, self._main))
+        self._end_leases()
         self.was_forked = True
         self._reset()
 
@@ -110,7 +171,7 @@ class Subscriber:
     def stop(self) -> None:
         """End the thread; nothing is trusted from now on. Called from any thread."""
         self._is_stopped = True
-        self.lease = NEVER
+        self._end_leases()
         loop, main = self._loop, self._main
         if loop is not None and main is not None:
             try:
@@ -124,8 +185,28 @@ class Subscriber:
         if thread is not None and thread is not threading.current_thread() and thread.ident is not None:
             thread.join(seconds)
 
+    def _end_leases(self) -> None:
+        self.lease = NEVER
+        for subscription, _ in self._subscriptions.copy().values():
+            subscription.lease.end()
+
+    def trust(self, channels: frozenset[bytes]) -> Trust | None:
+        """The trust in copies that depend on these channels; None unless messages of all of them arrive."""
+        trust = self._trusts.get(channels)
+        if trust is not None and not trust.is_over:
+            trust.is_used = True
+            return trust
+        with self._lock:
+            leases = [self._leases.get(channel) for channel in channels]
+            known = tuple(dict.fromkeys(lease for lease in leases if lease is not None and not lease.is_over))
+            if not known or None in leases or any(lease.is_over for lease in leases if lease is not None):
+                return None
+            trust = self._trusts[channels] = Trust(channels, known, self._invalidations)
+            self._recent.add(trust)
+        return trust
+
     def trusted_until(self) -> float:
-        """Clock reading up to which local copies may be served."""
+        """Clock reading up to which all local copies may be served."""
         if self._thread is None or not self._invalidations.listeners:
             return NEVER
         now = CLOCK.now()  # first: a thread that is suspended between the two clocks trusts for less, not for more
@@ -201,6 +282,14 @@ class Subscriber:
         _release(released)
         self.wake()
 
+    def identity_changed(self, server: Server) -> None:
+        """End what was kept under a server that has turned out to be another one, or to have lost data."""
+        with self._lock:
+            subscription, _ = self._subscriptions.get(server, (None, None))
+            roots = list(self._roots.values()) if subscription is None else subscription.renew_lease()
+            self._list_leases()
+        self.lose(roots)
+
     async def catch_up(self) -> None:
         """Return when all messages that were published before have been handled.
 
@@ -230,7 +319,8 @@ class Subscriber:
         except asyncio.CancelledError:
             pass
         finally:
-            self.lease, self.channels = NEVER, frozenset()
+            self._end_leases()
+            self.channels = frozenset()
 
     async def _run(self) -> None:
         self._wake_up = asyncio.Event()
@@ -268,11 +358,10 @@ class Subscriber:
 
     def _follow(self, servers: list[Server]) -> None:
         """Have one subscription for each server. If one has lost its slots, its earlier messages may be missing."""
-        gone = [server for server in self._subscriptions if server not in servers]
-        for server in gone:
-            self._subscriptions.pop(server)[1].cancel()
-        if gone:
-            self._invalidations.lose()
+        for server in [server for server in self._subscriptions if server not in servers]:
+            former, former_task = self._subscriptions.pop(server)
+            former_task.cancel()
+            self.lose(former.renew_lease())
         for server in servers:
             subscription, task = self._subscriptions.get(server, (None, None))
             with self._lock:
@@ -283,16 +372,43 @@ class Subscriber:
                 }
             if subscription is None or task is None or task.done():
                 subscription = Subscription(
-                    server, roots, self._transport, self._keyspace, self._invalidations, self._writer, self._changed,
+                    server, roots, self._transport, self._keyspace, self._invalidations, self._writer, self,
                     was_forked=self.was_forked,
                 )  # fmt: skip
                 task = asyncio.get_running_loop().create_task(
                     subscription.run(), name=f"agent_cache listens to {server}"
                 )
                 self._subscriptions[server] = subscription, task
-            elif subscription.assign(roots):
-                self._invalidations.lose()
-        self._changed()
+            else:
+                assigned = subscription.roots
+                if subscription.assign(roots):
+                    self.lose(assigned)
+        self.changed()
+
+    def lose(self, roots: list[Root]) -> None:
+        """Drop what depends on these roots of one server. If there are no others, that is everything."""
+        self._invalidations.lose(roots if self._transport.topology.is_cluster else None, self._keyspace)
+
+    def unsubscribe_idle(self) -> None:
+        """Unsubscribe from the roots that no copy depends on, and that nothing was read of in two periods."""
+        if boottime() < self._next_idle:
+            return
+        self._next_idle = boottime() + _IDLE_PERIOD
+        with self._lock:
+            self._recent = {trust for trust in self._trusts.values() if trust.is_used and not trust.is_over}
+            used = set(self._waiters)
+            for trust in self._trusts.values():
+                used |= trust.channels
+                trust.is_used = False
+            idle = [root for channel, root in self._roots.items() if channel in self._leases and channel not in used]
+            for root in idle:
+                del self._roots[root.channel]
+            for subscription, _ in self._subscriptions.values():
+                subscription.remove(idle)
+            self._list_leases()
+        if idle:  # a nearer tier may have values under them, and is not asked about its use
+            self._invalidations.lose(idle, self._keyspace, is_loss=False)
+            self.changed()
 
     def _subscribe(self, root: Root) -> None:
         server = self._transport.topology.server_of(root.slot)
@@ -300,11 +416,19 @@ class Subscriber:
         if subscription is not None:
             subscription.add(root)
 
-    def _changed(self) -> None:
+    def _list_leases(self) -> None:
+        """Note which channels are heard, and over which connection. With the lock held."""
+        live = [each for each, _ in self._subscriptions.values() if each.is_live and not self._is_stopped]
+        self._leases = {channel: each.lease for each in live for channel in each.confirmed}
+        self.channels = frozenset(self._leases)
+
+    def changed(self, *, is_about_channels: bool = True) -> None:
         """Update `channels` and `lease`, after a subscription was confirmed, answered or lost."""
         subscriptions = [subscription for subscription, _ in self._subscriptions.values()]
-        self.channels = frozenset().union(*(each.confirmed for each in subscriptions if each.is_live))
-        self.lease = NEVER if self._is_stopped else min((each.lease for each in subscriptions), default=NEVER)
+        if is_about_channels:
+            with self._lock:
+                self._list_leases()
+        self.lease = NEVER if self._is_stopped else min((each.lease.until for each in subscriptions), default=NEVER)
         if self._unconfirmed:
             self._unconfirmed -= self.channels
         if self._waiters:
@@ -346,6 +470,8 @@ class Subscription:
     Attributes:
         confirmed: channels whose messages arrive.
         is_live: whether all channels that were wanted when it connected have been confirmed.
+        lease: how long no message of this server can have been missed: messages arrive, and the server takes writes. It
+            ends with the connection.
     """
 
     def __init__(
@@ -356,37 +482,51 @@ class Subscription:
         keyspace: Keyspace,
         invalidations: Invalidations,
         writer: Writer,
-        on_change: Callable[[], None],
+        subscriber: Subscriber,
         *,
         was_forked: bool = False,
     ) -> None:
         self.server = server
         self.is_live = False
         self.confirmed: set[bytes] = set()
+        self.lease = Lease()
         self._roots = roots  # by channel
         self._transport = transport
         self._keyspace = keyspace
         self._invalidations = invalidations
         self._writer = writer
-        self._on_change = on_change
+        self._subscriber = subscriber
         self._awaited: set[bytes] = set()  # channels to be confirmed before it is live
+        self._leaving: list[bytes] = []  # channels that it has unsubscribed from, in this order
         self._connection: Connection | None = None
         self._connections = 0
         self._pings_sent = 0
         self._pings: dict[bytes, tuple[float, asyncio.Future[None]]] = {}
         self._answered_at = self._beaten_at = NEVER  # when the latest answered PING and heartbeat were sent
-        self._may_have_lost = was_forked  # an earlier connection, or the parent process, had received messages
+        self._was_forked = was_forked
+        self._may_have_lost = False  # an earlier connection had received messages
         self._asleep = asleep()
         self._key: bytes | None = None
         self._is_refused = False
         self._report = Report()
 
     @property
-    def lease(self) -> float:
-        """Reading of `boottime` up to which no message of this server can have been missed: messages arrive, and the
-        server takes writes.
-        """
-        return min(self._answered_at, self._beaten_at) + self._transport.max_staleness if self.is_live else NEVER
+    def roots(self) -> list[Root]:
+        """The roots that it subscribes to."""
+        return list(self._roots.values())
+
+    def renew_lease(self) -> list[Root]:
+        """End the lease, and what was kept under it, and begin another. Returns the roots."""
+        former, self.lease = self.lease, Lease()
+        self.lease.until = former.until
+        former.end()
+        return self.roots
+
+    def _extend_lease(self) -> None:
+        """After the answer to a PING or a heartbeat: both count from when they were sent."""
+        if self.is_live:
+            self.lease.until = min(self._answered_at, self._beaten_at) + self._transport.max_staleness
+        self._subscriber.changed(is_about_channels=False)
 
     async def run(self) -> None:
         """Connect, receive and send heartbeats until it is cancelled."""
@@ -446,7 +586,8 @@ class Subscription:
         self.server.heard_at = self._beaten_at = sent
         await self._writer.deliver_pending(self.server, commands)
         transport.recover(self.server)
-        self._on_change()
+        self._extend_lease()
+        self._subscriber.unsubscribe_idle()
 
     def _heartbeat_key(self) -> bytes:
         """A key of this process that this server has the slot of."""
@@ -468,6 +609,7 @@ class Subscription:
         )  # fmt: skip
         self._connection.on_close = on_close
         self._awaited = set(self._roots)
+        self._leaving.clear()
         for channel in list(self._roots):
             self._subscribe(channel)
         if not self._awaited:
@@ -488,9 +630,22 @@ class Subscription:
         for channel in lost:
             del self._roots[channel]
             self.confirmed.discard(channel)
+        if lost:
+            self.renew_lease()
         for root in roots.values():
             self.add(root)
         return bool(lost)
+
+    def remove(self, roots: Iterable[Root]) -> None:
+        """Unsubscribe from the channels of these roots, as far as they are subscribed to here."""
+        for root in roots:
+            channel = root.channel
+            self._roots.pop(channel, None)
+            if channel in self.confirmed and self._connection is not None:
+                self.confirmed.discard(channel)
+                self._leaving.append(channel)
+                is_cluster = self._transport.topology.is_cluster
+                self._connection.push(b"SUNSUBSCRIBE" if is_cluster else b"UNSUBSCRIBE", channel)
 
     def _subscribe(self, channel: bytes) -> None:
         if self._connection is not None:
@@ -512,22 +667,26 @@ class Subscription:
             self._connection.close()
             self._connection = None
         self._answered_at = NEVER
+        self.lease.end()
         self.confirmed.clear()
         if was_live:
             # Loads under way are invalid at once; local copies are dropped when there is trust again.
-            self._invalidations.add_all()
+            self._invalidations.add_roots(self.roots)
         for _, future in self._pings.values():
             future.cancel()
         self._pings.clear()
-        self._on_change()
+        self._subscriber.changed()
 
     def _become_live(self) -> None:
+        if self._was_forked:
+            self._invalidations.lose(None, self._keyspace)
+        elif self._may_have_lost:
+            self._subscriber.lose(self.roots)
+        self._may_have_lost, self._was_forked = True, False
+        self.lease = Lease()
         self.is_live = True
         self._is_refused = False
-        if self._may_have_lost:
-            self._invalidations.lose()
-        self._may_have_lost = True
-        self._on_change()
+        self._subscriber.changed()
 
     # Messages, in order
 
@@ -548,6 +707,8 @@ class Subscription:
                 self._is_refused = True
                 self._transport.log.once("a subscription was refused, so nothing is kept locally", reply)
                 self._hang_up()
+            case [b"sunsubscribe" | b"unsubscribe", bytes(channel), _] if self._leaving[:1] == [channel]:
+                del self._leaving[0]
             case [b"sunsubscribe" | b"unsubscribe", *_]:  # by the server: the slot has moved, and messages with it
                 self._transport.topology.is_stale = True
                 self._hang_up()
@@ -560,11 +721,13 @@ class Subscription:
             self._connection.close()
 
     def _confirm(self, channel: bytes) -> None:
+        if channel not in self._roots or channel in self._leaving:
+            return  # it was unsubscribed from since
         self.confirmed.add(channel)
         self._awaited.discard(channel)
         if not self.is_live and not self._awaited:
             self._become_live()
-        self._on_change()
+        self._subscriber.changed()
 
     def _pong(self, nonce: bytes) -> None:
         sent = self._pings.pop(nonce, None)
@@ -572,8 +735,8 @@ class Subscription:
             return
         self._check_suspension()
         self._answered_at = max(self._answered_at, sent[0])
+        self._extend_lease()
         _set_done(sent[1])
-        self._on_change()
 
     def _check_suspension(self) -> None:
         """Drop local copies after the machine was suspended. None was served then, and none is until a PONG shows that
@@ -581,7 +744,8 @@ class Subscription:
         """
         former, self._asleep = self._asleep, asleep()
         if self._asleep - former > self._transport.max_staleness:
-            self._invalidations.lose()
+            self._subscriber.lose(self.renew_lease())
+            self._subscriber.changed()
 
 
 class Report:

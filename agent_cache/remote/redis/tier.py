@@ -79,7 +79,7 @@ class RedisTier:
         writer = Writer(transport, keyspace, invalidations, options)
         subscriber = Subscriber(transport, keyspace, invalidations, writer)
         transport.on_failure = subscriber.server_failed
-        transport.on_new_identity = invalidations.lose
+        transport.on_new_identity = subscriber.identity_changed
         writer.wake = subscriber.wake
         self._transport = transport
         self._invalidations = invalidations

@@ -6,8 +6,14 @@ import sys
 import time
 
 from tests.properties.fleet import protocol
+from tests.properties.fleet.channels import Channels
 from tests.properties.fleet.checker import explore
-from tests.properties.fleet.configurations import AMPUTATIONS, AMPUTATIONS_OF_TRUST, CONFIGURATIONS
+from tests.properties.fleet.configurations import (
+    AMPUTATIONS,
+    AMPUTATIONS_OF_CHANNELS,
+    AMPUTATIONS_OF_TRUST,
+    CONFIGURATIONS,
+)
 from tests.properties.fleet.trust import Trust
 
 
@@ -15,7 +21,8 @@ def main() -> int:
     """Print each verdict; 1 if any is not the one that is wanted."""
     started, states, wrong = time.monotonic(), 0, 0
     whole = {name: protocol.model(configuration) for name, configuration in CONFIGURATIONS.items()}
-    for name, model in {**whole, "trust in local copies": Trust().model()}.items():
+    others = {"trust in local copies": Trust().model(), "channels of local copies": Channels().model()}
+    for name, model in {**whole, **others}.items():
         verdict = explore(model)
         states += verdict.states
         wrong += not verdict.holds
@@ -23,7 +30,8 @@ def main() -> int:
     show(f"\n{states:,} states in {time.monotonic() - started:.0f} s. What each part is for:\n")
     parts = {part: protocol.model(CONFIGURATIONS[name], rules) for part, (rules, name) in AMPUTATIONS.items()}
     trust = {f"{part} (trust)": Trust(rules).model() for part, rules in AMPUTATIONS_OF_TRUST.items()}
-    for part, model in {**parts, **trust}.items():
+    channels = {f"{part} (channels)": Channels(rules).model() for part, rules in AMPUTATIONS_OF_CHANNELS.items()}
+    for part, model in {**parts, **trust, **channels}.items():
         verdict = explore(model)
         wrong += verdict.holds
         show(f"{part}: {verdict}")

@@ -1,0 +1,180 @@
+"""Local copies over real servers: each is trusted as long as the messages about its own roots arrive, and no longer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+pytest.importorskip("redis")
+
+from agent_cache import AgentCache
+from agent_cache.clock import CLOCK
+from agent_cache.remote import Touched
+from agent_cache.remote.redis import RedisTier, subscriber
+from tests.contract.workbench import load, read, writing
+from tests.harness.clusters import Cluster
+from tests.harness.proxies import Proxy
+from tests.harness.servers import HOST, Server
+from tests.harness.tiers import Make, making, until
+from tests.pipeline.test_redis_contract import Detour, detours  # noqa: F401 - a fixture
+
+
+@pytest.fixture
+async def make() -> AsyncIterator[Make]:
+    async with making(max_staleness=0.6, timeout=0.3, lease=0.5) as make:
+        yield make
+
+
+class Shop:
+    """A tool that reads orders through a tier, or what else its tags say, and counts its runs."""
+
+    def __init__(self, tier: RedisTier, tags: str = "order:{id}", **options: Any) -> None:
+        self.tier = tier
+        self.runs = 0
+        self.value = "old"
+
+        @AgentCache(tags, remote_cache=tier, name=f"{tags} of {id(tier)}", **options)
+        async def get(id: Any) -> Any:
+            self.runs += 1
+            return self.value
+
+        self.get = get
+
+    async def asks_server(self, *arguments: Any) -> bool:
+        """Whether a read is not answered by a local copy."""
+        before = self.tier.stats()
+        await self.get(*arguments)
+        after = self.tier.stats()
+        return any(before[name] != after[name] for name in ("hits", "misses", "skipped"))
+
+    async def keeps(self, *arguments: Any) -> None:
+        """Read until a local copy answers."""
+        await until_async(lambda: self.asks_server(*arguments), wanted=False)
+
+
+async def until_async(condition: Callable[[], Awaitable[bool]], *, wanted: bool = True) -> None:
+    async with asyncio.timeout(15):
+        while await condition() is not wanted:
+            await asyncio.sleep(0.005)
+
+
+def subscriptions(server: Server) -> set[str]:
+    """The channels that somebody subscribes to."""
+    return set(server.command("PUBSUB", "CHANNELS"))
+
+
+# Trust per root
+
+
+@pytest.fixture
+def behind_proxies(cluster: Cluster, detours: None) -> Iterator[tuple[Detour, dict[int, Proxy]]]:  # noqa: F811
+    """The cluster, each node of it behind a proxy."""
+    with ExitStack() as exits:
+        proxies = {node.port: exits.enter_context(Proxy.start(node.port)) for node in cluster.nodes}
+        seeds = tuple((HOST, node.port) for node in cluster.primaries)
+        yield Detour("cluster", {}, seeds, detours=proxies), proxies
+
+
+async def test_a_dead_shard_costs_the_copies_under_its_own_roots_and_no_others(
+    make: Make, cluster: Cluster, behind_proxies
+):
+    deployment, proxies = behind_proxies
+    tier = make(deployment)
+    homes = {f"root{number}": cluster.primary_for(f"t:{{agent_cache:root{number}}}:S") for number in range(40)}
+    dead, other = list(dict.fromkeys(homes.values()))[:2]
+    lost, kept = (next(root for root in homes if homes[root] is node) for node in (dead, other))
+    shops = {root: Shop(tier, f"{root}:{{id}}") for root in (lost, kept)}
+    both = Shop(tier, f"{lost}:{{id}}, {kept}:{{id}}".split(", "))
+    for shop in (*shops.values(), both):
+        await shop.keeps("7")
+    runs = shops[kept].runs
+    proxies[dead.port].half_open()
+    for shop in (shops[lost], both):
+        await until_async(lambda: shop.asks_server("7"))  # noqa: B023
+    assert tier.trusted_until() < CLOCK.now()
+    assert not await shops[kept].asks_server("7")
+    proxies[dead.port].refuse()  # and now it is a loss
+    await until(lambda: tier.stats()["servers"][f"{HOST}:{dead.port}"] != "ok")
+    assert not await shops[kept].asks_server("7")
+    proxies[dead.port].heal()
+    for shop in (shops[lost], both):
+        await shop.keeps("7")
+    assert not await shops[kept].asks_server("7")
+    assert shops[kept].runs == runs
+
+
+async def test_a_lost_subscription_drops_what_its_own_server_has(make: Make, cluster: Cluster, behind_proxies):
+    deployment, proxies = behind_proxies
+    reader, writer = make(deployment), make(deployment)
+    homes = {f"root{number}": cluster.primary_for(f"t:{{agent_cache:root{number}}}:S") for number in range(40)}
+    dead, other = list(dict.fromkeys(homes.values()))[:2]
+    lost, kept = (next(root for root in homes if homes[root] is node) for node in (dead, other))
+    shops = {root: Shop(reader, f"{root}:{{id}}") for root in (lost, kept)}
+    told: list[Touched | None] = []
+    reader.subscribe(told.append)
+    for shop in shops.values():
+        await shop.keeps("7")
+    proxies[dead.port].lose_news()
+    async with writing(writer, f"{lost}:7"):
+        shops[lost].value = "new"
+    proxies[dead.port].heal()
+    proxies[dead.port].cut_subscribers()
+    await until_async(lambda: _is(shops[lost].get("7"), "new"))
+    assert not await shops[kept].asks_server("7")
+    assert told
+    assert all(touched is not None and set(touched.tags) <= {lost, f"{lost}:7"} for touched in told)
+
+
+async def _is(value: Awaitable[Any], wanted: Any) -> bool:
+    return bool(await value == wanted)
+
+
+# Roots that are no longer read
+
+
+async def test_roots_that_nothing_is_read_of_are_unsubscribed_from(make: Make, own_valkey: Server, monkeypatch):
+    """Not while a copy depends on them."""
+    monkeypatch.setattr(subscriber, "_IDLE_PERIOD", 0.0)
+    tier, elsewhere = make(own_valkey.url), make(own_valkey.url)
+    shop = Shop(tier)
+    await shop.keeps("7")
+    await load(tier, read("user:7"), "x")
+    await until(lambda: subscriptions(own_valkey) == {"c:{agent_cache:order}"})
+    assert not await shop.asks_server("7")
+    shop.get.clear()
+    await until(lambda: subscriptions(own_valkey) == set())
+    await shop.keeps("7")
+    shop.value = "new"
+    async with writing(elsewhere, "order:7"):
+        pass
+    await until_async(lambda: _is(shop.get("7"), "new"))
+
+
+async def test_the_root_of_a_tool_that_is_gone_is_unsubscribed_from(make: Make, own_valkey: Server, monkeypatch):
+    monkeypatch.setattr(subscriber, "_IDLE_PERIOD", 0.0)
+    tier = make(own_valkey.url)
+    await Shop(tier).keeps("7")
+    await Shop(tier, "user:{id}").keeps("7")
+    shop = Shop(tier, "cart:{id}")
+    await shop.keeps("7")
+    await until(lambda: subscriptions(own_valkey) == {"c:{agent_cache:cart}"})
+
+
+# Copies that no lookup has come before
+
+
+async def test_a_result_that_was_given_is_dropped_by_a_write_elsewhere(make: Make, valkey: Server):
+    """Also in a process that has read nothing of its root yet."""
+    tier, elsewhere = make(valkey.url), make(valkey.url)
+    shop = Shop(tier)
+    shop.value = "new"
+    await Shop(tier, "user:{id}").keeps("7")  # it listens, to another root
+    await shop.get.set("old", "7")
+    async with writing(elsewhere, "order:7"):
+        pass
+    await tier.caught_up()
+    assert await shop.get("7") == "new"
