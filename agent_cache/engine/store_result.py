@@ -382,6 +382,9 @@ def insert_if_valid(call: Call, entry: Stored | None, tags: tuple[Tag, ...]) -> 
             assert entry is not None
             flight.stored_tags = all_tags
             if flight.tickets:
+                for ticket in flight.tickets:
+                    if (note_tags := getattr(ticket, "note_tags", None)) is not None:
+                        note_tags(all_tags)
                 doubts = [ticket for ticket in flight.tickets if not ticket.is_clean()]
             if not doubts:
                 is_stored = True

@@ -102,7 +102,12 @@ Versions = Mapping[Any, Any]
 
 
 class Ticket(Protocol):
-    """The versions that a lookup saw. Opaque to everything but its tier."""
+    """The versions that a lookup saw. Opaque to everything but its tier.
+
+    It may have two more methods. `trusted_until` is called in place of the tier's: see there. `note_tags` is called
+    with all tags of a local copy right before the `is_clean` that decides whether it is stored, for a tier whose
+    messages name tags by digests.
+    """
 
     @property
     def lasts(self) -> float | None:

@@ -11,13 +11,14 @@ import pytest
 
 pytest.importorskip("redis")
 
-from agent_cache import AgentCache
+from agent_cache import AgentCache, AgentCacheInvalidator
 from agent_cache.clock import CLOCK
 from agent_cache.remote import Touched
-from agent_cache.remote.redis import RedisTier, subscriber
+from agent_cache.remote.redis import RedisTier, keyspace, subscriber
 from tests.contract.workbench import load, read, writing
 from tests.harness.clusters import Cluster
 from tests.harness.proxies import Proxy
+from tests.harness.rights import least
 from tests.harness.servers import HOST, Server
 from tests.harness.tiers import Make, making, until
 from tests.pipeline.test_redis_contract import Detour, detours  # noqa: F401 - a fixture
@@ -154,6 +155,27 @@ async def test_roots_that_nothing_is_read_of_are_unsubscribed_from(make: Make, o
     await until_async(lambda: _is(shop.get("7"), "new"))
 
 
+async def test_without_the_right_to_unsubscribe_everything_else_goes_on(make: Make, own_valkey: Server, monkeypatch):
+    """The rights of earlier versions did not have it."""
+    monkeypatch.setattr(subscriber, "_IDLE_PERIOD", 0.0)
+    own_valkey.command("ACL", "SETUSER", "agent", *(right for right in least() if right != "+unsubscribe"))
+    tier, elsewhere = make(f"redis://agent:secret@{HOST}:{own_valkey.port}"), make(own_valkey.url)
+    told: list[Touched | None] = []
+    shop = Shop(tier)
+    tier.subscribe(told.append)
+    await shop.keeps("7")
+    await load(tier, read("user:7"), "x")
+    await until(lambda: any(touched is not None and "user" in touched.tags for touched in told))
+    shop.get.clear()
+    await until(lambda: any(touched is not None and "order" in touched.tags for touched in told))
+    await shop.keeps("7")
+    shop.value = "new"
+    async with writing(elsewhere, "order:7"):
+        pass
+    await until_async(lambda: _is(shop.get("7"), "new"))
+    assert None not in told
+
+
 async def test_the_root_of_a_tool_that_is_gone_is_unsubscribed_from(make: Make, own_valkey: Server, monkeypatch):
     monkeypatch.setattr(subscriber, "_IDLE_PERIOD", 0.0)
     tier = make(own_valkey.url)
@@ -178,3 +200,90 @@ async def test_a_result_that_was_given_is_dropped_by_a_write_elsewhere(make: Mak
         pass
     await tier.caught_up()
     assert await shop.get("7") == "new"
+
+
+async def test_a_copy_without_an_identity_elsewhere_is_dropped_by_a_write_elsewhere(make: Make, valkey: Server):
+    """It is not stored on the server, where its tags would be looked up."""
+    tier, elsewhere = make(valkey.url), make(valkey.url)
+    shop = Shop(tier, "order:{result[id]}")
+    shop.value = {"id": "7", "is": "old"}
+
+    def function() -> None: ...
+
+    await shop.keeps(function)
+    assert shop.runs == 1
+    shop.value = {"id": "7", "is": "new"}
+    async with writing(elsewhere, "order:7"):
+        pass
+    await tier.caught_up()
+    assert await shop.get(function) == shop.value
+
+
+async def test_a_result_that_a_write_gives_is_dropped_by_a_write_elsewhere(make: Make, valkey: Server):
+    tier, elsewhere = make(valkey.url), make(valkey.url)
+    shop = Shop(tier)
+
+    @AgentCacheInvalidator("order:{id}")
+    async def save(id: str) -> None:
+        await shop.get.set("saved", id)
+
+    await Shop(tier, "user:{id}").keeps("7")
+    await save("7")
+    assert await shop.get("7") == "saved"
+    async with writing(elsewhere, "order:7"):
+        pass
+    await tier.caught_up()
+    assert await shop.get("7") == "old"
+
+
+# What was forgotten
+
+
+@pytest.mark.parametrize("limit", ["_MAX_SEGMENTS", "_MAX_ENTRIES"])
+async def test_more_entities_than_can_be_remembered_do_not_end_local_copies(
+    make: Make, valkey: Server, monkeypatch: pytest.MonkeyPatch, limit: str
+):
+    """The first message that is not understood drops them, and those that come later are understood again."""
+    monkeypatch.setattr(keyspace, limit, 3)
+    tier, elsewhere = make(valkey.url), make(valkey.url)
+    shop = Shop(tier)
+    for id in "12345":
+        await shop.keeps(id)
+
+    async def write(id: str) -> None:
+        if limit == "_MAX_ENTRIES":
+            await elsewhere.discard(read(f"order:{id}", key=f"another {id}"))
+        else:
+            async with writing(elsewhere, f"order:{id}"):
+                pass
+        await tier.caught_up()
+
+    await write("unknown")
+    for id in "45":
+        await shop.keeps(id)
+    for number in range(5):
+        await write(f"another {number}")
+    assert not await shop.asks_server("4")
+    assert not await shop.asks_server("5")
+
+
+async def test_a_write_drops_copies_of_entities_that_were_forgotten(
+    make: Make, valkey: Server, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(keyspace, "_MAX_SEGMENTS", 3)
+    tier, elsewhere = make(valkey.url), make(valkey.url)
+    shops = Shop(tier), Shop(tier, "order:{result}")
+    for turn in range(3):
+        for id in "1234567":
+            shops[0].value = f"{turn} {id}"
+            shops[1].value = id
+            await shops[0].get(id)
+            await shops[1].get(id)
+            await shops[0].keeps("1")
+        for id in "7142536":
+            for shop in shops:
+                shop.value = f"new {id}"
+            async with writing(elsewhere, f"order:{id}"):
+                pass
+            await tier.caught_up()
+            assert [await shop.get(id) for shop in shops] == [f"new {id}"] * 2

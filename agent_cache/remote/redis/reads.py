@@ -69,6 +69,7 @@ class Place:
         roots: their roots.
         channels: subscriptions that a local copy needs.
         keys, packed: keys that a lookup reads, the value last; and the same ready to be sent.
+        memory: number of the memory in which all that it depends on was noted.
         known: cells as they were last read and found idle, the identity of their server, and the lines of a header with
             these, and their versions. To compare them is much cheaper than to write them again.
         has_late: a value may name more cells than these.
@@ -85,6 +86,7 @@ class Place:
     channels: frozenset[bytes]
     keys: tuple[bytes, ...]
     packed: bytes
+    memory: int
     known: tuple[list[bytes], bytes, bytes, Versions] | None = None
     has_late: bool = False
     trust: ref[Trust] | None = None
@@ -169,9 +171,15 @@ class RedisTicket:
             self.trust is not None
             and not self.trust.is_over
             and not self.request.strong
+            and self.place.memory == self.reader.keyspace.memory.number
             and (self._idle is not None or (bool(self._seen) and all(map(is_idle, self._seen.values()))))
             and (self.sequence == self.reader.invalidations.now or self.is_valid())
         )
+
+    def note_tags(self, tags: Iterable[str]) -> None:
+        """See `Ticket`."""
+        for tag in tags:
+            self.reader.keyspace.cells_read(tag)
 
     def is_joinable(self) -> bool:
         """See `Ticket`."""
@@ -252,7 +260,7 @@ class Reader:
             request.roots, *names,
         )  # fmt: skip
         place = self._places.get(known)
-        if place is None:
+        if place is None or place.memory != self.keyspace.memory.number:
             place, lasts = self._find_place(request)
             if lasts and not is_large(key):
                 make_room(self._places, _MAX_PLACES)
@@ -261,6 +269,7 @@ class Reader:
 
     def _find_place(self, request: Request) -> tuple[Place, bool]:
         keyspace = self.keyspace
+        memory = keyspace.memory.number
         digest, lasts = keyspace.digest(request)
         depends_on: Cells = {}
         value_key = b""
@@ -281,7 +290,7 @@ class Reader:
         keys = (*cells, value_key) if value_key else tuple(cells)
         slot = self._transport.slot(value_key) if value_key else 0
         packed = b"".join(map(bulk, keys))
-        place = Place(digest, value_key, slot, depends_on, watched, cells, roots, channels, keys, packed)
+        place = Place(digest, value_key, slot, depends_on, watched, cells, roots, channels, keys, packed, memory)
         place.has_late = bool(digest is not None and keyspace.late_cells(digest))
         return place, lasts
 

@@ -401,6 +401,8 @@ class Subscriber:
                 used |= trust.channels
                 trust.is_used = False
             idle = [root for channel, root in self._roots.items() if channel in self._leases and channel not in used]
+            if self._keyspace.calls_under(idle) is None:
+                return  # what depends on them alone cannot be told from the rest
             for root in idle:
                 del self._roots[root.channel]
             for subscription, _ in self._subscriptions.values():
@@ -497,6 +499,7 @@ class Subscription:
         self._writer = writer
         self._subscriber = subscriber
         self._awaited: set[bytes] = set()  # channels to be confirmed before it is live
+        self._may_leave = True
         self._leaving: list[bytes] = []  # channels that it has unsubscribed from, in this order
         self._connection: Connection | None = None
         self._connections = 0
@@ -641,8 +644,8 @@ class Subscription:
         for root in roots:
             channel = root.channel
             self._roots.pop(channel, None)
-            if channel in self.confirmed and self._connection is not None:
-                self.confirmed.discard(channel)
+            self.confirmed.discard(channel)
+            if self._may_leave and self._connection is not None:
                 self._leaving.append(channel)
                 is_cluster = self._transport.topology.is_cluster
                 self._connection.push(b"SUNSUBSCRIBE" if is_cluster else b"UNSUBSCRIBE", channel)
@@ -695,14 +698,14 @@ class Subscription:
             case [b"message" | b"smessage", bytes(channel), text]:
                 root = self._roots.get(channel)
                 if root is not None:
-                    log, process = self._transport.log, self._writer.process
-                    received = parse_message(self._keyspace, process, root, text, log)
-                    if received is not None:
-                        self._invalidations.receive(*received)
+                    self._handle_message(root, text)
             case [b"pong", bytes(nonce)] | bytes(nonce):  # the latter without a subscription
                 self._pong(nonce)
             case [b"subscribe" | b"ssubscribe", bytes(channel), _]:
                 self._confirm(channel)
+            case ReplyError() if self._leaving and "unsubscribe" in str(reply):  # as an error of ACLs names the command
+                self._leaving.clear()
+                self._may_leave = False  # an older set of rights: its messages are received, and not looked at
             case ReplyError():
                 self._is_refused = True
                 self._transport.log.once("a subscription was refused, so nothing is kept locally", reply)
@@ -715,6 +718,18 @@ class Subscription:
             case _:
                 self._transport.log.once("a subscription got an unexpected reply, so it connects again")
                 self._hang_up()
+
+    def _handle_message(self, root: Root, text: Any) -> None:
+        keyspace, log = self._keyspace, self._transport.log
+        memory = keyspace.memory
+        received = parse_message(keyspace, self._writer.process, root, text, log)
+        if received is None:
+            return
+        if received[1] is None:
+            self._invalidations.add_all()  # loads under way, too: they may depend on what was forgotten
+        self._invalidations.receive(*received)
+        if received[1] is None:
+            keyspace.note_dropped(memory)
 
     def _hang_up(self) -> None:
         if self._connection is not None:
