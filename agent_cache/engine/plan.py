@@ -87,6 +87,7 @@ def read_plan(operation: ReadOperation, scope: Scope) -> Plan:
         tenant=tenant,
         trust=trust,
         configuration=configuration,
+        keeps_plain=trust is None and configuration.max_bytes is None and not operation.policy.kept_for,
     )
 
 

@@ -232,12 +232,15 @@ class Plan:
         tenant: the owner of these entries, None without tenants.
         trust: gives the time up to which local copies may be served; None without tiers.
         configuration: the settings it was compiled under.
+        keeps_plain: whether immutable results are stored as `core.store.Plain`: without tiers, a bound on sizes, and
+            entries that are kept after their expiry.
     """
 
     __slots__ = (
         "admit",
         "configuration",
         "enter",
+        "keeps_plain",
         "leave",
         "load",
         "observe",
@@ -266,8 +269,10 @@ class Plan:
         tenant: Hashable | None,
         trust: Callable[[], float] | None,
         configuration: Configuration,
+        keeps_plain: bool = False,
     ) -> None:
         self.configuration = configuration
+        self.keeps_plain = keeps_plain
         self.partition: Any = partition
         self.admit = admit
         self.observe = observe
@@ -679,8 +684,9 @@ class Flight(Load):
 
     def may_be_joined(self) -> bool:
         """Whether a reader that starts now may have its value, by the tickets of the tiers that were asked."""
-        inherited = self.inherited
-        return all(ticket.is_joinable() for ticket in self.tickets) and (inherited is None or inherited.is_trusted())
+        if self.tickets and not all(ticket.is_joinable() for ticket in self.tickets):
+            return False
+        return self.inherited is None or self.inherited.is_trusted()
 
     def agrees_with(self, asked: tuple[tuple[Tier, Ticket], ...]) -> bool:
         """Whether a reader that asked the tiers itself saw the versions that this load began with."""
@@ -972,13 +978,6 @@ class Call:
         if self._arguments is None:
             self._arguments = self.operation.parameters.named(self.args, self.kwargs)
         return self._arguments
-
-    @property
-    def stored_entry(self) -> Stored | None:
-        """The entry that the answer was stored as; None if it was not stored."""
-        if self.source == "uncached" or self.source == "write" or self.flight.stored_tags is None:
-            return None
-        return self.flight.result
 
     @property
     def tenants(self) -> frozenset[Hashable]:

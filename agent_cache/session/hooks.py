@@ -45,6 +45,9 @@ _ALWAYS_ASKED: Final = RunState(None)
 _ALWAYS_ASKED.limit = 0
 """The limit of calls that are checked one by one."""
 
+_NOT_STORED: Final = frozenset({"uncached", "write"})
+"""Sources of answers that the cache does not store: such a call has no flight."""
+
 _LONG_KEY: Final = 1_000
 """A key of more characters is replaced by its fingerprint, so that the detector does not keep large arguments alive."""
 
@@ -351,9 +354,8 @@ class SessionHooks:
             self._turns.note_activity()
         is_asked = now is None
         if now is not None and (
-            run.calls >= run.limit
+            run.calls >= self._limits.limit
             or call.depth > self._max_nesting
-            or self._limits is not run
             or (detector is not None and detector.blocked)
         ):
             is_asked = True
@@ -400,9 +402,9 @@ class SessionHooks:
             if RUNNING_TASKS is None or run.running != RUNNING_TASKS:
                 run.note_task()
             if error is None:
-                entry = call.stored_entry
-                if entry is not None:
-                    store = call.flight.partition.store
+                if call.source not in _NOT_STORED and call.flight.stored_tags is not None:
+                    flight = call.flight
+                    entry, store = flight.result, flight.partition.store
                     if store.newest is not entry and store.peek(call.key) is not entry:
                         entry = None  # too large for the cache, or dropped by another thread: it is not kept alive here
                     elif detector.record_first(call.loop_key, entry):
