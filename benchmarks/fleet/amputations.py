@@ -15,13 +15,19 @@ from typing import Any
 
 from benchmarks.commands import FLEET, describe_machine, put_table
 from benchmarks.fleet.conductor import Fleet, Outcome, run
-from benchmarks.fleet.faults import FAULTS
+from benchmarks.fleet.faults import FAULTS, RARELY
 from benchmarks.fleet.promises import beyond, complaint
 from benchmarks.table import markdown
 from tests.harness.binaries import ServerUnavailableError
 from tests.properties.fleet import protocol
 from tests.properties.fleet.checker import Model, explore
-from tests.properties.fleet.configurations import AMPUTATIONS, AMPUTATIONS_OF_TRUST, CONFIGURATIONS
+from tests.properties.fleet.configurations import (
+    AMPUTATIONS,
+    AMPUTATIONS_OF_STUTTER,
+    AMPUTATIONS_OF_TRUST,
+    CONFIGURATIONS,
+)
+from tests.properties.fleet.stutter import Stutter
 from tests.properties.fleet.trust import Trust
 
 HEADINGS = ("without", "model", "fault played", "consistency", "reads", "too stale with it", "without it", "worst lag")
@@ -42,10 +48,6 @@ class Amputation:
     fleet: dict[str, Any] = field(default_factory=dict)
 
 
-# What a lost word leaves behind stays until the next write of the same entity, and is too late after a while only. So
-# there are many entities, each of them written now and then, and never all together; also not by the beginning of a
-# write whose tag its result will tell, which drops the local copies of all.
-RARELY: dict[str, Any] = {"entities": 40, "heat": 0.05, "writes": 0.01, "write_kinds": {"entity": 6, "result": 3}}
 BY_RESULT = {**RARELY, "write_kinds": {"result": 1}}
 BY_ARGUMENT = {**RARELY, "write_kinds": {"entity": 1}}
 STRONG: dict[str, Any] = {"consistency": "strong"}
@@ -71,6 +73,7 @@ CASES: dict[str, Amputation] = {
         "a lease from the PONG's arrival", "news delayed", BY_ARGUMENT | {"max_staleness": 0.5}
     ),
     "pending rule": Amputation("no pending rule", "writers' scripts cut", {"writes": 0.05}),
+    "handing over": Amputation("a write that returns with nothing sent", "stutter"),
 }
 
 
@@ -124,6 +127,8 @@ def _played(case: Amputation, fleet: Fleet) -> Outcome:
 def _model(name: str) -> Model[Any]:
     if name in AMPUTATIONS_OF_TRUST:
         return Trust(AMPUTATIONS_OF_TRUST[name]).model()
+    if name in AMPUTATIONS_OF_STUTTER:
+        return Stutter(AMPUTATIONS_OF_STUTTER[name]).model()
     rules, configuration = AMPUTATIONS[name]
     return protocol.model(CONFIGURATIONS[configuration], rules)
 

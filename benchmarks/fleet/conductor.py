@@ -74,6 +74,7 @@ class Outcome:
 
 def run(fault: Fault, fleet: Fleet) -> Outcome:
     """Play a fault while a fleet is at work."""
+    fleet = replace(fleet, **fault.fleet)
     with ExitStack() as exits:
         scene = Scene()
         if not fleet.in_memory:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -15,6 +16,13 @@ from tests.harness.servers import HOST, Server, wait_until
 
 Where = Literal["server", "pair", "cluster"]
 Side = Literal["readers", "writers"]
+RARELY: dict[str, Any] = {
+    "entities": 40, "heat": 0.05, "writes": 0.01, "write_kinds": {"entity": 6, "result": 3},
+}  # fmt: skip
+"""What a lost message leaves behind stays until the next write of the same entity, and is too late after a while only.
+So there are many entities, each of them written now and then, and never all together; also not by the beginning of a
+write whose tag its result will tell, which drops the local copies of all.
+"""
 NEWS_DELAY = 0.6
 """Seconds. Longer than `max_staleness` and the timeout together, and nobody would listen at all."""
 
@@ -53,6 +61,7 @@ class Fault:
         options: of the server.
         dies: processes die in their last write, and are replaced.
         steps: wall clocks jump.
+        fleet: what its processes do, where the usual would hide it.
     """
 
     play: Callable[[Scene], int] = lambda _: 0
@@ -61,6 +70,7 @@ class Fault:
     options: Mapping[str, Any] = field(default_factory=dict)
     dies: Death | None = None
     steps: bool = False
+    fleet: Mapping[str, Any] = field(default_factory=dict)
 
 
 def kill_subscriptions(scene: Scene) -> int:
@@ -100,6 +110,19 @@ def freeze(scene: Scene) -> int:
     while scene.wait(0.4):
         _server(scene).pause()
         time.sleep(0.05 if struck % 2 else 0.6)
+        _server(scene).resume()
+        struck += 1
+    return struck
+
+
+def stutter(scene: Scene) -> int:
+    """Stopped for longer than a timeout, often for longer than local copies are trusted, again and again, with short
+    gaps between: in some of them one process gets an answer, and another one does not.
+    """
+    struck, lengths = 0, random.Random(1)
+    while scene.wait(lengths.uniform(0.005, 0.2)):
+        _server(scene).pause()
+        scene.over.wait(lengths.uniform(0.2, 2.0))
         _server(scene).resume()
         struck += 1
     return struck
@@ -212,6 +235,7 @@ FAULTS: dict[str, Fault] = {
     "restarted empty": Fault(restart_empty),
     "restarted from a snapshot": Fault(restart_from_a_snapshot),
     "server frozen": Fault(freeze),
+    "stutter": Fault(stutter, fleet=RARELY),
     "flushed": Fault(flush),
     "evicting": Fault(evict, options={"maxmemory": "5mb", "maxmemory_policy": "allkeys-random"}),
     "writer dies before its effect": Fault(dies="before"),

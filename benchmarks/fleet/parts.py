@@ -137,7 +137,7 @@ def from_arrival() -> None:
 
     def _pong(self: Subscription, nonce: bytes) -> None:
         if nonce in self._pings:
-            self._pings[nonce] = boottime(), self._pings[nonce][1]
+            self._pings[nonce] = boottime(), boottime(), self._pings[nonce][2]
         whole(self, nonce)
 
     _put(Subscription, "_pong", _pong)
@@ -148,6 +148,13 @@ def no_pending_rule() -> None:
     from agent_cache.remote.redis.writes import PendingInvalidations
 
     _put(PendingInvalidations, "blocks", lambda self, cells: False)
+
+
+def no_handing_over() -> None:
+    """A write that its server does not answer returns with its invalidations in the memory of its process alone."""
+    from agent_cache.remote.redis.subscriber import Subscription
+
+    _put(Subscription, "hand_over", lambda self, call: None)
 
 
 PARTS: dict[str, Callable[[], None]] = {
@@ -161,5 +168,6 @@ PARTS: dict[str, Callable[[], None]] = {
     "drop on re-subscribe": no_drop,
     "lease from sending": from_arrival,
     "pending rule": no_pending_rule,
+    "handing over": no_handing_over,
 }
 """What takes a part out, for this process. Called before there is a tier."""

@@ -11,10 +11,12 @@ import pytest
 
 pytest.importorskip("redis")
 
+from agent_cache.clock import CLOCK
 from agent_cache.remote import Touched, WriteIntent
 from agent_cache.remote.redis import RedisTier
 from agent_cache.remote.redis.keyspace import Keyspace
 from agent_cache.remote.redis.scripts import Script
+from agent_cache.remote.redis.transport import NEVER, boottime
 from agent_cache.remote.redis.writes import Call
 from tests.contract.workbench import commit, load, read, value_of, write
 from tests.harness.servers import Server
@@ -353,3 +355,86 @@ async def test_a_commit_stays_owed_whatever_of_its_write_lands_after_it(make: Ma
     writer.deliver_pending = deliver
     await until(lambda: is_well(tier))
     assert valkey.command("ZCARD", "w:{agent_cache:order}") == 0
+
+
+# A server that was stopped, and goes on
+
+
+async def test_what_was_not_delivered_is_on_its_way_when_the_write_returns(make: Make, own_valkey: Server):
+    """A server that was stopped executes it before anything that it gets afterwards, whatever its writer does then."""
+    tier, other = make(own_valkey.url), make(own_valkey.url)
+    await load(other, read("order:7"), "old")
+    await until(lambda: is_well(tier))
+    tier._writer.deliver_pending = lambda *_: asyncio.sleep(0)  # from now on heartbeats deliver nothing
+    own_valkey.pause()
+    await tier.lookup(read("user:1"))  # now the server is not asked any more
+    assert not is_well(tier)
+    intent = write("order:7")
+    await tier.begin(intent)
+    await commit(tier, intent)
+    assert tier.stats()["pending"] == 1
+    own_valkey.resume()
+    await until(lambda: set(other.stats()["servers"].values()) == {"ok"})
+    assert await value_of(other, read("order:7")) == "nothing"
+    await until(lambda: tier.stats()["pending"] == 0)
+
+
+async def test_a_write_that_ends_with_its_loop_is_on_its_way_too(make: Make, own_valkey: Server):
+    tier, other = make(own_valkey.url), make(own_valkey.url)
+    await load(other, read("order:7"), "old")
+    await until(lambda: is_well(tier))
+    tier._writer.deliver_pending = lambda *_: asyncio.sleep(0)
+    own_valkey.pause()
+    await tier.lookup(read("user:1"))
+    ending = asyncio.create_task(commit(tier, write("order:7")))
+    await asyncio.sleep(0)
+    ending.cancel()
+    await asyncio.wait([ending])
+    own_valkey.resume()
+    await until(lambda: set(other.stats()["servers"].values()) == {"ok"})
+    assert await value_of(other, read("order:7")) == "nothing"
+
+
+async def test_trust_counts_from_the_heartbeat_before_the_ping(make: Make, valkey: Server):
+    """What was sent to the server before that heartbeat was executed before the PING; what came later may not have."""
+    tier = make(valkey.url, max_staleness=30.0)  # the heartbeats come from here
+    await until(lambda: tier.trusted_until() > CLOCK.now())
+    ((subscription, _),) = tier._subscriber._subscriptions.values()
+    whole = subscription._pong
+    arrived: list[float] = []
+
+    def late(nonce: bytes) -> None:
+        """After the answer to the next heartbeat."""
+        subscription._beaten_at = boottime()
+        whole(nonce)
+        arrived.append(tier.trusted_until() - CLOCK.now())
+
+    subscription._beaten_at -= 10.0  # the latest answer that was there when the PING was sent
+    subscription._answered_at = NEVER
+    subscription._pong = late
+    await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(subscription_ping(subscription), tier._subscriber._loop))
+    assert 15.0 < arrived[0] < 20.0
+
+
+async def subscription_ping(subscription: Any) -> None:
+    await subscription.ping()
+
+
+async def test_nothing_is_found_by_who_has_not_had_an_answer_for_long(make: Make, own_valkey: Server):
+    """A lookup may be answered by a server that was stopped before it has executed what had come before. Another
+    question is answered first, over a new connection.
+    """
+    tier = make(own_valkey.url)
+    await load(tier, read("order:7"), "old")
+    assert await value_of(tier, read("order:7")) == "old"
+
+    async def beat(*_: Any) -> None:
+        await asyncio.Event().wait()
+
+    (subscription, _) = next(iter(tier._subscriber._subscriptions.values()))
+    subscription._beat = beat
+    await until(lambda: tier.trusted_until() == float("-inf"))
+    before = int(own_valkey.info("stats")["total_connections_received"])
+    assert await value_of(tier, read("order:7")) == "old"
+    assert await value_of(tier, read("order:7")) == "old"
+    assert int(own_valkey.info("stats")["total_connections_received"]) == before + 2  # one is of these statistics

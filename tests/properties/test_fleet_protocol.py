@@ -16,11 +16,13 @@ from tests.properties.fleet.checker import Model, TooManyStatesError, explore
 from tests.properties.fleet.configurations import (
     AMPUTATIONS,
     AMPUTATIONS_OF_CHANNELS,
+    AMPUTATIONS_OF_STUTTER,
     AMPUTATIONS_OF_TRUST,
     CONFIGURATIONS,
 )
 from tests.properties.fleet.rules import WHOLE, Rules
 from tests.properties.fleet.state import Configuration, Copy, Faults, State
+from tests.properties.fleet.stutter import Stutter
 from tests.properties.fleet.trust import Trust
 
 LARGE = (  # half a second and more each; the others cover each part of the protocol and each fault
@@ -64,6 +66,13 @@ def test_local_copies_are_not_trusted_beyond_the_subscriptions_of_their_roots():
     assert verdict.holds, str(verdict)
 
 
+@pytest.mark.slow
+def test_a_server_that_stutters_keeps_no_write_from_being_seen_for_longer_than_the_bound():
+    verdict = explore(Stutter().model())
+    sys.stdout.write(f"{verdict}\n")
+    assert verdict.holds, str(verdict)
+
+
 def test_the_model_of_channels_keeps_copies_and_leaves_channels():
     whole = Channels().model()
     for is_there in (
@@ -96,9 +105,17 @@ def test_a_part_of_the_rules_of_channels_that_is_taken_out_is_missed(part: str):
     assert not verdict.holds
 
 
+@pytest.mark.parametrize("part", AMPUTATIONS_OF_STUTTER)
+def test_a_part_that_a_server_that_stutters_is_met_with_is_missed(part: str):
+    verdict = explore(Stutter(AMPUTATIONS_OF_STUTTER[part]).model())
+    sys.stdout.write(f"{verdict}\n")
+    assert not verdict.holds
+
+
 def test_every_part_is_taken_out_once():
     taken_out = [rules for rules, _ in AMPUTATIONS.values()]
-    taken_out += [*AMPUTATIONS_OF_TRUST.values(), *AMPUTATIONS_OF_CHANNELS.values()]
+    taken_out += AMPUTATIONS_OF_CHANNELS.values()
+    taken_out += [*AMPUTATIONS_OF_TRUST.values(), *AMPUTATIONS_OF_STUTTER.values()]
     for field in dataclasses.fields(Rules):
         values = {getattr(rules, field.name) for rules in taken_out}
         assert values > {getattr(WHOLE, field.name)}, f"{field.name} stays whole in all of them"

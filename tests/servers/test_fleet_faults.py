@@ -16,7 +16,7 @@ from benchmarks.fleet.conductor import Fleet, Outcome, run
 from benchmarks.fleet.faults import FAULTS
 from tests.harness.binaries import ServerUnavailableError
 from tests.harness.slow import slow
-from tests.properties.fleet.configurations import AMPUTATIONS, AMPUTATIONS_OF_TRUST
+from tests.properties.fleet.configurations import AMPUTATIONS, AMPUTATIONS_OF_STUTTER, AMPUTATIONS_OF_TRUST
 
 BRIEF = Fleet(processes=2, operations=4_000, writes=0.05, lease=0.5, lives=2)
 
@@ -30,7 +30,8 @@ def played(name: str, fleet: Fleet) -> Outcome:
 
 @pytest.mark.parametrize("consistency", ["bounded", "strong"])
 @pytest.mark.parametrize(
-    "name", ["flushed", *slow("none", "subscriptions killed", "restarted empty", "writer dies after its effect")]
+    "name",
+    ["flushed", *slow("none", "subscriptions killed", "restarted empty", "stutter", "writer dies after its effect")],
 )
 def test_every_promise_is_kept(name: str, consistency):
     fleet = replace(BRIEF, consistency=consistency)
@@ -64,4 +65,4 @@ def test_every_part_has_its_fault_and_its_model():
     assert CASES.keys() == parts.PARTS.keys()
     for case in CASES.values():
         assert case.fault in FAULTS
-        assert case.model in AMPUTATIONS.keys() | AMPUTATIONS_OF_TRUST.keys()
+        assert case.model in AMPUTATIONS.keys() | AMPUTATIONS_OF_TRUST.keys() | AMPUTATIONS_OF_STUTTER.keys()

@@ -4,9 +4,14 @@ A daemon thread, one for each tier and process, has a subscription to each serve
 also the probes of servers that have failed, and delivers pending invalidations.
 
 The rules of trust, each of which has a counterexample: the PING goes over the connection of the messages, its PONG is
-handled in their order, and the lease counts from when that PING was *sent*. An interrupted subscription is a loss, even
-if nothing seems to have happened meanwhile. A lease that runs out is none: on one connection no message is lost, so
-local copies are valid again with the next PONG.
+handled in their order, and the lease counts from the *sending* of the heartbeat that had been answered before that
+PING. An interrupted subscription is a loss, even if nothing seems to have happened meanwhile. A lease that runs out is
+none: on one connection no message is lost, so local copies are valid again with the next PONG.
+
+A server that stops and goes on executes what has arrived over its connections meanwhile, in any order, and only then
+what comes later. So a write that it does not answer hands its invalidations over before it returns: they are sent over
+a connection that the server has accepted, and whoever gets an answer to a heartbeat that was sent later, and then one
+more, gets it after them.
 
 A local copy is bound to the leases of the servers that have its roots, and to no other server. With the connection its
 lease ends for good, and so do the copies under it. Roots that nothing was read of for a while, and that no copy depends
@@ -41,7 +46,7 @@ from agent_cache.remote.redis.transport import (
     boottime,
     replication_id_of,
 )
-from agent_cache.remote.redis.writes import Writer
+from agent_cache.remote.redis.writes import Call, Writer
 
 __all__ = ["Lease", "Report", "Subscriber", "Subscription", "Trust"]
 
@@ -311,7 +316,33 @@ class Subscriber:
                 raise
             raise Unreachable("the subscription is interrupted") from error
 
+    async def hand_over(self, calls: list[Call]) -> None:
+        """Send calls once more that were not answered, over connections that their servers have accepted, and return
+        when they are on their way. Where there is no such connection, nothing is sent.
+        """
+        loop, own = asyncio.get_running_loop(), self._loop
+        if own is None:
+            return
+        waiter = loop, loop.create_future()
+        try:
+            own.call_soon_threadsafe(self._hand_over, calls, waiter)
+        except RuntimeError:  # that loop is closed
+            return
+        timer = loop.call_later(self._transport.timeout, _set_done, waiter[1], context=Context())
+        try:
+            await waiter[1]
+        finally:
+            timer.cancel()
+
     # In the thread
+
+    def _hand_over(self, calls: list[Call], waiter: _Waiter) -> None:
+        for call in calls:
+            server = self._transport.topology.server_of(call.root.slot)
+            subscription, _ = self._subscriptions.get(server, (None, None)) if server is not None else (None, None)
+            if subscription is not None:
+                subscription.hand_over(call)
+        _release([waiter])
 
     def _work(self) -> None:
         try:
@@ -502,10 +533,12 @@ class Subscription:
         self._may_leave = True
         self._leaving: list[bytes] = []  # channels that it has unsubscribed from, in this order
         self._connection: Connection | None = None
+        self._commands: Connection | None = None  # the latest that the server has accepted
         self._connections = 0
         self._pings_sent = 0
-        self._pings: dict[bytes, tuple[float, asyncio.Future[None]]] = {}
-        self._answered_at = self._beaten_at = NEVER  # when the latest answered PING and heartbeat were sent
+        self._pings: dict[bytes, tuple[float, float, asyncio.Future[None]]] = {}  # when sent, and since when it counts
+        self._beaten_at = NEVER  # when the latest answered heartbeat was sent
+        self._answered_at = NEVER  # the same of the one that had been answered before the latest answered PING was sent
         self._was_forked = was_forked
         self._may_have_lost = False  # an earlier connection had received messages
         self._asleep = asleep()
@@ -533,7 +566,13 @@ class Subscription:
 
     async def run(self) -> None:
         """Connect, receive and send heartbeats until it is cancelled."""
-        interval = self._transport.max_staleness / 3
+        try:
+            await self._run(self._transport.max_staleness / 3)
+        finally:
+            if self._commands is not None:
+                self._commands.close()
+
+    async def _run(self, interval: float) -> None:
         while True:
             pause = min(interval, _MAX_PAUSE)
             try:
@@ -554,27 +593,28 @@ class Subscription:
 
     async def _run_connected(self, interval: float) -> None:
         commands, _ = await self._transport.connect(self.server)
+        commands.is_patient = True  # it stays until the next one is accepted: calls may be handed over meanwhile
+        former, self._commands = self._commands, commands
+        if former is not None:
+            former.close()
         closed = asyncio.Event()
-        try:
-            while True:
-                await self._beat(commands)
-                if self._connection is None or not self._connection.is_open:
-                    self._disconnect()
-                    closed.clear()
-                    await self._connect(closed.set)
-                oldest = next(iter(self._pings.values()), None)
-                patience = self._transport.max_staleness + self._transport.timeout
-                if oldest is not None and boottime() - oldest[0] > patience:
-                    raise Unreachable("PINGs go unanswered")
-                self.ping()
-                try:
-                    async with asyncio.timeout(interval):
-                        await closed.wait()
-                    await asyncio.sleep(interval if self._is_refused else _RECONNECT_PAUSE)
-                except TimeoutError:
-                    pass
-        finally:
-            commands.close()
+        while True:
+            await self._beat(commands)
+            if self._connection is None or not self._connection.is_open:
+                self._disconnect()
+                closed.clear()
+                await self._connect(closed.set)
+            oldest = next(iter(self._pings.values()), None)
+            patience = self._transport.max_staleness + self._transport.timeout
+            if oldest is not None and boottime() - oldest[0] > patience:
+                raise Unreachable("PINGs go unanswered")
+            self.ping()
+            try:
+                async with asyncio.timeout(interval):
+                    await closed.wait()
+                await asyncio.sleep(interval if self._is_refused else _RECONNECT_PAUSE)
+            except TimeoutError:
+                pass
 
     async def _beat(self, commands: Connection) -> None:
         """Write a heartbeat and confirm the identity. A primary that is cut off from its replicas refuses the write, if
@@ -591,6 +631,17 @@ class Subscription:
         transport.recover(self.server)
         self._extend_lease()
         self._subscriber.unsubscribe_idle()
+
+    def hand_over(self, call: Call) -> None:
+        """Send a call, whether or not the server answers now. It stays pending until it does."""
+
+        def on_reply(replies: list[Any] | Unreachable) -> None:
+            if isinstance(replies, list) and not isinstance(replies[0], ReplyError):
+                self._invalidations.add(call.cells)
+                self._writer.pending.acknowledge(call)
+
+        if self._commands is not None and self._commands.is_open:
+            self._commands.hand_over(call.script, call.keys, call.fresh_arguments(), on_reply)
 
     def _heartbeat_key(self) -> bytes:
         """A key of this process that this server has the slot of."""
@@ -655,11 +706,15 @@ class Subscription:
             self._connection.push(b"SSUBSCRIBE" if self._transport.topology.is_cluster else b"SUBSCRIBE", channel)
 
     def ping(self) -> asyncio.Future[None]:
-        """Send a PING over the same connection. The future is done when all messages before its answer were handled."""
+        """Send a PING over the same connection. The future is done when all messages before its answer were handled.
+
+        Its lease counts from the heartbeat before. While the PING waits at a server that was stopped, so may the call
+        of a write that has returned, and the PING may be answered first. Calls from before the heartbeat were executed.
+        """
         self._pings_sent += 1
         nonce = b"%d.%d" % (self._connections, self._pings_sent)
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._pings[nonce] = boottime(), future
+        self._pings[nonce] = boottime(), self._beaten_at, future
         if self._connection is not None:
             self._connection.push(b"PING", nonce)
         return future
@@ -675,7 +730,7 @@ class Subscription:
         if was_live:
             # Loads under way are invalid at once; local copies are dropped when there is trust again.
             self._invalidations.add_roots(self.roots)
-        for _, future in self._pings.values():
+        for *_, future in self._pings.values():
             future.cancel()
         self._pings.clear()
         self._subscriber.changed()
@@ -745,13 +800,14 @@ class Subscription:
         self._subscriber.changed()
 
     def _pong(self, nonce: bytes) -> None:
-        sent = self._pings.pop(nonce, None)
-        if sent is None or not self.is_live:
+        ping = self._pings.pop(nonce, None)
+        if ping is None or not self.is_live:
             return
         self._check_suspension()
-        self._answered_at = max(self._answered_at, sent[0])
+        _, since, future = ping
+        self._answered_at = max(self._answered_at, since)
         self._extend_lease()
-        _set_done(sent[1])
+        _set_done(future)
 
     def _check_suspension(self) -> None:
         """Drop local copies after the machine was suspended. None was served then, and none is until a PONG shows that

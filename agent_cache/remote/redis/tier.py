@@ -81,6 +81,7 @@ class RedisTier:
         transport.on_failure = subscriber.server_failed
         transport.on_new_identity = subscriber.identity_changed
         writer.wake = subscriber.wake
+        writer.hand_over = subscriber.hand_over
         self._transport = transport
         self._invalidations = invalidations
         self._writer = writer

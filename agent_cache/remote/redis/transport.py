@@ -62,6 +62,7 @@ _MAX_DISCOVERY = 1 << 24
 _LOG_AGAIN_AFTER = 60.0
 _MAX_LOGGED = 1_000
 _NOT_DUE = float("inf")
+_MAX_UNSENT = 1 << 22
 
 boottime: Callable[[], float] = (
     partial(time.clock_gettime, time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic
@@ -307,16 +308,22 @@ class Connection(asyncio.Protocol):
     Args:
         limit: bytes of the longest value that is kept.
         timeout: seconds that the server may take for a reply.
+
+    Attributes:
+        is_patient: a reply that is overdue fails its caller alone, and the connection stays: a server that was stopped
+            executes what was sent over it. Else it ends.
     """
 
     def __init__(self, limit: int, timeout: float) -> None:
         self.is_open = False
+        self.is_patient = False
         self.on_close: Callable[[], None] | None = None
         self._timeout = timeout
         self._receive: Callable[[Any], None] | None = None
         self._replies = Replies(limit)
         self._waiting: deque[tuple[int, OnReply, float]] = deque()  # number of replies, who takes them, when due
         self._arrived: list[Any] = []
+        self._sent_scripts: set[Script] = set()  # with their source
         self._transport: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._next_check = _NOT_DUE
@@ -442,6 +449,15 @@ class Connection(asyncio.Protocol):
                 raise Unreachable(str(reply))
         raise Unreachable("the server does not know the script, although it was sent")
 
+    def hand_over(self, script: Script, keys: list[bytes], arguments: list[bytes], on_reply: OnReply) -> None:
+        """Send a script call that nobody waits for, the first time with the source of the script: there is no second
+        attempt. Nothing is sent over a connection that has not even taken what was sent before.
+        """
+        if self._transport is not None and self._transport.get_write_buffer_size() < _MAX_UNSENT:
+            script_parts = (b"EVALSHA", script.digest) if script in self._sent_scripts else (b"EVAL", script.source)
+            self._sent_scripts.add(script)
+            self.send(Commands(pack(*script_parts, b"%d" % len(keys), *keys, *arguments), 1, on_reply, _NOT_DUE))
+
     def push(self, *parts: bytes) -> None:
         """Send a command whose reply goes to `receive`."""
         if self.is_open and self._transport is not None:
@@ -507,17 +523,29 @@ class Connection(asyncio.Protocol):
         self._timer, self._next_check = None, _NOT_DUE
         if not self._waiting:
             return
-        due = min(due for _, _, due in self._waiting)
-        if due <= self._loop.time():
-            if self._transport is not None:
-                self._transport.abort()
-            self._end(Unreachable(f"no answer within {self._timeout:g} s"))
-        else:
+        now = self._loop.time()
+        if min(due for _, _, due in self._waiting) <= now:
+            error = Unreachable(f"no answer within {self._timeout:g} s")
+            if not self.is_patient:
+                if self._transport is not None:
+                    self._transport.abort()
+                self._end(error)
+                return
+            overdue = [on_reply for _, on_reply, due in self._waiting if due <= now]
+            self._waiting = deque([each if each[2] > now else (each[0], _ignore, _NOT_DUE) for each in self._waiting])
+            for on_reply in overdue:
+                on_reply(error)
+        due = min((due for _, _, due in self._waiting), default=_NOT_DUE)
+        if due < _NOT_DUE:
             self._check_at(due)
 
     def _check_at(self, due: float) -> None:
         self._timer = self._loop.call_at(due, self._check_deadlines, context=self._context)
         self._next_check = due
+
+
+def _ignore(_: list[Any] | Unreachable) -> None:
+    """Take replies that come too late."""
 
 
 def _into(future: asyncio.Future[list[Any]]) -> OnReply:
@@ -988,7 +1016,7 @@ class _Batcher:
             self._fail(self._server.not_asked())
             return
         connection = self._connection
-        if connection is None or not self._is_current(connection):
+        if connection is None or not self._is_current(connection) or (self._reads and not self._is_known()):
             if connection is not None:
                 connection.close()
                 self._connection = None
@@ -1003,6 +1031,13 @@ class _Batcher:
     def _is_current(self, connection: Connection) -> bool:
         return connection.is_open and self._generation == self._server.generation
 
+    def _is_known(self) -> bool:
+        """Whether the server has answered lately, to a heartbeat or as the connection was made: with its identity, and
+        after it had executed what it had been sent before. Without that, what is read now may be from before a write
+        that has ended long ago, and waits at a server that was stopped.
+        """
+        return boottime() - max(self._identified_at, self._server.heard_at) <= self._transport.max_staleness
+
     def _connect(self, waiting_since: float) -> None:
         if self._opening is None:
             timeout = self._transport.timeout
@@ -1014,9 +1049,10 @@ class _Batcher:
     async def _open(self, due: float) -> None:
         try:
             self._generation = self._server.generation
+            asked = boottime()
             async with asyncio.timeout_at(due):
                 self._connection, self.identity = await self._transport.connect(self._server)
-            self._identified_at = boottime()
+            self._identified_at = asked
         except Exception as error:  # noqa: BLE001 - callers wait, whatever it is
             reason = str(error) or "no connection within the timeout"
             was_busy = self._loop.time() - due > self._transport.timeout / 4  # the loop, not the server
@@ -1033,9 +1069,6 @@ class _Batcher:
         """One command that reads all wanted keys (in a cluster one a slot), and gives the callers their values."""
         reads, self._reads = self._reads, {}
         strong, self._wants_identity = self._wants_identity, False
-        # Each new connection and each heartbeat asks for the identity. If the heartbeats stop, the reads ask for it.
-        known_at = max(self._identified_at, self._server.heard_at)
-        strong |= boottime() - known_at > self._transport.max_staleness
         keys_of: list[Iterable[bytes]] = []  # of each command
         if self._transport.topology.is_cluster:
             by_slot: dict[int, dict[bytes, None]] = {}

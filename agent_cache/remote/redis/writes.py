@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -338,6 +338,10 @@ def _parts(cells: list[CellKey]) -> Iterator[tuple[str, list[CellKey]]]:
         yield f"+{start}", cells[start : start + _MAX_PATHS]
 
 
+async def _nowhere(_: list[Call]) -> None:
+    """Hand over to nobody."""
+
+
 def _list(items: Iterable[bytes]) -> list[bytes]:
     items = list(items)
     return [b"%d" % len(items), *items]
@@ -349,6 +353,7 @@ class Writer:
     Attributes:
         process: id of this process in messages. A child has another one after a fork.
         wake: wakes the thread of the tier, because calls are pending.
+        hand_over: has the thread of the tier send calls at once to servers that do not answer, and returns when it has.
     """
 
     def __init__(
@@ -356,6 +361,7 @@ class Writer:
     ) -> None:
         self.pending = PendingInvalidations()
         self.wake: Callable[[], None] = lambda: None
+        self.hand_over: Callable[[list[Call]], Awaitable[None]] = _nowhere
         self._transport = transport
         self.keyspace = keyspace
         self.invalidations = invalidations
@@ -418,11 +424,16 @@ class Writer:
         else:
             failures = await asyncio.gather(*map(self._send_one, calls))
         failed = None
+        unheard = []
         for call, failure in zip(calls, failures, strict=True):
             if failure is not None:
                 failed = failure
                 self.add_pending(call)
                 self._transport.log.once("an invalidation could not be delivered; it is retried until it is", failure)
+                if not call.is_begin:
+                    unheard.append(call)
+        if unheard:  # before the write returns: see `Subscriber.hand_over`
+            await self.hand_over(unheard)
         if failed is not None:
             self.wake()
         for call in calls:  # again: the own message is skipped, and a lookup may have come before the script ran

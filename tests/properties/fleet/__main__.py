@@ -11,9 +11,11 @@ from tests.properties.fleet.checker import explore
 from tests.properties.fleet.configurations import (
     AMPUTATIONS,
     AMPUTATIONS_OF_CHANNELS,
+    AMPUTATIONS_OF_STUTTER,
     AMPUTATIONS_OF_TRUST,
     CONFIGURATIONS,
 )
+from tests.properties.fleet.stutter import Stutter
 from tests.properties.fleet.trust import Trust
 
 
@@ -21,7 +23,11 @@ def main() -> int:
     """Print each verdict; 1 if any is not the one that is wanted."""
     started, states, wrong = time.monotonic(), 0, 0
     whole = {name: protocol.model(configuration) for name, configuration in CONFIGURATIONS.items()}
-    others = {"trust in local copies": Trust().model(), "channels of local copies": Channels().model()}
+    others = {
+        "trust in local copies": Trust().model(),
+        "channels of local copies": Channels().model(),
+        "a server that stutters": Stutter().model(),
+    }
     for name, model in {**whole, **others}.items():
         verdict = explore(model)
         states += verdict.states
@@ -31,7 +37,8 @@ def main() -> int:
     parts = {part: protocol.model(CONFIGURATIONS[name], rules) for part, (rules, name) in AMPUTATIONS.items()}
     trust = {f"{part} (trust)": Trust(rules).model() for part, rules in AMPUTATIONS_OF_TRUST.items()}
     channels = {f"{part} (channels)": Channels(rules).model() for part, rules in AMPUTATIONS_OF_CHANNELS.items()}
-    for part, model in {**parts, **trust, **channels}.items():
+    stutter = {f"{part} (stutter)": Stutter(rules).model() for part, rules in AMPUTATIONS_OF_STUTTER.items()}
+    for part, model in {**parts, **trust, **channels, **stutter}.items():
         verdict = explore(model)
         wrong += verdict.holds
         show(f"{part}: {verdict}")

@@ -134,3 +134,9 @@ AMPUTATIONS_OF_TRUST: dict[str, Rules] = {
     "a lease from the PONG's arrival": replace(WHOLE, trusts_from_sending=False),
     "no drop on re-subscribe": replace(WHOLE, drops_on_resubscribe=False),
 }
+
+AMPUTATIONS_OF_STUTTER: dict[str, Rules] = {
+    "a lease from the sending of the PING": replace(WHOLE, trusts_from_heartbeat=False),
+    "lookups without a young heartbeat": replace(WHOLE, lookups_follow_heartbeats=False),
+    "a write that returns with nothing sent": replace(WHOLE, hands_over=False),
+}

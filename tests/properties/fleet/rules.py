@@ -37,6 +37,12 @@ class Rules:
         keeps_channels_of_copies: no channel is unsubscribed from while a copy or a load depends on it.
         trusts_from_sending: local copies are trusted from the sending of the PING that was answered; else from the
             arrival of its PONG.
+        trusts_from_heartbeat: ... from the sending of the heartbeat that had been answered before that PING was sent;
+            else of the PING itself.
+        lookups_follow_heartbeats: a value on the server counts only for a lookup that was sent while the latest
+            answered heartbeat was young.
+        hands_over: what a write has to tell the server, and could not, is on its way over a connection that the server
+            has accepted when the write returns; else only in the memory of its process.
     """
 
     begins: bool = True
@@ -57,6 +63,9 @@ class Rules:
     trusts_all_roots: bool = True
     keeps_channels_of_copies: bool = True
     trusts_from_sending: bool = True
+    trusts_from_heartbeat: bool = True
+    lookups_follow_heartbeats: bool = True
+    hands_over: bool = True
 
 
 WHOLE = Rules()
