@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -183,6 +184,7 @@ async def test_the_root_of_a_tool_that_is_gone_is_unsubscribed_from(make: Make, 
     await Shop(tier, "user:{id}").keeps("7")
     shop = Shop(tier, "cart:{id}")
     await shop.keeps("7")
+    gc.collect()
     await until(lambda: subscriptions(own_valkey) == {"c:{agent_cache:cart}"})
 
 
@@ -287,3 +289,118 @@ async def test_a_write_drops_copies_of_entities_that_were_forgotten(
                 pass
             await tier.caught_up()
             assert [await shop.get(id) for shop in shops] == [f"new {id}"] * 2
+
+
+# Busy roots
+
+
+@pytest.fixture
+def splits_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each root that any message comes about is busy."""
+    monkeypatch.setattr(subscriber, "_BUSY", 0.0)
+
+
+def root_is_split(server: Server) -> bool:
+    return "c:{agent_cache:order}" not in subscriptions(server)
+
+
+async def write_until(elsewhere: RedisTier, condition: Callable[[], bool]) -> None:
+    """Write to entities of no interest until something is so."""
+    async with asyncio.timeout(15):
+        while not condition():
+            async with writing(elsewhere, "order:of no interest"):
+                pass
+
+
+@pytest.mark.usefixtures("splits_early")
+async def test_a_process_listens_to_the_parts_of_a_busy_root_that_its_copies_depend_on(make: Make, own_valkey: Server):
+    tier, elsewhere = make(own_valkey.url), make(own_valkey.url)
+    shop = Shop(tier)
+    for id in "123":
+        await shop.keeps(id)
+    told: list[Touched | None] = []
+    tier.subscribe(told.append)
+    await write_until(elsewhere, lambda: root_is_split(own_valkey))
+    assert len(subscriptions(own_valkey)) == 4
+    for id in "123":
+        assert not await shop.asks_server(id)
+    await tier.caught_up()
+    told.clear()
+    async with writing(elsewhere, "order:of no interest"):
+        pass
+    await tier.caught_up()
+    assert told == []
+    await shop.keeps("4")  # another part
+    for number, id in enumerate("1234"):
+        shop.value = f"new {number}"
+        async with writing(elsewhere, f"order:{id}"):
+            pass
+        await tier.caught_up()
+        assert await shop.get(id) == f"new {number}"
+    for id in "1234":
+        await shop.keeps(id)
+    shop.value = "new"
+    async with writing(elsewhere, "order"):
+        pass
+    await tier.caught_up()
+    assert [await shop.get(id) for id in "1234"] == ["new"] * 4
+    assert shop.runs > 8
+
+
+@pytest.mark.usefixtures("splits_early")
+async def test_a_list_ends_the_split_of_its_root_and_a_given_result_too(make: Make, own_valkey: Server):
+    for ending in ("list", "given"):
+        tier, elsewhere = make(own_valkey.url), make(own_valkey.url)
+        shop = Shop(tier)
+        await shop.keeps("1")
+        await write_until(elsewhere, lambda: root_is_split(own_valkey))
+        if ending == "list":
+            whole = Shop(tier, "order")
+            await whole.keeps("all")
+            reads: tuple[Any, ...] = ("all",)
+        else:
+            whole = shop
+
+            @AgentCacheInvalidator("order:{id}")
+            async def save(id: str) -> None:
+                await whole.get.set("given", id)  # noqa: B023
+
+            await save("5")
+            reads = ("5",)
+        whole.value = "new"
+        async with writing(elsewhere, "order:5"):
+            pass
+        await tier.caught_up()
+        assert [await whole.get(*reads) for _ in range(3)] == ["new"] * 3
+        shop.value = "new"
+        async with writing(elsewhere, "order:1"):
+            pass
+        await tier.caught_up()
+        assert await shop.get("1") == "new"
+        await until(lambda: not root_is_split(own_valkey) or ending == "given")  # noqa: B023
+        await tier.aclose()
+        await elsewhere.aclose()
+
+
+@pytest.mark.usefixtures("splits_early")
+async def test_parts_without_a_copy_are_left_and_a_lost_connection_begins_with_the_whole(
+    make: Make, own_valkey: Server, monkeypatch: pytest.MonkeyPatch
+):
+    tier, elsewhere = make(own_valkey.url), make(own_valkey.url)
+    shop = Shop(tier)
+    for id in "12":
+        await shop.keeps(id)
+    await write_until(elsewhere, lambda: root_is_split(own_valkey))
+    monkeypatch.setattr(subscriber, "_IDLE_PERIOD", 0.0)
+    tier._subscriber._next_idle = 0.0
+    await shop.get.invalidate("2")
+    await until(lambda: len(subscriptions(own_valkey)) == 2)
+    assert not await shop.asks_server("1")
+    monkeypatch.setattr(subscriber, "_BUSY", 1e9)
+    own_valkey.command("CLIENT", "KILL", "TYPE", "pubsub")
+    await until(lambda: subscriptions(own_valkey) == {"c:{agent_cache:order}"})
+    await shop.keeps("1")
+    shop.value = "new"
+    async with writing(elsewhere, "order:1"):
+        pass
+    await until_async(lambda: _is(shop.get("1"), "new"))

@@ -8,7 +8,9 @@ slot. A value is
 and is valid only while every line of its header is current. No data of a server is trusted, since it holds no secret
 of ours: a value that cannot be read is a miss. A message of a process about a root is
 ``process kind path path...``, where a path is ``*`` for the whole root, or the short name of the cell of an entity or
-an entry.
+an entry. It is published on the channel of the root; and once more on that of its *part* (entities whose digests begin
+alike), or for paths other than entities, on that of all parts. Who depends on few entities of a busy root listens to
+their parts and to the channel of all parts, instead of the root's.
 """
 
 from __future__ import annotations
@@ -30,8 +32,8 @@ from agent_cache.values.canonical import is_large, lasting_digest, make_room, se
 
 __all__ = [
     "MAX_HEAD", "MAX_VALUE_CELLS", "SCHEMA", "BadValue", "CellKey", "Cells", "Header", "Invalidations", "Keyspace",
-    "Memory", "Root", "SeenCell", "header_lines", "is_held", "is_idle", "late_tags_context", "message", "pack_header",
-    "parse_message", "read_header", "unpack_value", "value_context", "version_of",
+    "Memory", "Root", "SeenCell", "header_lines", "is_held", "is_idle", "late_tags_context", "messages", "pack_header",
+    "parse_message", "read_header", "topics_of", "unpack_value", "value_context", "version_of", "whole_of",
 ]  # fmt: skip
 
 SCHEMA = 1
@@ -541,11 +543,43 @@ class Invalidations:
 # Messages between processes
 
 
-def message(process: bytes, kind: bytes, root: Root, cells: Iterable[CellKey]) -> bytes:
-    """The message that a write of these cells begins (``B``) or has ended (``C``). Empty if none is needed."""
+def messages(process: bytes, kind: bytes, root: Root, cells: Iterable[CellKey]) -> list[bytes]:
+    """The messages that a write of these cells begins (``B``) or has ended (``C``), each after its channel."""
     cells = list(cells)
     paths = [b"*"] if root.s in cells else [root.cell_name(cell) for cell in cells if cell != root.d]
-    return b" ".join([process, kind, *paths]) if paths else b""
+    by_channel = {root.channel: paths} if paths else {}
+    for path in paths:
+        by_channel.setdefault(_part(root, path), []).append(path)
+    return [text for channel, own in by_channel.items() for text in (channel, b" ".join([process, kind, *own]))]
+
+
+def _part(root: Root, path: bytes) -> bytes:
+    """The channel of one part of a root, or that of all parts.
+
+    There are 65,536 parts: a process that depends on 100 entities hears of few others, and it subscribes to no more
+    channels than it depends on entities.
+    """
+    return root.channel + b":" + (path[1:5] if path.startswith(b"T") else b"*")
+
+
+def topics_of(cells: Cells) -> dict[bytes, Root]:
+    """The channels of the messages about these cells: of a root if D is among them, else of the parts of its entities;
+    of all parts if there is neither.
+    """
+    whole = {root for cell, root in cells.items() if cell == root.d}
+    topics: dict[bytes, Root] = {}
+    for cell, root in cells.items():
+        if root in whole:
+            topics[root.channel] = root
+        elif (name := root.cell_name(cell)).startswith(b"T"):
+            topics[_part(root, name)] = root
+    heard = {*topics.values()}
+    return topics | {_part(root, b"*"): root for root in cells.values() if root not in heard}
+
+
+def whole_of(topic: bytes) -> bytes:
+    """The channel of the root that a channel is a part of."""
+    return topic if topic.endswith(b"}") else topic[: topic.rindex(b":")]
 
 
 def parse_message(

@@ -35,6 +35,7 @@ from agent_cache.remote.redis.keyspace import (
     late_tags_context,
     pack_header,
     read_header,
+    topics_of,
     unpack_value,
     value_context,
     version_of,
@@ -67,7 +68,8 @@ class Place:
         watched: S and D of the roots under which the result will name entities.
         cells: all of these.
         roots: their roots.
-        channels: subscriptions that a local copy needs.
+        topics: channels that a local copy depends on, with their roots.
+        channels: the same channels.
         keys, packed: keys that a lookup reads, the value last; and the same ready to be sent.
         memory: number of the memory in which all that it depends on was noted.
         known: cells as they were last read and found idle, the identity of their server, and the lines of a header with
@@ -83,6 +85,7 @@ class Place:
     watched: Cells
     cells: Cells
     roots: tuple[Root, ...]
+    topics: dict[bytes, Root]
     channels: frozenset[bytes]
     keys: tuple[bytes, ...]
     packed: bytes
@@ -286,11 +289,14 @@ class Reader:
             watched[root.s] = watched[root.d] = root
         cells = depends_on | watched
         roots = tuple(dict.fromkeys(cells.values()))
-        channels = frozenset(root.channel for root in roots)
+        topics = topics_of(cells)
+        channels = frozenset(topics)
         keys = (*cells, value_key) if value_key else tuple(cells)
         slot = self._transport.slot(value_key) if value_key else 0
         packed = b"".join(map(bulk, keys))
-        place = Place(digest, value_key, slot, depends_on, watched, cells, roots, channels, keys, packed, memory)
+        place = Place(
+            digest, value_key, slot, depends_on, watched, cells, roots, topics, channels, keys, packed, memory
+        )
         place.has_late = bool(digest is not None and keyspace.late_cells(digest))
         return place, lasts
 
@@ -310,9 +316,9 @@ class Reader:
         client = self._transport.client()
         ticket.started_at = client.loop.time()
         late = self.keyspace.late_cells(digest) if place.has_late and digest is not None else {}
-        roots = (*place.roots, *late.values()) if late else place.roots
-        if not self._is_subscribed(ticket, roots):
-            await self._subscribe(client, ticket, roots)
+        topics = topics_of(cells | late) if late else place.topics
+        if not self._is_subscribed(ticket, topics):
+            await self._subscribe(client, ticket, topics)
         ticket.sequence = self.invalidations.now
         fetched: Fetched
         if late or self._transport.topology.is_cluster:
@@ -337,16 +343,16 @@ class Reader:
         found = await self._find_current(client, ticket, data, seen_cells(late, fetched), late)
         return None if found is None or self._pending.blocks(ticket.seen) else found
 
-    def _is_subscribed(self, ticket: RedisTicket, roots: tuple[Root, ...]) -> bool:
+    def _is_subscribed(self, ticket: RedisTicket, topics: dict[bytes, Root]) -> bool:
         if not self.subscriber.is_running or not self.invalidations.listeners:
             return True
-        ticket.trust = self._trust_in(ticket.place, roots)
+        ticket.trust = self._trust_in(ticket.place, topics)
         return ticket.trust is not None
 
-    def _trust_in(self, place: Place, roots: tuple[Root, ...]) -> Trust | None:
-        """The trust in a copy that depends on these roots, if messages about them arrive."""
-        if roots is not place.roots:
-            return self.subscriber.trust(place.channels.union([root.channel for root in roots]))
+    def _trust_in(self, place: Place, topics: dict[bytes, Root]) -> Trust | None:
+        """The trust in a copy that depends on these channels, if their messages arrive."""
+        if topics is not place.topics:
+            return self.subscriber.trust(frozenset(topics))
         trust = place.trust() if place.trust is not None else None
         if trust is None or trust.is_over:
             trust = self.subscriber.trust(place.channels)
@@ -355,25 +361,25 @@ class Reader:
             trust.is_used = True
         return trust
 
-    async def _subscribe(self, client: Client, ticket: RedisTicket, roots: tuple[Root, ...]) -> None:
-        """Wait for the subscriptions of these roots, before anything is read: without them, nothing is kept locally.
+    async def _subscribe(self, client: Client, ticket: RedisTicket, topics: dict[bytes, Root]) -> None:
+        """Wait for the subscriptions to these channels, before anything is read: without them, nothing is kept locally.
 
         A read has one timeout for all that it waits for. Three quarters of it may be used here, while the connection is
         made that the read will need.
         """
         subscriber = self.subscriber
-        missing = [
-            root
-            for root in dict.fromkeys(roots)
-            if root.channel not in subscriber.channels and not subscriber.has_failed(root)
-        ]
-        for root in missing:
+        missing = {
+            topic: root
+            for topic, root in topics.items()
+            if not subscriber.hears(topic) and not subscriber.has_failed(root)
+        }
+        for root in missing.values():
             server = self._transport.topology.server_of(root.slot)
             if server is not None:
                 client.prepare(server)
         if missing:
             await subscriber.subscribe(missing, ticket.started_at + 0.75 * self.options.timeout)
-        ticket.trust = self._trust_in(ticket.place, roots)
+        ticket.trust = self._trust_in(ticket.place, topics)
 
     async def _mint_missing(
         self, client: Client, cells: Cells, fetched: Fetched, started_at: float
@@ -465,11 +471,11 @@ class Reader:
             return None
         if not is_expected:
             self._keep_late_cells(place, late_cells)
-            roots = {*late_cells.values()}
-            if ticket.trust is not None and not roots <= {*place.roots, *expected.values()}:
+            topics = topics_of(place.cells | late_cells)
+            if ticket.trust is not None and not topics.keys() <= ticket.trust.channels:
                 # A value whose load has read other roots. Its local copy needs messages about these: from now on they
                 # arrive, and what was written before is seen now.
-                await self._subscribe(client, ticket, (*place.roots, *roots))
+                await self._subscribe(client, ticket, topics)
                 ticket.sequence = self.invalidations.now
                 seen = await self._fetch_more(client, list(header.cells), ticket)
                 if not _is_current(header.cells, seen, strong=request.strong):

@@ -16,6 +16,10 @@ more, gets it after them.
 A local copy is bound to the leases of the servers that have its roots, and to no other server. With the connection its
 lease ends for good, and so do the copies under it. Roots that nothing was read of for a while, and that no copy depends
 on, are unsubscribed from.
+
+A busy root is *split*: a process whose copies depend on few of its entities listens to their parts instead of all of
+it. It leaves the channel of the root when those of all parts that its copies depend on are confirmed, so that no
+message is missed in between.
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ import asyncio
 import json
 import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextvars import Context
 from typing import Any
 
@@ -32,7 +36,7 @@ from redis.crc import key_slot
 
 from agent_cache.clock import CLOCK
 from agent_cache.metrics import METRICS
-from agent_cache.remote.redis.keyspace import Invalidations, Keyspace, Root, parse_message
+from agent_cache.remote.redis.keyspace import Invalidations, Keyspace, Root, parse_message, whole_of
 from agent_cache.remote.redis.transport import (
     INFO,
     NEVER,
@@ -59,6 +63,12 @@ _IDLE_PERIOD = 60.0
 """Seconds after which roots are unsubscribed from that nothing was read of in this period and the one before."""
 
 _Waiter = tuple[asyncio.AbstractEventLoop, "asyncio.Future[None]"]
+
+
+_BUSY = 200.0
+"""Messages a second about one root from which it is split: a hundred writes."""
+_MAX_PARTS = 512
+"""Parts of a root that a process listens to; with more of them, to all of it: an eighth of this is a few messages."""
 
 
 class Lease:
@@ -101,12 +111,17 @@ class Trust:
     @property
     def is_over(self) -> bool:
         """Whether messages may have been missed since."""
-        return any(lease.is_over for lease in self.leases)
+        leases = self.leases
+        return leases[0].is_over if len(leases) == 1 else any(lease.is_over for lease in leases)
 
     def trusted_until(self) -> float:
         """Clock reading up to which the copies may be served."""
         now = CLOCK.now()  # first: a thread that is suspended between the two clocks trusts for less, not for more
-        left = min([NEVER if lease.is_over else lease.until for lease in self.leases]) - boottime()
+        leases = self.leases
+        if len(leases) == 1:  # without a list: this is a part of each local hit
+            left = NEVER if leases[0].is_over else leases[0].until - boottime()
+        else:
+            left = min([NEVER if lease.is_over else lease.until for lease in leases]) - boottime()
         return now + left if left > 0 and self._invalidations.listeners else NEVER
 
 
@@ -136,6 +151,7 @@ class Subscriber:
         self._trusts: weakref.WeakValueDictionary[frozenset[bytes], Trust] = weakref.WeakValueDictionary()
         self._recent: set[Trust] = set()  # those that lookups have used lately, whether or not a copy was kept
         self._next_idle = boottime() + _IDLE_PERIOD
+        self._keeps_whole = False
         self._subscriptions: dict[Server, tuple[Subscription, asyncio.Task[None]]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._wake_up: asyncio.Event | None = None
@@ -202,13 +218,32 @@ class Subscriber:
             trust.is_used = True
             return trust
         with self._lock:
-            leases = [self._leases.get(channel) for channel in channels]
+            leases = [self._lease_of(channel) for channel in channels]
             known = tuple(dict.fromkeys(lease for lease in leases if lease is not None and not lease.is_over))
             if not known or None in leases or any(lease.is_over for lease in leases if lease is not None):
                 return None
             trust = self._trusts[channels] = Trust(channels, known, self._invalidations)
             self._recent.add(trust)
         return trust
+
+    def _lease_of(self, topic: bytes) -> Lease | None:
+        """That of the connection over which all messages arrive that a copy under this channel needs."""
+        leases, whole = self._leases, whole_of(topic)
+        return leases.get(whole) or (leases.get(topic) if whole + b":*" in leases else None)
+
+    def hears(self, topic: bytes) -> bool:
+        """Whether all messages arrive that a copy under this channel needs."""
+        return self._lease_of(topic) is not None
+
+    def trusted_whole_until(self) -> float:
+        """The same for copies that are not known by their channels. From the first of them on, no root is split."""
+        if not self._keeps_whole:
+            self._keeps_whole = True
+            self.wake()
+        return NEVER if self._splits() else self.trusted_until()
+
+    def _splits(self) -> bool:
+        return any(subscription.split for subscription, _ in self._subscriptions.copy().values())
 
     def trusted_until(self) -> float:
         """Clock reading up to which all local copies may be served."""
@@ -229,24 +264,24 @@ class Subscriber:
             except RuntimeError:
                 pass
 
-    async def subscribe(self, roots: Iterable[Root], until: float) -> None:
-        """Return when messages about these roots arrive, or as soon as it is known that they will not.
+    async def subscribe(self, topics: Mapping[bytes, Root], until: float) -> None:
+        """Return when all messages arrive that copies under these channels need, or it is known that they will not.
 
         Args:
+            topics: the channels, with their roots.
             until: reading of the loop's clock at which the caller waits no longer.
         """
         loop = asyncio.get_running_loop()
         waiting: dict[bytes, _Waiter] = {}
         with self._lock:
-            for root in roots:
-                channel = root.channel
-                self._roots[channel] = root
-                if channel not in self.channels and channel not in self._unconfirmed and not self.has_failed(root):
+            for channel, root in topics.items():
+                self._roots[root.channel] = root
+                if not self.hears(channel) and channel not in self._unconfirmed and not self.has_failed(root):
                     waiter = waiting[channel] = loop, loop.create_future()
                     self._waiters.setdefault(channel, []).append(waiter)
                 if self._loop is not None:
                     try:
-                        self._loop.call_soon_threadsafe(self._subscribe, root)
+                        self._loop.call_soon_threadsafe(self._subscribe, root, channel)
                     except RuntimeError:
                         break
         if not waiting:
@@ -281,7 +316,7 @@ class Subscriber:
             released = [
                 waiter
                 for channel, waiters in self._waiters.items()
-                if self.has_failed(self._roots[channel])
+                if self.has_failed(self._roots[whole_of(channel)])
                 for waiter in waiters
             ]
         _release(released)
@@ -427,11 +462,14 @@ class Subscriber:
         self._next_idle = boottime() + _IDLE_PERIOD
         with self._lock:
             self._recent = {trust for trust in self._trusts.values() if trust.is_used and not trust.is_over}
-            used = set(self._waiters)
             for trust in self._trusts.values():
-                used |= trust.channels
                 trust.is_used = False
-            idle = [root for channel, root in self._roots.items() if channel in self._leases and channel not in used]
+            topics = self._topics()
+            used = set(map(whole_of, topics))
+            for subscription, _ in self._subscriptions.values():
+                subscription.leave_parts(topics)
+            heard = self._leases.keys() | {whole for each, _ in self._subscriptions.values() for whole in each.split}
+            idle = [root for channel, root in self._roots.items() if channel in heard and channel not in used]
             if self._keyspace.calls_under(idle) is None:
                 return  # what depends on them alone cannot be told from the rest
             for root in idle:
@@ -443,11 +481,41 @@ class Subscriber:
             self._invalidations.lose(idle, self._keyspace, is_loss=False)
             self.changed()
 
-    def _subscribe(self, root: Root) -> None:
+    def _topics(self) -> set[bytes]:
+        """The channels that copies and running lookups depend on. With the lock held."""
+        return set(self._waiters).union(*(trust.channels for trust in self._trusts.values() if not trust.is_over))
+
+    def split_busy(self, subscription: Subscription, busy: set[bytes]) -> None:
+        """Split roots of a server that many messages come about, and end splits that are not possible any more."""
+        if self._keeps_whole:
+            for whole in subscription.split:
+                subscription.add_whole(whole)
+            return
+        if not busy and not subscription.parts:
+            return
+        with self._lock:
+            used: dict[bytes, set[bytes]] = {}
+            for topic in self._topics():
+                used.setdefault(whole_of(topic), set()).add(topic)
+            for whole in busy | subscription.parts.keys():
+                topics = used.get(whole, set())
+                if whole in topics or len(topics) > _MAX_PARTS:
+                    subscription.add_whole(whole)
+                else:
+                    subscription.listen_to_parts(whole, topics)
+            self._list_leases()
+
+    def _subscribe(self, root: Root, topic: bytes) -> None:
         server = self._transport.topology.server_of(root.slot)
         subscription, _ = self._subscriptions.get(server, (None, None)) if server is not None else (None, None)
-        if subscription is not None:
+        if subscription is None:
+            return
+        if root.channel not in subscription.split:
             subscription.add(root)
+        elif topic == root.channel or len(subscription.parts.get(root.channel, ())) > _MAX_PARTS:
+            subscription.add_whole(root.channel)
+        else:
+            subscription.add_parts(root.channel, {topic})
 
     def _list_leases(self) -> None:
         """Note which channels are heard, and over which connection. With the lock held."""
@@ -463,10 +531,10 @@ class Subscriber:
                 self._list_leases()
         self.lease = NEVER if self._is_stopped else min((each.lease.until for each in subscriptions), default=NEVER)
         if self._unconfirmed:
-            self._unconfirmed -= self.channels
+            self._unconfirmed = {channel for channel in self._unconfirmed if not self.hears(channel)}
         if self._waiters:
             with self._lock:
-                ready = [self._waiters.pop(channel) for channel in list(self._waiters) if channel in self.channels]
+                ready = [self._waiters.pop(channel) for channel in list(self._waiters) if self.hears(channel)]
             _release(waiter for waiters in ready for waiter in waiters)
 
     async def _catch_up(self) -> None:
@@ -502,6 +570,8 @@ class Subscription:
 
     Attributes:
         confirmed: channels whose messages arrive.
+        parts: channels of parts that were subscribed to, by the channel of their root.
+        split: channels of roots that only parts are listened to of.
         is_live: whether all channels that were wanted when it connected have been confirmed.
         lease: how long no message of this server can have been missed: messages arrive, and the server takes writes. It
             ends with the connection.
@@ -523,7 +593,11 @@ class Subscription:
         self.is_live = False
         self.confirmed: set[bytes] = set()
         self.lease = Lease()
+        self.parts: dict[bytes, set[bytes]] = {}
+        self.split: set[bytes] = set()
         self._roots = roots  # by channel
+        self._heard: dict[bytes, int] = {}  # number of messages since the latest heartbeat, by the channel of a root
+        self._counted_at = boottime()
         self._transport = transport
         self._keyspace = keyspace
         self._invalidations = invalidations
@@ -631,6 +705,46 @@ class Subscription:
         transport.recover(self.server)
         self._extend_lease()
         self._subscriber.unsubscribe_idle()
+        self._count_messages()
+
+    def _count_messages(self) -> None:
+        """Look for busy roots, a few times in a period of staleness."""
+        heard, self._heard = self._heard, {}
+        former, self._counted_at = self._counted_at, boottime()
+        least = _BUSY * (self._counted_at - former)
+        if self.is_live and self._may_leave:
+            self._subscriber.split_busy(self, {whole for whole, count in heard.items() if count > least})
+
+    # Parts of busy roots
+
+    def add_parts(self, whole: bytes, topics: set[bytes]) -> None:
+        """Subscribe to the channels of these parts, and to that of all parts."""
+        known = self.parts.setdefault(whole, set())
+        new = (topics | {whole + b":*"}) - known
+        if new:
+            known |= new
+            self._subscribe(*new)
+
+    def listen_to_parts(self, whole: bytes, topics: set[bytes]) -> None:
+        """Listen to these parts of a root instead of all of it, as soon as they are confirmed."""
+        self.add_parts(whole, topics)
+        if whole in self.confirmed and self.parts[whole] <= self.confirmed:
+            self.split.add(whole)
+            self._unsubscribe([whole])
+
+    def add_whole(self, whole: bytes) -> None:
+        """Listen to all of a root again. Its parts are left when that is confirmed."""
+        if whole in self.split:
+            self._subscribe(whole)
+        elif whole in self.parts:
+            self._unsubscribe(self.parts.pop(whole))
+
+    def leave_parts(self, topics: set[bytes]) -> None:
+        """Unsubscribe from parts that are not among these channels."""
+        for parts in self.parts.values():
+            unused = {part for part in parts if part not in topics and not part.endswith(b":*")}
+            parts.difference_update(unused)
+            self._unsubscribe(unused)
 
     def hand_over(self, call: Call) -> None:
         """Send a call, whether or not the server answers now. It stays pending until it does."""
@@ -664,8 +778,8 @@ class Subscription:
         self._connection.on_close = on_close
         self._awaited = set(self._roots)
         self._leaving.clear()
-        for channel in list(self._roots):
-            self._subscribe(channel)
+        if self._roots:
+            self._subscribe(*self._roots)
         if not self._awaited:
             self._become_live()
 
@@ -673,6 +787,8 @@ class Subscription:
         """Subscribe to one more channel. No message was missed: nothing was kept locally under this root before."""
         channel = root.channel
         self._roots[channel] = root
+        if channel in self.split:
+            return
         if self._connection is not None and channel not in self.confirmed and channel not in self._awaited:
             if not self.is_live:
                 self._awaited.add(channel)
@@ -683,7 +799,8 @@ class Subscription:
         lost = self._roots.keys() - roots.keys()
         for channel in lost:
             del self._roots[channel]
-            self.confirmed.discard(channel)
+            self.confirmed -= {channel, *self.parts.pop(channel, ())}
+            self.split.discard(channel)
         if lost:
             self.renew_lease()
         for root in roots.values():
@@ -695,15 +812,21 @@ class Subscription:
         for root in roots:
             channel = root.channel
             self._roots.pop(channel, None)
-            self.confirmed.discard(channel)
-            if self._may_leave and self._connection is not None:
-                self._leaving.append(channel)
-                is_cluster = self._transport.topology.is_cluster
-                self._connection.push(b"SUNSUBSCRIBE" if is_cluster else b"UNSUBSCRIBE", channel)
+            self._unsubscribe([*({channel} & self.confirmed), *self.parts.pop(channel, ())])
+            self.split.discard(channel)
 
-    def _subscribe(self, channel: bytes) -> None:
+    def _unsubscribe(self, channels: Iterable[bytes]) -> None:
+        channels = list(channels)
+        self.confirmed.difference_update(channels)
+        if channels and self._may_leave and self._connection is not None:
+            self._leaving += channels
+            is_cluster = self._transport.topology.is_cluster
+            self._connection.push(b"SUNSUBSCRIBE" if is_cluster else b"UNSUBSCRIBE", *channels)
+
+    def _subscribe(self, *channels: bytes) -> None:
         if self._connection is not None:
-            self._connection.push(b"SSUBSCRIBE" if self._transport.topology.is_cluster else b"SUBSCRIBE", channel)
+            is_cluster = self._transport.topology.is_cluster
+            self._connection.push(b"SSUBSCRIBE" if is_cluster else b"SUBSCRIBE", *channels)
 
     def ping(self) -> asyncio.Future[None]:
         """Send a PING over the same connection. The future is done when all messages before its answer were handled.
@@ -727,6 +850,8 @@ class Subscription:
         self._answered_at = NEVER
         self.lease.end()
         self.confirmed.clear()
+        self.parts.clear()  # whole roots are subscribed to at first, and split again if they are still busy
+        self.split.clear()
         if was_live:
             # Loads under way are invalid at once; local copies are dropped when there is trust again.
             self._invalidations.add_roots(self.roots)
@@ -751,8 +876,10 @@ class Subscription:
     def _receive(self, reply: Any) -> None:
         match reply:
             case [b"message" | b"smessage", bytes(channel), text]:
-                root = self._roots.get(channel)
+                whole = whole_of(channel)
+                root = self._roots.get(whole)
                 if root is not None:
+                    self._heard[whole] = self._heard.get(whole, 0) + 1
                     self._handle_message(root, text)
             case [b"pong", bytes(nonce)] | bytes(nonce):  # the latter without a subscription
                 self._pong(nonce)
@@ -791,9 +918,16 @@ class Subscription:
             self._connection.close()
 
     def _confirm(self, channel: bytes) -> None:
-        if channel not in self._roots or channel in self._leaving:
+        whole = whole_of(channel)
+        is_wanted = whole in self._roots if channel == whole else channel in self.parts.get(whole, ())
+        if not is_wanted or channel in self._leaving:
             return  # it was unsubscribed from since
         self.confirmed.add(channel)
+        if channel in self.split:
+            # Copies that are not known by their channels, such as those in a nearer tier, may have missed messages.
+            self._invalidations.lose([self._roots[channel]], self._keyspace, is_loss=False)
+            self.split.discard(channel)
+            self._unsubscribe(self.parts.pop(channel, ()))
         self._awaited.discard(channel)
         if not self.is_live and not self._awaited:
             self._become_live()

@@ -6,11 +6,12 @@ import sys
 import time
 
 from tests.properties.fleet import protocol
-from tests.properties.fleet.channels import Channels
+from tests.properties.fleet.channels import Channels, SplitRoot
 from tests.properties.fleet.checker import explore
 from tests.properties.fleet.configurations import (
     AMPUTATIONS,
     AMPUTATIONS_OF_CHANNELS,
+    AMPUTATIONS_OF_SPLITTING,
     AMPUTATIONS_OF_STUTTER,
     AMPUTATIONS_OF_TRUST,
     CONFIGURATIONS,
@@ -26,6 +27,7 @@ def main() -> int:
     others = {
         "trust in local copies": Trust().model(),
         "channels of local copies": Channels().model(),
+        "a root that is split": SplitRoot().model(),
         "a server that stutters": Stutter().model(),
     }
     for name, model in {**whole, **others}.items():
@@ -38,7 +40,8 @@ def main() -> int:
     trust = {f"{part} (trust)": Trust(rules).model() for part, rules in AMPUTATIONS_OF_TRUST.items()}
     channels = {f"{part} (channels)": Channels(rules).model() for part, rules in AMPUTATIONS_OF_CHANNELS.items()}
     stutter = {f"{part} (stutter)": Stutter(rules).model() for part, rules in AMPUTATIONS_OF_STUTTER.items()}
-    for part, model in {**parts, **trust, **channels, **stutter}.items():
+    split = {f"{part} (split)": SplitRoot(rules).model() for part, rules in AMPUTATIONS_OF_SPLITTING.items()}
+    for part, model in {**parts, **trust, **channels, **split, **stutter}.items():
         verdict = explore(model)
         wrong += verdict.holds
         show(f"{part}: {verdict}")

@@ -130,6 +130,11 @@ AMPUTATIONS_OF_CHANNELS: dict[str, Rules] = {
     "a channel left that a copy depends on": replace(WHOLE, keeps_channels_of_copies=False),
 }
 
+AMPUTATIONS_OF_SPLITTING: dict[str, Rules] = {
+    "parts without the channel of the root": replace(WHOLE, splits_with_root_channel=False),
+    "the whole left before its parts are heard": replace(WHOLE, parts_before_leaving=False),
+}
+
 AMPUTATIONS_OF_TRUST: dict[str, Rules] = {
     "a lease from the PONG's arrival": replace(WHOLE, trusts_from_sending=False),
     "no drop on re-subscribe": replace(WHOLE, drops_on_resubscribe=False),
