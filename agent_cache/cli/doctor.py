@@ -56,8 +56,8 @@ _COMMANDS = (
     "PEXPIRE registry 5000", "ZREM registry x", "EVAL return(1) 1 cell", f"EVALSHA {'0' * 40} 1 cell", "DEL value",
 )  # fmt: skip
 """What a tier sends. A name of `_PATTERNS` stands for a key of that kind."""
-_SINGLE_COMMANDS = ("PUBLISH channel x",)
-_CLUSTER_COMMANDS = ("SPUBLISH channel x", "CLUSTER SLOTS")
+_SINGLE_COMMANDS = ("PUBLISH channel x", "UNSUBSCRIBE channel")
+_CLUSTER_COMMANDS = ("SPUBLISH channel x", "SUNSUBSCRIBE channel", "CLUSTER SLOTS")
 _NO_LIMIT = "set maxmemory, and maxmemory-policy volatile-ttl: a server that takes all the memory there is gets killed"
 _NO_EVICTION = (
     "a full server refuses writes, and invalidations with them; raise maxmemory, or set maxmemory-policy volatile-ttl"

@@ -315,7 +315,11 @@ def protected_copy(call: Call, entry: Entry, tags: tuple[Tag, ...], expires: flo
     # What is stored, not what was returned: the image of a tree is 3 to 6 times smaller.
     stored = value if copy is None else copy
     size = 0 if plan.configuration.max_bytes is None else entry_size(stored, call.key, tags)
-    trust = plan.trust if flight.inherited is None else flight.inherited.trust_beside(plan.trust)
+    trust = plan.trust
+    if trust is not None and len(flight.tickets) == 1 == len(operation.tiers()):
+        trust = trust_of(flight.tickets[0], trust)
+    if flight.inherited is not None:
+        trust = flight.inherited.trust_beside(trust)
     kept_for = operation.policy.kept_for
     if copy is None and trust is None:
         if kept_for:
@@ -328,6 +332,11 @@ def protected_copy(call: Call, entry: Entry, tags: tuple[Tag, ...], expires: flo
     kept, fast = (value, 0.0) if copy is None else (None, -NEVER)
     flight.result = GuardedEntry(kept, fast, entry.cost, tags, size, expires, copy, trust, kept_for)
     return flight.result
+
+
+def trust_of(ticket: Ticket, trust: Callable[[], float]) -> Callable[[], float]:
+    """The trust in a copy of an only tier's value: that of its ticket, if it has one, else that in the whole tier."""
+    return getattr(ticket, "trusted_until", None) or trust
 
 
 def count_unstored(call: Call) -> None:
@@ -392,6 +401,9 @@ def insert_if_valid(call: Call, entry: Stored | None, tags: tuple[Tag, ...]) -> 
             assert entry is not None
             flight.stored_tags = all_tags
             if flight.tickets:
+                for ticket in flight.tickets:
+                    if (note_tags := getattr(ticket, "note_tags", None)) is not None:
+                        note_tags(all_tags)
                 doubts = [ticket for ticket in flight.tickets if not ticket.is_clean()]
             if not doubts:
                 is_stored = True

@@ -29,6 +29,7 @@ from agent_cache.engine.store_result import (
     let_inherit,
     protected_copy,
     refresh,
+    trust_of,
 )
 from agent_cache.values.canonical import is_large, make_room
 
@@ -78,7 +79,8 @@ def _known_tags(call: Call) -> tuple[Tag, ...]:
 def _of_found(call: Call, tier: Tier, found: Found, ticket: Ticket) -> Inherits:
     """What a load inherits from an answer that a tier had, of which there is no local copy."""
     expires = NEVER if found.ttl is None else CLOCK.now() + found.ttl
-    trust, source = call.plan.trust, _Versions({tier: ticket.versions})
+    trust = call.plan.trust if call.plan.trust is None else trust_of(ticket, call.plan.trust)
+    source = _Versions({tier: ticket.versions})
     trusts = {} if trust is None else {trust: (tier,)}
     tags = *found.tags, call.plan.partition.group.entry_tag(call.key)
     return Inherits(tags, tenants=call.tenants, expires=expires, trusts=trusts, source=source, is_strong=True)

@@ -102,7 +102,12 @@ Versions = Mapping[Any, Any]
 
 
 class Ticket(Protocol):
-    """The versions that a lookup saw. Opaque to everything but its tier."""
+    """The versions that a lookup saw. Opaque to everything but its tier.
+
+    It may have two more methods. `trusted_until` is called in place of the tier's: see there. `note_tags` is called
+    with all tags of a local copy right before the `is_clean` that decides whether it is stored, for a tier whose
+    messages name tags by digests.
+    """
 
     @property
     def lasts(self) -> float | None:
@@ -277,7 +282,11 @@ class Tier(Protocol):
         """Clock reading up to which local copies of this tier's entries may be served without asking it.
 
         Called in a hit: it neither waits nor raises. A deadline once given stands, unless the tier reports a loss of
-        messages to the listeners as None. Without a listener no copy is trusted.
+        messages to the listeners: as None, or as the roots and the keys that the lost messages may have named. Without
+        a listener no copy is trusted.
+
+        A ticket may have a method of this name, too, for the copies that are made under it: a tier on several servers
+        trusts some roots longer than others. It is called instead of this one for tools with this tier alone.
         """
         ...
 

@@ -54,8 +54,8 @@ def no_begin() -> None:
 
 def no_registry() -> None:
     """A cell is marked for a lease, and no writer is registered: the next one to end lifts the mark."""
-    announce = "announce(ARGV[at], ARGV[at + 1])"
-    _rewrite_scripts(announce, f"leave('held', held, '') leave('armed', armed, '~') {announce}")
+    announce = "\nannounce()"
+    _rewrite_scripts(announce, f"\nleave('held', held, '') leave('armed', armed, '~') {announce}")
 
 
 def no_renewal() -> None:
@@ -122,7 +122,8 @@ def no_drop() -> None:
 
     def _become_live(self: Subscription) -> None:
         self.is_live = True
-        self._on_change()
+        self.lease.is_over = False
+        self._subscriber.changed()
 
     _put(Subscription, "_become_live", _become_live)
 

@@ -175,7 +175,7 @@ async def test_a_message_that_cannot_be_understood_means_all_of_its_root(make: M
 def test_an_answer_that_is_no_message_ends_a_subscription_and_raises_nothing(nonsense):
     tier = RedisTier.from_url("redis://h")  # it connects to nothing
     parts = tier._transport, tier._writer.keyspace, tier._invalidations, tier._writer
-    subscription = Subscription(tier._transport.topology.servers[0], {}, *parts, lambda: None)
+    subscription = Subscription(tier._transport.topology.servers[0], {}, *parts, tier._subscriber)
     ends = []
     subscription._connection = SimpleNamespace(close=lambda: ends.append(True))
     subscription._receive(nonsense)

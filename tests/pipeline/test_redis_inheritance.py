@@ -76,10 +76,10 @@ async def test_a_write_before_the_subscription_is_not_missed(make, valkey, monke
     subscribe = b._reader._subscribe
     written = []
 
-    async def write_first(client, ticket, roots):
+    async def write_first(client, ticket, topics):
         async with writing(a, "order:7"):
-            written.append([root.name for root in roots])
-        await subscribe(client, ticket, roots)
+            written.append([root.name for root in topics.values()])
+        await subscribe(client, ticket, topics)
 
     monkeypatch.setattr(b._reader, "_subscribe", write_first)
     assert await value_of(b, REPORT) == "nothing"
@@ -91,7 +91,7 @@ async def test_a_subscription_that_fails_costs_the_copy_and_not_the_value(make, 
     await load(a, REPORT, "old", "order:7", inherited=[await versions_of(a, ORDER)])
     await value_of(b, read("report", key="warm"))
 
-    async def fail(roots, until):
+    async def fail(topics, until):
         pass
 
     monkeypatch.setattr(b._reader.subscriber, "subscribe", fail)

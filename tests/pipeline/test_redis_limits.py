@@ -73,7 +73,7 @@ async def test_calls_with_large_arguments_are_not_remembered(make: Make):
         await load(tier, large, "answer")
         await load(tier, small, "answer")
         assert await value_of(tier, large) == "answer"
-        assert [call[1] for call in tier._writer.keyspace._calls.values()] == ["7"]
+        assert [call[1] for call in tier._writer.keyspace.memory.calls.values()] == ["7"]
         assert len(tier._reader._places) == 1
     await there.caught_up()
     await here.discard(large)

@@ -11,9 +11,12 @@ import pytest
 
 from tests.harness.slow import slow
 from tests.properties.fleet import protocol
+from tests.properties.fleet.channels import WHOLE_ROOT, Channels, Split, SplitRoot
 from tests.properties.fleet.checker import Model, TooManyStatesError, explore
 from tests.properties.fleet.configurations import (
     AMPUTATIONS,
+    AMPUTATIONS_OF_CHANNELS,
+    AMPUTATIONS_OF_SPLITTING,
     AMPUTATIONS_OF_STUTTER,
     AMPUTATIONS_OF_TRUST,
     CONFIGURATIONS,
@@ -58,11 +61,26 @@ def test_local_copies_are_never_trusted_for_longer_than_the_bound():
     assert verdict.holds, str(verdict)
 
 
+def test_local_copies_are_not_trusted_beyond_the_subscriptions_of_their_roots():
+    verdict = explore(Channels().model())
+    sys.stdout.write(f"{verdict}\n")
+    assert verdict.holds, str(verdict)
+
+
 @pytest.mark.slow
 def test_a_server_that_stutters_keeps_no_write_from_being_seen_for_longer_than_the_bound():
     verdict = explore(Stutter().model())
     sys.stdout.write(f"{verdict}\n")
     assert verdict.holds, str(verdict)
+
+
+def test_the_model_of_channels_keeps_copies_and_leaves_channels():
+    whole = Channels().model()
+    for is_there in (
+        lambda state: state.copy is not None and state.copy.seen == (1, 1) and state.copy.leases == (1, 0),
+        lambda state: state.copy is not None and not state.leaves,
+    ):
+        assert not explore(Model(whole.start, whole.steps, lambda state: "it is" if is_there(state) else None)).holds  # noqa: B023
 
 
 @pytest.mark.parametrize("part", AMPUTATIONS)
@@ -81,6 +99,38 @@ def test_a_part_of_trust_that_is_taken_out_is_missed(part: str):
     assert not verdict.holds
 
 
+def test_a_process_that_listens_to_parts_of_a_root_misses_nothing_of_its_copies():
+    verdict = explore(SplitRoot().model())
+    sys.stdout.write(f"{verdict}\n")
+    assert verdict.holds, str(verdict)
+
+
+def test_the_model_of_parts_keeps_copies_without_the_whole():
+    whole = SplitRoot().model()
+    for key in ("e", "f", "list"):
+
+        def is_there(state: Split, key: str = key) -> str | None:
+            is_whole = WHOLE_ROOT in state.subscribed
+            is_kept = any(name == key and seen == {"e", "root"} for name, seen in state.copies)
+            return "it is" if is_kept and not state.changes and is_whole == (key == "list") else None
+
+        assert not explore(Model(whole.start, whole.steps, is_there)).holds
+
+
+@pytest.mark.parametrize("part", AMPUTATIONS_OF_SPLITTING)
+def test_a_part_of_the_rules_of_splitting_that_is_taken_out_is_missed(part: str):
+    verdict = explore(SplitRoot(AMPUTATIONS_OF_SPLITTING[part]).model())
+    sys.stdout.write(f"{verdict}\n")
+    assert not verdict.holds
+
+
+@pytest.mark.parametrize("part", AMPUTATIONS_OF_CHANNELS)
+def test_a_part_of_the_rules_of_channels_that_is_taken_out_is_missed(part: str):
+    verdict = explore(Channels(AMPUTATIONS_OF_CHANNELS[part]).model())
+    sys.stdout.write(f"{verdict}\n")
+    assert not verdict.holds
+
+
 @pytest.mark.parametrize("part", AMPUTATIONS_OF_STUTTER)
 def test_a_part_that_a_server_that_stutters_is_met_with_is_missed(part: str):
     verdict = explore(Stutter(AMPUTATIONS_OF_STUTTER[part]).model())
@@ -90,6 +140,7 @@ def test_a_part_that_a_server_that_stutters_is_met_with_is_missed(part: str):
 
 def test_every_part_is_taken_out_once():
     taken_out = [rules for rules, _ in AMPUTATIONS.values()]
+    taken_out += [*AMPUTATIONS_OF_CHANNELS.values(), *AMPUTATIONS_OF_SPLITTING.values()]
     taken_out += [*AMPUTATIONS_OF_TRUST.values(), *AMPUTATIONS_OF_STUTTER.values()]
     for field in dataclasses.fields(Rules):
         values = {getattr(rules, field.name) for rules in taken_out}

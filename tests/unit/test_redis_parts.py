@@ -16,7 +16,18 @@ from hypothesis import given, strategies as st
 
 from agent_cache import AgentCache, AgentCacheInvalidator
 from agent_cache.errors import ConfigurationError
-from agent_cache.remote.redis.keyspace import BadValue, Header, Invalidations, pack_header, read_header, unpack_value
+from agent_cache.remote.redis.keyspace import (
+    BadValue,
+    Header,
+    Invalidations,
+    Keyspace,
+    messages,
+    pack_header,
+    read_header,
+    topics_of,
+    unpack_value,
+    whole_of,
+)
 from agent_cache.remote.redis.options import deployment_of_client, deployment_of_url
 from agent_cache.remote.redis.subscriber import Report
 from agent_cache.remote.redis.transport import OVERSIZED, Counters, Log, Replies, ReplyError, Unreachable, pack
@@ -137,6 +148,30 @@ def test_the_short_look_agrees_with_the_long_one():
         assert read_header(pack_header(header), cells) is None
         with pytest.raises(BadValue):
             unpack_value(pack_header(header))
+
+
+paths = st.lists(st.sampled_from(["order", "order:7", "order:8", "user", "user:7"]), min_size=1, max_size=3)
+
+
+@given(paths, paths, st.booleans())
+def test_a_write_is_published_where_whoever_depends_on_it_listens(read, written, names_entry):
+    """To the whole root, or to its parts."""
+    keyspace = Keyspace("ns")
+    depends_on = {cell: root for tag in read for cell, root in keyspace.cells_read(tag).items()}
+    home = keyspace.root("order")
+    depends_on[home.cell(b"K1")] = home
+    moved = {home.cell(b"K1"): home} if names_entry else keyspace.cells_written(written)
+    topics = topics_of(depends_on)
+    parts = {part for topic in topics for part in (topic, whole_of(topic) + b":*") if topic != whole_of(topic)}
+    for root in set(moved.values()):
+        own = [cell for cell in moved if moved[cell] == root]
+        sent = messages(b"me", b"B", root, own)
+        channels, texts = set(sent[::2]), sent[1::2]
+        assert root.channel in channels
+        assert all(text.startswith(b"me B ") for text in texts)
+        if any(cell in depends_on for cell in own):
+            assert channels & {whole_of(topic) for topic in topics}
+            assert channels & (parts | {topic for topic in topics if topic == whole_of(topic)})
 
 
 def test_what_is_pruned_reads_as_touched(monkeypatch):

@@ -8,15 +8,18 @@ slot. A value is
 and is valid only while every line of its header is current. No data of a server is trusted, since it holds no secret
 of ours: a value that cannot be read is a miss. A message of a process about a root is
 ``process kind path path...``, where a path is ``*`` for the whole root, or the short name of the cell of an entity or
-an entry.
+an entry. It is published on the channel of the root; and once more on that of its *part* (entities whose digests begin
+alike), or for paths other than entities, on that of all parts. Who depends on few entities of a busy root listens to
+their parts and to the channel of all parts, instead of the root's.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
 import struct
 import threading
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
@@ -30,8 +33,8 @@ from agent_cache.values.canonical import is_large, lasting_digest, make_room, se
 
 __all__ = [
     "MAX_HEAD", "MAX_VALUE_CELLS", "SCHEMA", "BadValue", "CellKey", "Cells", "Header", "Invalidations", "Keyspace",
-    "Root", "SeenCell", "header_lines", "is_held", "is_idle", "late_tags_context", "message", "pack_header",
-    "parse_message", "read_header", "unpack_value", "value_context", "version_of",
+    "Memory", "Root", "SeenCell", "header_lines", "is_held", "is_idle", "late_tags_context", "messages", "pack_header",
+    "parse_message", "read_header", "topics_of", "unpack_value", "value_context", "version_of", "whole_of",
 ]  # fmt: skip
 
 SCHEMA = 1
@@ -94,31 +97,65 @@ class Root:
 Cells = dict[CellKey, Root]
 
 
+_next_number = itertools.count().__next__
+
+
+class Memory:
+    """What the digests of entities and entries stand for that were met in this process.
+
+    All tables are bounded, and are changed in single steps of the interpreter, so that any thread may use them. If one
+    of those that messages are understood by is full, all are left for new ones: see `Keyspace.memory`.
+
+    Attributes:
+        number: differs from that of every other memory.
+        names, segments: cell names by segment, and segments by cell name.
+        cells_read: see `Keyspace.cells_read`.
+        calls: tool, key and home of entries, by digest.
+        dependents: see `Keyspace.dependents`.
+        late_cells, many_late_cells: see `Keyspace.late_cells`.
+    """
+
+    __slots__ = ("calls", "cells_read", "dependents", "late_cells", "many_late_cells", "names", "number", "segments")
+
+    def __init__(self) -> None:
+        self.number = _next_number()
+        self.names: dict[str, bytes] = {}
+        self.segments: dict[bytes, str] = {}
+        self.cells_read: dict[str, Cells] = {}
+        self.calls: dict[bytes, tuple[str, Hashable, Root]] = {}
+        self.dependents: dict[bytes, frozenset[bytes]] = {}
+        self.late_cells: dict[bytes, Cells] = {}
+        self.many_late_cells: dict[bytes, Cells] = {}
+
+
 class Keyspace:
     """The keys under one namespace, and which tags and calls the digests in them stand for.
 
     All tables are bounded. They are changed in single steps of the interpreter, so that any thread may use them.
 
     Attributes:
-        has_forgotten_segments: a digest of an entity may have been met here that is not remembered any more.
-        has_forgotten_calls: the same of an entry.
+        memory: what was met in this process, since it was last full. A local copy is kept only if all that it depends
+            on was met since; older ones may depend on what is not remembered any more. The first message that is not
+            understood drops these, and all other copies with them: see `has_forgotten`.
+        large_homes: roots that have the own cell of an entry whose key is too large to be remembered.
     """
 
     def __init__(self, namespace: str) -> None:
         self.namespace = namespace
-        self.has_forgotten_segments = False
-        self.has_forgotten_calls = False
+        self.memory = self._complete = Memory()
+        self.large_homes: set[Root] = set()
         self._roots: dict[str, Root] = {}
-        self._names_of_segments: dict[str, bytes] = {}
-        self._segments: dict[bytes, str] = {}
-        self._cells_read: dict[str, Cells] = {}
         self._homes: dict[tuple[str, ...], Root] = {}
-        self._late_cells: dict[bytes, Cells] = {}
-        self._many_late_cells: dict[bytes, Cells] = {}
-        self._dependents: dict[bytes, frozenset[bytes]] = {}
-        self._has_forgotten_dependents = False
-        self._calls: dict[bytes, tuple[str, Hashable, Root]] = {}
         self._values = f"v:{namespace}:".encode()
+
+    @property
+    def has_forgotten(self) -> bool:
+        """Whether there may be local copies that depend on what is not remembered any more."""
+        return self.memory is not self._complete
+
+    def note_dropped(self, memory: Memory) -> None:
+        """Note that all local copies were dropped after this memory had begun."""
+        self._complete = memory
 
     def root(self, name: str) -> Root:
         """The keys of a root."""
@@ -128,41 +165,41 @@ class Keyspace:
             prefix = b"t:{%b}:" % tag
             root = Root(name, key_slot(prefix), prefix, b"w:{%b}" % tag, b"c:{%b}" % tag, prefix + b"S", prefix + b"D")
             if len(self._roots) >= _MAX_ROOTS:
-                for table in (self._roots, self._homes, self._cells_read):
+                for table in (self._roots, self._homes, self.memory.cells_read):
                     table.clear()
             self._roots[name] = root
         return root
 
     def entity(self, root: Root, segment: str) -> CellKey:
         """The cell T of an entity."""
-        cell_name = self._names_of_segments.get(segment)
+        memory = self.memory
+        cell_name = memory.names.get(segment)
         if cell_name is None:
             cell_name = b"T" + segment_digest(segment, namespace=self.namespace).encode()
-            if len(self._names_of_segments) >= _MAX_SEGMENTS:
-                self._names_of_segments.clear()
-                self._segments.clear()
-                self._cells_read.clear()  # or their segments would not come back
-                self.has_forgotten_segments = True
-            self._names_of_segments[segment] = cell_name
-            self._segments[cell_name] = segment
+            if len(memory.names) >= _MAX_SEGMENTS:
+                memory = self.memory = Memory()
+            memory.segments[cell_name] = segment  # first: what is found among the names can be understood
+            memory.names[segment] = cell_name
         return root.prefix + cell_name
 
     def segment(self, cell_name: bytes) -> str | None:
         """The segment of a tag behind the cell of an entity, if it was met here."""
-        return self._segments.get(cell_name)
+        return self.memory.segments.get(cell_name)
 
     # The cells that a read depends on and a write moves. Tags of more than two segments count as their first two.
 
     def cells_read(self, tag: str) -> Cells:
         """Cells that a value with this tag depends on: S and T of an entity, D of a root."""
-        cells = self._cells_read.get(tag)
+        memory = self.memory
+        cells = memory.cells_read.get(tag)
         if cells is None:
             head, *segments = tag.split(":", 2)
             root = self.root(head)
             cells = {root.s: root, self.entity(root, segments[0]): root} if segments else {root.d: root}
-            if len(self._cells_read) >= _MAX_TAGS:
-                self._cells_read.clear()
-            self._cells_read[tag] = cells
+            if len(memory.cells_read) >= _MAX_TAGS:
+                memory.cells_read.clear()
+            if memory is self.memory:  # else its segment may be among those of the new one
+                memory.cells_read[tag] = cells
         return cells
 
     def cells_written(self, tags: Iterable[str]) -> Cells:
@@ -226,15 +263,17 @@ class Keyspace:
 
     def late_cells(self, digest: bytes) -> Cells:
         """Cells that the value of an entry named beside those of its tags: read with the value, they save a trip."""
-        return self._late_cells.get(digest) or self._many_late_cells.get(digest) or {}
+        memory = self.memory
+        return memory.late_cells.get(digest) or memory.many_late_cells.get(digest) or {}
 
     def keep_late_cells(self, digest: bytes, cells: Cells) -> None:
         """Remember the late cells of an entry."""
         if self.late_cells(digest) != cells:
-            self._late_cells.pop(digest, None)
-            self._many_late_cells.pop(digest, None)
+            memory = self.memory
+            memory.late_cells.pop(digest, None)
+            memory.many_late_cells.pop(digest, None)
             is_long = len(cells) > _FEW
-            table = self._many_late_cells if is_long else self._late_cells
+            table = memory.many_late_cells if is_long else memory.late_cells
             make_room(table, _MAX_LONG_ENTRIES if is_long else _MAX_ENTRIES)
             table[digest] = cells
 
@@ -252,36 +291,55 @@ class Keyspace:
 
     def call(self, digest: bytes) -> tuple[str, Hashable] | None:
         """Tool and key of an entry, as this process has them."""
-        found = self._calls.get(digest)
+        found = self.memory.calls.get(digest)
         return None if found is None else found[:2]
 
     def keep_call(self, digest: bytes, request: Request, home: Root) -> None:
         """Remember tool and key of an entry, unless the key is too large."""
-        if digest in self._calls:
+        memory = self.memory
+        if digest in memory.calls:
             return
         if is_large(request.key):
-            self.has_forgotten_calls = True
+            self.large_homes.add(home)
             return
-        self.has_forgotten_calls |= make_room(self._calls, _MAX_ENTRIES)
-        self._calls[digest] = request.tool, request.key, home
+        if len(memory.calls) >= _MAX_ENTRIES:
+            memory = self.memory = Memory()
+        memory.calls[digest] = request.tool, request.key, home
 
     def dependents(self, cell_name: bytes) -> frozenset[bytes] | None:
         """Digests of the entries whose values are made of this one, by its cell; None if there may be more."""
-        if self._has_forgotten_dependents:
+        if self.has_forgotten:
             return None
-        found = self._dependents.get(cell_name, frozenset())
+        found = self.memory.dependents.get(cell_name, frozenset())
         return found if len(found) <= _MAX_DEPENDENTS else None
 
     def keep_dependent(self, cell_name: bytes, digest: bytes) -> None:
         """Remember that the value of an entry is made of another one, known by its cell."""
-        found = self._dependents.get(cell_name, frozenset())
+        memory = self.memory
+        found = memory.dependents.get(cell_name, frozenset())
         if digest not in found and len(found) <= _MAX_DEPENDENTS:
-            self._has_forgotten_dependents |= make_room(self._dependents, _MAX_ENTRIES)
-            self._dependents[cell_name] = found | {digest}
+            if len(memory.dependents) >= _MAX_ENTRIES:
+                memory = self.memory = Memory()
+            memory.dependents[cell_name] = found | {digest}
+
+    def calls_under(self, roots: Collection[Root]) -> tuple[tuple[str, Hashable], ...] | None:
+        """The entries whose own cell is under one of these roots, and those made of them; None if not all are known."""
+        if self.has_forgotten or not self.large_homes.isdisjoint(roots):
+            return None
+        found: dict[tuple[str, Hashable], None] = {}
+        for digest, (tool, key, home) in list(self.memory.calls.items()):
+            if home in roots:
+                found[tool, key] = None
+                dependents = self.dependents(b"K" + digest)
+                calls = [self.call(dependent) for dependent in dependents or ()]
+                if dependents is None or None in calls:
+                    return None
+                found |= dict.fromkeys(call for call in calls if call is not None)
+        return tuple(found)
 
     def cell_of_call(self, tool: str, key: Hashable) -> Cells:
         """The cell of an entry that was read in this process. Slow: for calls that only another tier has named."""
-        for digest, (own, call, home) in list(self._calls.items()):
+        for digest, (own, call, home) in list(self.memory.calls.items()):
             if own == tool and call == key:
                 return {home.cell(b"K" + digest): home}
         return {}
@@ -432,6 +490,10 @@ class Invalidations:
                 self._floor = self.now
                 self._latest = {}
 
+    def add_roots(self, roots: Iterable[Root]) -> None:
+        """Note that anything under these roots may have been written: whatever has a tag there depends on S or D."""
+        self.add([cell for root in roots for cell in (root.s, root.d)])
+
     def add_all(self) -> None:
         """Note that any cell may have been written."""
         with self.lock:
@@ -453,17 +515,27 @@ class Invalidations:
         self.lock = threading.RLock()
         self.add_all()
 
-    def receive(self, cells: Iterable[CellKey], touched: Touched) -> None:
+    def receive(self, cells: Iterable[CellKey], touched: Touched | None) -> None:
         """Apply a write that another process has begun or ended."""
         self._counters.invalidations += 1
         self.add(cells)
         self._notify(touched)
 
-    def lose(self) -> None:
-        """Drop all local copies, because any number of messages may have been missed."""
-        self._counters.losses += 1
-        self.add_all()
-        self._notify(None)
+    def lose(self, roots: Collection[Root] | None, keyspace: Keyspace, *, is_loss: bool = True) -> None:
+        """Drop local copies, because any number of messages about these roots may have been missed, or will be.
+
+        Args:
+            roots: None for all.
+            is_loss: it is counted as one.
+        """
+        self._counters.losses += is_loss
+        keys = None if roots is None else keyspace.calls_under(roots)
+        if roots is None or keys is None:
+            self.add_all()
+            self._notify(None)
+            return
+        self.add_roots(roots)
+        self._notify(Touched(tuple(root.name for root in roots if root.name), keys))
 
     def _notify(self, touched: Touched | None) -> None:
         for listener in self.listeners:
@@ -476,19 +548,52 @@ class Invalidations:
 # Messages between processes
 
 
-def message(process: bytes, kind: bytes, root: Root, cells: Iterable[CellKey]) -> bytes:
-    """The message that a write of these cells begins (``B``) or has ended (``C``). Empty if none is needed."""
+def messages(process: bytes, kind: bytes, root: Root, cells: Iterable[CellKey]) -> list[bytes]:
+    """The messages that a write of these cells begins (``B``) or has ended (``C``), each after its channel."""
     cells = list(cells)
     paths = [b"*"] if root.s in cells else [root.cell_name(cell) for cell in cells if cell != root.d]
-    return b" ".join([process, kind, *paths]) if paths else b""
+    by_channel = {root.channel: paths} if paths else {}
+    for path in paths:
+        by_channel.setdefault(_part(root, path), []).append(path)
+    return [text for channel, own in by_channel.items() for text in (channel, b" ".join([process, kind, *own]))]
+
+
+def _part(root: Root, path: bytes) -> bytes:
+    """The channel of one part of a root, or that of all parts.
+
+    There are 65,536 parts: a process that depends on 100 entities hears of few others, and it subscribes to no more
+    channels than it depends on entities.
+    """
+    return root.channel + b":" + (path[1:5] if path.startswith(b"T") else b"*")
+
+
+def topics_of(cells: Cells) -> dict[bytes, Root]:
+    """The channels of the messages about these cells: of a root if D is among them, else of the parts of its entities;
+    of all parts if there is neither.
+    """
+    whole = {root for cell, root in cells.items() if cell == root.d}
+    topics: dict[bytes, Root] = {}
+    for cell, root in cells.items():
+        if root in whole:
+            topics[root.channel] = root
+        elif (name := root.cell_name(cell)).startswith(b"T"):
+            topics[_part(root, name)] = root
+    heard = {*topics.values()}
+    return topics | {_part(root, b"*"): root for root in cells.values() if root not in heard}
+
+
+def whole_of(topic: bytes) -> bytes:
+    """The channel of the root that a channel is a part of."""
+    return topic if topic.endswith(b"}") else topic[: topic.rindex(b":")]
 
 
 def parse_message(
     keyspace: Keyspace, process: bytes, root: Root, text: Any, log: Log
-) -> tuple[list[CellKey], Touched] | None:
+) -> tuple[list[CellKey], Touched | None] | None:
     """The cells that a message invalidates, and the tags and keys for listeners; None for messages of `process` itself.
 
-    A message that cannot be parsed invalidates the whole root.
+    A message that cannot be parsed invalidates the whole root. One whose entities are unknown, while there may
+    be copies that depend on something forgotten, has None for the listeners: everything.
     """
     if type(text) is not bytes or _MESSAGE.fullmatch(text) is None:
         log.once("a message cannot be understood, so all of its root was dropped", root.name)
@@ -499,6 +604,7 @@ def parse_message(
     cells: dict[CellKey, None] = {}
     tags: dict[str, None] = {}
     keys = []
+    is_understood = True
     for path in paths:
         if path == b"*":
             cells |= {root.s: None, root.d: None}
@@ -508,8 +614,8 @@ def parse_message(
             segment = keyspace.segment(path)
             if segment is not None:
                 tags[f"{root.name}:{segment}"] = None
-            elif keyspace.has_forgotten_segments:
-                tags[root.name] = None
+            elif keyspace.has_forgotten:
+                is_understood = False
             else:  # entries that depend on the whole root are dropped, and no other one here can depend on this entity
                 tags[f"{root.name}:{path.decode()}"] = None
         else:
@@ -517,6 +623,8 @@ def parse_message(
             dependents = keyspace.dependents(path)
             calls = [keyspace.call(digest) for digest in (path[1:], *(dependents or ()))]
             keys += [call for call in calls if call is not None]
-            if dependents is None or None in calls[1:] or (calls[0] is None and keyspace.has_forgotten_calls):
+            if keyspace.has_forgotten:  # if the entry itself was met again, maybe not all that was made of it
+                is_understood = False
+            if dependents is None or None in calls[1:] or (calls[0] is None and root in keyspace.large_homes):
                 tags[root.name] = None
-    return list(cells), Touched(tuple(tags), tuple(keys))
+    return list(cells), Touched(tuple(tags), tuple(keys)) if is_understood else None

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from weakref import ref
 
 from agent_cache.clock import CLOCK
 from agent_cache.core.policies import refresh_window
@@ -35,13 +36,14 @@ from agent_cache.remote.redis.keyspace import (
     late_tags_context,
     pack_header,
     read_header,
+    topics_of,
     unpack_value,
     value_context,
     version_of,
 )
 from agent_cache.remote.redis.options import Options
 from agent_cache.remote.redis.scripts import MINT, RELEASE
-from agent_cache.remote.redis.subscriber import Subscriber
+from agent_cache.remote.redis.subscriber import Subscriber, Trust
 from agent_cache.remote.redis.transport import Client, Fetched, Transport, Unreachable, boottime, bulk
 from agent_cache.remote.redis.writes import PendingInvalidations
 from agent_cache.values.canonical import is_large, make_room
@@ -70,11 +72,14 @@ class Place:
         watched: S and D of the roots under which the result will name entities.
         cells: all of these.
         roots: their roots.
-        channels: subscriptions that a local copy needs.
+        topics: channels that a local copy depends on, with their roots.
+        channels: the same channels.
         keys, packed: keys that a lookup reads, the value last; and the same ready to be sent.
+        memory: number of the memory in which all that it depends on was noted.
         known: cells as they were last read and found idle, the identity of their server, and the lines of a header with
             these, and their versions. To compare them is much cheaper than to write them again.
         has_late: a value may name more cells than these.
+        trust: that in the copies that depend on its channels, as it was last seen.
     """
 
     digest: bytes | None
@@ -84,11 +89,14 @@ class Place:
     watched: Cells
     cells: Cells
     roots: tuple[Root, ...]
+    topics: dict[bytes, Root]
     channels: frozenset[bytes]
     keys: tuple[bytes, ...]
     packed: bytes
+    memory: int
     known: tuple[list[bytes], bytes, bytes, Versions] | None = None
     has_late: bool = False
+    trust: ref[Trust] | None = None
 
 
 class RedisTicket:
@@ -97,7 +105,7 @@ class RedisTicket:
     Attributes:
         asked: reading of `boottime` when the lookup began.
         sequence: number of the latest invalidation known to this process at that time.
-        is_live: whether messages about all of its roots arrived then.
+        trust: that in a local copy, if messages about all of its roots arrived then.
         started_at: the same as `asked`, by the clock of the event loop: the timeout counts from there.
         waited: seconds of the timeout that the lookup has used up.
         versions: see `Ticket`.
@@ -107,8 +115,8 @@ class RedisTicket:
     """
 
     __slots__ = (
-        "_idle", "_seen", "asked", "claim", "former_cost", "is_live", "lasts", "place", "reader", "request", "sequence",
-        "started_at", "versions", "waited",
+        "_idle", "_seen", "asked", "claim", "former_cost", "lasts", "place", "reader", "request", "sequence",
+        "started_at", "trust", "versions", "waited",
     )  # fmt: skip
 
     refreshes_early = True
@@ -121,7 +129,7 @@ class RedisTicket:
         self._idle: tuple[list[bytes], bytes] | None = None
         self.asked = boottime()
         self.sequence = reader.invalidations.now
-        self.is_live = False
+        self.trust: Trust | None = None
         self.started_at = 0.0
         self.waited = 0.0
         self.versions: Versions | None = None
@@ -158,8 +166,15 @@ class RedisTicket:
         """The moment from which the timeout of the store counts."""
         return asyncio.get_running_loop().time() - self.waited
 
+    @property
+    def trusted_until(self) -> Callable[[], float] | None:
+        """See `Tier.trusted_until`."""
+        return None if self.trust is None else self.trust.trusted_until
+
     def is_valid(self) -> bool:
         """Whether no cell that it saw has been invalidated since, as far as this process knows."""
+        if self.trust is not None and self.trust.is_over:
+            return False
         return self.reader.invalidations.is_valid(self._seen or self.place.cells, self.sequence)
 
     def is_clean(self) -> bool:
@@ -167,17 +182,24 @@ class RedisTicket:
         a local copy would not. A strong read never leaves a local copy.
         """
         return (
-            self.is_live
+            self.trust is not None
+            and not self.trust.is_over
             and not self.request.strong
+            and self.place.memory == self.reader.keyspace.memory.number
             and (self._idle is not None or (bool(self._seen) and all(map(is_idle, self._seen.values()))))
             and (self.sequence == self.reader.invalidations.now or self.is_valid())
         )
+
+    def note_tags(self, tags: Iterable[str]) -> None:
+        """See `Ticket`."""
+        for tag in tags:
+            self.reader.keyspace.cells_read(tag)
 
     def is_joinable(self) -> bool:
         """See `Ticket`."""
         if self.request.strong or not self.is_valid() or any(map(is_held, self.seen.values())):
             return False
-        return self.is_young() or CLOCK.now() < self.reader.subscriber.trusted_until()
+        return self.is_young() or (self.trust is not None and CLOCK.now() < self.trust.trusted_until())
 
     def agrees_with(self, other: Ticket) -> bool:
         """Whether another lookup saw the same versions and no running write: then none has ended in between. A writer
@@ -254,7 +276,7 @@ class Reader:
             request.roots, *names,
         )  # fmt: skip
         place = self._places.get(known)
-        if place is None:
+        if place is None or place.memory != self.keyspace.memory.number:
             place, lasts = self._find_place(request)
             if lasts and not is_large(key):
                 make_room(self._places, _MAX_PLACES)
@@ -263,6 +285,7 @@ class Reader:
 
     def _find_place(self, request: Request) -> tuple[Place, bool]:
         keyspace = self.keyspace
+        memory = keyspace.memory.number
         digest, lasts = keyspace.digest(request)
         depends_on: Cells = {}
         value_key = b""
@@ -279,11 +302,14 @@ class Reader:
             watched[root.s] = watched[root.d] = root
         cells = depends_on | watched
         roots = tuple(dict.fromkeys(cells.values()))
-        channels = frozenset(root.channel for root in roots)
+        topics = topics_of(cells)
+        channels = frozenset(topics)
         keys = (*cells, value_key) if value_key else tuple(cells)
         slot = self._transport.slot(value_key) if value_key else 0
         packed = b"".join(map(bulk, keys))
-        place = Place(digest, value_key, slot, depends_on, watched, cells, roots, channels, keys, packed)
+        place = Place(
+            digest, value_key, slot, depends_on, watched, cells, roots, topics, channels, keys, packed, memory
+        )
         place.has_late = bool(digest is not None and keyspace.late_cells(digest))
         return place, lasts
 
@@ -303,9 +329,9 @@ class Reader:
         client = self._transport.client()
         ticket.started_at = client.loop.time()
         late = self.keyspace.late_cells(digest) if place.has_late and digest is not None else {}
-        roots = (*place.roots, *late.values()) if late else place.roots
-        if not self._is_subscribed(ticket, roots):
-            await self._subscribe(client, ticket, roots)
+        topics = topics_of(cells | late) if late else place.topics
+        if not self._is_subscribed(ticket, topics):
+            await self._subscribe(client, ticket, topics)
         ticket.sequence = self.invalidations.now
         fetched: Fetched
         if late or self._transport.topology.is_cluster:
@@ -330,36 +356,43 @@ class Reader:
         found = await self._find_current(client, ticket, data, seen_cells(late, fetched), late)
         return None if found is None or self._pending.blocks(ticket.seen) else found
 
-    def _is_subscribed(self, ticket: RedisTicket, roots: tuple[Root, ...]) -> bool:
+    def _is_subscribed(self, ticket: RedisTicket, topics: dict[bytes, Root]) -> bool:
         if not self.subscriber.is_running or not self.invalidations.listeners:
             return True
-        ticket.is_live = self._hears(ticket, roots)
-        return ticket.is_live
+        ticket.trust = self._trust_in(ticket.place, topics)
+        return ticket.trust is not None
 
-    def _hears(self, ticket: RedisTicket, roots: tuple[Root, ...]) -> bool:
-        """Whether messages about these roots arrive. Those of the place are known as one set."""
-        channels, place = self.subscriber.channels, ticket.place
-        return place.channels <= channels and (roots is place.roots or all(root.channel in channels for root in roots))
+    def _trust_in(self, place: Place, topics: dict[bytes, Root]) -> Trust | None:
+        """The trust in a copy that depends on these channels, if their messages arrive."""
+        if topics is not place.topics:
+            return self.subscriber.trust(frozenset(topics))
+        trust = place.trust() if place.trust is not None else None
+        if trust is None or trust.is_over:
+            trust = self.subscriber.trust(place.channels)
+            place.trust = None if trust is None else ref(trust)
+        else:
+            trust.is_used = True
+        return trust
 
-    async def _subscribe(self, client: Client, ticket: RedisTicket, roots: tuple[Root, ...]) -> None:
-        """Wait for the subscriptions of these roots, before anything is read: without them, nothing is kept locally.
+    async def _subscribe(self, client: Client, ticket: RedisTicket, topics: dict[bytes, Root]) -> None:
+        """Wait for the subscriptions to these channels, before anything is read: without them, nothing is kept locally.
 
         A read has one timeout for all that it waits for. Three quarters of it may be used here, while the connection is
         made that the read will need.
         """
         subscriber = self.subscriber
-        missing = [
-            root
-            for root in dict.fromkeys(roots)
-            if root.channel not in subscriber.channels and not subscriber.has_failed(root)
-        ]
-        for root in missing:
+        missing = {
+            topic: root
+            for topic, root in topics.items()
+            if not subscriber.hears(topic) and not subscriber.has_failed(root)
+        }
+        for root in missing.values():
             server = self._transport.topology.server_of(root.slot)
             if server is not None:
                 client.prepare(server)
         if missing:
             await subscriber.subscribe(missing, ticket.started_at + 0.75 * self.options.timeout)
-        ticket.is_live = self._hears(ticket, roots)
+        ticket.trust = self._trust_in(ticket.place, topics)
 
     async def _mint_missing(
         self, client: Client, cells: Cells, fetched: Fetched, started_at: float
@@ -453,11 +486,11 @@ class Reader:
             return None
         if not is_expected:
             self._keep_late_cells(place, late_cells)
-            roots = {*late_cells.values()}
-            if ticket.is_live and not roots <= {*place.roots, *expected.values()}:
+            topics = topics_of(place.cells | late_cells)
+            if ticket.trust is not None and not topics.keys() <= ticket.trust.channels:
                 # A value whose load has read other roots. Its local copy needs messages about these: from now on they
                 # arrive, and what was written before is seen now.
-                await self._subscribe(client, ticket, (*place.roots, *roots))
+                await self._subscribe(client, ticket, topics)
                 ticket.sequence = self.invalidations.now
                 seen = await self._fetch_more(client, list(header.cells), ticket)
                 if not _is_current(header.cells, seen, strong=request.strong):

@@ -137,8 +137,10 @@ local function leave(mode, names, mark)
   for _, name in ipairs(names) do pcall('ZREM', registry .. ':' .. name .. mark, id) end
 end
 
-local function announce(channel, message)
-  if message ~= '' then call('PUBLISH', channel, message) end
+-- The last list of arguments: channels, each followed by its message.
+local function announce()
+  local messages = list()
+  for i = 1, #messages, 2 do call('PUBLISH', messages[i], messages[i + 1]) end
 end
 
 local function begin(held, armed)
@@ -176,7 +178,7 @@ BEGIN = Script.of(
     """
 local held, armed = list(), list()
 begin(held, armed)
-announce(ARGV[at], ARGV[at + 1])
+announce()
 return 1
 """,
 )
@@ -195,7 +197,7 @@ if is_known then
   return 1
 end
 begin(held, armed)
-announce(ARGV[at], ARGV[at + 1])
+announce()
 return 0
 """,
 )
@@ -220,7 +222,7 @@ for _, names in ipairs({held, armed}) do
   end
 end
 for i = 1, #values, 1000 do redis.call('DEL', unpack(values, i, math.min(i + 999, #values))) end
-announce(ARGV[at], ARGV[at + 1])
+announce()
 return 1
 """,
 )

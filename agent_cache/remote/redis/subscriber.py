@@ -12,6 +12,14 @@ A server that stops and goes on executes what has arrived over its connections m
 what comes later. So a write that it does not answer hands its invalidations over before it returns: they are sent over
 a connection that the server has accepted, and whoever gets an answer to a heartbeat that was sent later, and then one
 more, gets it after them.
+
+A local copy is bound to the leases of the servers that have its roots, and to no other server. With the connection its
+lease ends for good, and so do the copies under it. Roots that nothing was read of for a while, and that no copy depends
+on, are unsubscribed from.
+
+A busy root is *split*: a process whose copies depend on few of its entities listens to their parts instead of all of
+it. It leaves the channel of the root when those of all parts that its copies depend on are confirmed, so that no
+message is missed in between.
 """
 
 from __future__ import annotations
@@ -19,7 +27,8 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import Callable, Iterable
+import weakref
+from collections.abc import Callable, Iterable, Mapping
 from contextvars import Context
 from typing import Any
 
@@ -27,7 +36,7 @@ from redis.crc import key_slot
 
 from agent_cache.clock import CLOCK
 from agent_cache.metrics import METRICS
-from agent_cache.remote.redis.keyspace import Invalidations, Keyspace, Root, parse_message
+from agent_cache.remote.redis.keyspace import Invalidations, Keyspace, Root, parse_message, whole_of
 from agent_cache.remote.redis.transport import (
     INFO,
     NEVER,
@@ -43,15 +52,77 @@ from agent_cache.remote.redis.transport import (
 )
 from agent_cache.remote.redis.writes import Call, Writer
 
-__all__ = ["Report", "Subscriber", "Subscription"]
+__all__ = ["Lease", "Report", "Subscriber", "Subscription", "Trust"]
 
 _MAX_MESSAGE = 1 << 20
 _MAX_REPORTED_ROOTS = 100
 _REPORT_PERIOD = 2.0
 _RECONNECT_PAUSE = 0.02
 _MAX_PAUSE = 1.0
+_IDLE_PERIOD = 60.0
+"""Seconds after which roots are unsubscribed from that nothing was read of in this period and the one before."""
 
 _Waiter = tuple[asyncio.AbstractEventLoop, "asyncio.Future[None]"]
+
+
+_BUSY = 200.0
+"""Messages a second about one root from which it is split: a hundred writes."""
+_MAX_PARTS = 512
+"""Parts of a root that a process listens to; with more of them, to all of it: an eighth of this is a few messages."""
+
+
+class Lease:
+    """How long the messages of one connection are known to arrive.
+
+    Attributes:
+        until: reading of `boottime` up to which no message can have been missed.
+        is_over: the connection was lost, or the server is another one now. It does not come back.
+    """
+
+    __slots__ = ("is_over", "until")
+
+    def __init__(self) -> None:
+        self.until = NEVER
+        self.is_over = False
+
+    def end(self) -> None:
+        """End it for good, and with it whatever was kept under it."""
+        self.is_over = True
+        self.until = NEVER
+
+
+class Trust:
+    """The trust in local copies that depend on the same channels: as long as the leases of all their servers.
+
+    Attributes:
+        channels: the channels.
+        leases: those of the connections that the messages arrive over.
+        is_used: set by each lookup.
+    """
+
+    __slots__ = ("__weakref__", "_invalidations", "channels", "is_used", "leases")
+
+    def __init__(self, channels: frozenset[bytes], leases: tuple[Lease, ...], invalidations: Invalidations) -> None:
+        self.channels = channels
+        self.leases = leases
+        self.is_used = True
+        self._invalidations = invalidations
+
+    @property
+    def is_over(self) -> bool:
+        """Whether messages may have been missed since."""
+        leases = self.leases
+        return leases[0].is_over if len(leases) == 1 else any(lease.is_over for lease in leases)
+
+    def trusted_until(self) -> float:
+        """Clock reading up to which the copies may be served."""
+        now = CLOCK.now()  # first: a thread that is suspended between the two clocks trusts for less, not for more
+        leases = self.leases
+        if len(leases) == 1:  # without a list: this is a part of each local hit
+            left = NEVER if leases[0].is_over else leases[0].until - boottime()
+        else:
+            left = min([NEVER if lease.is_over else lease.until for lease in leases]) - boottime()
+        return now + left if left > 0 and self._invalidations.listeners else NEVER
 
 
 class Subscriber:
@@ -59,7 +130,7 @@ class Subscriber:
 
     Attributes:
         channels: channels whose messages arrive.
-        lease: reading of `boottime` up to which local copies are trusted: the earliest of all servers.
+        lease: reading of `boottime` up to which all local copies are trusted: the earliest of all servers.
         was_forked: local copies may come from the parent process.
     """
 
@@ -76,6 +147,11 @@ class Subscriber:
         self._roots: dict[bytes, Root] = {}  # by channel
         self._waiters: dict[bytes, list[_Waiter]] = {}  # by channel
         self._unconfirmed: set[bytes] = set()  # channels that were waited for in vain
+        self._leases: dict[bytes, Lease] = {}  # by channel: of the connection that its messages arrive over
+        self._trusts: weakref.WeakValueDictionary[frozenset[bytes], Trust] = weakref.WeakValueDictionary()
+        self._recent: set[Trust] = set()  # those that lookups have used lately, whether or not a copy was kept
+        self._next_idle = boottime() + _IDLE_PERIOD
+        self._keeps_whole = False
         self._subscriptions: dict[Server, tuple[Subscription, asyncio.Task[None]]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._wake_up: asyncio.Event | None = None
@@ -88,6 +164,7 @@ class Subscriber:
     def after_fork(self) -> None:
         """In the child: there is no thread, and no copy is valid that was kept under the parent's."""
         _KEPT_ALIVE.append((self._subscriptions, self._loop, self._main))
+        self._end_leases()
         self.was_forked = True
         self._reset()
 
@@ -115,7 +192,7 @@ class Subscriber:
     def stop(self) -> None:
         """End the thread; nothing is trusted from now on. Called from any thread."""
         self._is_stopped = True
-        self.lease = NEVER
+        self._end_leases()
         loop, main = self._loop, self._main
         if loop is not None and main is not None:
             try:
@@ -129,8 +206,47 @@ class Subscriber:
         if thread is not None and thread is not threading.current_thread() and thread.ident is not None:
             thread.join(seconds)
 
+    def _end_leases(self) -> None:
+        self.lease = NEVER
+        for subscription, _ in self._subscriptions.copy().values():
+            subscription.lease.end()
+
+    def trust(self, channels: frozenset[bytes]) -> Trust | None:
+        """The trust in copies that depend on these channels; None unless messages of all of them arrive."""
+        trust = self._trusts.get(channels)
+        if trust is not None and not trust.is_over:
+            trust.is_used = True
+            return trust
+        with self._lock:
+            leases = [self._lease_of(channel) for channel in channels]
+            known = tuple(dict.fromkeys(lease for lease in leases if lease is not None and not lease.is_over))
+            if not known or None in leases or any(lease.is_over for lease in leases if lease is not None):
+                return None
+            trust = self._trusts[channels] = Trust(channels, known, self._invalidations)
+            self._recent.add(trust)
+        return trust
+
+    def _lease_of(self, topic: bytes) -> Lease | None:
+        """That of the connection over which all messages arrive that a copy under this channel needs."""
+        leases, whole = self._leases, whole_of(topic)
+        return leases.get(whole) or (leases.get(topic) if whole + b":*" in leases else None)
+
+    def hears(self, topic: bytes) -> bool:
+        """Whether all messages arrive that a copy under this channel needs."""
+        return self._lease_of(topic) is not None
+
+    def trusted_whole_until(self) -> float:
+        """The same for copies that are not known by their channels. From the first of them on, no root is split."""
+        if not self._keeps_whole:
+            self._keeps_whole = True
+            self.wake()
+        return NEVER if self._splits() else self.trusted_until()
+
+    def _splits(self) -> bool:
+        return any(subscription.split for subscription, _ in self._subscriptions.copy().values())
+
     def trusted_until(self) -> float:
-        """Clock reading up to which local copies may be served."""
+        """Clock reading up to which all local copies may be served."""
         if self._thread is None or not self._invalidations.listeners:
             return NEVER
         now = CLOCK.now()  # first: a thread that is suspended between the two clocks trusts for less, not for more
@@ -148,24 +264,24 @@ class Subscriber:
             except RuntimeError:
                 pass
 
-    async def subscribe(self, roots: Iterable[Root], until: float) -> None:
-        """Return when messages about these roots arrive, or as soon as it is known that they will not.
+    async def subscribe(self, topics: Mapping[bytes, Root], until: float) -> None:
+        """Return when all messages arrive that copies under these channels need, or it is known that they will not.
 
         Args:
+            topics: the channels, with their roots.
             until: reading of the loop's clock at which the caller waits no longer.
         """
         loop = asyncio.get_running_loop()
         waiting: dict[bytes, _Waiter] = {}
         with self._lock:
-            for root in roots:
-                channel = root.channel
-                self._roots[channel] = root
-                if channel not in self.channels and channel not in self._unconfirmed and not self.has_failed(root):
+            for channel, root in topics.items():
+                self._roots[root.channel] = root
+                if not self.hears(channel) and channel not in self._unconfirmed and not self.has_failed(root):
                     waiter = waiting[channel] = loop, loop.create_future()
                     self._waiters.setdefault(channel, []).append(waiter)
                 if self._loop is not None:
                     try:
-                        self._loop.call_soon_threadsafe(self._subscribe, root)
+                        self._loop.call_soon_threadsafe(self._subscribe, root, channel)
                     except RuntimeError:
                         break
         if not waiting:
@@ -200,11 +316,19 @@ class Subscriber:
             released = [
                 waiter
                 for channel, waiters in self._waiters.items()
-                if self.has_failed(self._roots[channel])
+                if self.has_failed(self._roots[whole_of(channel)])
                 for waiter in waiters
             ]
         _release(released)
         self.wake()
+
+    def identity_changed(self, server: Server) -> None:
+        """End what was kept under a server that has turned out to be another one, or to have lost data."""
+        with self._lock:
+            subscription, _ = self._subscriptions.get(server, (None, None))
+            roots = list(self._roots.values()) if subscription is None else subscription.renew_lease()
+            self._list_leases()
+        self.lose(roots)
 
     async def catch_up(self) -> None:
         """Return when all messages that were published before have been handled.
@@ -261,7 +385,8 @@ class Subscriber:
         except asyncio.CancelledError:
             pass
         finally:
-            self.lease, self.channels = NEVER, frozenset()
+            self._end_leases()
+            self.channels = frozenset()
 
     async def _run(self) -> None:
         self._wake_up = asyncio.Event()
@@ -299,11 +424,10 @@ class Subscriber:
 
     def _follow(self, servers: list[Server]) -> None:
         """Have one subscription for each server. If one has lost its slots, its earlier messages may be missing."""
-        gone = [server for server in self._subscriptions if server not in servers]
-        for server in gone:
-            self._subscriptions.pop(server)[1].cancel()
-        if gone:
-            self._invalidations.lose()
+        for server in [server for server in self._subscriptions if server not in servers]:
+            former, former_task = self._subscriptions.pop(server)
+            former_task.cancel()
+            self.lose(former.renew_lease())
         for server in servers:
             subscription, task = self._subscriptions.get(server, (None, None))
             with self._lock:
@@ -314,33 +438,103 @@ class Subscriber:
                 }
             if subscription is None or task is None or task.done():
                 subscription = Subscription(
-                    server, roots, self._transport, self._keyspace, self._invalidations, self._writer, self._changed,
+                    server, roots, self._transport, self._keyspace, self._invalidations, self._writer, self,
                     was_forked=self.was_forked,
                 )  # fmt: skip
                 task = asyncio.get_running_loop().create_task(
                     subscription.run(), name=f"agent_cache listens to {server}"
                 )
                 self._subscriptions[server] = subscription, task
-            elif subscription.assign(roots):
-                self._invalidations.lose()
-        self._changed()
+            else:
+                assigned = subscription.roots
+                if subscription.assign(roots):
+                    self.lose(assigned)
+        self.changed()
 
-    def _subscribe(self, root: Root) -> None:
+    def lose(self, roots: list[Root]) -> None:
+        """Drop what depends on these roots of one server. If there are no others, that is everything."""
+        self._invalidations.lose(roots if self._transport.topology.is_cluster else None, self._keyspace)
+
+    def unsubscribe_idle(self) -> None:
+        """Unsubscribe from the roots that no copy depends on, and that nothing was read of in two periods."""
+        if boottime() < self._next_idle:
+            return
+        self._next_idle = boottime() + _IDLE_PERIOD
+        with self._lock:
+            self._recent = {trust for trust in self._trusts.values() if trust.is_used and not trust.is_over}
+            for trust in self._trusts.values():
+                trust.is_used = False
+            topics = self._topics()
+            used = set(map(whole_of, topics))
+            for subscription, _ in self._subscriptions.values():
+                subscription.leave_parts(topics)
+            heard = self._leases.keys() | {whole for each, _ in self._subscriptions.values() for whole in each.split}
+            idle = [root for channel, root in self._roots.items() if channel in heard and channel not in used]
+            if self._keyspace.calls_under(idle) is None:
+                return  # what depends on them alone cannot be told from the rest
+            for root in idle:
+                del self._roots[root.channel]
+            for subscription, _ in self._subscriptions.values():
+                subscription.remove(idle)
+            self._list_leases()
+        if idle:  # a nearer tier may have values under them, and is not asked about its use
+            self._invalidations.lose(idle, self._keyspace, is_loss=False)
+            self.changed()
+
+    def _topics(self) -> set[bytes]:
+        """The channels that copies and running lookups depend on. With the lock held."""
+        return set(self._waiters).union(*(trust.channels for trust in self._trusts.values() if not trust.is_over))
+
+    def split_busy(self, subscription: Subscription, busy: set[bytes]) -> None:
+        """Split roots of a server that many messages come about, and end splits that are not possible any more."""
+        if self._keeps_whole:
+            for whole in subscription.split:
+                subscription.add_whole(whole)
+            return
+        if not busy and not subscription.parts:
+            return
+        with self._lock:
+            used: dict[bytes, set[bytes]] = {}
+            for topic in self._topics():
+                used.setdefault(whole_of(topic), set()).add(topic)
+            for whole in busy | subscription.parts.keys():
+                topics = used.get(whole, set())
+                if whole in topics or len(topics) > _MAX_PARTS:
+                    subscription.add_whole(whole)
+                else:
+                    subscription.listen_to_parts(whole, topics)
+            self._list_leases()
+
+    def _subscribe(self, root: Root, topic: bytes) -> None:
         server = self._transport.topology.server_of(root.slot)
         subscription, _ = self._subscriptions.get(server, (None, None)) if server is not None else (None, None)
-        if subscription is not None:
+        if subscription is None:
+            return
+        if root.channel not in subscription.split:
             subscription.add(root)
+        elif topic == root.channel or len(subscription.parts.get(root.channel, ())) > _MAX_PARTS:
+            subscription.add_whole(root.channel)
+        else:
+            subscription.add_parts(root.channel, {topic})
 
-    def _changed(self) -> None:
+    def _list_leases(self) -> None:
+        """Note which channels are heard, and over which connection. With the lock held."""
+        live = [each for each, _ in self._subscriptions.values() if each.is_live and not self._is_stopped]
+        self._leases = {channel: each.lease for each in live for channel in each.confirmed}
+        self.channels = frozenset(self._leases)
+
+    def changed(self, *, is_about_channels: bool = True) -> None:
         """Update `channels` and `lease`, after a subscription was confirmed, answered or lost."""
         subscriptions = [subscription for subscription, _ in self._subscriptions.values()]
-        self.channels = frozenset().union(*(each.confirmed for each in subscriptions if each.is_live))
-        self.lease = NEVER if self._is_stopped else min((each.lease for each in subscriptions), default=NEVER)
+        if is_about_channels:
+            with self._lock:
+                self._list_leases()
+        self.lease = NEVER if self._is_stopped else min((each.lease.until for each in subscriptions), default=NEVER)
         if self._unconfirmed:
-            self._unconfirmed -= self.channels
+            self._unconfirmed = {channel for channel in self._unconfirmed if not self.hears(channel)}
         if self._waiters:
             with self._lock:
-                ready = [self._waiters.pop(channel) for channel in list(self._waiters) if channel in self.channels]
+                ready = [self._waiters.pop(channel) for channel in list(self._waiters) if self.hears(channel)]
             _release(waiter for waiters in ready for waiter in waiters)
 
     async def _catch_up(self) -> None:
@@ -376,7 +570,11 @@ class Subscription:
 
     Attributes:
         confirmed: channels whose messages arrive.
+        parts: channels of parts that were subscribed to, by the channel of their root.
+        split: channels of roots that only parts are listened to of.
         is_live: whether all channels that were wanted when it connected have been confirmed.
+        lease: how long no message of this server can have been missed: messages arrive, and the server takes writes. It
+            ends with the connection.
     """
 
     def __init__(
@@ -387,20 +585,27 @@ class Subscription:
         keyspace: Keyspace,
         invalidations: Invalidations,
         writer: Writer,
-        on_change: Callable[[], None],
+        subscriber: Subscriber,
         *,
         was_forked: bool = False,
     ) -> None:
         self.server = server
         self.is_live = False
         self.confirmed: set[bytes] = set()
+        self.lease = Lease()
+        self.parts: dict[bytes, set[bytes]] = {}
+        self.split: set[bytes] = set()
         self._roots = roots  # by channel
+        self._heard: dict[bytes, int] = {}  # number of messages since the latest heartbeat, by the channel of a root
+        self._counted_at = boottime()
         self._transport = transport
         self._keyspace = keyspace
         self._invalidations = invalidations
         self._writer = writer
-        self._on_change = on_change
+        self._subscriber = subscriber
         self._awaited: set[bytes] = set()  # channels to be confirmed before it is live
+        self._may_leave = True
+        self._leaving: list[bytes] = []  # channels that it has unsubscribed from, in this order
         self._connection: Connection | None = None
         self._commands: Connection | None = None  # the latest that the server has accepted
         self._connections = 0
@@ -408,18 +613,30 @@ class Subscription:
         self._pings: dict[bytes, tuple[float, float, asyncio.Future[None]]] = {}  # when sent, and since when it counts
         self._beaten_at = NEVER  # when the latest answered heartbeat was sent
         self._answered_at = NEVER  # the same of the one that had been answered before the latest answered PING was sent
-        self._may_have_lost = was_forked  # an earlier connection, or the parent process, had received messages
+        self._was_forked = was_forked
+        self._may_have_lost = False  # an earlier connection had received messages
         self._asleep = asleep()
         self._key: bytes | None = None
         self._is_refused = False
         self._report = Report()
 
     @property
-    def lease(self) -> float:
-        """Reading of `boottime` up to which no message of this server can have been missed: messages arrive, and the
-        server takes writes.
-        """
-        return min(self._answered_at, self._beaten_at) + self._transport.max_staleness if self.is_live else NEVER
+    def roots(self) -> list[Root]:
+        """The roots that it subscribes to."""
+        return list(self._roots.values())
+
+    def renew_lease(self) -> list[Root]:
+        """End the lease, and what was kept under it, and begin another. Returns the roots."""
+        former, self.lease = self.lease, Lease()
+        self.lease.until = former.until
+        former.end()
+        return self.roots
+
+    def _extend_lease(self) -> None:
+        """After the answer to a PING or a heartbeat: both count from when they were sent."""
+        if self.is_live:
+            self.lease.until = min(self._answered_at, self._beaten_at) + self._transport.max_staleness
+        self._subscriber.changed(is_about_channels=False)
 
     async def run(self) -> None:
         """Connect, receive and send heartbeats until it is cancelled."""
@@ -486,7 +703,48 @@ class Subscription:
         self.server.heard_at = self._beaten_at = sent
         await self._writer.deliver_pending(self.server, commands)
         transport.recover(self.server)
-        self._on_change()
+        self._extend_lease()
+        self._subscriber.unsubscribe_idle()
+        self._count_messages()
+
+    def _count_messages(self) -> None:
+        """Look for busy roots, a few times in a period of staleness."""
+        heard, self._heard = self._heard, {}
+        former, self._counted_at = self._counted_at, boottime()
+        least = _BUSY * (self._counted_at - former)
+        if self.is_live and self._may_leave:
+            self._subscriber.split_busy(self, {whole for whole, count in heard.items() if count > least})
+
+    # Parts of busy roots
+
+    def add_parts(self, whole: bytes, topics: set[bytes]) -> None:
+        """Subscribe to the channels of these parts, and to that of all parts."""
+        known = self.parts.setdefault(whole, set())
+        new = (topics | {whole + b":*"}) - known
+        if new:
+            known |= new
+            self._subscribe(*new)
+
+    def listen_to_parts(self, whole: bytes, topics: set[bytes]) -> None:
+        """Listen to these parts of a root instead of all of it, as soon as they are confirmed."""
+        self.add_parts(whole, topics)
+        if whole in self.confirmed and self.parts[whole] <= self.confirmed:
+            self.split.add(whole)
+            self._unsubscribe([whole])
+
+    def add_whole(self, whole: bytes) -> None:
+        """Listen to all of a root again. Its parts are left when that is confirmed."""
+        if whole in self.split:
+            self._subscribe(whole)
+        elif whole in self.parts:
+            self._unsubscribe(self.parts.pop(whole))
+
+    def leave_parts(self, topics: set[bytes]) -> None:
+        """Unsubscribe from parts that are not among these channels."""
+        for parts in self.parts.values():
+            unused = {part for part in parts if part not in topics and not part.endswith(b":*")}
+            parts.difference_update(unused)
+            self._unsubscribe(unused)
 
     def hand_over(self, call: Call) -> None:
         """Send a call, whether or not the server answers now. It stays pending until it does."""
@@ -519,8 +777,9 @@ class Subscription:
         )  # fmt: skip
         self._connection.on_close = on_close
         self._awaited = set(self._roots)
-        for channel in list(self._roots):
-            self._subscribe(channel)
+        self._leaving.clear()
+        if self._roots:
+            self._subscribe(*self._roots)
         if not self._awaited:
             self._become_live()
 
@@ -528,6 +787,8 @@ class Subscription:
         """Subscribe to one more channel. No message was missed: nothing was kept locally under this root before."""
         channel = root.channel
         self._roots[channel] = root
+        if channel in self.split:
+            return
         if self._connection is not None and channel not in self.confirmed and channel not in self._awaited:
             if not self.is_live:
                 self._awaited.add(channel)
@@ -538,14 +799,34 @@ class Subscription:
         lost = self._roots.keys() - roots.keys()
         for channel in lost:
             del self._roots[channel]
-            self.confirmed.discard(channel)
+            self.confirmed -= {channel, *self.parts.pop(channel, ())}
+            self.split.discard(channel)
+        if lost:
+            self.renew_lease()
         for root in roots.values():
             self.add(root)
         return bool(lost)
 
-    def _subscribe(self, channel: bytes) -> None:
+    def remove(self, roots: Iterable[Root]) -> None:
+        """Unsubscribe from the channels of these roots, as far as they are subscribed to here."""
+        for root in roots:
+            channel = root.channel
+            self._roots.pop(channel, None)
+            self._unsubscribe([*({channel} & self.confirmed), *self.parts.pop(channel, ())])
+            self.split.discard(channel)
+
+    def _unsubscribe(self, channels: Iterable[bytes]) -> None:
+        channels = list(channels)
+        self.confirmed.difference_update(channels)
+        if channels and self._may_leave and self._connection is not None:
+            self._leaving += channels
+            is_cluster = self._transport.topology.is_cluster
+            self._connection.push(b"SUNSUBSCRIBE" if is_cluster else b"UNSUBSCRIBE", *channels)
+
+    def _subscribe(self, *channels: bytes) -> None:
         if self._connection is not None:
-            self._connection.push(b"SSUBSCRIBE" if self._transport.topology.is_cluster else b"SUBSCRIBE", channel)
+            is_cluster = self._transport.topology.is_cluster
+            self._connection.push(b"SSUBSCRIBE" if is_cluster else b"SUBSCRIBE", *channels)
 
     def ping(self) -> asyncio.Future[None]:
         """Send a PING over the same connection. The future is done when all messages before its answer were handled.
@@ -567,42 +848,52 @@ class Subscription:
             self._connection.close()
             self._connection = None
         self._answered_at = NEVER
+        self.lease.end()
         self.confirmed.clear()
+        self.parts.clear()  # whole roots are subscribed to at first, and split again if they are still busy
+        self.split.clear()
         if was_live:
             # Loads under way are invalid at once; local copies are dropped when there is trust again.
-            self._invalidations.add_all()
+            self._invalidations.add_roots(self.roots)
         for *_, future in self._pings.values():
             future.cancel()
         self._pings.clear()
-        self._on_change()
+        self._subscriber.changed()
 
     def _become_live(self) -> None:
+        if self._was_forked:
+            self._invalidations.lose(None, self._keyspace)
+        elif self._may_have_lost:
+            self._subscriber.lose(self.roots)
+        self._may_have_lost, self._was_forked = True, False
+        self.lease = Lease()
         self.is_live = True
         self._is_refused = False
-        if self._may_have_lost:
-            self._invalidations.lose()
-        self._may_have_lost = True
-        self._on_change()
+        self._subscriber.changed()
 
     # Messages, in order
 
     def _receive(self, reply: Any) -> None:
         match reply:
             case [b"message" | b"smessage", bytes(channel), text]:
-                root = self._roots.get(channel)
+                whole = whole_of(channel)
+                root = self._roots.get(whole)
                 if root is not None:
-                    log, process = self._transport.log, self._writer.process
-                    received = parse_message(self._keyspace, process, root, text, log)
-                    if received is not None:
-                        self._invalidations.receive(*received)
+                    self._heard[whole] = self._heard.get(whole, 0) + 1
+                    self._handle_message(root, text)
             case [b"pong", bytes(nonce)] | bytes(nonce):  # the latter without a subscription
                 self._pong(nonce)
             case [b"subscribe" | b"ssubscribe", bytes(channel), _]:
                 self._confirm(channel)
+            case ReplyError() if self._leaving and "unsubscribe" in str(reply):  # as an error of ACLs names the command
+                self._leaving.clear()
+                self._may_leave = False  # an older set of rights: its messages are received, and not looked at
             case ReplyError():
                 self._is_refused = True
                 self._transport.log.once("a subscription was refused, so nothing is kept locally", reply)
                 self._hang_up()
+            case [b"sunsubscribe" | b"unsubscribe", bytes(channel), _] if self._leaving[:1] == [channel]:
+                del self._leaving[0]
             case [b"sunsubscribe" | b"unsubscribe", *_]:  # by the server: the slot has moved, and messages with it
                 self._transport.topology.is_stale = True
                 self._hang_up()
@@ -610,16 +901,37 @@ class Subscription:
                 self._transport.log.once("a subscription got an unexpected reply, so it connects again")
                 self._hang_up()
 
+    def _handle_message(self, root: Root, text: Any) -> None:
+        keyspace, log = self._keyspace, self._transport.log
+        memory = keyspace.memory
+        received = parse_message(keyspace, self._writer.process, root, text, log)
+        if received is None:
+            return
+        if received[1] is None:
+            self._invalidations.add_all()  # loads under way, too: they may depend on what was forgotten
+        self._invalidations.receive(*received)
+        if received[1] is None:
+            keyspace.note_dropped(memory)
+
     def _hang_up(self) -> None:
         if self._connection is not None:
             self._connection.close()
 
     def _confirm(self, channel: bytes) -> None:
+        whole = whole_of(channel)
+        is_wanted = whole in self._roots if channel == whole else channel in self.parts.get(whole, ())
+        if not is_wanted or channel in self._leaving:
+            return  # it was unsubscribed from since
         self.confirmed.add(channel)
+        if channel in self.split:
+            # Copies that are not known by their channels, such as those in a nearer tier, may have missed messages.
+            self._invalidations.lose([self._roots[channel]], self._keyspace, is_loss=False)
+            self.split.discard(channel)
+            self._unsubscribe(self.parts.pop(channel, ()))
         self._awaited.discard(channel)
         if not self.is_live and not self._awaited:
             self._become_live()
-        self._on_change()
+        self._subscriber.changed()
 
     def _pong(self, nonce: bytes) -> None:
         ping = self._pings.pop(nonce, None)
@@ -628,8 +940,8 @@ class Subscription:
         self._check_suspension()
         _, since, future = ping
         self._answered_at = max(self._answered_at, since)
+        self._extend_lease()
         _set_done(future)
-        self._on_change()
 
     def _check_suspension(self) -> None:
         """Drop local copies after the machine was suspended. None was served then, and none is until a PONG shows that
@@ -637,7 +949,8 @@ class Subscription:
         """
         former, self._asleep = self._asleep, asleep()
         if self._asleep - former > self._transport.max_staleness:
-            self._invalidations.lose()
+            self._subscriber.lose(self.renew_lease())
+            self._subscriber.changed()
 
 
 class Report:

@@ -79,7 +79,7 @@ class RedisTier:
         writer = Writer(transport, keyspace, invalidations, options)
         subscriber = Subscriber(transport, keyspace, invalidations, writer)
         transport.on_failure = subscriber.server_failed
-        transport.on_new_identity = invalidations.lose
+        transport.on_new_identity = subscriber.identity_changed
         writer.wake = subscriber.wake
         writer.hand_over = subscriber.hand_over
         self._transport = transport
@@ -243,7 +243,7 @@ class RedisTier:
 
     def trusted_until(self) -> float:
         """See `Tier`. It reads two clocks and asks no server: a machine that was suspended has missed messages."""
-        return self._subscriber.trusted_until()
+        return self._subscriber.trusted_whole_until()
 
     def subscribe(self, listener: Listener) -> Callable[[], None]:
         """See `Tier`."""
@@ -266,7 +266,7 @@ class RedisTier:
                 await self._subscriber.catch_up()
         except Unreachable:
             return False
-        return self.trusted_until() > CLOCK.now()
+        return self._subscriber.trusted_until() > CLOCK.now()
 
     def stats(self) -> dict[str, Any]:
         """Counts of this process and its present state: a plain copy, to be logged or exported.
@@ -279,7 +279,7 @@ class RedisTier:
         return transport.counters.as_dict() | {
             "pending": self._writer.pending.undelivered,
             "servers": {str(server): transport.state_of(server) for server in transport.topology.servers},
-            "trusted": self.trusted_until() > CLOCK.now(),
+            "trusted": self._subscriber.trusted_until() > CLOCK.now(),
         }
 
     # Start and end

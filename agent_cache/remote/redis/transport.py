@@ -755,7 +755,7 @@ class Transport:
 
     Attributes:
         on_failure: called when a server has failed, once until it recovers.
-        on_new_identity: called when a server has turned out to be another one, or to have lost data.
+        on_new_identity: called with a server that has turned out to be another one, or to have lost data.
     """
 
     def __init__(self, deployment: Deployment, timeout: float, max_staleness: float, max_reply_size: int) -> None:
@@ -768,7 +768,7 @@ class Transport:
         self.log = Log(f"RedisTier({', '.join(addresses)})")
         self.is_closed = False
         self.on_failure: Callable[[], None] = lambda: None
-        self.on_new_identity: Callable[[], None] = lambda: None
+        self.on_new_identity: Callable[[Server], None] = lambda _: None
         self._reset()
 
     def _reset(self) -> None:
@@ -868,7 +868,7 @@ class Transport:
             if former is None or former == identity:
                 return
             server.generation += 1
-        self.on_new_identity()
+        self.on_new_identity(server)
 
     def fail(self, server: Server, reason: str) -> None:
         """Open the breaker of a server that has not answered, until a heartbeat has got through."""

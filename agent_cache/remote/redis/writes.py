@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agent_cache.remote.protocol import WriteIntent
-from agent_cache.remote.redis.keyspace import CellKey, Cells, Invalidations, Keyspace, Root, message
+from agent_cache.remote.redis.keyspace import CellKey, Cells, Invalidations, Keyspace, Root, messages
 from agent_cache.remote.redis.options import Options
 from agent_cache.remote.redis.scripts import BEGIN, COMMIT, RENEW, Script
 from agent_cache.remote.redis.transport import (
@@ -260,7 +260,7 @@ class Calls:
         # Armed cells are part of the message: if the writer dies, no commit follows, so local copies are dropped now.
         arguments = [
             *self._head(root, self._lease), *_list(map(root.cell_name, held)), *_list(map(root.cell_name, armed)),
-            root.channel, message(self._process, b"B", root, armed or held),
+            *_list(messages(self._process, b"B", root, armed or held)),
         ]  # fmt: skip
         cells = dict.fromkeys([*held, *armed])
         keys = [root.registry, *cells]
@@ -289,8 +289,8 @@ class Calls:
         values = [] if is_cluster else [self.keyspace.value(name[1:]) for name in names if name.startswith(b"K")]
         arguments = [
             *self._head(root, 0.0), *_list(names), *_list(map(root.cell_name, held)),
-            *_list(map(root.cell_name, armed)), *_list(values), root.channel,
-            message(self._process, b"C", root, moved),
+            *_list(map(root.cell_name, armed)), *_list(values),
+            *_list(messages(self._process, b"C", root, moved)),
         ]  # fmt: skip
         keys = [root.registry, *moved, *values]
         return _Plan(suffix, root, self._transport.script(COMMIT), keys, arguments, frozenset(moved), is_begin=False)

@@ -6,9 +6,12 @@ import sys
 import time
 
 from tests.properties.fleet import protocol
+from tests.properties.fleet.channels import Channels, SplitRoot
 from tests.properties.fleet.checker import explore
 from tests.properties.fleet.configurations import (
     AMPUTATIONS,
+    AMPUTATIONS_OF_CHANNELS,
+    AMPUTATIONS_OF_SPLITTING,
     AMPUTATIONS_OF_STUTTER,
     AMPUTATIONS_OF_TRUST,
     CONFIGURATIONS,
@@ -21,8 +24,13 @@ def main() -> int:
     """Print each verdict; 1 if any is not the one that is wanted."""
     started, states, wrong = time.monotonic(), 0, 0
     whole = {name: protocol.model(configuration) for name, configuration in CONFIGURATIONS.items()}
-    apart = {"trust in local copies": Trust().model(), "a server that stutters": Stutter().model()}
-    for name, model in {**whole, **apart}.items():
+    others = {
+        "trust in local copies": Trust().model(),
+        "channels of local copies": Channels().model(),
+        "a root that is split": SplitRoot().model(),
+        "a server that stutters": Stutter().model(),
+    }
+    for name, model in {**whole, **others}.items():
         verdict = explore(model)
         states += verdict.states
         wrong += not verdict.holds
@@ -30,8 +38,10 @@ def main() -> int:
     show(f"\n{states:,} states in {time.monotonic() - started:.0f} s. What each part is for:\n")
     parts = {part: protocol.model(CONFIGURATIONS[name], rules) for part, (rules, name) in AMPUTATIONS.items()}
     trust = {f"{part} (trust)": Trust(rules).model() for part, rules in AMPUTATIONS_OF_TRUST.items()}
+    channels = {f"{part} (channels)": Channels(rules).model() for part, rules in AMPUTATIONS_OF_CHANNELS.items()}
     stutter = {f"{part} (stutter)": Stutter(rules).model() for part, rules in AMPUTATIONS_OF_STUTTER.items()}
-    for part, model in {**parts, **trust, **stutter}.items():
+    split = {f"{part} (split)": SplitRoot(rules).model() for part, rules in AMPUTATIONS_OF_SPLITTING.items()}
+    for part, model in {**parts, **trust, **channels, **split, **stutter}.items():
         verdict = explore(model)
         wrong += verdict.holds
         show(f"{part}: {verdict}")

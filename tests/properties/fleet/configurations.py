@@ -124,6 +124,17 @@ AMPUTATIONS: dict[str, tuple[Rules, str]] = {
     "a shared load under a hold": (replace(WHOLE, shares_under_hold=True), "a shared load"),
 }
 
+AMPUTATIONS_OF_CHANNELS: dict[str, Rules] = {
+    "a lease that outlives its connection": replace(WHOLE, drops_on_resubscribe=False),
+    "the trust of one root for a copy of two": replace(WHOLE, trusts_all_roots=False),
+    "a channel left that a copy depends on": replace(WHOLE, keeps_channels_of_copies=False),
+}
+
+AMPUTATIONS_OF_SPLITTING: dict[str, Rules] = {
+    "parts without the channel of the root": replace(WHOLE, splits_with_root_channel=False),
+    "the whole left before its parts are heard": replace(WHOLE, parts_before_leaving=False),
+}
+
 AMPUTATIONS_OF_TRUST: dict[str, Rules] = {
     "a lease from the PONG's arrival": replace(WHOLE, trusts_from_sending=False),
     "no drop on re-subscribe": replace(WHOLE, drops_on_resubscribe=False),

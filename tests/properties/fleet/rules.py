@@ -32,6 +32,12 @@ class Rules:
             cell that two of them saw in two versions, under the later one; or under those fetched when it is stored.
         rechecks_covered: tags that its own result names are looked at again also if it inherits versions of their
             cells.
+        trusts_all_roots: a local copy is trusted only while the subscriptions to all its roots are uninterrupted; else
+            that to the first of them is enough.
+        keeps_channels_of_copies: no channel is unsubscribed from while a copy or a load depends on it.
+        splits_with_root_channel: who listens to parts of a root also listens to the channel of writes to all of it.
+        parts_before_leaving: the channel of a whole root is left only when the channels of the parts are confirmed that
+            its copies and loads depend on then.
         trusts_from_sending: local copies are trusted from the sending of the PING that was answered; else from the
             arrival of its PONG.
         trusts_from_heartbeat: ... from the sending of the heartbeat that had been answered before that PING was sent;
@@ -57,6 +63,10 @@ class Rules:
     strong_reads_pass_over_armed: bool = True
     inherits: Literal["versions", "the later versions", "versions fetched anew"] = "versions"
     rechecks_covered: bool = True
+    trusts_all_roots: bool = True
+    keeps_channels_of_copies: bool = True
+    splits_with_root_channel: bool = True
+    parts_before_leaving: bool = True
     trusts_from_sending: bool = True
     trusts_from_heartbeat: bool = True
     lookups_follow_heartbeats: bool = True

@@ -1,0 +1,406 @@
+"""Local copies over real servers: each is trusted as long as the messages about its own roots arrive, and no longer."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+pytest.importorskip("redis")
+
+from agent_cache import AgentCache, AgentCacheInvalidator
+from agent_cache.clock import CLOCK
+from agent_cache.remote import Touched
+from agent_cache.remote.redis import RedisTier, keyspace, subscriber
+from tests.contract.workbench import load, read, writing
+from tests.harness.clusters import Cluster
+from tests.harness.proxies import Proxy
+from tests.harness.rights import least
+from tests.harness.servers import HOST, Server
+from tests.harness.tiers import Make, making, until
+from tests.pipeline.test_redis_contract import Detour, detours  # noqa: F401 - a fixture
+
+
+@pytest.fixture
+async def make() -> AsyncIterator[Make]:
+    async with making(max_staleness=0.6, timeout=0.3, lease=0.5) as make:
+        yield make
+
+
+class Shop:
+    """A tool that reads orders through a tier, or what else its tags say, and counts its runs."""
+
+    def __init__(self, tier: RedisTier, tags: str = "order:{id}", **options: Any) -> None:
+        self.tier = tier
+        self.runs = 0
+        self.value = "old"
+
+        @AgentCache(tags, remote_cache=tier, name=f"{tags} of {id(tier)}", **options)
+        async def get(id: Any) -> Any:
+            self.runs += 1
+            return self.value
+
+        self.get = get
+
+    async def asks_server(self, *arguments: Any) -> bool:
+        """Whether a read is not answered by a local copy."""
+        before = self.tier.stats()
+        await self.get(*arguments)
+        after = self.tier.stats()
+        return any(before[name] != after[name] for name in ("hits", "misses", "skipped"))
+
+    async def keeps(self, *arguments: Any) -> None:
+        """Read until a local copy answers."""
+        await until_async(lambda: self.asks_server(*arguments), wanted=False)
+
+
+async def until_async(condition: Callable[[], Awaitable[bool]], *, wanted: bool = True) -> None:
+    async with asyncio.timeout(15):
+        while await condition() is not wanted:
+            await asyncio.sleep(0.005)
+
+
+def subscriptions(server: Server) -> set[str]:
+    """The channels that somebody subscribes to."""
+    return set(server.command("PUBSUB", "CHANNELS"))
+
+
+# Trust per root
+
+
+@pytest.fixture
+def behind_proxies(cluster: Cluster, detours: None) -> Iterator[tuple[Detour, dict[int, Proxy]]]:  # noqa: F811
+    """The cluster, each node of it behind a proxy."""
+    with ExitStack() as exits:
+        proxies = {node.port: exits.enter_context(Proxy.start(node.port)) for node in cluster.nodes}
+        seeds = tuple((HOST, node.port) for node in cluster.primaries)
+        yield Detour("cluster", {}, seeds, detours=proxies), proxies
+
+
+async def test_a_dead_shard_costs_the_copies_under_its_own_roots_and_no_others(
+    make: Make, cluster: Cluster, behind_proxies
+):
+    deployment, proxies = behind_proxies
+    tier = make(deployment)
+    homes = {f"root{number}": cluster.primary_for(f"t:{{agent_cache:root{number}}}:S") for number in range(40)}
+    dead, other = list(dict.fromkeys(homes.values()))[:2]
+    lost, kept = (next(root for root in homes if homes[root] is node) for node in (dead, other))
+    shops = {root: Shop(tier, f"{root}:{{id}}") for root in (lost, kept)}
+    both = Shop(tier, f"{lost}:{{id}}, {kept}:{{id}}".split(", "))
+    for shop in (*shops.values(), both):
+        await shop.keeps("7")
+    runs = shops[kept].runs
+    proxies[dead.port].half_open()
+    for shop in (shops[lost], both):
+        await until_async(lambda: shop.asks_server("7"))  # noqa: B023
+    assert tier.trusted_until() < CLOCK.now()
+    assert not await shops[kept].asks_server("7")
+    proxies[dead.port].refuse()  # and now it is a loss
+    await until(lambda: tier.stats()["servers"][f"{HOST}:{dead.port}"] != "ok")
+    assert not await shops[kept].asks_server("7")
+    proxies[dead.port].heal()
+    for shop in (shops[lost], both):
+        await shop.keeps("7")
+    assert not await shops[kept].asks_server("7")
+    assert shops[kept].runs == runs
+
+
+async def test_a_lost_subscription_drops_what_its_own_server_has(make: Make, cluster: Cluster, behind_proxies):
+    deployment, proxies = behind_proxies
+    reader, writer = make(deployment), make(deployment)
+    homes = {f"root{number}": cluster.primary_for(f"t:{{agent_cache:root{number}}}:S") for number in range(40)}
+    dead, other = list(dict.fromkeys(homes.values()))[:2]
+    lost, kept = (next(root for root in homes if homes[root] is node) for node in (dead, other))
+    shops = {root: Shop(reader, f"{root}:{{id}}") for root in (lost, kept)}
+    told: list[Touched | None] = []
+    reader.subscribe(told.append)
+    for shop in shops.values():
+        await shop.keeps("7")
+    proxies[dead.port].lose_news()
+    async with writing(writer, f"{lost}:7"):
+        shops[lost].value = "new"
+    proxies[dead.port].heal()
+    proxies[dead.port].cut_subscribers()
+    await until_async(lambda: _is(shops[lost].get("7"), "new"))
+    assert not await shops[kept].asks_server("7")
+    assert told
+    assert all(touched is not None and set(touched.tags) <= {lost, f"{lost}:7"} for touched in told)
+
+
+async def _is(value: Awaitable[Any], wanted: Any) -> bool:
+    return bool(await value == wanted)
+
+
+# Roots that are no longer read
+
+
+async def test_roots_that_nothing_is_read_of_are_unsubscribed_from(make: Make, own_valkey: Server, monkeypatch):
+    """Not while a copy depends on them."""
+    monkeypatch.setattr(subscriber, "_IDLE_PERIOD", 0.0)
+    tier, elsewhere = make(own_valkey.url), make(own_valkey.url)
+    shop = Shop(tier)
+    await shop.keeps("7")
+    await load(tier, read("user:7"), "x")
+    await until(lambda: subscriptions(own_valkey) == {"c:{agent_cache:order}"})
+    assert not await shop.asks_server("7")
+    shop.get.clear()
+    await until(lambda: subscriptions(own_valkey) == set())
+    await shop.keeps("7")
+    shop.value = "new"
+    async with writing(elsewhere, "order:7"):
+        pass
+    await until_async(lambda: _is(shop.get("7"), "new"))
+
+
+async def test_without_the_right_to_unsubscribe_everything_else_goes_on(make: Make, own_valkey: Server, monkeypatch):
+    """The rights of earlier versions did not have it."""
+    monkeypatch.setattr(subscriber, "_IDLE_PERIOD", 0.0)
+    own_valkey.command("ACL", "SETUSER", "agent", *(right for right in least() if right != "+unsubscribe"))
+    tier, elsewhere = make(f"redis://agent:secret@{HOST}:{own_valkey.port}"), make(own_valkey.url)
+    told: list[Touched | None] = []
+    shop = Shop(tier)
+    tier.subscribe(told.append)
+    await shop.keeps("7")
+    await load(tier, read("user:7"), "x")
+    await until(lambda: any(touched is not None and "user" in touched.tags for touched in told))
+    shop.get.clear()
+    await until(lambda: any(touched is not None and "order" in touched.tags for touched in told))
+    await shop.keeps("7")
+    shop.value = "new"
+    async with writing(elsewhere, "order:7"):
+        pass
+    await until_async(lambda: _is(shop.get("7"), "new"))
+    assert None not in told
+
+
+async def test_the_root_of_a_tool_that_is_gone_is_unsubscribed_from(make: Make, own_valkey: Server, monkeypatch):
+    monkeypatch.setattr(subscriber, "_IDLE_PERIOD", 0.0)
+    tier = make(own_valkey.url)
+    await Shop(tier).keeps("7")
+    await Shop(tier, "user:{id}").keeps("7")
+    shop = Shop(tier, "cart:{id}")
+    await shop.keeps("7")
+    gc.collect()
+    await until(lambda: subscriptions(own_valkey) == {"c:{agent_cache:cart}"})
+
+
+# Copies that no lookup has come before
+
+
+async def test_a_result_that_was_given_is_dropped_by_a_write_elsewhere(make: Make, valkey: Server):
+    """Also in a process that has read nothing of its root yet."""
+    tier, elsewhere = make(valkey.url), make(valkey.url)
+    shop = Shop(tier)
+    shop.value = "new"
+    await Shop(tier, "user:{id}").keeps("7")  # it listens, to another root
+    await shop.get.set("old", "7")
+    async with writing(elsewhere, "order:7"):
+        pass
+    await tier.caught_up()
+    assert await shop.get("7") == "new"
+
+
+async def test_a_copy_without_an_identity_elsewhere_is_dropped_by_a_write_elsewhere(make: Make, valkey: Server):
+    """It is not stored on the server, where its tags would be looked up."""
+    tier, elsewhere = make(valkey.url), make(valkey.url)
+    shop = Shop(tier, "order:{result[id]}")
+    shop.value = {"id": "7", "is": "old"}
+
+    def function() -> None: ...
+
+    await shop.keeps(function)
+    assert shop.runs == 1
+    shop.value = {"id": "7", "is": "new"}
+    async with writing(elsewhere, "order:7"):
+        pass
+    await tier.caught_up()
+    assert await shop.get(function) == shop.value
+
+
+async def test_a_result_that_a_write_gives_is_dropped_by_a_write_elsewhere(make: Make, valkey: Server):
+    tier, elsewhere = make(valkey.url), make(valkey.url)
+    shop = Shop(tier)
+
+    @AgentCacheInvalidator("order:{id}")
+    async def save(id: str) -> None:
+        await shop.get.set("saved", id)
+
+    await Shop(tier, "user:{id}").keeps("7")
+    await save("7")
+    assert await shop.get("7") == "saved"
+    async with writing(elsewhere, "order:7"):
+        pass
+    await tier.caught_up()
+    assert await shop.get("7") == "old"
+
+
+# What was forgotten
+
+
+@pytest.mark.parametrize("limit", ["_MAX_SEGMENTS", "_MAX_ENTRIES"])
+async def test_more_entities_than_can_be_remembered_do_not_end_local_copies(
+    make: Make, valkey: Server, monkeypatch: pytest.MonkeyPatch, limit: str
+):
+    """The first message that is not understood drops them, and those that come later are understood again."""
+    monkeypatch.setattr(keyspace, limit, 3)
+    tier, elsewhere = make(valkey.url), make(valkey.url)
+    shop = Shop(tier)
+    for id in "12345":
+        await shop.keeps(id)
+
+    async def write(id: str) -> None:
+        if limit == "_MAX_ENTRIES":
+            await elsewhere.discard(read(f"order:{id}", key=f"another {id}"))
+        else:
+            async with writing(elsewhere, f"order:{id}"):
+                pass
+        await tier.caught_up()
+
+    await write("unknown")
+    for id in "45":
+        await shop.keeps(id)
+    for number in range(5):
+        await write(f"another {number}")
+    assert not await shop.asks_server("4")
+    assert not await shop.asks_server("5")
+
+
+async def test_a_write_drops_copies_of_entities_that_were_forgotten(
+    make: Make, valkey: Server, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(keyspace, "_MAX_SEGMENTS", 3)
+    tier, elsewhere = make(valkey.url), make(valkey.url)
+    shops = Shop(tier), Shop(tier, "order:{result}")
+    for turn in range(3):
+        for id in "1234567":
+            shops[0].value = f"{turn} {id}"
+            shops[1].value = id
+            await shops[0].get(id)
+            await shops[1].get(id)
+            await shops[0].keeps("1")
+        for id in "7142536":
+            for shop in shops:
+                shop.value = f"new {id}"
+            async with writing(elsewhere, f"order:{id}"):
+                pass
+            await tier.caught_up()
+            assert [await shop.get(id) for shop in shops] == [f"new {id}"] * 2
+
+
+# Busy roots
+
+
+@pytest.fixture
+def splits_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each root that any message comes about is busy."""
+    monkeypatch.setattr(subscriber, "_BUSY", 0.0)
+
+
+def root_is_split(server: Server) -> bool:
+    return "c:{agent_cache:order}" not in subscriptions(server)
+
+
+async def write_until(elsewhere: RedisTier, condition: Callable[[], bool]) -> None:
+    """Write to entities of no interest until something is so."""
+    async with asyncio.timeout(15):
+        while not condition():
+            async with writing(elsewhere, "order:of no interest"):
+                pass
+
+
+@pytest.mark.usefixtures("splits_early")
+async def test_a_process_listens_to_the_parts_of_a_busy_root_that_its_copies_depend_on(make: Make, own_valkey: Server):
+    tier, elsewhere = make(own_valkey.url), make(own_valkey.url)
+    shop = Shop(tier)
+    for id in "123":
+        await shop.keeps(id)
+    told: list[Touched | None] = []
+    tier.subscribe(told.append)
+    await write_until(elsewhere, lambda: root_is_split(own_valkey))
+    assert len(subscriptions(own_valkey)) == 4
+    for id in "123":
+        assert not await shop.asks_server(id)
+    await tier.caught_up()
+    told.clear()
+    async with writing(elsewhere, "order:of no interest"):
+        pass
+    await tier.caught_up()
+    assert told == []
+    await shop.keeps("4")  # another part
+    for number, id in enumerate("1234"):
+        shop.value = f"new {number}"
+        async with writing(elsewhere, f"order:{id}"):
+            pass
+        await tier.caught_up()
+        assert await shop.get(id) == f"new {number}"
+    for id in "1234":
+        await shop.keeps(id)
+    shop.value = "new"
+    async with writing(elsewhere, "order"):
+        pass
+    await tier.caught_up()
+    assert [await shop.get(id) for id in "1234"] == ["new"] * 4
+    assert shop.runs > 8
+
+
+@pytest.mark.usefixtures("splits_early")
+async def test_a_list_ends_the_split_of_its_root_and_a_given_result_too(make: Make, own_valkey: Server):
+    for ending in ("list", "given"):
+        tier, elsewhere = make(own_valkey.url), make(own_valkey.url)
+        shop = Shop(tier)
+        await shop.keeps("1")
+        await write_until(elsewhere, lambda: root_is_split(own_valkey))
+        if ending == "list":
+            whole = Shop(tier, "order")
+            await whole.keeps("all")
+            reads: tuple[Any, ...] = ("all",)
+        else:
+            whole = shop
+
+            @AgentCacheInvalidator("order:{id}")
+            async def save(id: str) -> None:
+                await whole.get.set("given", id)  # noqa: B023
+
+            await save("5")
+            reads = ("5",)
+        whole.value = "new"
+        async with writing(elsewhere, "order:5"):
+            pass
+        await tier.caught_up()
+        assert [await whole.get(*reads) for _ in range(3)] == ["new"] * 3
+        shop.value = "new"
+        async with writing(elsewhere, "order:1"):
+            pass
+        await tier.caught_up()
+        assert await shop.get("1") == "new"
+        await until(lambda: not root_is_split(own_valkey) or ending == "given")  # noqa: B023
+        await tier.aclose()
+        await elsewhere.aclose()
+
+
+@pytest.mark.usefixtures("splits_early")
+async def test_parts_without_a_copy_are_left_and_a_lost_connection_begins_with_the_whole(
+    make: Make, own_valkey: Server, monkeypatch: pytest.MonkeyPatch
+):
+    tier, elsewhere = make(own_valkey.url), make(own_valkey.url)
+    shop = Shop(tier)
+    for id in "12":
+        await shop.keeps(id)
+    await write_until(elsewhere, lambda: root_is_split(own_valkey))
+    monkeypatch.setattr(subscriber, "_IDLE_PERIOD", 0.0)
+    tier._subscriber._next_idle = 0.0
+    await shop.get.invalidate("2")
+    await until(lambda: len(subscriptions(own_valkey)) == 2)
+    assert not await shop.asks_server("1")
+    monkeypatch.setattr(subscriber, "_BUSY", 1e9)
+    own_valkey.command("CLIENT", "KILL", "TYPE", "pubsub")
+    await until(lambda: subscriptions(own_valkey) == {"c:{agent_cache:order}"})
+    await shop.keeps("1")
+    shop.value = "new"
+    async with writing(elsewhere, "order:1"):
+        pass
+    await until_async(lambda: _is(shop.get("1"), "new"))
