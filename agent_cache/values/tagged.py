@@ -135,17 +135,13 @@ def _pack_object(value: Any, kind: Any) -> Any:
     packed = {name: pack(each) for name, each in declared if name not in _MODEL_STATE}
     if not is_model(kind):
         return {"$object": [kind.__qualname__, packed]}
-    names = kind.__pydantic_fields__
-    parts = [
-        kind.__qualname__,
-        {name: each for name, each in packed.items() if name in names},
-        sorted(value.__pydantic_fields_set__),
-        *[pack(getattr(value, name, None)) for name in PYDANTIC_STATE],
-    ]
-    if packed.keys() != names.keys():  # most models have what their fields say
-        others = {name: each for name, each in packed.items() if name not in names}
-        parts += [others, sorted(names.keys() - packed.keys())]
-    return {"$model": parts}
+    beside = [pack(getattr(value, name, None)) for name in PYDANTIC_STATE]
+    given, names = sorted(value.__pydantic_fields_set__), kind.__pydantic_fields__.keys()
+    if packed.keys() == names:
+        return {"$model": [kind.__qualname__, packed, given, *beside]}
+    fields = {name: each for name, each in packed.items() if name in names}
+    others = {name: each for name, each in packed.items() if name not in names}
+    return {"$model": [kind.__qualname__, fields, given, *beside, others, sorted(names - fields.keys())]}
 
 
 _MODEL_STATE = (*PYDANTIC_STATE, PYDANTIC_FIELDS_SET)
@@ -341,24 +337,28 @@ def _read_model(
     """A model from its fields, and from what it had beside these and without some of these."""
     kind: Any = record.kind
     names = kind.__pydantic_fields__.keys()
-    if {*data, *missing} != names or not data.keys().isdisjoint(missing):
+    if (missing or data.keys() != names) and ({*data, *missing} != names or not data.keys().isdisjoint(missing)):
         raise Undecodable("a model has other fields than its class declares")
     if not all(type(name) is str for name in fields_set):
         raise Undecodable("a name of a field is no text")
     if any(name in names or hasattr(kind, name) for name in attributes):
         raise Undecodable("an attribute of a model hides one of its class")
-    found = {name: unpack(each, record.nodes[name]) for name, each in data.items()}
-    nodes = record.nodes_beside
+    nodes = record.nodes
+    found = {name: unpack(each, nodes[name]) for name, each in data.items()}
+    if attributes:
+        found |= {name: unpack(each, ANYTHING) for name, each in attributes.items()}
+    if extra is not None:
+        extra = unpack(extra, record.nodes_beside.get("__pydantic_extra__", ANYTHING))
+    if private is not None:
+        private = {name: unpack(each, record.nodes_beside.get(name, ANYTHING)) for name, each in private.items()}
     made = kind.__new__(kind)
     # What pydantic itself restores a copy from; validators have seen these values when the model was made.
     made.__setstate__(
         {
-            "__dict__": found | {name: unpack(each, ANYTHING) for name, each in attributes.items()},
+            "__dict__": found,
             "__pydantic_fields_set__": set(fields_set),
-            "__pydantic_extra__": unpack(extra, nodes.get("__pydantic_extra__", ANYTHING)),
-            "__pydantic_private__": private
-            if private is None
-            else {name: unpack(each, nodes.get(name, ANYTHING)) for name, each in private.items()},
+            "__pydantic_extra__": extra,
+            "__pydantic_private__": private,
         }
     )
     return made
