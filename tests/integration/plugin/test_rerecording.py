@@ -5,6 +5,8 @@ import importlib.util
 
 import pytest
 
+pytest_plugins = ["pytester"]
+
 TESTS = """
     import asyncio
     import pytest

@@ -104,6 +104,35 @@ async def test_what_depends_on_time_is_in_the_header_and_in_the_trailer(path):
         assert (call.started_ms, call.duration_ms) == (started / 1000, duration / 1000)
 
 
+async def test_equal_calls_of_two_tasks_get_their_answers_in_the_order_in_which_they_were_made(path):
+    """Though the lines of one task stand together."""
+    answers = iter(range(4))
+
+    @intercept(name="poll")
+    async def poll() -> int:
+        return next(answers)
+
+    async def twice(turn: asyncio.Event, other: asyncio.Event) -> list[int]:
+        seen = []
+        for _ in range(2):
+            await turn.wait()
+            turn.clear()
+            seen.append(await poll())
+            other.set()
+        return seen
+
+    async def run() -> list[list[int]]:
+        one, two = asyncio.Event(), asyncio.Event()
+        one.set()
+        return await asyncio.gather(twice(one, two), twice(two, one))
+
+    with record(path):
+        assert await run() == [[0, 2], [1, 3]]
+    assert [call.outcome["value"] for call in Cassette.load(path)] == [0, 2, 1, 3]
+    with replay(path):
+        assert await run() == [[0, 2], [1, 3]]
+
+
 async def test_a_run_that_does_not_overlap_needs_no_order(path):
     @intercept(name="outer")
     async def outer() -> None:
