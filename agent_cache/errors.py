@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 __all__ = [
     "AgentCacheError",
@@ -210,7 +212,8 @@ class ReplayExhausted(_Mismatch):
 class RecordedError(Exception):
     """Takes the place of a recorded exception of an unknown class. Names found in a cassette are never imported.
 
-    Register the class with `agent_cache.recording.register` to get the original exception.
+    It is also of the builtin class that the original derives from, so that ``except ValueError`` catches it. Import the
+    module of the original class, or register it with `agent_cache.recording.register`, to get the original exception.
 
     Attributes:
         type_name: ``module:qualname`` of the original.
@@ -218,9 +221,49 @@ class RecordedError(Exception):
     """
 
     def __init__(self, type_name: str, message: str = "") -> None:
-        super().__init__(type_name, message)
-        self.type_name = type_name
-        self.message = message
+        # Not `super()`: builtin classes take arguments of their own, and some have a `message` that cannot be set.
+        Exception.__init__(self, type_name, message)
+        vars(self).update(type_name=type_name, message=message)
+
+    if TYPE_CHECKING:
+        type_name: str
+        message: str
 
     def __str__(self) -> str:
-        return f"{self.type_name}: {self.message}" if self.message else self.type_name
+        name, text = vars(self)["type_name"], vars(self)["message"]
+        return f"{name}: {text}" if text else name
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        base = type(self).__bases__[-1]
+        members = self.exceptions if isinstance(self, BaseExceptionGroup) else ()
+        state = dict(vars(self))
+        return recorded_error, (state.pop("type_name"), state.pop("message"), base, members), state
+
+
+def recorded_error(
+    type_name: str, message: str, base: type[BaseException] = Exception, members: Sequence[BaseException] = ()
+) -> RecordedError:
+    """A `RecordedError` that is also of a builtin class.
+
+    Args:
+        type_name, message: as its attributes.
+        base: the builtin class.
+        members: of a group of exceptions.
+    """
+    kind: Any = base
+    error: RecordedError
+    if issubclass(kind, BaseExceptionGroup):
+        error = kind.__new__(_recorded_kind(kind), message, members) if members else RecordedError(type_name)
+    elif issubclass(kind, MemoryError):  # which makes its own objects only
+        error = Exception.__new__(_recorded_kind(kind))
+    else:
+        error = kind.__new__(_recorded_kind(kind))
+    RecordedError.__init__(error, type_name, message)
+    return error
+
+
+@functools.cache
+def _recorded_kind(base: Any) -> type[RecordedError]:
+    if issubclass(RecordedError, base):
+        return RecordedError
+    return type("RecordedError", (RecordedError, base), {"__module__": __name__, "__doc__": RecordedError.__doc__})

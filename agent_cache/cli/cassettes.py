@@ -29,6 +29,7 @@ from agent_cache.errors import CassetteError, CassetteNotFound, ConfigurationErr
 from agent_cache.recording import Cassette, RecordedCall, Redaction, diff_cassettes
 from agent_cache.recording.cassette import recorded_rules, redact_call
 from agent_cache.recording.cassette_file import EARLIER, digest_of, digest_of_key, is_idle
+from agent_cache.recording.results import problems_of
 
 __all__ = ["add_options", "run", "secret_places"]
 
@@ -87,7 +88,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     command.add_argument("--pattern", action="append", default=[], metavar="REGEX", help="redact matching text, too")
     command.add_argument("--check", action="store_true", help="write nothing; exit code 1 if there is something to do")
 
-    command = add("verify", _verify, "check structure and digests, and search for secrets")
+    command = add("verify", _verify, "check structure and digests, search for secrets and what cannot be replayed")
     command.add_argument("paths", **cassettes)
 
     command = add("convert", _convert, "convert cassettes of agentcassette (JSON)")
@@ -623,6 +624,8 @@ def _findings(path: Path) -> tuple[list[dict[str, Any]], int]:
             messages.append(("digest", f"{what}; the line was edited, and a replay will not find the call"))
         for kind, message in messages:
             add(kind, line, f"step {index}, {_call_text(redact_call(call, rules))}: {message}")
+        for problem in problems_of(call.outcome):
+            add("replay", line, f"step {index}: {call.name} {problem}")
         for place in secret_places(call, rules):
             add("secret", line, f"step {index}, {call.name}: {place} contains a secret")
     return found, len(cassette)

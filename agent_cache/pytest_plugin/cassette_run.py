@@ -58,7 +58,7 @@ class CassetteRun:
         self._record = record(
             path,
             mode=settings.mode,  # type: ignore[arg-type]  # checked when it was read
-            strict=settings.strict and self._is_replay,
+            strict=settings.strict and (self._is_replay or settings.mode == "rewrite"),
             redact=settings.redact,
             policy=settings.policy,  # type: ignore[arg-type]  # checked by `record`
             model=settings.model,
@@ -98,7 +98,8 @@ class CassetteRun:
             self._record.end()
         except CassetteError as error:
             if swallowed is not None or player is None or not player.remaining:
-                error.add_note(f"This was raised{origin}, and something has caught it.")
+                if swallowed is not None:
+                    error.add_note(f"This was raised{origin}, and something has caught it.")
                 for note in (*self._recorded_failure, f"To record it again:\n    {self._command('rewrite')}"):
                     error.add_note(note)
                 raise error.with_traceback(None) from None

@@ -11,11 +11,11 @@ from agent_cache.errors import (
 from agent_cache.recording.api import now, random, record, replay, uuid4
 from agent_cache.recording.cassette import Cassette, CassetteDiff, diff_cassettes
 from agent_cache.recording.cassette_file import RecordedCall
+from agent_cache.recording.exceptions import register
 from agent_cache.recording.functions import cached_llm_call, intercept
 from agent_cache.recording.player import Player
 from agent_cache.recording.recorder import Recorder
 from agent_cache.recording.redaction import Redaction
-from agent_cache.recording.results import register
 
 __all__ = [
     "Cassette",

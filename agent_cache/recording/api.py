@@ -162,10 +162,13 @@ class record(_Block[Recorder]):  # noqa: N801 - used as a function, as in vcrpy 
         mode: ``"rewrite"`` records anew. ``"none"`` only replays. ``"once"`` records if there is no file, else it
             replays. ``"new_episodes"`` replays recorded calls and records the others. ``"all"`` runs and records every
             call, and keeps recorded calls that are not made.
-        strict, policy: for calls that are replayed; as in `replay`.
+        strict: for calls that are replayed, as in `replay`. Also raises at the end if a call was recorded that cannot
+            be replayed, which else is logged.
+        policy: for calls that are replayed; as in `replay`.
 
     Raises:
-        CassetteError: if the path cannot be written or is being recorded; at the end, as `replay`.
+        CassetteError: if the path cannot be written or is being recorded; at the end, as `replay`, and under `strict`
+            if a recorded call cannot be replayed.
         ConfigurationError: if an argument cannot work.
     """
 
@@ -208,6 +211,7 @@ class record(_Block[Recorder]):  # noqa: N801 - used as a function, as in vcrpy 
             player=player,
             writer=writer,
             policy=self._policy,
+            strict=self._strict,
             is_guarded=self.is_guarded,
         )
         return recorder, recorder

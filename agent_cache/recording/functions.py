@@ -6,13 +6,11 @@ one recording stands inside of another, the call passes through all of them, the
 
 from __future__ import annotations
 
-import collections.abc
 import functools
 import inspect
 import logging
 import sys
 import sysconfig
-import typing
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from functools import cached_property
@@ -27,7 +25,7 @@ from agent_cache.errors import ConfigurationError
 from agent_cache.recording.cassette_file import RecordedCall
 from agent_cache.recording.redaction import Redaction
 from agent_cache.recording.results import redact_chunks
-from agent_cache.values.annotations import Returns
+from agent_cache.values.annotations import Returns, annotation_of_chunks
 from agent_cache.values.arguments import earlier_arguments, is_omitted, plain_arguments
 from agent_cache.values.canonical import Default
 from agent_cache.values.schema import Schema, schema_of
@@ -49,15 +47,6 @@ _LOG = logging.getLogger("agent_cache")
 
 KINDS = ("tool", "llm", "call", "env")
 """Kinds of calls in a cassette; ``env`` is a clock, an identifier or a random number."""
-
-_STREAMS = (
-    collections.abc.AsyncGenerator,
-    collections.abc.AsyncIterable,
-    collections.abc.AsyncIterator,
-    collections.abc.Generator,
-    collections.abc.Iterable,
-    collections.abc.Iterator,
-)
 
 
 class RecordedFunction:
@@ -134,10 +123,7 @@ class RecordedFunction:
     @cached_property
     def chunk_schema(self) -> Schema:
         """How chunks are written, if the function returns a stream."""
-        annotation = self.schema.annotation
-        if typing.get_origin(annotation) in _STREAMS:
-            return schema_of(typing.get_args(annotation)[0])
-        return schema_of(Any)
+        return schema_of(annotation_of_chunks(self.schema.annotation))
 
     def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Arguments of a call by name, with defaults if it `fills_defaults`.

@@ -35,11 +35,12 @@ from agent_cache.recording.cassette_file import (
     partial_of,
     trailer_line,
 )
+from agent_cache.recording.exceptions import read_error
 from agent_cache.recording.functions import CURRENT_CALL, ActiveCall, RecordedFunction
 from agent_cache.recording.lanes import Lanes, cancellations
 from agent_cache.recording.player import ROOT_PLACE, Matcher, Player, place_of
 from agent_cache.recording.redaction import Redaction, redact_key
-from agent_cache.recording.results import read_error, value_outcome
+from agent_cache.recording.results import problems_of, value_outcome
 from agent_cache.recording.streams import failure_outcome, is_stream, leave_call, recorded_stream, replayed_stream
 from agent_cache.values.arguments import plain_arguments
 from agent_cache.values.tagged import encode
@@ -47,6 +48,9 @@ from agent_cache.values.tagged import encode
 __all__ = ["NO_CONTEXT", "CassetteWriter", "Recorder"]
 
 _LOG = logging.getLogger("agent_cache")
+
+_MAX_PROBLEMS = 100
+"""Different calls that a replay cannot repeat of which a recording warns."""
 
 NO_CONTEXT = (
     "run_in_executor and Thread do not take the context along; use asyncio.to_thread, or contextvars.copy_context().run"
@@ -72,6 +76,7 @@ class Recorder:
         player: Player | None = None,
         writer: CassetteWriter | None = None,
         policy: Mapping[str, str] | None = None,
+        strict: bool = False,
         is_guarded: bool = False,
     ) -> None:
         self.path = path
@@ -90,6 +95,8 @@ class Recorder:
         self._new_calls = 0
         self._functions: dict[str, RecordedFunction] = {}  # the first of each name
         self._failure: CassetteError | None = None  # of a call that cannot be recorded
+        self._problems: set[str] = set()
+        self._strict = strict
         self._lock = threading.RLock()
 
     @property
@@ -389,8 +396,16 @@ class Recorder:
                 outcome["loops"] = tool_call.loops
         with self._lock:
             if self._writer is not None and not self._writer.is_closed:
+                for problem in problems_of(outcome):
+                    self._report(f"{call.function.name} {problem}")
                 self._writer.end(call, outcome, source)
                 self._new_calls += 1
+
+    def _report(self, problem: str) -> None:
+        """Warn, once a recording, of a call that a replay cannot repeat."""
+        if problem not in self._problems and len(self._problems) < _MAX_PROBLEMS:
+            self._problems.add(problem)
+            _LOG.warning("recording to %s: %s", self.path, problem)
 
     # Calls that are answered
 
@@ -410,7 +425,7 @@ class Recorder:
                     _replay_into_sessions(call, None, cancellation)
                     raise
             if "error" in outcome:
-                error = read_error(outcome["error"], call.function.module)
+                error = read_error(outcome["error"])
                 _replay_into_sessions(call, None, error)
                 raise error
             value = player.read(call, outcome)
@@ -433,7 +448,7 @@ class Recorder:
                 text = f"{recorded.name} had not ended when the recording did"
                 raise player.latch(CassetteError(text, player.cassette.path, line))
             if "error" in outcome:
-                raise read_error(outcome["error"], call.function.module)
+                raise read_error(outcome["error"])
             return player.read(call, outcome)
         finally:
             self._answered(call)
@@ -489,7 +504,7 @@ class Recorder:
 
         Raises:
             CassetteError: if an error was swallowed, a call could not be recorded, or was not made in a strict replay,
-                or a line was not written.
+                a line was not written, or a call was recorded under `strict` that cannot be replayed.
         """
         self.lanes.is_over = True
         player, writer = self.player, self._writer
@@ -508,6 +523,8 @@ class Recorder:
             raise self._failure.with_traceback(None)
         if player is not None and error is None and self._answers:
             player.check_finished()
+        if self._strict and self._problems and error is None:
+            raise CassetteError(f"has calls that cannot be replayed: {'. '.join(sorted(self._problems))}", self.path)
 
 
 _escaped: set[str] = set()

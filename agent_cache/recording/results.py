@@ -5,104 +5,36 @@ makes of it (``typed``), builtin values with tags (``any``), a registered class 
 these covers becomes the plain data of its fields, and one without fields is noted as ``unencodable``.
 
 No name that is found in a cassette is ever imported. A value is read by the return annotation, or as a registered
-class. An exception comes back if it is a builtin, one of agent_cache's or asyncio's own, stands in the module of the
-tool that raised it, or was registered; else it becomes a `RecordedError`.
+class. What will not come back as it was is marked, and `problems_of` finds the marks.
 """
 
 from __future__ import annotations
 
-import asyncio
-import builtins
-import logging
-import sys
 from collections.abc import Callable, Iterator
-from typing import Annotated, Any, TypeAlias, TypeVar
+from typing import Annotated, Any, TypeAlias
 
 import msgspec
 
-import agent_cache.errors
-from agent_cache.errors import CassetteError, ConfigurationError, RecordedError
+from agent_cache.errors import CassetteError
+from agent_cache.recording.exceptions import REGISTERED, Failure, error_data, map_error, name_of
 from agent_cache.recording.redaction import Redaction, without_secret_fields
 from agent_cache.values.schema import Schema, schema_of
 from agent_cache.values.tagged import Undecodable, Unencodable, decode, encode, exact_json
 
 __all__ = [
-    "Failure",
     "Stream",
     "check_outcome",
     "error_outcome",
     "map_payload",
-    "read_error",
+    "problems_of",
     "read_value",
     "redact_chunks",
-    "register",
     "value_outcome",
 ]
 
 Outcome: TypeAlias = dict[str, Any]
-T = TypeVar("T")
 
-_LOG = logging.getLogger("agent_cache")
 _ANY = schema_of(Any)
-
-
-# Classes
-
-
-_registered: dict[str, type] = {}
-
-
-def register(*classes: type[T]) -> type[T]:
-    """Allow values and exceptions of these classes to come back from cassettes. Also works as a decorator.
-
-    Exceptions need it that the tool's own module does not have, and values of functions without a return annotation.
-
-    Raises:
-        ConfigurationError: if one is not a class.
-    """
-    for one in classes:
-        if not isinstance(one, type):
-            raise ConfigurationError(f"register takes classes, got {one!r}")
-        _registered[_name_of(one)] = one
-    if not classes:
-        raise ConfigurationError("register needs at least one class")
-    return classes[0]
-
-
-def _name_of(kind: type) -> str:
-    return f"{kind.__module__}:{kind.__qualname__}"
-
-
-_EXCEPTIONS: dict[str, type[BaseException]] = {
-    _name_of(one): one
-    for one in (
-        *(kind for kind in vars(builtins).values() if isinstance(kind, type) and issubclass(kind, BaseException)),
-        *(getattr(agent_cache.errors, name) for name in agent_cache.errors.__all__),
-        asyncio.CancelledError,
-        asyncio.InvalidStateError,
-        asyncio.QueueEmpty,
-        asyncio.QueueFull,
-    )
-}
-
-
-def _exception_named(name: str, module: str) -> type[BaseException] | None:
-    """The exception class of this name if it may be used; `module` is that of the tool that raised it."""
-    found = _EXCEPTIONS.get(name) or _registered.get(name)
-    if found is None:
-        where, _, path = name.partition(":")
-        if where == module and "<" not in path:
-            found = _attribute(sys.modules.get(where), path)
-            if found is None or found.__module__ != where:
-                return None
-    return found if isinstance(found, type) and issubclass(found, BaseException) else None
-
-
-def _attribute(module: Any, path: str) -> Any:
-    found = module
-    for part in path.split("."):
-        found = vars(found).get(part) if hasattr(found, "__dict__") else None
-    return found if isinstance(found, type) else None
 
 
 # Values
@@ -118,12 +50,32 @@ def value_outcome(value: Any, schema: Schema, redaction: Redaction, *, is_chunk:
         raw, read = exact
         is_clean = is_chunk or not redaction.may_change(raw)
         return {"value": msgspec.Raw(raw) if is_clean else redaction.apply(read)}
-    form, plain = _written(without_secret_fields(value, redaction), schema)
-    if is_chunk or form == "unencodable":
-        return {form: plain}
+    form, plain, marks = _written(without_secret_fields(value, redaction), schema)
     if form == "object":
-        return {form: [plain[0], redaction.apply(plain[1])]}
-    return {form: redaction.apply(plain) if redaction.may_change(encode(plain)) else plain}
+        written = {form: [plain[0], redaction.apply(plain[1])]} if not is_chunk else {form: plain}
+    elif is_chunk or form == "unencodable" or not redaction.may_change(encode(plain)):
+        written = {form: plain}
+    else:
+        written = {form: redaction.apply(plain)}
+        if form == "typed" and written != {form: plain} and not _is_readable(written[form], schema):
+            marks["redacted"] = True
+    return {**written, **marks}
+
+
+def _is_readable(plain: Any, schema: Schema) -> bool:
+    try:
+        schema.from_plain(plain)
+    except (Undecodable, ValueError, TypeError):
+        return False
+    return True
+
+
+def error_outcome(error: BaseException, redaction: Redaction) -> Outcome:
+    """The redacted outcome of a call that raised this exception."""
+    data = error_data(error)
+    if redaction.may_change(encode(data)):
+        data = map_error(data, redaction.apply)
+    return {"error": data}
 
 
 def read_value(outcome: Outcome, schema: Schema, path: str, line: int) -> Any:
@@ -139,7 +91,7 @@ def read_value(outcome: Outcome, schema: Schema, path: str, line: int) -> Any:
             return _ANY.from_plain(outcome["any"])
         if "object" in outcome:
             name, plain = outcome["object"]
-            kind = _registered.get(name)
+            kind = REGISTERED.get(name)
             if kind is None:
                 raise CassetteError(
                     f"names the class {name}, which is not registered here; see agent_cache.recording.register",
@@ -156,8 +108,8 @@ def read_value(outcome: Outcome, schema: Schema, path: str, line: int) -> Any:
         ) from error
     if "unencodable" in outcome:
         raise CassetteError(
-            f"its value was a {outcome['unencodable']}, which could not be written; give the function a return "
-            'annotation of plain fields, or run it with policy={...: "live"}',
+            f"its value was a {outcome['unencodable']}, which could not be written{_advice(outcome)}, or run it with "
+            'policy={...: "live"}',
             path,
             line,
         )
@@ -173,7 +125,7 @@ def map_payload(outcome: Outcome, change: Callable[[Any], Any]) -> Outcome:
         name, plain = outcome["object"]
         return {**outcome, "object": [name, change(plain)]}
     if "error" in outcome:
-        return {**outcome, "error": _map_error(outcome["error"], change)}
+        return {**outcome, "error": map_error(outcome["error"], change)}
     if "stream" in outcome:
         stream = outcome["stream"]
         chunks = [map_payload(chunk, change) for chunk in stream["chunks"]]
@@ -181,30 +133,30 @@ def map_payload(outcome: Outcome, change: Callable[[Any], Any]) -> Outcome:
     return outcome
 
 
-def _written(value: Any, schema: Schema) -> tuple[str, Any]:
-    """The form of a value that is not JSON, and its plain data."""
+def _written(value: Any, schema: Schema) -> tuple[str, Any, dict[str, Any]]:
+    """The form of a value that is not JSON, its plain data, and marks for `problems_of`."""
+    reason = ""
     for form, writer in (("typed", schema), ("any", _ANY)):
         if form == "typed" and schema.annotation is Any:
             continue
         try:
-            return form, writer.to_plain(value)
-        except Unencodable:
-            continue
+            return form, writer.to_plain(value), {}
+        except Unencodable as error:
+            reason = reason or str(error)
     kind = type(value)
-    name = _name_of(kind)
-    if _registered.get(name) is kind:
+    name = name_of(kind)
+    if REGISTERED.get(name) is kind:
         try:
-            return "object", [name, schema_of(kind).to_plain(value)]
+            return "object", [name, schema_of(kind).to_plain(value)], {}
         except Unencodable:
             pass
     try:
         plain = msgspec.to_builtins(value, str_keys=True, enc_hook=_fields)
         encode(plain)
     except Exception:  # noqa: BLE001 - reading a user's object may raise anything; then it cannot be written
-        _warn(kind, "cannot be written; a replay of this call raises an error")
-        return "unencodable", name
-    _warn(kind, "is recorded as plain data; annotate what the function returns, or register the class, to have it back")
-    return "value", plain
+        opens = hasattr(kind, "__enter__") or hasattr(kind, "__aenter__")
+        return "unencodable", name, {"reason": reason, "context": True} if opens else {"reason": reason}
+    return "value", plain, {"class": name, "reason": reason}
 
 
 def _fields(value: Any) -> Any:
@@ -213,146 +165,55 @@ def _fields(value: Any) -> Any:
     raise NotImplementedError
 
 
-_warned: set[type] = set()
+# What does not come back
 
 
-def _warn(kind: type, what: str) -> None:
-    if kind not in _warned and len(_warned) < 1000:
-        _warned.add(kind)
-        _LOG.warning("recording: a value of type %s.%s %s", kind.__module__, kind.__qualname__, what)
+def problems_of(outcome: Outcome) -> Iterator[str]:
+    """What a replay of this outcome will not do as the recorded call did, and what helps. The texts name types only."""
+    yield from _value_problems(outcome, "returned")
+    if "error" in outcome:
+        yield from _error_problems(outcome["error"])
+    stream = outcome.get("stream")
+    if stream is not None:
+        for chunk in stream.get("chunks", ()):
+            yield from _value_problems(chunk, "yielded")
+        yield from problems_of(stream.get("end", {}))
 
 
-# Exceptions
-
-_MAX_CAUSES = 8
-_MAX_MEMBERS = 100
-
-
-def error_outcome(error: BaseException, redaction: Redaction) -> Outcome:
-    """The redacted outcome of a call that raised this exception."""
-    data = _error_data(error)
-    if redaction.may_change(encode(data)):
-        data = _map_error(data, redaction.apply)
-    return {"error": data}
-
-
-def read_error(data: dict[str, Any], module: str) -> BaseException:
-    """The exception of an ``error`` outcome, of its own class if that may be used, else a `RecordedError`.
-
-    Args:
-        data: what stands under ``error``; see `Failure`.
-        module: the module of the tool that raised it.
-    """
-    kind = _exception_named(str(data.get("type", "")), module)
-    error = None if kind is None else _rebuilt(kind, data, module)
-    if error is None:
-        error = RecordedError(str(data.get("type", "")), str(data.get("message", "")))
-    # Not `error.add_note` and not `raise ... from`: a frozen class may refuse both.
-    for note in data.get("notes", ()):
-        BaseException.__setattr__(error, "__notes__", [*getattr(error, "__notes__", ()), str(note)])
-    if "cause" in data:
-        BaseException.__setattr__(error, "__cause__", read_error(data["cause"], module))
-    return error
-
-
-def _error_data(error: BaseException, depth: int = 0) -> dict[str, Any]:
-    """An exception as plain data; see `Failure`. Never fails: parts that cannot be written are left out."""
-    data: dict[str, Any] = {"type": _name_of(type(error)), "message": _message(error)}
-    if isinstance(error, BaseExceptionGroup):
-        data["group"] = (
-            [_error_data(member, depth + 1) for member in error.exceptions[:_MAX_MEMBERS]]
-            if depth < _MAX_CAUSES
-            else []
+def _value_problems(outcome: Outcome, verb: str) -> Iterator[str]:
+    if "unencodable" in outcome:
+        yield f"{verb} a {outcome['unencodable']}, which cannot be replayed{_advice(outcome)}"
+    elif "class" in outcome:
+        yield (
+            f"{verb} a {outcome['class']}, which a replay gives back as plain data{_reason(outcome)}; annotate what "
+            "the function returns, or register the class"
         )
-        data["message"] = error.message
-    else:
-        arguments = _part_data(_constructor_arguments(error))
-        if arguments is not None:
-            data["args"] = arguments
-    state = {name: value for name, value in vars(error).items() if name != "__notes__"}
-    written = {name: found for name, value in state.items() if (found := _part_data(value)) is not None}
-    if written:
-        data["state"] = written
-    notes = getattr(error, "__notes__", None)
-    if notes and isinstance(notes, list):
-        data["notes"] = [note for note in notes if isinstance(note, str)]
-    if error.__cause__ is not None and depth < _MAX_CAUSES:
-        data["cause"] = _error_data(error.__cause__, depth + 1)
-    return data
+    elif "redacted" in outcome:
+        yield f"{verb} a value that does not fit its annotation without its secrets; give it one that does"
 
 
-def _map_error(data: dict[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
-    """The same with message, arguments, notes and attributes changed, and the class left alone."""
-    changed = {**data, "message": change(data.get("message", ""))}
-    for part in ("args", "notes", "state"):
-        if part in data:
-            changed[part] = change(data[part])
-    if "cause" in data:
-        changed["cause"] = _map_error(data["cause"], change)
-    if "group" in data:
-        changed["group"] = [_map_error(member, change) for member in data["group"]]
-    return changed
+def _error_problems(data: dict[str, Any]) -> Iterator[str]:
+    if data.get("unknown"):
+        yield (
+            f"raised {data.get('type')}, which a replay raises as RecordedError or without parts of it; register the "
+            "class with agent_cache.recording.register, or raise one that is made of plain values"
+        )
+    for member in data.get("group", ()):
+        yield from _error_problems(member)
 
 
-def _rebuilt(kind: type[BaseException], data: dict[str, Any], module: str) -> BaseException | None:
-    try:
-        if "group" in data:
-            if not issubclass(kind, BaseExceptionGroup):
-                return None
-            error: BaseException = kind(data["message"], [read_error(member, module) for member in data["group"]])
-        else:
-            arguments = _read_part(data["args"]) if "args" in data else [data.get("message", "")]
-            error = _new_error(kind, tuple(arguments))
-        vars(error).update({name: _read_part(value) for name, value in data.get("state", {}).items()})
-    except Exception:  # noqa: BLE001 - a class that has changed since, or a file that was edited
-        return None
-    return error
+def _reason(outcome: Outcome) -> str:
+    reason = outcome.get("reason")
+    return f" ({reason})" if reason else ""
 
 
-def _new_error(kind: type[BaseException], arguments: tuple[Any, ...]) -> BaseException:
-    """Make an exception without running a user's constructor: its parameters are unknown, its effect is the state."""
-    base: type[BaseException] = next(one for one in kind.__mro__ if one.__module__ == "builtins")
-    error: BaseException = base.__new__(kind, *arguments)
-    base.__init__(error, *arguments)
-    if not isinstance(error, OSError):  # its constructor keeps two of its arguments
-        BaseException.args.__set__(error, arguments)  # type: ignore[attr-defined]  # a frozen one refuses `error.args =`
-    return error
-
-
-def _constructor_arguments(error: BaseException) -> list[Any]:
-    """The arguments that make a builtin exception: of an `OSError` these are more than its ``args``."""
-    if isinstance(error, OSError):
-        try:
-            made_from = error.__reduce__()[1]
-        except Exception:  # noqa: BLE001 - a user's subclass
-            made_from = None
-        if isinstance(made_from, tuple):
-            return list(made_from)
-    return list(BaseException.args.__get__(error))  # type: ignore[attr-defined]  # a class may have another `args`
-
-
-def _message(error: BaseException) -> str:
-    try:
-        return str(error).encode("utf-8", "backslashreplace").decode()
-    except Exception:  # noqa: BLE001 - a user's __str__
-        return ""
-
-
-def _part_data(value: Any) -> Any:
-    """An argument or attribute of an exception as plain data, with a tag unless it is JSON. None if it has none."""
-    exact = exact_json(value)
-    if exact is not None and b'"$' not in exact[0] and value is not None:
-        return exact[1]
-    try:
-        return {"$any": _ANY.to_plain(value)}
-    except Exception:  # noqa: BLE001 - reading a user's object may raise anything; then it is left out
-        return None
-
-
-def _read_part(data: Any) -> Any:
-    if isinstance(data, dict) and len(data) == 1 and "$any" in data:
-        return _ANY.from_plain(data["$any"])
-    return data
+def _advice(outcome: Outcome) -> str:
+    if outcome.get("context"):
+        return (
+            ", because it is opened after the call, and what happens then is not recorded; record a function that "
+            "opens it, and returns or yields what it gives"
+        )
+    return f"{_reason(outcome)}; give the function a return annotation of plain fields"
 
 
 # Chunks of streams
@@ -425,28 +286,6 @@ def _texts(data: Any, path: tuple[str | int, ...]) -> Iterator[tuple[tuple[str |
 
 
 # Shape of an outcome in a file, which may have been edited
-
-
-class Failure(msgspec.Struct):
-    """An exception under ``error``.
-
-    Attributes:
-        type: ``module:qualname`` of its class.
-        message: its text.
-        args: arguments of its constructor; ``{"$any": ...}`` if they are not JSON.
-        state: its attributes.
-        notes: of `BaseException.add_note`.
-        cause: the exception it was raised from.
-        group: members of an exception group.
-    """
-
-    type: str = ""
-    message: str = ""
-    args: list[Any] | dict[str, Any] = []
-    state: dict[str, Any] = {}
-    notes: list[str] = []
-    cause: Failure | None = None
-    group: list[Failure] = []
 
 
 class Stream(msgspec.Struct):

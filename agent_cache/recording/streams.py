@@ -15,11 +15,12 @@ from types import GeneratorType
 from typing import Any, TypeAlias
 
 from agent_cache.errors import ReplayExhausted
+from agent_cache.recording.exceptions import read_error
 from agent_cache.recording.functions import CURRENT_CALL, ActiveCall
 from agent_cache.recording.lanes import checkpoint, is_cancellation
 from agent_cache.recording.player import Player
 from agent_cache.recording.redaction import Redaction
-from agent_cache.recording.results import error_outcome, read_error, value_outcome
+from agent_cache.recording.results import error_outcome, value_outcome
 from agent_cache.values.schema import schema_of
 
 __all__ = ["failure_outcome", "is_stream", "leave_call", "recorded_stream", "replayed_stream"]
@@ -277,7 +278,7 @@ def _replay_end(call: ActiveCall, player: Player, stream: dict[str, Any]) -> Any
     """
     end = stream["end"]
     if "error" in end:
-        raise read_error(end["error"], call.function.module)
+        raise read_error(end["error"])
     if "closed" in end or "unfinished" in end or "cancelled" in end:
         shown = {"name": call.function.name, "arguments": call.arguments}
         count = len(stream["chunks"])

@@ -10,6 +10,7 @@ checkers only. Such a name means nothing at run time: the annotation then counts
 
 from __future__ import annotations
 
+import collections
 import collections.abc
 import functools
 import inspect
@@ -26,15 +27,25 @@ from agent_cache.values.canonical import STANDARD, declared_names, is_model, tex
 
 __all__ = [
     "ANYTHING",
+    "DICTS",
     "Node",
     "Record",
     "Returns",
+    "annotation_of_chunks",
     "fingerprint",
     "hashes_only",
+    "hints_of",
     "is_positional",
     "node_of",
     "standard_type",
 ]
+
+
+DICTS: frozenset[type] = frozenset({dict, collections.Counter, collections.OrderedDict, collections.defaultdict})
+"""The types of dicts that come back as themselves."""
+
+Bindings = Mapping[Any, Any]
+"""Types that stand for type variables."""
 
 
 # Annotations as they are written
@@ -82,7 +93,45 @@ class Returns:
         return hint
 
 
-def _hints_of(kind: type) -> dict[str, Any]:
+_STREAMS = frozenset(
+    getattr(collections.abc, name)
+    for name in ("AsyncGenerator", "AsyncIterable", "AsyncIterator", "Generator", "Iterable", "Iterator")
+)
+
+
+def annotation_of_chunks(annotation: Any) -> Any:
+    """The annotation of the chunks of what is annotated as a stream; `Any` if it tells nothing of them.
+
+    A stream is an iterator or a class of which objects are iterated over, such as ``AsyncStream[Chunk]`` of OpenAI's
+    client. Its methods are annotated as ``Answer | AsyncStream[Chunk]``: what is no stream does not count.
+    """
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is typing.Annotated:
+        return annotation_of_chunks(arguments[0])
+    if origin is typing.Union or origin is types.UnionType:
+        found = [each for member in arguments if (each := annotation_of_chunks(member)) is not Any]
+        return typing.Union[tuple(found)] if found else Any  # noqa: UP007 - there is no other way to make one of a list
+    kind = origin or annotation
+    if kind in _STREAMS:
+        return arguments[0] if arguments else Any
+    for name in ("__anext__", "__next__", "__aiter__"):
+        method = getattr(kind, name, None)
+        if inspect.isfunction(method):
+            hint = Returns(method).resolve()
+            chunks = annotation_of_chunks(hint) if name == "__aiter__" else hint
+            return _with_types(chunks, dict(zip(getattr(kind, "__parameters__", ()), arguments, strict=False)))
+    return Any
+
+
+def _with_types(annotation: Any, bound: Bindings) -> Any:
+    """An annotation with types in place of its type variables."""
+    if isinstance(annotation, typing.TypeVar):
+        return bound.get(annotation, Any)
+    parameters = getattr(annotation, "__parameters__", ())
+    return annotation[tuple(bound.get(each, Any) for each in parameters)] if parameters else annotation
+
+
+def hints_of(kind: type) -> dict[str, Any]:
     """Declared names of a class and their types, inherited ones included; `Any` where a name means nothing."""
     try:
         return typing.get_type_hints(kind, include_extras=True)
@@ -114,8 +163,6 @@ def _evaluated(annotations: Mapping[str, Any], names: dict[str, Any]) -> dict[st
 
 # Nodes
 
-Bindings = Mapping[Any, Any]
-
 
 class Record:
     """A class with declared fields: a TypedDict, or a class whose values are objects.
@@ -123,12 +170,13 @@ class Record:
     The fields are read at the first value, so classes may name each other.
     """
 
-    __slots__ = ("_bound", "_nodes", "_required", "kind")
+    __slots__ = ("_bound", "_nodes", "_nodes_beside", "_required", "kind")
 
     def __init__(self, kind: Any, bound: Bindings) -> None:
         self.kind = kind
         self._bound = bound
         self._nodes: dict[str, Node] | None = None
+        self._nodes_beside: dict[str, Node] | None = None
         self._required: frozenset[str] | None = None
 
     @property
@@ -144,19 +192,41 @@ class Record:
         """What may stand in each field whose type is declared."""
         if self._nodes is None:
             if is_model(self.kind):
-                hints = {name: field.annotation for name, field in self.kind.__pydantic_fields__.items()}
+                self._nodes = _nodes_of_model(self.kind, self._bound)
             else:
-                hints = _hints_of(self.kind)
-            self._nodes = {name: node_of(hint, self._bound) for name, hint in hints.items()}
+                self._nodes = {name: node_of(hint, self._bound) for name, hint in hints_of(self.kind).items()}
         return self._nodes
+
+    @property
+    def nodes_beside(self) -> dict[str, Node]:
+        """What may stand in what a model of pydantic's has beside its fields: private attributes and extra fields."""
+        if self._nodes_beside is None:
+            fields = self.nodes
+            self._nodes_beside = {
+                name: node_of(hint, self._bound) for name, hint in hints_of(self.kind).items() if name not in fields
+            }
+        return self._nodes_beside
 
     @property
     def required(self) -> frozenset[str]:
         """Keys that a TypedDict cannot do without."""
         if self._required is None:
-            hints = _hints_of(self.kind).items()
+            hints = hints_of(self.kind).items()
             self._required = frozenset(name for name, hint in hints if _is_required(self.kind, name, hint))
         return self._required
+
+
+def _nodes_of_model(kind: Any, bound: Bindings) -> dict[str, Node]:
+    """What may stand in the fields of a model of pydantic's.
+
+    One whose class makes its objects without validation, as those of OpenAI's and Anthropic's clients do, holds
+    whatever the server sent. It has a `model_construct` of its own.
+    """
+    nodes = {name: node_of(field.annotation, bound) for name, field in kind.__pydantic_fields__.items()}
+    base = sys.modules["pydantic"].BaseModel
+    if kind.model_construct.__func__ is base.model_construct.__func__:
+        return nodes
+    return {name: node | ANYTHING for name, node in nodes.items()}
 
 
 def _is_required(kind: Any, name: str, hint: Any) -> bool:
@@ -179,7 +249,8 @@ class Node:
         lists: types of lists, tuples and sets.
         item: what may be in these.
         fixed: what may be at each position of a tuple instead.
-        key, value: what may be in a dict.
+        mappings: types of dicts, of `DICTS`.
+        key, value: what may be in these.
         dicts: the TypedDicts that a dict may be.
         records: the classes that an object may be of.
     """
@@ -190,6 +261,7 @@ class Node:
     lists: frozenset[type] = frozenset()
     item: Node | None = None
     fixed: tuple[Node, ...] | None = None
+    mappings: frozenset[type] = frozenset()
     key: Node | None = None
     value: Node | None = None
     dicts: tuple[Record, ...] = ()
@@ -216,6 +288,7 @@ class Node:
             lists=self.lists | other.lists,
             item=_merged(items),
             fixed=fixed,
+            mappings=self.mappings | other.mappings,
             key=_merged(keys),
             value=_merged(values),
             dicts=dicts,
@@ -288,7 +361,10 @@ _LISTS: dict[Any, tuple[type, ...]] = {
     collections.abc.Set: (set, frozenset),
     collections.abc.MutableSet: (set,),
 }
-_MAPPINGS = frozenset({dict, collections.abc.Mapping, collections.abc.MutableMapping})
+_MAPPINGS: dict[Any, frozenset[type]] = {
+    **dict.fromkeys((dict, collections.abc.Mapping, collections.abc.MutableMapping), DICTS),
+    **{kind: frozenset({kind}) for kind in DICTS if kind is not dict},
+}
 _QUALIFIERS = frozenset(
     getattr(typing, name)
     for name in ("ClassVar", "Final", "NotRequired", "ReadOnly", "Required")
@@ -346,8 +422,10 @@ def node_of(annotation: Any, bound: Bindings = types.MappingProxyType({}), open_
     if kind in _LISTS:
         return Node(lists=frozenset(_LISTS[kind]), item=inner(arguments[0]) if arguments else ANYTHING)
     if kind in _MAPPINGS:
+        if kind is collections.Counter and arguments:
+            arguments = (*arguments, int)
         key, value = map(inner, arguments) if arguments else (ANYTHING, ANYTHING)
-        return Node(key=key, value=value)
+        return Node(mappings=_MAPPINGS[kind], key=key, value=value)
     return _node_of_class(kind, arguments, bound)
 
 
@@ -439,7 +517,10 @@ def _text(node: Node, seen: set[type]) -> str:
         if node.item is not None:
             parts.append(f"[{_text(node.item, seen)}]")
     if node.value is not None:
-        parts.append(f"{{{'' if node.key is None else _text(node.key, seen)}:{_text(node.value, seen)}}}")
+        kinds = (
+            "" if not node.mappings or dict in node.mappings else ",".join(sorted(k.__name__ for k in node.mappings))
+        )
+        parts.append(f"{kinds}{{{'' if node.key is None else _text(node.key, seen)}:{_text(node.value, seen)}}}")
     if node.dicts:
         parts.append(_text_of_dicts(node, seen))
     parts += [_text_of_record(one, seen) for one in sorted(node.records, key=lambda record: record.kind.__qualname__)]

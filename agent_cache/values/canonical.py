@@ -221,7 +221,8 @@ def declared_fields(value: Any, kind: type) -> list[tuple[str, Any]] | None:
     """Name and value of everything that the class of a value declares.
 
     None if it declares nothing, or if the value has state beside what is declared: the fields alone would be a guess
-    then. Reading fields of any class may raise anything.
+    then. A model of pydantic's has all its attributes here: clients of model providers set some that no field declares,
+    and make models whose required fields are missing. Reading fields of any class may raise anything.
 
     Args:
         kind: ``type(value)``. What ``value.__class__`` says does not count: a proxy says what it stands for.
@@ -318,14 +319,11 @@ class _Layout:
         return None if self._has_more(value, self.names) else self._read(value)
 
     def _has_more(self, value: Any, names: Collection[str]) -> bool:
-        """Whether a value has state beside these fields. What a cached property has computed from them is none."""
+        """Whether a value has state beside these fields."""
         state = getattr(value, "__dict__", None)
         if state:
             others = state.keys() - names
-            if others and not all(
-                name in _CACHED_HASHES or isinstance(getattr(type(value), name, None), functools.cached_property)
-                for name in others
-            ):
+            if others and not all(_is_computed(type(value), name) for name in others):
                 return True
         if self._hidden:
             for slot in self._hidden:
@@ -340,6 +338,11 @@ class _Layout:
 _ALL = slice(None)
 
 
+def _is_computed(kind: type, name: str) -> bool:
+    """Whether an attribute of an object holds what a cached property has computed from its fields."""
+    return name in _CACHED_HASHES or isinstance(getattr(kind, name, None), functools.cached_property)
+
+
 class _ModelLayout(_Layout):
     """The fields of a pydantic model, read anew for each value: a model can be rebuilt."""
 
@@ -349,10 +352,14 @@ class _ModelLayout(_Layout):
         super().__init__(kind, (*PYDANTIC_STATE, PYDANTIC_FIELDS_SET))
 
     def fields(self, value: Any) -> list[tuple[str, Any]] | None:
-        names = type(value).__pydantic_fields__
-        if self._has_more(value, names):
+        kind, attributes = type(value), value.__dict__
+        names = kind.__pydantic_fields__
+        if self._has_more(value, attributes):
             return None
-        found = [(name, getattr(value, name)) for name in names]
+        found = [(name, attributes[name]) for name in names if name in attributes]
+        if len(attributes) > len(found):
+            others = sorted(attributes.keys() - names)
+            found += [(name, attributes[name]) for name in others if not _is_computed(kind, name)]
         found += [(name, state) for name in PYDANTIC_STATE if (state := getattr(value, name, None))]
         given = value.__pydantic_fields_set__
         if given != {*names, *(value.__pydantic_extra__ or ())}:  # where all were given, the fields alone tell it
@@ -364,7 +371,10 @@ class _ModelLayout(_Layout):
         if value.__pydantic_extra__ or value.__pydantic_private__ or len(state) != len(names) or self._hidden:
             fields = self.fields(value)  # which fields there are tells it apart
             return None if fields is None else [part for pair in fields for part in pair]
-        return [state[name] for name in names]
+        try:
+            return [state[name] for name in names]
+        except KeyError:  # one is missing, and there is another attribute
+            return [part for pair in self.fields(value) or () for part in pair]
 
 
 _layouts: weakref.WeakKeyDictionary[type, _Layout] = weakref.WeakKeyDictionary()

@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from agent_cache.values.annotations import Returns, fingerprint, hashes_only, is_positional, node_of
+from agent_cache.values.annotations import DICTS, Returns, fingerprint, hashes_only, is_positional, node_of
 from agent_cache.values.canonical import (
     MAX_DEPTH,
     declared_values,
@@ -357,7 +357,7 @@ def _omits_defaults(kind: Any) -> bool:
 
 _SCALARS = frozenset({str, int, float, bool, type(None), bytes})
 _LISTS = frozenset({list, tuple, set, frozenset})
-_PARTLESS = _LISTS | {dict, date, datetime, time, timedelta, complex, bytearray}
+_PARTLESS = _LISTS | DICTS | {date, datetime, time, timedelta, complex, bytearray}
 """Containers, which are counted by themselves, and types without parts."""
 
 _MARSHALLED = frozenset({str, int, float, bool, type(None), complex, dict, list, tuple})
@@ -379,7 +379,7 @@ def _weigh(value: Any, max_parts: int, max_depth: int = MAX_DEPTH) -> set[type]:
         if not level:
             return types
         # A level at a time: what is done for each container by itself costs more than the encoding.
-        dicts = [each for each in level if type(each) is dict]
+        dicts = [each for each in level if type(each) in DICTS]
         others = [each for each in level if type(each) in _LISTS]
         if len(dicts) + len(others) < len(level):
             others += [declared_values(each, type(each)) or () for each in level if type(each) not in _PARTLESS]
@@ -421,7 +421,9 @@ def _same(one: Any, other: Any) -> bool:
         return _same_float(one, other)
     if kind is list or kind is tuple:
         return len(one) == len(other) and all(map(_same, one, other))
-    if kind is dict:
+    if kind in DICTS:
+        if kind is not dict and not _has_same_beside(one, other):
+            return False
         return len(one) == len(other) and all(map(_same, one, other)) and all(map(_same, one.values(), other.values()))
     if kind is set or kind is frozenset:
         twins = {member: member for member in other}
@@ -438,13 +440,16 @@ def _same(one: Any, other: Any) -> bool:
     second = declared_values(other, kind)
     if second is None or len(first) != len(second):
         return False
-    state = getattr(one, "__dict__", None)
-    if state is not None and len(state) != len(other.__dict__):  # what a property has cached would be lost
-        return False
     fields_set = getattr(one, "__pydantic_fields_set__", None)
     if fields_set is not None and fields_set != other.__pydantic_fields_set__:
         return False
     return all(map(_same, first, second))
+
+
+def _has_same_beside(one: Any, other: Any) -> bool:
+    """Whether a `Counter`, `OrderedDict` or `defaultdict` and another have the same factory, and no attributes."""
+    factories = getattr(one, "default_factory", None), getattr(other, "default_factory", None)
+    return factories[0] is factories[1] and not getattr(one, "__dict__", None)
 
 
 def _same_float(one: float, other: float) -> bool:

@@ -14,16 +14,18 @@ import base64
 import marshal
 import math
 import re
-from collections.abc import Callable, Collection
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping
 from datetime import date, datetime, time, timedelta, timezone, tzinfo
 from enum import Enum
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
 
 from agent_cache.errors import AgentCacheError
-from agent_cache.values.annotations import ANYTHING, Node, Record, standard_type
+from agent_cache.values.annotations import ANYTHING, DICTS, Node, Record, standard_type
 from agent_cache.values.canonical import (
     PYDANTIC_FIELDS_SET,
     PYDANTIC_STATE,
@@ -62,6 +64,12 @@ class Undecodable(AgentCacheError):
 
 _LISTS: dict[type, str] = {list: "", tuple: "$tuple", set: "$set", frozenset: "$frozenset"}
 _LISTS_BY_TAG: dict[str, Any] = {tag: kind for kind, tag in _LISTS.items() if tag}
+_DICTS_BY_TAG: dict[str, Any] = {f"${kind.__name__}": kind for kind in DICTS if kind is not dict}
+_FACTORIES: dict[Any, type] = {
+    kind.__name__: kind for kind in (*DICTS, bool, bytes, float, frozenset, int, list, set, str, tuple)
+}
+"""What a `defaultdict` may make for a missing key."""
+
 _READABLE = STANDARD.keys() - {"Fraction", "ZoneInfo"}
 _MAX_DIGITS = 4096
 """Hexadecimal digits of an integer. Arithmetic on larger ones takes time that no size of data betrays."""
@@ -89,6 +97,8 @@ def pack(value: Any) -> Any:
         if all(type(key) is str for key in keys) and not (len(keys) == 1 and keys[0][:1] == "$"):
             return dict(zip(keys, packed, strict=True))
         return {"$dict": [[key, each] for key, each in zip(keys, packed, strict=True)]}
+    if kind in DICTS:
+        return {f"${kind.__name__}": _pack_special_dict(value, kind)}
     writer = RESULT_WRITERS.get(kind)
     if writer is None and kind.__name__ in _READABLE:
         writer = text_of_standard_value(kind)
@@ -101,6 +111,14 @@ def _stands_for_itself(value: Any, kind: type) -> bool:
     if kind is int:
         return bool(-(2**63) <= value < 2**63)
     return math.isfinite(value)
+
+
+def _pack_special_dict(value: Any, kind: type) -> Any:
+    pairs = [[pack(key), pack(each)] for key, each in value.items()]
+    if kind is not defaultdict:
+        return pairs
+    factory = value.default_factory  # one that is not in `_FACTORIES` does not come back, so it is refused
+    return [None if factory is None else getattr(factory, "__name__", ""), pairs]
 
 
 def _pack_object(value: Any, kind: Any) -> Any:
@@ -117,8 +135,17 @@ def _pack_object(value: Any, kind: Any) -> Any:
     packed = {name: pack(each) for name, each in declared if name not in _MODEL_STATE}
     if not is_model(kind):
         return {"$object": [kind.__qualname__, packed]}
-    beside = [pack(getattr(value, name, None)) for name in PYDANTIC_STATE]
-    return {"$model": [kind.__qualname__, packed, sorted(value.__pydantic_fields_set__), *beside]}
+    names = kind.__pydantic_fields__
+    parts = [
+        kind.__qualname__,
+        {name: each for name, each in packed.items() if name in names},
+        sorted(value.__pydantic_fields_set__),
+        *[pack(getattr(value, name, None)) for name in PYDANTIC_STATE],
+    ]
+    if packed.keys() != names.keys():  # most models have what their fields say
+        others = {name: each for name, each in packed.items() if name not in names}
+        parts += [others, sorted(names.keys() - packed.keys())]
+    return {"$model": parts}
 
 
 _MODEL_STATE = (*PYDANTIC_STATE, PYDANTIC_FIELDS_SET)
@@ -216,10 +243,11 @@ def _places(node: Node, kind: type, members: Collection[Any]) -> Collection[Node
     raise _refused(kind)
 
 
-def _unpack_dict(keys: Collection[Any], values: Collection[Any], node: Node) -> dict[Any, Any]:
-    if node.value is None and not node.dicts and not node.anything:
-        raise _refused(dict)
-    if not node.dicts:
+def _unpack_dict(keys: Collection[Any], values: Collection[Any], node: Node, kind: type = dict) -> dict[Any, Any]:
+    is_named = kind is dict and bool(node.dicts)
+    if not (node.anything or is_named or kind in node.mappings):
+        raise _refused(kind)
+    if not is_named:
         place = node.value or ANYTHING
         return {key: unpack(each, place) for key, each in zip(keys, values, strict=True)}
     if node.value is None and not node.anything and not node.admits(keys):
@@ -241,6 +269,8 @@ def _unpack_tag(tag: str, content: Any, node: Node) -> Any:
         key_node = node.key or ANYTHING
         keys = _distinct([unpack(key, key_node) for key, _ in content])
         return _unpack_dict(keys, [each for _, each in content], node)
+    if tag in _DICTS_BY_TAG:
+        return _unpack_special_dict(_DICTS_BY_TAG[tag], content, node)
     if tag in _OBJECT_READERS:
         name, *parts = content
         record = node.record_named(name)
@@ -251,6 +281,17 @@ def _unpack_tag(tag: str, content: Any, node: Node) -> Any:
     if not node.allows(value, type(value)):
         raise _refused(type(value))
     return value
+
+
+def _unpack_special_dict(kind: Any, content: Any, node: Node) -> Any:
+    factory: Any = None
+    if kind is defaultdict:
+        name, content = content
+        factory = None if name is None else _FACTORIES[name]
+    key_node = node.key or ANYTHING
+    keys = _distinct([unpack(key, key_node) for key, _ in content])
+    found = _unpack_dict(keys, [each for _, each in content], node, kind)
+    return defaultdict(factory, found) if kind is defaultdict else kind(found)
 
 
 def _distinct(members: list[Any]) -> list[Any]:
@@ -288,18 +329,36 @@ def _read_object(record: Record, data: dict[str, Any]) -> Any:
     return made
 
 
-def _read_model(record: Record, data: dict[str, Any], fields_set: list[str], extra: Any, private: Any) -> Any:
+def _read_model(
+    record: Record,
+    data: dict[str, Any],
+    fields_set: list[str],
+    extra: Any,
+    private: Any,
+    attributes: Mapping[str, Any] = MappingProxyType({}),
+    missing: Collection[str] = (),
+) -> Any:
+    """A model from its fields, and from what it had beside these and without some of these."""
     kind: Any = record.kind
-    if data.keys() != kind.__pydantic_fields__.keys() or not all(type(name) is str for name in fields_set):
+    names = kind.__pydantic_fields__.keys()
+    if {*data, *missing} != names or not data.keys().isdisjoint(missing):
         raise Undecodable("a model has other fields than its class declares")
+    if not all(type(name) is str for name in fields_set):
+        raise Undecodable("a name of a field is no text")
+    if any(name in names or hasattr(kind, name) for name in attributes):
+        raise Undecodable("an attribute of a model hides one of its class")
+    found = {name: unpack(each, record.nodes[name]) for name, each in data.items()}
+    nodes = record.nodes_beside
     made = kind.__new__(kind)
     # What pydantic itself restores a copy from; validators have seen these values when the model was made.
     made.__setstate__(
         {
-            "__dict__": {name: unpack(each, record.nodes[name]) for name, each in data.items()},
+            "__dict__": found | {name: unpack(each, ANYTHING) for name, each in attributes.items()},
             "__pydantic_fields_set__": set(fields_set),
-            "__pydantic_extra__": unpack(extra, ANYTHING),
-            "__pydantic_private__": unpack(private, ANYTHING),
+            "__pydantic_extra__": unpack(extra, nodes.get("__pydantic_extra__", ANYTHING)),
+            "__pydantic_private__": private
+            if private is None
+            else {name: unpack(each, nodes.get(name, ANYTHING)) for name, each in private.items()},
         }
     )
     return made

@@ -1,6 +1,9 @@
 """The reference of the cassette format names every field that a recording can write, and no other."""
 
 import asyncio
+import contextlib
+import dataclasses
+import datetime
 import re
 from pathlib import Path
 
@@ -9,7 +12,8 @@ import msgspec
 from agent_cache import AgentCache, AgentCacheSession
 from agent_cache.recording import Redaction, cached_llm_call, intercept, record, register
 from agent_cache.recording.cassette_file import CallLine, Header, Trailer, TrailerLine
-from agent_cache.recording.results import Failure, Stream
+from agent_cache.recording.exceptions import Failure
+from agent_cache.recording.results import Stream
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "cassette-format.md").read_text()
 
@@ -56,6 +60,21 @@ class Odd:
     __slots__ = ()
 
 
+class Plain(msgspec.Struct):
+    x: int
+
+
+@dataclasses.dataclass
+class Hidden:
+    token: datetime.date
+
+
+class Missing(KeyError):
+    """Is not found under its name."""
+
+    __qualname__ = "Lost"
+
+
 async def everything(path: Path) -> None:
     """A run that has every kind of outcome in it."""
 
@@ -65,7 +84,11 @@ async def everything(path: Path) -> None:
 
     @intercept
     def give(number: int):
-        return [1, {1, 2}, Point(1), Odd()][number]
+        return [1, {1, 2}, Point(1), Odd(), Plain(1), contextlib.ExitStack()][number]
+
+    @intercept
+    def hidden() -> Hidden:
+        return Hidden(datetime.date(2026, 1, 2))
 
     @intercept
     async def typed() -> Point:
@@ -81,7 +104,8 @@ async def everything(path: Path) -> None:
 
     @intercept
     def fail(number: int) -> None:
-        error = [ValueError("x", object()), ExceptionGroup("several", [KeyError("a")])][number]
+        errors = [ValueError("x", object()), ExceptionGroup("several", [KeyError("a")]), Missing("a")]
+        error = errors[number]
         error.add_note("noted")
         error.more = 1
         raise error from TypeError("cause")
@@ -101,14 +125,15 @@ async def everything(path: Path) -> None:
             pass
 
     with record(path):
-        for number in range(4):
+        for number in range(6):
             give(number)
+        hidden()
         await typed()
         await later()
-        for number in range(2):
+        for number in range(3):
             try:
                 fail(number)
-            except (ValueError, ExceptionGroup):
+            except (ValueError, KeyError, ExceptionGroup):
                 pass
         for wanted in (1, 5):
             try:

@@ -206,9 +206,14 @@ def test_pydantic_models_have_digests():
     assert digest(Model(x=1.0)) != digest(Model(x=1))
     assert digest(Model()) != digest(Model(x=1)), "`model_fields_set` is not the same"
     assert digest(Model(x=1)) == digest(Model(x=1))
-    beside = Model()
+    beside, other = Model(), Model()
     vars(beside)["note"] = 1
-    assert digest(beside) is None
+    vars(other)["note"] = 2
+    assert len({digest(Model()), digest(beside), digest(other)} - {None}) == 3, "it is known by its attributes, too"
+    vars(other)["note"] = 1
+    assert digest(beside) == digest(other)
+    vars(other)["note"] = object()
+    assert digest(other) is None
 
 
 class Unset:

@@ -1009,6 +1009,13 @@ async def test_pydantic_models_are_known_by_their_fields(clock: library.Clock):
     for number, model in enumerate(beside):
         vars(model)["note"] = number
     assert not await probe.shares(*beside)
+    noted = Query(text="a")
+    vars(noted)["note"] = 0
+    assert await probe.shares(beside[0], noted), "what a client has set beside the fields is part of a model"
+    assert not await probe.shares(beside[0], Query(text="a"))
+    partial = [Query.model_construct({"text"}, **given) for given in ({}, {}, {"text": None})]
+    assert await probe.shares(*partial[:2]), "a required field that was left out"
+    assert not await probe.shares(*partial[1:])
     slotted = [Slotted(text="a"), Slotted(text="a")]
     for number, model in enumerate(slotted):
         object.__setattr__(model, "note", number)

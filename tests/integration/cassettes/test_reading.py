@@ -214,6 +214,13 @@ def test_verify_of_good_cassettes_is_0(cassette, command, tmp_path):
         ([('{"calls":2', '{"calls":3')], "structure", 0, "the trailer counts 3 calls, but the file has 2"),
         ([('{"id":2', '<<<<<<< HEAD\n{"id":2')], "structure", 3, "has a merge conflict"),
         ([('"agent_cache_cassette":2', '"agent_cache_cassette":99')], "structure", 1, "has format version 99"),
+        (
+            [('"outcome":{"value":{', '"outcome":{"unencodable":"m:C","x":{')],
+            "replay",
+            2,
+            "returned a m:C, which cannot be",
+        ),
+        ([('"outcome":{', '"outcome":{"class":"m:C",')], "replay", 2, "which a replay gives back as plain data"),
         ([('"answer":"X"', f'"answer":"{SECRET}"')], "secret", 2, "outcome.value.answer contains a secret"),
     ],
 )

@@ -1,7 +1,9 @@
 """Values come back as what they were."""
 
 import enum
+import re
 import uuid
+from collections import Counter, OrderedDict, defaultdict
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
@@ -58,6 +60,11 @@ class Model(pydantic.BaseModel):
     name: str
     when: datetime
     inner: list["Model"] = []
+
+
+@dataclass
+class Hidden:
+    token: uuid.UUID
 
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, 6, tzinfo=UTC)
@@ -277,6 +284,120 @@ def test_what_cannot_be_written_down_is_said_at_the_replay(path):
     assert caught.value.line == 2
 
 
+class Bare:
+    """Declares no fields."""
+
+
+def rows():
+    return {"rows": [{"at": NOW, "handle": Bare()}]}
+
+
+def fail():
+    raise LocalError("bad")
+
+
+LocalError = type("Unfindable", (ValueError,), {})
+
+
+class Lost(Exception):
+    """Its text needs what cannot be written."""
+
+    def __init__(self):
+        self.handle = Bare()
+
+    def __str__(self):
+        return f"lost {type(self.handle).__name__}"
+
+
+def lose():
+    raise Lost
+
+
+def fail_together():
+    raise type("Several", (ExceptionGroup,), {})("several", [ValueError("a")])
+
+
+def fail_within():
+    raise ExceptionGroup("several", [ValueError("a"), LocalError("b")])
+
+
+def pieces():
+    yield 1
+    yield Bare()
+    raise LocalError("bad")
+
+
+def hidden() -> Hidden:
+    return Hidden(token=uuid.UUID(int=17))
+
+
+UNREPLAYABLE = [
+    (rows, [r"rows returned a builtins:dict, which cannot be replayed \(.*test_types.Bare declares no fields"]),
+    (fail, ["fail raised .*:Unfindable, which a replay raises as RecordedError"]),
+    (lose, ["lose raised .*:Lost, which a replay raises as RecordedError or without parts of it"]),
+    (fail_together, ["fail_together raised .*:Several, which a replay raises as RecordedError"]),
+    (fail_within, ["fail_within raised .*:Unfindable, which a replay raises as RecordedError"]),
+    (pieces, ["pieces yielded a .*test_types:Bare, which cannot be", "pieces raised .*:Unfindable"]),
+    (lambda: Order("7", Decimal(1)), ["returned a .*test_types:Order, which a replay gives back as plain data"]),
+    (hidden, ["hidden returned a value that does not fit its annotation without its secrets"]),
+]
+
+
+@pytest.mark.parametrize("is_strict", [False, True])
+@pytest.mark.parametrize(("function", "said"), UNREPLAYABLE, ids=lambda each: getattr(each, "__name__", ""))
+def test_what_cannot_be_replayed_is_said_while_recording(function, said, is_strict, path, caplog):
+    recorded = intercept(function, name=function.__name__.strip("<>"))
+
+    def run():
+        for _ in range(2):
+            try:
+                result = recorded()
+                if function is pieces:
+                    list(result)
+            except (LocalError, Lost, ExceptionGroup):
+                pass
+
+    for _ in range(2):  # each recording says it, once
+        caplog.clear()
+        if is_strict:
+            with pytest.raises(CassetteError, match="cannot be replayed") as raised, record(path, strict=True):
+                run()
+            assert all(re.search(text, str(raised.value)) for text in said)
+        else:
+            with record(path):
+                run()
+        warnings = [entry.getMessage() for entry in caplog.records]
+        assert len(warnings) == len(said)
+        assert all(re.search(text, "\n".join(warnings)) for text in said)
+    assert Cassette.load(path).trailer is not None, "it is written all the same"
+
+
+def test_what_the_run_raises_takes_precedence(path):
+    with pytest.raises(KeyError), record(path, strict=True):
+        with pytest.raises(LocalError):
+            intercept(fail)()
+        raise KeyError
+
+
+def test_what_can_be_replayed_is_not_warned_of(path, caplog):
+    def get() -> Order:
+        return Order("7", Decimal("1.50"))
+
+    for function in (get, lambda: {"a": (1, 2)}, lambda: [NOW, Counter("a")]):
+        with record(path, strict=True):
+            intercept(function, name="get")()
+    assert not caplog.records
+
+
+def test_numbers_of_numpy_in_a_result_are_said_while_recording(path, caplog):
+    numpy = pytest.importorskip("numpy")
+    get = intercept(lambda: {"mean": numpy.float64(1.5)}, name="get")
+    with record(path):
+        get()
+    [entry] = caplog.records
+    assert "numpy.float64" in entry.getMessage()
+
+
 def test_a_function_that_has_changed_its_type_says_so(path):
     def make():
         return Order("7", Decimal("1.50"))
@@ -364,3 +485,22 @@ def test_arguments_that_a_key_stands_for_are_not_refused(path, caplog):
     with pytest.raises(DivergenceError), replay(path):
         ask(Other("delete"))
     assert caplog.messages == []
+
+
+@pytest.mark.parametrize(
+    "value",
+    [Counter("abca"), OrderedDict(b=1, a=(2,)), defaultdict(list, a=[1]), {"rows": [Counter(a=1)]}],
+    ids=lambda value: type(value).__name__,
+)
+def test_dicts_of_the_standard_library_come_back_as_themselves(value, path):
+    def get() -> dict[str, Any]:
+        return value
+
+    for function in (intercept(get, name="get"), intercept(lambda: value, name="get_unannotated")):
+        recorded, replayed = again(path, function)
+        assert type(replayed) is type(value)
+        assert replayed == recorded == value
+        assert list(replayed) == list(value)
+    rows = replayed.get("rows")
+    assert rows is None or type(rows[0]) is Counter
+    assert not isinstance(value, defaultdict) or replayed["new"] == []

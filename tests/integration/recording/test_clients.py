@@ -1,0 +1,244 @@
+"""What the real clients of OpenAI and Anthropic return and raise comes back as what it was, without a request."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent_cache.recording import CassetteError, cached_llm_call, record, replay
+from agent_cache.remote.codecs import JsonCodec, MessagePackCodec
+from tests.harness.model_api import ModelApi, model_api
+
+openai = pytest.importorskip("openai")
+anthropic = pytest.importorskip("anthropic")
+pydantic = pytest.importorskip("pydantic")
+
+MESSAGES = [{"role": "user", "content": "Which city?"}]
+CHAT: dict[str, Any] = {"model": "large-1", "messages": MESSAGES}
+RESPONSE: dict[str, Any] = {"model": "large-1", "input": "Which city?"}
+MESSAGE: dict[str, Any] = {**CHAT, "max_tokens": 9}
+
+
+class City(pydantic.BaseModel):
+    city: str
+
+
+@pytest.fixture(scope="module")
+def api() -> Iterator[ModelApi]:
+    with model_api() as running:
+        yield running
+
+
+class Clients:
+    """The four clients. Their methods are found by path: ``aopenai.chat.completions.create``."""
+
+    def __init__(self, api: ModelApi) -> None:
+        to_openai: dict[str, Any] = {"base_url": f"{api.url}/v1", "api_key": "k", "max_retries": 0}
+        to_anthropic: dict[str, Any] = {"base_url": api.url, "api_key": "k", "max_retries": 0}
+        self.openai, self.aopenai = openai.OpenAI(**to_openai), openai.AsyncOpenAI(**to_openai)
+        self.anthropic, self.aanthropic = anthropic.Anthropic(**to_anthropic), anthropic.AsyncAnthropic(**to_anthropic)
+
+    def method(self, path: str) -> Any:
+        found: Any = self
+        for name in path.split("."):
+            found = getattr(found, name)
+        return found
+
+
+@pytest.fixture
+async def clients(api: ModelApi) -> AsyncIterator[Clients]:
+    made = Clients(api)
+    yield made
+    for plain in (made.openai, made.anthropic):
+        plain.close()
+    for client in (made.aopenai, made.aanthropic):
+        await client.close()
+
+
+METHODS = [
+    ("openai.chat.completions.create", CHAT),
+    ("openai.responses.create", RESPONSE),
+    ("anthropic.messages.create", MESSAGE),
+]
+
+
+async def twice(path: Path, api: ModelApi, run: Callable[[], Awaitable[Any]]) -> tuple[Any, Any]:
+    """What a run returns while it is recorded, and then in a replay without a request."""
+    with record(path):
+        recorded = await run()
+    count = len(api.requests)
+    with replay(path, strict=True):
+        replayed = await run()
+    assert len(api.requests) == count
+    return recorded, replayed
+
+
+def states(value: Any) -> Any:
+    """Everything that a model and the models in it have, with their classes."""
+    if isinstance(value, pydantic.BaseModel):
+        extra, given = value.model_extra, value.model_fields_set
+        return type(value), states(dict(vars(value))), states(extra), given, value.__pydantic_private__
+    if isinstance(value, dict):
+        return {name: states(each) for name, each in value.items()}
+    return [states(each) for each in value] if isinstance(value, list) else value
+
+
+@pytest.mark.parametrize(("method", "arguments"), METHODS)
+async def test_an_answer_comes_back_as_the_clients_model(method, arguments, path, api, clients):
+    create = cached_llm_call(name="create")(clients.method(f"a{method}"))
+
+    async def run() -> Any:
+        return await create(**arguments)
+
+    recorded, replayed = await twice(path, api, run)
+    assert type(replayed).__module__.partition(".")[0] in {"openai", "anthropic"}
+    assert states(replayed) == states(recorded)
+    assert (replayed, replayed._request_id) == (recorded, "req_1")
+
+
+@pytest.mark.parametrize(("method", "arguments"), METHODS)
+async def test_an_answer_of_a_plain_client_comes_back_as_its_model(method, arguments, path, api, clients):
+    create = cached_llm_call(name="create")(clients.method(method))
+
+    async def run() -> Any:
+        return create(**arguments)
+
+    recorded, replayed = await twice(path, api, run)
+    assert states(replayed) == states(recorded)
+    assert replayed._request_id == "req_1"
+
+
+@pytest.mark.parametrize(("method", "arguments"), METHODS)
+async def test_the_chunks_of_a_stream_come_back_as_their_models(method, arguments, path, api, clients):
+    create = cached_llm_call(name="create")(clients.method(f"a{method}"))
+
+    async def run() -> Any:
+        async with await create(**arguments, stream=True) as stream:
+            return [chunk async for chunk in stream]
+
+    recorded, replayed = await twice(path, api, run)
+    assert len(replayed) >= 3
+    assert states(replayed) == states(recorded)
+
+
+@pytest.mark.parametrize(("method", "arguments"), METHODS)
+async def test_the_chunks_of_a_plain_stream_come_back_as_their_models(method, arguments, path, api, clients):
+    create = cached_llm_call(name="create")(clients.method(method))
+
+    async def run() -> Any:
+        with create(**arguments, stream=True) as stream:
+            return list(stream)
+
+    recorded, replayed = await twice(path, api, run)
+    assert states(replayed) == states(recorded)
+
+
+async def test_a_function_that_calls_a_client_needs_no_more_than_its_annotation(path, api, clients):
+    client = clients.aopenai.chat.completions
+
+    @cached_llm_call()
+    async def ask(prompt: str) -> openai.types.chat.ChatCompletion:
+        return await client.create(**CHAT)
+
+    @cached_llm_call()
+    async def stream(prompt: str) -> openai.AsyncStream[openai.types.chat.ChatCompletionChunk]:
+        return await client.create(**CHAT, stream=True)
+
+    async def run() -> Any:
+        return [await ask("a"), *[chunk async for chunk in await stream("a")]]
+
+    recorded, replayed = await twice(path, api, run)
+    assert {type(one).__name__ for one in replayed} == {"ChatCompletion", "ChatCompletionChunk"}
+    assert states(replayed) == states(recorded)
+
+
+@pytest.mark.parametrize("codec", [MessagePackCodec(), JsonCodec()], ids=["msgpack", "json"])
+@pytest.mark.parametrize(("method", "arguments"), METHODS)
+async def test_an_answer_goes_through_a_fleet(method, arguments, codec, clients):
+    value = clients.method(method)(**arguments)
+    for returns in (type(value), type(value) | None):
+        back = codec.decode(codec.encode(value, returns), returns)
+        assert states(back) == states(value)
+        assert back._request_id == "req_1"
+
+
+@pytest.mark.parametrize(("method", "arguments"), METHODS)
+async def test_an_error_comes_back_as_the_clients_own(method, arguments, path, api, clients, caplog):
+    create = cached_llm_call(name="create")(clients.method(f"a{method}"))
+    library = openai if method.startswith("openai") else anthropic
+
+    async def run() -> Any:
+        try:
+            await create(**{**arguments, "model": "limited"})
+        except library.RateLimitError as error:
+            return error
+        raise AssertionError
+
+    recorded, replayed = await twice(path, api, run)
+    assert type(replayed) is library.RateLimitError
+    assert (str(replayed), replayed.status_code, replayed.request_id) == (str(recorded), 429, "req_1")
+    assert (replayed.body, replayed.type) == (recorded.body, recorded.type)
+    assert replayed.response.headers["retry-after"] == "7"
+    assert replayed.response.json() == recorded.response.json()
+    assert (replayed.request.method, replayed.request.url) == ("POST", recorded.request.url)
+    assert "recording to" not in caplog.text
+
+
+async def test_an_error_of_a_connection_comes_back_as_the_clients_own(path, clients):
+    client = clients.aopenai.with_options(base_url="http://127.0.0.1:1/v1")
+    create = cached_llm_call(name="create")(client.chat.completions.create)
+    errors = []
+    for block in (record(path), replay(path, strict=True)):
+        with block, pytest.raises(openai.APIConnectionError) as raised:
+            await create(**CHAT)
+        errors.append(raised.value)
+    assert str(errors[1]) == str(errors[0]) == "Connection error."
+    assert errors[1].request.url == errors[0].request.url
+    assert type(errors[1].__cause__) is type(errors[0].__cause__)
+
+
+@pytest.mark.parametrize("is_strict", [False, True])
+async def test_a_context_manager_is_said_while_recording_to_need_a_function_around_it(
+    is_strict, path, api, clients, caplog
+):
+    stream = cached_llm_call(name="stream")(clients.aanthropic.messages.stream)
+
+    async def run() -> str:
+        async with stream(**MESSAGE) as events:
+            return "".join([text async for text in events.text_stream])
+
+    if is_strict:
+        with pytest.raises(CassetteError, match=r"stream returned a .*StreamManager.* record a function"):
+            async with record(path, strict=True):
+                assert await run() == "Oslo"
+    else:
+        async with record(path):
+            assert await run() == "Oslo"
+    [warning] = [text for entry in caplog.records if (text := entry.getMessage()).startswith("recording to")]
+    assert "record a function that opens it, and returns or yields what it gives" in warning
+    with pytest.raises(CassetteError, match="record a function that opens it"), replay(path):
+        await run()
+
+
+async def test_a_function_around_a_context_manager_comes_back_as_what_it_gives(path, api, clients):
+    @cached_llm_call()
+    async def words(prompt: str) -> AsyncIterator[str]:
+        async with clients.aanthropic.messages.stream(**MESSAGE) as events:
+            async for text in events.text_stream:
+                yield text
+
+    @cached_llm_call()
+    async def answer(prompt: str) -> anthropic.types.ParsedMessage:
+        async with clients.aanthropic.messages.stream(**MESSAGE) as events:
+            return await events.get_final_message()
+
+    async def run() -> Any:
+        return [word async for word in words("a")], await answer("a")
+
+    recorded, replayed = await twice(path, api, run)
+    assert replayed[0] == ["Oslo"]
+    assert replayed[1].content[0].text == "Oslo"
+    assert states(replayed[1]) == states(recorded[1])
