@@ -778,8 +778,8 @@ class Subscription:
         self._connection.on_close = on_close
         self._awaited = set(self._roots)
         self._leaving.clear()
-        if self._roots:
-            self._subscribe(*self._roots)
+        for channel in list(self._roots):  # one by one: a cluster refuses a command with channels of several slots
+            self._subscribe(channel)
         if not self._awaited:
             self._become_live()
 
