@@ -169,7 +169,7 @@ class Player:
         """
         enclosing = ROOT_PLACE if call.parent is None else call.parent.place
         shown = described(call.function.name, call.arguments)
-        if not rule and self.matcher.knows(enclosing, call.matched):
+        if not rule and call.occurrence and self.matcher.knows(enclosing, call.matched):
             index = self.matcher.find_last(enclosing, call.matched)
             text = f"{shown} was recorded {call.occurrence} times, and was called once more"
             return self._noted(

@@ -207,3 +207,31 @@ def test_a_call_of_this_version_is_no_earlier_one(path):
             look(name, value)
     with pytest.raises(CassetteError, match="cannot be recorded"), replay(path):
         look("client", Client("a"))
+
+
+class Bare: ...
+
+
+def test_a_call_of_this_version_among_earlier_ones_is_none_of_them(earlier):
+    with record(earlier, mode="new_episodes"):
+        look("new text", "a")
+        look("new object", Bare())
+    with_attribute = Bare()
+    with_attribute.note = 1  # type: ignore[attr-defined]
+    for name, value in (("new text", Label("a")), ("new object", with_attribute)):
+        with pytest.raises(DivergenceError), replay(earlier):
+            look(name, value)
+    with replay(earlier):
+        assert [look("new text", "a"), look("label", Label("a"))] == ["answer new text", "answer label"]
+
+
+def test_what_is_known_by_its_content_now_is_no_object_that_was_known_by_its_class(earlier):
+    class Value(Client):
+        def __eq__(self, other: object) -> bool:
+            return isinstance(other, Value) and self.host == other.host
+
+        __hash__ = None  # type: ignore[assignment]
+
+    Value.__qualname__ = "Client"
+    with pytest.raises(DivergenceError, match="record it again"), replay(earlier):
+        look("client", Value("a"))
