@@ -262,7 +262,7 @@ class Outline:
         digests: likewise, as bytes.
         names: indices by name.
         foreign: indices of the calls from a cassette of another package, by name.
-        earlier: indices of the calls from a cassette of version 1.
+        earlier: for each call, 1 if it is from a cassette of version 1.
         is_log: whether the calls are in the order in which they ended.
         order: of a finished cassette, the id of each call where it started, and ``-id`` where it ended. Empty if they
             started in this order and overlapped only with those that enclose them.
@@ -278,7 +278,7 @@ class Outline:
         self.digests: list[bytes] = []
         self.names: dict[str, array[int]] = {}
         self.foreign: dict[str, array[int]] = {}
-        self.earlier: set[int] = set()
+        self.earlier = bytearray()
         self.is_log = is_log
         self.order = order
         for call in calls:
@@ -309,9 +309,8 @@ class Outline:
         if call.name not in self.names:
             self.names[call.name] = array("q")
         self.names[call.name].append(index)
-        if call.form == EARLIER:
-            self.earlier.add(index)
-        elif call.form:
+        self.earlier.append(call.form == EARLIER)
+        if call.form and call.form != EARLIER:
             self.foreign.setdefault(call.name, array("q")).append(index)
 
     def index_of(self) -> Callable[[int], int]:
@@ -501,7 +500,7 @@ class StoredCalls(Sequence[RecordedCall]):
             raise CassetteError(f"this line is broken: {error}", self.path, self._line_numbers[index]) from error
 
     def _timed(self, index: int, call: _C) -> _C:
-        if index in self.outline.earlier:
+        if self.outline.earlier[index]:
             msgspec.structs.force_setattr(call, "form", EARLIER)
         if self._times:
             _set(call, "started_ms", self._times[2 * index] / 1000)

@@ -276,7 +276,7 @@ class Matcher:
         self._is_over = bytearray(len(cassette))
         self.remaining = len(cassette)
         self.has_foreign = bool(self._outline.foreign)
-        self.has_earlier = bool(self._outline.earlier)
+        self.has_earlier = any(self._outline.earlier)
         self._read_tree()
 
     def find(self, place: bytes) -> int | None:
@@ -296,7 +296,7 @@ class Matcher:
 
     def is_earlier(self, index: int | None) -> bool:
         """Whether version 1 of the format has recorded a call."""
-        return index in self._outline.earlier
+        return index is not None and bool(self._outline.earlier[index])
 
     def cover(self, index: int) -> None:
         """Mark a call, and all that it encloses, as played or made again."""
