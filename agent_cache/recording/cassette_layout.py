@@ -154,8 +154,9 @@ Pointer: TypeAlias = str
 Prefixes: TypeAlias = dict[Pointer, tuple[int, int]]
 """By the place of a list: the number of an earlier call, and how many first elements of its list come first here."""
 
-LEAST_SHARED = 512
-"""Bytes. A shorter beginning is written out, since it is easier to read."""
+LEAST_SHARED = 4_096
+"""Bytes. A shorter beginning is written out: it is easier to read, and to put it back would double the time of a replay
+of calls whose results are alike."""
 _LEAST_ELEMENT = 32
 """Bytes on average. Lists of shorter elements, such as vectors, are not looked at: they are no conversations."""
 _DEEPEST = 5
