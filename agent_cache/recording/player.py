@@ -460,7 +460,7 @@ class Order:
     def __init__(self, matcher: Matcher) -> None:
         self._matcher = matcher
         self._lanes, self._forked = matcher.cassette.outline.lanes, matcher.cassette.outline.forked
-        self._calls: dict[tuple[int, int], list[int]] = {}  # by parent and lane, as the next call could follow them
+        self._calls: dict[tuple[int, int], list[int]] = {}  # by parent and lane, sorted by `Matcher.until`
         self._first_running: dict[tuple[int, int], int] = {}
         self._places = array("q", bytes(8 * len(self._lanes)))  # of their starts among all
         self._ambiguous = bytearray(len(self._lanes))
@@ -505,14 +505,8 @@ class Order:
         while first < len(calls) and self._matcher.is_over(calls[first]):
             first += 1
         self._first_running[parent, lane] = first
-        found = None
-        for at in range(first, len(calls)):
-            earlier = calls[at]
-            if self._places[self._matcher.until(earlier)] >= self._places[index]:
-                break
-            if not self._matcher.is_over(earlier) and (found is None or self._places[earlier] < self._places[found]):
-                found = earlier
-        return found
+        missing = calls[first] if first < len(calls) else index
+        return missing if self._places[self._matcher.until(missing)] < self._places[index] else None
 
     def _read_lanes(self) -> None:
         digests = self._matcher.cassette.outline.digests
