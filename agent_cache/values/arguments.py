@@ -663,6 +663,8 @@ class _EarlierWalk:
 
     def _by_class(self, value: Any, kind: type) -> Any:
         """An object that is known by its class alone: one that has attributes, of which the log warned, or nothing."""
+        if callable(getattr(kind, "get_secret_value", None)):  # of pydantic: its content is redacted now
+            return {"$opaque": full_name(kind)}
         try:
             is_written = _Walk().plain(value) != {"$opaque": full_name(kind)}
         except Uncacheable:

@@ -27,6 +27,7 @@ from agent_cache.recording import (
     record,
     replay,
 )
+from agent_cache.recording.cassette_file import digest_of
 from agent_cache.recording.credentials import _FAMILIES, _mixed_forms, _rules, looks_random
 from agent_cache.values.tagged import encode
 
@@ -768,3 +769,17 @@ def test_the_password_in_a_url_object_is_not_written(path):
 def test_a_result_whose_bytes_are_removed_is_one_that_a_replay_cannot_repeat(name, path):
     with pytest.raises(CassetteError, match="cannot be replayed"), record(path, strict=True):
         call({name: b"zq7Hushhush"})
+
+
+def test_a_secret_of_pydantic_that_version_1_has_recorded_is_found_again(path):
+    arguments = {"value": {"$opaque": "pydantic.types.SecretStr"}, "more": {}}
+    line = {"id": 1, "kind": "call", "name": "call", "arguments": arguments, "outcome": {"value": "known"}}
+    lines = [
+        {"agent_cache_cassette": 1},
+        {**line, "digest": digest_of("call", arguments).hex()},
+        {"trailer": {"calls": 1}},
+    ]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"".join(encode(one) + b"\n" for one in lines))
+    with replay(path, strict=True):
+        assert call(pydantic.SecretStr("zq7Hushhush")) == "known"
