@@ -397,6 +397,27 @@ async def test_what_a_session_leaves_is_freed_without_the_garbage_collector():
     assert not left
 
 
+async def test_what_is_freed_in_slices_keeps_no_session():
+    """It is freed by a callback of the loop, which would have the context of the write until then."""
+
+    @AgentCache("r", maxsize=None)
+    async def read(x: int) -> int:
+        return x
+
+    @AgentCacheInvalidator("r")
+    async def write() -> None:
+        pass
+
+    async def run() -> weakref.ref[AgentCacheSession]:
+        async with AgentCacheSession() as session:
+            await write()
+        return weakref.ref(session)
+
+    for x in range(1_000):
+        await read(x)
+    assert (await run())() is None
+
+
 # -- Tenants -------------------------------------------------------------------------------------------------
 
 TENANTS = [None, "acme", "other", "1", 1, True, b"1", 1.0, ("acme", 1), ("acme", True)]
