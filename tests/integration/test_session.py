@@ -28,6 +28,7 @@ from agent_cache import (
     invalidate,
     writing,
 )
+from agent_cache.engine import state
 from agent_cache.engine.runtime import PLACE
 from agent_cache.engine.state import WITNESSES
 from tests.harness import library
@@ -1328,6 +1329,8 @@ class Kept:
     async def alive(self) -> int:
         for _ in range(3):
             await asyncio.sleep(0)
+        while asyncio.get_running_loop() in state._garbage:  # more slices, if the machine is busy
+            await asyncio.sleep(0)
         gc.collect()
         return sum(answer() is not None for answer in self.answers)
 
@@ -1454,6 +1457,4 @@ async def test_a_session_keeps_no_answer_of_many_that_are_freed_in_slices(how: s
         for n in range(2_000):
             await kept.read(n)
         await DROPS[how](kept)
-        for _ in range(100):
-            await asyncio.sleep(0)
         assert await kept.alive() == 0
