@@ -411,6 +411,8 @@ class StoredCalls(Sequence[RecordedCall]):
         self._line_numbers = array("L")
         self._started_ms = array("d")
         self._duration_ms = array("d")
+        self._has_tables = False
+        self._time_count = 0
         self._with_prefix: set[int] = set()
         self._index_of: Callable[[int], int] | None = None
         self._prefixes = PrefixReader()
@@ -438,6 +440,7 @@ class StoredCalls(Sequence[RecordedCall]):
         Raises:
             ValueError: if a number does not fit into 64 bits.
         """
+        self._has_tables, self._time_count = True, len(times)
         try:
             self.outline.order = array("q", order)
             if len(times) == len(self):
@@ -445,6 +448,30 @@ class StoredCalls(Sequence[RecordedCall]):
                 self._duration_ms = array("d", [duration / 1000 for _, duration in times])
         except OverflowError:
             raise ValueError("one of its numbers is out of range") from None
+
+    def table_problems(self) -> Iterator[str]:
+        """What the trailer says about calls that are not these, which a replay ignores."""
+        if not self._has_tables or self.is_earlier or self.outline.is_log:
+            return
+        if self._time_count != len(self):
+            yield f"the trailer has the times of {self._time_count} calls, but the file has {len(self)}"
+        events, ids = self.outline.order, frozenset(self.outline.ids)
+        if not events:
+            return
+        running: set[int] = set()
+        ended: set[int] = set()
+        for event in events:
+            if abs(event) not in ids:
+                yield f"the order in the trailer names call {abs(event)}, which is missing"
+            elif event in running or event in ended or (event < 0 and -event not in running):
+                yield f"the order in the trailer has call {abs(event)} twice, or its end before its start"
+            elif event > 0:
+                running.add(event)
+            else:
+                running.remove(-event)
+                ended.add(-event)
+        if len(ended) < len(ids):
+            yield f"the order in the trailer is without the end of call {min(ids - ended)}"
 
     def __len__(self) -> int:
         return len(self._starts)
