@@ -178,18 +178,25 @@ JSON = Wire(
 class Schema:
     """Writes and reads the values of one annotation.
 
+    Args:
+        annotation: what it is made from, names resolved.
+        beside: classes that the annotation cannot name, because the caller passes them: those of the objects that may
+            stand where it allows anything.
+
     Attributes:
-        annotation: what it was made from, names resolved.
+        annotation, beside: as given.
         fingerprint: bytes that differ if the annotation, or the fields of a class in it, differ.
     """
 
-    def __init__(self, annotation: Any) -> None:
+    def __init__(self, annotation: Any, beside: tuple[type, ...] = ()) -> None:
         self.annotation = Any if annotation is None else annotation
+        self.beside = beside
+        bound = {Any: beside} if beside else {}
         try:
-            self._node = node_of(self.annotation)
+            self._node = node_of(self.annotation, bound)
         except Exception:  # noqa: BLE001 - it is no annotation, so it stands for none
             self.annotation = Any
-            self._node = node_of(Any)
+            self._node = node_of(Any, bound)
         self._readers: dict[Wire, Callable[[bytes], Any] | None] = {}
 
     @cached_property
