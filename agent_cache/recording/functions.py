@@ -385,7 +385,9 @@ class ActiveCall:
         if self.tool_call is not None:
             kwargs = self.tool_call.arguments
         if kwargs or args:
-            classes = tuple(each for each in (*args, *kwargs.values()) if isinstance(each, type) and _has_objects(each))
+            classes = tuple(
+                each for each in (*args, *kwargs.values()) if issubclass(type(each), type) and _has_objects(each)
+            )
             if classes:
                 return self.function.schema_beside(classes)
         return self.function.schema

@@ -429,7 +429,7 @@ def node_of(annotation: Any, bound: Bindings = types.MappingProxyType({}), open_
     return _node_of_class(kind, arguments, bound)
 
 
-def _beside(bound: Bindings) -> Bindings:
+def _beside(bound: Bindings) -> dict[Any, Any]:
     return {Any: bound[Any]} if Any in bound else {}
 
 
