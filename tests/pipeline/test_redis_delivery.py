@@ -361,20 +361,31 @@ async def test_a_commit_stays_owed_whatever_of_its_write_lands_after_it(make: Ma
 # A server that was stopped, and goes on
 
 
+async def stops(server: Server, tier: RedisTier) -> None:
+    """Stop a server, until this tier does not ask it any more: answers that it gave before may still be on their way."""
+    server.pause()
+    while is_well(tier):
+        await tier.lookup(read("user:1"))
+
+
+def goes_on(server: Server) -> None:
+    """Have a stopped server go on, and take all that it was sent: until then a later command may come before them."""
+    server.resume()
+    server.command("PING")
+
+
 async def test_what_was_not_delivered_is_on_its_way_when_the_write_returns(make: Make, own_valkey: Server):
     """A server that was stopped executes it before anything that it gets afterwards, whatever its writer does then."""
     tier, other = make(own_valkey.url), make(own_valkey.url)
     await load(other, read("order:7"), "old")
     assert await tier.caught_up()
     tier._writer.deliver_pending = lambda *_: asyncio.sleep(0)  # from now on heartbeats deliver nothing
-    own_valkey.pause()
-    await tier.lookup(read("user:1"))  # now the server is not asked any more
-    assert not is_well(tier)
+    await stops(own_valkey, tier)
     intent = write("order:7")
     await tier.begin(intent)
     await commit(tier, intent)
     assert tier.stats()["pending"] == 1
-    own_valkey.resume()
+    goes_on(own_valkey)
     await until(lambda: set(other.stats()["servers"].values()) == {"ok"})
     assert await value_of(other, read("order:7")) == "nothing"
     await until(lambda: tier.stats()["pending"] == 0)
@@ -386,8 +397,7 @@ async def test_a_write_that_is_cancelled_is_on_its_way_too(make: Make, own_valke
     await load(other, read("order:7"), "old")
     assert await tier.caught_up()
     tier._writer.deliver_pending = lambda *_: asyncio.sleep(0)
-    own_valkey.pause()
-    await tier.lookup(read("user:1"))
+    await stops(own_valkey, tier)
     is_free = threading.Event()
     tier._subscriber._loop.call_soon_threadsafe(is_free.wait)
     ending = asyncio.create_task(commit(tier, write("order:7")))
@@ -398,7 +408,7 @@ async def test_a_write_that_is_cancelled_is_on_its_way_too(make: Make, own_valke
     is_free.set()
     await asyncio.wait([ending])
     assert ending.cancelled()
-    own_valkey.resume()
+    goes_on(own_valkey)
     await until(lambda: set(other.stats()["servers"].values()) == {"ok"})
     assert await value_of(other, read("order:7")) == "nothing"
 
@@ -416,7 +426,7 @@ async def test_a_write_that_ends_with_its_loop_is_on_its_way_too(make: Make, own
 
     own_valkey.pause()
     await asyncio.to_thread(asyncio.run, begin_to_end())
-    own_valkey.resume()
+    goes_on(own_valkey)
     assert await value_of(other, read("order:7")) == "nothing"
 
 
@@ -429,8 +439,7 @@ async def test_what_is_on_its_way_is_executed_though_another_connection_is_accep
     assert await tier.caught_up()
     tier._writer.deliver_pending = lambda *_: asyncio.Event().wait()
     ((subscription, _),) = tier._subscriber._subscriptions.values()
-    own_valkey.pause()
-    await tier.lookup(read("user:1"))
+    await stops(own_valkey, tier)
     await until(lambda: subscription._beaten_at == NEVER)  # it connects again from now on
     for start in reversed(range(0, 4_500, 900)):  # 300 KB each
         await commit(tier, write(*(f"order:{number}" for number in range(start, start + 900))))
@@ -443,7 +452,7 @@ async def test_what_is_on_its_way_is_executed_though_another_connection_is_accep
 
     tier._transport.connect = attempted
     await until(lambda: attempts)
-    own_valkey.resume()
+    goes_on(own_valkey)
     await until(lambda: tier.stats()["pending"] == 0)
     assert await value_of(other, read("order:7")) == "nothing"
 
