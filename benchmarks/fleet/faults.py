@@ -23,14 +23,14 @@ RARELY: dict[str, Any] = {
 So there are many entities, each of them written now and then, and never all together; also not by the beginning of a
 write whose tag its result will tell, which drops the local copies of all.
 """
+NEWS_DELAY = 0.6
+"""Seconds. Longer than `max_staleness` and the timeout together, and nobody would listen at all."""
 BUSY: dict[str, Any] = {
     "entities": 100, "heat": 0.05, "read_kinds": {"entity": 1}, "write_kinds": {"entity": 1}, "splits_early": True,
 }  # fmt: skip
 """All copies are of single entities, so that all processes listen to the parts of their root."""
 RARELY_MIXED = 20
 """How much less often a process of an earlier version writes: after each of its writes nobody listens to parts."""
-NEWS_DELAY = 0.6
-"""Seconds. Longer than `max_staleness` and the timeout together, and nobody would listen at all."""
 
 
 @dataclass(slots=True)
@@ -65,9 +65,9 @@ class Fault:
             do all the writing. By default there is no proxy, and everybody does both.
         play: plays it until the run is over, and returns how often it struck.
         options: of the server.
-        is_mixed: half of the processes are of a version that knows no parts of roots, and write now and then.
         dies: processes die in their last write, and are replaced.
         steps: wall clocks jump.
+        is_mixed: half of the processes are of a version that knows no parts of roots, and write now and then.
         fleet: what its processes do, where the usual would hide it.
     """
 
@@ -75,9 +75,9 @@ class Fault:
     where: Where = "server"
     cut_off: Side | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
-    is_mixed: bool = False
     dies: Death | None = None
     steps: bool = False
+    is_mixed: bool = False
     fleet: Mapping[str, Any] = field(default_factory=dict)
 
 

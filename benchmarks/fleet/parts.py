@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from agent_cache.remote.protocol import WriteIntent
     from agent_cache.remote.redis.reads import Reader, RedisTicket
     from agent_cache.remote.redis.subscriber import Subscription
-    from agent_cache.remote.redis.transport import Client
+    from agent_cache.remote.redis.transport import Client, Connection
     from agent_cache.remote.redis.writes import Writer
 
 
@@ -159,7 +159,7 @@ def no_handing_over() -> None:
 
 def no_mark() -> None:
     """Who listens to parts of a root does not look whether an earlier version has written to it."""
-    from agent_cache.remote.redis.subscriber import Connection, Subscription
+    from agent_cache.remote.redis.subscriber import Subscription
 
     async def _look_for_marks(self: Subscription, commands: Connection) -> None:
         self.marks = dict.fromkeys(self.parts, b"")
