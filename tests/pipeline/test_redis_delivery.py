@@ -362,7 +362,7 @@ async def test_a_commit_stays_owed_whatever_of_its_write_lands_after_it(make: Ma
 
 
 async def stops(server: Server, tier: RedisTier) -> None:
-    """Stop a server, until this tier does not ask it any more: answers that it gave before may still be on their way."""
+    """Stop a server, until this tier does not ask it any more: what it answered before may still be on its way."""
     server.pause()
     while is_well(tier):
         await tier.lookup(read("user:1"))
