@@ -41,7 +41,7 @@ from agent_cache.remote.redis.keyspace import (
 from agent_cache.remote.redis.options import Options
 from agent_cache.remote.redis.scripts import MINT, RELEASE
 from agent_cache.remote.redis.subscriber import Subscriber
-from agent_cache.remote.redis.transport import Client, Fetched, Transport, Unreachable, boottime, bulk
+from agent_cache.remote.redis.transport import Client, Fetched, Moving, Transport, Unreachable, boottime, bulk
 from agent_cache.remote.redis.writes import PendingInvalidations
 from agent_cache.values.canonical import is_large, make_room
 
@@ -289,6 +289,8 @@ class Reader:
             raise Unreachable("an invalidation is pending")
         client = self._transport.client()
         ticket.started_at = client.loop.time()
+        if self.subscriber.moving and not place.channels.isdisjoint(self.subscriber.moving):
+            raise Moving("the slot moves to another server")  # most lookups would be refused, after two trips
         late = self.keyspace.late_cells(digest) if place.has_late and digest is not None else {}
         roots = (*place.roots, *late.values()) if late else place.roots
         if not self._is_subscribed(ticket, roots):
@@ -367,7 +369,8 @@ class Reader:
         ttl, token = b"%d" % int(self.options.cell_ttl * 1000), os.urandom(12).hex().encode()
         arguments = [root.prefix, ttl, token, b"", b"0", b"%d" % len(names), *names]
         script = self._transport.script(MINT)
-        values, identity = await client.run(script, root.slot, [root.registry, *keys], arguments, started_at=started_at)
+        names = [root.registry, *keys, *self._transport.whole_slot(root.absent)]
+        values, identity = await client.run(script, root.slot, names, arguments, started_at=started_at)
         if type(values) is not list or len(values) != len(keys) or not all(type(v) is bytes and v for v in values):
             raise Unreachable("the server's reply is malformed")
         return {key: (value, identity) for key, value in zip(keys, values, strict=True)}

@@ -22,6 +22,7 @@ from redis.crc import key_slot
 
 from agent_cache.clock import CLOCK
 from agent_cache.metrics import METRICS
+from agent_cache.remote.protocol import Touched
 from agent_cache.remote.redis.keyspace import Invalidations, Keyspace, Root, parse_message
 from agent_cache.remote.redis.transport import (
     INFO,
@@ -45,6 +46,8 @@ _MAX_REPORTED_ROOTS = 100
 _REPORT_PERIOD = 2.0
 _RECONNECT_PAUSE = 0.02
 _MAX_PAUSE = 1.0
+_MAX_MOVING_KEYS = 3
+"""Of heartbeats, each in another slot. A migration moves few slots at a time."""
 
 _Waiter = tuple[asyncio.AbstractEventLoop, "asyncio.Future[None]"]
 
@@ -54,6 +57,7 @@ class Subscriber:
 
     Attributes:
         channels: channels whose messages arrive.
+        moving: channels of roots whose slot moves to another server.
         lease: reading of `boottime` up to which local copies are trusted: the earliest of all servers.
         was_forked: local copies may come from the parent process.
     """
@@ -78,6 +82,7 @@ class Subscriber:
         self._thread: threading.Thread | None = None
         self._is_stopped = False
         self.channels: frozenset[bytes] = frozenset()
+        self.moving: frozenset[bytes] = frozenset()
         self.lease = NEVER
 
     def after_fork(self) -> None:
@@ -186,6 +191,8 @@ class Subscriber:
 
     def has_failed(self, root: Root) -> bool:
         """Whether the server of a root cannot be listened to now."""
+        if root.channel in self.moving:
+            return True
         server = self._transport.topology.server_of(root.slot)
         return self._transport.topology.is_lost if server is None else server.failure is not None
 
@@ -230,7 +237,7 @@ class Subscriber:
         except asyncio.CancelledError:
             pass
         finally:
-            self.lease, self.channels = NEVER, frozenset()
+            self.lease, self.channels, self.moving = NEVER, frozenset(), frozenset()
 
     async def _run(self) -> None:
         self._wake_up = asyncio.Event()
@@ -290,8 +297,8 @@ class Subscriber:
                     subscription.run(), name=f"agent_cache listens to {server}"
                 )
                 self._subscriptions[server] = subscription, task
-            elif subscription.assign(roots):
-                self._invalidations.lose()
+            else:
+                subscription.assign(roots)
         self._changed()
 
     def _subscribe(self, root: Root) -> None:
@@ -303,7 +310,8 @@ class Subscriber:
     def _changed(self) -> None:
         """Update `channels` and `lease`, after a subscription was confirmed, answered or lost."""
         subscriptions = [subscription for subscription, _ in self._subscriptions.values()]
-        self.channels = frozenset().union(*(each.confirmed for each in subscriptions if each.is_live))
+        self.channels = frozenset().union(*(each.confirmed - each.moving for each in subscriptions if each.is_live))
+        self.moving = frozenset().union(*(each.moving for each in subscriptions))
         self.lease = NEVER if self._is_stopped else min((each.lease for each in subscriptions), default=NEVER)
         if self._unconfirmed:
             self._unconfirmed -= self.channels
@@ -345,6 +353,7 @@ class Subscription:
 
     Attributes:
         confirmed: channels whose messages arrive.
+        moving: channels of roots whose slot this server hands over, or has handed over: writes may not be executed.
         is_live: whether all channels that were wanted when it connected have been confirmed.
     """
 
@@ -363,6 +372,7 @@ class Subscription:
         self.server = server
         self.is_live = False
         self.confirmed: set[bytes] = set()
+        self.moving: set[bytes] = set()
         self._roots = roots  # by channel
         self._transport = transport
         self._keyspace = keyspace
@@ -435,12 +445,30 @@ class Subscription:
 
     async def _beat(self, commands: Connection) -> None:
         """Write a heartbeat and confirm the identity. A primary that is cut off from its replicas refuses the write, if
-        it is configured to.
+        it is configured to do so.
+
+        In a cluster it also writes to the slot of each root, in vain: see `Root.absent`. A server that refuses this
+        may refuse the writes that others announce under the root, too. Its copies are dropped before the lease is
+        extended, which counts from before the slot was opened.
         """
         transport, sent = self._transport, boottime()
         period = b"%d" % max(1000, int(transport.max_staleness * 3000))
-        heartbeat = (b"SET", self._heartbeat_key(), self._report.text(), b"PX", period)
-        _, info, clock = await commands.ask(heartbeat, INFO, (b"TIME",))
+        roots = list(self._roots.values()) if transport.topology.is_cluster else []
+        moving_keys: set[bytes] = set()
+        while True:
+            key = self._heartbeat_key(moving_keys)
+            heartbeat = (b"SET", key, self._report.text(), b"PX", period)
+            written, info, clock, *refusals = await commands.request(
+                heartbeat, INFO, (b"TIME",), *((b"DEL", root.absent) for root in roots)
+            )
+            if len(moving_keys) == _MAX_MOVING_KEYS or not self._is_redirected(written):
+                break
+            moving_keys.add(key)
+        for reply in (written, info, clock):
+            if isinstance(reply, ReplyError):
+                raise Unreachable(str(reply))
+        probed = zip(roots, refusals, strict=True)
+        self._note_moving({root.channel for root, reply in probed if self._is_redirected(reply)})
         transport.identify(self.server, replication_id_of(info))
         self.server.set_clock(sent, clock)
         self.server.heard_at = self._beaten_at = sent
@@ -448,15 +476,40 @@ class Subscription:
         transport.recover(self.server)
         self._on_change()
 
-    def _heartbeat_key(self) -> bytes:
-        """A key of this process that this server has the slot of."""
+    def _heartbeat_key(self, moving: set[bytes]) -> bytes:
+        """A key of this process that this server has the slot of, and none of these, whose slots are moving."""
         topology = self._transport.topology
-        if self._key is None or topology.server_of(key_slot(self._key)) is not self.server:
+        if self._key is None or self._key in moving or topology.server_of(key_slot(self._key)) is not self.server:
             keys = self._keyspace.heartbeats(self._writer.process)
-            self._key = next((key for key in keys if topology.server_of(key_slot(key)) is self.server), None)
+            own = (key for key in keys if topology.server_of(key_slot(key)) is self.server)
+            self._key = next((key for key in own if key not in moving), None)
             if self._key is None:
                 raise Unreachable("the server has no slots")
         return self._key
+
+    def _is_redirected(self, reply: Any) -> bool:
+        """Whether the slot of a key moves, or has moved, to another server.
+
+        Raises:
+            Unreachable: if the server has refused the command for another reason.
+        """
+        if not isinstance(reply, ReplyError):
+            return False
+        if not reply.is_redirect:
+            raise Unreachable(str(reply))
+        self._transport.redirect(self.server, reply)
+        return True
+
+    def _note_moving(self, moving: set[bytes]) -> None:
+        """Note which roots are moving. Local copies under those that have begun to move are dropped."""
+        begun = moving - self.moving
+        self.moving = moving & self._roots.keys()
+        for channel in begun & self.moving:
+            self._drop(self._roots[channel])
+
+    def _drop(self, root: Root) -> None:
+        """Drop all local copies under a root, because messages about it may have been missed."""
+        self._invalidations.receive([root.s, root.d], Touched((root.name,)))
 
     async def _connect(self, on_close: Callable[[], None]) -> None:
         self._connections += 1
@@ -482,15 +535,22 @@ class Subscription:
                 self._awaited.add(channel)
             self._subscribe(channel)
 
-    def assign(self, roots: dict[bytes, Root]) -> bool:
-        """Subscribe to these channels only, since slots have moved. Whether others were dropped."""
-        lost = self._roots.keys() - roots.keys()
-        for channel in lost:
+    def assign(self, roots: dict[bytes, Root]) -> None:
+        """Subscribe to these channels only, since slots have moved. Local copies under other roots are dropped."""
+        for channel in self._roots.keys() - roots.keys():
+            self._forget(channel)
             del self._roots[channel]
-            self.confirmed.discard(channel)
         for root in roots.values():
             self.add(root)
-        return bool(lost)
+        if self._connection is not None and not self.is_live and not self._awaited:
+            self._become_live()
+
+    def _forget(self, channel: bytes) -> None:
+        """Messages of a channel do not arrive any more."""
+        self.confirmed.discard(channel)
+        self._awaited.discard(channel)
+        self.moving.discard(channel)
+        self._drop(self._roots[channel])
 
     def _subscribe(self, channel: bytes) -> None:
         if self._connection is not None:
@@ -544,13 +604,17 @@ class Subscription:
                 self._pong(nonce)
             case [b"subscribe" | b"ssubscribe", bytes(channel), _]:
                 self._confirm(channel)
+            case ReplyError() if reply.is_redirect:  # the slot of a channel has moved before this was known
+                self._transport.redirect(self.server, reply)
             case ReplyError():
                 self._is_refused = True
                 self._transport.log.once("a subscription was refused, so nothing is kept locally", reply)
                 self._hang_up()
-            case [b"sunsubscribe" | b"unsubscribe", *_]:  # by the server: the slot has moved, and messages with it
+            case [b"sunsubscribe", bytes(channel), _] if channel in self._roots:  # by the server: its slot has moved
+                self._forget(channel)
+                self._on_change()
                 self._transport.topology.is_stale = True
-                self._hang_up()
+                self._transport.on_move()
             case _:
                 self._transport.log.once("a subscription got an unexpected reply, so it connects again")
                 self._hang_up()

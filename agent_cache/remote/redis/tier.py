@@ -79,6 +79,7 @@ class RedisTier:
         writer = Writer(transport, keyspace, invalidations, options)
         subscriber = Subscriber(transport, keyspace, invalidations, writer)
         transport.on_failure = subscriber.server_failed
+        transport.on_move = subscriber.wake
         transport.on_new_identity = invalidations.lose
         writer.wake = subscriber.wake
         self._transport = transport

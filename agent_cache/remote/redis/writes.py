@@ -22,6 +22,7 @@ from agent_cache.remote.redis.transport import (
     NEVER,
     Connection,
     Interrupted,
+    Moving,
     Refused,
     Server,
     Transport,
@@ -263,7 +264,7 @@ class Calls:
             root.channel, message(self._process, b"B", root, armed or held),
         ]  # fmt: skip
         cells = dict.fromkeys([*held, *armed])
-        keys = [root.registry, *cells]
+        keys = [root.registry, *cells, *self._transport.whole_slot(root.absent)]
         return _Plan(suffix, root, self._transport.script(script), keys, arguments, frozenset(cells), is_begin=True)
 
     def _plan_commits(self, write: WriteIntent, tags: tuple[str, ...], *, failed: bool) -> Iterator[_Plan]:
@@ -292,7 +293,7 @@ class Calls:
             *_list(map(root.cell_name, armed)), *_list(values), root.channel,
             message(self._process, b"C", root, moved),
         ]  # fmt: skip
-        keys = [root.registry, *moved, *values]
+        keys = [root.registry, *moved, *values, *self._transport.whole_slot(root.absent)]
         return _Plan(suffix, root, self._transport.script(COMMIT), keys, arguments, frozenset(moved), is_begin=False)
 
     def _entry_cells(self, write: WriteIntent) -> Cells:
@@ -437,11 +438,38 @@ class Writer:
             except Interrupted as error:  # it may have been executed: then it is twice, which is harmless
                 if is_last:
                     return error
+            except Moving as error:
+                return await self._hold_while_moving(call, error)
             except Unreachable as error:
                 return error
             else:
                 self.pending.acknowledge(call)
                 break
+        return None
+
+    async def _hold_while_moving(self, call: Call, reason: Moving) -> Unreachable | None:
+        """Deliver a call whose slot moves to another server key by key, so that neither of the two runs its script.
+
+        Each cell is held by a command of its own, which is executed by whichever server has the cell. So all that was
+        stored under the cells is invalid, and nothing is stored under them until the script, which stays pending, has
+        been executed, or the lease has ended. Writers that share a cell are told apart only after that.
+
+        Returns:
+            Why it is not held, if so.
+        """
+        period = max(self._options.lease, 0.0 if call.until is None else call.until - boottime())
+        token, slot = os.urandom(12).hex().encode(), call.root.slot
+        channel, text = call.arguments[-2:]
+        try:
+            client = self._transport.client()
+            hold = (b"!" + token, b"PX", b"%d" % int(period * 1000))
+            await asyncio.gather(*(client.call(slot, b"SET", cell, *hold) for cell in call.cells))
+            if text:
+                await client.call(slot, b"SPUBLISH", channel, text)
+        except Unreachable:
+            return reason
+        self.add_pending(call)
+        self.wake()
         return None
 
     # Pending invalidations
@@ -466,6 +494,9 @@ class Writer:
                 continue
             try:
                 await connection.run(call.script, call.keys, call.fresh_arguments())
+            except Moving as error:  # left to a heartbeat of the server that has the slot then
+                if error.reply is not None:
+                    self._transport.redirect(server, error.reply)
             except Refused as error:
                 self._transport.log.once("an invalidation was refused; all of its root is invalidated instead", error)
                 self.pending.replace(call, self.calls.for_whole_root(call))  # delivered by the next heartbeat
