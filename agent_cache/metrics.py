@@ -141,8 +141,9 @@ class Metrics:
         self._max_rows = _MAX_ROWS if max_rows is None else max_rows
         self._tools: dict[tuple[str, tuple[str, ...]], Stats] = {}
         self._explicit: dict[tuple[str, ...], Stats] = {}
-        self._other_tools = Stats()
-        self._other_roots = Stats()
+        # What has no row of its own: in few processes, and in fewer sessions, each of which would make them.
+        self._other_tools: Stats | None = None
+        self._other_roots: Stats | None = None
         self._limit = self._max_rows
         self._loops: defaultdict[str, int] = defaultdict(int)
         self._notices: defaultdict[str, int] = defaultdict(int)
@@ -169,9 +170,10 @@ class Metrics:
         in_use: weakref.WeakValueDictionary[tuple[str, tuple[str, ...]], Stats] = weakref.WeakValueDictionary(rows)
         self._tools = rows = {}
         self._tools = dict(in_use)
+        others = self._other_tools = self._other_tools or Stats()
         for key, copied in copies:
             if key not in self._tools:
-                self._other_tools.add(copied)
+                others.add(copied)
         self._limit = max(self._max_rows, 2 * len(self._tools))
 
     def invalidated(self, roots: Iterable[str]) -> None:
@@ -182,7 +184,8 @@ class Metrics:
             if len(self._explicit) < self._max_rows and sum(map(len, key)) <= _MAX_ROOTS:
                 stats = self._explicit.setdefault(key, Stats())
             else:
-                stats = self._other_roots
+                with _LOCK:
+                    stats = self._other_roots = self._other_roots or Stats()
         stats.invalidations += 1
 
     def acted_on_loop(self, kind: str) -> None:
@@ -207,11 +210,16 @@ class Metrics:
 
     def _rows(self) -> list[tuple[tuple[str, tuple[str, ...]], Stats]]:
         with _LOCK:
-            return [*self._tools.items(), ((OTHERS, (OTHERS,)), self._other_tools)]
+            others = self._other_tools
+            return [*self._tools.items(), *([] if others is None else [((OTHERS, (OTHERS,)), others)])]
+
+    def _explicit_rows(self) -> list[tuple[tuple[str, ...], Stats]]:
+        others = self._other_roots
+        return [*list(self._explicit.items()), *([] if others is None else [((OTHERS,), others)])]
 
     def __getattr__(self, name: str) -> Any:
         if name in _PUBLIC:
-            rows = [*self._rows(), *list(self._explicit.items()), (None, self._other_roots)]
+            rows = [*self._rows(), *self._explicit_rows()]
             return _as_dict(_sum(_read(stats) for _, stats in rows))[name]
         raise AttributeError(name)
 
@@ -221,8 +229,8 @@ class Metrics:
         It takes 3 us for a tool. Counts are tuples here: with an object for each row the garbage collector would look
         through the whole process meanwhile, which takes longer than the rest.
         """
-        rows = [*self._rows(), *(((None, roots), stats) for roots, stats in list(self._explicit.items()))]
-        read = [(tool, roots, _read(stats)) for (tool, roots), stats in (*rows, ((None, (OTHERS,)), self._other_roots))]
+        rows = [*self._rows(), *(((None, roots), stats) for roots, stats in self._explicit_rows())]
+        read = [(tool, roots, _read(stats)) for (tool, roots), stats in rows]
         tools: dict[str, tuple[Any, ...]] = {}
         resources: dict[str, tuple[Any, ...]] = {}
         for tool, roots, counts in read:
@@ -231,7 +239,7 @@ class Metrics:
             for root in roots:
                 resources[root] = counts if root not in resources else _sum((resources[root], counts))
         shown = {root: _as_dict(resources[root]) for root in sorted(resources)}
-        if not _is_used(shown[OTHERS]):
+        if OTHERS in shown and not _is_used(shown[OTHERS]):
             del shown[OTHERS]
         total = _sum(counts for _, _, counts in read)
         return _as_dict(total) | {
@@ -247,7 +255,7 @@ class Metrics:
         """Reset all counters to zero."""
         for _, stats in self._rows():
             stats.clear()
-        self._other_roots.clear()
+        self._other_roots = None
         self._explicit.clear()
         with _LOCK:
             self._loops.clear()

@@ -427,7 +427,10 @@ class Store:
         if self.maxsize is None or len(data) <= self.maxsize:
             return None
         key, entry = data.popitem(last=False)
-        self._forget(key, entry)
+        if type(entry) is not tuple:
+            self._forget(key, entry)
+        elif len(entry) > 3:
+            self._unindex(key, entry[3:])
         return entry
 
     def evict(self) -> Stored:

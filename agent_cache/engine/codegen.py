@@ -31,7 +31,7 @@ this is generated (names shortened; ``root`` is the scope outside of any session
                     [the same, with entry.cost]
                     return value
         elif here.answers_inline:
-            [the same, with one more line: value = here.plan(operation).observe(key, entry, value, moment, None)]
+            [the same, with one more line: value = here.plan(operation).observe(key, entry, value, moment, None, None)]
         else:
             if here.is_call:
                 here = here.scope
@@ -197,7 +197,7 @@ def _inline(arguments: str, *, expires: bool) -> list[str]:
         "            $cost = $entry.cost",
         "        if $value is not $MISSING:",
         "            $observe = ($here.plans.get($operation) or $here.plan($operation)).observe",
-        f"            $value = $observe($key, $entry, $value, $moment, {arguments})",
+        f"            $value = $observe($key, $entry, $value, $moment, {arguments}, None)",
         *_indented([*_USE, "$stats.time_saved += $cost", "return $value"], 3),
         "else:",
         "    if $here.is_call:",

@@ -46,7 +46,7 @@ async def serve_expired(proceed: Proceed, call: Call) -> Entry:
                 inherit_entry(within, call.plan, call.key, entry)
             reload_expired(call, entry, proceed)
             call.source = "hit"
-            call.flight = _ServedEntry(entry)  # type: ignore[assignment]  # as much of one as `Call.stored_entry` asks
+            call.flight = _ServedEntry(entry)  # type: ignore[assignment]  # as much of one as sessions ask for
             return Entry(value, 0.0, entry.cost)
     try:
         return await proceed(call)

@@ -87,6 +87,7 @@ def read_plan(operation: ReadOperation, scope: Scope) -> Plan:
         tenant=tenant,
         trust=trust,
         configuration=configuration,
+        keeps_plain=trust is None and configuration.max_bytes is None and not operation.policy.kept_for,
     )
 
 
@@ -114,16 +115,20 @@ def _inside_load(outside: Plan, operation: ReadOperation) -> Plan:
         return outside
     plan = copy(outside)
 
-    ask, place_of = outside.observe if outside.observers else None, PLACE.get
+    ask = outside.observe if outside.observers else None
 
     def observe(
-        key: Hashable, entry: Stored, value: Any, now: float, arguments: Mapping[str, Any] | None = None
+        key: Hashable,
+        entry: Stored,
+        value: Any,
+        now: float,
+        arguments: Mapping[str, Any] | None,
+        parent: Call | None,
     ) -> Any:
         if ask is not None:
-            value = ask(key, entry, value, now, arguments)
-        call = place_of().call
-        if call is not None and call.within is not None:
-            inherit_entry(call.within, outside, key, entry)  # not `plan`, which refers to this function
+            value = ask(key, entry, value, now, arguments, parent)
+        if parent is not None and parent.within is not None:
+            inherit_entry(parent.within, outside, key, entry)  # not `plan`, which refers to this function
         return value
 
     plan.observe = observe
@@ -170,7 +175,7 @@ def _no_hit(_key: Hashable, _arguments: Mapping[str, Any] | None = None) -> Any:
 
 def _local_lookup(partition: Partition, observe: Observe, stats: Stats, tenant: Hashable | None) -> Callable[..., Any]:
     """Make the gate that answers local hits. `engine.codegen` generates the same steps inline where a scope allows."""
-    store, clock = partition.store, CLOCK
+    store, clock, place_of = partition.store, CLOCK, PLACE.get
 
     def local_lookup(key: Hashable, arguments: Mapping[str, Any] | None = None) -> Any:
         entry = store.lookup(key)
@@ -184,7 +189,7 @@ def _local_lookup(partition: Partition, observe: Observe, stats: Stats, tenant: 
             value, cost = full.value if now < full.fast else full.value_at(now), full.cost
         if value is MISSING:
             return MISSING
-        value = observe(key, entry, value, now, arguments)
+        value = observe(key, entry, value, now, arguments, place_of().call)
         if entry is not store.newest:
             store.use(key, entry)
         stats.hits += 1
@@ -249,7 +254,12 @@ def _observe(observers: tuple[CallObserver, ...]) -> Observe:
         return observers[0].hit
 
     def observe(
-        key: Hashable, entry: Stored, value: Any, now: float, arguments: Mapping[str, Any] | None = None
+        key: Hashable,
+        entry: Stored,
+        value: Any,
+        now: float,
+        arguments: Mapping[str, Any] | None,
+        parent: Call | None,
     ) -> Any:
         replacement = _ask(observers, key, now, cached=value)
         if replacement is not None:
@@ -258,7 +268,7 @@ def _observe(observers: tuple[CallObserver, ...]) -> Observe:
             return replacement.answer
         for observer in observers:
             try:
-                value = observer.see(key, entry, value, now, arguments)
+                value = observer.see(key, entry, value, now, arguments, parent)
             except AgentLoopDetectedError as loop:
                 _report_blocked(observers, observer, key, now, type(loop).__name__, loop.kind)
                 raise

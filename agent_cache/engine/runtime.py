@@ -89,9 +89,9 @@ class Replacement(NamedTuple):
     kind: str
 
 
-Observe = Callable[[Hashable, Stored, Any, float, Mapping[str, Any] | None], Any]
-"""Shown each local hit: key, entry, value, clock reading, and the arguments where the tool's loop guard needs them.
-Returns the value that the caller gets, or raises.
+Observe = Callable[[Hashable, Stored, Any, float, Mapping[str, Any] | None, "Call | None"], Any]
+"""Shown each local hit: key, entry, value, clock reading, the arguments where the tool's loop guard needs them, and the
+call whose tool makes it. Returns the value that the caller gets, or raises.
 """
 
 Enter = Callable[["Call", float], Replacement | None]
@@ -120,8 +120,24 @@ class CallObserver(Protocol):
 
     stats: Stats
 
-    def hit(self, key: Hashable, entry: Stored, value: Any, now: float, arguments: Mapping[str, Any] | None) -> Any: ...
-    def see(self, key: Hashable, entry: Stored, value: Any, now: float, arguments: Mapping[str, Any] | None) -> Any: ...
+    def hit(
+        self,
+        key: Hashable,
+        entry: Stored,
+        value: Any,
+        now: float,
+        arguments: Mapping[str, Any] | None,
+        parent: Call | None,
+    ) -> Any: ...
+    def see(
+        self,
+        key: Hashable,
+        entry: Stored,
+        value: Any,
+        now: float,
+        arguments: Mapping[str, Any] | None,
+        parent: Call | None,
+    ) -> Any: ...
     def ask(self, key: Hashable, now: float, call: Call | None = None, cached: Any = MISSING) -> Replacement | None: ...
     def admit(self, call: Call, now: float | None = None) -> Replacement | None: ...
     def done(self, call: Call, value: Any, error: BaseException | None, now: float) -> Replacement | None: ...
@@ -216,12 +232,15 @@ class Plan:
         tenant: the owner of these entries, None without tenants.
         trust: gives the time up to which local copies may be served; None without tiers.
         configuration: the settings it was compiled under.
+        keeps_plain: whether immutable results are stored as `core.store.Plain`: without tiers, a bound on sizes, and
+            entries that are kept after their expiry.
     """
 
     __slots__ = (
         "admit",
         "configuration",
         "enter",
+        "keeps_plain",
         "leave",
         "load",
         "observe",
@@ -250,8 +269,10 @@ class Plan:
         tenant: Hashable | None,
         trust: Callable[[], float] | None,
         configuration: Configuration,
+        keeps_plain: bool = False,
     ) -> None:
         self.configuration = configuration
+        self.keeps_plain = keeps_plain
         self.partition: Any = partition
         self.admit = admit
         self.observe = observe
@@ -663,8 +684,9 @@ class Flight(Load):
 
     def may_be_joined(self) -> bool:
         """Whether a reader that starts now may have its value, by the tickets of the tiers that were asked."""
-        inherited = self.inherited
-        return all(ticket.is_joinable() for ticket in self.tickets) and (inherited is None or inherited.is_trusted())
+        if self.tickets and not all(ticket.is_joinable() for ticket in self.tickets):
+            return False
+        return self.inherited is None or self.inherited.is_trusted()
 
     def agrees_with(self, asked: tuple[tuple[Tier, Ticket], ...]) -> bool:
         """Whether a reader that asked the tiers itself saw the versions that this load began with."""
@@ -956,13 +978,6 @@ class Call:
         if self._arguments is None:
             self._arguments = self.operation.parameters.named(self.args, self.kwargs)
         return self._arguments
-
-    @property
-    def stored_entry(self) -> Stored | None:
-        """The entry that the answer was stored as; None if it was not stored."""
-        if self.source == "uncached" or self.source == "write" or self.flight.stored_tags is None:
-            return None
-        return self.flight.result
 
     @property
     def tenants(self) -> frozenset[Hashable]:

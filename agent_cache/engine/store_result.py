@@ -21,6 +21,7 @@ from agent_cache.core.store import (
     Entry,
     GuardedEntry,
     KeptEntry,
+    Plain,
     SizedEntry,
     Store,
     Stored,
@@ -279,35 +280,37 @@ def protected_copy(call: Call, entry: Entry, tags: tuple[Tag, ...], expires: flo
 
     An immutable value of a tool without tiers is shared as it is: in a plain tuple, where sizes are not bounded.
     """
-    flight = call.flight
+    flight, plan, value = call.flight, call.plan, entry.value
+    is_immutable = type(value) in IMMUTABLE
+    if is_immutable and plan.keeps_plain and flight.inherited is None:  # nearly all: what follows costs twice as much
+        plain: Plain = value, expires, entry.cost
+        flight.result = plain = plain + tags if tags else plain
+        return plain
     flight.result = entry
     operation = call.operation
     copy = None
-    if type(entry.value) not in IMMUTABLE:
+    if not is_immutable:
         try:
-            copy = operation.policy.copy_rule.snapshot(entry.value)
+            copy = operation.policy.copy_rule.snapshot(value)
         except UncopyableError as error:
             warn_once("a result could not be copied, so it was not cached", operation.name, error)
             flight.result = UnsharedEntry(None, 0.0, entry.cost)
             return None
-    plan = call.plan
     # What is stored, not what was returned: the image of a tree is 3 to 6 times smaller.
-    stored = entry.value if copy is None else copy
+    stored = value if copy is None else copy
     size = 0 if plan.configuration.max_bytes is None else entry_size(stored, call.key, tags)
     trust = plan.trust if flight.inherited is None else flight.inherited.trust_beside(plan.trust)
     kept_for = operation.policy.kept_for
     if copy is None and trust is None:
         if kept_for:
-            flight.result = KeptEntry(entry.value, expires, entry.cost, tags, size, kept_for)
-            return flight.result
-        if size:
-            flight.result = SizedEntry(entry.value, expires, entry.cost, tags, size)
+            flight.result = KeptEntry(value, expires, entry.cost, tags, size, kept_for)
+        elif size:
+            flight.result = SizedEntry(value, expires, entry.cost, tags, size)
         else:
-            plain = entry.value, expires, entry.cost
-            flight.result = plain + tags if tags else plain
+            flight.result = (value, expires, entry.cost, *tags)
         return flight.result
-    value, fast = (entry.value, 0.0) if copy is None else (None, -NEVER)
-    flight.result = GuardedEntry(value, fast, entry.cost, tags, size, expires, copy, trust, kept_for)
+    kept, fast = (value, 0.0) if copy is None else (None, -NEVER)
+    flight.result = GuardedEntry(kept, fast, entry.cost, tags, size, expires, copy, trust, kept_for)
     return flight.result
 
 
@@ -351,9 +354,9 @@ def insert_if_valid(call: Call, entry: Stored | None, tags: tuple[Tag, ...]) -> 
     try:
         if LEDGER.timed_holds:
             garbage = LEDGER.expire_holds(CLOCK.now())
-        is_untouched = flight.is_clean and (
-            (flight.since < 0 and not LEDGER.holds) or LEDGER.may_store(flight, all_tags)
-        )
+        is_untouched = flight.is_clean
+        if is_untouched and (flight.since >= 0 or LEDGER.holds):
+            is_untouched = LEDGER.may_store(flight, all_tags)
         inherited = flight.inherited
         if inherited is not None:
             more = tuple([tag for tag in inherited.tags if tag not in all_tags])
@@ -414,16 +417,15 @@ def insert_if_valid(call: Call, entry: Stored | None, tags: tuple[Tag, ...]) -> 
         LEDGER.lock.release()
     if garbage:
         free(list(garbage))
-    if WITNESSES:
-        if replaced is not None:
-            note_dropped((replaced,))
-        if evicted is not None and (witness := WITNESSES.pop(id(evicted), None)) is not None:
-            if type(witness) is set:
-                tell_evicted(evicted, witness)
-            else:
-                witness.let_go(evicted, None)  # without a call: one miss in a session in two evicts an entry of its own
-    if type(replaced) is GuardedEntry and replaced.failure is not None:
-        warn_once("copying a hit failed, so it was loaded anew", call.operation.name, replaced.failure)
+    if replaced is not None:
+        note_dropped((replaced,))
+        if type(replaced) is GuardedEntry and replaced.failure is not None:
+            warn_once("copying a hit failed, so it was loaded anew", call.operation.name, replaced.failure)
+    if WITNESSES and evicted is not None and (witness := WITNESSES.pop(id(evicted), None)) is not None:
+        if type(witness) is set:
+            tell_evicted(evicted, witness)
+        else:
+            witness.let_go(evicted, None)  # without a call: one miss in a session in two evicts an entry of its own
     return is_valid
 
 

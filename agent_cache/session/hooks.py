@@ -45,6 +45,9 @@ _ALWAYS_ASKED: Final = RunState(None)
 _ALWAYS_ASKED.limit = 0
 """The limit of calls that are checked one by one."""
 
+_NOT_STORED: Final = frozenset({"uncached", "write"})
+"""Sources of answers that the cache does not store: such a call has no flight."""
+
 _LONG_KEY: Final = 1_000
 """A key of more characters is replaced by its fingerprint, so that the detector does not keep large arguments alive."""
 
@@ -230,12 +233,13 @@ class SessionHooks:
         value: Any,
         now: float,
         arguments: Mapping[str, Any] | None,
+        parent: Call | None,
         is_admitted: bool = False,  # noqa: FBT001, FBT002 - positional, since `see` alone gives it
     ) -> Any:
         run, session = self._run, self._session
         if run.calls >= self._limits.limit and not is_admitted:
-            return self._ask_first(key, entry, value, now, arguments)
-        parent, detector = PLACE.get().call, self._tool_detector
+            return self._ask_first(key, entry, value, now, arguments, parent)
+        detector = self._tool_detector
         inside = None if parent is None else parent.number_in(session)
         if detector is not None and inside is None:
             try:
@@ -257,17 +261,31 @@ class SessionHooks:
         self._add((self._name, key, now, inside, number))
         return value
 
-    def see(self, key: Hashable, entry: Stored, value: Any, now: float, arguments: Mapping[str, Any] | None) -> Any:
+    def see(
+        self,
+        key: Hashable,
+        entry: Stored,
+        value: Any,
+        now: float,
+        arguments: Mapping[str, Any] | None,
+        parent: Call | None,
+    ) -> Any:
         self._used.calls += 1  # `_judge_hit` takes back a hit that is refused or replaced
-        return self.hit(key, entry, value, now, arguments, is_admitted=True)
+        return self.hit(key, entry, value, now, arguments, parent, is_admitted=True)
 
     def _ask_first(
-        self, key: Hashable, entry: Stored, value: Any, now: float, arguments: Mapping[str, Any] | None
+        self,
+        key: Hashable,
+        entry: Stored,
+        value: Any,
+        now: float,
+        arguments: Mapping[str, Any] | None,
+        parent: Call | None,
     ) -> Any:
         """Answer a hit that a budget may refuse."""
         instead = self.ask(key, now, cached=value)
         if instead is None:
-            return self.see(key, entry, value, now, arguments)
+            return self.see(key, entry, value, now, arguments, parent)
         self.answered()
         return instead.answer
 
@@ -336,9 +354,8 @@ class SessionHooks:
             self._turns.note_activity()
         is_asked = now is None
         if now is not None and (
-            run.calls >= run.limit
+            run.calls >= self._limits.limit
             or call.depth > self._max_nesting
-            or self._limits is not run
             or (detector is not None and detector.blocked)
         ):
             is_asked = True
@@ -385,9 +402,9 @@ class SessionHooks:
             if RUNNING_TASKS is None or run.running != RUNNING_TASKS:
                 run.note_task()
             if error is None:
-                entry = call.stored_entry
-                if entry is not None:
-                    store = call.flight.partition.store
+                if call.source not in _NOT_STORED and call.flight.stored_tags is not None:
+                    flight = call.flight
+                    entry, store = flight.result, flight.partition.store
                     if store.newest is not entry and store.peek(call.key) is not entry:
                         entry = None  # too large for the cache, or dropped by another thread: it is not kept alive here
                     elif detector.record_first(call.loop_key, entry):

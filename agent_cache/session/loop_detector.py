@@ -409,21 +409,26 @@ class CallHistory:
         key: Hashable,
         answers: Answers,
         entry: Answer | None = None,
+        outcome: Hashable = None,
         epoch: int = -1,
+        count: int = 0,
+        judge_at: float = NEVER,
+        step: int = -1,
+        ended: int = -1,
     ) -> None:
         self.tool = tool
         self.key = key
         self.answers = answers
         self.entry = entry
         self.epoch = epoch
-        self.outcome: Hashable = None
+        self.outcome = outcome
         self.text = ""
-        self.count = self.offset = 0
-        self.in_a_row = 0
+        self.count = self.in_a_row = count
+        self.offset = _STALE * count  # so that the balance is 0
         self.met = 0
-        self.judge_at = NEVER
-        self.step = -1
-        self.ended = -1
+        self.judge_at = judge_at
+        self.step = step
+        self.ended = ended
         self.others: dict[Hashable, _Seen] | None = None
 
     def let_go(self, entry: Stored, known: dict[Any, Any] | None) -> None:
@@ -868,28 +873,33 @@ class ToolDetector:
         state, run = self.detector, self.detector.run
         if self._is_write:
             state.end_epoch()
-        calls[key] = call = CallHistory(self._tool, key, self.answers, entry, state.epoch)
-        state.newest = state.progress = run.step  # `LoopDetector.note_new`, without the call
-        run.step = call.step = run.step + 1
-        call.judge_at = state.repeat_notice
-        call.count = call.in_a_row = 1
-        call.offset = _STALE
+        # `LoopDetector.note_new`, without the call
+        state.newest = state.progress = step = run.step
+        run.step = step = step + 1
         state.position = position = state.position + 1
-        call.ended = position + state.unchanged
+        calls[key] = call = CallHistory(
+            self._tool,
+            key,
+            self.answers,
+            entry,
+            outcome,
+            state.epoch,
+            1,
+            state.repeat_notice,
+            step,
+            position + state.unchanged,
+        )
         state.recent[position & _MASK] = state.last = call
         if state.blocked or state.cycle_at != NEVER:
             state.end_streak(position)
         else:
             state.streak_start, state.mixed_after = position, position + 1
-        call.outcome = outcome
         if entry is None or type(entry) is Image:
             return True
         if not state.is_open:
             call.entry = None
-        elif id(entry) in WITNESSES:
+        elif WITNESSES.setdefault(id(entry), call) is not call:
             watch(entry, call)  # type: ignore[arg-type]  # it is no `Image`
-        else:
-            WITNESSES[id(entry)] = call  # `watch`, without the call
         return True
 
     def record_change(self, key: Hashable, outcome: Hashable | None, image: Image | None = None) -> None:

@@ -7,6 +7,7 @@ import contextlib
 import contextvars
 import gc
 import logging
+import os
 import sys
 import weakref
 from collections.abc import AsyncIterator, Callable
@@ -284,6 +285,26 @@ async def test_sessions_side_by_side_share_nothing_of_their_own():
 
     first, second = await asyncio.gather(run(), run())
     assert first[0] == first[1] != second[0] == second[1]
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")  # of 3.12 and later, if there are threads
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no processes are forked here")
+def test_sessions_without_a_name_get_one_that_no_other_has_also_in_forked_workers():
+    names = {AgentCacheSession().session_id for _ in range(250)}
+    reader, writer = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            os.write(writer, " ".join(AgentCacheSession().session_id for _ in range(50)).encode())
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    os.close(writer)
+    with os.fdopen(reader) as told:
+        names.update(told.read().split())
+    names.update(AgentCacheSession().session_id for _ in range(50))
+    assert len(names) == 350
+    assert all(len(name) == 32 for name in names)
 
 
 async def test_child_tasks_belong_to_the_session_they_were_started_in():

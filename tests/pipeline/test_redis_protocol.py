@@ -255,6 +255,24 @@ async def test_the_server_itself_ends_a_value(make, server):
         assert 3_590_000 < lives[1] <= 3_600_000
 
 
+async def test_a_value_is_no_younger_for_a_process_that_had_to_wait_for_the_server_clock(make, server, behind):
+    """The moment at which the server read its clock lies anywhere between the question and the reply."""
+    proxy, writer = behind(server), make(server.url, max_staleness=30.0)
+    request = read("order:7", ttl=60.0)
+    _, ticket = await writer.lookup(request)
+    await writer.store(ticket, "x", request.tags, 0.5, age=20.0)
+    stored_at = time.monotonic()
+    proxy.delay(to_client=0.2)
+    reader = make(proxy.url, max_staleness=30.0, timeout=5.0)
+    assert await value_of(reader, request) == "x"  # it has asked for the time
+    proxy.heal()
+    age = 20.0 + time.monotonic() - stored_at
+    found, _ = await reader.lookup(request)
+    assert found is not None
+    assert found.age >= age
+    assert found.ttl <= 60.0 - age
+
+
 async def test_a_claim_to_load_anew_ends_when_that_is_stored(make, server):
     """Were it to last for its lease, an answer would be as old as that, however short its ttl is."""
     tier, other = make(server.url, lease=60.0), make(server.url, lease=60.0)

@@ -392,7 +392,7 @@ class Reader:
             return None
         loaded, ttl, cost, start = header
         request = ticket.request
-        age = self._server_time(ticket) - loaded
+        age = self._server_times(ticket)[1] - loaded
         age = 0.0 if age < 0 else age
         left = (ttl if request.ttl is None or ttl < request.ttl else request.ttl) - age
         if left <= 0:
@@ -511,7 +511,7 @@ class Reader:
         """Add age and remaining ttl. Within its grace a value is served while one process of the fleet refreshes it."""
         place, request = ticket.place, ticket.request
         assert place.digest is not None
-        age = max(0.0, self._server_time(ticket) - header.loaded)
+        age = max(0.0, self._server_times(ticket)[1] - header.loaded)
         left = (header.ttl if request.ttl is None else min(header.ttl, request.ttl)) - age
         if left + min(header.grace, request.grace) <= 0:
             return None
@@ -526,12 +526,17 @@ class Reader:
                 self._claims[place.digest] = own
         return Found(found.value, found.tags, age, found.cost, left, is_to_refresh)
 
-    def _server_time(self, ticket: RedisTicket) -> float:
-        """Time of day on the server that keeps the value, by which its expiry is measured."""
+    def _server_times(self, ticket: RedisTicket) -> tuple[float, float]:
+        """The earliest and the latest time of day that it may be on the server that keeps the value.
+
+        What is stored takes the earliest as the time of its load, and what is found the latest as now: a value is
+        never younger for another process than it is.
+        """
         server = self._transport.topology.server_of(ticket.place.slot)
-        if server is None or server.clock_offset is None:
+        if server is None or server.clock_offsets is None:
             raise Unreachable("the server's clock is not known")
-        return boottime() + server.clock_offset
+        now, (least, most) = boottime(), server.clock_offsets
+        return now + least, now + most
 
     # Stores
 
@@ -580,7 +585,7 @@ class Reader:
             return
         if all(map(is_idle, seen.values())):
             ticket.versions = cells
-        data = self._encoded(ticket, value, late, cells, cost, self._server_time(ticket) - age, lasts)
+        data = self._encoded(ticket, value, late, cells, cost, self._server_times(ticket)[0] - age, lasts)
         if data is None:
             return
         period = b"%d" % max(1, int(min(left, self.options.cell_ttl) * 1000))

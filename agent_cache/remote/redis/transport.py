@@ -607,7 +607,8 @@ class Server:
             has an earlier state and a new id (its run id stays the same).
         generation: changes when connections that were made before must not be used any more.
         heard_at: reading of `boottime` at which the latest answered heartbeat was sent.
-        clock_offset: its time of day less the local `boottime`, in seconds.
+        clock_offsets: the least and the most that its time of day may differ from the local `boottime`, in seconds:
+            it has read its clock at some moment while the reply was waited for.
     """
 
     def __init__(self, address: Address) -> None:
@@ -615,7 +616,7 @@ class Server:
         self.failure: str | None = None
         self.replication_id: bytes | None = None
         self.generation = 0
-        self.clock_offset: float | None = None
+        self.clock_offsets: tuple[float, float] | None = None
         self.heard_at = NEVER
 
     def __repr__(self) -> str:
@@ -627,7 +628,8 @@ class Server:
 
     def set_clock(self, sent: float, reply: list[bytes]) -> None:
         """Note its clock from a reply to `TIME` that was asked for at `sent`."""
-        self.clock_offset = int(reply[0]) + int(reply[1]) / 1e6 - (sent + boottime()) / 2
+        told = int(reply[0]) + int(reply[1]) / 1e6
+        self.clock_offsets = told - boottime(), told - sent
 
 
 class Topology:
