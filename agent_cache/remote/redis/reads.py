@@ -284,11 +284,11 @@ class Reader:
         """
         place, strong = ticket.place, ticket.request.strong
         cells, digest = place.cells, place.digest
-        if self._pending.blocks(cells):
-            self._transport.counters.skipped += 1
-            raise Unreachable("an invalidation is pending")
         client = self._transport.client()
         ticket.started_at = client.loop.time()
+        if self._pending.blocks(cells) and not await self._pending.wait(cells, self._due(ticket)):
+            self._transport.counters.skipped += 1
+            raise Unreachable("an invalidation is pending")
         if self.subscriber.moving and not place.channels.isdisjoint(self.subscriber.moving):
             raise Moving("the slot moves to another server")  # most lookups would be refused, after two trips
         late = self.keyspace.late_cells(digest) if place.has_late and digest is not None else {}
@@ -319,6 +319,10 @@ class Reader:
         found = await self._find_current(client, ticket, data, seen_cells(late, fetched), late)
         return None if found is None or self._pending.blocks(ticket.seen) else found
 
+    def _due(self, ticket: RedisTicket) -> float:
+        """Until when a lookup may wait before it asks the server: that has a quarter of the timeout."""
+        return ticket.started_at + 0.75 * self.options.timeout
+
     def _is_subscribed(self, ticket: RedisTicket, roots: tuple[Root, ...]) -> bool:
         if not self.subscriber.is_running or not self.invalidations.listeners:
             return True
@@ -347,7 +351,7 @@ class Reader:
             if server is not None:
                 client.prepare(server)
         if missing:
-            await subscriber.subscribe(missing, ticket.started_at + 0.75 * self.options.timeout)
+            await subscriber.subscribe(missing, self._due(ticket))
         ticket.is_live = self._hears(ticket, roots)
 
     async def _mint_missing(

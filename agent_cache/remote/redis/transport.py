@@ -1338,6 +1338,47 @@ class Client:
             raise Refused(str(reply))
         return reply, identity
 
+    def post(
+        self,
+        script: Script,
+        slot: int,
+        keys: list[bytes],
+        arguments: list[bytes],
+        on_end: Callable[[Unreachable | None], None],
+    ) -> None:
+        """Run a script that nobody waits for, and load it where it is not known yet. Redirections are not followed.
+
+        Args:
+            on_end: called once, in the loop, with None if it has run.
+
+        Raises:
+            Unreachable: if it was not sent.
+        """
+        server = self._transport.topology.server_of(slot)
+        if server is None:
+            raise NotAsked("the servers of these keys are unknown")
+        batcher, tail = self._batcher(server), (b"%d" % len(keys), *keys, *arguments)
+
+        def on_reply(replies: list[Any] | Unreachable) -> None:
+            if isinstance(replies, Unreachable):
+                if not isinstance(replies, Interrupted | NotAsked):
+                    self._transport.fail(server, str(replies))
+                on_end(replies)
+            elif not isinstance(reply := replies[0], ReplyError):
+                on_end(None)
+            elif reply.code == "NOSCRIPT":
+                send(b"EVAL", script.source)
+            elif reply.is_redirect:
+                on_end(Moving(reply))
+            else:
+                self._transport.counters.failures += 1
+                on_end(Refused(str(reply)))
+
+        def send(*head: bytes) -> None:
+            batcher.put(Commands(pack(*head, *tail), 1, on_reply, self.loop.time()))
+
+        send(b"EVALSHA", script.digest)
+
     async def call(
         self, slot: int, *parts: bytes, errors: frozenset[str] = frozenset(), started_at: float | None = None
     ) -> tuple[Any, bytes]:
