@@ -56,16 +56,13 @@ async def test_a_write_returns_before_its_commit_has_landed_and_lookups_of_its_p
         with configure(remote=tier):
             await put(7)
             lookup = asyncio.create_task(tier.lookup(read("order:7")))
-            unrelated = asyncio.create_task(tier.lookup(read("order:8", key="8")))
             for _ in range(10):
                 await asyncio.sleep(0)
             assert calls == [7]
-            batches = tier.stats()["batches"]
-            assert batches == 2  # the first lookup of this test, and the one of the entity that was not written
+            assert tier.stats()["batches"] == 1  # that of the first lookup of this test
             own_valkey.resume()
             found, ticket = await lookup
             assert found is None
-            assert (await unrelated)[0] is None
         await tier.store(ticket, "new", ("order:7",), 0.5, age=0.0)
         assert await value_of(other, read("order:7")) == "new"
         assert is_well(tier)
