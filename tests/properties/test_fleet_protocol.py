@@ -26,6 +26,7 @@ LARGE = (  # half a second and more each; the others cover each part of the prot
     "root and a result's tag written",
     "results' tags written twice, nothing there yet",
     "the own process reads",
+    "the own process reads after a flush",
     "lost, late and doubled commands",
     "a doubled commit beside another write",
     "failover and failback",
