@@ -1110,6 +1110,9 @@ class Operation(Generic[P]):
         if call.source == "miss":
             for stats in plan.stats:
                 stats.misses += 1
+        elif call.source == "write":
+            for stats in plan.stats:
+                stats.writes += 1
         else:
             count(call, entry.cost)
         if plan.leave is None:

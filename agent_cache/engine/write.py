@@ -191,20 +191,25 @@ def _write_of(call: Call) -> Write | None:
         )
     paths, bare = _tags_from(operation.tags.early, call.arguments, None, operation.name, call.plan.stats)
     known = CURRENT.once_configured, LEDGER.links  # before its tiers are looked for: later ones are found at the end
-    return Write(
+    tags = operation.tags
+    tiers = operation.find_tiers(in_sessions=owners is not None)
+    late_region = operation.late_region if owners is None else _region_of(tags.late, owners)
+    return Write(  # by position: with names it takes 0.5 us more, which is 6 % of a write
         operation.name,
         policy,
-        operation.tags.static + paths,
-        operation.tags.late,
+        tags.static + paths,
+        tags.late,
         call.arguments,
         bare,
-        owners=owners,
-        roots=operation.tags.roots,
-        own_tiers=operation.own_tiers,
-        stats=call.plan.stats,
-        tiers=operation.find_tiers(in_sessions=owners is not None),
-        late_region=operation.late_region if owners is None else _region_of(operation.tags.late, owners),
-        known=known,
+        (),
+        owners,
+        tags.roots,
+        operation.own_tiers,
+        call.plan.stats,
+        (),
+        tiers,
+        late_region,
+        known,
     )
 
 
