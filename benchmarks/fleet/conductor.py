@@ -140,7 +140,7 @@ def _stage(scene: Scene, fault: Fault, exits: ExitStack) -> None:
 
 def _as_side(job: Job, scene: Scene, fault: Fault, *, is_writer: bool) -> Job:
     """What a process does, and how it gets to the server."""
-    if fault.cut_off is not None:
+    if fault.cut_off is not None or fault.apart:
         job = replace(job, writes=2 * job.writes if is_writer else 0.0)
     through_proxy = fault.where == "pair" or (fault.cut_off is not None and is_writer == (fault.cut_off == "writers"))
     target = scene.proxy if through_proxy else scene.cluster or scene.server

@@ -21,6 +21,8 @@ from benchmarks.timing import Effort, Spread, gc_off, progress
 Block = Callable[[], Awaitable[tuple[float, float]]]
 """Make a few calls, and return the seconds that one of them took: on the clock, and of this thread's processor time."""
 BLOCKS = 12
+PAUSE = 0.005
+"""Seconds between two calls that are made far apart."""
 COLLECT_EVERY = 8
 
 
@@ -50,6 +52,31 @@ def one_by_one(
         for argument in batch:
             await function(argument)
         return (perf_counter() - start) / calls, (thread_time() - spent) / calls
+
+    return block
+
+
+def far_apart(
+    function: Callable[[Any], Awaitable[object]], arguments: Callable[[int], Sequence[object]], calls: int = 3
+) -> Block:
+    """A block of `await function(argument)`, with nothing else in flight: each some time after the one before.
+
+    All that the calls make this thread do counts, also after they have returned. The pauses alone do not.
+    """
+
+    async def block() -> tuple[float, float]:
+        batch = arguments(calls)
+        taken, spent = 0.0, thread_time()
+        for argument in batch:
+            start = perf_counter()
+            await function(argument)
+            taken += perf_counter() - start
+            await asyncio.sleep(PAUSE)
+        spent, idle = thread_time() - spent, thread_time()
+        for _ in batch:
+            await asyncio.sleep(PAUSE)
+        idle = thread_time() - idle
+        return taken / calls, max(spent - idle, 0.0) / calls
 
     return block
 

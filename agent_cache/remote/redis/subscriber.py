@@ -61,6 +61,8 @@ _RECONNECT_PAUSE = 0.02
 _MAX_PAUSE = 1.0
 _IDLE_PERIOD = 60.0
 """Seconds after which roots are unsubscribed from that nothing was read of in this period and the one before."""
+_MAX_MOVING_KEYS = 3
+"""Of heartbeats, each in another slot. A migration moves few slots at a time."""
 
 _Waiter = tuple[asyncio.AbstractEventLoop, "asyncio.Future[None]"]
 
@@ -91,6 +93,10 @@ class Lease:
         self.until = NEVER
 
 
+_ENDED = Lease()
+_ENDED.end()
+
+
 class Trust:
     """The trust in local copies that depend on the same channels: as long as the leases of all their servers.
 
@@ -114,6 +120,10 @@ class Trust:
         leases = self.leases
         return leases[0].is_over if len(leases) == 1 else any(lease.is_over for lease in leases)
 
+    def end(self) -> None:
+        """End it for good, though the leases go on: messages of one of its channels may be missed."""
+        self.leases = (_ENDED,)
+
     def trusted_until(self) -> float:
         """Clock reading up to which the copies may be served."""
         now = CLOCK.now()  # first: a thread that is suspended between the two clocks trusts for less, not for more
@@ -130,6 +140,7 @@ class Subscriber:
 
     Attributes:
         channels: channels whose messages arrive.
+        moving: channels of roots whose slot moves to another server. Nothing is kept locally under these.
         lease: reading of `boottime` up to which all local copies are trusted: the earliest of all servers.
         was_forked: local copies may come from the parent process.
     """
@@ -159,6 +170,7 @@ class Subscriber:
         self._thread: threading.Thread | None = None
         self._is_stopped = False
         self.channels: frozenset[bytes] = frozenset()
+        self.moving: frozenset[bytes] = frozenset()
         self.lease = NEVER
 
     def after_fork(self) -> None:
@@ -307,6 +319,8 @@ class Subscriber:
 
     def has_failed(self, root: Root) -> bool:
         """Whether the server of a root cannot be listened to now."""
+        if root.channel in self.moving:
+            return True
         server = self._transport.topology.server_of(root.slot)
         return self._transport.topology.is_lost if server is None else server.failure is not None
 
@@ -386,7 +400,7 @@ class Subscriber:
             pass
         finally:
             self._end_leases()
-            self.channels = frozenset()
+            self.channels, self.moving = frozenset(), frozenset()
 
     async def _run(self) -> None:
         self._wake_up = asyncio.Event()
@@ -446,14 +460,22 @@ class Subscriber:
                 )
                 self._subscriptions[server] = subscription, task
             else:
-                assigned = subscription.roots
-                if subscription.assign(roots):
-                    self.lose(assigned)
+                subscription.assign(roots)
         self.changed()
 
     def lose(self, roots: list[Root]) -> None:
         """Drop what depends on these roots of one server. If there are no others, that is everything."""
         self._invalidations.lose(roots if self._transport.topology.is_cluster else None, self._keyspace)
+
+    def end_trust(self, roots: list[Root]) -> None:
+        """Drop what depends on these roots, because messages about them may be missed, though their server is well."""
+        channels = {root.channel for root in roots}
+        with self._lock:
+            for trust in self._trusts.values():
+                if not channels.isdisjoint(map(whole_of, trust.channels)):
+                    trust.end()
+            self._list_leases()
+        self._invalidations.lose(roots, self._keyspace, is_loss=False)
 
     def unsubscribe_idle(self) -> None:
         """Unsubscribe from the roots that no copy depends on, and that nothing was read of in two periods."""
@@ -520,13 +542,19 @@ class Subscriber:
     def _list_leases(self) -> None:
         """Note which channels are heard, and over which connection. With the lock held."""
         live = [each for each, _ in self._subscriptions.values() if each.is_live and not self._is_stopped]
-        self._leases = {channel: each.lease for each in live for channel in each.confirmed}
+        self._leases = {
+            channel: each.lease
+            for each in live
+            for channel in each.confirmed
+            if not each.moving or whole_of(channel) not in each.moving
+        }
         self.channels = frozenset(self._leases)
 
     def changed(self, *, is_about_channels: bool = True) -> None:
         """Update `channels` and `lease`, after a subscription was confirmed, answered or lost."""
         subscriptions = [subscription for subscription, _ in self._subscriptions.values()]
         if is_about_channels:
+            self.moving = frozenset().union(*(each.moving for each in subscriptions))
             with self._lock:
                 self._list_leases()
         self.lease = NEVER if self._is_stopped else min((each.lease.until for each in subscriptions), default=NEVER)
@@ -570,6 +598,7 @@ class Subscription:
 
     Attributes:
         confirmed: channels whose messages arrive.
+        moving: channels of roots whose slot this server hands over, or has handed over: writes may not be executed.
         parts: channels of parts that were subscribed to, by the channel of their root.
         split: channels of roots that only parts are listened to of.
         is_live: whether all channels that were wanted when it connected have been confirmed.
@@ -593,6 +622,7 @@ class Subscription:
         self.is_live = False
         self.confirmed: set[bytes] = set()
         self.lease = Lease()
+        self.moving: set[bytes] = set()
         self.parts: dict[bytes, set[bytes]] = {}
         self.split: set[bytes] = set()
         self._roots = roots  # by channel
@@ -692,12 +722,30 @@ class Subscription:
 
     async def _beat(self, commands: Connection) -> None:
         """Write a heartbeat and confirm the identity. A primary that is cut off from its replicas refuses the write, if
-        it is configured to.
+        it is configured to do so.
+
+        In a cluster it also writes to the slot of each root, in vain: see `Root.absent`. A server that refuses this
+        may refuse the writes that others announce under the root, too. Its copies are dropped, and the trust in them
+        ends for good, before the lease is extended, which counts from before the slot was opened.
         """
         transport, sent = self._transport, boottime()
         period = b"%d" % max(1000, int(transport.max_staleness * 3000))
-        heartbeat = (b"SET", self._heartbeat_key(), self._report.text(), b"PX", period)
-        _, info, clock = await commands.ask(heartbeat, INFO, (b"TIME",))
+        roots = list(self._roots.values()) if transport.topology.is_cluster else []
+        moving_keys: set[bytes] = set()
+        while True:
+            key = self._heartbeat_key(moving_keys)
+            heartbeat = (b"SET", key, self._report.text(), b"PX", period)
+            written, info, clock, *refusals = await commands.request(
+                heartbeat, INFO, (b"TIME",), *((b"DEL", root.absent) for root in roots)
+            )
+            if len(moving_keys) == _MAX_MOVING_KEYS or not self._is_redirected(written):
+                break
+            moving_keys.add(key)
+        for reply in (written, info, clock):
+            if isinstance(reply, ReplyError):
+                raise Unreachable(str(reply))
+        probed = zip(roots, refusals, strict=True)
+        self._note_moving({root.channel for root, reply in probed if self._is_redirected(reply)})
         transport.identify(self.server, replication_id_of(info))
         self.server.set_clock(sent, clock)
         self.server.heard_at = self._beaten_at = sent
@@ -757,15 +805,37 @@ class Subscription:
         if self._commands is not None and self._commands.is_open:
             self._commands.hand_over(call.script, call.keys, call.fresh_arguments(), on_reply)
 
-    def _heartbeat_key(self) -> bytes:
-        """A key of this process that this server has the slot of."""
+    def _heartbeat_key(self, moving: set[bytes]) -> bytes:
+        """A key of this process that this server has the slot of, and none of these, whose slots are moving."""
         topology = self._transport.topology
-        if self._key is None or topology.server_of(key_slot(self._key)) is not self.server:
+        if self._key is None or self._key in moving or topology.server_of(key_slot(self._key)) is not self.server:
             keys = self._keyspace.heartbeats(self._writer.process)
-            self._key = next((key for key in keys if topology.server_of(key_slot(key)) is self.server), None)
+            own = (key for key in keys if topology.server_of(key_slot(key)) is self.server)
+            self._key = next((key for key in own if key not in moving), None)
             if self._key is None:
                 raise Unreachable("the server has no slots")
         return self._key
+
+    def _is_redirected(self, reply: Any) -> bool:
+        """Whether the slot of a key moves, or has moved, to another server.
+
+        Raises:
+            Unreachable: if the server has refused the command for another reason.
+        """
+        if not isinstance(reply, ReplyError):
+            return False
+        if not reply.is_redirect:
+            raise Unreachable(str(reply))
+        self._transport.redirect(self.server, reply)
+        return True
+
+    def _note_moving(self, moving: set[bytes]) -> None:
+        """Note which roots are moving. What depends on those that have begun to move is dropped."""
+        former, self.moving = self.moving, moving & self._roots.keys()
+        if begun := self.moving - former:
+            self._subscriber.end_trust([self._roots[channel] for channel in begun])
+        if self.moving != former:
+            self._subscriber.changed()
 
     async def _connect(self, on_close: Callable[[], None]) -> None:
         self._connections += 1
@@ -794,18 +864,37 @@ class Subscription:
                 self._awaited.add(channel)
             self._subscribe(channel)
 
-    def assign(self, roots: dict[bytes, Root]) -> bool:
-        """Subscribe to these channels only, since slots have moved. Whether others were dropped."""
-        lost = self._roots.keys() - roots.keys()
-        for channel in lost:
-            del self._roots[channel]
-            self.confirmed -= {channel, *self.parts.pop(channel, ())}
-            self.split.discard(channel)
-        if lost:
-            self.renew_lease()
+    def assign(self, roots: dict[bytes, Root]) -> None:
+        """Subscribe to these channels only, since slots have moved. What depends on other roots is dropped."""
+        if lost := self._roots.keys() - roots.keys():
+            self._forget([self._roots[channel] for channel in lost])
+            for channel in lost:
+                del self._roots[channel]
         for root in roots.values():
             self.add(root)
-        return bool(lost)
+        if self._connection is not None and not self.is_live and not self._awaited:
+            self._become_live()
+
+    def _forget(self, roots: list[Root]) -> None:
+        """End what depends on these roots: their messages do not arrive any more."""
+        for root in roots:
+            channel = root.channel
+            self.confirmed -= {channel, *self.parts.pop(channel, ())}
+            self.split.discard(channel)
+            self.moving.discard(channel)
+            self._awaited.discard(channel)
+        self._subscriber.end_trust(roots)
+
+    def _redirect(self, reply: ReplyError) -> None:
+        """A channel was subscribed to, or unsubscribed from, of a slot that has moved. The subscriber follows."""
+        try:
+            slot, _ = reply.target(self.server.address)
+            self._transport.redirect(self.server, reply)
+        except Unreachable as error:
+            self._transport.log.once("a subscription got an unexpected reply, so it connects again", error)
+            self._hang_up()
+        else:
+            self._leaving = [channel for channel in self._leaving if key_slot(channel) != slot]
 
     def remove(self, roots: Iterable[Root]) -> None:
         """Unsubscribe from the channels of these roots, as far as they are subscribed to here."""
@@ -888,15 +977,20 @@ class Subscription:
             case ReplyError() if self._leaving and "unsubscribe" in str(reply):  # as an error of ACLs names the command
                 self._leaving.clear()
                 self._may_leave = False  # an older set of rights: its messages are received, and not looked at
+            case ReplyError() if reply.is_redirect:  # the slot of a channel has moved before this was known
+                self._redirect(reply)
             case ReplyError():
                 self._is_refused = True
                 self._transport.log.once("a subscription was refused, so nothing is kept locally", reply)
                 self._hang_up()
             case [b"sunsubscribe" | b"unsubscribe", bytes(channel), _] if self._leaving[:1] == [channel]:
                 del self._leaving[0]
-            case [b"sunsubscribe" | b"unsubscribe", *_]:  # by the server: the slot has moved, and messages with it
+            case [b"sunsubscribe", bytes(channel), _]:  # by the server: its slot has moved, and messages with it
+                if channel in self.confirmed:
+                    self._forget([self._roots[whole_of(channel)]])
+                    self._subscriber.changed()
                 self._transport.topology.is_stale = True
-                self._hang_up()
+                self._transport.on_move()
             case _:
                 self._transport.log.once("a subscription got an unexpected reply, so it connects again")
                 self._hang_up()

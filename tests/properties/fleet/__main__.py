@@ -29,6 +29,7 @@ def main() -> int:
         "channels of local copies": Channels().model(),
         "a root that is split": SplitRoot().model(),
         "a server that stutters": Stutter().model(),
+        "a server that stutters, and a commit that is not waited for": Stutter(is_announced=True).model(),
     }
     for name, model in {**whole, **others}.items():
         verdict = explore(model)
