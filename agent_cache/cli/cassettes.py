@@ -361,7 +361,8 @@ def _text_lines(cassette: Cassette) -> Iterator[str]:
             if line.get("lane", 0) != lane:
                 lane = line.get("lane", 0)
                 yield f"{margin}({'another task' if lane else 'the first task'})"
-            yield f"{margin}{line['kind']} {line['name']}{' while others are open' if 'during' in line else ''}"
+            overlap = ", open while others were started" if "until" in line else ""
+            yield f"{margin}{line['kind']} {line['name']}{overlap}"
             yield from _call_rows(line, f"{margin}    ")
 
 
@@ -649,9 +650,8 @@ def _structure_findings(call: RecordedCall, ids: set[int]) -> Iterator[str]:
         yield f"it is enclosed by call {call.parent}, which is missing or started later"
     if call.after and call.after not in ids:
         yield f"it started after call {call.after}, which is missing"
-    for earlier in call.during:
-        if earlier not in ids or earlier >= call.id:
-            yield f"it started during call {earlier}, which is missing or started later"
+    if call.until and (call.until not in ids or call.until <= call.id):
+        yield f"it was open when call {call.until} was started, which is missing or was started earlier"
     if len(_FORMS & call.outcome.keys()) != 1:
         yield f"the outcome has no known form: {', '.join(call.outcome) or 'empty'}"
 

@@ -42,8 +42,8 @@ from agent_cache.recording.cassette_layout import (
     PrefixReader,
     PrefixWriter,
     events_of_log,
+    last_overlapping,
     nested_events,
-    open_in_lane,
     order_of_lines,
 )
 from agent_cache.recording.redaction import Redaction
@@ -155,8 +155,8 @@ class RecordedCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         lane: number of what made it: one task, or one context that a thread runs in; 0 is the task that entered the
             recording, the others are in the order of their first lines. A strict replay demands the order of each.
         forked: the lane that this lane was forked from: the one that started the task or copied the context.
-        during: ids of the earlier calls of its lane, other than those that enclose it, that had not ended when this one
-            started. In a log it follows from `after`.
+        until: id of the last call of its lane, other than those that it encloses, that was started before this one had
+            ended; 0 if there was none. In a log it follows from `after`.
         outcome: see the top of this module.
         source: how a tool's cache answered: ``hit``, ``miss``, ``shared``, ``uncached``, ``write`` or ``blocked``.
         started_ms: its start, from the beginning of the recording. In a finished file the trailer has it.
@@ -177,7 +177,7 @@ class RecordedCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     after: int = 0
     lane: int = 0
     forked: int = 0
-    during: tuple[int, ...] = ()
+    until: int = 0
     outcome: dict[str, Any]
     source: str = ""
     started_ms: float = 0.0
@@ -247,7 +247,7 @@ class _CallHead(msgspec.Struct, frozen=True, kw_only=True):
     after: int = 0
     lane: int = 0
     forked: int = 0
-    during: tuple[int, ...] = ()
+    until: int = 0
     outcome: _Unread
     form: str = ""
     prefix: Prefixes = {}
@@ -258,7 +258,7 @@ class Outline:
 
     Attributes:
         ids, parents, after, lanes, forked: as in `RecordedCall`; -1 for no parent.
-        during: likewise, by index, where there are any.
+        until: likewise, by index, where there is one.
         digests: likewise, as bytes.
         names: indices by name.
         foreign: indices of the calls from a cassette of another package, by name.
@@ -274,7 +274,7 @@ class Outline:
         self.after = array("q")
         self.lanes = array("q")
         self.forked = array("q")
-        self.during: dict[int, tuple[int, ...]] = {}
+        self.until: dict[int, int] = {}
         self.digests: list[bytes] = []
         self.names: dict[str, array[int]] = {}
         self.foreign: dict[str, array[int]] = {}
@@ -303,8 +303,8 @@ class Outline:
             self.forked.append(call.forked)
         except OverflowError:
             raise ValueError("one of its numbers is out of range") from None
-        if call.during:
-            self.during[index] = call.during
+        if call.until:
+            self.until[index] = call.until
         self.digests.append(digest)
         if call.name not in self.names:
             self.names[call.name] = array("q")
@@ -374,15 +374,12 @@ class Outline:
 
         return order_of_lines(self.enclosing(), self.lanes, self.forked, self.events(), rank)
 
-    def open_calls(self) -> dict[int, list[int]]:
-        """By index, the indices of the calls that `RecordedCall.during` names."""
+    def last_overlapping(self) -> dict[int, int]:
+        """By index, the index of the call that `RecordedCall.until` names."""
         if self.is_log:
-            return open_in_lane(self.enclosing(), self.lanes, self.events())
-        index_of = self.index_of() if self.during else int
-        return {
-            index: [found for number in during if (found := index_of(number)) >= 0]
-            for index, during in self.during.items()
-        }
+            return last_overlapping(self.enclosing(), self.lanes, self.events())
+        index_of = self.index_of() if self.until else int
+        return {index: found for index, number in self.until.items() if (found := index_of(number)) >= 0}
 
     def __len__(self) -> int:
         return len(self.digests)
@@ -744,7 +741,7 @@ def finished_lines(
         outline: of the calls.
         like: as `Outline.order_of_lines`.
     """
-    enclosing, events, open_calls = outline.enclosing(), outline.events(), outline.open_calls()
+    enclosing, events, until = outline.enclosing(), outline.events(), outline.last_overlapping()
     indices = outline.order_of_lines(like)
     numbers = array("q", bytes(8 * len(indices)))
     lanes = {0: 0}
@@ -764,8 +761,7 @@ def finished_lines(
         if line.lane:
             _set(line, "lane", lanes[line.lane])
             _set(line, "forked", lanes.get(line.forked, 0))
-        during = open_calls.get(index)
-        _set(line, "during", tuple(sorted(numbers[each] for each in during)) if during else ())
+        _set(line, "until", numbers[until[index]] if index in until else 0)
         for part in _SHARED_PARTS:
             data = bytes(getattr(line, part))
             if len(data) >= LEAST_SHARED:

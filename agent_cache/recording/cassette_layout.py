@@ -29,8 +29,8 @@ __all__ = [
     "PrefixWriter",
     "Prefixes",
     "events_of_log",
+    "last_overlapping",
     "nested_events",
-    "open_in_lane",
     "order_of_lines",
 ]
 
@@ -73,26 +73,35 @@ def nested_events(starts: Iterable[int], parents: Sequence[int]) -> Iterator[int
         yield ~running.pop()
 
 
-def open_in_lane(parents: Sequence[int], lanes: Sequence[int], events: Sequence[int]) -> dict[int, list[int]]:
-    """By call, the earlier calls of its lane that had not ended when it started, other than those that enclose it."""
-    found: dict[int, list[int]] = {}
-    running: dict[int, list[int]] = {}
+def last_overlapping(parents: Sequence[int], lanes: Sequence[int], events: Sequence[int]) -> dict[int, int]:
+    """By call, the last call of its lane that started before it ended, other than those that it encloses.
+
+    Calls without one are left out. So it takes one number a call, also if all of them are in flight at once.
+    """
+    found: dict[int, int] = {}
+    started: dict[int, list[int]] = {}  # by lane
+    places: dict[int, int] = {}
+    inside: dict[int, int] = {}  # how many calls of its lane each call encloses
     for event in events:
-        if event < 0:
-            if ~event in (inside := running.get(lanes[~event], [])):
-                inside.remove(~event)
-            continue
-        inside = running.setdefault(lanes[event], [])
-        if inside:
-            enclosing = {event}
-            parent = parents[event]
-            while parent >= 0 and parent not in enclosing:
-                enclosing.add(parent)
-                parent = parents[parent]
-            if others := [each for each in inside if each not in enclosing]:
-                found[event] = others
-        inside.append(event)
+        if event >= 0:
+            calls = started.setdefault(lanes[event], [])
+            places[event] = len(calls)
+            calls.append(event)
+            for each in _enclosing(event, parents):
+                if lanes[each] == lanes[event]:
+                    inside[each] = inside.get(each, 0) + 1
+        elif ~event in places:
+            index = ~event
+            calls = started[lanes[index]]
+            if len(calls) - places[index] - 1 > inside.get(index, 0):
+                found[index] = next(each for each in reversed(calls) if index not in _enclosing(each, parents))
     return found
+
+
+def _enclosing(index: int, parents: Sequence[int]) -> Iterator[int]:
+    """The calls that enclose a call."""
+    while (index := parents[index]) >= 0:
+        yield index
 
 
 def order_of_lines(
@@ -154,8 +163,9 @@ Pointer: TypeAlias = str
 Prefixes: TypeAlias = dict[Pointer, tuple[int, int]]
 """By the place of a list: the number of an earlier call, and how many first elements of its list come first here."""
 
-LEAST_SHARED = 512
-"""Bytes. A shorter beginning is written out, since it is easier to read."""
+LEAST_SHARED = 4_096
+"""Bytes. A shorter beginning is written out: it is easier to read, and to put it back would double the time of a replay
+of calls whose results are alike."""
 _LEAST_ELEMENT = 32
 """Bytes on average. Lists of shorter elements, such as vectors, are not looked at: they are no conversations."""
 _DEEPEST = 5

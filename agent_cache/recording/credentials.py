@@ -41,9 +41,9 @@ SECRET_NAMES: tuple[str, ...] = (
     "connection_string", "cookie", "cookies", "credential", "credentials", "csrf_token", "database_password",
     "db_password", "encryption_key", "id_token", "jwt", "oauth_token", "passphrase", "passwd", "password",
     "private_key", "private_token", "proxy_authorization", "pwd", "refresh_token", "secret", "secret_access_key",
-    "secret_key", "session_token", "set_cookie", "signing_key", "token", "webhook_secret", "x_amz_credential",
-    "x_amz_security_token", "x_amz_signature", "x_api_key", "x_auth_token", "x_goog_api_key", "x_goog_credential",
-    "x_goog_signature",
+    "secret_key", "secret_value", "session_token", "set_cookie", "signing_key", "token", "webhook_secret",
+    "x_amz_credential", "x_amz_security_token", "x_amz_signature", "x_api_key", "x_auth_token", "x_goog_api_key",
+    "x_goog_credential", "x_goog_signature",
 )  # fmt: skip
 """Names whose values are secrets, whatever the values are."""
 

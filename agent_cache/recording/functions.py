@@ -148,7 +148,7 @@ class RecordedFunction:
             return None
         try:
             key = self._cache_key(*args, **kwargs)
-            return str(key) if _is_plain(key) else plain_arguments({"key": key})[1].decode()
+            return str(key) if isinstance(key, str) or _is_plain(key) else plain_arguments({"key": key})[1].decode()
         except Exception as error:  # noqa: BLE001 - the user's function; the arguments identify the call then
             _LOG.warning("cache_key of %s raised %r; the arguments were used", self.name, error)
             return None

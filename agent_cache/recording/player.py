@@ -14,7 +14,6 @@ from collections import Counter
 from collections.abc import Awaitable, Iterator, Sequence
 from difflib import SequenceMatcher
 from hashlib import blake2b
-from itertools import islice
 from typing import Any
 
 import msgspec
@@ -266,7 +265,7 @@ class Matcher:
         self._redaction = redaction
         self._index_of: dict[bytes, int] = {}
         self._parents = self._outline.enclosing()
-        self._open_calls = self._outline.open_calls()
+        self._until = self._outline.last_overlapping()
         self._places = array("q")  # of events, as soon as they are asked for; ends from the end
         self._children: dict[int, array[int]] = {}
         self._adopted: set[str] = set()
@@ -326,9 +325,9 @@ class Matcher:
         """The position of a call among all calls, by their ends."""
         return self._place(~index)
 
-    def had_ended(self, earlier: int, index: int) -> bool:
-        """Whether an earlier call of its lane had ended before this one started."""
-        return earlier not in self._open_calls.get(index, ())
+    def until(self, index: int) -> int:
+        """Index of the last call of its lane that started before it ended, other than those that it encloses."""
+        return self._until.get(index, index)
 
     def left_over(self) -> Iterator[int]:
         """Indices of the calls that were not played."""
@@ -461,8 +460,9 @@ class Order:
     def __init__(self, matcher: Matcher) -> None:
         self._matcher = matcher
         self._lanes, self._forked = matcher.cassette.outline.lanes, matcher.cassette.outline.forked
-        self._calls: dict[tuple[int, int], array[int]] = {}  # by parent and lane, as they started
+        self._calls: dict[tuple[int, int], list[int]] = {}  # by parent and lane, sorted by `Matcher.until`
         self._first_running: dict[tuple[int, int], int] = {}
+        self._places = array("q", bytes(8 * len(self._lanes)))  # of their starts among all
         self._ambiguous = bytearray(len(self._lanes))
         self._made_in = array("q", [_NOWHERE]) * len(self._lanes)
         self._recorded_in: dict[tuple[int, int, int], int] = {}
@@ -505,12 +505,8 @@ class Order:
         while first < len(calls) and self._matcher.is_over(calls[first]):
             first += 1
         self._first_running[parent, lane] = first
-        for earlier in islice(calls, first, None):
-            if earlier == index:
-                return None
-            if not self._matcher.is_over(earlier) and self._matcher.had_ended(earlier, index):
-                return earlier
-        return None
+        missing = calls[first] if first < len(calls) else index
+        return missing if self._places[self._matcher.until(missing)] < self._places[index] else None
 
     def _read_lanes(self) -> None:
         digests = self._matcher.cassette.outline.digests
@@ -519,13 +515,16 @@ class Order:
             parent = self._matcher.parent(index)
             if lanes.setdefault((parent, digests[index]), lane) != lane:
                 lanes[parent, digests[index]] = _NOWHERE
-        for index in self._matcher.cassette.outline.starts():
+        for place, index in enumerate(self._matcher.cassette.outline.starts()):
+            self._places[index] = place
             parent, lane = self._matcher.parent(index), self._lanes[index]
-            calls = self._calls.setdefault((parent, lane), array("q"))
+            calls = self._calls.setdefault((parent, lane), [])
             if lanes[parent, digests[index]] == _NOWHERE:
                 self._ambiguous[index] = 1
             else:
                 calls.append(index)
+        for calls in self._calls.values():
+            calls.sort(key=lambda index: self._places[self._matcher.until(index)])
 
 
 _NOWHERE = -(1 << 62)

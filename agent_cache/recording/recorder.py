@@ -641,7 +641,7 @@ class CassetteWriter:
         self._write(
             msgspec.structs.replace(
                 call.recorded, id=call.id, parent=parent, after=call.after, lane=call.lane, forked=call.forked,
-                during=(), form="", digest=call.digest.hex(), name=call.function.name, arguments=call.arguments,
+                until=0, form="", digest=call.digest.hex(), name=call.function.name, arguments=call.arguments,
             )
         )  # fmt: skip
 
@@ -702,7 +702,7 @@ class CassetteWriter:
             self._write(
                 msgspec.structs.replace(
                     call, id=self._copied_ids[~event], parent=self._copied_ids.get(matcher.parent(~event)),
-                    after=after[~event], lane=lanes[call.lane], forked=lanes.get(call.forked, forked), during=(),
+                    after=after[~event], lane=lanes[call.lane], forked=lanes.get(call.forked, forked), until=0,
                 )
             )  # fmt: skip
 

@@ -268,8 +268,12 @@ class Redaction:
             return self.replacement if is_secret_value(secret, name, value) else self.text(value)
         if kind is list and all(type(one) is str for one in value):
             return [self._clean_named(name, one) for one in value]
-        if kind is dict and len(value) == 1 and "$tuple" in value:
-            return {"$tuple": self._clean_named(name, value["$tuple"])}
+        if kind is dict and len(value) == 1:
+            [(tag, inner)] = value.items()
+            if tag == "$tuple":
+                return {tag: self._clean_named(name, inner)}
+            if tag in _BYTES and any(is_secret_value(secret, name, text) for text in _spellings(value)):
+                return self._clean(value, under_secret=True)
         if (kind is int or kind is float) and secret is NameKind.ENDING:
             return kind(0)
         return self._clean(value, under_secret=False)

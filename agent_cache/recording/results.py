@@ -57,7 +57,7 @@ def value_outcome(value: Any, schema: Schema, redaction: Redaction, *, is_chunk:
         written = {form: plain}
     else:
         written = {form: redaction.apply(plain)}
-        if form == "typed" and written != {form: plain} and not _is_readable(written[form], schema):
+        if written != {form: plain} and not _is_readable(written[form], _ANY if form == "any" else schema):
             marks["redacted"] = True
     return {**written, **marks}
 

@@ -108,6 +108,8 @@ _ROUTINES: Final = frozenset({
     types.WrapperDescriptorType, types.MethodWrapperType, types.ClassMethodDescriptorType,
 })  # fmt: skip
 _OMITTED: Final = frozenset({"NotGiven", "Omit"})
+_URL_PACKAGES: Final = frozenset({"httpx", "httpx2", "starlette", "yarl"})
+"""Their URLs keep what was asked of them before beside their text."""
 
 
 # Names
@@ -221,6 +223,8 @@ class _Walk:
                 return {"$numpy": [_dtype_name(value.dtype), item]}
             if kind is numpy.ndarray:
                 return {"$ndarray": [_dtype_name(value.dtype), list(value.shape), self._items(value)]}
+        if kind.__name__ == "URL" and (kind.__module__ or "").partition(".")[0] in _URL_PACKAGES:
+            return {"$URL": [_class_name(kind), str(value)]}  # its parts say less: which is a password, what was asked
         if issubclass(kind, types.GenericAlias | types.UnionType) or kind.__module__ in {"typing", "typing_extensions"}:
             origin = typing.get_origin(value)
             if origin is not None:  # list[int], int | str, Literal["a"]
@@ -659,6 +663,8 @@ class _EarlierWalk:
 
     def _by_class(self, value: Any, kind: type) -> Any:
         """An object that is known by its class alone: one that has attributes, of which the log warned, or nothing."""
+        if callable(getattr(kind, "get_secret_value", None)):  # of pydantic: its content is redacted now
+            return {"$opaque": full_name(kind)}
         try:
             is_written = _Walk().plain(value) != {"$opaque": full_name(kind)}
         except Uncacheable:

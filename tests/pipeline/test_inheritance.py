@@ -21,6 +21,7 @@ from agent_cache import (
     writing,
 )
 from agent_cache.testing import MemoryServer, MemoryTier
+from tests.contract.workbench import writing as written_by
 from tests.harness import library
 from tests.harness.gates import Gate, cancelled, started
 
@@ -866,13 +867,14 @@ async def test_an_outer_read_without_a_tier_trusts_the_tier_of_the_inner_one(
     server: MemoryServer, clock: library.Clock
 ):
     orders = {"1": "open"}
-    tier = MemoryTier(server)
-    here, there = Process(orders, tier, outer_tier=False), Process(orders, MemoryTier(server))
+    tier, elsewhere = MemoryTier(server), MemoryTier(server)
+    here = Process(orders, tier, outer_tier=False)
     await here.report("1")
     await here.report("1")
     assert here.runs == ["report", "1"]
     tier.stall()
-    await there.cancel("1")
+    async with written_by(elsewhere, "order:1"):  # by no tool of this process, whose local entries it would drop
+        orders["1"] = "cancelled"
     clock.advance(2)
     here.runs.clear()
     assert await here.report("1") == "cancelled", "no message could arrive, so the copy is trusted no more"

@@ -15,6 +15,7 @@ from agent_cache import AgentCache, AgentCacheInvalidator
 from agent_cache.core.policies import refresh_window
 from agent_cache.remote import Request, Ticket
 from agent_cache.remote.redis import RedisTier
+from agent_cache.remote.redis.reads import RedisTicket
 from agent_cache.testing import JITTER, FakeClock
 from tests.contract.workbench import commit, load, read, store_over, value_of, write
 from tests.harness.servers import Server
@@ -211,6 +212,43 @@ async def test_a_load_that_fails_leaves_no_claim(make: Make, valkey: Server):
     with pytest.raises(ConnectionError):
         await get_order(7)
     await until(lambda: not valkey.command("KEYS", "r:*"), seconds=5.0)
+
+
+@pytest.mark.parametrize("moment", ["claims", "catches up"])
+async def test_a_reader_that_is_interrupted_leaves_no_claim(
+    make: Make, valkey: Server, monkeypatch: pytest.MonkeyPatch, moment: str
+):
+    tier = make(valkey.url, max_staleness=20.0, timeout=10.0)  # a claim that is left expires after 10 s
+    (ticket,) = await written(tier)
+    reached: list[str] = []
+
+    async def catch_up() -> None:
+        reached.append(moment)
+        await asyncio.Event().wait()
+
+    assert await tier.caught_up()
+    monkeypatch.setattr(tier._subscriber, "catch_up", catch_up)
+    claiming = asyncio.create_task(tier.claim(ORDER, ticket))
+    while not (reached if moment == "catches up" else valkey.command("KEYS", "r:*")):
+        await asyncio.sleep(0)
+    claiming.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await claiming
+    assert bool(reached) == (moment == "catches up")
+    await until(lambda: not valkey.command("KEYS", "r:*"), seconds=5.0)
+
+
+async def test_what_was_found_too_late_leaves_no_versions(make: Make, valkey: Server, monkeypatch: pytest.MonkeyPatch):
+    """They are not those of the value that is loaded instead."""
+    a, b = make(valkey.url), make(valkey.url)
+    one, other = await written(a, b)
+    lead = await leading(a, one)
+    waiting = asyncio.create_task(b.claim(ORDER, other))
+    await store_over(a, lead, "new", ORDER.tags)
+    monkeypatch.setattr(RedisTicket, "is_young", lambda _: False)
+    found, ticket = await waiting
+    assert found is None
+    assert ticket.versions is None
 
 
 # Before the end of a ttl

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -12,10 +13,11 @@ import pytest
 
 pytest.importorskip("redis")
 
-from agent_cache import AgentCache, AgentCacheInvalidator
+from agent_cache import AgentCache, AgentCacheInvalidator, RemotePolicy
 from agent_cache.clock import CLOCK
 from agent_cache.remote import Touched
 from agent_cache.remote.redis import RedisTier, keyspace, subscriber
+from agent_cache.remote.redis.keyspace import topics_of
 from tests.contract.workbench import load, read, writing
 from tests.harness.clusters import Cluster, slot_of
 from tests.harness.proxies import Proxy
@@ -186,6 +188,120 @@ async def test_the_root_of_a_tool_that_is_gone_is_unsubscribed_from(make: Make, 
     await shop.keeps("7")
     gc.collect()
     await until(lambda: subscriptions(own_valkey) == {"c:{agent_cache:cart}"})
+
+
+async def test_roots_that_may_not_be_unsubscribed_from_cost_no_connection(make: Make, own_valkey: Server, monkeypatch):
+    """Several at once, each of which is refused."""
+    own_valkey.command("ACL", "SETUSER", "agent", *(right for right in least() if right != "+unsubscribe"))
+    tier = make(f"redis://agent:secret@{HOST}:{own_valkey.port}")
+    told: list[Touched | None] = []
+    shop = Shop(tier)
+    tier.subscribe(told.append)
+    await shop.keeps("7")
+    for tag in ("user:7", "cart:7"):
+        await load(tier, read(tag), "x")
+    monkeypatch.setattr(subscriber, "_IDLE_PERIOD", 0.0)
+    tier._subscriber._next_idle = 0.0
+    await until(lambda: told)
+    for _ in range(3):
+        assert await tier.caught_up()
+    assert None not in told
+
+
+async def test_a_subscription_that_is_refused_is_waited_for_once_and_not_for_each_entity(
+    make: Make, own_valkey: Server
+):
+    own_valkey.command("ACL", "SETUSER", "agent", *(right for right in least() if not right.startswith("&")))
+    tier = make(f"redis://agent:secret@{HOST}:{own_valkey.port}")
+    shop = Shop(tier)
+    await shop.get("1")
+    topics = topics_of(tier._reader.keyspace.cells_read("order:2"))
+    waiting = tier._subscriber.subscribe(topics, asyncio.get_running_loop().time() + 3_600)
+    with pytest.raises(StopIteration):
+        waiting.send(None)
+
+
+async def test_what_a_strong_read_has_answered_is_no_part_of_a_copy_before_its_messages_arrive(
+    make: Make, valkey: Server, monkeypatch: pytest.MonkeyPatch
+):
+    tier, elsewhere = make(valkey.url), make(valkey.url)
+    user = Shop(tier, "user:{id}", remote=RemotePolicy(consistency="strong"))
+
+    @AgentCache("order:{id}", remote_cache=tier)
+    async def get_order(id: str) -> Any:
+        return await user.get(id) if id == "2" else "none"
+
+    await get_order("1")
+    await until(lambda: tier.stats()["trusted"])
+    assert await get_order("1") == "none"
+    monkeypatch.setattr(tier._subscriber, "_subscribe", lambda *_: None)  # it takes longer than a read may
+    assert await get_order("2") == "old"
+    user.value = "new"
+    async with writing(elsewhere, "user:2"):
+        pass
+    assert await get_order("2") == "new"
+    assert not tier._subscriber._keeps_whole
+
+
+# Trusts that threads share
+
+
+def parts(number: int) -> frozenset[bytes]:
+    """Channels of a part of the root of orders."""
+    return frozenset({b"c:{agent_cache:order}:%04d" % number, b"c:{agent_cache:order}:*"})
+
+
+async def test_threads_that_read_the_same_at_once_share_one_trust(make: Make, valkey: Server, monkeypatch):
+    """Of two, only one would keep the channels that the copies of both depend on."""
+    tier = make(valkey.url)
+    await Shop(tier).keeps("7")
+    own, others = tier._subscriber, []
+    lock, here = own._lock, threading.get_ident()
+
+    class Lock:
+        """Another thread is faster."""
+
+        def __enter__(self) -> None:
+            if threading.get_ident() == here and not others:
+                others.append(None)
+                others.append(own.trust(parts(1)))
+            lock.__enter__()
+
+        def __exit__(self, *error: object) -> None:
+            lock.__exit__(*error)  # type: ignore[arg-type]  # as they came
+
+    monkeypatch.setattr(own, "_lock", Lock())
+    assert own.trust(parts(1)) is others[1]
+    assert others[1] is not None
+
+
+async def test_trusts_that_end_while_they_are_listed_do_not_end_the_thread(make: Make, valkey: Server):
+    tier = make(valkey.url)
+    await Shop(tier).keeps("7")
+    own = tier._subscriber
+    trusts = [own.trust(parts(number)) for number in range(5)]
+    own._recent.clear()
+
+    class Watched(subscriber.Lease):
+        @property
+        def is_over(self) -> bool:  # type: ignore[override]  # read while they are listed
+            del trusts[2:]
+            own.trust(parts(1))
+            return False
+
+    first: Any = trusts[0]
+    first.leases = (Watched.__new__(Watched),)
+    with own._lock:
+        assert own._topics() >= parts(0) | parts(1)
+
+
+async def test_few_trusts_are_kept_without_a_copy(make: Make, valkey: Server, monkeypatch):
+    monkeypatch.setattr(subscriber, "_MAX_RECENT", 3)
+    tier = make(valkey.url)
+    await Shop(tier).keeps("7")
+    for number in range(10):
+        assert tier._subscriber.trust(parts(number)) is not None
+    assert len(tier._subscriber._trusts) <= 5
 
 
 # Copies that no lookup has come before
@@ -450,3 +566,32 @@ async def test_parts_without_a_copy_are_left_and_a_lost_connection_begins_with_t
     async with writing(elsewhere, "order:1"):
         pass
     await until_async(lambda: _is(shop.get("1"), "new"))
+
+
+@pytest.mark.usefixtures("splits_early")
+async def test_no_copy_depends_on_a_part_that_was_left(make: Make, own_valkey: Server, monkeypatch):
+    """Also where it is not known which copies depend on idle roots, so that these are kept."""
+    tier, elsewhere = make(own_valkey.url), make(own_valkey.url)
+    shop = Shop(tier)
+    for id in "12":
+        await shop.keeps(id)
+    await write_until(elsewhere, lambda: root_is_split(own_valkey))
+    monkeypatch.setattr(keyspace, "_MAX_SEGMENTS", 3)
+    for id in "345":
+        await shop.keeps(id)
+    assert tier._reader.keyspace.has_forgotten
+    await shop.get.invalidate("2")
+    own, seen = tier._subscriber, []
+
+    def leave() -> None:
+        for _ in range(2):
+            own._next_idle = 0.0
+            own.unsubscribe_idle()
+        confirmed = {channel for each, _ in own._subscriptions.values() for channel in each.confirmed}
+        seen.append((set(own.channels), confirmed))
+
+    assert own._loop is not None
+    own._loop.call_soon_threadsafe(leave)
+    await until(lambda: seen)
+    heard, confirmed = seen[0]
+    assert heard == confirmed

@@ -61,14 +61,32 @@ def log_of(choices: list[int]) -> tuple[list[RecordedCall], list[str]]:
     return log, events
 
 
-def facts(cassette: Cassette) -> tuple[list[str], dict[str, set[str]], dict[str, str]]:
-    """Events, calls that were open in the same lane, and enclosing calls, all by name."""
+def facts(cassette: Cassette) -> tuple[list[str], dict[str, str], dict[str, str]]:
+    """Events, by name the last call of the lane that was started before a call ended, and the enclosing calls."""
     outline = cassette.outline
     names = [call.name for call in cassette]
     events = [f"+{names[event]}" if event >= 0 else f"-{names[~event]}" for event in outline.events()]
-    during = {names[index]: {names[each] for each in others} for index, others in outline.open_calls().items()}
+    until = {names[index]: names[last] for index, last in outline.last_overlapping().items()}
     parents = {names[index]: names[parent] for index, parent in enumerate(outline.enclosing()) if parent >= 0}
-    return events, during, parents
+    return events, until, parents
+
+
+def overlapping(events: list[str], parents: dict[str, str]) -> dict[str, str]:
+    """What `facts` says of overlaps, found call by call."""
+    found: dict[str, str] = {}
+    running: list[str] = []
+    for event in events:
+        name = event[1:]
+        if event[0] == "-":
+            running.remove(name)
+            continue
+        enclosing = [name]
+        while enclosing[-1] in parents:
+            enclosing.append(parents[enclosing[-1]])
+        lane = name.split(" call")[0]
+        found |= {one: name for one in running if one not in enclosing and one.split(" call")[0] == lane}
+        running.append(name)
+    return found
 
 
 @settings(max_examples=60, deadline=None)
@@ -81,6 +99,7 @@ def test_a_log_becomes_a_file_that_says_the_same(choices):
         old.write_bytes(b'{"agent_cache_cassette":1}\n' + b"".join(map(call_line, log)) + trailer)
         before = Cassette.load(old)
         assert facts(before)[0] == events
+        assert facts(before)[1] == overlapping(events, facts(before)[2])
         before.save(new)
         after = Cassette.load(new)
         assert facts(after) == facts(before)
@@ -119,7 +138,9 @@ def test_the_lines_of_a_lane_do_not_depend_on_when_it_ran(choices, chooser):
             lines = [b'{"agent_cache_cassette":1}\n', *map(call_line, numbered), trailer_line(Trailer())]
             old.write_bytes(b"".join(lines))
             Cassette.load(old).save(new)
-            texts.append([(call.name, call.during) for call in Cassette.load(new)])
+            after = Cassette.load(new)
+            names = {call.id: call.name for call in after}
+            texts.append([(call.name, names.get(call.until)) for call in after])
     for lane in by_lane:
         one, other = ([each for each in text if each[0].startswith(f"lane {lane} ")] for text in texts)
         assert one == other

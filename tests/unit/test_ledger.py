@@ -463,6 +463,18 @@ def test_a_write_drops_at_its_end_what_only_its_result_names(ledger: Ledger):
     assert partition.store.keys() == ["u3"]
 
 
+def test_the_end_of_a_write_of_several_roots_finds_each_of_them(ledger: Ledger):
+    """What it holds has its roots in another order than what it began with, if its result may name some of them."""
+    partition = partition_in(ledger, roots=("order", "user", "list"))
+    early = Region(("order:7",), bare=("list",))
+    held = early.beside(Region(("order", "user")))
+    assert [part.root for part in held.parts[:2]] != [part.root for part in early.parts]
+    hold, _ = ledger.begin(early, held)
+    loads = [loading(ledger, partition, tag) for tag in ("order:7", "list", "user:1", "order:8")]
+    ledger.end(hold, early, Region(("user:1",)))
+    assert [fate(load) for load in loads] == ["dirty", "dirty", "dirty", "untouched"]
+
+
 def test_the_end_of_a_write_marks_the_loads_that_began_inside(ledger: Ledger):
     partition = partition_in(ledger, roots=("order",))
     region = Region(("order:7",))

@@ -44,7 +44,7 @@ from agent_cache.remote.redis.keyspace import (
 from agent_cache.remote.redis.options import Options
 from agent_cache.remote.redis.scripts import MINT, RELEASE
 from agent_cache.remote.redis.subscriber import Subscriber, Trust
-from agent_cache.remote.redis.transport import Client, Fetched, Moving, Transport, Unreachable, boottime, bulk
+from agent_cache.remote.redis.transport import NEVER, Client, Fetched, Moving, Transport, Unreachable, boottime, bulk
 from agent_cache.remote.redis.writes import PendingInvalidations
 from agent_cache.values.canonical import is_large, make_room
 
@@ -167,9 +167,11 @@ class RedisTicket:
         return asyncio.get_running_loop().time() - self.waited
 
     @property
-    def trusted_until(self) -> Callable[[], float] | None:
-        """See `Tier.trusted_until`."""
-        return None if self.trust is None else self.trust.trusted_until
+    def trusted_until(self) -> Callable[[], float]:
+        """See `Tier.trusted_until`. Where messages about a root may not have arrived, nothing is trusted: the tier as a
+        whole may be, as soon as they do.
+        """
+        return _never if self.trust is None else self.trust.trusted_until
 
     def is_valid(self) -> bool:
         """Whether no cell that it saw has been invalidated since, as far as this process knows."""
@@ -211,6 +213,10 @@ class RedisTicket:
             and all(map(is_idle, self.seen.values()))
             and _versions(self) == _versions(other)
         )
+
+
+def _never() -> float:
+    return NEVER
 
 
 def _versions(ticket: RedisTicket) -> Mapping[CellKey, bytes]:
@@ -619,6 +625,9 @@ class Reader:
                 ticket.pause()
         except Unreachable:
             ticket.seen = {}
+        except BaseException:
+            self.give_up(ticket)
+            raise
         ticket.versions = None
         return None, ticket
 
@@ -654,10 +663,11 @@ class Reader:
         lines = header_lines({key: version_of(ticket.seen[key]) for key in place.depends_on})
         key, own = self.keyspace.claim(place.digest, lines), os.urandom(8).hex().encode()
         parts = (b"SET", key, own, b"NX", b"PX", b"%d" % int(patience * 1000))
+        ticket.claim = key, own  # before it is known: a caller that is interrupted gives it up
         reply, _ = await self._transport.client().call(self._transport.slot(key), *parts)
         if reply is None:
+            ticket.claim = None
             return False
-        ticket.claim = key, own
         return True
 
     def give_up(self, ticket: RedisTicket) -> None:

@@ -59,6 +59,8 @@ _MAX_REPORTED_ROOTS = 100
 _REPORT_PERIOD = 2.0
 _RECONNECT_PAUSE = 0.02
 _MAX_PAUSE = 1.0
+_MAX_RECENT = 10_000
+"""Trusts that are kept without a copy, each of some 500 bytes. Their roots may be unsubscribed from a little early."""
 _IDLE_PERIOD = 60.0
 """Seconds after which roots are unsubscribed from that nothing was read of in this period and the one before."""
 _MAX_MOVING_KEYS = 3
@@ -157,7 +159,7 @@ class Subscriber:
         self._lock = threading.RLock()
         self._roots: dict[bytes, Root] = {}  # by channel
         self._waiters: dict[bytes, list[_Waiter]] = {}  # by channel
-        self._unconfirmed: set[bytes] = set()  # channels that were waited for in vain
+        self._unconfirmed: set[bytes] = set()  # channels of roots whose messages were waited for in vain
         self._leases: dict[bytes, Lease] = {}  # by channel: of the connection that its messages arrive over
         self._trusts: weakref.WeakValueDictionary[frozenset[bytes], Trust] = weakref.WeakValueDictionary()
         self._recent: set[Trust] = set()  # those that lookups have used lately, whether or not a copy was kept
@@ -230,11 +232,16 @@ class Subscriber:
             trust.is_used = True
             return trust
         with self._lock:
+            trust = self._trusts.get(channels)  # again: of two for the same channels only one would keep them
+            if trust is not None and not trust.is_over:
+                return trust
             leases = [self._lease_of(channel) for channel in channels]
             known = tuple(dict.fromkeys(lease for lease in leases if lease is not None and not lease.is_over))
             if not known or None in leases or any(lease.is_over for lease in leases if lease is not None):
                 return None
             trust = self._trusts[channels] = Trust(channels, known, self._invalidations)
+            if len(self._recent) >= _MAX_RECENT:
+                self._recent.clear()
             self._recent.add(trust)
         return trust
 
@@ -248,7 +255,9 @@ class Subscriber:
         return self._lease_of(topic) is not None
 
     def trusted_whole_until(self) -> float:
-        """The same for copies that are not known by their channels. From the first of them on, no root is split."""
+        """Clock reading up to which copies may be served that are not known by their channels: none while a root is
+        split. From the first call on, no root is split any more.
+        """
         if not self._keeps_whole:
             self._keeps_whole = True
             self.wake()
@@ -288,7 +297,7 @@ class Subscriber:
         with self._lock:
             for channel, root in topics.items():
                 self._roots[root.channel] = root
-                if not self.hears(channel) and channel not in self._unconfirmed and not self.has_failed(root):
+                if not self.hears(channel) and root.channel not in self._unconfirmed and not self.has_failed(root):
                     waiter = waiting[channel] = loop, loop.create_future()
                     self._waiters.setdefault(channel, []).append(waiter)
                 if self._loop is not None:
@@ -312,8 +321,11 @@ class Subscriber:
                         del self._waiters[channel]
 
     def _give_up(self, waiting: dict[bytes, _Waiter]) -> None:
-        """Stop waiting. The next caller does not wait at all, because a subscription may be refused for good."""
-        self._unconfirmed |= {channel for channel, (_, future) in waiting.items() if not future.done()}
+        """Stop waiting. The next caller does not wait at all for messages about these roots, whatever their part,
+        because a subscription may be refused for good.
+        """
+        missing = {whole_of(channel) for channel, (_, future) in waiting.items() if not future.done()}
+        self._unconfirmed = self._unconfirmed | missing  # a new one: the thread may be looking at the other
         for _, future in waiting.values():
             _set_done(future)
 
@@ -471,7 +483,7 @@ class Subscriber:
         """Drop what depends on these roots, because messages about them may be missed, though their server is well."""
         channels = {root.channel for root in roots}
         with self._lock:
-            for trust in self._trusts.values():
+            for trust in self._known_trusts():
                 if not channels.isdisjoint(map(whole_of, trust.channels)):
                     trust.end()
             self._list_leases()
@@ -483,13 +495,16 @@ class Subscriber:
             return
         self._next_idle = boottime() + _IDLE_PERIOD
         with self._lock:
-            self._recent = {trust for trust in self._trusts.values() if trust.is_used and not trust.is_over}
-            for trust in self._trusts.values():
+            known = self._known_trusts()
+            self._recent = {trust for trust in known if trust.is_used and not trust.is_over}
+            for trust in known:
                 trust.is_used = False
+            del known  # or it would keep them
             topics = self._topics()
             used = set(map(whole_of, topics))
             for subscription, _ in self._subscriptions.values():
                 subscription.leave_parts(topics)
+            self._list_leases()
             heard = self._leases.keys() | {whole for each, _ in self._subscriptions.values() for whole in each.split}
             idle = [root for channel, root in self._roots.items() if channel in heard and channel not in used]
             if self._keyspace.calls_under(idle) is None:
@@ -505,7 +520,11 @@ class Subscriber:
 
     def _topics(self) -> set[bytes]:
         """The channels that copies and running lookups depend on. With the lock held."""
-        return set(self._waiters).union(*(trust.channels for trust in self._trusts.values() if not trust.is_over))
+        return set(self._waiters).union(*(trust.channels for trust in self._known_trusts() if not trust.is_over))
+
+    def _known_trusts(self) -> list[Trust]:
+        """All that somebody uses. In one step of the interpreter: other threads look for them without the lock."""
+        return [trust for known in self._trusts.valuerefs() if (trust := known()) is not None]
 
     def split_busy(self, subscription: Subscription, busy: set[bytes]) -> None:
         """Split roots of a server that many messages come about, and end splits that are not possible any more."""
@@ -541,11 +560,12 @@ class Subscriber:
 
     def _list_leases(self) -> None:
         """Note which channels are heard, and over which connection. With the lock held."""
-        live = [each for each, _ in self._subscriptions.values() if each.is_live and not self._is_stopped]
+        subscriptions = self._subscriptions.copy().values()  # copies: also called outside of the thread
+        live = [each for each, _ in subscriptions if each.is_live and not self._is_stopped]
         self._leases = {
             channel: each.lease
             for each in live
-            for channel in each.confirmed
+            for channel in each.confirmed.copy()
             if not each.moving or whole_of(channel) not in each.moving
         }
         self.channels = frozenset(self._leases)
@@ -559,7 +579,7 @@ class Subscriber:
                 self._list_leases()
         self.lease = NEVER if self._is_stopped else min((each.lease.until for each in subscriptions), default=NEVER)
         if self._unconfirmed:
-            self._unconfirmed = {channel for channel in self._unconfirmed if not self.hears(channel)}
+            self._unconfirmed = {whole for whole in self._unconfirmed if not self.hears(whole + b":*")}
         if self._waiters:
             with self._lock:
                 ready = [self._waiters.pop(channel) for channel in list(self._waiters) if self.hears(channel)]
@@ -974,7 +994,8 @@ class Subscription:
                 self._pong(nonce)
             case [b"subscribe" | b"ssubscribe", bytes(channel), _]:
                 self._confirm(channel)
-            case ReplyError() if self._leaving and "unsubscribe" in str(reply):  # as an error of ACLs names the command
+            case ReplyError() if (self._leaving or not self._may_leave) and "unsubscribe" in str(reply):
+                # An error of ACLs names the command. Several may come for commands that were sent at once.
                 self._leaving.clear()
                 self._may_leave = False  # an older set of rights: its messages are received, and not looked at
             case ReplyError() if reply.is_redirect:  # the slot of a channel has moved before this was known

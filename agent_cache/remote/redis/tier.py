@@ -171,6 +171,7 @@ class RedisTier:
             return None, ticket
         found, own = await self._reader.claim(request, ticket)
         if found is None or not own.is_young():  # as in `lookup`
+            own.versions = None
             return None, own
         self._transport.counters.hits += 1
         return found, own

@@ -9,13 +9,25 @@ import sys
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import httpx
 import msgspec
+import pydantic
 import pytest
 from hypothesis import assume, given, settings, strategies as st
 
 from agent_cache import ConfigurationError
 from agent_cache.cli.cassettes import secret_places
-from agent_cache.recording import Cassette, DivergenceError, Redaction, cached_llm_call, intercept, record, replay
+from agent_cache.recording import (
+    Cassette,
+    CassetteError,
+    DivergenceError,
+    Redaction,
+    cached_llm_call,
+    intercept,
+    record,
+    replay,
+)
+from agent_cache.recording.cassette_file import digest_of
 from agent_cache.recording.credentials import _FAMILIES, _mixed_forms, _rules, looks_random
 from agent_cache.values.tagged import encode
 
@@ -712,3 +724,62 @@ def test_patterns_mean_the_same_with_and_without_the_package_regex(is_installed,
     patterns = [r"order-\d+", re.compile(r"pin\s\d{4}", re.IGNORECASE), r"(?P<a>x)y\Z", r"[\[]q"]
     redaction = Redaction(patterns=patterns)
     assert redaction.text("order-77, PIN 1234, [q, xy") == ", ".join(["[redacted]"] * 4)
+
+
+# Objects that hold secrets
+
+
+def test_a_secret_of_pydantic_is_not_written(path):
+    class Settings(pydantic.BaseModel):
+        key: pydantic.SecretStr
+        pin: pydantic.SecretBytes
+
+    settings = Settings(key="zq7Hushhush", pin=b"zq7Hushhush")
+    text = written(path, settings, one=settings.key, other=[settings.pin], third=pydantic.Secret[int](40719))
+    assert "zq7Hushhush" not in text
+    assert "40719" not in text
+    with replay(path):
+        call(settings, one=settings.key, other=[settings.pin], third=pydantic.Secret[int](40719))
+
+
+@pytest.mark.parametrize("name", ["DB_PASSWORD", "MY_API_KEY", "password"])
+def test_bytes_under_a_name_of_a_secret_are_not_written(name, path):
+    text = written(
+        path, {name: b"zq7Hushhush", "more": [(name, b"zq7Hushhush")]}, pairs={name.encode(): b"zq7Hushhush"}
+    )
+    assert "zq7Hushhush" not in text
+    assert name in text
+
+
+def test_the_password_in_a_url_object_is_not_written(path):
+    url = httpx.URL("https://me:zq7Hushhush@shop.example/orders?id=7")
+    asked = intercept(lambda url: url.host, name="asked")
+    with record(path):
+        asked(url)
+    text = path.read_text()
+    assert "zq7Hushhush" not in text
+    assert "shop.example/orders?id=7" in text
+    with replay(path):
+        asked(url)
+    with pytest.raises(DivergenceError), replay(path):
+        asked(httpx.URL("https://me:zq7Hushhush@shop.example/orders?id=8"))
+
+
+@pytest.mark.parametrize("name", ["DB_PASSWORD", "password"])
+def test_a_result_whose_bytes_are_removed_is_one_that_a_replay_cannot_repeat(name, path):
+    with pytest.raises(CassetteError, match="cannot be replayed"), record(path, strict=True):
+        call({name: b"zq7Hushhush"})
+
+
+def test_a_secret_of_pydantic_that_version_1_has_recorded_is_found_again(path):
+    arguments = {"value": {"$opaque": "pydantic.types.SecretStr"}, "more": {}}
+    line = {"id": 1, "kind": "call", "name": "call", "arguments": arguments, "outcome": {"value": "known"}}
+    lines = [
+        {"agent_cache_cassette": 1},
+        {**line, "digest": digest_of("call", arguments).hex()},
+        {"trailer": {"calls": 1}},
+    ]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"".join(encode(one) + b"\n" for one in lines))
+    with replay(path, strict=True):
+        assert call(pydantic.SecretStr("zq7Hushhush")) == "known"

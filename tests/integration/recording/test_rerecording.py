@@ -270,17 +270,42 @@ async def overlapping() -> list[str]:
     return seen
 
 
-async def test_a_call_names_the_calls_of_its_task_that_were_still_open(path):
+async def test_a_call_names_the_last_one_of_its_task_that_was_started_while_it_was_open(path):
     lines = [json.loads(line) for line in (await lines_of(path, overlapping))[1:-1]]
-    assert [(line["name"], line.get("during", [])) for line in lines] == [
-        ("words", []), ("ask", [1]), ("ask", [1]), ("ask", [])
-    ]  # fmt: skip
+    assert [(line["name"], line.get("until", 0)) for line in lines] == [
+        ("words", 3),
+        ("ask", 0),
+        ("ask", 0),
+        ("ask", 0),
+    ]
     with replay(path, strict=True):
         assert await overlapping() == ["a"]
     with pytest.raises(DivergenceError, match="too early"), replay(path, strict=True):
         await in_turn("two")
     with pytest.raises(DivergenceError, match="too early"), replay(path, strict=True):
         await in_turn("one", "two", "three")
+
+
+async def test_calls_that_one_task_starts_all_at_once_take_one_number_each(path):
+    """So does ``gather(*(client.create(...) for ...))``: `create` is a plain function, and returns an awaitable."""
+
+    async def answer(question: str) -> str:
+        await asyncio.sleep(0)
+        return question
+
+    @intercept(name="create")
+    def create(question: str):
+        return answer(question)
+
+    async def burst() -> list[str]:
+        return await asyncio.gather(*(create(f"{each:04}") for each in range(300)), in_turn("last"))
+
+    lines = (await lines_of(path, burst))[1:-1]
+    assert max(map(len, lines)) < min(map(len, lines)) + 30
+    with replay(path, strict=True):
+        assert len(await burst()) == 301
+    with replay(path, strict=True):
+        await asyncio.gather(*(create(f"{each:04}") for each in reversed(range(300))), in_turn("last"))
 
 
 # Version 1
