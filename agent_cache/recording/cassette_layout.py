@@ -163,9 +163,10 @@ Pointer: TypeAlias = str
 Prefixes: TypeAlias = dict[Pointer, tuple[int, int]]
 """By the place of a list: the number of an earlier call, and how many first elements of its list come first here."""
 
-LEAST_SHARED = 4_096
-"""Bytes. A shorter beginning is written out: it is easier to read, and to put it back would double the time of a replay
-of calls whose results are alike."""
+LEAST_SHARED = 512
+"""Bytes. A shorter beginning is written out, since it is easier to read."""
+_LEAST_IN_OUTCOME = 4_096
+"""Bytes. To put a beginning back takes 10 us, and results are often alike that are no conversations."""
 _LEAST_ELEMENT = 32
 """Bytes on average. Lists of shorter elements, such as vectors, are not looked at: they are no conversations."""
 _DEEPEST = 5
@@ -202,20 +203,21 @@ class PrefixWriter:
         return self._shared(number, name, part, data, found, _DEEPEST)
 
     def _shared(self, number: int, name: str, pointer: Pointer, data: bytes, found: Prefixes, depth: int) -> bytes:
+        least = LEAST_SHARED if pointer.startswith("/arguments") else _LEAST_IN_OUTCOME
         if data[:1] == b"[":
-            return self._shared_list(number, name, pointer, data, found)
+            return self._shared_list(number, name, pointer, data, found, least)
         if data[:1] != b"{" or not depth:
             return data
         inside, is_changed = _object_decoder.decode(data), False
         for key, raw in inside.items():
             value = bytes(raw)
-            if len(value) >= LEAST_SHARED and value[:1] in b"[{":
+            if len(value) >= least and value[:1] in b"[{":
                 shared = self._shared(number, name, f"{pointer}/{_escaped(key)}", value, found, depth - 1)
                 if shared is not value:
                     inside[key], is_changed = msgspec.Raw(shared), True
         return encode(inside) if is_changed else data
 
-    def _shared_list(self, number: int, name: str, pointer: Pointer, data: bytes, found: Prefixes) -> bytes:
+    def _shared_list(self, number: int, name: str, pointer: Pointer, data: bytes, found: Prefixes, least: int) -> bytes:
         elements = _list_decoder.decode(data)
         if len(data) < _LEAST_ELEMENT * len(elements):
             return data
@@ -230,7 +232,7 @@ class PrefixWriter:
         owner = self._owners[digests[count - 1]] if count else 0
         for digest in digests[count:]:
             self._owners[digest] = number
-        if sum(len(bytes(element)) for element in elements[:count]) < LEAST_SHARED:
+        if sum(len(bytes(element)) for element in elements[:count]) < least:
             return data
         found[pointer] = owner, count
         return encode(elements[count:])
@@ -274,6 +276,7 @@ class PrefixReader:
             if owner >= number:
                 raise ValueError(f"it begins as call {owner}, which does not come before it")
             if (known := self._latest.get((owner, pointer))) is not None:
+                self._latest.move_to_end((owner, pointer))
                 own, prefix, before = known, None, 0
             else:
                 try:

@@ -16,6 +16,7 @@ from agent_cache.core.policies import refresh_window
 from agent_cache.remote import Request, Ticket
 from agent_cache.remote.redis import RedisTier
 from agent_cache.remote.redis.reads import RedisTicket
+from agent_cache.remote.redis.transport import Client, Unreachable
 from agent_cache.testing import JITTER, FakeClock
 from tests.contract.workbench import commit, load, read, store_over, value_of, write
 from tests.harness.servers import Server
@@ -284,6 +285,22 @@ async def test_a_value_that_is_about_to_end_is_answered_at_once_and_loaded_again
     assert await get_order(7) == "new"
     assert runs == ["new"]
     assert await value_of(other, request) == "new"
+
+
+async def test_a_value_counts_although_its_reload_cannot_be_claimed(
+    make: Make, valkey: Server, monkeypatch: pytest.MonkeyPatch
+):
+    tier = make(valkey.url)
+    request = read("order:7", ttl=10.0)
+    await tier.store(await missed(tier, request), "old", request.tags, 0.5, age=8.5)
+
+    async def call(*_: Any, **__: Any) -> Any:
+        raise Unreachable("no answer")
+
+    monkeypatch.setattr(Client, "call", call)
+    found, _ = await tier.lookup(request)
+    assert found is not None
+    assert not found.is_to_refresh
 
 
 @pytest.mark.parametrize(("drawn", "asked"), [(0.0, 0), (1.0, 1)])

@@ -595,3 +595,38 @@ async def test_no_copy_depends_on_a_part_that_was_left(make: Make, own_valkey: S
     await until(lambda: seen)
     heard, confirmed = seen[0]
     assert heard == confirmed
+
+
+@pytest.mark.usefixtures("splits_early")
+async def test_a_busy_root_that_nothing_is_read_of_is_left_with_all_its_parts(make: Make, own_valkey: Server):
+    tier = make(own_valkey.url)
+    tier.subscribe(lambda _: None)
+    await load(tier, read("order:7"), "x")
+    own, (order,) = tier._subscriber, subscriptions(own_valkey)
+
+    def beat() -> None:
+        for _ in range(2):
+            own._next_idle = 0.0
+            own.unsubscribe_idle()
+        for subscription, _ in own._subscriptions.values():
+            subscription._heard = {order.encode(): 1}
+            subscription._count_messages()
+
+    assert own._loop is not None
+    own._loop.call_soon_threadsafe(beat)
+    await until(lambda: not own._roots)
+    assert await tier.caught_up()
+    assert subscriptions(own_valkey) == set()
+
+
+@pytest.mark.usefixtures("splits_early")
+async def test_parts_that_are_not_needed_any_more_are_left(make: Make, own_valkey: Server, monkeypatch):
+    """Also where a root was about to be split as the first copy was asked for that is not known by its channels."""
+    tier, elsewhere = make(own_valkey.url), make(own_valkey.url)
+    shop = Shop(tier)
+    await shop.keeps("1")
+    monkeypatch.setattr(subscriber.Subscription, "listen_to_parts", subscriber.Subscription.add_parts)
+    await write_until(elsewhere, lambda: len(subscriptions(own_valkey)) == 3)
+    assert tier.trusted_until() > CLOCK.now()
+    await until(lambda: subscriptions(own_valkey) == {"c:{agent_cache:order}"})
+    assert not await shop.asks_server("1")

@@ -583,8 +583,12 @@ class Reader:
             self._tried[place.digest] = header.loaded
             claim, own = self.keyspace.claim(place.digest), os.urandom(8).hex().encode()
             parts = (b"SET", claim, own, b"NX", b"PX", b"%d" % int(self.options.lease * 1000))
-            reply, _ = await client.call(self._transport.slot(claim), *parts, started_at=ticket.started_at)
-            is_to_refresh = reply is not None
+            try:
+                reply, _ = await client.call(self._transport.slot(claim), *parts, started_at=ticket.started_at)
+                is_to_refresh = reply is not None
+            except Unreachable:
+                if left <= 0:
+                    raise  # else it counts, whoever loads it again
             if is_to_refresh:
                 make_room(self._claims, _MAX_CLAIMS)
                 self._claims[place.digest] = own

@@ -495,11 +495,7 @@ class Subscriber:
             return
         self._next_idle = boottime() + _IDLE_PERIOD
         with self._lock:
-            known = self._known_trusts()
-            self._recent = {trust for trust in known if trust.is_used and not trust.is_over}
-            for trust in known:
-                trust.is_used = False
-            del known  # or it would keep them
+            self._forget_unused()
             topics = self._topics()
             used = set(map(whole_of, topics))
             for subscription, _ in self._subscriptions.values():
@@ -518,6 +514,13 @@ class Subscriber:
             self._invalidations.lose(idle, self._keyspace, is_loss=False)
             self.changed()
 
+    def _forget_unused(self) -> None:
+        """Keep the trusts that lookups have used since the last time. With the lock held."""
+        trusts = self._known_trusts()
+        self._recent = {trust for trust in trusts if trust.is_used and not trust.is_over}
+        for trust in trusts:
+            trust.is_used = False
+
     def _topics(self) -> set[bytes]:
         """The channels that copies and running lookups depend on. With the lock held."""
         return set(self._waiters).union(*(trust.channels for trust in self._known_trusts() if not trust.is_over))
@@ -529,9 +532,7 @@ class Subscriber:
     def split_busy(self, subscription: Subscription, busy: set[bytes]) -> None:
         """Split roots of a server that many messages come about, and end splits that are not possible any more."""
         if self._keeps_whole:
-            for whole in subscription.split:
-                subscription.add_whole(whole)
-            return
+            busy = set()
         if not busy and not subscription.parts:
             return
         with self._lock:
@@ -540,7 +541,7 @@ class Subscriber:
                 used.setdefault(whole_of(topic), set()).add(topic)
             for whole in busy | subscription.parts.keys():
                 topics = used.get(whole, set())
-                if whole in topics or len(topics) > _MAX_PARTS:
+                if self._keeps_whole or whole in topics or len(topics) > _MAX_PARTS:
                     subscription.add_whole(whole)
                 else:
                     subscription.listen_to_parts(whole, topics)
@@ -781,7 +782,9 @@ class Subscription:
         former, self._counted_at = self._counted_at, boottime()
         least = _BUSY * (self._counted_at - former)
         if self.is_live and self._may_leave:
-            self._subscriber.split_busy(self, {whole for whole, count in heard.items() if count > least})
+            # Some of those that were heard of may have just been unsubscribed from, since nobody depends on them.
+            busy = {whole for whole, count in heard.items() if count > least and whole in self._roots}
+            self._subscriber.split_busy(self, busy)
 
     # Parts of busy roots
 
