@@ -120,24 +120,11 @@ class CallObserver(Protocol):
 
     stats: Stats
 
-    def hit(
-        self,
-        key: Hashable,
-        entry: Stored,
-        value: Any,
-        now: float,
-        arguments: Mapping[str, Any] | None,
-        parent: Call | None,
-    ) -> Any: ...
-    def see(
-        self,
-        key: Hashable,
-        entry: Stored,
-        value: Any,
-        now: float,
-        arguments: Mapping[str, Any] | None,
-        parent: Call | None,
-    ) -> Any: ...
+    @property
+    def hit(self) -> Observe: ...
+    @property
+    def see(self) -> Observe: ...
+
     def ask(self, key: Hashable, now: float, call: Call | None = None, cached: Any = MISSING) -> Replacement | None: ...
     def admit(self, call: Call, now: float | None = None) -> Replacement | None: ...
     def done(self, call: Call, value: Any, error: BaseException | None, now: float) -> Replacement | None: ...

@@ -341,6 +341,9 @@ class _Walk:
         if declared_names(value) is not None or typing.is_typeddict(value):
             hints = getattr(value, "__annotations__", {})
             return {"$class": [name, [[self.plain(field), self.plain(hint)] for field, hint in hints.items()]]}
+        if issubclass(value, Enum):
+            members = [[member, self.plain(one.value)] for member, one in value.__members__.items()]
+            return {"$class": [name, members]}
         if "<locals>" in name:
             return {"$function": name}
         raise Uncacheable(f"the class {full_name(value)} is not what is found under that name")

@@ -592,3 +592,13 @@ def test_a_lambda_is_known_by_its_source():
     assert plain(outer(1))["$function"][1] == {"source": "lambda y: x", "closure": {"x": 1}}
     unknown = [plain(eval(text, {"__name__": "nowhere"})) for text in ("lambda x: x", "lambda x: -x", "lambda x: x")]
     assert unknown[0] == unknown[2] != unknown[1]
+
+
+def test_an_enum_that_was_made_at_run_time_is_known_by_its_members(path):
+    choose = intercept(lambda options: [one.name for one in options], name="choose")
+    with record(path):
+        choose(enum.Enum("Size", ["SMALL", "LARGE"]))
+    with replay(path):
+        assert choose(enum.Enum("Size", ["SMALL", "LARGE"])) == ["SMALL", "LARGE"]
+    with pytest.raises(DivergenceError), replay(path):
+        choose(enum.Enum("Size", ["SMALL", "HUGE"]))

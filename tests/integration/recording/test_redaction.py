@@ -9,9 +9,7 @@ import sys
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import httpx
 import msgspec
-import pydantic
 import pytest
 from hypothesis import assume, given, settings, strategies as st
 
@@ -730,6 +728,8 @@ def test_patterns_mean_the_same_with_and_without_the_package_regex(is_installed,
 
 
 def test_a_secret_of_pydantic_is_not_written(path):
+    pydantic = pytest.importorskip("pydantic")
+
     class Settings(pydantic.BaseModel):
         key: pydantic.SecretStr
         pin: pydantic.SecretBytes
@@ -752,6 +752,7 @@ def test_bytes_under_a_name_of_a_secret_are_not_written(name, path):
 
 
 def test_the_password_in_a_url_object_is_not_written(path):
+    httpx = pytest.importorskip("httpx")
     url = httpx.URL("https://me:zq7Hushhush@shop.example/orders?id=7")
     asked = intercept(lambda url: url.host, name="asked")
     with record(path):
@@ -772,6 +773,7 @@ def test_a_result_whose_bytes_are_removed_is_one_that_a_replay_cannot_repeat(nam
 
 
 def test_a_secret_of_pydantic_that_version_1_has_recorded_is_found_again(path):
+    pydantic = pytest.importorskip("pydantic")
     arguments = {"value": {"$opaque": "pydantic.types.SecretStr"}, "more": {}}
     line = {"id": 1, "kind": "call", "name": "call", "arguments": arguments, "outcome": {"value": "known"}}
     lines = [
