@@ -57,26 +57,26 @@ def one_by_one(
 
 
 def far_apart(
-    function: Callable[[Any], Awaitable[object]], arguments: Callable[[int], Sequence[object]], calls: int = 3
+    function: Callable[[Any], Awaitable[object]], arguments: Callable[[int], Sequence[object]], calls: int = 5
 ) -> Block:
     """A block of `await function(argument)`, with nothing else in flight: each some time after the one before.
 
-    All that the calls make this thread do counts, also after they have returned. The pauses alone do not.
+    All that a call makes this thread do counts, also after it has returned; a pause alone does not. Of both the least
+    counts: the mean of so few calls may be less than that of the pauses, where something else used the machine.
     """
 
     async def block() -> tuple[float, float]:
-        batch = arguments(calls)
-        taken, spent = 0.0, thread_time()
-        for argument in batch:
-            start = perf_counter()
+        taken, spent, idle = [], [], []
+        for argument in arguments(calls):
+            start, began = perf_counter(), thread_time()
             await function(argument)
-            taken += perf_counter() - start
+            taken.append(perf_counter() - start)
             await asyncio.sleep(PAUSE)
-        spent, idle = thread_time() - spent, thread_time()
-        for _ in batch:
+            ended = thread_time()
             await asyncio.sleep(PAUSE)
-        idle = thread_time() - idle
-        return taken / calls, max(spent - idle, 0.0) / calls
+            spent.append(ended - began)
+            idle.append(thread_time() - ended)
+        return sum(taken) / calls, min(spent) - min(idle)
 
     return block
 
