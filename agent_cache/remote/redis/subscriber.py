@@ -476,7 +476,11 @@ class Subscriber:
         self.changed()
 
     def lose(self, roots: list[Root]) -> None:
-        """Drop what depends on these roots of one server. If there are no others, that is everything."""
+        """Drop what depends on these roots of one server. If there are no others, that is everything.
+
+        It may have lost its data as well, with what running writes hold.
+        """
+        self._writer.forget_announced()
         self._invalidations.lose(roots if self._transport.topology.is_cluster else None, self._keyspace)
 
     def end_trust(self, roots: list[Root]) -> None:

@@ -1055,10 +1055,15 @@ class _Batcher:
         self._commands.append(commands)
         if not self._is_scheduled:
             self._schedule()
-            connection = self._connection
-            if connection is not None and self._is_current(connection) and self._server.failure is None:
+            if self._connection is not None and self.is_connected:
                 waiting, self._commands = self._commands, []
-                connection.send(*waiting)
+                self._connection.send(*waiting)
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether a command is sent at once, as far as is known, to a server that has lost nothing meanwhile."""
+        connection = self._connection
+        return connection is not None and self._is_current(connection) and self._server.failure is None
 
     def prepare(self) -> None:
         """Connect if there is no connection: a command will follow."""
@@ -1370,6 +1375,11 @@ class Client:
             self._transport.counters.failures += 1
             raise Refused(str(reply))
         return reply, identity
+
+    def is_connected(self, slot: int) -> bool:
+        """Whether the server of a slot is sent commands at once, as far as is known, and has lost nothing meanwhile."""
+        server = self._transport.topology.server_of(slot)
+        return server is not None and self._batcher(server).is_connected
 
     def post(
         self,

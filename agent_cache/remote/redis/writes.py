@@ -86,7 +86,7 @@ class PendingInvalidations:
         self._lock = threading.RLock()
         self._calls: dict[tuple[str, str], Call] = {}
         self._in_flight: dict[Call, float] = {}
-        self._waiters: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
+        self._waiters: dict[Call, list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]]] = {}
         self._version = object()
         self._cells: tuple[object, frozenset[CellKey]] = self._version, frozenset()
 
@@ -102,11 +102,11 @@ class PendingInvalidations:
         """In the child, which delivers the same: both may. Calls in flight are so in the parent."""
         self._lock = threading.RLock()
         self._in_flight = {}
-        self._waiters = []
+        self._waiters = {}
 
     def blocks(self, cells: Collection[CellKey]) -> bool:
         """Whether an invalidation of any of these cells is pending."""
-        return self._has_failed(cells) or self._is_sending(cells)
+        return self._has_failed(cells) or self._in_flight_to(cells) is not None
 
     def _has_failed(self, cells: Collection[CellKey]) -> bool:
         if not self._calls:
@@ -118,8 +118,11 @@ class PendingInvalidations:
             self._cells = version, pending
         return not pending.isdisjoint(cells)
 
-    def _is_sending(self, cells: Collection[CellKey]) -> bool:
-        return bool(self._in_flight) and any(not call.cells.isdisjoint(cells) for call in self._in_flight.copy())
+    def _in_flight_to(self, cells: Collection[CellKey]) -> Call | None:
+        """A call of any of these cells that is on its way."""
+        if not self._in_flight:
+            return None
+        return next((call for call in self._in_flight.copy() if not call.cells.isdisjoint(cells)), None)
 
     async def wait(self, cells: Collection[CellKey], until: float) -> bool:
         """Wait while invalidations of any of these cells are on their way.
@@ -133,19 +136,20 @@ class PendingInvalidations:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout_at(until):
-                while self._is_sending(cells) and not self._has_failed(cells):
+                while not self._has_failed(cells) and (call := self._in_flight_to(cells)) is not None:
                     landed = loop.create_future()
-                    self._waiters.append((loop, landed))
-                    if self._is_sending(cells):  # or it has landed meanwhile, in another thread
+                    self._waiters.setdefault(call, []).append((loop, landed))
+                    if call in self._in_flight:
                         await landed
+                    else:  # it has landed meanwhile, in another thread
+                        self._release(call)
         except TimeoutError:
             pass
         return not self.blocks(cells)
 
-    def _release(self) -> None:
-        """Have those that wait look again."""
-        waiters, self._waiters = self._waiters, []
-        for loop, landed in waiters:
+    def _release(self, call: Call) -> None:
+        """Have those that wait for this call look again. It is not in flight any more."""
+        for loop, landed in self._waiters.pop(call, ()):
             try:
                 loop.call_soon_threadsafe(_set_done, landed)
             except RuntimeError:  # that loop is closed
@@ -167,7 +171,7 @@ class PendingInvalidations:
             self._calls[call.root.name, call.writer] = call
             self._version = object()
             self._in_flight.pop(call, None)
-            self._release()
+            self._release(call)
             if len(self._calls) > _MAX_PENDING:
                 until: dict[Root, float] = {}
                 pending = self._calls.copy()
@@ -185,7 +189,7 @@ class PendingInvalidations:
         """Remove a call that was executed, and an earlier begin of its writer."""
         self._in_flight.pop(call, None)
         if self._waiters:
-            self._release()
+            self._release(call)
         if self._calls:
             with self._lock:
                 key = call.root.name, call.writer
@@ -448,22 +452,26 @@ class Writer:
         """Announce a write to every root that it names. Returns why it could not be announced to one, if so: the
         announcement is pending then.
         """
-        calls, sent = self.calls.begin(write), boottime()
+        calls, sent, announced = self.calls.begin(write), boottime(), self._announced
         failure = await self._send(calls)
         if failure is None and not any(map(self.pending.is_pending, calls)):
-            make_room(self._announced, _MAX_ANNOUNCED)
-            self._announced[write.id] = sent
+            make_room(announced, _MAX_ANNOUNCED)
+            announced[write.id] = sent
         return failure
 
     async def renew(self, write: WriteIntent) -> None:
         """Extend its lease, or announce it again where it is not registered any more."""
-        calls, sent = self.calls.renew(write), boottime()
+        calls, sent, announced = self.calls.renew(write), boottime(), self._announced
         failures = await asyncio.gather(*map(self._send_one, calls))
         for call, failure in zip(calls, failures, strict=True):
             if failure is None:
                 self.invalidations.add(call.cells)  # as after a begin: it may have been one
-        if write.id in self._announced and not any(failures):
-            self._announced[write.id] = sent
+        if write.id in announced and not any(failures) and not any(map(self.pending.is_pending, calls)):
+            announced[write.id] = sent
+
+    def forget_announced(self) -> None:
+        """A server has lost data, perhaps the cells that running writes hold: these wait for their commits."""
+        self._announced = {}  # another one: a begin may have been answered before, and not have been noted yet
 
     def commit(
         self, write: WriteIntent, tags: tuple[str, ...], *, failed: bool, hold: float
@@ -473,8 +481,9 @@ class Writer:
         It is pending from now on, before anything is awaited: if the loop ends here, the tier's thread delivers it.
 
         Until it lands, what a write has announced stays held, and nobody finds what it has replaced. So the caller need
-        not wait, if the cells are known to be held for now, and are all that it has touched. A write that is refused
-        when it cannot be announced waits: strong reads rely on that, and the server may have lost what it held.
+        not wait, if the cells are known to be held for now, and are all that it has touched, and the commit can be sent
+        at once. A write that is refused when it cannot be announced waits: strong reads rely on that, and the server
+        may have lost what it held without anybody's notice.
         """
         until = boottime() + hold if hold else NEVER
         calls = self.calls.commit(write, tags, until, failed=failed)
@@ -484,11 +493,18 @@ class Writer:
         announced = self._announced.pop(write.id, NEVER)
         is_held = boottime() < announced + self._options.lease
         is_plain = not (failed or hold or write.late_roots) and write.on_unreachable == "run"
-        if is_held and is_plain and tags == write.tags:
+        if is_held and is_plain and tags == write.tags and self._is_connected(calls):
             for call in calls:
                 self._post(call)
             return _Sent(self, calls)
         return self._end(calls)
+
+    def _is_connected(self, calls: list[Call]) -> bool:
+        try:
+            client = self._transport.client()
+        except Unreachable:
+            return False
+        return all(client.is_connected(call.root.slot) for call in calls)
 
     def _post(self, call: Call) -> None:
         """Send a call that nobody waits for."""
