@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -452,22 +453,32 @@ async def test_a_commit_stays_owed_whatever_of_its_write_lands_after_it(make: Ma
 # A server that was stopped, and goes on
 
 
+async def stops(server: Server, tier: RedisTier) -> None:
+    """Stop a server, until this tier does not ask it any more: answers that it gave before may still be on their way."""
+    server.pause()
+    while is_well(tier):
+        await tier.lookup(read("user:1"))
+
+
+def goes_on(server: Server) -> None:
+    """Have a stopped server go on, and take all that it was sent: until then a later command may come before them."""
+    server.resume()
+    server.command("PING")
+
+
 async def test_what_was_not_delivered_is_on_its_way_when_the_write_returns(make: Make, own_valkey: Server):
     """A server that was stopped executes it before anything that it gets afterwards, whatever its writer does then."""
     tier, other = make(own_valkey.url), make(own_valkey.url)
     await load(other, read("order:7"), "old")
-    await until(lambda: is_well(tier))
+    await tier.caught_up()  # it has the connection that calls are handed over to
     tier._writer.deliver_pending = lambda *_: asyncio.sleep(0)  # from now on heartbeats deliver nothing
-    own_valkey.pause()
-    await tier.lookup(read("user:1"))  # now the server is not asked any more
-    assert not is_well(tier)
+    await stops(own_valkey, tier)
     intent = write("order:7")
     await tier.begin(intent)
     await commit(tier, intent)
     assert tier.stats()["pending"] == 1
-    await until(lambda: not is_well(other))  # or it asks at once, and may be answered first
-    own_valkey.resume()
-    await until(lambda: is_well(other))
+    goes_on(own_valkey)
+    await until(lambda: set(other.stats()["servers"].values()) == {"ok"})
     assert await value_of(other, read("order:7")) == "nothing"
     await until(lambda: tier.stats()["pending"] == 0)
 
@@ -475,17 +486,18 @@ async def test_what_was_not_delivered_is_on_its_way_when_the_write_returns(make:
 async def test_a_write_that_ends_with_its_loop_is_on_its_way_too(make: Make, own_valkey: Server):
     tier, other = make(own_valkey.url), make(own_valkey.url)
     await load(other, read("order:7"), "old")
-    await until(lambda: is_well(tier))
+    await tier.caught_up()  # it has the connection that calls are handed over to
     tier._writer.deliver_pending = lambda *_: asyncio.sleep(0)
-    own_valkey.pause()
-    await tier.lookup(read("user:1"))
+    await stops(own_valkey, tier)
+    held_up = threading.Event()  # the thread that sends it, which is not to be overtaken by the cancellation
+    tier._subscriber._loop.call_soon_threadsafe(held_up.wait, 5.0)
+    asyncio.get_running_loop().call_later(0.1, held_up.set)
     ending = asyncio.create_task(commit(tier, write("order:7")))
     await asyncio.sleep(0)
     ending.cancel()
     await asyncio.wait([ending])
-    await until(lambda: not is_well(other))
-    own_valkey.resume()
-    await until(lambda: is_well(other))
+    goes_on(own_valkey)
+    await until(lambda: set(other.stats()["servers"].values()) == {"ok"})
     assert await value_of(other, read("order:7")) == "nothing"
 
 

@@ -379,21 +379,29 @@ class Subscriber:
 
     async def hand_over(self, calls: list[Call]) -> None:
         """Send calls once more that were not answered, over connections that their servers have accepted, and return
-        when they are on their way. Where there is no such connection, nothing is sent.
+        when they are on their way, also to a caller that is cancelled. Where there is no such connection, nothing is
+        sent.
         """
         loop, own = asyncio.get_running_loop(), self._loop
         if own is None:
             return
         waiter = loop, loop.create_future()
+        cancelled = None
         try:
             own.call_soon_threadsafe(self._hand_over, calls, waiter)
         except RuntimeError:  # that loop is closed
             return
         timer = loop.call_later(self._transport.timeout, _set_done, waiter[1], context=Context())
         try:
-            await waiter[1]
+            while not waiter[1].done():  # a millisecond; the timer bounds it
+                try:
+                    await asyncio.wait(waiter[1:])
+                except asyncio.CancelledError as error:
+                    cancelled = error
         finally:
             timer.cancel()
+        if cancelled is not None:
+            raise cancelled
 
     # In the thread
 
