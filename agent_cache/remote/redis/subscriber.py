@@ -106,15 +106,23 @@ class Trust:
         channels: the channels.
         leases: those of the connections that the messages arrive over.
         is_used: set by each lookup.
+        parts: of a trust in a copy of many reads, those in each. They have the channels.
     """
 
-    __slots__ = ("__weakref__", "_invalidations", "channels", "is_used", "leases")
+    __slots__ = ("__weakref__", "channels", "invalidations", "is_used", "leases", "parts")
 
-    def __init__(self, channels: frozenset[bytes], leases: tuple[Lease, ...], invalidations: Invalidations) -> None:
+    def __init__(
+        self,
+        channels: frozenset[bytes],
+        leases: tuple[Lease, ...],
+        invalidations: Invalidations,
+        parts: tuple[Trust, ...] = (),
+    ) -> None:
         self.channels = channels
         self.leases = leases
         self.is_used = True
-        self._invalidations = invalidations
+        self.invalidations = invalidations
+        self.parts = parts
 
     @property
     def is_over(self) -> bool:
@@ -134,7 +142,7 @@ class Trust:
             left = NEVER if leases[0].is_over else leases[0].until - boottime()
         else:
             left = min([NEVER if lease.is_over else lease.until for lease in leases]) - boottime()
-        return now + left if left > 0 and self._invalidations.listeners else NEVER
+        return now + left if left > 0 and self.invalidations.listeners else NEVER
 
 
 class Subscriber:
@@ -244,6 +252,24 @@ class Subscriber:
                 self._recent.clear()
             self._recent.add(trust)
         return trust
+
+    def merge(self, functions: Iterable[Callable[[], float]]) -> list[Callable[[], float]]:
+        """Replace the `Trust.trusted_until` of several trusts by one that asks for each lease once."""
+        merged: list[Callable[[], float]] = []
+        trusts: dict[Trust, None] = {}
+        for each in functions:
+            trust = getattr(each, "__self__", None)
+            if isinstance(trust, Trust) and trust.invalidations is self._invalidations:
+                trusts[trust] = None
+            else:
+                merged.append(each)
+        if trusts:
+            leases = tuple(dict.fromkeys(lease for trust in trusts for lease in trust.leases))
+            whole, *others = trusts
+            if others:
+                whole = Trust(frozenset(), leases, self._invalidations, tuple(trusts))
+            merged.append(whole.trusted_until)
+        return merged
 
     def _lease_of(self, topic: bytes) -> Lease | None:
         """That of the connection over which all messages arrive that a copy under this channel needs."""
