@@ -109,6 +109,28 @@ async def test_readers_drop_their_copies_of_a_root_whose_slot_opens_whether_or_n
         await until_found(reader, read("order:7", key="order"), "new")
 
 
+async def test_a_copy_of_many_reads_is_not_trusted_once_the_slot_of_one_of_them_opens(cluster: Cluster):
+    tag = "{agent_cache:order}"
+    source = cluster.primary_for(tag)
+    neighbours = [f"o{n}" for n in range(99) if cluster.primary_for(f"{{agent_cache:o{n}}}") is source][:2]
+    async with making(is_heard=True, cluster=True, timeout=0.5, max_staleness=0.6) as make:
+        tier = make(cluster.url)
+        trusts = []
+        for root in ("order", *neighbours):
+            await load(tier, read(f"{root}:7", key=root), "old")
+            _, ticket = await tier.lookup(read(f"{root}:7", key=root))
+            trusts.append(ticket.trusted_until)
+        (of_all,) = tier.merge_trusts([*tier.merge_trusts(trusts[:2]), trusts[2]])
+        (of_neighbours,) = tier.merge_trusts(trusts[1:])
+        await until(lambda: of_all() > CLOCK.now())
+        target = cluster.another_than(source)
+        next(cluster.move_slot(slot_of(tag), target))
+        await until(lambda: trusts[0]() < CLOCK.now() - 10)
+        await until(lambda: of_neighbours() > CLOCK.now())
+        assert of_all() < CLOCK.now() - 10
+        cluster.keep_slot(slot_of(tag), target)
+
+
 async def test_what_a_write_has_replaced_is_not_found_after_its_slot_was_about_to_move_and_did_not(cluster: Cluster):
     slot = slot_of("{agent_cache:order}")
     target = cluster.another_than(cluster.primary_for("{agent_cache:order}"))
