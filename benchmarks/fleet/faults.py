@@ -31,6 +31,12 @@ TRIP = 0.005
 """Seconds between two batches of keys, which are ten each: the slot is open for some two seconds."""
 NEWS_DELAY = 0.6
 """Seconds. Longer than `max_staleness` and the timeout together, and nobody would listen at all."""
+BUSY: dict[str, Any] = {
+    "entities": 100, "heat": 0.05, "read_kinds": {"entity": 1}, "write_kinds": {"entity": 1}, "splits_early": True,
+}  # fmt: skip
+"""All copies are of single entities, so that all processes listen to the parts of their root."""
+RARELY_MIXED = 20
+"""How much less often a process of an earlier version writes: after each of its writes nobody listens to parts."""
 
 
 @dataclass(slots=True)
@@ -68,6 +74,7 @@ class Fault:
         apart: half of the processes only read, and the others do all the writing.
         dies: processes die in their last write, and are replaced.
         steps: wall clocks jump.
+        is_mixed: half of the processes are of a version that knows no parts of roots, and write now and then.
         fleet: what its processes do, where the usual would hide it.
     """
 
@@ -78,6 +85,7 @@ class Fault:
     apart: bool = False
     dies: Death | None = None
     steps: bool = False
+    is_mixed: bool = False
     fleet: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -275,7 +283,10 @@ def _next_primary(cluster: Cluster) -> Node:
 FAULTS: dict[str, Fault] = {
     "none": Fault(),
     "none, cluster": Fault(where="cluster"),
+    "none, busy root": Fault(fleet=BUSY),
+    "busy root, an earlier version": Fault(is_mixed=True, fleet=BUSY),
     "subscriptions killed": Fault(kill_subscriptions),
+    "subscriptions killed, busy root": Fault(kill_subscriptions, fleet=BUSY),
     "restarted empty": Fault(restart_empty),
     "restarted from a snapshot": Fault(restart_from_a_snapshot),
     "server frozen": Fault(freeze),
