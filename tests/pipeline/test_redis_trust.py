@@ -18,6 +18,8 @@ from agent_cache.clock import CLOCK
 from agent_cache.remote import Touched
 from agent_cache.remote.redis import RedisTier, keyspace, subscriber
 from agent_cache.remote.redis.keyspace import topics_of
+from agent_cache.remote.redis.subscriber import Lease, Trust
+from agent_cache.remote.redis.transport import NEVER, boottime
 from tests.contract.workbench import load, read, writing
 from tests.harness.clusters import Cluster
 from tests.harness.proxies import Proxy
@@ -584,3 +586,24 @@ async def test_parts_that_are_not_needed_any_more_are_left(make: Make, own_valke
     assert tier.trusted_until() > CLOCK.now()
     await until(lambda: subscriptions(own_valkey) == {"c:{agent_cache:order}"})
     assert not await shop.asks_server("1")
+
+
+def test_merged_trusts_last_as_long_as_the_first_of_them():
+    """Of one tier: the others are asked as before."""
+    mine, others = (RedisTier.from_url("redis://127.0.0.1")._subscriber for _ in range(2))  # they connect to nothing
+    leases = Lease(), Lease(), Lease()
+    for seconds, lease in zip((3.0, 2.0, 1.0), leases, strict=True):
+        lease.until = boottime() + seconds
+
+    def trust(subscriber: Any, *leases: Lease) -> Trust:
+        subscriber._invalidations.listeners = (print,)
+        return Trust(frozenset(), leases, subscriber._invalidations)
+
+    trusts = [trust(mine, leases[0]), trust(mine, leases[1], leases[0]), trust(mine, leases[0])]
+    foreign = trust(others, leases[2])
+    *kept, merged = mine.merge([each.trusted_until for each in (foreign, *trusts)])
+    assert kept == [foreign.trusted_until]
+    assert 1.5 < merged() - CLOCK.now() <= 2.0
+    assert mine.merge([trusts[0].trusted_until] * 2) == [trusts[0].trusted_until]
+    leases[1].end()
+    assert merged() == NEVER

@@ -100,15 +100,23 @@ class Trust:
         channels: the channels.
         leases: those of the connections that the messages arrive over.
         is_used: set by each lookup.
+        parts: of a trust in a copy of many reads, those in each. They have the channels.
     """
 
-    __slots__ = ("__weakref__", "_invalidations", "channels", "is_used", "leases")
+    __slots__ = ("__weakref__", "channels", "invalidations", "is_used", "leases", "parts")
 
-    def __init__(self, channels: frozenset[bytes], leases: tuple[Lease, ...], invalidations: Invalidations) -> None:
+    def __init__(
+        self,
+        channels: frozenset[bytes],
+        leases: tuple[Lease, ...],
+        invalidations: Invalidations,
+        parts: tuple[Trust, ...] = (),
+    ) -> None:
         self.channels = channels
         self.leases = leases
         self.is_used = True
-        self._invalidations = invalidations
+        self.invalidations = invalidations
+        self.parts = parts
 
     @property
     def is_over(self) -> bool:
@@ -124,7 +132,7 @@ class Trust:
             left = NEVER if leases[0].is_over else leases[0].until - boottime()
         else:
             left = min([NEVER if lease.is_over else lease.until for lease in leases]) - boottime()
-        return now + left if left > 0 and self._invalidations.listeners else NEVER
+        return now + left if left > 0 and self.invalidations.listeners else NEVER
 
 
 class Subscriber:
@@ -232,6 +240,24 @@ class Subscriber:
                 self._recent.clear()
             self._recent.add(trust)
         return trust
+
+    def merge(self, functions: Iterable[Callable[[], float]]) -> list[Callable[[], float]]:
+        """Replace the `Trust.trusted_until` of several trusts by one that asks for each lease once."""
+        merged: list[Callable[[], float]] = []
+        trusts: dict[Trust, None] = {}
+        for each in functions:
+            trust = getattr(each, "__self__", None)
+            if isinstance(trust, Trust) and trust.invalidations is self._invalidations:
+                trusts[trust] = None
+            else:
+                merged.append(each)
+        if trusts:
+            leases = tuple(dict.fromkeys(lease for trust in trusts for lease in trust.leases))
+            whole, *others = trusts
+            if others:
+                whole = Trust(frozenset(), leases, self._invalidations, tuple(trusts))
+            merged.append(whole.trusted_until)
+        return merged
 
     def _lease_of(self, topic: bytes) -> Lease | None:
         """That of the connection over which all messages arrive that a copy under this channel needs."""
@@ -366,6 +392,8 @@ class Subscriber:
     async def hand_over(self, calls: list[Call]) -> None:
         """Send calls once more that were not answered, over connections that their servers have accepted, and return
         when they are on their way. Where there is no such connection, nothing is sent.
+
+        A caller that is cancelled waits all the same, at most a timeout: its write returns then.
         """
         loop, own = asyncio.get_running_loop(), self._loop
         if own is None:
@@ -376,10 +404,17 @@ class Subscriber:
         except RuntimeError:  # that loop is closed
             return
         timer = loop.call_later(self._transport.timeout, _set_done, waiter[1], context=Context())
+        cancelled: asyncio.CancelledError | None = None
         try:
-            await waiter[1]
+            while not waiter[1].done():
+                try:
+                    await asyncio.wait([waiter[1]])
+                except asyncio.CancelledError as error:
+                    cancelled = error
         finally:
             timer.cancel()
+        if cancelled is not None:
+            raise cancelled
 
     # In the thread
 
@@ -629,6 +664,7 @@ class Subscription:
         self._leaving: list[bytes] = []  # channels that it has unsubscribed from, in this order
         self._connection: Connection | None = None
         self._commands: Connection | None = None  # the latest that the server has accepted
+        self._formers: list[Connection] = []  # the ones before, while it may still execute what was sent over them
         self._connections = 0
         self._pings_sent = 0
         self._pings: dict[bytes, tuple[float, float, asyncio.Future[None]]] = {}  # when sent, and since when it counts
@@ -664,8 +700,14 @@ class Subscription:
         try:
             await self._run(self._transport.max_staleness / 3)
         finally:
+            self._close_formers()
             if self._commands is not None:
                 self._commands.close()
+
+    def _close_formers(self) -> None:
+        formers, self._formers = self._formers, []
+        for former in formers:
+            former.close()
 
     async def _run(self, interval: float) -> None:
         while True:
@@ -688,13 +730,18 @@ class Subscription:
 
     async def _run_connected(self, interval: float) -> None:
         commands, _ = await self._transport.connect(self.server)
-        commands.is_patient = True  # it stays until the next one is accepted: calls may be handed over meanwhile
+        commands.is_patient = True  # it stays until the next one has delivered all: calls may be handed over meanwhile
         former, self._commands = self._commands, commands
         if former is not None:
-            former.close()
+            self._formers.append(former)
+        for each in self._formers.copy():
+            if not each.is_waiting:  # as those of a server that answers, and refuses the heartbeat
+                self._formers.remove(each)
+                each.close()
         closed = asyncio.Event()
         while True:
             await self._beat(commands)
+            self._close_formers()
             if self._connection is None or not self._connection.is_open:
                 self._disconnect()
                 closed.clear()
