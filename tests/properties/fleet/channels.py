@@ -8,7 +8,7 @@ connections that it depends on are whole and all messages have arrived.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tests.properties.fleet.checker import Model, Step
 from tests.properties.fleet.rules import WHOLE, Rules
@@ -83,7 +83,7 @@ class Channels:
             yield "it ends", state._replace(load=None, copy=load if is_clean else state.copy)
 
     def _of_root(self, state: State, root: int, link: Link) -> Iterator[Step[State]]:
-        def to(state: State = state, **changes: object) -> State:
+        def to(state: State = state, **changes: Any) -> State:
             return state._replace(links=replaced(state.links, root, link._replace(**changes)))
 
         if not state.written[root]:
