@@ -267,6 +267,19 @@ async def test_shortly_before_its_end_one_process_loads_a_value_again(make: Make
     assert all(each.ttl is not None and each.ttl > 0 for each in found if each)
 
 
+@pytest.mark.parametrize("age", [8.5, 10.5])
+async def test_who_discards_a_value_that_is_about_to_end_does_not_claim_to_load_it(make: Make, valkey: Server, age):
+    """Nobody else would for as long as the lease lasts."""
+    tier, other = make(valkey.url), make(valkey.url)
+    request = replace(read("order:7", ttl=10.0), grace=10.0)
+    await tier.store(await missed(tier, request), "old", request.tags, 0.5, age=age)
+    assert await other.discard(request)
+    await tier.store(await missed(tier, request), "new", request.tags, 0.5, age=age)
+    found, _ = await tier.lookup(request)
+    assert found is not None
+    assert found.is_to_refresh
+
+
 async def test_a_value_that_is_about_to_end_is_answered_at_once_and_loaded_again(make: Make, valkey: Server):
     tier, other = make(valkey.url), make(valkey.url)
     runs: list[str] = []

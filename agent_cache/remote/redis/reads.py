@@ -112,11 +112,12 @@ class RedisTicket:
         refreshes_early: see `SharedLoads`.
         former_cost: seconds that the load of a value took that is there, and counts no more; None if there is none.
         claim: key and content of the claim to load the value, if this process has it.
+        may_refresh: whether the caller reloads what is found shortly before its end, so that others need not.
     """
 
     __slots__ = (
-        "_idle", "_seen", "asked", "claim", "former_cost", "lasts", "place", "reader", "request", "sequence",
-        "started_at", "trust", "versions", "waited",
+        "_idle", "_seen", "asked", "claim", "former_cost", "lasts", "may_refresh", "place", "reader", "request",
+        "sequence", "started_at", "trust", "versions", "waited",
     )  # fmt: skip
 
     refreshes_early = True
@@ -135,6 +136,7 @@ class RedisTicket:
         self.versions: Versions | None = None
         self.former_cost: float | None = None
         self.claim: tuple[bytes, bytes] | None = None
+        self.may_refresh = True
         self.lasts = reader.options.remote_ttl if request.ttl is None else request.ttl
 
     @property
@@ -578,7 +580,10 @@ class Reader:
             ticket.former_cost = header.cost
             return None
         is_to_refresh = False
-        if left <= 0 or (left <= refresh_window(header.cost, lasts) and self._tried.get(place.digest) != header.loaded):
+        is_ending = left <= 0 or (
+            left <= refresh_window(header.cost, lasts) and self._tried.get(place.digest) != header.loaded
+        )
+        if is_ending and ticket.may_refresh:
             make_room(self._tried, _MAX_CLAIMS)
             self._tried[place.digest] = header.loaded
             claim, own = self.keyspace.claim(place.digest), os.urandom(8).hex().encode()

@@ -201,12 +201,17 @@ class RedisTier:
 
     async def discard(self, request: Request) -> bool:
         """Invalidate the entry itself, so that a load that is running does not bring it back. See `Tier`."""
-        write = WriteIntent(os.urandom(16).hex(), (), entries=(request,))
+        self._start()
+        write, ticket = WriteIntent(os.urandom(16).hex(), (), entries=(request,)), RedisTicket(self._reader, request)
+        ticket.may_refresh = False
+        was_there = False
         try:
-            found, _ = await self.lookup(request)
-        finally:  # a failed lookup leaves only unknown whether there was one
+            was_there = await self._reader.lookup(ticket) is not None
+        except Unreachable:
+            pass  # unknown
+        finally:
             await self.commit(write, (), failed=False, hold=0.0)
-        return found is not None
+        return was_there
 
     # Writes
 
