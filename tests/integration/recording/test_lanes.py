@@ -316,6 +316,20 @@ async def test_the_order_of_tasks_that_share_their_work_in_another_way_is_not_ju
         await in_tasks(*replayed)
 
 
+async def test_tasks_inside_of_a_call_are_judged_beside_others_that_share_their_work(path):
+    outer = intercept(in_tasks, name="outer", cache_key=lambda *shares: "")
+    with record(path):
+        await in_tasks((1, 2), (3, 4))
+        await outer((5, 6))
+    off()
+    with (
+        pytest.raises(DivergenceError, match=r"fetch\(number=6\) was called too early"),
+        replay(path, strict=True, policy={"outer": "live"}),
+    ):
+        await in_tasks((2, 1, 3, 4))
+        await outer((6, 5))
+
+
 async def test_the_order_of_two_calls_is_not_judged_that_two_lanes_make_now(path):
     with record(path):
         await in_tasks((1, 2))
