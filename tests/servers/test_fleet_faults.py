@@ -16,7 +16,12 @@ from benchmarks.fleet.conductor import Fleet, Outcome, run
 from benchmarks.fleet.faults import FAULTS
 from tests.harness.binaries import ServerUnavailableError
 from tests.harness.slow import slow
-from tests.properties.fleet.configurations import AMPUTATIONS, AMPUTATIONS_OF_STUTTER, AMPUTATIONS_OF_TRUST
+from tests.properties.fleet.configurations import (
+    AMPUTATIONS,
+    AMPUTATIONS_OF_MIXING,
+    AMPUTATIONS_OF_STUTTER,
+    AMPUTATIONS_OF_TRUST,
+)
 
 BRIEF = Fleet(processes=2, operations=4_000, writes=0.05, lease=0.5, lives=2)
 
@@ -31,7 +36,17 @@ def played(name: str, fleet: Fleet) -> Outcome:
 @pytest.mark.parametrize("consistency", ["bounded", "strong"])
 @pytest.mark.parametrize(
     "name",
-    ["flushed", *slow("none", "subscriptions killed", "restarted empty", "stutter", "writer dies after its effect")],
+    [
+        "flushed",
+        *slow(
+            "none",
+            "subscriptions killed",
+            "restarted empty",
+            "stutter",
+            "writer dies after its effect",
+            "slot resharded",
+        ),
+    ],
 )
 def test_every_promise_is_kept(name: str, consistency):
     fleet = replace(BRIEF, consistency=consistency)
@@ -42,6 +57,17 @@ def test_every_promise_is_kept(name: str, consistency):
     assert outcome.verdict.own == []
     assert outcome.verdict.hits > 0
     assert outcome.struck > 0 or name == "none"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["subscriptions killed, busy root", "busy root, an earlier version"])
+def test_every_promise_is_kept_by_processes_that_listen_to_parts(name: str):
+    fleet = replace(BRIEF, pace=0.005)
+    outcome = played(name, fleet)
+    assert outcome.complaints == ()
+    assert promises.beyond(name, outcome.verdict, fleet) == []
+    assert outcome.verdict.own == []
+    assert outcome.verdict.hits > 0
 
 
 @pytest.mark.slow
@@ -56,7 +82,10 @@ def test_without_a_begin_a_writer_that_dies_leaves_what_is_stale():
 
 def test_every_part_can_still_be_taken_out():
     """In a process of its own, which is never whole again."""
-    code = "from benchmarks.fleet.parts import PARTS\nfor take_out in PARTS.values(): take_out()"
+    code = (
+        "from benchmarks.fleet.parts import PARTS, earlier_version, split_early\n"
+        "for change in (split_early, earlier_version, *PARTS.values()): change()"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
@@ -65,4 +94,5 @@ def test_every_part_has_its_fault_and_its_model():
     assert CASES.keys() == parts.PARTS.keys()
     for case in CASES.values():
         assert case.fault in FAULTS
-        assert case.model in AMPUTATIONS.keys() | AMPUTATIONS_OF_TRUST.keys() | AMPUTATIONS_OF_STUTTER.keys()
+        others = (AMPUTATIONS_OF_TRUST, AMPUTATIONS_OF_STUTTER, AMPUTATIONS_OF_MIXING)
+        assert case.model in AMPUTATIONS.keys() | {name for each in others for name in each}
