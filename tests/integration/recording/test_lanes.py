@@ -316,6 +316,38 @@ async def test_the_order_of_tasks_that_share_their_work_in_another_way_is_not_ju
         await in_tasks(*replayed)
 
 
+async def test_a_call_is_too_early_while_the_one_before_it_is_under_way(path):
+    with record(path):
+        await fetch(1)
+        await fetch(2)
+    off()
+    with pytest.raises(DivergenceError, match=r"fetch\(number=2\) was called too early"), replay(path, strict=True):
+        first = fetch(1)
+        first.send(None)
+        try:
+            await fetch(2)
+        finally:
+            first.close()
+
+
+async def test_the_block_may_leave_a_call_to_a_task_if_other_tasks_made_calls_beside_it(path):
+    with record(path):
+        await in_tasks((3,))
+        await fetch(1)
+        await fetch(2)
+    off()
+    with replay(path, strict=True):
+        await fetch(2)
+        await in_tasks((1,), (3,))
+
+
+async def test_the_order_of_calls_that_run_is_not_judged(path):
+    with record(path):
+        await in_tasks((1, 2))
+    with replay(path, strict=True, policy={"fetch": "live"}):
+        await in_tasks((2, 1))
+
+
 async def test_tasks_inside_of_a_call_are_judged_beside_others_that_share_their_work(path):
     outer = intercept(in_tasks, name="outer", cache_key=lambda *shares: "")
     with record(path):
