@@ -44,7 +44,7 @@ from agent_cache.remote.redis.keyspace import (
 from agent_cache.remote.redis.options import Options
 from agent_cache.remote.redis.scripts import MINT, RELEASE
 from agent_cache.remote.redis.subscriber import Subscriber, Trust
-from agent_cache.remote.redis.transport import NEVER, Client, Fetched, Transport, Unreachable, boottime, bulk
+from agent_cache.remote.redis.transport import NEVER, Client, Fetched, Moving, Transport, Unreachable, boottime, bulk
 from agent_cache.remote.redis.writes import PendingInvalidations
 from agent_cache.values.canonical import is_large, make_room
 
@@ -331,11 +331,13 @@ class Reader:
         """
         place, strong = ticket.place, ticket.request.strong
         cells, digest = place.cells, place.digest
-        if self._pending.blocks(cells):
-            self._transport.counters.skipped += 1
-            raise Unreachable("an invalidation is pending")
         client = self._transport.client()
         ticket.started_at = client.loop.time()
+        if self._pending.blocks(cells) and not await self._pending.wait(cells, self._due(ticket)):
+            self._transport.counters.skipped += 1
+            raise Unreachable("an invalidation is pending")
+        if (moving := self.subscriber.moving) and any(root.channel in moving for root in place.roots):
+            raise Moving("the slot moves to another server")  # most lookups would be refused, after two trips
         late = self.keyspace.late_cells(digest) if place.has_late and digest is not None else {}
         topics = topics_of(cells | late) if late else place.topics
         if not self._is_subscribed(ticket, topics):
@@ -363,6 +365,10 @@ class Reader:
             return None
         found = await self._find_current(client, ticket, data, seen_cells(late, fetched), late)
         return None if found is None or self._pending.blocks(ticket.seen) else found
+
+    def _due(self, ticket: RedisTicket) -> float:
+        """Until when a lookup may wait before it asks the server: that has a quarter of the timeout."""
+        return ticket.started_at + 0.75 * self.options.timeout
 
     def _is_subscribed(self, ticket: RedisTicket, topics: dict[bytes, Root]) -> bool:
         if not self.subscriber.is_running or not self.invalidations.listeners:
@@ -399,7 +405,7 @@ class Reader:
             if server is not None:
                 client.prepare(server)
         if missing:
-            await subscriber.subscribe(missing, ticket.started_at + 0.75 * self.options.timeout)
+            await subscriber.subscribe(missing, self._due(ticket))
         ticket.trust = self._trust_in(ticket.place, topics)
 
     async def _mint_missing(
@@ -421,7 +427,8 @@ class Reader:
         ttl, token = b"%d" % int(self.options.cell_ttl * 1000), os.urandom(12).hex().encode()
         arguments = [root.prefix, ttl, token, b"", b"0", b"%d" % len(names), *names]
         script = self._transport.script(MINT)
-        values, identity = await client.run(script, root.slot, [root.registry, *keys], arguments, started_at=started_at)
+        names = [root.registry, *keys, *self._transport.whole_slot(root.absent)]
+        values, identity = await client.run(script, root.slot, names, arguments, started_at=started_at)
         if type(values) is not list or len(values) != len(keys) or not all(type(v) is bytes and v for v in values):
             raise Unreachable("the server's reply is malformed")
         return {key: (value, identity) for key, value in zip(keys, values, strict=True)}
