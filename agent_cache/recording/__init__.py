@@ -14,6 +14,7 @@ from agent_cache.recording.cassette_file import RecordedCall
 from agent_cache.recording.exceptions import register
 from agent_cache.recording.functions import cached_llm_call, intercept
 from agent_cache.recording.player import Player
+from agent_cache.recording.prices import Savings
 from agent_cache.recording.recorder import Recorder
 from agent_cache.recording.redaction import Redaction
 
@@ -30,6 +31,7 @@ __all__ = [
     "Recorder",
     "Redaction",
     "ReplayExhausted",
+    "Savings",
     "cached_llm_call",
     "diff_cassettes",
     "intercept",
