@@ -28,7 +28,7 @@ from agent_cache.cli.output import Printer, escaped, json_text, plural, print_js
 from agent_cache.errors import CassetteError, CassetteNotFound, ConfigurationError
 from agent_cache.recording import Cassette, RecordedCall, Redaction, Savings, diff_cassettes
 from agent_cache.recording.cassette import recorded_rules, redact_call
-from agent_cache.recording.cassette_file import EARLIER, digest_of, digest_of_key, is_idle
+from agent_cache.recording.cassette_file import EARLIER, StoredCalls, digest_of, digest_of_key, is_idle
 from agent_cache.recording.prices import model_calls, savings_of
 from agent_cache.recording.results import problems_of
 
@@ -633,6 +633,9 @@ def _findings(path: Path, allowed: frozenset[str]) -> tuple[list[dict[str, Any]]
         add("structure", 0, "the recording was killed: the trailer is missing, and calls may be missing too")
     elif cassette.trailer is not None and cassette.trailer.calls != len(cassette):
         add("structure", 0, f"the trailer counts {cassette.trailer.calls} calls, but the file has {len(cassette)}")
+    if isinstance(cassette.steps, StoredCalls):
+        for message in cassette.steps.table_problems():
+            add("structure", 0, message)
     ids = {call.id for call in cassette}
     rules = _rules(cassette)
     has_lines = _has_our_format(path)  # a document of agentcassette does not have one line for each call

@@ -198,7 +198,7 @@ def _origin_of(error: BaseException | None) -> str:
 def summary_of(savings: list[Savings]) -> list[str]:
     """A line for the end of the test run, if model calls were answered from cassettes."""
     whole = sum(savings, Savings())
-    return [f"agent-cache: not made, because they are recorded: {whole}, {whole.seconds:.1f} s"] if whole.calls else []
+    return [f"agent-cache: saved {whole.seconds:.1f} s and {whole}"] if whole.calls else []
 
 
 def packed(savings: list[Savings]) -> list[Any]:

@@ -96,7 +96,6 @@ _HARMLESS = frozenset({
 })  # fmt: skip
 
 
-@functools.lru_cache(4096)
 def kind_of_name(name: str) -> NameKind:
     """What a name of a value says about it, apart from what the user has named.
 
@@ -104,8 +103,12 @@ def kind_of_name(name: str) -> NameKind:
     are names of secrets. So are names that end in one, such as `DB_PASSWORD`; `input_tokens` and `next_page_token` do
     not.
     """
-    if len(name) > _LONGEST_NAME:
-        return NameKind.NONE
+    is_one = len(name) <= _LONGEST_NAME and _STEM.search(squash(name)) is not None
+    return _kind_with_stem(name) if is_one else NameKind.NONE
+
+
+@functools.lru_cache(4096)
+def _kind_with_stem(name: str) -> NameKind:
     squashed = squash(name)
     if squashed in _SQUASHED_NAMES:
         return NameKind.SECRET
@@ -313,6 +316,7 @@ _HEADERS = frozenset({"authorization", "proxyauthorization", "cookie", "setcooki
 # Each name of a secret has one of these in it. Looking for them and not for names is four times as fast.
 _STEMS = (b"amz", b"auth", b"bearer", b"connection", b"cookie", b"cred", b"goog", b"jwt", b"key", b"pass", b"pwd",
           b"secret", b"sig", b"token")  # fmt: skip
+_STEM = re.compile(b"|".join(_STEMS).decode())
 _NAME_CHARACTERS = frozenset(_TOKEN_CHARACTERS.decode() + ".$")
 _NAME = re.compile(r"(?<![\w.$-])[\w$.-]++")
 _TWO_WORDS = re.compile(r"(?:api|access|secret|private|auth|client|bearer|refresh|session) \Z", re.IGNORECASE)

@@ -256,12 +256,12 @@ class Savings:
             parts.append(f"less than ${_LEAST_SHOWN}" if is_tiny else f"${self.cost.quantize(_LEAST_SHOWN)}")
         if self.unpriced:
             is_installed = find_spec("genai_prices") is not None
-            parts.append(f"{self.unpriced} of unknown price" if is_installed else f"for money, {_INSTALL}")
+            parts.append(f"{self.unpriced} of unknown price" if is_installed else _INSTALL)
         return ", ".join(parts)
 
 
 _LEAST_SHOWN = Decimal("0.0001")
-_INSTALL = 'pip install "agent-cache[prices]"'
+_INSTALL = 'pip install "agent-cache[prices]" to see money'
 
 
 def model_calls(

@@ -146,7 +146,7 @@ class Redaction:
             if string in clean:
                 continue
             text = msgspec.json.decode(b'"%b"' % string) if has_escapes else string.decode()
-            if text in _BYTES or self._kind_of(text) or self.text(text) != text:
+            if text in _BYTES or self._kind_of(text) or self._inside(text, 0) != text:
                 return True
             if len(clean) >= _MAX_REMEMBERED:
                 clean.clear()
@@ -191,8 +191,7 @@ class Redaction:
 
     def _inside(self, text: str, depth: int) -> str:
         """The same text, found in this many others, without secrets."""
-        data = _read_json(text)
-        if data is not None:
+        if text[:1] in _OPENING and (data := _read_json(text)) is not None:
             cleaned = self._clean(data, under_secret=False)
             return text if cleaned == data else msgspec.json.encode(cleaned).decode()
         for pattern in self._own:

@@ -365,23 +365,24 @@ class Subscriber:
 
     async def hand_over(self, calls: list[Call]) -> None:
         """Send calls once more that were not answered, over connections that their servers have accepted, and return
-        when they are on their way, also to a caller that is cancelled. Where there is no such connection, nothing is
-        sent.
+        when they are on their way. Where there is no such connection, nothing is sent.
+
+        A caller that is cancelled waits all the same, at most a timeout: its write returns then.
         """
         loop, own = asyncio.get_running_loop(), self._loop
         if own is None:
             return
         waiter = loop, loop.create_future()
-        cancelled = None
         try:
             own.call_soon_threadsafe(self._hand_over, calls, waiter)
         except RuntimeError:  # that loop is closed
             return
         timer = loop.call_later(self._transport.timeout, _set_done, waiter[1], context=Context())
+        cancelled: asyncio.CancelledError | None = None
         try:
-            while not waiter[1].done():  # a millisecond; the timer bounds it
+            while not waiter[1].done():
                 try:
-                    await asyncio.wait(waiter[1:])
+                    await asyncio.wait([waiter[1]])
                 except asyncio.CancelledError as error:
                     cancelled = error
         finally:
@@ -637,6 +638,7 @@ class Subscription:
         self._leaving: list[bytes] = []  # channels that it has unsubscribed from, in this order
         self._connection: Connection | None = None
         self._commands: Connection | None = None  # the latest that the server has accepted
+        self._formers: list[Connection] = []  # the ones before, while it may still execute what was sent over them
         self._connections = 0
         self._pings_sent = 0
         self._pings: dict[bytes, tuple[float, float, asyncio.Future[None]]] = {}  # when sent, and since when it counts
@@ -672,8 +674,14 @@ class Subscription:
         try:
             await self._run(self._transport.max_staleness / 3)
         finally:
+            self._close_formers()
             if self._commands is not None:
                 self._commands.close()
+
+    def _close_formers(self) -> None:
+        formers, self._formers = self._formers, []
+        for former in formers:
+            former.close()
 
     async def _run(self, interval: float) -> None:
         while True:
@@ -696,13 +704,18 @@ class Subscription:
 
     async def _run_connected(self, interval: float) -> None:
         commands, _ = await self._transport.connect(self.server)
-        commands.is_patient = True  # it stays until the next one is accepted: calls may be handed over meanwhile
+        commands.is_patient = True  # it stays until the next one has delivered all: calls may be handed over meanwhile
         former, self._commands = self._commands, commands
         if former is not None:
-            former.close()
+            self._formers.append(former)
+        for each in self._formers.copy():
+            if not each.is_waiting:  # as those of a server that answers, and refuses the heartbeat
+                self._formers.remove(each)
+                each.close()
         closed = asyncio.Event()
         while True:
             await self._beat(commands)
+            self._close_formers()
             if self._connection is None or not self._connection.is_open:
                 self._disconnect()
                 closed.clear()

@@ -399,9 +399,11 @@ def test_the_end_of_a_run_says_which_model_calls_were_not_made(suite, workers):
     suite.write("test_models.py", MODELS)
     recorded = suite.run("--agent-record-mode=once", apart=True, passed=4)
     recorded.stdout.no_fnmatch_line("*model call*")
-    money = "$0.0090" if importlib.util.find_spec("genai_prices") else 'for money, pip install "agent-cache[[]prices]"'
+    money = (
+        "$0.0090" if importlib.util.find_spec("genai_prices") else 'pip install "agent-cache[[]prices]" to see money'
+    )
     suite.run(*workers, apart=True, passed=4).stdout.fnmatch_lines(
-        [f"agent-cache: not made, because they are recorded: 3 model calls, 3000+150 tokens, {money}, 0.0 s"]
+        [f"agent-cache: saved 0.0 s and 3 model calls, 3000+150 tokens, {money}"]
     )
     suite.run("-k", "plain", apart=True, passed=1).stdout.no_fnmatch_line("*model call*")
 
@@ -410,4 +412,4 @@ def test_a_failed_test_has_saved_its_model_calls_too(suite):
     suite.write("test_models.py", MODELS)
     suite.run("--agent-record-mode=once", apart=True, passed=4)
     suite.write("test_models.py", MODELS.replace("assert ask(prompt)", "assert not ask(prompt)"))
-    suite.run(apart=True, passed=1, failed=3).stdout.fnmatch_lines(["agent-cache: not made*3 model calls*"])
+    suite.run(apart=True, passed=1, failed=3).stdout.fnmatch_lines(["agent-cache: saved*3 model calls*"])

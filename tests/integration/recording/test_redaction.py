@@ -701,6 +701,46 @@ def test_a_recording_replays_that_was_made_when_fewer_secrets_were_known(path):
         outer("DB_PASSWORD is another")
 
 
+def recorded_when_fewer_secrets_were_known(path, *texts):
+    with record(path, redact=Redaction(defaults=False)):
+        for text in texts:
+            call(text)
+    path.write_text(path.read_text().replace(',"redact":{"defaults":false}', ""))
+    assert "hunter2" in path.read_text()
+
+
+def test_no_divergence_shows_a_secret_that_was_recorded_when_fewer_were_known(path):
+    recorded_when_fewer_secrets_were_known(path, "DB_PASSWORD=hunter2 once", "DB_PASSWORD=hunter2 twice")
+    with pytest.raises(DivergenceError, match="Nearest is step 0") as other, replay(path):
+        call("another text")
+    with pytest.raises(DivergenceError, match="2 recorded calls were not made") as missing, replay(path, strict=True):
+        pass
+    with pytest.raises(DivergenceError, match="too early") as early, replay(path, strict=True):
+        call("DB_PASSWORD=hunter2 twice")
+    for error in (other.value, missing.value, early.value):
+        assert "hunter2" not in f"{error} {error.expected} {error.actual}"
+        assert "[redacted]" in str(error)
+
+
+def test_a_call_that_is_not_found_does_not_have_all_recorded_ones_redacted(path, monkeypatch):
+    redacted = []
+    apply = Redaction.apply
+    monkeypatch.setattr(Redaction, "apply", lambda self, data: redacted.append(data) or apply(self, data))
+    with record(path):
+        for number in range(50):
+            call([{"text": f"turn {turn}"} for turn in range(number)])
+    with pytest.raises(DivergenceError, match="Nearest is step 40"), replay(path):
+        call([{"text": f"turn {turn}"} for turn in range(39)] + [{"text": "another"}])
+    assert len(redacted) < 5
+
+
+@pytest.mark.parametrize("text", ["DB_PASSWORD=hunter2", "DB_PASSWORD=[redacted]"])
+def test_a_call_finds_its_recording_with_the_secret_or_without_it(text, path):
+    recorded_when_fewer_secrets_were_known(path, "DB_PASSWORD=hunter2")
+    with replay(path):
+        call(text)
+
+
 HOPELESS = r"(a+)+b"
 
 
