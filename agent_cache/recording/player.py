@@ -149,7 +149,7 @@ class Player:
         """
         if "value" in outcome:
             return outcome["value"]
-        schema = call.function.chunk_schema if is_chunk else call.function.schema
+        schema = call.function.chunk_schema if is_chunk else call.schema
         line = 0 if call.index is None else call.index + 2
         try:
             return read_value(outcome, schema, self.cassette.path, line)

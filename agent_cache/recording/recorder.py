@@ -372,7 +372,7 @@ class Recorder:
             if call.usage is not None:
                 call.usage.add(value)
                 call.usage.complete(call, value)
-            self._write(call, value_outcome(value, call.function.schema, self._redaction))
+            self._write(call, value_outcome(value, call.schema, self._redaction))
         return value
 
     def _raised(self, call: ActiveCall, error: BaseException) -> None:

@@ -195,13 +195,17 @@ class _Plan:
 
 
 class Calls:
-    """Makes the script calls of writes, in commands of a bounded size. Plans of common writes are remembered."""
+    """Makes the script calls of writes, in commands of a bounded size. Plans of common writes are remembered.
+
+    Attributes:
+        cell_ttl: of cells and registries, in milliseconds.
+    """
 
     def __init__(self, transport: Transport, keyspace: Keyspace, options: Options, process: bytes) -> None:
         self._transport = transport
         self.keyspace = keyspace
         self._lease = options.lease
-        self._cell_ttl = b"%d" % int(options.cell_ttl * 1000)
+        self.cell_ttl = b"%d" % int(options.cell_ttl * 1000)
         self._process = process
         self._plans: dict[tuple[object, ...], Sequence[_Plan]] = {}
 
@@ -307,7 +311,7 @@ class Calls:
         return cells
 
     def _head(self, root: Root, period: float) -> list[bytes]:
-        return [root.prefix, self._cell_ttl, b"", b"%d" % int(period * 1000)]  # the token: see `Call.fresh_arguments`
+        return [root.prefix, self.cell_ttl, b"", b"%d" % int(period * 1000)]  # the token: see `Call.fresh_arguments`
 
 
 def _plan_key(write: WriteIntent, script: Script, *more: object) -> tuple[object, ...]:
