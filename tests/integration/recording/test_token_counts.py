@@ -38,6 +38,13 @@ ANSWERS = {
             "input_tokens_details": {"cached_tokens": 800}, "output_tokens_details": {"reasoning_tokens": 20},
         },
     }),
+    "openai responses of a gateway": (READ, {
+        "model": "m",
+        "usage": {
+            "input_tokens": 1000, "output_tokens": 50, "input_tokens_details": {"cached_tokens": 800},
+            "cache_read_input_tokens": 800,
+        },
+    }),
     "openai embeddings": (Tokens(1000), {"model": "m", "usage": {"prompt_tokens": 1000, "total_tokens": 1000}}),
     "xai, whose reasoning is in the total only": (PLAIN, {
         "model": "m",
@@ -384,6 +391,15 @@ def test_no_report_makes_a_part_larger_than_the_whole(chunks):
     tokens = counted(*chunks)
     assert all(type(count) is int and count >= 0 for count in tokens)
     assert tokens.cache_read + tokens.cache_write <= tokens.input
+    assert tokens.cache_write_1h <= tokens.cache_write
+
+
+@given(*[st.integers(0, 9)] * 4)
+def test_parts_that_exceed_the_whole_are_cut(total, read, written, hour):
+    details = {"cached_tokens": read, "cache_write_tokens": written, "ephemeral_1h_input_tokens": hour}
+    tokens = counted({"usage": {"prompt_tokens": total, "prompt_tokens_details": details}})
+    assert (tokens.input, tokens.cache_read) == (total, min(read, total))
+    assert tokens.cache_read + tokens.cache_write <= total
     assert tokens.cache_write_1h <= tokens.cache_write
 
 
