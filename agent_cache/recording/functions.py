@@ -567,8 +567,8 @@ def cached_llm_call(
     """Serve a function that calls a model from the recording, and record it where the mode allows it.
 
     Takes functions, coroutine functions and generator functions of both kinds. Tokens and model are found in what
-    OpenAI, Anthropic, Gemini, Bedrock, Cohere, Ollama, LiteLLM and LangChain return. Outside of a recording the function
-    runs unchanged; nothing is cached there.
+    OpenAI, Anthropic, Gemini, Bedrock, Cohere, Ollama, LiteLLM and LangChain return. Outside of a recording the
+    function runs unchanged; nothing is cached there.
 
     Args:
         extract_model: ``extract_model(call, answer)`` returns the model's name; `call` is
