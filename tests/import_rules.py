@@ -33,6 +33,7 @@ USERS_OF_PUBLIC_NAMES = frozenset({"integrations", "pytest_plugin", "cli", "__ma
 LEAVES: dict[str, tuple[str, ...]] = {
     "cache": ("async_cache",),  # async-cache's top-level module
     "cryptography": ("remote.codecs",),
+    "litellm": ("recording.litellm",),
     "msgspec": ("values.copies", "values.schema", "values.tagged", "recording", "cli"),
     "pytest": ("pytest_plugin", "testing.fixtures"),
     "redis": ("remote.redis", "cli"),
