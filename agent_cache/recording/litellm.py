@@ -23,6 +23,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import islice
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Protocol, Self
@@ -49,7 +50,7 @@ __all__ = [
 REPLAY_DATETIME = datetime(2026, 1, 1, tzinfo=UTC)
 """The time to give an agent whose prompts contain the time: else each run asks other questions."""
 
-_MODES = ("replay", "record")
+_MODES = ("replay", "record", "new_episodes")
 _PREVIEW = 200
 _DIGEST = 12
 _PATIENCE = 10.0
@@ -130,8 +131,9 @@ class LLMReplay:
 
     Args:
         fixture_path: a fixture, or a cassette that `to_cassette` has made.
-        mode: ``"replay"``, or ``"record"``, which calls the model. A recording replaces the entries of the calls that
-            it makes, also if their tools have changed since, and keeps the others.
+        mode: ``"replay"``; ``"record"``, which calls the model; or ``"new_episodes"``, which calls it for what is not
+            recorded. A recording replaces the entries of the calls that it makes, also if their tools have changed
+            since, and keeps the others.
         preconditions: of the environment; see `Precondition`.
         redact: as `agent_cache.recording.record` takes it.
         advice: how to record again, for errors.
@@ -147,7 +149,7 @@ class LLMReplay:
     def __init__(
         self,
         fixture_path: str | os.PathLike[str],
-        mode: Literal["replay", "record"] = "replay",
+        mode: Literal["replay", "record", "new_episodes"] = "replay",
         preconditions: Sequence[Precondition] | None = None,
         *,
         redact: Any = None,
@@ -218,14 +220,13 @@ class LLMReplay:
             CassetteError: for a recording if the path is that of a cassette.
             ImportError: if litellm is not installed.
         """
-        if self.mode == "replay":
-            if not self.fixture_path.exists():
-                raise MissingFixture(f"there is no such fixture. To record it: {self._advice}", self.fixture_path)
-            for one in self.preconditions:
-                if (snapshot := self._environment.get(one.name)) is not None:
-                    one.inject(snapshot)
-        elif _is_cassette(self.fixture_path):
+        if self.mode == "replay" and not self.fixture_path.exists():
+            raise MissingFixture(f"there is no such fixture. To record it: {self._advice}", self.fixture_path)
+        if self.mode != "replay" and _is_cassette(self.fixture_path):
             raise CassetteError("is a cassette, and this records fixtures; give another path", self.fixture_path)
+        for one in self.preconditions if self.mode != "record" else ():
+            if (snapshot := self._environment.get(one.name)) is not None:
+                one.inject(snapshot)
         _Patch.add(self)
 
     def restore(self) -> None:
@@ -233,12 +234,12 @@ class LLMReplay:
         _Patch.remove(self)
 
     def flush(self) -> None:
-        """Write what was recorded, in one step. Does nothing in a replay.
+        """Write what was recorded, in one step. Does nothing in a replay, or if nothing new was recorded.
 
         Raises:
             CassetteError: if the fixture is broken or cannot be written. The recording stays, for another `flush`.
         """
-        if self.mode != "record":
+        if self.mode != "record" and not self._pending:
             return
         captured = [
             {"kind": "environment", "name": one.name, "value": self._redaction.apply(snapshot)}
@@ -291,9 +292,12 @@ class LLMReplay:
         )
         clean = self._redacted(request)
         observed = {one.name: self._redaction.apply(one.observe(request)) for one in self.preconditions}
-        if self.mode == "replay":
-            response = self._answer(request, clean, observed)
-        else:
+        response = None if self.mode == "record" else self._answer(request, clean, observed)
+        if response is None and self.mode == "replay":
+            raise self._missing(
+                "fixture entry", request.model, _preview(clean.messages), *self._reasons(clean, observed)
+            )
+        if response is None:
             whole = {name: value for name, value in arguments.items() if name not in {"stream", "stream_options"}}
             response = await original(**whole)
             self._keep(
@@ -315,13 +319,15 @@ class LLMReplay:
         texts = given if isinstance(given, list) else [given]
         clean = self._redaction.apply(texts)
         preview = ", ".join(map(str, clean))[:_PREVIEW]
-        if self.mode == "replay":
+        found = None
+        if self.mode != "record":
             found = self._found("embedding", self.embed_key(model, clean), self.embed_key(model, texts))
-            if found is None:
-                raise self._missing("embedding fixture entry", model, preview)
+        if found is not None:
             import litellm
 
             return litellm.EmbeddingResponse(**found["response"])
+        if self.mode == "replay":
+            raise self._missing("embedding fixture entry", model, preview)
         response = await original(**arguments)
         dumped = self._redaction.apply(response.model_dump(mode="json"))
         key = self.embed_key(model, clean)
@@ -329,20 +335,23 @@ class LLMReplay:
         return response
 
     def _answer(self, request: ReplayRequest, clean: ReplayRequest, observed: dict[str, Any]) -> Any:
-        import litellm
-
+        """The recorded response; None if there is none."""
         keys = self._key(clean), self._key(request)
         found = self._found("completion", *keys) or self._found("exception", *keys)
         if found is None:
-            components = [entry["key_components"] for entry in self._entries.values() if _has_components(entry)]
-            lines = [_attribution(_components(clean), components)]
-            if observed:
-                lines.append(f"Environment of this run: {observed!r}")
-            raise self._missing("fixture entry", request.model, _preview(clean.messages), *lines)
+            return None
         if found.get("kind") == "exception":
             raise _exception(found, request.model, self.fixture_path)
         self._check_environment(found, clean, observed)
+        import litellm
+
         return litellm.ModelResponse(**found["response"])
+
+    def _reasons(self, clean: ReplayRequest, observed: dict[str, Any]) -> Iterator[str]:
+        components = [entry["key_components"] for entry in self._entries.values() if _has_components(entry)]
+        yield _attribution(_components(clean), components)
+        if observed:
+            yield f"Environment of this run: {observed!r}"
 
     def _check_environment(self, entry: Entry, clean: ReplayRequest, observed: dict[str, Any]) -> None:
         recorded = entry.get("preconditions")
@@ -616,23 +625,31 @@ def _differing(recorded: Mapping[str, Any], actual: Mapping[str, Any]) -> dict[s
 
 
 def is_fixture(path: str | os.PathLike[str]) -> bool:
-    """Whether a file is a fixture of Reyn, by its first line."""
-    entry = _first_of(path)
-    return {"key", "response"} <= entry.keys() or {"key", "cause"} <= entry.keys() or entry.get("kind") == "environment"
+    """Whether a file is a fixture of Reyn, or a cassette that was made of one, by its first lines."""
+    first, second = _first_entries(path)
+    return (
+        {"key", "response"} <= first.keys()
+        or {"key", "cause"} <= first.keys()
+        or first.get("kind") == "environment"
+        or ("agent_cache_cassette" in first and second.get("form") == _FORM)
+    )
 
 
 def _is_cassette(path: str | os.PathLike[str]) -> bool:
-    return "agent_cache_cassette" in _first_of(path)
+    return "agent_cache_cassette" in _first_entries(path)[0]
 
 
-def _first_of(path: str | os.PathLike[str]) -> Entry:
-    """The first line of a file of JSON Lines; empty for another file, or none."""
+def _first_entries(path: str | os.PathLike[str]) -> tuple[Entry, Entry]:
+    """The first two lines of a file of JSON Lines; empty if they are something else, or missing."""
+    found: list[Any] = []
     try:
         with Path(path).open("rb") as file:
-            entry = json.loads(next((line for line in file if line.strip()), b""))
+            for line in islice((line for line in file if line.strip()), 2):
+                found.append(json.loads(line))  # noqa: PERF401 - the first line counts also if the second is broken
     except (OSError, ValueError, RecursionError):
-        return {}
-    return entry if isinstance(entry, dict) else {}
+        pass
+    entries: list[Entry] = [*(entry if isinstance(entry, dict) else {} for entry in found), {}, {}]
+    return entries[0], entries[1]
 
 
 def read_fixture(path: str | os.PathLike[str]) -> list[Entry]:

@@ -374,6 +374,19 @@ async def test_two_recordings_of_one_fixture_lose_nothing(path):
         await ask("ho")
 
 
+async def test_new_episodes_are_asked_and_kept_and_the_others_answered(path):
+    with LLMReplay(path, "new_episodes"):
+        await ask("hi", "recorded")
+        await litellm.aembedding(model="text-embedding-3-small", input=["a"], mock_response=[0.1])
+    with LLMReplay(path, "new_episodes") as replay:
+        assert content(await ask("hi", "live")) == "recorded"
+        assert content(await ask("ho", "live")) == "live"
+        assert (await litellm.aembedding(model="text-embedding-3-small", input=["a"])).data[0]["embedding"] == [0.1]
+    assert len(replay.consumed_keys()) == 2
+    with LLMReplay(path):
+        assert [content(await ask(text)) for text in ("hi", "ho")] == ["recorded", "live"]
+
+
 async def test_a_replay_writes_nothing(path):
     await recorded(path, "hi")
     before = path.stat().st_mtime_ns

@@ -126,6 +126,8 @@ def test_a_fixture_is_told_from_other_files(tmp_path):
     assert is_fixture(write(tmp_path / "a.jsonl", ENTRIES[0]))
     assert is_fixture(write(tmp_path / "b.jsonl", ENTRIES[1]))
     assert is_fixture(write(tmp_path / "c.jsonl", ENTRIES[4]))
+    to_cassette(ENTRIES).save(tmp_path / "converted.jsonl")
+    assert is_fixture(tmp_path / "converted.jsonl")
     assert not is_fixture(write(tmp_path / "d.jsonl", {"agent_cache_cassette": 2}))
     assert not is_fixture(write(tmp_path / "e.jsonl"))
     assert not is_fixture(tmp_path / "missing.jsonl")
