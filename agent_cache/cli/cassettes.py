@@ -28,7 +28,8 @@ from agent_cache.cli.output import Printer, escaped, json_text, plural, print_js
 from agent_cache.errors import CassetteError, CassetteNotFound, ConfigurationError
 from agent_cache.recording import Cassette, RecordedCall, Redaction, diff_cassettes
 from agent_cache.recording.cassette import recorded_rules, redact_call
-from agent_cache.recording.cassette_file import EARLIER, digest_of, digest_of_key, is_idle
+from agent_cache.recording.cassette_file import EARLIER, digest_of, digest_of_key, is_idle, replace_file
+from agent_cache.recording.litellm import fixture_line, from_cassette, is_fixture, read_fixture, to_cassette
 from agent_cache.recording.results import problems_of
 
 __all__ = ["add_options", "run", "secret_places"]
@@ -40,6 +41,7 @@ _LONG, _SHORT = 200, 60
 _ONE_LINE = 80
 _STYLES = {"hit": "green", "shared": "green", "miss": "yellow", "write": "magenta", "blocked": "red", "llm": "cyan"}
 _KINDS = frozenset({"tool", "llm", "call", "env"})
+_SOURCES = "agentcassette (JSON) and Reyn (JSON Lines)"
 _FORMS = frozenset({"value", "typed", "any", "object", "error", "stream", "cancelled", "unencodable", "unfinished"})
 
 
@@ -94,8 +96,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--allow", action="append", default=[], metavar="NAME", help="values of this name are no secrets if random"
     )
 
-    command = add("convert", _convert, "convert cassettes of agentcassette (JSON)")
+    command = add("convert", _convert, "convert recordings of other tools, or to the fixtures of Reyn")
+    command.description = f"Convert recordings of {_SOURCES}, redacted as a recording would be."
     command.add_argument("paths", type=Path, nargs="+", metavar="SOURCE")
+    command.add_argument(
+        "--to", choices=("agent-cache", "reyn"), default="agent-cache", help="reyn: calls of litellm, as its fixtures"
+    )
     command.add_argument("-o", "--output", type=Path, metavar="PATH", help="default: SOURCE with the ending .jsonl")
     command.add_argument("--force", action="store_true", help="replace an existing file")
 
@@ -550,28 +556,48 @@ def _print_secrets(printer: Printer, path: Path, found: Counter[str], verb: str)
 
 
 def _convert(options: argparse.Namespace) -> int:
-    """Convert cassettes of agentcassette, redacted as a recording would be."""
+    """Convert recordings of other tools, redacted as a recording would be; or cassettes to fixtures of Reyn."""
     if options.output is not None and len(options.paths) > 1:
         raise ConfigurationError("--output takes one SOURCE")
     printer, results = Printer(), []
     for path in options.paths:
-        cassette = _load(path)
-        if _has_our_format(path):
-            raise CassetteError("is a cassette of agent-cache already", path)
+        cassette = _load(path) if options.to == "reyn" else _load_other(path)
         target = options.output or path.with_suffix(".jsonl")
         if target.exists() and not options.force:
-            raise CassetteError("exists already; --force replaces it", target)
+            raise CassetteError("exists already; --force replaces it, --output gives another path", target)
         rules = _rules(cassette)
         found = _secrets(cassette, rules)
-        _rewrite(cassette, target, rules)
-        results.append({"path": str(path), "target": str(target), "calls": len(cassette), "redacted": dict(found)})
+        if options.to == "reyn":
+            cassette.steps = _RewrittenCalls(cassette, rules, frozenset())
+            entries = from_cassette(cassette)
+            count = len(entries)
+            replace_file(target, map(fixture_line, entries))
+        else:
+            count = len(cassette)
+            _rewrite(cassette, target, rules)
+        results.append({"path": str(path), "target": str(target), "calls": count, "redacted": dict(found)})
         if not options.json:
-            printer.line(f"{path} -> {target}  {len(cassette)} calls")
+            printer.line(f"{path} -> {target}  {count} calls")
             if found:
                 _print_secrets(printer, target, found, "redacted")
     if options.json:
         print_json({"cassettes": results})
     return 0
+
+
+def _load_other(path: Path) -> Cassette:
+    """The recording of another tool, as a cassette.
+
+    Raises:
+        CassetteError: if it is none, or a cassette already.
+    """
+    is_ours = path.is_file() and _has_our_format(path)
+    if not is_ours and is_fixture(path):
+        return to_cassette(read_fixture(path), path)
+    cassette = _load(path)
+    if is_ours:
+        raise CassetteError("is a cassette of agent-cache already", path)
+    return cassette
 
 
 # verify

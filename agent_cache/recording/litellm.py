@@ -41,6 +41,7 @@ __all__ = [
     "Precondition",
     "PreconditionMismatch",
     "ReplayRequest",
+    "fixture_line",
     "from_cassette",
     "is_fixture",
     "read_fixture",
@@ -252,7 +253,7 @@ class LLMReplay:
         try:
             path, new = self.fixture_path, [*captured, *self._pending.values()]
             for entry in (*_kept(read_fixture(path) if path.exists() else (), new), *new):
-                file.append(_line(entry))
+                file.append(fixture_line(entry))
         except BaseException as error:
             file.discard()
             if isinstance(error, OSError):
@@ -716,7 +717,8 @@ def _group(entry: Entry) -> str:
     return _canonical([components.get(part) for part in ("model", "tool_choice", "messages")])
 
 
-def _line(entry: Entry) -> bytes:
+def fixture_line(entry: Entry) -> bytes:
+    """The line of an entry."""
     return json.dumps(entry, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n"
 
 
