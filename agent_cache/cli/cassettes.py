@@ -28,7 +28,14 @@ from agent_cache.cli.output import Printer, escaped, json_text, plural, print_js
 from agent_cache.errors import CassetteError, CassetteNotFound, ConfigurationError
 from agent_cache.recording import Cassette, RecordedCall, Redaction, diff_cassettes
 from agent_cache.recording.cassette import recorded_rules, redact_call
-from agent_cache.recording.cassette_file import EARLIER, digest_of, digest_of_key, is_idle, replace_file
+from agent_cache.recording.cassette_file import (
+    EARLIER,
+    StoredCalls,
+    digest_of,
+    digest_of_key,
+    is_idle,
+    replace_file,
+)
 from agent_cache.recording.litellm import fixture_line, from_cassette, is_fixture, read_fixture, to_cassette
 from agent_cache.recording.results import problems_of
 
@@ -645,6 +652,9 @@ def _findings(path: Path, allowed: frozenset[str]) -> tuple[list[dict[str, Any]]
         add("structure", 0, "the recording was killed: the trailer is missing, and calls may be missing too")
     elif cassette.trailer is not None and cassette.trailer.calls != len(cassette):
         add("structure", 0, f"the trailer counts {cassette.trailer.calls} calls, but the file has {len(cassette)}")
+    if isinstance(cassette.steps, StoredCalls):
+        for message in cassette.steps.table_problems():
+            add("structure", 0, message)
     ids = {call.id for call in cassette}
     rules = _rules(cassette)
     has_lines = _has_our_format(path)  # a document of agentcassette does not have one line for each call

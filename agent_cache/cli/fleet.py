@@ -510,7 +510,7 @@ async def stats(options: argparse.Namespace) -> int:
                     counts_of(root).update(entries=1, bytes=entry.size, current=entry.is_current)
             for cell in batch["cells"]:
                 counts_of(_root_of(cell))["entities"] += _name_of(cell).startswith(b"T")
-            numbers = await server.look_up(("ZCARD", registry) for registry in registries)
+            numbers = await server.look_up(("ZCOUNT", registry, "(0", "+inf") for registry in registries)
             for registry, number in zip(registries, numbers, strict=True):
                 counts_of(_root_of(registry))["writers"] += number or 0
             reports = await server.look_up(("GET", heartbeat) for heartbeat in heartbeats)

@@ -8,7 +8,7 @@ overlaps marks the outer one at once: see `engine.runtime.Flight.dependents`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence, Set
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
@@ -177,10 +177,16 @@ class Inherited:
 
     def trust_beside(self, trust: Trust | None) -> Trust | None:
         """Gives the clock reading until which all tiers behind the reads are trusted, and those behind the load."""
-        trusts = tuple(dict.fromkeys((*(() if trust is None else (trust,)), *self.trusts)))
+        trusts: Collection[Trust] = dict.fromkeys((*(() if trust is None else (trust,)), *self.trusts))
+        if len(trusts) > 1:  # each hit asks them all
+            for tier in dict.fromkeys(tier for tiers in self.trusts.values() for tier in tiers):
+                merge = getattr(tier, "merge_trusts", None)
+                if merge is not None:
+                    trusts = merge(trusts)
+        trusts = tuple(trusts)
         if len(trusts) < 2:
             return trusts[0] if trusts else None
-        return lambda: min(each() for each in trusts)
+        return lambda: min([each() for each in trusts])
 
     def is_trusted(self) -> bool:
         """Whether writes of other processes to what the reads depend on would be known by now."""

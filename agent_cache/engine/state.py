@@ -11,6 +11,7 @@ import logging
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Coroutine, Iterable, Iterator
+from contextvars import Context
 from itertools import chain, islice
 from time import perf_counter, sleep
 from typing import Any, Protocol, TypeVar
@@ -400,7 +401,8 @@ def _in_turns(*work: Any) -> bool:
     if queue is None:
         queue = deque()
         _garbage[loop] = weakref.ref(queue)
-        loop.call_soon(_free_a_slice, loop, queue, _emptied(queue))
+        # In an empty context: that of this call would keep its session alive, which may end before the work does.
+        loop.call_soon(_free_a_slice, loop, queue, _emptied(queue), context=Context())
     queue.extend(work)
     return True
 

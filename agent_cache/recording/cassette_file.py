@@ -231,7 +231,6 @@ def digest_of_key(name: str, key: str) -> bytes:
 EARLIER = "1"
 """The `form` of calls that version 1 of the format has recorded."""
 
-_T = TypeVar("_T")
 _C = TypeVar("_C", bound=RecordedCall)
 _Unread: TypeAlias = dict[str, msgspec.Raw]
 
@@ -411,7 +410,10 @@ class StoredCalls(Sequence[RecordedCall]):
         self._starts = array("Q")
         self._sizes = array("L")
         self._line_numbers = array("L")
-        self._times = array("q")
+        self._started_ms = array("d")
+        self._duration_ms = array("d")
+        self._has_tables = False
+        self._time_count = 0
         self._with_prefix: set[int] = set()
         self._index_of: Callable[[int], int] | None = None
         self._prefixes = PrefixReader()
@@ -425,7 +427,7 @@ class StoredCalls(Sequence[RecordedCall]):
             ValueError: as `Outline.add`.
         """
         if self.is_earlier and not call.form:
-            msgspec.structs.force_setattr(call, "form", EARLIER)
+            _set(call, "form", EARLIER)
         self.outline.add(call)
         if call.prefix:
             self._with_prefix.add(len(self._starts))
@@ -439,12 +441,38 @@ class StoredCalls(Sequence[RecordedCall]):
         Raises:
             ValueError: if a number does not fit into 64 bits.
         """
+        self._has_tables, self._time_count = True, len(times)
         try:
             self.outline.order = array("q", order)
             if len(times) == len(self):
-                self._times = array("q", [number for pair in times for number in pair])
+                self._started_ms = array("d", [started / 1000 for started, _ in times])
+                self._duration_ms = array("d", [duration / 1000 for _, duration in times])
         except OverflowError:
             raise ValueError("one of its numbers is out of range") from None
+
+    def table_problems(self) -> Iterator[str]:
+        """What the trailer says about calls that are not these, which a replay ignores."""
+        if not self._has_tables or self.is_earlier or self.outline.is_log:
+            return
+        if self._time_count != len(self):
+            yield f"the trailer has the times of {self._time_count} calls, but the file has {len(self)}"
+        events, ids = self.outline.order, frozenset(self.outline.ids)
+        if not events:
+            return
+        running: set[int] = set()
+        ended: set[int] = set()
+        for event in events:
+            if abs(event) not in ids:
+                yield f"the order in the trailer names call {abs(event)}, which is missing"
+            elif event in running or event in ended or (event < 0 and -event not in running):
+                yield f"the order in the trailer has call {abs(event)} twice, or its end before its start"
+            elif event > 0:
+                running.add(event)
+            else:
+                running.remove(-event)
+                ended.add(-event)
+        if len(ended) < len(ids):
+            yield f"the order in the trailer is without the end of call {min(ids - ended)}"
 
     def __len__(self) -> int:
         return len(self._starts)
@@ -458,9 +486,8 @@ class StoredCalls(Sequence[RecordedCall]):
             return [self[at] for at in range(len(self))[index]]
         if index < 0:
             index += len(self)
-        if index in self._with_prefix:
-            return self._decoded(index, encode(self.line(index)), _call_decoder)
-        return self._timed(index, self._decoded(index, self._raw(index), _call_decoder))
+        line = encode(self.line(index)) if index in self._with_prefix else self._raw(index)
+        return self._decoded(index, line, _call_decoder)
 
     def line(self, index: int) -> CallLine:
         """The line of a call, with the beginnings of its lists.
@@ -479,7 +506,7 @@ class StoredCalls(Sequence[RecordedCall]):
             _set(line, part, msgspec.Raw(data))
         if line.prefix:
             _set(line, "prefix", {})
-        return self._timed(index, line)
+        return line
 
     def _part(self, part: str, number: int) -> tuple[bytes, Prefixes]:
         """A part of a call as it is written."""
@@ -491,18 +518,16 @@ class StoredCalls(Sequence[RecordedCall]):
         line = self._decoded(index, self._raw(index), _line_decoder)
         return bytes(getattr(line, part)), line.prefix
 
-    def _decoded(self, index: int, line: bytes, decoder: msgspec.json.Decoder[_T]) -> _T:
+    def _decoded(self, index: int, line: bytes, decoder: msgspec.json.Decoder[_C]) -> _C:
         try:
-            return decoder.decode(line)
+            call = decoder.decode(line)
         except msgspec.DecodeError as error:
             raise CassetteError(f"this line is broken: {error}", self.path, self._line_numbers[index]) from error
-
-    def _timed(self, index: int, call: _C) -> _C:
-        if self.outline.earlier[index]:
-            msgspec.structs.force_setattr(call, "form", EARLIER)
-        if self._times:
-            _set(call, "started_ms", self._times[2 * index] / 1000)
-            _set(call, "duration_ms", self._times[2 * index + 1] / 1000)
+        if self._started_ms:
+            _set(call, "started_ms", self._started_ms[index])
+            _set(call, "duration_ms", self._duration_ms[index])
+        elif self.is_earlier and not call.form:
+            _set(call, "form", EARLIER)
         return call
 
     def _raw(self, index: int) -> bytes:
@@ -849,7 +874,7 @@ class PartialFile:
         Raises:
             OSError: if it cannot be written, such as on a full disk.
         """
-        if not self._is_own_process():
+        if os.getpid() != self._process:
             return
         done = os.write(self._descriptor, line)
         while done < len(line):

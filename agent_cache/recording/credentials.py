@@ -23,7 +23,7 @@ import math
 import re
 from collections.abc import Callable, Iterator
 from importlib.resources import files
-from itertools import islice
+from itertools import islice, pairwise
 from urllib.parse import quote, unquote
 
 import msgspec
@@ -96,7 +96,6 @@ _HARMLESS = frozenset({
 })  # fmt: skip
 
 
-@functools.lru_cache(4096)
 def kind_of_name(name: str) -> NameKind:
     """What a name of a value says about it, apart from what the user has named.
 
@@ -104,8 +103,12 @@ def kind_of_name(name: str) -> NameKind:
     are names of secrets. So are names that end in one, such as `DB_PASSWORD`; `input_tokens` and `next_page_token` do
     not.
     """
-    if len(name) > _LONGEST_NAME:
-        return NameKind.NONE
+    is_one = len(name) <= _LONGEST_NAME and _STEM.search(squash(name)) is not None
+    return _kind_with_stem(name) if is_one else NameKind.NONE
+
+
+@functools.lru_cache(4096)
+def _kind_with_stem(name: str) -> NameKind:
     squashed = squash(name)
     if squashed in _SQUASHED_NAMES:
         return NameKind.SECRET
@@ -174,6 +177,11 @@ def is_secret_value(kind: NameKind, name: str, value: str) -> bool:
     if low.endswith("token"):
         return len(value) >= _SHORTEST_SECRET
     return len(value) >= _SHORTEST_SECRET and looks_random(value) and not value[0].isdigit()
+
+
+def names_command(word: str) -> bool:
+    """Whether this is a command that takes a secret as the value of an option without a name, such as ``-p``."""
+    return word.rpartition("/")[2] in _COMMAND_NAMES
 
 
 def looks_random(value: str) -> bool:
@@ -313,6 +321,7 @@ _HEADERS = frozenset({"authorization", "proxyauthorization", "cookie", "setcooki
 # Each name of a secret has one of these in it. Looking for them and not for names is four times as fast.
 _STEMS = (b"amz", b"auth", b"bearer", b"connection", b"cookie", b"cred", b"goog", b"jwt", b"key", b"pass", b"pwd",
           b"secret", b"sig", b"token")  # fmt: skip
+_STEM = re.compile(b"|".join(_STEMS).decode())
 _NAME_CHARACTERS = frozenset(_TOKEN_CHARACTERS.decode() + ".$")
 _NAME = re.compile(r"(?<![\w.$-])[\w$.-]++")
 _TWO_WORDS = re.compile(r"(?:api|access|secret|private|auth|client|bearer|refresh|session) \Z", re.IGNORECASE)
@@ -334,11 +343,14 @@ _NAMED_AFTER = re.compile(
 _ELEMENT_AFTER = re.compile(r"(?:\s[^<>]*+)?>(?:<!\[CDATA\[)?+(?P<value>[^<>\]]++)(?=</|\]\]>)")
 _ELEMENT_BEFORE = re.compile(r"<(?:\w++:)?\Z")
 _ARGUMENT = re.compile(r"[ \t]++(?P<quote>\\*[\"'])?+(?P<value>(?!-)[^\s\"'\\]++)(?P<after>[ \t]*+[\w(]?)")
+_NEXT_IN_LIST = re.compile(r"\\*[\"']\s*+,\s*+b?(?P<quote>\\*[\"'])(?!-)")
 _ENV_BEFORE = re.compile(r"(?:^|\n)[ \t]*+(?:ENV|ARG|setx)[ \t]++\Z")
 _LOGIN = re.compile(
-    r"(?<![\w-])(?:-u|--user|-U|--proxy-user)[= \t]*+(?:\\*[\"'])?+[^\s:\"'\\]++:(?P<value>[^\s\"'\\]++)"
+    r"(?<![\w-])(?:-u|--user|-U|--proxy-user)(?:\\*[\"']\s*+,\s*+b?|[= \t]++)?+(?:\\*[\"'])?+"
+    r"[^\s:\"'\\]++:(?P<value>[^\s\"'\\]++)"
 )
 _LOGIN_BEFORE = re.compile(r"\b(?:login|user)\s++\S++\s++\Z")
+_OPTION = re.compile(r"--?[A-Za-z][\w.-]*\Z")
 _SCREAMING = re.compile(r"[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+\Z")
 _SECTION = re.compile(r"^\[[\w. :\"'-]++\][ \t]*+\r?$", re.MULTILINE)
 _INTRODUCTION = re.compile(
@@ -350,6 +362,7 @@ _ALONE = re.compile(r"[^\s\"'`<>\\]++")
 _IN_CODE = re.compile(r"[^\s\"'`&,;<>\\)}\]]++")
 _AND_MORE_CODE = re.compile(r"[ \t]++(?:or|if|and|else|for|in|is|not)\b|[ \t]*+[+*%]")
 _LINE = re.compile(r"[^\r\n\"'\\]++")
+_FIRST_WORD = re.compile(r"[^\s\"'\\]*[^\s\"'\\.,;]")
 # The rest of a line after a name, if it is neither a word of a sentence nor a type.
 _ONE_WORD = re.compile(
     r"(?P<word>(?=\S*[^\sa-z]|\S{16})[^\s\"'\\,;(){}<>\[\]]{6,})[ \t]*+(?:#[^\r\n]*+)?(?=[\r\n]|\Z)", re.IGNORECASE
@@ -357,6 +370,27 @@ _ONE_WORD = re.compile(
 _ANY_WORD = re.compile(r"(?P<word>[^\s\"'\\]++)[ \t]*+(?:#[^\r\n]*+)?(?=[\r\n]|\Z)")
 _NEXT_LINE = re.compile(r"\s++(?P<value>\S++)")
 _BLOCK = re.compile(r"[|>][+-]?[ \t]*+\r?\n(?P<indent>[ \t]++)(?P<word>[^\r\n]*+(?:\r?\n(?P=indent)[^\r\n]*+)*+)")
+
+# What people write about a secret: "the password for the database is x", "my API key: x".
+_SAID = re.compile(
+    r"(?:(?P<mark>[*_`]{0,3}+)(?:[ ](?:for|of|on)(?:[ ][\w.@-]{1,30}){1,4}?)?"
+    r"(?P<sign>'s|[ ](?:is|was)(?:[ ](?:now|set[ ]to))?:?"
+    r"|[ ](?:(?:changed|reset|set|updated)[ ])?to:?|(?P<dash>[ ]?[:-][*_]{0,2}+)))?"
+    r"[ ]{1,2}+(?P<quote>[`\"'*]{0,3}+)(?P<value>[^\s`\"'*]{6,200}+)(?P<after>[`\"'*]?)"
+)
+_OWNER_BEFORE = re.compile(
+    r"(?:\b(?:my|our|your|his|her|their|the)[ ](?:[\w-]{1,20}[ ]){0,2}|[*_]{2})\Z", re.IGNORECASE
+)
+_DERIVED_BEFORE = re.compile(r"\b(?:encoded|encrypted|hashed)[ ]\Z", re.IGNORECASE)
+_MIXED = re.compile(r"(?=[^a-z]*[a-z])(?=\D*\d)[\w.!?@#$%^&+~/=-]++\Z", re.IGNORECASE)
+# Words with digits that are said of a password, and are none: how it is written, what type it has.
+_OF_SECRETS = re.compile(
+    r"(?:aes|argon|base|bcrypt|char|ed|es|float|hs|http|int|md|oauth|pbkdf|rs|rsa|scrypt|sha|str|tls|u|uint|utf|v|varchar|x)"
+    r"[-_]?\d|\d[\d.,:/-]*[a-z-]{1,12}\Z|[\w.-]+@[\w-]+\.",
+    re.IGNORECASE,
+)
+_SAID_SHORT = frozenset({"passcode", "passphrase", "passwd", "password", "pwd"})
+_SHORTEST_SAID = 16
 
 # Texts around what no name introduces
 
@@ -366,21 +400,46 @@ _BLOCKS = re.compile(
 _SCHEME = re.compile(r"(?P<kept>\b(?:bearer|basic)[ \t]++)(?P<value>[a-z0-9._~+/=-]{8,})", re.IGNORECASE)
 _PASSWORD_IN_URL = re.compile(r"(?P<kept>://[^\s/:@\"'\\<>]*+:)(?P<value>[^\s/\"'\\<>]*[^\s/\"'\\<>@])(?=@)")
 _TOKEN_IN_URL = re.compile(r"(?P<kept>://)(?P<value>[\w~.-]{20,})(?=@)")
+# An address of a server without a scheme: alone, or in quotes. What people search mail by looks like it.
+_LOGIN_AT = re.compile(
+    r"(?:(?<=[\"'])|\A)(?P<kept>(?!(?:acct|from|to|b?cc|e?-?mail(?:to)?|npm|jsr|sips?|xmpp|workspace):)[A-Za-z][\w.+-]{0,63}+:)"
+    r"(?P<value>[^\s/@\"'\\<>]{1,128}+)(?=@(?:localhost|[\w-]{1,63}(?:\.[\w-]{1,63}){1,8}|\[[0-9a-f:.]{2,45}\])(?::\d{1,5})?(?:[\"'\\]|\Z))",
+    re.IGNORECASE,
+)
+_NETLOC_BEFORE = re.compile(r"\bnetloc\\*[\"']?[ ]?[=:][ ]?b?\\*[\"']\Z")
 _HOOK = re.compile(
     r"(?P<kept>hooks\.slack\.com/(?:services|workflows|triggers)/|discord(?:app)?\.com/api/(?:v\d+/)?webhooks/\d+/"
     r"|webhook\.office\.com/webhookb2/|hooks\.zapier\.com/hooks/catch/|maker\.ifttt\.com/trigger/[\w-]+/(?:json/)?with/key/"
     r"|api\.telegram\.org/(?:file/)?bot)(?P<value>[^\s\"'<>\\?#]+)",
     re.IGNORECASE,
 )
+# What pydantic writes of a value that it refuses, and the line before that has its place.
+_INPUT = re.compile(r"input_value=(?P<value>[^\n]{1,400}?)(?=, input_type=)")
+_REFUSED = re.compile(r"(?:^|\n|\\n)(?P<place>[^\s\\][^\n\\]*)(?:\r?\n|\\n)[ ]{2}[^\n]*\[type=\w+, \Z")
+_CUT = re.compile(r"(?P<begin>\.\.\.(?:\s*[\"'])?)(?P<value>[^\s\"']{6,}+)(?P<end>[\"'][}\])]*)\Z")
+_LONGEST_PLACE = 1_000
+# The same in the list of its errors: ``{'type': ..., 'loc': ('db', 'password'), 'msg': ..., 'input': 'x'}``.
+_INPUT_BESIDE = re.compile(r"[\"']input\\*[\"']: ?\\*(?P<quote>[\"'])(?P<value>[^\"'\\\n]++)")
+_PLACE_BEFORE = re.compile(r"[\"']loc\\*[\"']: ?[(\[](?P<place>[^()\[\]\n]{1,300})[)\]]")
 _DELIMITERS = " \t\r\n\"'<>\\"
 _REST_OF_WORD = re.compile(r"[^ \t\r\n\"'<>\\]*+")
 _ESCAPE = re.compile(r"%[0-9A-Fa-f]{2}")
 _SHORTEST_HOOK = 12
+# What stands between two arguments: blanks, or what a list of them is written with.
+_GAP = r"(?:[ \t]++|\\*[\"']\s*+,\s*+b?\\*[\"'])"
+_BETWEEN = r"[^\n|;&]{0,120}?"
 _COMMAND = re.compile(
-    r"(?:sshpass[ \t]++-p[ \t]*+|(?:redis|valkey)-cli\b[^\n|;&]{0,120}?[ ]-a[ \t]++|login\b[^\n|;&]{0,120}?[ ]-p[ \t]++"
-    r"|mysql(?:dump|admin)?[ ](?:[^\n|;&]{0,120}?[ ])?-p)(?:\\*[\"'])?+(?P<value>[^\s\"'\\]++)"
+    rf"(?:sshpass{_GAP}-p{_GAP}?+|(?:redis|valkey)-cli\b{_BETWEEN}(?<=[ \"'])-a{_GAP}"
+    rf"|login\b{_BETWEEN}(?<=[ \"'])-p{_GAP}"
+    rf"|mongo(?:sh|dump|restore|export|import)?\b{_BETWEEN}(?<=[ \"'])-p{_GAP}|sqlcmd\b{_BETWEEN}(?<=[ \"'])-P{_GAP}"
+    rf"|(?:mysql|mariadb)(?:dump|admin)?{_GAP}(?:{_BETWEEN}(?<=[ \"']))?-p)(?:\\*[\"'])?+(?P<value>[^\s\"'\\]++)"
 )
-_COMMANDS = (b"sshpass", b"redis-cli", b"valkey-cli", b"login", b"mysql")
+_COMMANDS = (b"sshpass", b"redis-cli", b"valkey-cli", b"login", b"mysql", b"mariadb", b"mongo", b"sqlcmd")
+_COMMAND_NAMES = frozenset({
+    "curl", "login", "mariadb", "mariadb-admin", "mariadb-dump", "mongo", "mongodump", "mongoexport", "mongoimport",
+    "mongorestore", "mongosh", "mysql", "mysqladmin", "mysqldump", "redis-cli", "sqlcmd", "sshpass", "valkey-cli",
+})  # fmt: skip
+_BLANKS = str.maketrans(dict.fromkeys(" \t\r\n\"'\\", "\x00"))
 _HOOKS = (b"hooks.slack.com", b"discord", b"webhook.office.com", b"hooks.zapier.com", b"maker.ifttt.com",
           b"api.telegram.org")  # fmt: skip
 _EXAMPLES = frozenset({"pass", "passwd", "password", "pwd"})
@@ -418,13 +477,15 @@ class TextSearch:
             (_HOOKS, _HOOK, self._replace_hook),
             ((b"-----begin",), _BLOCKS, self._replacement_of),
             (_COMMANDS, _COMMAND, self._replace_argument),
+            ((b"input_value=",), _INPUT, self._replace_input),
+            ((b"'input", b'"input'), _INPUT_BESIDE, self._replace_input_beside),
             ((b"bearer", b"basic"), _SCHEME, self._replace_random),
             *(((start,), _compiled(pattern), self._replacement_of) for start, pattern in _mixed_forms()),
         ]
 
     def without_credentials(self, text: str, depth: int) -> str:
         """The same text without known forms of credentials, values of names of secrets, and encoded ones of both."""
-        if _ASSIGNING.search(text):
+        if " " in text or _ASSIGNING.search(text):  # a name and its value, or a sentence about them
             text = self._without_assigned(text)
         if self._has_forms:
             text = self._without_forms(text)
@@ -434,6 +495,30 @@ class TextSearch:
             if len(text) >= _SHORTEST_WHOLE_BASE64:
                 text = self._without_base64(text, depth)
         return text
+
+    def without_arguments(self, words: list[str]) -> list[str]:
+        """The same command, given as the list of its arguments, without the values of options that have secrets."""
+        cleaned = words.copy()
+        for at, (option, value) in enumerate(pairwise(words)):
+            if option[:1] == "-" and value[:1] != "-" and not (value.isalpha() and value.isupper()):
+                kind = self._kind_of(option.lstrip("-")) if _OPTION.match(option) else NameKind.NONE
+                if kind is not NameKind.NONE and is_secret_value(kind, option, value):
+                    cleaned[at + 1] = self._replacement
+        if self._has_forms and any(names_command(word) for word in words):
+            line = " ".join(word.translate(_BLANKS) for word in cleaned)
+            found = _LOGIN.sub(self._replace_login, line) if "curl" in line else line
+            found = _replaced(found, _lowered(found), _COMMANDS, _COMMAND, self._replace_argument)
+            if found != line:
+                for at, (before, after) in enumerate(zip(line.split(" "), found.split(" "), strict=True)):
+                    if before != after:
+                        cleaned[at] = after.replace("\x00", " ")
+        return cleaned
+
+    def without_login(self, text: str) -> str:
+        """The same address of a server, ``user:password@host``, without the password."""
+        user, colon, password = text.rpartition("@")[0].partition(":")
+        is_one = bool(colon and password) and not _PLACEHOLDER.match(password)
+        return f"{user}:{self._replacement}{text[len(user) + 1 + len(password) :]}" if is_one else text
 
     def suspects(self, text: str) -> Iterator[str]:
         """Names in a text whose values may be secrets."""
@@ -449,6 +534,8 @@ class TextSearch:
         if "://" in text and "@" in text:
             text = _replaced(text, _lowered(text), (b"://",), _PASSWORD_IN_URL, self._replace_password)
             text = _replaced(text, _lowered(text), (b"://",), _TOKEN_IN_URL, self._replace_random)
+        if "@" in text and ":" in text:
+            text = _LOGIN_AT.sub(self._replace_login_at, text)
         if len(text) < _SHORTEST_FORM:
             return text
         low = _lowered(text)
@@ -485,10 +572,41 @@ class TextSearch:
     def _replacement_of(self, _match: re.Match[str]) -> str:
         return self._replacement
 
+    def _replace_input(self, match: re.Match[str]) -> str:
+        value, begin = match["value"], match.start()
+        place = _REFUSED.search(match.string[max(0, begin - _LONGEST_PLACE) : begin])
+        names = () if place is None else [name for name in place["place"].split(".") if not name.isdigit()]
+        if names and self._kind_of(names[-1]):
+            bare = value[1:-1] if value[0] in "\"'" else value
+            is_one = value[0] not in "{[(" and is_secret_value(self._kind_of(names[-1]), names[-1], bare)
+            if is_one and bare not in ("", "None", "True", "False"):
+                return match[0].replace(bare, self._replacement)
+        # What it leaves out in the middle may be the name of what stands at the end.
+        cut = _CUT.search(value)
+        if cut is not None and looks_random(cut["value"]):
+            return match[0][: len("input_value=") + cut.start("value")] + self._replacement + cut["end"]
+        return match[0]
+
+    def _replace_input_beside(self, match: re.Match[str]) -> str:
+        before = match.string[max(0, match.start() - _LONGEST_PLACE) : match.start()]
+        begin = max(before.rfind("'loc"), before.rfind('"loc'))
+        place = _PLACE_BEFORE.match(before, begin) if begin >= 0 else None
+        names = re.findall(r"[\"']([^\"'\\]++)", place["place"]) if place is not None else []
+        name = next((one for one in reversed(names) if one.strip(", ")), "")
+        kind = self._kind_of(name)
+        is_one = kind is not NameKind.NONE and is_secret_value(kind, name, match["value"])
+        return match[0][: -len(match["value"])] + self._replacement if is_one else match[0]
+
     def _replace_password(self, match: re.Match[str]) -> str:
         value = match["value"]
         is_example = _PLACEHOLDER.match(value) is not None or value.lower() in _EXAMPLES
         return match[0] if is_example else f"{match['kept']}{self._replacement}"
+
+    def _replace_login_at(self, match: re.Match[str]) -> str:
+        value, before = match["value"], match.string[max(0, match.start() - 20) : match.start()]
+        is_one = looks_random(value) or _NETLOC_BEFORE.search(before) is not None
+        is_one = is_one and _PLACEHOLDER.match(value) is None
+        return f"{match['kept']}{self._replacement}" if is_one else match[0]
 
     def _replace_random(self, match: re.Match[str]) -> str:
         value = match["value"]
@@ -541,7 +659,30 @@ class TextSearch:
             yield begin - (len(two[0]) if two else 0), last
 
     def _value_span(self, text: str, begin: int, end: int, name: str, kind: NameKind) -> tuple[int, int] | None:
-        """Where the value stands that is assigned to the name of a secret; None if it is none."""
+        """Where the value stands that is assigned to the name of a secret, or said of it; None if it is none."""
+        span = self._written_span(text, begin, end, name, kind)
+        return self._said_span(text, begin, end, name) if span is None and kind is NameKind.SECRET else span
+
+    def _said_span(self, text: str, begin: int, end: int, name: str) -> tuple[int, int] | None:
+        """The value in a sentence about a secret. It has letters and digits; a sentence has other words, too."""
+        match = _SAID.match(text, end)
+        if match is None or not self._has_forms or "cookie" in name.lower():
+            return None
+        before = text[max(0, begin - 40) : begin]
+        if _DERIVED_BEFORE.search(before) or (match["dash"] and not (match["mark"] or _OWNER_BEFORE.search(before))):
+            return None
+        value = match["value"].rstrip(".,;:!?)")
+        is_short = squash(name) in _SAID_SHORT and match["sign"] is not None
+        if len(value) < (_SHORTEST_SECRET if is_short else _SHORTEST_SAID) or not _MIXED.match(value):
+            return None
+        if _OF_SECRETS.match(value) or _PATH.match(value) or _UUID.match(value) or is_placeholder(value):
+            return None
+        if match["sign"] is None and entropy(value) <= _LEAST_ENTROPY:
+            return None
+        return match.start("value"), match.start("value") + len(value)
+
+    def _written_span(self, text: str, begin: int, end: int, name: str, kind: NameKind) -> tuple[int, int] | None:
+        """The same in a file, a program or a command."""
         before = text[max(0, begin - 40) : begin]
         if before[-1:] in ("'", '"') and "(" in before:
             match = _PAIR_AFTER.match(text, end) if _PAIR_BEFORE.search(before) else None
@@ -577,6 +718,9 @@ class TextSearch:
 
     def _argument_span(self, text: str, end: int, name: str, kind: NameKind) -> tuple[int, int] | None:
         """The argument of an option of a command, unless a sentence is about the option."""
+        match = _NEXT_IN_LIST.match(text, end)
+        if match is not None:
+            return self._quoted_span(text, match.end(), match["quote"], name, kind)
         match = _ARGUMENT.match(text, end)
         if match is None:
             return None
@@ -677,6 +821,8 @@ class TextSearch:
             value = _LINE.match(text, begin)
             if value is None or ("cookie" in squashed and "=" not in value[0].partition(" ")[0]):
                 return None
+            if "apikey" in squashed:  # one word, also where a sentence goes on
+                value = _FIRST_WORD.match(text, begin) or value
             first = _AUTHORIZATION.sub("", value[0]).strip().partition(" ")[0]
             if first == self._replacement:
                 return value.span()

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol, TypeVar, overload
+from typing import Any, Protocol, TypeVar, is_typeddict, overload
 
 from agent_cache.core.parameters import Parameter, Parameters
 from agent_cache.core.policies import checked_choice, checked_function
@@ -27,7 +27,7 @@ from agent_cache.recording.redaction import Redaction
 from agent_cache.recording.results import redact_chunks
 from agent_cache.values.annotations import Returns, annotation_of_chunks
 from agent_cache.values.arguments import earlier_arguments, is_omitted, plain_arguments
-from agent_cache.values.canonical import Default
+from agent_cache.values.canonical import Default, make_room
 from agent_cache.values.schema import Schema, schema_of
 
 __all__ = [
@@ -44,6 +44,9 @@ __all__ = [
 F = TypeVar("F", bound=Callable[..., Any])
 
 _LOG = logging.getLogger("agent_cache")
+
+_MAX_SCHEMAS = 64
+"""Of one function, for classes that its callers passed."""
 
 KINDS = ("tool", "llm", "call", "env")
 """Kinds of calls in a cassette; ``env`` is a clock, an identifier or a random number."""
@@ -98,6 +101,7 @@ class RecordedFunction:
         self.names = frozenset({name, name.rpartition(":")[2], path, path.rpartition(".")[2]}) - {""}
         self._cache_key = cache_key
         self._key = key
+        self._schemas: dict[tuple[type, ...], Schema] = {}
         every = () if self.parameters is None else self.parameters.all
         self._recorded_names = tuple(one.name for one in every if one.in_key and not one.is_receiver)
         self._sentinels = {one.name: one.default for one in every if one.is_sentinel}
@@ -119,6 +123,18 @@ class RecordedFunction:
     def schema(self) -> Schema:
         """How return values are written, by the return annotation."""
         return schema_of(Returns(self.function))
+
+    def schema_beside(self, classes: tuple[type, ...]) -> Schema:
+        """How return values are written, if they may have objects of these classes in them, which the caller passed.
+
+        So ``client.chat.completions.parse(..., response_format=City)`` returns a `City`, which no annotation names.
+        """
+        found = self._schemas.get(classes)
+        if found is None:
+            found = Schema(self.schema.annotation, classes)
+            make_room(self._schemas, _MAX_SCHEMAS)
+            self._schemas[classes] = found
+        return found
 
     @cached_property
     def chunk_schema(self) -> Schema:
@@ -218,6 +234,11 @@ def _is_plain(key: Any) -> bool:
     if type(key) in (tuple, list):
         return all(map(_is_plain, key))
     return type(key) in (str, int, float, bool, bytes, type(None))
+
+
+def _has_objects(kind: type) -> bool:
+    """Whether objects of this class are written with its name."""
+    return kind.__module__ != "builtins" and not is_typeddict(kind)
 
 
 def _is_left_out(parameter: Parameter, arguments: Mapping[str, Any]) -> bool:
@@ -356,6 +377,20 @@ class ActiveCall:
         self.chunks: list[Any] | None = None
         self.is_plain_stream = False
         self.is_awaited = False
+
+    @property
+    def schema(self) -> Schema:
+        """How what it returns is written."""
+        args, kwargs = self.passed
+        if self.tool_call is not None:
+            kwargs = self.tool_call.arguments
+        if kwargs or args:
+            classes = tuple(
+                each for each in (*args, *kwargs.values()) if issubclass(type(each), type) and _has_objects(each)
+            )
+            if classes:
+                return self.function.schema_beside(classes)
+        return self.function.schema
 
     def stream_outcome(self, end: dict[str, Any], redaction: Redaction) -> dict[str, Any]:
         """The outcome of a stream: its chunks, redacted as one text, and how it ended."""

@@ -11,12 +11,12 @@ Trio is asked only if the program has imported it.
 from __future__ import annotations
 
 import asyncio
-import heapq
 import math
 import sys
 import threading
 import types
 import weakref
+from bisect import bisect_left, insort
 from collections.abc import Awaitable, Generator, Iterator, MutableMapping
 from contextlib import contextmanager
 from contextvars import ContextVar, Token
@@ -94,20 +94,23 @@ class Lanes:
     def current(self) -> Lane:
         """The lane of the running task, or, outside of tasks, of the running context."""
         task, has_loop = _running_task()
-        found = self._found()
-        if found is not None:
-            if found.is_of(task):
-                return found
-            if found is self._first and not has_loop and threading.get_ident() == self._thread:
-                return found  # a copy of the block's context: the block waits for what runs in it
-        lane = None if task is None else self._of_task.get(task)
-        if lane is None:  # else tasks share a context
-            lane = Lane(self, self._next, 0 if found is None else found.number)
+        found = None
+        for lane in _LANES.get():
+            if lane.lanes is self:
+                if lane.is_of(task):
+                    return lane
+                if lane is self._first and not has_loop and threading.get_ident() == self._thread:
+                    return lane  # a copy of the block's context: the block waits for what runs in it
+                found = lane
+                break
+        known = None if task is None else self._of_task.get(task)
+        if known is None:  # else tasks share a context
+            known = Lane(self, self._next, 0 if found is None else found.number)
             self._next += 1
             if task is not None:
-                self._of_task[task] = lane
-        lane.enter(task)
-        return lane
+                self._of_task[task] = known
+        known.enter(task)
+        return known
 
     def begin(self) -> None:
         """Make what runs here lane 0: the block is entered."""
@@ -160,12 +163,6 @@ class Lanes:
             return
         self._watched.add(task)
         task.add_done_callback(self._note_end)
-
-    def _found(self) -> Lane | None:
-        for lane in _LANES.get():
-            if lane.lanes is self:
-                return lane
-        return None
 
     def _note_end(self, task: asyncio.Task[Any]) -> None:
         if self.is_over or task.cancelled() or task.exception() is None:
@@ -239,9 +236,9 @@ def _running_trio() -> Any:
 
 def checkpoint() -> Awaitable[None]:
     """Let other tasks run once, and be cancelled."""
-    trio = _running_trio()
-    done: Awaitable[None] = _yield_to_loop() if trio is None else trio.lowlevel.checkpoint()
-    return done
+    if "trio" in sys.modules and (trio := _running_trio()) is not None:
+        return trio.lowlevel.checkpoint()  # type: ignore[no-any-return]
+    return _yield_to_loop()
 
 
 @types.coroutine
@@ -257,7 +254,8 @@ class Turns:
     """
 
     def __init__(self) -> None:
-        self._waiting: dict[Any, tuple[list[int], dict[int, Any]]] = {}  # by event loop
+        self._in_flight: dict[Any, list[int]] = {}  # ranks, sorted, by event loop
+        self._waiting: dict[int, Any] = {}  # events, by rank
 
     async def take(self, rank: int) -> None:
         """Let other tasks run, and wait for those calls in flight in this event loop that had ended earlier.
@@ -267,20 +265,19 @@ class Turns:
         """
         trio = _running_trio()
         loop = asyncio.get_running_loop() if trio is None else trio.lowlevel.current_trio_token()
-        ranks, events = self._waiting.setdefault(loop, ([], {}))
-        heapq.heappush(ranks, rank)
-        events[rank] = None
+        ranks = self._in_flight.get(loop)
+        if ranks is None:
+            ranks = self._in_flight[loop] = []
+        insort(ranks, rank)
         try:
-            await checkpoint()
-            while ranks[0] != rank:
-                events[rank] = event = asyncio.Event() if trio is None else trio.Event()
+            await (_yield_to_loop() if trio is None else trio.lowlevel.checkpoint())
+            while ranks[0] < rank:
+                event = self._waiting[rank] = asyncio.Event() if trio is None else trio.Event()
                 await event.wait()
         finally:
-            del events[rank]
-            while ranks and ranks[0] not in events:
-                heapq.heappop(ranks)
-            if ranks and (first := events[ranks[0]]) is not None:
-                first.set()
+            del ranks[bisect_left(ranks, rank)]
+            if ranks and (event := self._waiting.pop(ranks[0], None)) is not None:
+                event.set()
 
 
 async def wait_for_cancellation(seconds: float | None) -> None:

@@ -13,6 +13,7 @@ from array import array
 from collections import Counter
 from collections.abc import Awaitable, Iterator, Sequence
 from difflib import SequenceMatcher
+from functools import cached_property
 from hashlib import blake2b
 from typing import Any
 
@@ -26,7 +27,7 @@ from agent_cache.recording.lanes import Lanes, Turns, checkpoint, wait_for_cance
 from agent_cache.recording.redaction import Redaction
 from agent_cache.recording.results import check_outcome, read_value
 from agent_cache.values.arguments import plain_arguments
-from agent_cache.values.tagged import encode_sorted
+from agent_cache.values.tagged import encode, encode_sorted
 
 __all__ = ["ROOT_PLACE", "Matcher", "Player", "described", "place_of"]
 
@@ -69,12 +70,17 @@ class Player:
         """How many recorded calls were neither answered nor enclosed by one that was."""
         return self.matcher.remaining
 
-    def find(self, call: ActiveCall) -> int | None:
-        """Index of the recorded call in the same place."""
+    def find(self, call: ActiveCall, *, is_redacted: bool) -> int | None:
+        """Index of the recorded call in the same place.
+
+        Args:
+            call: the call, with its place.
+            is_redacted: whether secrets were removed from its arguments.
+        """
         if self.matcher.has_foreign:
             self.matcher.adopt(call.function)
         index = self.matcher.find(call.place)
-        if index is None and self.matcher.redact_again(call.function):
+        if index is None and self.matcher.redact_again(call, is_redacted=is_redacted):
             index = self.matcher.find(call.place)
         return index
 
@@ -112,7 +118,7 @@ class Player:
         """Let other tasks run, as the recorded call did, and calls that had ended earlier be answered earlier."""
         assert call.index is not None
         assert call.recorded is not None
-        if _OPEN_ENDED.isdisjoint(call.recorded.outcome):
+        if self.matcher.has_overlaps and _OPEN_ENDED.isdisjoint(call.recorded.outcome):
             return self._turns.take(self.matcher.rank_of_end(call.index))
         return checkpoint()
 
@@ -124,7 +130,7 @@ class Player:
         """
         if "value" in outcome:
             return outcome["value"]
-        schema = call.function.chunk_schema if is_chunk else call.function.schema
+        schema = call.function.chunk_schema if is_chunk else call.schema
         line = 0 if call.index is None else call.index + 2
         try:
             return read_value(outcome, schema, self.cassette.path, line)
@@ -183,7 +189,7 @@ class Player:
             text += f". No call of {call.function.name} was recorded"
         elif not rule:
             state = "played already" if self.matcher.is_covered(nearest) else "not played yet"
-            text += f". Nearest is step {nearest}, {state}:\n{differences(self.cassette.steps[nearest], call)}"
+            text += f". Nearest is step {nearest}, {state}:\n{differences(self.matcher.shown(nearest), call)}"
         index = -1 if nearest is None else nearest
         return self._noted(
             DivergenceError(index, self._expected(index), _actual(call), f"{text}\n{_ADVICE}", self.cassette.path)
@@ -202,7 +208,7 @@ class Player:
             raise self._too_early(*found)
         if self.strict and self.matcher.remaining:
             index = next(iter(self.matcher.left_over()))
-            call = self.cassette.steps[index]
+            call = self.matcher.shown(index)
             text = (
                 f"{self.matcher.remaining} recorded calls were not made. The first is step {index}, "
                 f"{described(call.name, call.arguments)}"
@@ -216,7 +222,7 @@ class Player:
         return error
 
     def _too_early(self, index: int, missing: int) -> CassetteError:
-        call, first = self.cassette.steps[index], self.cassette.steps[missing]
+        call, first = self.matcher.shown(index), self.matcher.shown(missing)
         text = (
             f"{described(call.name, call.arguments)} was called too early: step {missing}, "
             f"{described(first.name, first.arguments)}, had ended before it was called when this was recorded"
@@ -228,7 +234,7 @@ class Player:
     def _expected(self, index: int) -> dict[str, Any] | None:
         if index < 0:
             return None
-        call = self.cassette.steps[index]
+        call = self.matcher.shown(index)
         return {"name": call.name, "arguments": call.arguments}
 
     def _noted(self, error: DivergenceError | ReplayExhausted) -> DivergenceError | ReplayExhausted:
@@ -263,10 +269,10 @@ class Matcher:
         self.cassette = cassette
         self._outline = cassette.outline
         self._redaction = redaction
+        self._rules = redaction.without_hook()
         self._index_of: dict[bytes, int] = {}
         self._parents = self._outline.enclosing()
         self._until = self._outline.last_overlapping()
-        self._places = array("q")  # of events, as soon as they are asked for; ends from the end
         self._children: dict[int, array[int]] = {}
         self._adopted: set[str] = set()
         self._digests = self._outline.digests
@@ -276,6 +282,7 @@ class Matcher:
         self.remaining = len(cassette)
         self.has_foreign = bool(self._outline.foreign)
         self.has_earlier = any(self._outline.earlier)
+        self.has_overlaps = self._outline.is_log or bool(self._outline.order)
         self._read_tree()
 
     def find(self, place: bytes) -> int | None:
@@ -323,7 +330,7 @@ class Matcher:
 
     def rank_of_end(self, index: int) -> int:
         """The position of a call among all calls, by their ends."""
-        return self._place(~index)
+        return self._places[~index]
 
     def until(self, index: int) -> int:
         """Index of the last call of its lane that started before it ended, other than those that it encloses."""
@@ -346,15 +353,15 @@ class Matcher:
 
     def events_of(self, indices: Sequence[int]) -> list[int]:
         """The index of each of these calls where it started, and ``~index`` where it ended, in their order."""
-        return sorted((event for index in indices for event in (index, ~index)), key=self._place)
+        return sorted((event for index in indices for event in (index, ~index)), key=self._places.__getitem__)
 
-    def _place(self, event: int) -> int:
-        """The position among all starts and ends of the start of a call, or of the end of the call ``~event``."""
-        if not self._places:
-            self._places = array("q", bytes(16 * len(self._parents)))
-            for place, one in enumerate(self._outline.events()):
-                self._places[one] = place
-        return self._places[event]
+    @cached_property
+    def _places(self) -> array[int]:
+        """The positions of calls among all starts and ends: by index that of its start, by ``~index`` of its end."""
+        places = array("q", bytes(16 * len(self._parents)))
+        for place, event in enumerate(self._outline.events()):
+            places[event] = place
+        return places
 
     def parent(self, index: int) -> int:
         """Index of the call that encloses it, -1 if there is none."""
@@ -381,19 +388,29 @@ class Matcher:
                     counts[digest] = occurrence + 1
                     self._index_of.setdefault(place_of(ROOT_PLACE, digest, occurrence), index)
 
-    def redact_again(self, function: RecordedFunction) -> bool:
-        """Index the calls of this function by the digests that they have without all that is a secret now.
+    def shown(self, index: int) -> RecordedCall:
+        """A call as an error may show it: without what is a secret now, and was none when it was recorded."""
+        call = self.cassette.steps[index]
+        arguments, key, _ = redacted_identity(call, self._rules)
+        return msgspec.structs.replace(call, arguments=arguments, key=key)
 
-        A version of this package that knew fewer secrets may have recorded them. Returns whether a digest is another.
+    def redact_again(self, called: ActiveCall, *, is_redacted: bool) -> bool:
+        """Index the calls of a function by the digests that they have without all that is a secret now.
+
+        A version of this package that knew fewer secrets may have recorded them. That takes 10 ms for each 100 KB of
+        arguments, and is done when such a call may be wanted: the first time that a call in which a secret was, or is
+        left out, is not found. Returns whether a digest is another.
         """
-        if function.name in self._redacted_again or self.has_foreign:
+        name = called.function.name
+        if name in self._redacted_again or self.has_foreign:
             return False
-        self._redacted_again.add(function.name)
-        rules = self._redaction.without_hook()
+        if not is_redacted and self._redaction.replacement.encode() not in encode([called.arguments, called.key]):
+            return False
+        self._redacted_again.add(name)
         changed: dict[int, bytes] = {}
-        for index in self.named(function.name):
+        for index in self.named(name):
             call = self.cassette.steps[index]
-            arguments, key, digest = redacted_identity(call, rules)
+            arguments, key, digest = redacted_identity(call, self._rules)
             if arguments != call.arguments or key != call.key:
                 changed[index] = digest
         if changed:
@@ -539,6 +556,8 @@ def _group(lane: int, forked: int) -> int:
 # The nearest recorded call, for errors
 
 _MAX_CANDIDATES = 200
+_MAX_COMPARED = 20_000_000
+"""Bytes of arguments, which are read and compared in 0.1 s."""
 _MAX_TEXT = 400
 _SHORT = 60
 _ABSENT = object()
@@ -547,7 +566,7 @@ _ABSENT = object()
 def nearest_to(matcher: Matcher, call: ActiveCall) -> int | None:
     """Index of the recorded call of the same name with the most equal arguments, preferably one that was not played.
 
-    None if no call of that name was recorded.
+    None if no call of that name was recorded. Of many or long calls, only the first ones are compared.
     """
     candidates = matcher.named(call.function.name) or [
         index for name in call.function.names for index in matcher.named(name)
@@ -555,16 +574,17 @@ def nearest_to(matcher: Matcher, call: ActiveCall) -> int | None:
     if len(candidates) > _MAX_CANDIDATES:
         unplayed = [index for index in candidates if not matcher.is_covered(index)]
         candidates = (unplayed or candidates)[:_MAX_CANDIDATES]
-    steps = matcher.cassette.steps
-    return max(
-        candidates,
-        key=lambda index: (
-            _similarity(steps[index].arguments, call.arguments),
-            not matcher.is_covered(index),
-            -index,
-        ),
-        default=None,
-    )
+    texts = {name: encode_sorted(value) for name, value in call.arguments.items()}
+    nearest, best, left = None, (-1.0, False), _MAX_COMPARED
+    for index in candidates:
+        others = {name: encode_sorted(value) for name, value in matcher.cassette.steps[index].arguments.items()}
+        found = _similarity(others, texts), not matcher.is_covered(index)
+        if found > best:
+            nearest, best = index, found
+        left -= sum(map(len, others.values()))
+        if left < 0:
+            break
+    return nearest
 
 
 def described(name: str, arguments: dict[str, Any]) -> str:
@@ -594,7 +614,7 @@ def differences(recorded: RecordedCall, call: ActiveCall) -> str:
     return "\n".join(lines)
 
 
-def _similarity(was: dict[str, Any], now: dict[str, Any]) -> float:
+def _similarity(was: dict[str, bytes], now: dict[str, bytes]) -> float:
     names = {*was, *now}
     if not names:
         return 1.0
@@ -605,9 +625,19 @@ def _similarity(was: dict[str, Any], now: dict[str, Any]) -> float:
     return total / len(names)
 
 
-def _text_similarity(was: Any, now: Any) -> float:
-    one, other = encode_sorted(was)[:_MAX_TEXT], encode_sorted(now)[:_MAX_TEXT]
-    return SequenceMatcher(None, one, other, autojunk=False).quick_ratio()
+def _text_similarity(was: bytes, now: bytes) -> float:
+    """The part of two texts that is the same: their beginning, and about as much of the rest as of what comes next."""
+    begin, end = 0, min(len(was), len(now))
+    while begin < end:
+        middle = (begin + end + 1) // 2
+        if was[begin:middle] == now[begin:middle]:
+            begin = middle
+        else:
+            end = middle - 1
+    after = slice(begin, begin + _MAX_TEXT)
+    ratio = SequenceMatcher(None, was[after], now[after], autojunk=False).quick_ratio()
+    longest = max(len(was), len(now))
+    return (begin + ratio * (longest - begin)) / longest
 
 
 def _short(value: Any, limit: int = _SHORT) -> str:

@@ -183,14 +183,8 @@ class Recorder:
             CassetteError: if it is not recorded, and may not run.
             ConfigurationError: if the redaction hook did not return arguments.
         """
-        first = self._functions.setdefault(function.name, function)
-        if first is not function and function.name not in _shared_names and not first.is_same(function):
-            _shared_names.add(function.name)
-            _LOG.warning(
-                "recording: there are two functions of the name %s, and a call of one is a call of the other; give "
-                "them names by name=",
-                function.name,
-            )
+        if self._functions.get(function.name) is not function:
+            self._check_name(function)
         is_known = True
         try:
             data, raw = plain_arguments(function.recorded_arguments(arguments), is_identity=key is None)
@@ -201,11 +195,12 @@ class Recorder:
                 is_known = False
             else:
                 data, raw = plain_arguments(function.recorded_arguments(arguments), is_identity=False)
-        given = data
+        given, given_key = data, key
         if self._redaction.may_change(raw):
             data = self._redacted(function, data)
         if key is not None:
             key = redact_key(key, given, data, self._redaction)
+        is_redacted = (data is not given and data != given) or key != given_key
         digest = digest_of(function.name, data) if key is None else digest_of_key(function.name, key)
         call = ActiveCall(self, function, data, key, digest)
         with self._lock:
@@ -213,13 +208,23 @@ class Recorder:
                 lane = self.lanes.current()
                 call.lane, call.forked = lane.number, lane.forked
             if self.player is not None:
-                index = self._place(call, arguments, self.player)
+                index = self._place(call, arguments, self.player, is_redacted=is_redacted)
                 if not is_known and not self.player.matcher.is_earlier(index):
                     index = None
                 self._look_up(call, index, self.player)
             if self._writer is not None and not self._writer.is_closed:
                 self._writer.start(call)
         return call
+
+    def _check_name(self, function: RecordedFunction) -> None:
+        first = self._functions.setdefault(function.name, function)
+        if first is not function and function.name not in _shared_names and not first.is_same(function):
+            _shared_names.add(function.name)
+            _LOG.warning(
+                "recording: there are two functions of the name %s, and a call of one is a call of the other; give "
+                "them names by name=",
+                function.name,
+            )
 
     def _redacted(self, function: RecordedFunction, data: dict[str, Any]) -> dict[str, Any]:
         redacted: Any = self._redaction.apply(data)
@@ -257,20 +262,22 @@ class Recorder:
         self._failure = self._failure or failure
         raise failure from error.__cause__
 
-    def _place(self, call: ActiveCall, arguments: Mapping[str, Any], player: Player) -> int | None:
+    def _place(
+        self, call: ActiveCall, arguments: Mapping[str, Any], player: Player, *, is_redacted: bool
+    ) -> int | None:
         """Find the place of a call in the recording. Returns the index of the recorded call there."""
         parent = call.parent
         counts, enclosing = (self._counts, ROOT_PLACE) if parent is None else (parent.counts, parent.place)
         occurrence = counts.get(call.digest, 0)
         call.place = place_of(enclosing, call.digest, occurrence)
-        index = player.find(call)
+        index = player.find(call, is_redacted=is_redacted)
         if index is None and not occurrence and not call.function.has_cache_key:
             for digest, is_earlier in self._other_digests(call, arguments, player):
                 index = player.matcher.find(place_of(enclosing, digest, 0))
                 if index is not None and (not is_earlier or player.matcher.is_earlier(index)):
                     call.matched, occurrence = digest, counts.get(digest, 0)
                     call.place = place_of(enclosing, digest, occurrence)
-                    index = player.find(call)
+                    index = player.matcher.find(call.place)
                     break
                 index = None
         call.occurrence = occurrence
@@ -359,21 +366,24 @@ class Recorder:
     def _returned(self, call: ActiveCall, value: Any) -> Any:
         if is_stream(value):
             return recorded_stream(call, value, self._redaction, self._stream_ended)
-        self._end_in_player(call)
+        if call.index is not None:
+            self._end_in_player(call)
         if self._writer is not None:
             if call.usage is not None:
                 call.usage.add(value)
                 call.usage.complete(call, value)
-            self._write(call, value_outcome(value, call.function.schema, self._redaction))
+            self._write(call, value_outcome(value, call.schema, self._redaction))
         return value
 
     def _raised(self, call: ActiveCall, error: BaseException) -> None:
-        self._end_in_player(call)
+        if call.index is not None:
+            self._end_in_player(call)
         if self._writer is not None:
             self._write(call, failure_outcome(error, self._redaction))
 
     def _stream_ended(self, call: ActiveCall, end: dict[str, Any], chunks: list[Any] | None) -> None:
-        self._end_in_player(call)
+        if call.index is not None:
+            self._end_in_player(call)
         if self._writer is not None:
             if call.usage is not None:
                 call.usage.complete(call, chunks or [])
@@ -396,8 +406,9 @@ class Recorder:
                 outcome["loops"] = tool_call.loops
         with self._lock:
             if self._writer is not None and not self._writer.is_closed:
-                for problem in problems_of(outcome):
-                    self._report(f"{call.function.name} {problem}")
+                if len(outcome) > 1 or "value" not in outcome:
+                    for problem in problems_of(outcome):
+                        self._report(f"{call.function.name} {problem}")
                 self._writer.end(call, outcome, source)
                 self._new_calls += 1
 

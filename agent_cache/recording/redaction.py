@@ -24,6 +24,7 @@ from agent_cache.recording.credentials import (
     is_secret_value,
     is_suspicious,
     kind_of_name,
+    names_command,
     squash,
 )
 from agent_cache.values.annotations import is_positional
@@ -39,6 +40,9 @@ _BYTES = frozenset({"$bytes", "$bytearray", "$memoryview"})
 
 _NAME_KEYS = ("name", "Name", "key", "Key")
 _VALUE_KEYS = frozenset({"value", "Value"})
+_INPUT_KEYS = frozenset({"input"})
+# The name that the standard library has for the part of a URL in which the password is.
+_NETLOC = "netloc"
 _TYPES_IN_SCHEMAS = frozenset({"array", "boolean", "integer", "null", "number", "object", "string"})
 _VALUES_IN_SCHEMAS = frozenset({"const", "default", "example", "examples"})
 
@@ -133,7 +137,8 @@ class Redaction:
         """Whether `apply` may change the data that this JSON stands for. False only if it leaves it as it is.
 
         `apply` changes names and texts one by one, and a value only under the name of a secret. So data stays as it is
-        if each string in it, taken as a text and as a name, does. Encoded bytes always count as changed.
+        if each string in it, taken as a text and as a name, does. Encoded bytes, the names of commands that take
+        secrets and of the part of a URL with the password always count as changed.
         """
         if self.hook is not None:
             return True
@@ -146,7 +151,7 @@ class Redaction:
             if string in clean:
                 continue
             text = msgspec.json.decode(b'"%b"' % string) if has_escapes else string.decode()
-            if text in _BYTES or self._kind_of(text) or self.text(text) != text:
+            if text in _BYTES or self._kind_of(text) or self._inside(text, 0) != text or self._needs_neighbours(text):
                 return True
             if len(clean) >= _MAX_REMEMBERED:
                 clean.clear()
@@ -161,7 +166,9 @@ class Redaction:
 
     def labelled(self, name: str, text: str) -> str:
         """A single text under this name, without secrets."""
-        return self.replacement if self.is_secret(name) else self.text(text)
+        if self.is_secret(name):
+            return self.replacement
+        return self._search.without_login(text) if self.defaults and name == _NETLOC else self.text(text)
 
     def suspects(self, data: Any, path: str, name: str = "") -> Iterator[tuple[str, str]]:
         """Places of plain data, and names there, whose values are not redacted and may be secrets for all that."""
@@ -191,13 +198,16 @@ class Redaction:
 
     def _inside(self, text: str, depth: int) -> str:
         """The same text, found in this many others, without secrets."""
-        data = _read_json(text)
-        if data is not None:
+        if text[:1] in _OPENING and (data := _read_json(text)) is not None:
             cleaned = self._clean(data, under_secret=False)
             return text if cleaned == data else msgspec.json.encode(cleaned).decode()
         for pattern in self._own:
             text = pattern.without(text, self.replacement)
         return self._search.without_credentials(text, depth)
+
+    def _needs_neighbours(self, text: str) -> bool:
+        """Whether what stands beside this text may be a secret because of it."""
+        return self.defaults and (text == _NETLOC or names_command(text))
 
     def _kind_of(self, name: str) -> NameKind:
         if self._own_names and squash(name) in self._own_names:
@@ -215,6 +225,8 @@ class Redaction:
         if kind is list:
             if under_secret:
                 return [self._clean(value, under_secret=True) for value in data]
+            if len(data) > 1 and all(type(one) is str for one in data):
+                data = self._search.without_arguments(data)
             return [self._clean_pair(one) if _is_pair(one) else self._clean(one, under_secret=False) for one in data]
         if under_secret and (kind is int or kind is float):
             return kind(0)
@@ -227,7 +239,7 @@ class Redaction:
             [(tag, inner)] = data.items()
             if tag in _BYTES and type(inner) is str and inner.startswith("hex:"):
                 return {tag: self._hexadecimal(inner)}
-        named = self._named_in(data) if len(data) > 1 and not under_secret and self.defaults else ""
+        named, at = self._named_in(data) if len(data) > 1 and not under_secret and self.defaults else ("", _VALUE_KEYS)
         is_token_of_text = "logprob" in data or "logprobs" in data
         cleaned: dict[str, Any] = {}
         for key, value in data.items():
@@ -238,25 +250,35 @@ class Redaction:
                 cleaned[name] = self._clean(value, under_secret=True)
             elif is_token_of_text and key == "token":
                 cleaned[name] = value
-            elif named and key in _VALUE_KEYS:
+            elif named and key in at:
                 cleaned[name] = self._clean_named(named, value)
             else:
                 cleaned[name] = self._clean_named(key, value)
         return cleaned
 
-    def _named_in(self, data: dict[str, Any]) -> str:
-        """The name of a secret that stands beside its value, as in ``{"name": "DB_PASSWORD", "value": "..."}``."""
+    def _named_in(self, data: dict[str, Any]) -> tuple[str, frozenset[str]]:
+        """The name of a secret that stands beside its value, and the keys that the value may be under.
+
+        It is ``{"name": "DB_PASSWORD", "value": "..."}``, or an error of pydantic's: ``{"loc": ["db", "password"],
+        "input": "..."}``.
+        """
         for key in _NAME_KEYS:
             name = data.get(key)
             if type(name) is str and self._kind_of(name):
-                return name
-        return ""
+                return name, _VALUE_KEYS
+        place = data.get("loc") if "input" in data else None
+        if type(place) is dict and len(place) == 1:
+            place = place.get("$tuple")
+        for name in reversed(place) if type(place) is list else ():
+            if type(name) is str:
+                return (name, _INPUT_KEYS) if self._kind_of(name) else ("", _VALUE_KEYS)
+        return "", _VALUE_KEYS
 
     def _clean_named(self, name: str, value: Any) -> Any:
         """A value under this name."""
         secret = self._kind_of(name)
         if secret is NameKind.NONE:
-            return self._clean(value, under_secret=False)
+            return self.labelled(name, value) if type(value) is str else self._clean(value, under_secret=False)
         kind = type(value)
         if kind is dict and _is_schema(value):
             return {key: self._clean(inner, under_secret=key in _VALUES_IN_SCHEMAS) for key, inner in value.items()}
@@ -415,8 +437,12 @@ def without_secret_fields(value: Any, redaction: Redaction, path: tuple[int, ...
     changes = {}
     for name in declared_names(kind) or ():
         member = getattr(value, name)
-        is_secret = redaction.is_secret(name)
-        clean = _hidden(member, redaction) if is_secret else without_secret_fields(member, redaction, path)
+        if redaction.is_secret(name):
+            clean = _hidden(member, redaction)
+        elif type(member) is str:
+            clean = redaction.labelled(name, member)
+        else:
+            clean = without_secret_fields(member, redaction, path)
         if clean is not member:
             changes[name] = clean
     if not changes:

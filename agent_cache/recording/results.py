@@ -137,7 +137,7 @@ def _written(value: Any, schema: Schema) -> tuple[str, Any, dict[str, Any]]:
     """The form of a value that is not JSON, its plain data, and marks for `problems_of`."""
     reason = ""
     for form, writer in (("typed", schema), ("any", _ANY)):
-        if form == "typed" and schema.annotation is Any:
+        if form == "typed" and schema.annotation is Any and not schema.beside:
             continue
         try:
             return form, writer.to_plain(value), {}

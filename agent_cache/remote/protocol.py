@@ -287,6 +287,10 @@ class Tier(Protocol):
 
         A ticket may have a method of this name, too, for the copies that are made under it: a tier on several servers
         trusts some roots longer than others. It is called instead of this one for tools with this tier alone.
+
+        A value whose load has made many reads is trusted as long as all of them are, and each hit asks that. So a tier
+        whose tickets have this method may have another one, ``merge_trusts(functions)``. It is given such methods, and
+        other functions that give a clock reading, and returns fewer with the same earliest reading.
         """
         ...
 

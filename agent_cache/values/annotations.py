@@ -45,7 +45,7 @@ DICTS: frozenset[type] = frozenset({dict, collections.Counter, collections.Order
 """The types of dicts that come back as themselves."""
 
 Bindings = Mapping[Any, Any]
-"""Types that stand for type variables."""
+"""Types that stand for type variables. Under `Any`, the classes that may also stand where anything may."""
 
 
 # Annotations as they are written
@@ -226,7 +226,7 @@ def _nodes_of_model(kind: Any, bound: Bindings) -> dict[str, Node]:
     base = sys.modules["pydantic"].BaseModel
     if kind.model_construct.__func__ is base.model_construct.__func__:
         return nodes
-    return {name: node | ANYTHING for name, node in nodes.items()}
+    return {name: node | _anything(bound) for name, node in nodes.items()}
 
 
 def _is_required(kind: Any, name: str, hint: Any) -> bool:
@@ -376,7 +376,7 @@ def node_of(annotation: Any, bound: Bindings = types.MappingProxyType({}), open_
     """Read an annotation. One that is not understood allows nothing that has fields of its own.
 
     Args:
-        bound: types that stand for type variables.
+        bound: see `Bindings`.
         open_: aliases that are being read; one that names itself allows anything there.
     """
 
@@ -384,11 +384,11 @@ def node_of(annotation: Any, bound: Bindings = types.MappingProxyType({}), open_
         return node_of(each, bound, open_)
 
     if annotation is Any or annotation is object or isinstance(annotation, str | typing.ForwardRef):
-        return ANYTHING
+        return _anything(bound)
     if isinstance(annotation, typing.TypeVar):
         if annotation in bound:
-            return node_of(bound[annotation], {}, open_)
-        return inner(annotation.__bound__) if annotation.__bound__ is not None else ANYTHING
+            return node_of(bound[annotation], _beside(bound), open_)
+        return inner(annotation.__bound__) if annotation.__bound__ is not None else _anything(bound)
     if hasattr(annotation, "__supertype__"):  # NewType
         return inner(annotation.__supertype__)
     if type(annotation).__name__ == "TypeAliasType":
@@ -429,6 +429,15 @@ def node_of(annotation: Any, bound: Bindings = types.MappingProxyType({}), open_
     return _node_of_class(kind, arguments, bound)
 
 
+def _beside(bound: Bindings) -> dict[Any, Any]:
+    return {Any: bound[Any]} if Any in bound else {}
+
+
+def _anything(bound: Bindings) -> Node:
+    """Anything, and objects of the classes that are given beside the annotation."""
+    return Node(anything=True, records=tuple(Record(kind, {}) for kind in bound[Any])) if Any in bound else ANYTHING
+
+
 def _node_of_class(kind: Any, arguments: tuple[Any, ...], bound: Bindings) -> Node:
     if not isinstance(kind, type):
         return Node()
@@ -439,11 +448,21 @@ def _node_of_class(kind: Any, arguments: tuple[Any, ...], bound: Bindings) -> No
         return Node(leaves=frozenset(path for path in paths if issubclass(path, kind)))
     parameters = getattr(kind, "__parameters__", ())
     if len(parameters) == len(arguments):
-        bound = {each: bound.get(given, given) for each, given in zip(parameters, arguments, strict=True)}
+        types_of = {each: bound.get(given, given) for each, given in zip(parameters, arguments, strict=True)}
     else:
-        bound = {}
-    record = Record(kind, bound)
-    return Node(dicts=(record,)) if typing.is_typeddict(kind) else Node(records=(record,))
+        types_of = {}
+    if typing.is_typeddict(kind):
+        return Node(dicts=(Record(kind, types_of | _beside(bound)),))
+    generic = getattr(kind, "__pydantic_generic_metadata__", None)
+    if not generic or generic["origin"] is None:
+        return Node(records=(Record(kind, types_of | _beside(bound)),))
+    # A model of pydantic's that is `Answer[T]` is a class of its own. Clients make objects of `Answer` where they
+    # promise others, because a class for each `T` would cost them memory.
+    origin = generic["origin"]
+    own = {each: bound[each] for each in generic["parameters"] if each in bound}
+    given = [bound.get(each, each) if isinstance(each, typing.TypeVar) else each for each in generic["args"]]
+    types_of = dict(zip(origin.__pydantic_generic_metadata__["parameters"], given, strict=False))
+    return Node(records=(Record(kind, own | _beside(bound)), Record(origin, types_of | _beside(bound))))
 
 
 def standard_type(name: str) -> type:

@@ -338,9 +338,11 @@ class _Walk:
             return {"$function": name}
         if is_model(value):
             return {"$class": [name, self.plain(value.model_json_schema())]}
-        if declared_names(value) is not None or typing.is_typeddict(value):
+        names = declared_names(value)
+        if names is not None or typing.is_typeddict(value):
             hints = getattr(value, "__annotations__", {})
-            return {"$class": [name, [[self.plain(field), self.plain(hint)] for field, hint in hints.items()]]}
+            fields = [[self.plain(field), self.plain(hint)] for field, hint in hints.items()]
+            return {"$class": [name, fields + [[field] for field in names or () if field not in hints]]}
         if issubclass(value, Enum):
             members = [[member, self.plain(one.value)] for member, one in value.__members__.items()]
             return {"$class": [name, members]}

@@ -137,6 +137,47 @@ def _model_to_data(value: Any) -> Any:
     return {name: getattr(value, name) for name in kind.__pydantic_fields__}
 
 
+def _reason(error: Exception) -> str:
+    """What is wrong with data, by the names of fields and types: a class that has changed is found by them."""
+    cause: Any = error.__cause__
+    if cause is not None and type(cause).__module__.startswith("pydantic_core"):
+        first = cause.errors(include_url=False, include_context=False, include_input=False)[0]
+        return f"{cause.title}: {'.'.join(map(str, first['loc']))}: {first['msg']}"
+    return str(error) if isinstance(error, msgspec.ValidationError) and cause is None else type(error).__name__
+
+
+def _fields_of_model(value: Any) -> Any:
+    """All that a model of pydantic's has; None for any other object."""
+    kind = type(value)
+    return {**vars(value), **(value.__pydantic_extra__ or {})} if is_model(kind) else None
+
+
+def _check_nothing_is_lost(plain: Any, value: Any) -> None:
+    """Check that a value has every field of the data that it was read from: msgspec and pydantic skip unknown ones.
+
+    Raises:
+        Undecodable: if it has not.
+    """
+    written = msgspec.to_builtins(value, str_keys=True, enc_hook=_fields_of_model)
+    if written != plain:
+        lost = _fields_in(plain) - _fields_in(written)
+        if lost:
+            raise Undecodable(f"its class does not have the field {'.'.join(min(lost))!r} any more")
+
+
+def _fields_in(plain: Any, path: tuple[str, ...] = ()) -> set[tuple[str, ...]]:
+    """The keys in plain data, each with those above it. The order of lists does not count: they may be sets."""
+    found: set[tuple[str, ...]] = set()
+    if type(plain) is dict:
+        for key, value in plain.items():
+            found.add((*path, key))
+            found |= _fields_in(value, (*path, key))
+    elif type(plain) in (list, tuple):
+        for value in plain:
+            found |= _fields_in(value, path)
+    return found
+
+
 def _model_from_data(kind: Any, data: Any) -> Any:
     if is_model(kind):
         return kind.model_validate(data)
@@ -178,18 +219,25 @@ JSON = Wire(
 class Schema:
     """Writes and reads the values of one annotation.
 
+    Args:
+        annotation: what it is made from, names resolved.
+        beside: classes that the annotation cannot name, because the caller passes them: those of the objects that may
+            stand where it allows anything.
+
     Attributes:
-        annotation: what it was made from, names resolved.
+        annotation, beside: as given.
         fingerprint: bytes that differ if the annotation, or the fields of a class in it, differ.
     """
 
-    def __init__(self, annotation: Any) -> None:
+    def __init__(self, annotation: Any, beside: tuple[type, ...] = ()) -> None:
         self.annotation = Any if annotation is None else annotation
+        self.beside = beside
+        bound = {Any: beside} if beside else {}
         try:
-            self._node = node_of(self.annotation)
+            self._node = node_of(self.annotation, bound)
         except Exception:  # noqa: BLE001 - it is no annotation, so it stands for none
             self.annotation = Any
-            self._node = node_of(Any)
+            self._node = node_of(Any, bound)
         self._readers: dict[Wire, Callable[[bytes], Any] | None] = {}
 
     @cached_property
@@ -249,17 +297,20 @@ class Schema:
         """Read what `to_plain` wrote for the same annotation. Data that a person edited will do if its types do.
 
         Raises:
-            Undecodable: for any other data.
+            Undecodable: for any other data, and for a field that its class does not have any more: without it, the
+                object would be another one.
         """
         try:
             _weigh(plain, MAX_PARTS, MAX_LEVELS)
             if _is_marked(plain):
                 return unpack(plain[_MARK], self._node)
-            return self._converted(plain)
+            value = self._converted(plain)
+            _check_nothing_is_lost(plain, value)
+            return value
         except Undecodable:
             raise
         except Exception as error:
-            raise Undecodable(f"not the data of such a value ({type(error).__name__})") from error
+            raise Undecodable(f"not the data of such a value ({_reason(error)})") from error
 
     def _converted(self, plain: Any) -> Any:
         return msgspec.convert(plain, self.annotation, strict=True, str_keys=True, dec_hook=_model_from_data)

@@ -313,7 +313,8 @@ def _read_object(record: Record, data: dict[str, Any]) -> Any:
     kind: Any = record.kind
     names = declared_names(kind)
     if names is None or data.keys() != set(names):
-        raise Undecodable("an object has other fields than its class declares")
+        others = sorted(data.keys() ^ set(names or ()))
+        raise Undecodable(f"an object has other fields than its class {full_name(kind)} declares: {', '.join(others)}")
     values = {name: unpack(data[name], record.nodes.get(name, ANYTHING)) for name in names}
     if issubclass(kind, tuple):
         return tuple.__new__(kind, values.values())
@@ -334,17 +335,34 @@ def _read_model(
     attributes: Mapping[str, Any] = MappingProxyType({}),
     missing: Collection[str] = (),
 ) -> Any:
-    """A model from its fields, and from what it had beside these and without some of these."""
+    """A model from its fields, and from what it had beside these and without some of these.
+
+    Its class may have changed, as those of clients do with each version. A new field has its default, as if the server
+    had not sent it; one that is gone is kept beside the fields if the class allows that.
+    """
     kind: Any = record.kind
     names = kind.__pydantic_fields__.keys()
-    if (missing or data.keys() != names) and ({*data, *missing} != names or not data.keys().isdisjoint(missing)):
-        raise Undecodable("a model has other fields than its class declares")
+    added: dict[str, Any] = {}
+    if missing or data.keys() != names:
+        if not data.keys().isdisjoint(missing) or not names >= set(missing):
+            raise Undecodable("a model lacks a field that it has, or that its class does not have")
+        gone = data.keys() - names
+        if gone:
+            if kind.model_config.get("extra") != "allow":
+                raise Undecodable(f"the class {full_name(kind)} does not have the field {min(gone)!r} any more")
+            extra = {**(extra or {}), **{name: data[name] for name in gone}}
+            data = {name: each for name, each in data.items() if name in names}
+        for name in names - data.keys() - set(missing):
+            field = kind.__pydantic_fields__[name]
+            if field.is_required():
+                raise Undecodable(f"the class {full_name(kind)} requires a field {name!r}, which it did not have")
+            added[name] = field.get_default(call_default_factory=True)
     if not all(type(name) is str for name in fields_set):
         raise Undecodable("a name of a field is no text")
     if any(name in names or hasattr(kind, name) for name in attributes):
         raise Undecodable("an attribute of a model hides one of its class")
     nodes = record.nodes
-    found = {name: unpack(each, nodes[name]) for name, each in data.items()}
+    found = {name: unpack(each, nodes[name]) for name, each in data.items()} | added
     if attributes:
         found |= {name: unpack(each, ANYTHING) for name, each in attributes.items()}
     if extra is not None:

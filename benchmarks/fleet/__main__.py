@@ -28,10 +28,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         seed=options.seed,
         in_memory=options.in_memory,
     )
-    lines, facts, broken = [], [], 0
+    lines: list[tuple[str, ...]] = []
+    facts: list[dict[str, object]] = []
+    broken = 0
+    total = len(options.faults) * len(options.consistency)
     for name in options.faults:
         for consistency in options.consistency:
-            print(f"{name}, {consistency} ...", file=sys.stderr, flush=True)
+            print(f"{name}, {consistency} ({len(lines) + 1} of {total}) ...", file=sys.stderr, flush=True)
             try:
                 outcome = run(FAULTS[name], replace(fleet, consistency=consistency))
             except ServerUnavailableError as absent:

@@ -20,9 +20,11 @@ from benchmarks.fleet.promises import beyond, complaint
 from benchmarks.table import markdown
 from tests.harness.binaries import ServerUnavailableError
 from tests.properties.fleet import protocol
+from tests.properties.fleet.channels import SplitRoot
 from tests.properties.fleet.checker import Model, explore
 from tests.properties.fleet.configurations import (
     AMPUTATIONS,
+    AMPUTATIONS_OF_MIXING,
     AMPUTATIONS_OF_STUTTER,
     AMPUTATIONS_OF_TRUST,
     CONFIGURATIONS,
@@ -74,6 +76,11 @@ CASES: dict[str, Amputation] = {
     ),
     "pending rule": Amputation("no pending rule", "writers' scripts cut", {"writes": 0.05}),
     "handing over": Amputation("a write that returns with nothing sent", "stutter"),
+    "mark": Amputation(
+        "parts beside writes of an earlier version, without a mark",
+        "busy root, an earlier version",
+        {"max_staleness": 0.3, "pace": 0.005},
+    ),
 }
 
 
@@ -81,7 +88,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """0: each part is missed when it is out, by a run or by the model, and nothing is amiss with it; 2: no server."""
     options = _parser().parse_args(arguments)
     lines, facts, wrong = [], [], 0
-    for part in options.parts:
+    for number, part in enumerate(options.parts, 1):
+        print(f"{part} ({number} of {len(options.parts)}) ...", file=sys.stderr, flush=True)
         case = CASES[part]
         verdict = explore(_model(case.model))
         fleet = replace(Fleet(operations=options.operations, seed=options.seed), **case.fleet)
@@ -129,6 +137,8 @@ def _model(name: str) -> Model[Any]:
         return Trust(AMPUTATIONS_OF_TRUST[name]).model()
     if name in AMPUTATIONS_OF_STUTTER:
         return Stutter(AMPUTATIONS_OF_STUTTER[name]).model()
+    if name in AMPUTATIONS_OF_MIXING:
+        return SplitRoot(AMPUTATIONS_OF_MIXING[name], is_mixed=True).model()
     rules, configuration = AMPUTATIONS[name]
     return protocol.model(CONFIGURATIONS[configuration], rules)
 

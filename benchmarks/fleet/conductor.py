@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from benchmarks.fleet.faults import Fault, Scene
+from benchmarks.fleet.faults import RARELY_MIXED, Fault, Scene
 from benchmarks.fleet.tools import Consistency
 from benchmarks.fleet.truth import Truth, noted
 from benchmarks.fleet.verdict import Verdict, judge
@@ -35,7 +35,8 @@ class Fleet:
     Attributes:
         heat: how much more often the first entities are used than the others.
         lives: how often a process starts that dies in the fault: its operations are shared among its lives.
-        write_kinds: how many of each kind there are among the writes.
+        read_kinds, write_kinds: how many of each kind there are among the reads, and among the writes.
+        splits_early: all processes listen to the parts of a root after any message.
         without: a part of the protocol that all processes do without, by its name in `parts`.
     """
 
@@ -46,6 +47,7 @@ class Fleet:
     heat: float = 0.5
     operations: int = 40_000
     writes: float = 0.02
+    read_kinds: Mapping[str, int] = field(default_factory=lambda: {"entity": 5, "result": 3, "root": 2})
     write_kinds: Mapping[str, int] = field(default_factory=lambda: {"entity": 6, "result": 3, "root": 1})
     pace: float = 0.001
     max_staleness: float = 1.0
@@ -54,6 +56,7 @@ class Fleet:
     in_memory: bool = False
     seed: int = 1
     without: str | None = None
+    splits_early: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,12 +98,14 @@ def run(fault: Fault, fleet: Fleet) -> Outcome:
             tasks=fleet.tasks,
             operations=fleet.operations // fleet.processes,
             writes=fleet.writes,
+            read_kinds=dict(fleet.read_kinds),
             write_kinds=dict(fleet.write_kinds),
             pace=fleet.pace,
             seed=0,
             dies=None,
             steps=fault.steps,
             without=fleet.without,
+            splits_early=fleet.splits_early,
         )
         players = [
             _Player(_as_side(job, scene, fault, is_writer=number % 2 == 1), number, fault, fleet)
@@ -142,6 +147,8 @@ def _as_side(job: Job, scene: Scene, fault: Fault, *, is_writer: bool) -> Job:
     """What a process does, and how it gets to the server."""
     if fault.cut_off is not None:
         job = replace(job, writes=2 * job.writes if is_writer else 0.0)
+    if fault.is_mixed and is_writer:
+        job = replace(job, writes=job.writes / RARELY_MIXED, is_earlier=True)
     through_proxy = fault.where == "pair" or (fault.cut_off is not None and is_writer == (fault.cut_off == "writers"))
     target = scene.proxy if through_proxy else scene.cluster or scene.server
     return replace(job, url=None if target is None else target.url)

@@ -25,6 +25,12 @@ write whose tag its result will tell, which drops the local copies of all.
 """
 NEWS_DELAY = 0.6
 """Seconds. Longer than `max_staleness` and the timeout together, and nobody would listen at all."""
+BUSY: dict[str, Any] = {
+    "entities": 100, "heat": 0.05, "read_kinds": {"entity": 1}, "write_kinds": {"entity": 1}, "splits_early": True,
+}  # fmt: skip
+"""All copies are of single entities, so that all processes listen to the parts of their root."""
+RARELY_MIXED = 20
+"""How much less often a process of an earlier version writes: after each of its writes nobody listens to parts."""
 
 
 @dataclass(slots=True)
@@ -61,6 +67,7 @@ class Fault:
         options: of the server.
         dies: processes die in their last write, and are replaced.
         steps: wall clocks jump.
+        is_mixed: half of the processes are of a version that knows no parts of roots, and write now and then.
         fleet: what its processes do, where the usual would hide it.
     """
 
@@ -70,6 +77,7 @@ class Fault:
     options: Mapping[str, Any] = field(default_factory=dict)
     dies: Death | None = None
     steps: bool = False
+    is_mixed: bool = False
     fleet: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -231,7 +239,10 @@ def fail_over(scene: Scene) -> int:
 FAULTS: dict[str, Fault] = {
     "none": Fault(),
     "none, cluster": Fault(where="cluster"),
+    "none, busy root": Fault(fleet=BUSY),
+    "busy root, an earlier version": Fault(is_mixed=True, fleet=BUSY),
     "subscriptions killed": Fault(kill_subscriptions),
+    "subscriptions killed, busy root": Fault(kill_subscriptions, fleet=BUSY),
     "restarted empty": Fault(restart_empty),
     "restarted from a snapshot": Fault(restart_from_a_snapshot),
     "server frozen": Fault(freeze),

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from agent_cache.remote.protocol import WriteIntent
     from agent_cache.remote.redis.reads import Reader, RedisTicket
     from agent_cache.remote.redis.subscriber import Subscription
-    from agent_cache.remote.redis.transport import Client
+    from agent_cache.remote.redis.transport import Client, Connection
     from agent_cache.remote.redis.writes import Writer
 
 
@@ -157,6 +157,34 @@ def no_handing_over() -> None:
     _put(Subscription, "hand_over", lambda self, call: None)
 
 
+def no_mark() -> None:
+    """Who listens to parts of a root does not look whether an earlier version has written to it."""
+    from agent_cache.remote.redis.subscriber import Subscription
+
+    async def _look_for_marks(self: Subscription, commands: Connection) -> None:
+        self.marks = dict.fromkeys(self.parts, b"")
+
+    _put(Subscription, "_look_for_marks", _look_for_marks)
+
+
+def split_early() -> None:
+    """Listen to the parts of each root that any message comes about. No part of the protocol is missing."""
+    from agent_cache.remote.redis import subscriber
+
+    _put(subscriber, "_BUSY", 0.0)
+    _put(subscriber, "_WHOLE_PERIOD", 0.0)
+
+
+def earlier_version() -> None:
+    """Be of a version that knows no parts of roots: it publishes and hears all on their own channels."""
+    from agent_cache.remote.redis import subscriber, writes
+    from agent_cache.remote.redis.keyspace import messages
+
+    _put(subscriber, "_BUSY", float("inf"))
+    _rewrite_scripts("'(0', now", "'-inf', now")
+    _put(writes, "messages", lambda process, kind, root, cells: messages(process, kind, root, cells)[:2])
+
+
 PARTS: dict[str, Callable[[], None]] = {
     "begin": no_begin,
     "registry": no_registry,
@@ -169,5 +197,6 @@ PARTS: dict[str, Callable[[], None]] = {
     "lease from sending": from_arrival,
     "pending rule": no_pending_rule,
     "handing over": no_handing_over,
+    "mark": no_mark,
 }
 """What takes a part out, for this process. Called before there is a tier."""

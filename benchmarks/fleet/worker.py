@@ -18,14 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 from agent_cache import configure, get_metrics
 from agent_cache.errors import RemoteTierError
-from benchmarks.fleet.parts import PARTS
+from benchmarks.fleet.parts import PARTS, earlier_version, split_early
 from benchmarks.fleet.tools import WRITE, Consistency, Death, Reads, Shop, Writes, decorated
 from benchmarks.fleet.truth import Journal, Truth
 
 if TYPE_CHECKING:
     from agent_cache.remote import Tier
-
-READ_KINDS = {"entity": 5, "result": 3, "root": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +39,12 @@ class Job:
         tasks: that many at a time.
         operations: altogether.
         writes: share of them.
-        write_kinds: how many of each kind among them.
+        read_kinds, write_kinds: how many of each kind among them.
         dies: in its last write.
         steps: its wall clock jumps back and forth.
         without: a part of the protocol that it does without.
+        splits_early: it listens to the parts of a root after any message.
+        is_earlier: it is of a version that knows no parts.
     """
 
     name: str
@@ -59,12 +59,15 @@ class Job:
     tasks: int
     operations: int
     writes: float
+    read_kinds: dict[str, int]
     write_kinds: dict[str, int]
     pace: float
     seed: int
     dies: Death | None = None
     steps: bool = False
     without: str | None = None
+    splits_early: bool = False
+    is_earlier: bool = False
 
     def as_argument(self) -> str:
         return json.dumps(asdict(self))
@@ -105,7 +108,7 @@ class Worker:
             await asyncio.sleep(self.random.expovariate(1 / self.job.pace))
 
     async def _read(self, reads: Reads) -> None:
-        kind = self._kind(READ_KINDS)
+        kind = self._kind(self.job.read_kinds)
         start = time.monotonic_ns()
         versions = await reads[kind](self._entity())
         self.journal.note_later("read", kind, versions, start, self.job.name)
@@ -153,6 +156,10 @@ def main(argument: str) -> None:
     job = Job(**json.loads(argument))
     if job.steps:
         step_the_wall_clock()
+    if job.splits_early:
+        split_early()
+    if job.is_earlier:
+        earlier_version()
     if job.without is not None:
         PARTS[job.without]()
     asyncio.run(Worker(job).run())

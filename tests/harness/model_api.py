@@ -80,6 +80,7 @@ MESSAGE: dict[str, Any] = {
     "stop_sequence": None,
     "usage": {"input_tokens": 3, "output_tokens": 2},
 }
+STRUCTURED: dict[str, Any] = {"type": "text", "text": '{"city": "Oslo"}'}
 MESSAGE_EVENTS: list[dict[str, Any]] = [
     {"type": "message_start", "message": {**MESSAGE, "content": [], "stop_reason": None}},
     {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}},
@@ -124,6 +125,8 @@ class ModelApi:
         if body.get("model") == "limited":
             return 429, "application/json", json.dumps(LIMITED)
         kind = path.partition("?")[0].rpartition("/")[2]
+        if kind == "messages" and any(name.startswith("output") for name in body):
+            return 200, "application/json", json.dumps({**MESSAGE, "content": [STRUCTURED]})
         if not body.get("stream"):
             found = {"completions": COMPLETION, "responses": RESPONSE, "messages": MESSAGE}[kind]
             return 200, "application/json", json.dumps(found)

@@ -480,7 +480,7 @@ def test_the_rights_of_an_operator_in_the_reference_are_enough_for_the_other_com
 
 
 @pytest.mark.parametrize(
-    ("command", "lacking"), [("stats", "-zcard"), ("stats", "-get"), ("stats", "-strlen"), ("keys", "-get")]
+    ("command", "lacking"), [("stats", "-zcount"), ("stats", "-get"), ("stats", "-strlen"), ("keys", "-get")]
 )
 def test_a_right_that_is_missing_is_said_and_no_count_of_nothing_shown(fit, run, command, lacking):
     with_entries(fit.url, carts=0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 from collections.abc import AsyncIterator
 from contextlib import suppress
 
@@ -10,7 +11,9 @@ import pytest
 
 pytest.importorskip("redis")
 
+from agent_cache import AgentCache
 from agent_cache.clock import CLOCK
+from agent_cache.remote.redis import subscriber
 from agent_cache.remote.redis.keyspace import Keyspace
 from tests.contract.workbench import commit, load, read, value_of, versions_of, write, writing
 from tests.harness.tiers import Make, making, until
@@ -227,3 +230,47 @@ def test_late_cells_of_long_entries_are_bounded_apart(monkeypatch):
     assert [len(keyspace.late_cells(digest)) for digest in (b"1", b"2", b"3", b"4")] == [0, 100, 100, 1]
     keyspace.keep_late_cells(b"3", {})
     assert keyspace.late_cells(b"3") == {}
+
+
+@pytest.mark.parametrize("outer_tier", [True, False])
+async def test_a_hit_of_what_has_read_a_lot_asks_for_each_connection_once(make, valkey, monkeypatch, outer_tier):
+    """And is still trusted no longer than all that it has read, whose messages go on arriving."""
+    tier = make(valkey.url)
+    runs = []
+
+    @AgentCache("order:{id}", remote_cache=tier)
+    async def order(id: int) -> int:
+        return id
+
+    @AgentCache("page", remote_cache=tier if outer_tier else None)
+    async def page() -> int:
+        runs.append("page")
+        return sum([await order(id) for id in range(300)])
+
+    @AgentCache("book", remote_cache=tier if outer_tier else None)
+    async def book() -> int:
+        return await page() + await order(300)
+
+    for tool in (page, book, page, book):  # the first lookups subscribe
+        await tool()
+    asked = []
+    now, thread = subscriber.boottime, threading.get_ident()
+
+    def counted() -> float:
+        if threading.get_ident() == thread:
+            asked.append(1)
+        return now()
+
+    monkeypatch.setattr(subscriber, "boottime", counted)
+    for tool in (page, book):
+        asked.clear()
+        runs.clear()
+        await tool()
+        assert (len(asked), runs) == (1, [])
+    monkeypatch.undo()
+    assert len(tier._subscriber._known_trusts()) > 100
+    ((subscription, _),) = tier._subscriber._subscriptions.values()
+    subscription.renew_lease()
+    before = tier.stats()["batches"]
+    await book()
+    assert tier.stats()["batches"] > before

@@ -16,8 +16,11 @@ pytest.importorskip("redis")
 from agent_cache import AgentCache, AgentCacheInvalidator, RemotePolicy
 from agent_cache.clock import CLOCK
 from agent_cache.remote import Touched
-from agent_cache.remote.redis import RedisTier, keyspace, subscriber
+from agent_cache.remote.redis import RedisTier, keyspace, subscriber, writes
 from agent_cache.remote.redis.keyspace import topics_of
+from agent_cache.remote.redis.scripts import Script
+from agent_cache.remote.redis.subscriber import Lease, Trust
+from agent_cache.remote.redis.transport import NEVER, boottime
 from tests.contract.workbench import load, read, writing
 from tests.harness.clusters import Cluster
 from tests.harness.proxies import Proxy
@@ -584,3 +587,109 @@ async def test_parts_that_are_not_needed_any_more_are_left(make: Make, own_valke
     assert tier.trusted_until() > CLOCK.now()
     await until(lambda: subscriptions(own_valkey) == {"c:{agent_cache:order}"})
     assert not await shop.asks_server("1")
+
+
+def test_merged_trusts_last_as_long_as_the_first_of_them():
+    """Of one tier: the others are asked as before."""
+    mine, others = (RedisTier.from_url("redis://127.0.0.1")._subscriber for _ in range(2))  # they connect to nothing
+    leases = Lease(), Lease(), Lease()
+    for seconds, lease in zip((3.0, 2.0, 1.0), leases, strict=True):
+        lease.until = boottime() + seconds
+
+    def trust(subscriber: Any, *leases: Lease) -> Trust:
+        subscriber._invalidations.listeners = (print,)
+        return Trust(frozenset(), leases, subscriber._invalidations)
+
+    trusts = [trust(mine, leases[0]), trust(mine, leases[1], leases[0]), trust(mine, leases[0])]
+    foreign = trust(others, leases[2])
+    *kept, merged = mine.merge([each.trusted_until for each in (foreign, *trusts)])
+    assert kept == [foreign.trusted_until]
+    assert 1.5 < merged() - CLOCK.now() <= 2.0
+    assert mine.merge([trusts[0].trusted_until] * 2) == [trusts[0].trusted_until]
+    leases[1].end()
+    assert merged() == NEVER
+
+
+@pytest.fixture
+def earlier(monkeypatch: pytest.MonkeyPatch) -> Callable[[RedisTier], RedisTier]:
+    """Let a tier write as versions do that know no parts. Tiers that have not written yet then do so, too."""
+
+    def let(tier: RedisTier) -> RedisTier:
+        transport, both = tier._transport, writes.messages
+
+        def script(own: Script) -> Script:
+            return Script.of(own.source.decode().replace("'(0', now", "'-inf', now"))
+
+        monkeypatch.setattr(transport, "script", script)
+        monkeypatch.setattr(writes, "messages", lambda *of: both(*of)[:2])
+        return tier
+
+    return let
+
+
+@pytest.mark.usefixtures("splits_early")
+async def test_all_of_a_busy_root_is_listened_to_while_an_earlier_version_writes_to_it(
+    make: Make, own_valkey: Server, earlier: Callable[[RedisTier], RedisTier], monkeypatch: pytest.MonkeyPatch
+):
+    tier, elsewhere = make(own_valkey.url), make(own_valkey.url)
+    shop = Shop(tier)
+    for id in "12":
+        await shop.keeps(id)
+    await write_until(elsewhere, lambda: root_is_split(own_valkey))
+    losses = tier.stats()["losses"]
+    shop.value = "new"
+    before = earlier(make(own_valkey.url))
+    async with writing(before, "order:1"):
+        pass
+    await until_async(lambda: _is(shop.get("1"), "new"))
+    await until(lambda: not root_is_split(own_valkey))
+    assert tier.stats()["losses"] > losses
+    for id in "12":
+        await shop.keeps(id)
+    shop.value = "newer"
+    async with writing(before, "order:2"):
+        pass
+    await tier.caught_up()
+    assert await shop.get("2") == "newer"
+    ((subscription, _),) = tier._subscriber._subscriptions.values()
+    assert not subscription.may_split(b"c:{agent_cache:order}")
+    monkeypatch.setattr(subscription, "_whole_until", {})
+    await write_until(elsewhere, lambda: root_is_split(own_valkey))
+
+
+@pytest.mark.usefixtures("splits_early")
+async def test_a_busy_root_that_cannot_be_marked_is_listened_to_as_a_whole(make: Make, own_valkey: Server):
+    tier, elsewhere = make(own_valkey.url), make(own_valkey.url)
+    shop = Shop(tier)
+    await shop.keeps("1")
+    await write_until(elsewhere, lambda: root_is_split(own_valkey))
+    ((subscription, _),) = tier._subscriber._subscriptions.values()
+    own_valkey.command("SET", "w:{agent_cache:order}", "of another type")
+    await until(lambda: not root_is_split(own_valkey) and not subscription.split)
+    await shop.keeps("1")
+    shop.value = "new"
+    async with writing(elsewhere, "order:1"):
+        pass
+    await tier.caught_up()
+    assert await shop.get("1") == "new"
+
+
+@pytest.mark.usefixtures("splits_early")
+async def test_the_mark_of_a_busy_root_is_no_writer_and_no_write_of_this_version_deletes_it(
+    make: Make, own_valkey: Server
+):
+    tier, elsewhere = make(own_valkey.url), make(own_valkey.url)
+    shop = Shop(tier)
+    await shop.keeps("1")
+    await write_until(elsewhere, lambda: root_is_split(own_valkey))
+    registry = "w:{agent_cache:order}"
+    (mark,) = own_valkey.command("ZRANGE", registry, "0", "-1")
+    async with writing(elsewhere, "order:1"):
+        await elsewhere.lookup(read("order:2"))
+    async with writing(elsewhere, "order"):
+        pass
+    assert own_valkey.command("ZRANGE", registry, "0", "-1", "WITHSCORES") == [mark, "0"]
+    assert int(own_valkey.command("PTTL", registry)) > 0
+    ((subscription, _),) = tier._subscriber._subscriptions.values()
+    assert subscription.marks == {b"c:{agent_cache:order}": mark.encode()}
+    assert tier.stats()["losses"] == 0

@@ -16,6 +16,7 @@ from tests.properties.fleet.checker import Model, TooManyStatesError, explore
 from tests.properties.fleet.configurations import (
     AMPUTATIONS,
     AMPUTATIONS_OF_CHANNELS,
+    AMPUTATIONS_OF_MIXING,
     AMPUTATIONS_OF_SPLITTING,
     AMPUTATIONS_OF_STUTTER,
     AMPUTATIONS_OF_TRUST,
@@ -99,8 +100,9 @@ def test_a_part_of_trust_that_is_taken_out_is_missed(part: str):
     assert not verdict.holds
 
 
-def test_a_process_that_listens_to_parts_of_a_root_misses_nothing_of_its_copies():
-    verdict = explore(SplitRoot().model())
+@pytest.mark.parametrize("is_mixed", [False, True], ids=["all of one version", "beside an earlier version"])
+def test_a_process_that_listens_to_parts_of_a_root_misses_nothing_of_its_copies(is_mixed: bool):
+    verdict = explore(SplitRoot(is_mixed=is_mixed).model())
     sys.stdout.write(f"{verdict}\n")
     assert verdict.holds, str(verdict)
 
@@ -124,6 +126,13 @@ def test_a_part_of_the_rules_of_splitting_that_is_taken_out_is_missed(part: str)
     assert not verdict.holds
 
 
+@pytest.mark.parametrize("part", AMPUTATIONS_OF_MIXING)
+def test_a_part_of_the_rules_beside_an_earlier_version_that_is_taken_out_is_missed(part: str):
+    verdict = explore(SplitRoot(AMPUTATIONS_OF_MIXING[part], is_mixed=True).model())
+    sys.stdout.write(f"{verdict}\n")
+    assert not verdict.holds
+
+
 @pytest.mark.parametrize("part", AMPUTATIONS_OF_CHANNELS)
 def test_a_part_of_the_rules_of_channels_that_is_taken_out_is_missed(part: str):
     verdict = explore(Channels(AMPUTATIONS_OF_CHANNELS[part]).model())
@@ -140,7 +149,11 @@ def test_a_part_that_a_server_that_stutters_is_met_with_is_missed(part: str):
 
 def test_every_part_is_taken_out_once():
     taken_out = [rules for rules, _ in AMPUTATIONS.values()]
-    taken_out += [*AMPUTATIONS_OF_CHANNELS.values(), *AMPUTATIONS_OF_SPLITTING.values()]
+    taken_out += [
+        *AMPUTATIONS_OF_CHANNELS.values(),
+        *AMPUTATIONS_OF_SPLITTING.values(),
+        *AMPUTATIONS_OF_MIXING.values(),
+    ]
     taken_out += [*AMPUTATIONS_OF_TRUST.values(), *AMPUTATIONS_OF_STUTTER.values()]
     for field in dataclasses.fields(Rules):
         values = {getattr(rules, field.name) for rules in taken_out}

@@ -1,4 +1,4 @@
-"""Lua scripts that change cells: begin, renew, commit, mint. Each works on one root, so on one hash slot.
+"""Lua scripts: begin, renew, commit and mint change cells. Each works on one root, so on one hash slot.
 
 All are idempotent by the writer's id: a late, lost or doubled command only invalidates entries. Each sweeps first: a
 writer whose lease has expired may have had its side effect before it died, so all its cells get fresh tokens.
@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from functools import cache
 from hashlib import sha1
 
-__all__ = ["BEGIN", "COMMIT", "MINT", "RELEASE", "RENEW", "Script", "sharded"]
+__all__ = ["BEGIN", "COMMIT", "MARK", "MINT", "RELEASE", "RENEW", "Script", "sharded"]
 
 _PRELUDE = """
 local call, pcall = redis.call, redis.pcall
@@ -95,7 +95,7 @@ local function cell_of(name)
   return value and value ~= '' and #value < 256 and value or nil
 end
 
-local due = range(registry, '-inf', now, 'BYSCORE', 'LIMIT', 0, 100)
+local due = range(registry, '(0', now, 'BYSCORE', 'LIMIT', 0, 100)  -- 0: see MARK
 if #due > 0 then
   local dead = {}
   for _, member in ipairs(due) do  -- "id|mode|cells"
@@ -241,6 +241,19 @@ return found
 )
 """Return these cells, creating missing ones with a fresh token. "Missing" cannot be a version itself: a cell that
 expires twice would make an old value valid again."""
+
+MARK = Script.of("""
+local found = redis.call('ZRANGE', KEYS[1], 0, 0, 'BYSCORE')
+if not found[1] then
+  found = {ARGV[1] .. '||'}
+  redis.call('ZADD', KEYS[1], 0, found[1])
+  redis.call('PEXPIRE', KEYS[1], ARGV[2])
+end
+return found[1]
+""")
+"""Return the mark in the registry of a root, which every sweep of an earlier version deletes: these publish nothing
+about the parts of a root. Without a mark, add this one. It looks like a writer without cells, whose lease has ended.
+"""
 
 RELEASE = Script.of("return redis.pcall('GET', KEYS[1]) == ARGV[1] and redis.call('DEL', KEYS[1]) or 0")
 """Delete a claim if it is still one's own: it may have expired and belong to another process by now."""

@@ -19,13 +19,15 @@ on, are unsubscribed from.
 
 A busy root is *split*: a process whose copies depend on few of its entities listens to their parts instead of all of
 it. It leaves the channel of the root when those of all parts that its copies depend on are confirmed, so that no
-message is missed in between.
+message is missed in between. Processes of an earlier version publish on the channel of the root alone. Their scripts
+also delete a mark from the server, which each heartbeat looks for: where it was deleted, the root is listened to again.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping
@@ -37,6 +39,7 @@ from redis.crc import key_slot
 from agent_cache.clock import CLOCK
 from agent_cache.metrics import METRICS
 from agent_cache.remote.redis.keyspace import Invalidations, Keyspace, Root, parse_message, whole_of
+from agent_cache.remote.redis.scripts import MARK
 from agent_cache.remote.redis.transport import (
     INFO,
     NEVER,
@@ -71,6 +74,8 @@ _BUSY = 200.0
 """Messages a second about one root from which it is split: a hundred writes."""
 _MAX_PARTS = 512
 """Parts of a root that a process listens to; with more of them, to all of it: an eighth of this is a few messages."""
+_WHOLE_PERIOD = 60.0
+"""Seconds for which a root is not split after a process of an earlier version has written to it."""
 
 
 class Lease:
@@ -100,15 +105,23 @@ class Trust:
         channels: the channels.
         leases: those of the connections that the messages arrive over.
         is_used: set by each lookup.
+        parts: of a trust in a copy of many reads, those in each. They have the channels.
     """
 
-    __slots__ = ("__weakref__", "_invalidations", "channels", "is_used", "leases")
+    __slots__ = ("__weakref__", "channels", "invalidations", "is_used", "leases", "parts")
 
-    def __init__(self, channels: frozenset[bytes], leases: tuple[Lease, ...], invalidations: Invalidations) -> None:
+    def __init__(
+        self,
+        channels: frozenset[bytes],
+        leases: tuple[Lease, ...],
+        invalidations: Invalidations,
+        parts: tuple[Trust, ...] = (),
+    ) -> None:
         self.channels = channels
         self.leases = leases
         self.is_used = True
-        self._invalidations = invalidations
+        self.invalidations = invalidations
+        self.parts = parts
 
     @property
     def is_over(self) -> bool:
@@ -124,7 +137,7 @@ class Trust:
             left = NEVER if leases[0].is_over else leases[0].until - boottime()
         else:
             left = min([NEVER if lease.is_over else lease.until for lease in leases]) - boottime()
-        return now + left if left > 0 and self._invalidations.listeners else NEVER
+        return now + left if left > 0 and self.invalidations.listeners else NEVER
 
 
 class Subscriber:
@@ -232,6 +245,24 @@ class Subscriber:
                 self._recent.clear()
             self._recent.add(trust)
         return trust
+
+    def merge(self, functions: Iterable[Callable[[], float]]) -> list[Callable[[], float]]:
+        """Replace the `Trust.trusted_until` of several trusts by one that asks for each lease once."""
+        merged: list[Callable[[], float]] = []
+        trusts: dict[Trust, None] = {}
+        for each in functions:
+            trust = getattr(each, "__self__", None)
+            if isinstance(trust, Trust) and trust.invalidations is self._invalidations:
+                trusts[trust] = None
+            else:
+                merged.append(each)
+        if trusts:
+            leases = tuple(dict.fromkeys(lease for trust in trusts for lease in trust.leases))
+            whole, *others = trusts
+            if others:
+                whole = Trust(frozenset(), leases, self._invalidations, tuple(trusts))
+            merged.append(whole.trusted_until)
+        return merged
 
     def _lease_of(self, topic: bytes) -> Lease | None:
         """That of the connection over which all messages arrive that a copy under this channel needs."""
@@ -366,6 +397,8 @@ class Subscriber:
     async def hand_over(self, calls: list[Call]) -> None:
         """Send calls once more that were not answered, over connections that their servers have accepted, and return
         when they are on their way. Where there is no such connection, nothing is sent.
+
+        A caller that is cancelled waits all the same, at most a timeout: its write returns then.
         """
         loop, own = asyncio.get_running_loop(), self._loop
         if own is None:
@@ -376,10 +409,17 @@ class Subscriber:
         except RuntimeError:  # that loop is closed
             return
         timer = loop.call_later(self._transport.timeout, _set_done, waiter[1], context=Context())
+        cancelled: asyncio.CancelledError | None = None
         try:
-            await waiter[1]
+            while not waiter[1].done():
+                try:
+                    await asyncio.wait([waiter[1]])
+                except asyncio.CancelledError as error:
+                    cancelled = error
         finally:
             timer.cancel()
+        if cancelled is not None:
+            raise cancelled
 
     # In the thread
 
@@ -519,7 +559,8 @@ class Subscriber:
                 used.setdefault(whole_of(topic), set()).add(topic)
             for whole in busy | subscription.parts.keys():
                 topics = used.get(whole, set())
-                if self._keeps_whole or whole in topics or len(topics) > _MAX_PARTS:
+                may_split = subscription.may_split(whole) and not self._keeps_whole
+                if not may_split or whole in topics or len(topics) > _MAX_PARTS:
                     subscription.add_whole(whole)
                 else:
                     subscription.listen_to_parts(whole, topics)
@@ -593,6 +634,7 @@ class Subscription:
         confirmed: channels whose messages arrive.
         parts: channels of parts that were subscribed to, by the channel of their root.
         split: channels of roots that only parts are listened to of.
+        marks: of the roots that are split, or will be: see `MARK`.
         is_live: whether all channels that were wanted when it connected have been confirmed.
         lease: how long no message of this server can have been missed: messages arrive, and the server takes writes. It
             ends with the connection.
@@ -616,6 +658,8 @@ class Subscription:
         self.lease = Lease()
         self.parts: dict[bytes, set[bytes]] = {}
         self.split: set[bytes] = set()
+        self.marks: dict[bytes, bytes] = {}  # by the channel of the root
+        self._whole_until: dict[bytes, float] = {}
         self._roots = roots  # by channel
         self._heard: dict[bytes, int] = {}  # number of messages since the latest heartbeat, by the channel of a root
         self._counted_at = boottime()
@@ -629,6 +673,7 @@ class Subscription:
         self._leaving: list[bytes] = []  # channels that it has unsubscribed from, in this order
         self._connection: Connection | None = None
         self._commands: Connection | None = None  # the latest that the server has accepted
+        self._formers: list[Connection] = []  # the ones before, while it may still execute what was sent over them
         self._connections = 0
         self._pings_sent = 0
         self._pings: dict[bytes, tuple[float, float, asyncio.Future[None]]] = {}  # when sent, and since when it counts
@@ -664,8 +709,14 @@ class Subscription:
         try:
             await self._run(self._transport.max_staleness / 3)
         finally:
+            self._close_formers()
             if self._commands is not None:
                 self._commands.close()
+
+    def _close_formers(self) -> None:
+        formers, self._formers = self._formers, []
+        for former in formers:
+            former.close()
 
     async def _run(self, interval: float) -> None:
         while True:
@@ -688,13 +739,18 @@ class Subscription:
 
     async def _run_connected(self, interval: float) -> None:
         commands, _ = await self._transport.connect(self.server)
-        commands.is_patient = True  # it stays until the next one is accepted: calls may be handed over meanwhile
+        commands.is_patient = True  # it stays until the next one has delivered all: calls may be handed over meanwhile
         former, self._commands = self._commands, commands
         if former is not None:
-            former.close()
+            self._formers.append(former)
+        for each in self._formers.copy():
+            if not each.is_waiting:  # as those of a server that answers, and refuses the heartbeat
+                self._formers.remove(each)
+                each.close()
         closed = asyncio.Event()
         while True:
             await self._beat(commands)
+            self._close_formers()
             if self._connection is None or not self._connection.is_open:
                 self._disconnect()
                 closed.clear()
@@ -720,6 +776,7 @@ class Subscription:
         heartbeat = (b"SET", self._heartbeat_key(), self._report.text(), b"PX", period)
         _, info, clock = await commands.ask(heartbeat, INFO, (b"TIME",))
         transport.identify(self.server, replication_id_of(info))
+        await self._look_for_marks(commands)  # before the lease counts from this heartbeat
         self.server.set_clock(sent, clock)
         self.server.heard_at = self._beaten_at = sent
         await self._writer.deliver_pending(self.server, commands)
@@ -740,6 +797,41 @@ class Subscription:
 
     # Parts of busy roots
 
+    async def _look_for_marks(self, commands: Connection) -> None:
+        """Listen to all of a root again if a process of an earlier version has written to it since the last heartbeat,
+        or the server has lost its data. Until now its messages were missed, so what depends on the root is dropped.
+        """
+        for whole in self.marks.keys() - self.parts.keys():
+            del self.marks[whole]
+        for whole in list(self.parts):
+            root, mark = self._roots.get(whole), None
+            if root is None:  # it was left meanwhile
+                continue
+            try:
+                mark = await commands.run(
+                    MARK, [root.registry], [os.urandom(12).hex().encode(), self._writer.calls.cell_ttl]
+                )
+            except Unreachable as error:
+                if not commands.is_open:
+                    raise
+                self._transport.log.once("a busy root cannot be marked, so all of it is listened to", error)
+            former = self.marks.pop(whole, mark)
+            if mark is not None:
+                self.marks[whole] = mark
+                if mark == former:
+                    continue
+            self._whole_until[whole] = boottime() + _WHOLE_PERIOD
+            if whole in self.split:
+                self._invalidations.lose([root], self._keyspace)
+            self.add_whole(whole)
+
+    def may_split(self, whole: bytes) -> bool:
+        """Whether all processes that have written to a root of late publish messages about its parts."""
+        if boottime() < self._whole_until.get(whole, NEVER):
+            return False
+        self._whole_until.pop(whole, None)
+        return True
+
     def add_parts(self, whole: bytes, topics: set[bytes]) -> None:
         """Subscribe to the channels of these parts, and to that of all parts."""
         known = self.parts.setdefault(whole, set())
@@ -751,7 +843,7 @@ class Subscription:
     def listen_to_parts(self, whole: bytes, topics: set[bytes]) -> None:
         """Listen to these parts of a root instead of all of it, as soon as they are confirmed."""
         self.add_parts(whole, topics)
-        if whole in self.confirmed and self.parts[whole] <= self.confirmed:
+        if whole in self.confirmed and whole in self.marks and self.parts[whole] <= self.confirmed:
             self.split.add(whole)
             self._unsubscribe([whole])
 
@@ -873,6 +965,7 @@ class Subscription:
         self._answered_at = NEVER
         self.lease.end()
         self.confirmed.clear()
+        self.marks.clear()
         self.parts.clear()  # whole roots are subscribed to at first, and split again if they are still busy
         self.split.clear()
         if was_live:

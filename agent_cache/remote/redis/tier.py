@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import weakref
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from datetime import timedelta
 from functools import partial
 from types import TracebackType
@@ -245,6 +245,10 @@ class RedisTier:
     def trusted_until(self) -> float:
         """See `Tier`. It reads two clocks and asks no server: a machine that was suspended has missed messages."""
         return self._subscriber.trusted_whole_until()
+
+    def merge_trusts(self, functions: Iterable[Callable[[], float]]) -> list[Callable[[], float]]:
+        """See `Tier.trusted_until`. One function asks for each connection that the copies depend on, however many."""
+        return self._subscriber.merge(functions)
 
     def subscribe(self, listener: Listener) -> Callable[[], None]:
         """See `Tier`."""

@@ -463,6 +463,11 @@ class Connection(asyncio.Protocol):
         if self.is_open and self._transport is not None:
             self._transport.write(pack(*parts))
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether something was sent that has not been answered, if only too late for its caller."""
+        return bool(self._waiting)
+
     def close(self) -> None:
         """Abort the connection. All callers that wait get an error."""
         if self._transport is not None:

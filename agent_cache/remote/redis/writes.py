@@ -195,13 +195,17 @@ class _Plan:
 
 
 class Calls:
-    """Makes the script calls of writes, in commands of a bounded size. Plans of common writes are remembered."""
+    """Makes the script calls of writes, in commands of a bounded size. Plans of common writes are remembered.
+
+    Attributes:
+        cell_ttl: of cells and registries, in milliseconds.
+    """
 
     def __init__(self, transport: Transport, keyspace: Keyspace, options: Options, process: bytes) -> None:
         self._transport = transport
         self.keyspace = keyspace
         self._lease = options.lease
-        self._cell_ttl = b"%d" % int(options.cell_ttl * 1000)
+        self.cell_ttl = b"%d" % int(options.cell_ttl * 1000)
         self._process = process
         self._plans: dict[tuple[object, ...], Sequence[_Plan]] = {}
 
@@ -307,7 +311,7 @@ class Calls:
         return cells
 
     def _head(self, root: Root, period: float) -> list[bytes]:
-        return [root.prefix, self._cell_ttl, b"", b"%d" % int(period * 1000)]  # the token: see `Call.fresh_arguments`
+        return [root.prefix, self.cell_ttl, b"", b"%d" % int(period * 1000)]  # the token: see `Call.fresh_arguments`
 
 
 def _plan_key(write: WriteIntent, script: Script, *more: object) -> tuple[object, ...]:
@@ -406,14 +410,20 @@ class Writer:
         return self._end(calls)
 
     async def _end(self, calls: list[Call]) -> None:
+        may_wait = True
         try:
             await self._send(calls)
-        except BaseException:  # cancelled, or closed: it is unknown whether they were executed
+        except BaseException as error:  # cancelled, or closed: it is unknown whether they were executed
+            may_wait = isinstance(error, asyncio.CancelledError)
             for call in calls:
                 if self.pending.is_pending(call):
                     self.add_pending(call)
             self.wake()
             raise
+        finally:
+            unheard = [call for call in calls if self.pending.is_pending(call)]
+            if unheard and may_wait:  # before the write returns: see `Subscriber.hand_over`
+                await self.hand_over(unheard)
 
     async def _send(self, calls: list[Call]) -> Unreachable | None:
         """Send all calls at once; those that are not known to have been executed are pending."""
@@ -424,16 +434,11 @@ class Writer:
         else:
             failures = await asyncio.gather(*map(self._send_one, calls))
         failed = None
-        unheard = []
         for call, failure in zip(calls, failures, strict=True):
             if failure is not None:
                 failed = failure
                 self.add_pending(call)
                 self._transport.log.once("an invalidation could not be delivered; it is retried until it is", failure)
-                if not call.is_begin:
-                    unheard.append(call)
-        if unheard:  # before the write returns: see `Subscriber.hand_over`
-            await self.hand_over(unheard)
         if failed is not None:
             self.wake()
         for call in calls:  # again: the own message is skipped, and a lookup may have come before the script ran

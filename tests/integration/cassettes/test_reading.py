@@ -212,6 +212,12 @@ def test_verify_of_good_cassettes_is_0(cassette, command, tmp_path):
         ([('"id":1,', '"id":1,"parent":7,')], "structure", 2, "enclosed by call 7"),
         ([('"outcome":{"value"', '"outcome":{"valeu"')], "structure", 2, "the outcome has no known form: valeu"),
         ([('{"calls":2', '{"calls":3')], "structure", 0, "the trailer counts 3 calls, but the file has 2"),
+        ([('"times":[[', '"times":[[1,2],[')], "structure", 0, "has the times of 3 calls, but the file has 2"),
+        ([('"times":', '"time":')], "structure", 0, "has the times of 0 calls, but the file has 2"),
+        ([('"times":', '"order":[1,-1,2,-2,9],"times":')], "structure", 0, "names call 9, which is missing"),
+        ([('"times":', '"order":[1,2,1,-1,-2],"times":')], "structure", 0, "has call 1 twice"),
+        ([('"times":', '"order":[1,-1,-2,2,-2],"times":')], "structure", 0, "call 2 twice, or its end before its"),
+        ([('"times":', '"order":[1,-1,2],"times":')], "structure", 0, "is without the end of call 2"),
         ([('{"id":2', '<<<<<<< HEAD\n{"id":2')], "structure", 3, "has a merge conflict"),
         ([('"agent_cache_cassette":2', '"agent_cache_cassette":99')], "structure", 1, "has format version 99"),
         (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -24,6 +24,14 @@ MESSAGE: dict[str, Any] = {**CHAT, "max_tokens": 9}
 
 class City(pydantic.BaseModel):
     city: str
+
+
+class Place(pydantic.BaseModel):
+    city: str
+    country: str = "NO"
+
+
+T = TypeVar("T")
 
 
 @pytest.fixture(scope="module")
@@ -153,6 +161,61 @@ async def test_a_function_that_calls_a_client_needs_no_more_than_its_annotation(
     recorded, replayed = await twice(path, api, run)
     assert {type(one).__name__ for one in replayed} == {"ChatCompletion", "ChatCompletionChunk"}
     assert states(replayed) == states(recorded)
+
+
+PARSERS = [
+    ("openai.chat.completions.parse", CHAT, "response_format"),
+    ("openai.responses.parse", RESPONSE, "text_format"),
+    ("anthropic.messages.parse", MESSAGE, "output_format"),
+    ("anthropic.beta.messages.parse", MESSAGE, "output_format"),
+]
+
+
+def parsed(answer: Any) -> Any:
+    """The object that a client made of an answer."""
+    if hasattr(answer, "choices"):
+        return answer.choices[0].message.parsed
+    return answer.parsed_output if hasattr(answer, "parsed_output") else answer.output_parsed
+
+
+@pytest.mark.parametrize("is_plain", [False, True])
+@pytest.mark.parametrize(("method", "arguments", "name"), PARSERS)
+async def test_a_parsed_answer_comes_back_as_its_class_and_that_of_the_caller(
+    method, arguments, name, is_plain, path, api, clients, caplog
+):
+    found = clients
+    for each in (method if is_plain else f"a{method}").split("."):
+        found = getattr(found, each, None)
+        if found is None:
+            pytest.skip(f"this version has no {method}")
+    parse = cached_llm_call(name="parse")(found)
+
+    async def run() -> Any:
+        answers = [parse(**arguments, **{name: kind}) for kind in (City, Place)]
+        return [answer if is_plain else await answer for answer in answers]
+
+    recorded, replayed = await twice(path, api, run)
+    assert states(replayed) == states(recorded)
+    assert list(map(type, map(parsed, replayed))) == [City, Place]
+    assert parsed(replayed[0]) == City(city="Oslo")
+    assert "recording to" not in caplog.text
+
+
+async def test_an_object_of_a_class_that_was_passed_needs_no_annotation(path, api):
+    @cached_llm_call()
+    async def ask(prompt: str, kind: type) -> Any:
+        return kind(city=prompt)
+
+    @cached_llm_call()
+    async def asks(prompt: str, kind: type[T]) -> list[T]:
+        return [kind(city=prompt)]
+
+    async def run() -> Any:
+        return [await ask("Oslo", City), *await asks("Rome", Place), await ask("Bonn", City)]
+
+    recorded, replayed = await twice(path, api, run)
+    assert replayed == recorded
+    assert list(map(type, replayed)) == [City, Place, City]
 
 
 @pytest.mark.parametrize("codec", [MessagePackCodec(), JsonCodec()], ids=["msgpack", "json"])

@@ -236,6 +236,42 @@ https://api.telegram.org/bot12345:{s.word(35)}/sendMessage""",
         }
     ),
     "API key: on a line": lambda s: f"Here you are.\nAPI key: {s.word()}\nAccess Token: {s.word()}\nsecret key = {s.word()}\nBye.",
+    "list of arguments": lambda s: f"""Command '['mysql', '--user', 'shop', '--password', '{s.password()}', 'db']' returned non-zero
+{json.dumps(["tool", "--api-key", s.word(), "--verbose"])} and ['mysql', '-u', 'root', '-p{s.password()}']
+['sshpass', '-p', '{s.password()}', 'ssh', 'a'] ['docker', 'login', '-u', 'x', '-p', '{s.word()}', 'ghcr.io']
+('redis-cli', '-h', 'x', '-a', '{s.word()}') ["curl", "-u", "bob:{s.password()}", "https://x.test"]
+[b'tool', b'--token', b'{s.word()}']""",
+    "split URL": lambda s: f"SplitResult(scheme='https', netloc='bob:{s.password()}@shop.test', path='/x', query='page=2', fragment='')",
+    "validation error": lambda s: f"""3 validation errors for Settings
+db.password
+  Input should be a valid integer, unable to parse string as an integer [type=int_parsing, input_value='{s.password()}', input_type=str]
+    For further information visit https://errors.pydantic.dev/2.12/v/int_parsing
+port
+  Input should be a valid integer [type=int_parsing, input_value='eighty1', input_type=str]
+api_keys.0.api_key
+  Input should be a valid integer [type=int_parsing, input_value='{s.word()}', input_type=str]""",
+    "validation error, cut in the middle": lambda s: f"""1 validation error for Settings
+user
+  Field required [type=missing, input_value={{'password': '{s.password()}',... '{s.word()}'}}, input_type=dict]""",
+    "errors of validation": lambda s: json.dumps(
+        [
+            {"type": "int_parsing", "loc": ["body", "db", "password"], "msg": "no integer", "input": s.password()},
+            {"type": "int_parsing", "loc": ["api_key"], "msg": "no integer", "input": s.word()},
+            {"type": "int_parsing", "loc": ["body", "port"], "msg": "no integer", "input": "eighty1"},
+        ]
+    ),
+    "errors of validation as they are printed": lambda s: repr(
+        [
+            {"type": "int_parsing", "loc": ("body", "db", "password"), "msg": "no integer", "input": s.password(), "url": "https://e.test"},
+            {"type": "int_parsing", "loc": ("api_key",), "msg": "no integer", "input": s.word()},
+            {"type": "int_parsing", "loc": ("body", "port", 1), "msg": "no integer", "input": "eighty1"},
+        ]
+    ),
+    "sentences": lambda s: f"""The password is {s.password()}. The admin password for the database is `{s.password()}`, I think.
+Hello, my api key: {s.word()} and thanks. Your password's {s.password()}! My access token is {s.word()}, use it.
+**Password:** `{s.password()}`
+**API key:** {s.word()}
+I changed the password to "{s.password()}" and the API key {s.word(32)} still works.""",
     "numbered lines": lambda s: f"[File: settings.py]\n1:import os\n2:API_KEY = '{s.word()}'\n3:PASSWORD = \"{s.password()}\"",
 }  # fmt: skip
 
@@ -298,6 +334,12 @@ KEPT = {
     "percent-encoded form": ["%22page%22", "next=%2Fhome"],
     "presigned URLs": ["X-Amz-Expires=3600", "X-Amz-Date=20260101T000000Z", "sp=r", "Key-Pair-Id=K1"],
     "names": ["page"],
+    "list of arguments": ["'--user', 'shop'", "'db'", "--verbose", "'ssh', 'a'", "ghcr.io", "https://x.test"],
+    "split URL": ["bob:", "@shop.test", "page=2"],
+    "validation error": ["db.password", "eighty1", "int_parsing"],
+    "errors of validation": ["eighty1"],
+    "errors of validation as they are printed": ["eighty1", "https://e.test"],
+    "sentences": ["The admin password for the database is", "I think.", "and thanks.", "use it.", "still works."],
 }
 
 
@@ -380,6 +422,23 @@ Authorization: $HEADER
   -u, --user NAME:PASSWORD""",
     "prose": "The basic authentication scheme and bearer authentication need a password. Forgot password? Reset your password: "
     "click here. A secret: be kind. Your token is valid. The author: Ann. Passing tests: 5. compass: north",
+    "sentences": """The password is base64-encoded, and the token is sha256 hashed. Your password is too short: 8 characters.
+The password is case-sensitive. The API key is invalid. My token is null. The secret is out. The password is required
+The password for user1 is wrong. Set the password to something else. The token for the next page is page-token-2.
+The password was changed on 2026-01-01. The api key is 12 months old. The password is utf-8. The token is 550e8400-e29b-41d4-a716-446655440000
+The password is /run/secrets/db1. My password: ${DB_PASSWORD1}. the password: ann@x1.example""",
+    "addresses": ["mailto:ann1@example.org", "from:ann1@example.org", "npm:react18@18.2.0", "nginx:1.25@sha256:ab12", "ann@example.org",
+                  "see bob:x1@example.org there", "shop.test:8080"],
+    "arguments": [["mkdir", "-p", "dir1"], ["mysql", "-p", "shop1"], ["tool", "--token"], ["tool", "--password", "-v1"], ["-u", "bob:x1"],
+                  ["tool", "-p", "--password", "PASSWORD"], ["ssh", "-p", "2222", "host1"]],
+    "options in a program": """@click.option("--token", "github_token")
+@click.option("--api-key", "api_key", help="the key1")
+parser.add_argument("-p", "--password", "-w", help="the password1")""",
+    "validation error": """1 validation error for Settings
+port
+  Input should be a valid integer [type=int_parsing, input_value='eighty1', input_type=str]
+password
+  Field required [type=missing, input_value={'port': 80, 'n... 'x'}, input_type=dict]""",
     "dig": "; COOKIE: 69c2ac40fcdaba3c (echoed)",
     "env": "PWD=/\nOLDPWD=/home/ann\nHOME=/root\nSHLVL=0",
     "shell": 'pwd=$(dirname $(which python)) && cd "$pwd"',
@@ -435,7 +494,9 @@ def test_nothing_of_recorded_runs_of_agents_is_redacted():
 
 @pytest.mark.parametrize(
     "part", ["eyJ-", "sk-", "eyJ.", "://", "a:", "password=", "password: ", "<token>", "-----BEGIN PRIVATE KEY", "%25", "bearer ", "=", " ",
-             "name: token value: ", "--password ", "('token', ", "\\", '"', "ATAT=", "api key ", "curl -u a", "token: |\n "],
+             "name: token value: ", "--password ", "('token', ", "\\", '"', "ATAT=", "api key ", "curl -u a", "token: |\n ",
+             "password is ", "password for a ", "the password's ", "'--token', ", "sshpass', '-p', ", "mysql -p", "'a:b@", "'netloc=a:1@c.",
+             "input_value=", "a\n  b [type=c, input_value=", "\\n  [type=a, input_value=1, input_type="],
 )  # fmt: skip
 def test_no_text_takes_long(part):
     """A pattern that took quadratic time would need minutes here, and the limit of the test ends it."""

@@ -5,9 +5,11 @@ import itertools
 import json
 import re
 import string
+import subprocess
 import sys
 from dataclasses import dataclass
 from typing import NamedTuple
+from urllib.parse import urlparse, urlsplit
 
 import msgspec
 import pytest
@@ -410,6 +412,86 @@ def test_a_pair_of_other_words_is_left_alone(path):
     assert "hunter2" in written(path, [["user", "hunter2"], "token", "x"])
 
 
+COMMANDS = [
+    ["mysql", "--password", "hunter2", "shop"],
+    ["mysql", "--password", "y"],
+    ["/usr/bin/mysql", "-u", "root", "-phunter2"],
+    ["sshpass", "-p", "hunter2", "ssh", "a"],
+    ["docker", "login", "-u", "ann", "-p", "hunter2"],
+    ["redis-cli", "-h", "a", "-a", "hunter2", "ping"],
+    ["mongosh", "-u", "ann", "-p", "hunter2"],
+    ["curl", "-u", "ann:hunter2", "https://x.test"],
+    ["tool", "--db-password", "hunter2"],
+    ["tool", "--token", "hunter2 2"],
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_the_arguments_of_a_command_that_failed_are_redacted(command, path):
+    @intercept(name="run")
+    def run(command: list[str]) -> None:
+        raise subprocess.CalledProcessError(1, command, output="no")
+
+    with record(path, strict=True), pytest.raises(subprocess.CalledProcessError):
+        run(command)
+    text = path.read_text()
+    assert "hunter2" not in text
+    assert not any(f"{quote}y{quote}" in text for quote in "'\"")
+    assert text.count("[redacted]") >= 4  # argument, text, argument of the exception and its attribute
+    with replay(path, strict=True), pytest.raises(subprocess.CalledProcessError) as raised:
+        run(command)
+    assert raised.value.cmd[0] == command[0]
+    assert sum("[redacted]" in one for one in raised.value.cmd) == 1
+    assert len(raised.value.cmd) == len(command)
+
+
+@pytest.mark.parametrize("password", ["hunter2", "swordfish"])
+@pytest.mark.parametrize("split", [urlsplit, urlparse])
+def test_the_password_in_a_url_that_was_taken_apart_is_redacted(split, password, path):
+    url = split(f"https://ann:{password}@shop.test:8443/orders?page=2")
+
+    def fetch(url, parts):
+        return url
+
+    fetch.__annotations__["return"] = type(url)
+    with record(path):
+        intercept(fetch, name="fetch")(url, url._asdict())
+        call(url, text=repr(url))
+    text = path.read_text()
+    assert password not in text
+    assert "@shop.test:8443" in text
+    with replay(path, strict=True):
+        back = intercept(fetch, name="fetch")(url, url._asdict())
+        call(url, text=repr(url))
+    assert back == url._replace(netloc="ann:[redacted]@shop.test:8443")
+    assert type(back) is type(url)
+
+
+def test_a_value_that_pydantic_refuses_is_redacted_by_its_place(path):
+    pydantic = pytest.importorskip("pydantic", reason="pydantic is not installed")
+    database = pydantic.create_model("Database", password=(int, ...), port=(int, ...))
+    model = pydantic.create_model("Settings", db=(database, ...))
+
+    @intercept(name="load")
+    def load(is_text):
+        try:
+            model.model_validate({"db": {"password": "hunter2", "port": "eighty1"}})
+        except pydantic.ValidationError as error:
+            if not is_text:
+                raise
+            return [str(error), repr(error.errors()), error.errors(), error.json()]
+
+    with record(path), pytest.raises(pydantic.ValidationError):
+        load(is_text=True)
+        load(is_text=False)
+    assert "hunter2" not in path.read_text()
+    assert path.read_text().count("eighty1") >= 5
+    with replay(path, strict=True), pytest.raises(pydantic.ValidationError) as raised:
+        load(is_text=True)
+        load(is_text=False)
+    assert [one["input"] for one in raised.value.errors()] == ["[redacted]", "eighty1"]
+
+
 @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
 def test_bytes_that_are_no_text_are_searched_as_well(kind, path):
     secret, rest = b"\xff\x00Authorization: Bearer abcdef0123456", b"\xff\x00 left"
@@ -699,6 +781,46 @@ def test_a_recording_replays_that_was_made_when_fewer_secrets_were_known(path):
         assert (outer(text), think(text), inner("left alone")) == (19, "ok", 10)
     with pytest.raises(DivergenceError), replay(path):
         outer("DB_PASSWORD is another")
+
+
+def recorded_when_fewer_secrets_were_known(path, *texts):
+    with record(path, redact=Redaction(defaults=False)):
+        for text in texts:
+            call(text)
+    path.write_text(path.read_text().replace(',"redact":{"defaults":false}', ""))
+    assert "hunter2" in path.read_text()
+
+
+def test_no_divergence_shows_a_secret_that_was_recorded_when_fewer_were_known(path):
+    recorded_when_fewer_secrets_were_known(path, "DB_PASSWORD=hunter2 once", "DB_PASSWORD=hunter2 twice")
+    with pytest.raises(DivergenceError, match="Nearest is step 0") as other, replay(path):
+        call("another text")
+    with pytest.raises(DivergenceError, match="2 recorded calls were not made") as missing, replay(path, strict=True):
+        pass
+    with pytest.raises(DivergenceError, match="too early") as early, replay(path, strict=True):
+        call("DB_PASSWORD=hunter2 twice")
+    for error in (other.value, missing.value, early.value):
+        assert "hunter2" not in f"{error} {error.expected} {error.actual}"
+        assert "[redacted]" in str(error)
+
+
+def test_a_call_that_is_not_found_does_not_have_all_recorded_ones_redacted(path, monkeypatch):
+    redacted = []
+    apply = Redaction.apply
+    monkeypatch.setattr(Redaction, "apply", lambda self, data: redacted.append(data) or apply(self, data))
+    with record(path):
+        for number in range(50):
+            call([{"text": f"turn {turn}"} for turn in range(number)])
+    with pytest.raises(DivergenceError, match="Nearest is step 40"), replay(path):
+        call([{"text": f"turn {turn}"} for turn in range(39)] + [{"text": "another"}])
+    assert len(redacted) < 5
+
+
+@pytest.mark.parametrize("text", ["DB_PASSWORD=hunter2", "DB_PASSWORD=[redacted]"])
+def test_a_call_finds_its_recording_with_the_secret_or_without_it(text, path):
+    recorded_when_fewer_secrets_were_known(path, "DB_PASSWORD=hunter2")
+    with replay(path):
+        call(text)
 
 
 HOPELESS = r"(a+)+b"

@@ -4,7 +4,7 @@ import enum
 import re
 import uuid
 from collections import Counter, OrderedDict, defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, make_dataclass
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from typing import Any, NamedTuple, TypedDict
@@ -396,6 +396,101 @@ def test_numbers_of_numpy_in_a_result_are_said_while_recording(path, caplog):
         get()
     [entry] = caplog.records
     assert "numpy.float64" in entry.getMessage()
+
+
+KINDS_OF_CLASSES = {
+    "dataclass": lambda **fields: make_dataclass("Answer", [*fields.items()]),
+    "pydantic": lambda **fields: pydantic.create_model(
+        "Answer", **{name: given(each) for name, each in fields.items()}
+    ),
+    "pydantic with private state": lambda **fields: pydantic.create_model(
+        "Answer", __base__=WithState, **{name: given(each) for name, each in fields.items()}
+    ),
+    "struct": lambda **fields: msgspec.defstruct("Answer", [*fields.items()]),
+    "struct that is a list": lambda **fields: msgspec.defstruct("Answer", [*fields.items()], array_like=True),
+    "named tuple": lambda **fields: NamedTuple("Answer", [*fields.items()]),  # type: ignore[misc]  # made at run time
+}
+
+
+class WithState(pydantic.BaseModel):
+    _state: int = pydantic.PrivateAttr(default=7)
+
+
+def given(annotation: Any) -> Any:
+    return annotation if isinstance(annotation, tuple) else (annotation, ...)
+
+
+CHANGES = {
+    "requires a new field": ({"x": int, "y": str, "new": int}, "new"),
+    "lost a field": ({"x": int}, "y"),
+    "renamed a field": ({"x": int, "other": str}, "other|y"),
+    "has another type": ({"x": str, "y": str}, "x|int"),
+}
+
+
+@pytest.mark.parametrize("returns", [lambda kind: kind, lambda kind: list[kind], lambda kind: dict[str, kind | None]])
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("make", KINDS_OF_CLASSES.values(), ids=KINDS_OF_CLASSES.keys())
+def test_an_object_of_a_class_that_has_changed_is_refused(make, change, returns, path):
+    """As it is with another version of a client. The error names the field."""
+    old = make(x=int, y=str)
+    fields, named = CHANGES[change]
+    value = old(x=1, y="a")
+    answers = {old: value, list[old]: [value], dict[str, old | None]: {"a": value, "b": None}}
+
+    def answer():
+        return answers[returns(old)]
+
+    answer.__annotations__["return"] = returns(old)
+    with record(path, strict=True):
+        intercept(answer, name="answer")()
+    answer.__annotations__["return"] = returns(make(**fields))
+    with pytest.raises(CassetteError, match=rf"does not fit the return annotation \(.*\b({named})\b"), replay(path):
+        intercept(answer, name="answer")()
+
+
+def test_a_model_of_a_later_version_has_the_defaults_of_its_new_fields(path):
+    def made(**fields):
+        model = pydantic.create_model("Answer", __base__=WithState, **fields)
+        model.__qualname__ = "Answer"
+        return model
+
+    old = made(x=(int, ...), gone=(int, 1))
+    new = made(
+        x=(int, ...), gone=(int, 1), tags=(list[str], pydantic.Field(default_factory=list)), seed=(int | None, None)
+    )
+
+    def answer():
+        return old(x=1)
+
+    answer.__annotations__["return"] = old
+    with record(path, strict=True):
+        intercept(answer, name="answer")()
+    answer.__annotations__["return"] = new
+    with replay(path, strict=True):
+        back = intercept(answer, name="answer")()
+    assert type(back) is new
+    assert (back, back.model_fields_set, back._state) == (new(x=1), {"x"}, 7)
+
+
+def test_a_field_that_a_later_version_does_not_know_is_kept_beside_the_fields_where_these_allow_it(path):
+    class Open(WithState):
+        model_config = {"extra": "allow"}
+
+    old = pydantic.create_model("Answer", __base__=Open, x=(int, ...), gone=(list[int], ...))
+    new = pydantic.create_model("Answer", __base__=Open, x=(int, ...))
+
+    def answer():
+        return old(x=1, gone=[1])
+
+    answer.__annotations__["return"] = old
+    with record(path, strict=True):
+        intercept(answer, name="answer")()
+    answer.__annotations__["return"] = new
+    with replay(path, strict=True):
+        back = intercept(answer, name="answer")()
+    assert type(back) is new
+    assert back == new(x=1, gone=[1])
 
 
 def test_a_function_that_has_changed_its_type_says_so(path):

@@ -11,6 +11,7 @@ from tests.properties.fleet.checker import explore
 from tests.properties.fleet.configurations import (
     AMPUTATIONS,
     AMPUTATIONS_OF_CHANNELS,
+    AMPUTATIONS_OF_MIXING,
     AMPUTATIONS_OF_SPLITTING,
     AMPUTATIONS_OF_STUTTER,
     AMPUTATIONS_OF_TRUST,
@@ -28,6 +29,7 @@ def main() -> int:
         "trust in local copies": Trust().model(),
         "channels of local copies": Channels().model(),
         "a root that is split": SplitRoot().model(),
+        "a root that is split, beside an earlier version": SplitRoot(is_mixed=True).model(),
         "a server that stutters": Stutter().model(),
     }
     for name, model in {**whole, **others}.items():
@@ -41,7 +43,10 @@ def main() -> int:
     channels = {f"{part} (channels)": Channels(rules).model() for part, rules in AMPUTATIONS_OF_CHANNELS.items()}
     stutter = {f"{part} (stutter)": Stutter(rules).model() for part, rules in AMPUTATIONS_OF_STUTTER.items()}
     split = {f"{part} (split)": SplitRoot(rules).model() for part, rules in AMPUTATIONS_OF_SPLITTING.items()}
-    for part, model in {**parts, **trust, **channels, **split, **stutter}.items():
+    mixed = {
+        f"{part} (split)": SplitRoot(rules, is_mixed=True).model() for part, rules in AMPUTATIONS_OF_MIXING.items()
+    }
+    for part, model in {**parts, **trust, **channels, **split, **mixed, **stutter}.items():
         verdict = explore(model)
         wrong += verdict.holds
         show(f"{part}: {verdict}")

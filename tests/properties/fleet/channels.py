@@ -119,6 +119,11 @@ WRITES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "root": ((WHOLE_ROOT, "*"), ("e", "f", "list")),
 }
 """Where the message of a write goes, and the copies that it ends."""
+EARLIER: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "e, by an earlier version": ((WHOLE_ROOT,), ("e", "list")),
+    "f, by an earlier version": ((WHOLE_ROOT,), ("f", "list")),
+}
+"""The same of a version that knows no parts."""
 
 
 class Split(NamedTuple):
@@ -132,6 +137,9 @@ class Split(NamedTuple):
         queue: on its way back: "+" or "-" and a channel, or "!" and what was written.
         copies, loads: by key, what had been written when it was loaded.
         is_splitting: the process has begun to subscribe to parts.
+        mark: on the server, 0 after a write of an earlier version.
+        known_mark: as the process knows it, 0 before it has split the root.
+        is_beaten: a heartbeat was answered since that write. Until then its copies are trusted from before.
     """
 
     written: frozenset[str] = frozenset()
@@ -142,25 +150,35 @@ class Split(NamedTuple):
     copies: frozenset[tuple[str, frozenset[str]]] = frozenset()
     loads: frozenset[tuple[str, frozenset[str]]] = frozenset()
     is_splitting: bool = False
+    mark: int = 0
+    known_mark: int = 0
+    is_beaten: bool = True
     changes: int = 2
 
 
 class SplitRoot:
-    """The steps of a process that listens to the whole root, or to the parts that its copies depend on."""
+    """The steps of a process that listens to the whole root, or to the parts that its copies depend on.
 
-    def __init__(self, rules: Rules = WHOLE) -> None:
+    Attributes:
+        writes: those of processes of this version, or of an earlier one.
+    """
+
+    def __init__(self, rules: Rules = WHOLE, *, is_mixed: bool = False) -> None:
         self.rules = rules
+        self.writes = EARLIER if is_mixed else WRITES
 
     def model(self) -> Model[Split]:
         """For the checker."""
-        return Model(Split(), self.steps, self.broken)
+        return Model(Split(changes=1 if self.writes is EARLIER else 2), self.steps, self.broken)
 
     def broken(self, state: Split) -> str | None:
         """Whether a read that starts now is served what it must not be, although all messages have arrived."""
         if any(each.startswith("!") for each in state.queue):
             return None
         for key, seen in state.copies:
-            ending = {name for name, (_, ended) in WRITES.items() if key in ended}
+            ending = {name for name, (_, ended) in self.writes.items() if key in ended}
+            if not state.is_beaten:
+                ending.difference_update(EARLIER)
             if state.written & ending != seen & ending:
                 return f"a copy of {key} is served that does not know of {sorted(state.written & ending - seen)}"
         return None
@@ -174,10 +192,13 @@ class SplitRoot:
 
     def steps(self, state: Split) -> Iterator[Step[Split]]:
         """Everything that may happen next."""
-        for name, (channels, _) in WRITES.items():
+        for name, (channels, _) in self.writes.items():
             if name not in state.written:
                 news = tuple("!" + name for channel in channels if channel in state.subscribed)
-                yield f"{name} is written", state._replace(written=state.written | {name}, queue=state.queue + news)
+                after = state._replace(written=state.written | {name}, queue=state.queue + news)
+                if name in EARLIER:
+                    after = after._replace(mark=0, is_beaten=False)
+                yield f"{name} is written", after
         if state.commands:
             first, *rest = state.commands
             sign, channel = first[0], first[1:]
@@ -188,15 +209,32 @@ class SplitRoot:
             yield f"{state.queue[0]} arrives", self._heard(state._replace(queue=state.queue[1:]), state.queue[0])
         yield from self._loads(state)
         yield from self._changes(state)
+        if not state.is_beaten or state.mark != state.known_mark:
+            yield "a heartbeat is answered", self._beaten(state._replace(is_beaten=True))
+
+    def _beaten(self, state: Split) -> Split:
+        """Look for the mark, and plant another one where it is gone. Whoever has missed messages drops all copies."""
+        if state.mark == state.known_mark or not (state.known_mark and self.rules.looks_for_marks):
+            return state
+        marked = state._replace(mark=3 - state.known_mark)
+        marked = marked._replace(known_mark=marked.mark, is_splitting=False)
+        if WHOLE_ROOT in state.confirmed:
+            return marked
+        commands = state.commands if "+" + WHOLE_ROOT in state.commands else (*state.commands, "+" + WHOLE_ROOT)
+        return marked._replace(copies=frozenset(), loads=frozenset(), commands=commands)
 
     def _heard(self, state: Split, what: str) -> Split:
         if what.startswith("!"):
-            ended = WRITES[what[1:]][1]
+            ended = self.writes[what[1:]][1]
             return state._replace(
                 copies=frozenset(copy for copy in state.copies if copy[0] not in ended),
                 loads=frozenset(load for load in state.loads if load[0] not in ended),
             )
-        return state._replace(confirmed=state.confirmed | {what[1:]}) if what[0] == "+" else state
+        if what[0] != "+":
+            return state
+        if what[1:] == WHOLE_ROOT and self.rules.looks_for_marks:  # earlier versions may have written since a heartbeat
+            state = state._replace(copies=frozenset(), loads=frozenset())
+        return state._replace(confirmed=state.confirmed | {what[1:]})
 
     def _loads(self, state: Split) -> Iterator[Step[Split]]:
         running, kept = dict(state.loads), dict(state.copies)
@@ -220,7 +258,7 @@ class SplitRoot:
             and "list" not in used
         ):
             commands = tuple("+" + part for part in sorted(self._parts(used)))
-            asked = state._replace(commands=commands, changes=state.changes - 1)
+            asked = state._replace(commands=commands, changes=state.changes - 1, mark=1, known_mark=1)
             yield "it begins to split", asked._replace(is_splitting=True)
         may_leave = self._parts(used) <= state.confirmed and "list" not in used
         if state.is_splitting and WHOLE_ROOT in state.confirmed and (may_leave or not self.rules.parts_before_leaving):

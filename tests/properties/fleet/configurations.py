@@ -135,6 +135,10 @@ AMPUTATIONS_OF_SPLITTING: dict[str, Rules] = {
     "the whole left before its parts are heard": replace(WHOLE, parts_before_leaving=False),
 }
 
+AMPUTATIONS_OF_MIXING: dict[str, Rules] = {
+    "parts beside writes of an earlier version, without a mark": replace(WHOLE, looks_for_marks=False),
+}
+
 AMPUTATIONS_OF_TRUST: dict[str, Rules] = {
     "a lease from the PONG's arrival": replace(WHOLE, trusts_from_sending=False),
     "no drop on re-subscribe": replace(WHOLE, drops_on_resubscribe=False),

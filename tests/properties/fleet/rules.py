@@ -38,6 +38,8 @@ class Rules:
         splits_with_root_channel: who listens to parts of a root also listens to the channel of writes to all of it.
         parts_before_leaving: the channel of a whole root is left only when the channels of the parts are confirmed that
             its copies and loads depend on then.
+        looks_for_marks: who listens to parts of a root looks with each heartbeat for the mark that a write of an
+            earlier version deletes, which publishes on the channel of the root alone.
         trusts_from_sending: local copies are trusted from the sending of the PING that was answered; else from the
             arrival of its PONG.
         trusts_from_heartbeat: ... from the sending of the heartbeat that had been answered before that PING was sent;
@@ -67,6 +69,7 @@ class Rules:
     keeps_channels_of_copies: bool = True
     splits_with_root_channel: bool = True
     parts_before_leaving: bool = True
+    looks_for_marks: bool = True
     trusts_from_sending: bool = True
     trusts_from_heartbeat: bool = True
     lookups_follow_heartbeats: bool = True
