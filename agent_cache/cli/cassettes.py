@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import fnmatch
+import importlib
 import importlib.util
 import json
 import subprocess
@@ -36,8 +37,11 @@ from agent_cache.recording.cassette_file import (
     is_idle,
     replace_file,
 )
+from agent_cache.recording.functions import RecordedFunction
 from agent_cache.recording.litellm import fixture_line, from_cassette, is_fixture, read_fixture, to_cassette
-from agent_cache.recording.results import problems_of
+from agent_cache.recording.recorder import recorded_function
+from agent_cache.recording.results import problems_of, read_value
+from agent_cache.values.tagged import encode
 
 __all__ = ["add_options", "run", "secret_places"]
 
@@ -102,6 +106,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--allow", action="append", default=[], metavar="NAME", help="values of this name are no secrets if random"
     )
+    command.add_argument(
+        "--import", action="append", default=[], metavar="MODULE", dest="modules",
+        help="read what its functions returned, as a replay does: their classes may have changed",
+    )  # fmt: skip
 
     command = add("convert", _convert, "convert recordings of other tools, or to the fixtures of Reyn")
     command.description = f"Convert recordings of {_SOURCES}, redacted as a recording would be."
@@ -613,8 +621,9 @@ def _load_other(path: Path) -> Cassette:
 def _verify(options: argparse.Namespace) -> int:
     """Print what is wrong with cassettes. Returns 1 if something is."""
     printer, results, count = Printer(), [], 0
+    functions = _functions_in(options.modules)
     for path in _cassettes_in(options.paths):
-        findings, calls = _findings(path, frozenset(options.allow))
+        findings, calls = _findings(path, frozenset(options.allow), functions)
         count += len(findings)
         results.append({"path": str(path), "calls": calls, "findings": findings})
         if options.json:
@@ -631,10 +640,55 @@ def _verify(options: argparse.Namespace) -> int:
     return 1 if count else 0
 
 
-def _findings(path: Path, allowed: frozenset[str]) -> tuple[list[dict[str, Any]], int]:
+def _functions_in(modules: Sequence[str]) -> dict[str, RecordedFunction]:
+    """The functions that these modules record, by their names in cassettes.
+
+    The user names the modules: what a cassette names is never imported.
+
+    Raises:
+        ConfigurationError: if one cannot be imported.
+    """
+    found: dict[str, RecordedFunction] = {}
+    if modules and "" not in sys.path:
+        sys.path.insert(0, "")  # as `python -m` has it
+    for name in modules:
+        try:
+            module = importlib.import_module(name)
+        except Exception as error:
+            raise ConfigurationError(f"--import {name}: it cannot be imported ({error!r})") from error
+        classes = [one for one in vars(module).values() if isinstance(one, type) and one.__module__ == name]
+        for holder in (module, *classes):
+            for one in vars(holder).values():
+                function = recorded_function(getattr(one, "__func__", one))
+                if function is not None:
+                    found.setdefault(function.name, function)
+    return found
+
+
+def _reading_problems(call: RecordedCall, function: RecordedFunction, path: Path, line: int) -> Iterator[str]:
+    """What a replay could not read, as the function is annotated now."""
+    outcomes = [(call.outcome, function.schema)]
+    stream = call.outcome.get("stream")
+    if stream is not None:
+        outcomes = [(chunk, function.chunk_schema) for chunk in stream["chunks"]]
+    for outcome, schema in outcomes:
+        if not outcome.keys().isdisjoint(("typed", "any", "object")):
+            try:
+                read_value(outcome, schema, str(path), line)
+            except CassetteError as error:
+                yield error.reason
+                return
+
+
+def _findings(
+    path: Path, allowed: frozenset[str], functions: dict[str, RecordedFunction]
+) -> tuple[list[dict[str, Any]], int]:
     """What is wrong with one cassette, and how many calls it has.
 
-    Random values of these names, which may be secrets, are allowed.
+    Args:
+        path: the cassette.
+        allowed: names of random values that are no secrets.
+        functions: by their names in cassettes; what they returned is read.
     """
     found: list[dict[str, Any]] = []
 
@@ -670,6 +724,9 @@ def _findings(path: Path, allowed: frozenset[str]) -> tuple[list[dict[str, Any]]
             add(kind, line, f"step {index}, {_call_text(clean)}: {message}")
         for problem in problems_of(call.outcome):
             add("replay", line, f"step {index}: {call.name} {problem}")
+        if call.name in functions and b'"$function"' not in encode(call.arguments):  # a class may have been passed
+            for problem in _reading_problems(call, functions[call.name], path, line):
+                add("replay", line, f"step {index}, {call.name}: {problem}")
         for place in secret_places(call, rules):
             add("secret", line, f"step {index}, {call.name}: {place} contains a secret")
         for place, name in (*rules.suspects(clean.arguments, "arguments"), *rules.suspects(clean.outcome, "outcome")):

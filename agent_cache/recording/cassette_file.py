@@ -374,6 +374,12 @@ class Outline:
 
         return order_of_lines(self.enclosing(), self.lanes, self.forked, self.events(), rank)
 
+    @property
+    def is_concurrent(self) -> bool:
+        """Whether calls may have been in flight at the same time: in several lanes, or one before another's end."""
+        lanes = self.lanes
+        return self.is_log or bool(self.order) or any(map(ne, lanes, islice(lanes, 1, None)))
+
     def last_overlapping(self) -> dict[int, int]:
         """By index, the index of the call that `RecordedCall.until` names."""
         if self.is_log:

@@ -118,7 +118,7 @@ class Player:
         """Let other tasks run, as the recorded call did, and calls that had ended earlier be answered earlier."""
         assert call.index is not None
         assert call.recorded is not None
-        if self.matcher.has_overlaps and _OPEN_ENDED.isdisjoint(call.recorded.outcome):
+        if self.matcher.is_concurrent and _OPEN_ENDED.isdisjoint(call.recorded.outcome):
             return self._turns.take(self.matcher.rank_of_end(call.index))
         return checkpoint()
 
@@ -282,7 +282,7 @@ class Matcher:
         self.remaining = len(cassette)
         self.has_foreign = bool(self._outline.foreign)
         self.has_earlier = any(self._outline.earlier)
-        self.has_overlaps = self._outline.is_log or bool(self._outline.order)
+        self.is_concurrent = self._outline.is_concurrent
         self._read_tree()
 
     def find(self, place: bytes) -> int | None:

@@ -45,7 +45,7 @@ from agent_cache.recording.streams import failure_outcome, is_stream, leave_call
 from agent_cache.values.arguments import plain_arguments
 from agent_cache.values.tagged import encode
 
-__all__ = ["NO_CONTEXT", "CassetteWriter", "Recorder"]
+__all__ = ["NO_CONTEXT", "CassetteWriter", "Recorder", "recorded_function"]
 
 _LOG = logging.getLogger("agent_cache")
 
@@ -551,6 +551,15 @@ def _function_of(operation: Operation[Any]) -> RecordedFunction:
         found = RecordedFunction(operation.function, operation.name, "tool", parameters=operation.parameters, key=key)
         _functions[operation] = found
     return found
+
+
+def recorded_function(value: Any) -> RecordedFunction | None:
+    """What recordings know of a wrapped function or a cached tool; None if a value is neither."""
+    found = getattr(value, "__agent_cache_recorded__", None)
+    if isinstance(found, RecordedFunction):
+        return found
+    operation = getattr(value, "__agent_cache__", None)
+    return _function_of(operation) if isinstance(operation, Operation) else None
 
 
 def _replay_into_sessions(call: ActiveCall, value: Any, error: BaseException | None) -> None:

@@ -37,7 +37,7 @@ class Job:
 
     Attributes:
         load: seconds that a run of the tool takes.
-        begins, ends: `time.monotonic` of the first write, and at which reading ends.
+        seconds: for which it reads.
         writes: of this process, while the others read; 0 for one that reads.
         pause: seconds from one write to the next.
         shares: whether it shares loads with others.
@@ -47,8 +47,7 @@ class Job:
     journal: str
     ttl: float
     load: float
-    begins: float
-    ends: float
+    seconds: float
     writes: int = 0
     pause: float = 0.0
     shares: bool = True
@@ -104,10 +103,14 @@ async def _play(job: Job) -> list[str]:
     async def put_order(order_id: str) -> None:
         pass
 
+    await get_order("7")
+    print("ready", flush=True)
+    begins = float(await asyncio.to_thread(sys.stdin.readline))  # by `time.monotonic`
+    lines.clear()
     for number in range(job.writes):
-        await asyncio.sleep(job.begins + number * job.pause - time.monotonic())
+        await asyncio.sleep(begins + number * job.pause - time.monotonic())
         await put_order("7")
-    while not job.writes and time.monotonic() < job.ends:
+    while not job.writes and time.monotonic() < begins + job.seconds:
         start = time.monotonic()
         await get_order("7")
         lines.append(f"read {start} {time.monotonic() - start}")
@@ -128,12 +131,19 @@ def _share_nothing() -> None:
 def measure(server: Server, game: Game, processes: int, *, shares: bool) -> Measured:
     """Play one run."""
     server.command("FLUSHALL")
-    begins = time.monotonic() + 1.0 + 0.4 * processes  # until all of them run
-    ends = begins + game.times * game.pause
     with tempfile.TemporaryDirectory(prefix="stampede-") as folder:
-        job = Job(server.url, f"{folder}/writer", game.ttl, game.load, begins, ends, game.writes, game.pause, shares)
+        seconds = game.times * game.pause
+        job = Job(server.url, f"{folder}/writer", game.ttl, game.load, seconds, game.writes, game.pause, shares)
         readers = [replace(job, journal=f"{folder}/{number}", writes=0) for number in range(processes)]
         running = [_start(each) for each in (job, *readers) if each.writes or each is not job]
+        for process in running:
+            assert process.stdout is not None
+            process.stdout.readline()  # until all of them run
+        begins = time.monotonic() + 0.1
+        for process in running:
+            assert process.stdin is not None
+            process.stdin.write(f"{begins}\n")
+            process.stdin.flush()
         for process in running:
             _, said = process.communicate(timeout=PATIENCE)
             LIFELINE.release(process.pid)
@@ -152,7 +162,8 @@ def measure(server: Server, game: Game, processes: int, *, shares: bool) -> Meas
 
 def _start(job: Job) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "benchmarks.fleet.stampedes", "--process", json.dumps(asdict(job))]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
     LIFELINE.hold(process.pid, Path(job.journal).parent)
     return process
 
