@@ -51,9 +51,11 @@ _LEAST_FOR_A_PROGRESS_BAR = 1_000_000  # bytes
 _LONG, _SHORT = 200, 60
 _ONE_LINE = 80
 _STYLES = {"hit": "green", "shared": "green", "miss": "yellow", "write": "magenta", "blocked": "red", "llm": "cyan"}
-_KINDS = frozenset({"tool", "llm", "call", "env"})
+_KINDS = frozenset({"tool", "llm", "call", "env", "http"})
+_FORMS = frozenset(
+    {"value", "typed", "any", "object", "error", "stream", "response", "cancelled", "unencodable", "unfinished"}
+)
 _SOURCES = "agentcassette (JSON) and Reyn (JSON Lines)"
-_FORMS = frozenset({"value", "typed", "any", "object", "error", "stream", "cancelled", "unencodable", "unfinished"})
 
 
 class _Missing:
@@ -191,12 +193,25 @@ def _call_text(call: RecordedCall) -> str:
 
 
 def _outcome_text(call: RecordedCall) -> str:
-    stream = call.outcome.get("stream")
+    stream, response = call.outcome.get("stream"), call.outcome.get("response")
+    if isinstance(response, dict):
+        return _response_text(response)
     if not isinstance(stream, dict):
         return _result_text(call.outcome)
     chunks, end = plural(len(stream.get("chunks", ())), "chunk"), stream.get("end") or {}
     is_plain_end = "value" in end and end["value"] is None
     return chunks if is_plain_end else f"{chunks}, {_result_text(end)}"
+
+
+def _response_text(response: dict[str, Any]) -> str:
+    pieces = {field: response.get(field) for field in ("events", "frames", "lines", "chunks")}
+    parts = [str(response.get("status", ""))]
+    parts += [plural(len(one), field.removesuffix("s")) for field, one in pieces.items() if isinstance(one, list)]
+    if "json" in response or "text" in response:
+        parts.append(shortened(repr(response.get("json", response.get("text"))), _SHORT))
+    if isinstance(response.get("end"), dict):
+        parts.append(_result_text(response["end"]))
+    return ", ".join(parts)
 
 
 def _result_text(outcome: dict[str, Any]) -> str:
@@ -216,7 +231,7 @@ def _result_text(outcome: dict[str, Any]) -> str:
 
 def _has_error(call: RecordedCall) -> bool:
     """Whether the call raised, or the stream that it returned did."""
-    outcome, stream = call.outcome, call.outcome.get("stream")
+    outcome, stream = call.outcome, call.outcome.get("stream", call.outcome.get("response"))
     if isinstance(stream, dict) and isinstance(stream.get("end"), dict):
         outcome = stream["end"]
     return isinstance(outcome.get("error"), dict)

@@ -96,6 +96,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
         recorded_at: start of the recording, in UTC.
         model: label of the recording.
         redact: redaction rules beside the defaults, so that a replay applies the same.
+        http: what of the run's HTTP was recorded (`http.exchange.Http`), if any was, so that a replay answers the same.
         log: true if the lines are in the order in which the calls ended, as a running recording writes them.
     """
 
@@ -103,6 +104,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
     recorded_at: str | None = None
     model: str | None = None
     redact: dict[str, Any] = {}
+    http: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET
     log: Literal[True] | msgspec.UnsetType = msgspec.UNSET
 
     @property
@@ -145,7 +147,7 @@ class RecordedCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     Attributes:
         id: its number, from 1: of its line, or in a log of its start.
         parent: id of the enclosing call, or None.
-        kind: ``tool``, ``llm``, ``call`` or ``env``.
+        kind: ``tool``, ``llm``, ``call`` or ``env``; of a request, ``llm`` or ``http``.
         name: name of the function.
         arguments: arguments by name, as plain data, redacted.
         key: the key that ``cache_key=`` returned; it identifies the call instead of its arguments.

@@ -2,8 +2,8 @@
 
 An exception comes back as itself if its class is a builtin, was registered, or is found under its name in a module that
 the program has imported. No name that is found in a cassette is ever imported, and no constructor is run that does not
-belong to the standard library, pydantic or httpx. Any other exception becomes a `RecordedError` which is of the nearest
-builtin class that the original derives from.
+belong to the standard library, pydantic, httpx or aiohttp. Any other exception becomes a `RecordedError` which is of
+the nearest builtin class that the original derives from.
 """
 
 from __future__ import annotations
@@ -457,8 +457,52 @@ def _make_http_error(kind: Any, state: dict[str, Any]) -> BaseException:
     return error
 
 
+_OF_CONNECTION = ("host", "port", "is_ssl")
+
+
+def _connector_error_state(error: Any, depth: int) -> dict[str, Any]:
+    key = error.args[0]
+    state = {name: getattr(key, name) for name in _OF_CONNECTION}
+    if not all(isinstance(value, str | int | None) for value in state.values()):
+        raise TypeError(key)
+    return {**state, "os_error": _written(error.args[1], Any, depth)}
+
+
+def _make_connector_error(kind: Any, state: dict[str, Any]) -> BaseException:
+    keys: Any = sys.modules["aiohttp.client_reqrep"]
+    given = {name: state[name] for name in _OF_CONNECTION}
+    others = dict.fromkeys(keys.ConnectionKey._fields)
+    key = keys.ConnectionKey(**{**others, "ssl": True, **given})
+    error: BaseException = kind(key, _read(state["os_error"], Any))
+    return error
+
+
+def _incomplete_read_state(error: Any, depth: int) -> dict[str, Any]:  # noqa: ARG001 - see `_SPECIAL`
+    return {"partial": _text_or(error.partial), "expected": error.expected}
+
+
+def _make_incomplete_read(kind: Any, state: dict[str, Any]) -> BaseException:
+    partial = _read(state["partial"], Any)
+    error: BaseException = kind(partial.encode() if isinstance(partial, str) else partial, state["expected"])
+    return error
+
+
+_CONNECTOR_ERRORS = (
+    "ClientConnectorError",
+    "ClientConnectorDNSError",
+    "ClientProxyConnectionError",
+    "ClientConnectorSSLError",
+    "ClientConnectorCertificateError",
+)
+
+
 _SPECIAL: dict[str, tuple[Callable[[Any, int], dict[str, Any]], Callable[[Any, dict[str, Any]], BaseException]]] = {
     "pydantic_core._pydantic_core:ValidationError": (_validation_state, _make_validation_error),
     "urllib.error:HTTPError": (_http_error_state, _make_http_error),
+    "http.client:IncompleteRead": (_incomplete_read_state, _make_incomplete_read),
+    **{
+        f"aiohttp.client_exceptions:{name}": (_connector_error_state, _make_connector_error)
+        for name in _CONNECTOR_ERRORS
+    },
 }
 """For an exception its state as plain data, at its depth; for its class and that state the exception."""

@@ -49,7 +49,8 @@ _MAX_SCHEMAS = 64
 """Of one function, for classes that its callers passed."""
 
 KINDS = ("tool", "llm", "call", "env")
-"""Kinds of calls in a cassette; ``env`` is a clock, an identifier or a random number."""
+"""Kinds of calls of functions; ``env`` is a clock, an identifier or a random number. A request is ``http``
+or ``llm``."""
 
 
 class RecordedFunction:
@@ -339,14 +340,15 @@ class ActiveCall:
         passed: positional and keyword arguments as they were passed; for the user's extractors.
         usage: tokens and model, if it is an LLM call.
         chunks: what a stream has yielded so far; None if it returned no stream.
+        exchange: of a request that was made, the `http.exchange.Exchange`; else None.
         is_plain_stream: whether the chunks are not awaited.
         is_awaited: whether a plain function returned an awaitable, whose result stands for the call.
     """
 
     __slots__ = (
-        "after", "arguments", "chunks", "counts", "digest", "forked", "function", "id", "index", "is_awaited",
-        "is_plain_stream", "key", "lane", "matched", "occurrence", "outer", "owner", "parent", "passed", "place",
-        "recorded", "started", "tool_call", "usage",
+        "after", "arguments", "chunks", "counts", "digest", "exchange", "forked", "function", "id", "index",
+        "is_awaited", "is_plain_stream", "key", "lane", "matched", "occurrence", "outer", "owner", "parent", "passed",
+        "place", "recorded", "started", "tool_call", "usage",
     )  # fmt: skip
 
     def __init__(
@@ -375,6 +377,7 @@ class ActiveCall:
         self.passed: tuple[tuple[Any, ...], dict[str, Any]] = _NOTHING_PASSED
         self.usage = Usage() if function.kind == "llm" else None
         self.chunks: list[Any] | None = None
+        self.exchange: Any = None
         self.is_plain_stream = False
         self.is_awaited = False
 
@@ -448,7 +451,7 @@ class Usage:
         """
         if self.model is None:
             arguments = call.arguments
-            for place in (arguments, arguments.get("kwargs"), arguments.get("request")):
+            for place in (arguments, arguments.get("kwargs"), arguments.get("request"), arguments.get("json")):
                 found = place.get("model") if isinstance(place, Mapping) else None
                 if isinstance(found, str):
                     self.model = found
