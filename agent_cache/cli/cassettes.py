@@ -37,6 +37,7 @@ from agent_cache.recording.cassette_file import (
     is_idle,
     replace_file,
 )
+from agent_cache.recording.foreign import is_foreign, read_foreign
 from agent_cache.recording.functions import RecordedFunction
 from agent_cache.recording.litellm import fixture_line, from_cassette, is_fixture, read_fixture, to_cassette
 from agent_cache.recording.recorder import recorded_function
@@ -55,7 +56,7 @@ _KINDS = frozenset({"tool", "llm", "call", "env", "http"})
 _FORMS = frozenset(
     {"value", "typed", "any", "object", "error", "stream", "response", "cancelled", "unencodable", "unfinished"}
 )
-_SOURCES = "agentcassette (JSON) and Reyn (JSON Lines)"
+_SOURCES = "agentcassette, vcrpy, cassetter, betamax and Reyn"
 
 
 class _Missing:
@@ -620,10 +621,13 @@ def _load_other(path: Path) -> Cassette:
 
     Raises:
         CassetteError: if it is none, or a cassette already.
+        ConfigurationError: if it is YAML, and PyYAML is not installed.
     """
     is_ours = path.is_file() and _has_our_format(path)
     if not is_ours and is_fixture(path):
         return to_cassette(read_fixture(path), path)
+    if not is_ours and is_foreign(path):
+        return read_foreign(path)
     cassette = _load(path)
     if is_ours:
         raise CassetteError("is a cassette of agent-cache already", path)
