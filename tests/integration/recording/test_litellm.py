@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from agent_cache.errors import CassetteError, ConfigurationError
-from agent_cache.recording import Cassette, MissingFixture
+from agent_cache.recording import Cassette, MissingFixture, record, replay
 from agent_cache.recording.litellm import (
     REPLAY_DATETIME,
     LLMReplay,
@@ -179,6 +179,33 @@ def test_the_time_to_give_to_a_prompt_is_fixed():
 def test_an_unknown_mode_is_refused(path):
     with pytest.raises(ConfigurationError, match="mode"):
         LLMReplay(path, "rewind")
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+async def test_a_recording_of_http_has_the_requests_of_litellm(is_async, path):
+    with model_api() as api:
+        options = {"api_base": f"{api.url}/v1", "api_key": KEY, "num_retries": 0, "max_retries": 0}
+
+        async def agent() -> Any:
+            found = []
+            for stream in (False, True):
+                asked = {"model": "openai/large-1", "messages": HELLO, "stream": stream, **options}
+                response = await litellm.acompletion(**asked) if is_async else litellm.completion(**asked)
+                if not stream:
+                    found.append(response.model_dump())
+                elif is_async:
+                    found.append([chunk.choices[0].delta.content async for chunk in response])
+                else:
+                    found.append([chunk.choices[0].delta.content for chunk in response])
+            return found
+
+        with record(path, http=True):
+            live = await agent()
+    with replay(path, strict=True):
+        assert await agent() == live
+    calls = Cassette.load(path)
+    assert [(call.kind, call.model, call.input_tokens) for call in calls] == [("llm", "large-1", 3)] * 2
+    assert KEY not in path.read_text("utf-8")
 
 
 # Streams
@@ -363,10 +390,10 @@ async def test_a_broken_fixture_is_not_overwritten_and_what_was_recorded_is_not_
 
 async def test_two_recordings_of_one_fixture_lose_nothing(path):
     one, other = LLMReplay(path, "record"), LLMReplay(path, "record")
-    for replay, text in ((one, "hi"), (other, "ho")):
-        replay.install()
+    for each, text in ((one, "hi"), (other, "ho")):
+        each.install()
         await ask(text)
-        replay.restore()
+        each.restore()
     one.flush()
     other.flush()
     with LLMReplay(path):
