@@ -169,7 +169,7 @@ class CassetteNotFound(CassetteError):
 
 
 class MissingFixture(CassetteError):
-    """A test needs a recording that was never made."""
+    """A test needs a recording that was never made, or a fixture does not have a call."""
 
 
 class _Mismatch(CassetteError):

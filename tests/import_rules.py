@@ -35,6 +35,7 @@ LEAVES: dict[str, tuple[str, ...]] = {
     "cache": ("async_cache",),  # async-cache's top-level module
     "cryptography": ("remote.codecs",),
     "genai_prices": ("recording.prices",),
+    "litellm": ("recording.litellm",),
     "msgspec": ("values.copies", "values.schema", "values.tagged", "recording", "cli"),
     "multidict": ("recording.http.aiohttp_seam",),
     "pytest": ("pytest_plugin", "testing.fixtures"),

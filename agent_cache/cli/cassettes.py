@@ -29,8 +29,17 @@ from agent_cache.cli.output import Printer, escaped, json_text, plural, print_js
 from agent_cache.errors import CassetteError, CassetteNotFound, ConfigurationError
 from agent_cache.recording import Cassette, RecordedCall, Redaction, Savings, diff_cassettes
 from agent_cache.recording.cassette import recorded_rules, redact_call
-from agent_cache.recording.cassette_file import EARLIER, StoredCalls, digest_of, digest_of_key, is_idle
+from agent_cache.recording.cassette_file import (
+    EARLIER,
+    StoredCalls,
+    digest_of,
+    digest_of_key,
+    is_idle,
+    replace_file,
+)
+from agent_cache.recording.foreign import is_foreign, read_foreign
 from agent_cache.recording.functions import RecordedFunction
+from agent_cache.recording.litellm import fixture_line, from_cassette, is_fixture, read_fixture, to_cassette
 from agent_cache.recording.prices import model_calls, savings_of
 from agent_cache.recording.recorder import recorded_function
 from agent_cache.recording.results import problems_of, read_value
@@ -49,6 +58,7 @@ _FORMS = frozenset(
     {"value", "typed", "any", "object", "error", "stream", "response", "cancelled", "unencodable", "unfinished"}
 )
 _TOKENS = ("input_tokens", "output_tokens", "cache_read_tokens", "cache_write_tokens", "cache_write_1h_tokens")
+_SOURCES = "agentcassette, vcrpy, cassetter, betamax and Reyn"
 
 
 class _Missing:
@@ -106,8 +116,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="read what its functions returned, as a replay does: their classes may have changed",
     )  # fmt: skip
 
-    command = add("convert", _convert, "convert cassettes of agentcassette (JSON)")
+    command = add("convert", _convert, "convert recordings of other tools, or to the fixtures of Reyn")
+    command.description = f"Convert recordings of {_SOURCES}, redacted as a recording would be."
     command.add_argument("paths", type=Path, nargs="+", metavar="SOURCE")
+    command.add_argument(
+        "--to", choices=("agent-cache", "reyn"), default="agent-cache", help="reyn: calls of litellm, as its fixtures"
+    )
     command.add_argument("-o", "--output", type=Path, metavar="PATH", help="default: SOURCE with the ending .jsonl")
     command.add_argument("--force", action="store_true", help="replace an existing file")
 
@@ -587,28 +601,51 @@ def _print_secrets(printer: Printer, path: Path, found: Counter[str], verb: str)
 
 
 def _convert(options: argparse.Namespace) -> int:
-    """Convert cassettes of agentcassette, redacted as a recording would be."""
+    """Convert recordings of other tools, redacted as a recording would be; or cassettes to fixtures of Reyn."""
     if options.output is not None and len(options.paths) > 1:
         raise ConfigurationError("--output takes one SOURCE")
     printer, results = Printer(), []
     for path in options.paths:
-        cassette = _load(path)
-        if _has_our_format(path):
-            raise CassetteError("is a cassette of agent-cache already", path)
+        cassette = _load(path) if options.to == "reyn" else _load_other(path)
         target = options.output or path.with_suffix(".jsonl")
         if target.exists() and not options.force:
-            raise CassetteError("exists already; --force replaces it", target)
+            raise CassetteError("exists already; --force replaces it, --output gives another path", target)
         rules = _rules(cassette)
         found = _secrets(cassette, rules)
-        _rewrite(cassette, target, rules)
-        results.append({"path": str(path), "target": str(target), "calls": len(cassette), "redacted": dict(found)})
+        if options.to == "reyn":
+            cassette.steps = _RewrittenCalls(cassette, rules, frozenset())
+            entries = from_cassette(cassette)
+            count = len(entries)
+            replace_file(target, map(fixture_line, entries))
+        else:
+            count = len(cassette)
+            _rewrite(cassette, target, rules)
+        results.append({"path": str(path), "target": str(target), "calls": count, "redacted": dict(found)})
         if not options.json:
-            printer.line(f"{path} -> {target}  {len(cassette)} calls")
+            printer.line(f"{path} -> {target}  {count} calls")
             if found:
                 _print_secrets(printer, target, found, "redacted")
     if options.json:
         print_json({"cassettes": results})
     return 0
+
+
+def _load_other(path: Path) -> Cassette:
+    """The recording of another tool, as a cassette.
+
+    Raises:
+        CassetteError: if it is none, or a cassette already.
+        ConfigurationError: if it is YAML, and PyYAML is not installed.
+    """
+    is_ours = path.is_file() and _has_our_format(path)
+    if not is_ours and is_fixture(path):
+        return to_cassette(read_fixture(path), path)
+    if not is_ours and is_foreign(path):
+        return read_foreign(path)
+    cassette = _load(path)
+    if is_ours:
+        raise CassetteError("is a cassette of agent-cache already", path)
+    return cassette
 
 
 # verify

@@ -20,24 +20,37 @@ import pytest
 
 from agent_cache.engine.runtime import PLACE, Scope
 from agent_cache.engine.state import clear_everything
-from agent_cache.errors import CassetteError, CassetteNotFound, DivergenceError, MissingFixture
+from agent_cache.errors import CassetteError, CassetteNotFound, ConfigurationError, DivergenceError, MissingFixture
 from agent_cache.pytest_plugin.markers import Settings
 from agent_cache.recording import Player, Recorder, Savings, record
 from agent_cache.recording.api import LiveCallBlocker, block_live_calls
+from agent_cache.recording.litellm import LLMReplay, is_fixture
 from agent_cache.recording.player import described
 
 __all__ = [
     "CassetteRun",
+    "FixtureRun",
     "check_live_calls",
     "fixture_in_same_context",
     "live_guard",
     "packed",
+    "run_of",
     "same_context",
     "summary_of",
     "unpacked",
 ]
 
 _MOST_SHOWN = 10
+
+
+def run_of(path: Path, settings: Settings, test: str, sharing: list[str]) -> CassetteRun | FixtureRun:
+    """The run of a test, by what is at its path. The arguments are those of `CassetteRun`.
+
+    Raises:
+        CassetteError: if the settings cannot work.
+        ConfigurationError: likewise.
+    """
+    return FixtureRun(path, settings, test) if is_fixture(path) else CassetteRun(path, settings, test, sharing)
 
 
 class CassetteRun:
@@ -181,7 +194,84 @@ class CassetteRun:
         return [f"The test that was recorded had failed itself: it {trailer.ended}."]
 
     def _command(self, mode: str) -> str:
-        return f"pytest --agent-record-mode={mode} {shlex.quote(self._test)}"
+        return _command_for(self._test, mode)
+
+
+class FixtureRun:
+    """The recording or replay of one test by a fixture of Reyn, which answers what it asks of litellm.
+
+    Several tests may share a fixture, so entries may be left over unless the test is strict.
+
+    Args:
+        path: the fixture.
+        settings: how it is used.
+        test: the test's node id.
+
+    Raises:
+        CassetteError: if the fixture is broken.
+        ConfigurationError: if a setting is one of cassettes only.
+    """
+
+    def __init__(self, path: Path, settings: Settings, test: str) -> None:
+        if settings.policy is not None or settings.model is not None:
+            raise ConfigurationError(f"{path} is a fixture of Reyn: policy and model are settings of cassettes")
+        is_replay = settings.mode in ("none", "once")
+        self._settings = settings
+        self._replay = LLMReplay(
+            path,
+            "replay" if is_replay else "new_episodes" if settings.mode == "new_episodes" else "record",
+            redact=settings.redact,
+            advice=_command_for(test, "rewrite"),
+        )
+
+    def begin(self) -> LLMReplay:
+        """Start to record or to replay.
+
+        Raises:
+            CassetteError: if it is to be recorded to a cassette.
+        """
+        self._replay.install()
+        if self._settings.empty_cache:
+            clear_everything()
+        return self._replay
+
+    @property
+    def savings(self) -> Savings:
+        """Model calls that the test did not have to make."""
+        return self._replay.savings
+
+    def end_passed(self) -> None:
+        """End the run of a test that has passed.
+
+        Raises:
+            DivergenceError: if the test is strict, and an entry was not used.
+        """
+        replay = self._replay
+        replay.flush()
+        left = len(replay.loaded_keys() - replay.consumed_keys())
+        if self._settings.strict and replay.mode == "replay" and left:
+            text = f"{left} of {len(replay.loaded_keys())} entries were not used, and the test is strict"
+            raise DivergenceError(-1, None, None, text, replay.fixture_path)
+
+    def end_failed(self, error: BaseException) -> str:
+        """End the run of a test that has failed or was skipped. Returns a section of its report."""
+        replay = self._replay
+        lines = [f"fixture of Reyn: {replay.fixture_path}, mode {self._settings.mode}"]
+        if not isinstance(error, pytest.skip.Exception):
+            lines.append(f"used: {len(replay.consumed_keys())} of {len(replay.loaded_keys())} entries")
+            try:
+                replay.flush()
+            except CassetteError as failure:
+                lines.append(str(failure))
+        return "\n".join(lines)
+
+    def close(self) -> None:
+        """Leave. If the test was never called, nothing is written."""
+        self._replay.restore()
+
+
+def _command_for(test: str, mode: str) -> str:
+    return f"pytest --agent-record-mode={mode} {shlex.quote(test)}"
 
 
 def _origin_of(error: BaseException | None) -> str:

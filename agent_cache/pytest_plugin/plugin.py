@@ -25,15 +25,16 @@ from agent_cache.pytest_plugin.markers import (
 )
 
 if TYPE_CHECKING:
-    from agent_cache.pytest_plugin.cassette_run import CassetteRun
+    from agent_cache.pytest_plugin.cassette_run import CassetteRun, FixtureRun
     from agent_cache.recording import Recorder, Savings
     from agent_cache.recording.api import LiveCallBlocker
+    from agent_cache.recording.litellm import LLMReplay
 
 __all__: list[str] = []
 
 _ON_ORPHANS = ("ignore", "report", "fail")
 
-_RUN: pytest.StashKey[CassetteRun] = pytest.StashKey()
+_RUN: pytest.StashKey[CassetteRun | FixtureRun] = pytest.StashKey()
 _GUARD: pytest.StashKey[LiveCallBlocker] = pytest.StashKey()
 _TESTS_BY_CASSETTE: pytest.StashKey[dict[Path, list[str]]] = pytest.StashKey()
 _ORPHANS: pytest.StashKey[list[str]] = pytest.StashKey()
@@ -88,7 +89,8 @@ def pytest_configure(config: pytest.Config) -> None:
     markers = {
         f"agent_cassette(name=None, *, path=None, {options})": "record what the agent of this test calls, and replay "
         "it ever after: in the cassette of that name, or of the test's",
-        f"replay(path, *, {options})": "the same with the cassette at this path, from the folder of the test file",
+        f"replay(path, *, {options})": "the same with the cassette at this path, from the folder of the test file; a "
+        "fixture of Reyn answers litellm",
         "agent_live(reason)": "let this test call tools under --agent-block-live",
     }
     for marker, promise in markers.items():
@@ -137,19 +139,21 @@ def agent_cache_config() -> dict[str, Any]:
 
 
 @pytest.fixture
-def agent_cassette(request: pytest.FixtureRequest, agent_cache_config: dict[str, Any]) -> Iterator[Recorder]:
+def agent_cassette(
+    request: pytest.FixtureRequest, agent_cache_config: dict[str, Any]
+) -> Iterator[Recorder | LLMReplay]:
     """The `Recorder` that records or replays what the agent of this test calls: `path`, `mode`, `player`, `cassette`.
 
-    It ends with the test, before fixtures are torn down.
+    For a fixture of Reyn it is the `LLMReplay`. It ends with the test, before fixtures are torn down.
     """
-    from agent_cache.pytest_plugin.cassette_run import CassetteRun
+    from agent_cache.pytest_plugin.cassette_run import run_of
 
     item = request.node
     markers = cassette_markers(item)
     path = cassette_path(item, markers)
     sharing = [one for one in request.config.stash[_TESTS_BY_CASSETTE].get(path, ()) if one != item.nodeid]
     with _own_error(item):
-        run = CassetteRun(path, settings_of(request.config, agent_cache_config, markers), item.nodeid, sharing)
+        run = run_of(path, settings_of(request.config, agent_cache_config, markers), item.nodeid, sharing)
         handle = run.begin()
     item.stash[_RUN] = run
     try:

@@ -169,7 +169,8 @@ class RecordedCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         cache_write_1h_tokens: the part of `cache_write_tokens` that the provider keeps for one hour.
         model: of an LLM call, None if unknown.
         form: ``"agentcassette"`` if the arguments are ``args`` and ``kwargs``, from a cassette of that package;
-            ``"1"`` if they are written as version 1 of the format writes them (`earlier_arguments`).
+            ``"1"`` if they are written as version 1 of the format writes them (`earlier_arguments`); ``"reyn"`` if the
+            call is from a fixture of Reyn, which only `litellm.LLMReplay` replays.
     """
 
     id: int

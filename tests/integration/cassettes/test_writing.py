@@ -165,6 +165,37 @@ def test_theirs_is_shown_verified_and_not_rewritten(theirs, command):
     assert (code, "convert" in err) == (2, True)
 
 
+@pytest.fixture
+def of_reyn(tmp_path: Path) -> Path:
+    message = {"role": "assistant", "content": f"the key is {SECRET}"}
+    response = {"id": "a", "model": "m", "choices": [{"index": 0, "message": message}], "usage": {"prompt_tokens": 3}}
+    entry = {"key": "0a", "model": "m", "prompt_preview": "hi", "response": response}
+    path = tmp_path / "fixture.jsonl"
+    path.write_text(f"{json.dumps(entry)}\n", "utf-8")
+    return path
+
+
+def test_a_fixture_of_reyn_is_converted_and_back(of_reyn, command, tmp_path):
+    ours, back = tmp_path / "ours.jsonl", tmp_path / "back.jsonl"
+    assert command("convert", of_reyn)[0] == 2  # to its own path
+    code, out, _ = command("convert", of_reyn, "-o", ours)
+    assert (code, out.splitlines()[0]) == (0, f"{of_reyn} -> {ours}  1 calls")
+    assert "redacted" in out
+    assert command("verify", ours)[0] == 0
+    [call] = Cassette.load(ours)
+    assert (call.name, call.key, call.input_tokens) == ("litellm:acompletion", "0a", 3)
+    assert command("convert", ours, "--to", "reyn", "-o", back)[0] == 0
+    expected = of_reyn.read_text("utf-8").replace(SECRET, "[redacted]")
+    assert json.loads(back.read_text("utf-8")) == json.loads(expected)
+    assert command("convert", back, "--force")[0] == 0
+    assert Cassette.load(back)[0].key == "0a"
+
+
+def test_only_calls_of_litellm_become_a_fixture(theirs, command):
+    code, _, err = command("convert", theirs, "--to", "reyn")
+    assert (code, "no call of litellm" in err) == (2, True)
+
+
 # prune
 
 TESTS = """

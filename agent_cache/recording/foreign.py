@@ -1,0 +1,214 @@
+"""Reads what other recorders have written, as cassettes: those of VCR and of betamax.
+
+These files have requests and their responses, and nothing of what happened at the same time: their calls are in one
+lane, one after the other. Read are the YAML and JSON of vcrpy, also with ``parsed_body`` in the place of a body, as
+pydantic-ai writes it; the YAML of cassetter; and the JSON of betamax. What becomes of a request and its response is the
+same as in a recording of HTTP (`http.exchange`): secrets are removed, and cookies have no values.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from agent_cache.errors import CassetteError, CassetteNotFound, ConfigurationError
+from agent_cache.recording.cassette import Cassette
+from agent_cache.recording.cassette_file import RecordedCall, digest_of
+from agent_cache.recording.functions import Usage
+from agent_cache.recording.http.bodies import ResponseBody, model_payloads
+from agent_cache.recording.http.exchange import Http, identity, response_data
+from agent_cache.recording.prices import asked_model
+from agent_cache.recording.redaction import Redaction
+
+__all__ = ["is_foreign", "read_foreign"]
+
+_YAML = frozenset({".yaml", ".yml"})
+_LISTS = ("interactions", "http_interactions")
+_OTHERS = ("ws_interactions", "grpc_interactions")
+
+
+def is_foreign(path: Path) -> bool:
+    """Whether a file may be a cassette of another recorder: YAML, or JSON with interactions."""
+    if path.suffix.lower() in _YAML:
+        return True
+    try:
+        with path.open("rb") as file:
+            start = file.read(4096).lstrip()
+    except (OSError, ValueError):
+        return False
+    return start[:1] == b"{" and any(b'"%b"' % name.encode() in start for name in _LISTS)
+
+
+def read_foreign(path: Path, redaction: Redaction | None = None) -> Cassette:
+    """The cassette with the requests of a file of vcrpy, cassetter or betamax.
+
+    Args:
+        path: the file.
+        redaction: the rules by which secrets are removed; None for the default ones.
+
+    Raises:
+        CassetteNotFound: if there is no such file.
+        CassetteError: if it cannot be read or is none, with the number of the interaction.
+        ConfigurationError: for YAML, if PyYAML is not installed.
+    """
+    rules = Redaction() if redaction is None else redaction
+    document = _document(path)
+    calls = []
+    for number, interaction in enumerate(_interactions(document, path), 1):
+        try:
+            calls.append(_call(number, interaction, rules))
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            raise CassetteError(f"interaction {number} is broken: {type(error).__name__}: {error}", path) from error
+    cassette = Cassette(calls, path=path)
+    described = rules.describe()
+    cassette.header = msgspec.structs.replace(cassette.header, redact=described, http={})
+    return cassette
+
+
+def _document(path: Path) -> Any:
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        raise CassetteNotFound("does not exist", path) from None
+    except (OSError, ValueError) as error:
+        raise CassetteError(f"cannot be read: {getattr(error, 'strerror', None) or error}", path) from error
+    try:
+        if content.lstrip()[:1] == b"{":
+            return json.loads(content)
+        return msgspec.yaml.decode(content)
+    except ImportError:
+        raise ConfigurationError(
+            f'{path} is YAML, which PyYAML reads, and it is not installed: pip install "agent-cache[yaml]"'
+        ) from None
+    except (ValueError, RecursionError, msgspec.MsgspecError) as error:
+        raise CassetteError(f"cannot be read as YAML or JSON: {error}", path) from error
+
+
+def _interactions(document: Any, path: Path) -> Sequence[Any]:
+    """The interactions in the order in which they were recorded; cassetter sorts them by their URLs."""
+    found = document if isinstance(document, Mapping) else {}
+    for name in _OTHERS:
+        if found.get(name):
+            raise CassetteError(f"has {name}, and only HTTP can be converted", path)
+    listed = next((found[name] for name in _LISTS if isinstance(found.get(name), list)), None)
+    if listed is None:
+        raise CassetteError("has no list of interactions: it is no cassette of vcrpy, cassetter or betamax", path)
+    assert isinstance(listed, list)
+    times = [one.get("recorded_at") if isinstance(one, Mapping) else None for one in listed]
+    if all(times):
+        order = sorted(range(len(listed)), key=lambda index: str(times[index]))
+        return [listed[index] for index in order]
+    return listed
+
+
+def _call(number: int, interaction: Any, rules: Redaction) -> RecordedCall:
+    request, response = interaction["request"], interaction["response"]
+    headers = {name: ", ".join(values) for name, values in _headers(request)}
+    content = _content(request)
+    url = request.get("uri") or request["url"]
+    kind, name, arguments = identity(request["method"], url, headers, content, Http(), rules)
+    arguments = rules.apply(arguments)
+    data = _response(response, rules)
+    usage = Usage()
+    if kind == "llm":
+        for payload in model_payloads(data):
+            usage.add(payload)
+        if usage.model is None:
+            usage.model = asked_model(arguments)
+    return RecordedCall(
+        id=number,
+        kind=kind,
+        name=name,
+        arguments=arguments,
+        digest=digest_of(name, arguments).hex(),
+        outcome={"response": data},
+        input_tokens=usage.tokens.input,
+        output_tokens=usage.tokens.output,
+        cache_read_tokens=usage.tokens.cache_read,
+        cache_write_tokens=usage.tokens.cache_write,
+        cache_write_1h_tokens=usage.tokens.cache_write_1h,
+        model=usage.model,
+    )
+
+
+def _response(response: Any, rules: Redaction) -> dict[str, Any]:
+    given = response.get("status", response.get("status_code"))
+    status, reason = (given["code"], given.get("message") or "") if isinstance(given, Mapping) else (given, "")
+    if type(status) is not int:
+        raise TypeError(f"expected a status, got {status!r}")
+    pairs = [(name, value) for name, values in _headers(response) for value in values]
+    names = dict(pairs)
+    content, is_decoded = _content(response), _is_decoded(response)
+    body = ResponseBody(names)
+    body.add(content, is_decoded=is_decoded)
+    if body.is_encoded and (is_decoded or _has_known_encoding(names)):
+        # The recorder has taken the encoding off, and left the header.
+        pairs = [pair for pair in pairs if pair[0] != "content-encoding"]
+        body = ResponseBody({name: value for name, value in names.items() if name != "content-encoding"})
+        body.add(content)
+    return response_data(status, reason, pairs, body, rules)
+
+
+def _has_known_encoding(headers: Mapping[str, str]) -> bool:
+    return not ResponseBody(headers).is_encoded
+
+
+def _headers(holder: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
+    """Headers with names in lower case, and all values of each."""
+    for name, given in (holder.get("headers") or {}).items():
+        values = given if isinstance(given, list) else [given]
+        yield name.lower(), [one.decode("latin-1") if isinstance(one, bytes) else str(one) for one in values]
+
+
+def _content(holder: Mapping[str, Any]) -> bytes:
+    """The body of a request or a response, in any of the spellings."""
+    if "parsed_body" in holder:
+        return msgspec.json.encode(holder["parsed_body"])
+    body = holder.get("body", holder.get("content"))
+    if not isinstance(body, Mapping):
+        return _bytes(body)
+    if "type" in body:
+        return _typed_content(body)
+    if "base64_string" in body:
+        return base64.b64decode(body["base64_string"])
+    return _bytes(body.get("string"), body.get("encoding"))
+
+
+def _typed_content(body: Mapping[str, Any]) -> bytes:
+    """A body of cassetter."""
+    content = body.get("content")
+    if body["type"] == "json":
+        return msgspec.json.encode(content)
+    if body["type"] == "binary":
+        if body.get("encoding") == "base64":
+            return base64.b64decode(content or "")
+        try:
+            return binascii.unhexlify(content or "")
+        except binascii.Error as error:
+            raise ValueError(str(error)) from error
+    return _bytes(content)
+
+
+def _bytes(text: Any, encoding: str | None = None) -> bytes:
+    if isinstance(text, bytes):
+        return text
+    try:
+        return ("" if text is None else str(text)).encode(encoding or "utf-8")
+    except (LookupError, UnicodeEncodeError):
+        return str(text).encode("utf-8", "surrogateescape")
+
+
+def _is_decoded(holder: Mapping[str, Any]) -> bool:
+    """Whether a body cannot have the content-encoding of its headers, because it is no bytes."""
+    body = holder.get("body", holder.get("content"))
+    if isinstance(body, Mapping):
+        if "base64_string" in body or body.get("type") == "binary":
+            return False
+        body = body.get("string", body.get("content", ""))
+    return "parsed_body" in holder or not isinstance(body, bytes)

@@ -1,0 +1,224 @@
+"""Recordings of vcrpy, cassetter and betamax are converted. The files in ``foreign/`` were written by those."""
+
+from __future__ import annotations
+
+import base64
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent_cache.errors import CassetteError, CassetteNotFound, ConfigurationError
+from agent_cache.recording import Cassette, DivergenceError, Redaction, replay
+from agent_cache.recording.foreign import is_foreign, read_foreign
+from agent_cache.recording.http.bodies import body_of
+
+FOLDER = Path(__file__).parent / "foreign"
+WHOLE = ["vcrpy-httpx.yaml", "vcrpy-requests.yaml", "vcrpy-httpx.decoded.yaml", "cassetter-httpx.yaml"]
+JSON = ["betamax-exact.json", "betamax.json"]
+HOST = "http://127.0.0.1"
+URL = f"{HOST}:8765"
+MESSAGES = [{"role": "user", "content": "Which city?"}]
+
+
+@pytest.fixture
+def yaml() -> Any:
+    return pytest.importorskip("yaml")
+
+
+@pytest.fixture(params=[*WHOLE, *JSON])
+def path(request: pytest.FixtureRequest) -> Path:
+    if request.param.endswith(".yaml"):
+        pytest.importorskip("yaml")
+    return FOLDER / request.param
+
+
+def body(call: Any) -> bytes:
+    return b"".join(body_of(call.outcome["response"]))
+
+
+def written(path: Path, *interactions: dict[str, Any], **more: Any) -> Path:
+    path.write_text(json.dumps({"version": 1, "interactions": interactions, **more}), "utf-8")
+    return path
+
+
+def interaction(**response: Any) -> dict[str, Any]:
+    request = {"method": "GET", "uri": "https://api.test/a", "headers": {}, "body": None}
+    return {
+        "request": request,
+        "response": {"status": {"code": 200}, "headers": {}, "body": {"string": ""}, **response},
+    }
+
+
+def test_the_requests_are_those_that_were_recorded_in_their_order(path):
+    calls = list(read_foreign(path))
+    assert [(call.kind, call.name) for call in calls if "bytes" not in call.name] == [
+        ("llm", f"POST {HOST}/v1/chat/completions"),
+        ("llm", f"POST {HOST}/v1/chat/completions"),
+        ("http", f"GET {HOST}/gzip"),
+        ("http", f"POST {HOST}/form"),
+        ("http", f"PUT {HOST}/upload"),
+        ("http", f"GET {HOST}/missing"),
+        ("http", f"GET {HOST}/login"),
+        ("http", f"GET {HOST}/empty"),
+    ]
+    by_name = {call.name.rpartition("/")[2]: call for call in calls}
+    assert calls[0].arguments == {"json": {"model": "gpt-4o", "messages": MESSAGES}}
+    assert calls[1].arguments == {"json": {"model": "gpt-4o", "messages": MESSAGES, "stream": True}}
+    assert by_name["gzip"].arguments == {"query": {"a": "1", "q": "b"}}
+    assert by_name["form"].arguments == {"form": {"password": "[redacted]", "name": "Åsa"}}
+    assert (calls[0].model, calls[0].input_tokens, calls[0].output_tokens) == ("gpt-4o", 3, 2)
+    assert {call.after for call in calls} == {0}
+
+
+def test_the_responses_are_those_that_were_received(path):
+    by_name = {call.name.rpartition("/")[2]: call for call in read_foreign(path)}
+    answers = {name: call.outcome["response"] for name, call in by_name.items()}
+    assert json.loads(body(by_name["gzip"])) == {"packed": True, "city": "København"}
+    assert answers["gzip"]["json"] == {"packed": True, "city": "København"}
+    assert "content-encoding" not in answers["gzip"]["headers"]
+    assert body(by_name["form"]) == b"a plain text\nof two lines\n"
+    assert (answers["missing"]["status"], answers["empty"]["status"]) == (404, 204)
+    assert body(by_name["empty"]) == b""
+    if "bytes" in by_name and path.name != "betamax.json":  # where betamax itself has lost them
+        assert body(by_name["bytes"]) == bytes(range(256))
+    stream = next(call for call in read_foreign(path) if call.arguments.get("json", {}).get("stream"))
+    assert [event.get("json", event.get("data")) for event in stream.outcome["response"]["events"]] == [
+        {"choices": [{"index": 0, "delta": {"content": "Os"}}]},
+        {"choices": [{"index": 0, "delta": {"content": "lo"}}]},
+        "[DONE]",
+    ]
+
+
+def test_nothing_secret_is_in_the_cassette(path):
+    text = b"".join(read_foreign(path).lines())
+    assert b"made-up" not in text
+    if "cassetter" not in path.name:  # which leaves cookies out
+        assert b"session=" in text
+
+
+def test_a_digest_of_a_binary_body_stands_for_it(yaml):
+    calls = {call.name: call for call in read_foreign(FOLDER / "vcrpy-httpx.yaml")}
+    assert calls[f"PUT {HOST}/upload"].arguments["bytes"]["size"] == 3
+
+
+def test_the_parsed_bodies_of_pydantic_ai_are_read(yaml):
+    [call] = read_foreign(FOLDER / "pydantic-ai.yaml")
+    assert call.arguments == {"json": {"model": "gpt-4o", "messages": MESSAGES}}
+    assert call.outcome["response"]["json"]["choices"][0]["message"]["content"] == "Oslo"
+    assert "content-encoding" not in call.outcome["response"]["headers"]
+    assert (call.kind, call.model, call.input_tokens) == ("llm", "gpt-4o", 3)
+
+
+@pytest.mark.parametrize("name", [*WHOLE, "betamax-exact.json", "pydantic-ai.yaml"])
+def test_a_real_client_is_answered_from_what_was_converted(name, tmp_path):
+    httpx = pytest.importorskip("httpx")
+    if name.endswith(".yaml"):
+        pytest.importorskip("yaml")
+    read_foreign(FOLDER / name).save(tmp_path / "ours.jsonl")
+    with replay(tmp_path / "ours.jsonl"), httpx.Client() as client:
+        answer = client.post(f"{URL}/v1/chat/completions", json={"model": "gpt-4o", "messages": MESSAGES})
+        assert answer.json()["choices"][0]["message"]["content"] == "Oslo"
+        if name == "pydantic-ai.yaml":
+            return
+        assert client.get(f"{URL}/gzip", params={"a": "1", "q": "b"}).json()["city"] == "København"
+        assert client.post(f"{URL}/form", data={"password": "another", "name": "Åsa"}).text.startswith("a plain")
+        assert client.get(f"{URL}/bytes").content == bytes(range(256))
+        assert client.get(f"{URL}/missing").status_code == 404
+    with pytest.raises(DivergenceError), replay(tmp_path / "ours.jsonl"), httpx.Client() as client:
+        client.get(f"{URL}/gzip", params={"a": "2"})
+
+
+def test_rules_that_are_given_are_applied_and_noted(tmp_path):
+    path = written(tmp_path / "a.json", interaction(body={"string": '{"pin": "1234"}'}))
+    cassette = read_foreign(path, Redaction(["pin"]))
+    assert cassette[0].outcome["response"]["json"] == {"pin": "[redacted]"}
+    assert cassette.header.redact == {"names": ["pin"]}
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "br", "an-encoding-of-tomorrow"])
+def test_a_text_has_no_encoding_whatever_its_headers_say(encoding, tmp_path):
+    given = interaction(headers={"content-encoding": encoding, "content-type": "text/plain"}, body={"string": "plain"})
+    [call] = read_foreign(written(tmp_path / "a.json", given))
+    assert call.outcome["response"] == {"status": 200, "headers": {"content-type": "text/plain"}, "text": "plain"}
+
+
+def test_bytes_that_are_not_encoded_are_what_they_are(tmp_path):
+    packed = base64.b64encode(b"\xff plain").decode()
+    given = interaction(headers={"content-encoding": "gzip"}, body={"base64_string": packed})
+    [call] = read_foreign(written(tmp_path / "a.json", given))
+    assert body(call) == b"\xff plain"
+    assert "headers" not in call.outcome["response"]
+
+
+def test_bytes_of_an_unknown_encoding_keep_it(tmp_path):
+    packed = base64.b64encode(b"\xff\xfe").decode()
+    given = interaction(headers={"content-encoding": "of-tomorrow"}, body={"base64_string": packed})
+    [call] = read_foreign(written(tmp_path / "a.json", given))
+    assert call.outcome["response"]["headers"] == {"content-encoding": "of-tomorrow"}
+    assert body(call) == b"\xff\xfe"
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("{", "cannot be read as YAML or JSON"),
+        ('{"calls": []}', "no list of interactions"),
+        ("[1]", "no list of interactions"),
+        ('{"interactions": [{"request": {}}]}', "interaction 1 is broken: KeyError: 'response'"),
+        ('{"interactions": [7]}', "interaction 1 is broken"),
+        ('{"interactions": [], "grpc_interactions": [1]}', "only HTTP"),
+    ],
+)
+def test_what_is_no_cassette_is_refused(text, reason, tmp_path, yaml):
+    path = tmp_path / "a.json"
+    path.write_text(text, "utf-8")
+    with pytest.raises(CassetteError, match=reason):
+        read_foreign(path)
+
+
+def test_a_broken_interaction_is_named_by_its_number(tmp_path):
+    path = written(tmp_path / "a.json", interaction(), interaction(status={"code": "many"}))
+    with pytest.raises(CassetteError, match="interaction 2 is broken: TypeError: expected a status"):
+        read_foreign(path)
+
+
+def test_yaml_that_would_run_code_is_refused(tmp_path, yaml):
+    path = tmp_path / "a.yaml"
+    path.write_text("interactions: !!python/object/apply:os.system ['true']\n", "utf-8")
+    with pytest.raises(CassetteError, match="cannot be read as YAML"):
+        read_foreign(path)
+
+
+def test_yaml_needs_pyyaml_and_says_so(monkeypatch):
+    monkeypatch.setitem(sys.modules, "yaml", None)
+    with pytest.raises(ConfigurationError, match=r'pip install "agent-cache\[yaml\]"'):
+        read_foreign(FOLDER / "vcrpy-httpx.yaml")
+    assert len(read_foreign(FOLDER / "betamax.json")) == 9
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(CassetteNotFound):
+        read_foreign(tmp_path / "a.yaml")
+
+
+def test_files_of_others_are_told_by_their_beginning(tmp_path):
+    assert is_foreign(FOLDER / "betamax.json")
+    assert is_foreign(tmp_path / "a.yml")
+    assert not is_foreign(tmp_path / "missing.json")
+    Cassette().save(tmp_path / "ours.jsonl")
+    assert not is_foreign(tmp_path / "ours.jsonl")
+
+
+def test_the_command_converts_them_and_what_it_writes_is_whole(path, command, tmp_path):
+    code, out, _ = command("convert", path, "-o", tmp_path / "ours.jsonl")
+    assert (code, out.splitlines()[0].rpartition(" -> ")[0]) == (0, str(path))
+    assert command("verify", tmp_path / "ours.jsonl") == (0, out_of_verify(tmp_path / "ours.jsonl"), "")
+    with pytest.raises(DivergenceError), replay(tmp_path / "ours.jsonl", strict=True):
+        pass
+
+
+def out_of_verify(path: Path) -> str:
+    return f"ok  {path}  {len(Cassette.load(path))} calls\n"

@@ -1,0 +1,139 @@
+"""Tests that are marked with a fixture of Reyn: litellm is answered from it."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent_cache.recording.litellm import LLMReplay, read_fixture, to_cassette
+
+pytest_plugins = ["pytester"]
+
+os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # else its import asks the network for prices
+litellm = pytest.importorskip("litellm")
+
+ASK = """
+    import litellm
+    import pytest
+    from agent_cache.recording import MissingFixture
+
+    pytestmark = pytest.mark.filterwarnings("ignore:.*:UserWarning:pydantic")  # of litellm's own types
+
+    async def ask(text="hi", reply=None):
+        messages = [{"role": "user", "content": text}]
+        response = await litellm.acompletion(model="gpt-4o", messages=messages, mock_response=reply)
+        return response.choices[0].message.content
+"""
+TEST = (
+    ASK
+    + """
+    @pytest.mark.replay("fixtures/x.jsonl", **OPTIONS)
+    async def test_it(agent_cassette):
+        assert await ask("hi", "live") == "EXPECTED"
+"""
+)
+
+
+def entry(text: str, reply: str) -> dict[str, Any]:
+    messages = [{"role": "user", "content": text}]
+    choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": reply}}
+    response = {"id": "a", "created": 1, "model": "gpt-4o", "object": "chat.completion", "choices": [choice]}
+    return {"key": LLMReplay.key("gpt-4o", messages), "model": "gpt-4o", "prompt_preview": text, "response": response}
+
+
+@pytest.fixture
+def fixture(suite) -> Path:
+    lines = [json.dumps(entry("hi", "recorded")), json.dumps(entry("ho", "of another test"))]
+    return suite.write("fixtures/x.jsonl", "\n".join([*lines, ""]))
+
+
+def written(suite, expected: str, **options: Any) -> None:
+    suite.write("test_ask.py", TEST.replace("EXPECTED", expected).replace("OPTIONS", repr(options)))
+
+
+def test_the_marker_answers_from_the_fixture_and_lets_other_entries_be(suite, fixture):
+    written(suite, "recorded")
+    suite.run(passed=1)
+    suite.run("--agent-block-live", passed=1)
+
+
+def test_a_cassette_that_was_converted_from_a_fixture_is_one(suite, fixture):
+    to_cassette(read_fixture(fixture)).save(fixture)
+    written(suite, "recorded")
+    suite.run(passed=1)
+
+
+def test_a_call_that_the_fixture_does_not_have_names_the_command(suite, fixture):
+    suite.write(
+        "test_ask.py",
+        ASK
+        + """
+    @pytest.mark.replay("fixtures/x.jsonl")
+    async def test_it():
+        await ask("changed")
+
+    @pytest.mark.replay("fixtures/x.jsonl")
+    async def test_the_prompt_is_in_the_key():
+        with pytest.raises(MissingFixture):
+            await ask("changed")
+    """,
+    )
+    result = suite.run(passed=1, failed=1)
+    result.stdout.fnmatch_lines(
+        ["*No fixture entry for model='gpt-4o'.*", "*--agent-record-mode=rewrite test_ask.py::*"]
+    )
+    result.stdout.fnmatch_lines(["used: 0 of 2 entries"])
+
+
+def test_a_missing_fixture_fails_before_the_body(suite, fixture):
+    fixture.unlink()
+    written(suite, "recorded")
+    suite.run(errors=1).stdout.fnmatch_lines(["*MissingFixture*"])
+
+
+@pytest.mark.parametrize(("mode", "expected"), [("rewrite", "live"), ("all", "live"), ("new_episodes", "recorded")])
+def test_recording_again_keeps_the_entries_of_others(mode, expected, suite, fixture):
+    written(suite, expected)
+    suite.run(f"--agent-record-mode={mode}", passed=1)
+    suite.run(passed=1)
+    replies = {
+        one["prompt_preview"]: one["response"]["choices"][0]["message"]["content"] for one in read_fixture(fixture)
+    }
+    assert replies == {"hi": expected, "ho": "of another test"}
+
+
+def test_a_strict_test_has_to_use_every_entry(suite, fixture):
+    written(suite, "recorded", strict=True)
+    result = suite.run(failed=1)
+    result.stdout.fnmatch_lines(["*1 of 2 entries were not used, and the test is strict*"])
+
+
+def test_a_skipped_test_records_nothing(suite, fixture):
+    before = fixture.read_bytes()
+    suite.write(
+        "test_ask.py",
+        ASK
+        + """
+    @pytest.mark.replay("fixtures/x.jsonl")
+    async def test_it():
+        await ask("hi", "live")
+        pytest.skip("not today")
+    """,
+    )
+    suite.run("--agent-record-mode=rewrite", skipped=1)
+    assert fixture.read_bytes() == before
+
+
+def test_settings_of_cassettes_are_refused(suite, fixture):
+    written(suite, "recorded", policy={"a": "live"})
+    suite.run(errors=1).stdout.fnmatch_lines(["*policy and model are settings of cassettes*"])
+
+
+def test_a_broken_fixture_is_an_error_with_its_line(suite, fixture):
+    fixture.write_text(fixture.read_text("utf-8") + "<<<<<<< ours\n", "utf-8")
+    written(suite, "recorded")
+    suite.run(errors=1).stdout.fnmatch_lines(["*x.jsonl:3: this line is broken*"])

@@ -1,0 +1,586 @@
+"""`LLMReplay` with the real litellm, whose `mock_response` answers without a network."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent_cache.errors import CassetteError, ConfigurationError
+from agent_cache.recording import Cassette, MissingFixture, record, replay
+from agent_cache.recording.litellm import (
+    REPLAY_DATETIME,
+    LLMReplay,
+    PreconditionMismatch,
+    ReplayRequest,
+    read_fixture,
+    to_cassette,
+)
+from tests.harness.model_api import model_api
+from tests.integration.recording.test_reyn_fixtures import answer, tool, write
+
+os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # else its import asks the network for prices
+litellm = pytest.importorskip("litellm")
+pytestmark = pytest.mark.filterwarnings("ignore:.*:UserWarning:pydantic")  # of litellm's own types
+
+MODEL = "gpt-4o"
+HELLO = [{"role": "user", "content": "hi"}]
+KEY = "sk-abcdefghijklmnopqrstuvwxyz0123"
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "fixtures" / "chat.jsonl"
+
+
+@pytest.fixture(autouse=True)
+def untouched():
+    """Every test leaves the functions as it found them."""
+    before = litellm.acompletion, litellm.aembedding
+    yield
+    assert (litellm.acompletion, litellm.aembedding) == before
+
+
+async def ask(text: Any = "hi", reply: str | None = "hello there", **more: Any) -> Any:
+    messages = text if isinstance(text, list) else [{"role": "user", "content": text}]
+    return await litellm.acompletion(model=MODEL, messages=messages, mock_response=reply, **more)
+
+
+async def recorded(path: Path, *texts: str, **more: Any) -> None:
+    with LLMReplay(path, "record"):
+        for text in texts:
+            await ask(text, f"answer to {text}", **more)
+
+
+def content(response: Any) -> Any:
+    return response.choices[0].message.content
+
+
+def call_of(name: str, arguments: str, number: int) -> dict[str, Any]:
+    return {"id": f"call_{number}", "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def with_calls(*arguments: str) -> Any:
+    calls = [call_of("read_file", each, number) for number, each in enumerate(arguments)]
+    message = {"role": "assistant", "content": None, "tool_calls": calls}
+    choice = {"index": 0, "finish_reason": "tool_calls", "message": message}
+    return litellm.ModelResponse(**answer("", choices=[choice]))
+
+
+# Recording and replaying
+
+
+async def test_what_was_recorded_is_answered_without_the_model(path):
+    with LLMReplay(path, "record"):
+        live = await ask()
+    with LLMReplay(path):
+        replayed = await litellm.acompletion(MODEL, HELLO)
+        again = await litellm.acompletion(model=MODEL, messages=HELLO)
+    assert type(replayed) is type(live)
+    assert replayed.model_dump() == again.model_dump() == live.model_dump()
+
+
+async def test_a_real_client_is_recorded_and_replayed_after_its_server_has_gone(path):
+    with model_api() as api:
+        options = {"api_base": f"{api.url}/v1", "api_key": KEY, "num_retries": 0}
+        with LLMReplay(path, "record"):
+            live = await litellm.acompletion(model="openai/large-1", messages=HELLO, **options)
+        requests = len(api.requests)
+    with LLMReplay(path):
+        replayed = await litellm.acompletion(model="openai/large-1", messages=HELLO, **options)
+    assert (content(replayed), requests) == (content(live), 1)
+    assert replayed.usage.prompt_tokens == live.usage.prompt_tokens == 3
+    assert KEY not in path.read_text()
+
+
+async def test_embeddings_are_recorded_and_replayed(path):
+    with LLMReplay(path, "record"):
+        live = await litellm.aembedding(model="text-embedding-3-small", input=["a", "b"], mock_response=[0.1, 0.2])
+        await litellm.aembedding(model="text-embedding-3-small", input="one text", mock_response=[0.3])
+    with LLMReplay(path):
+        replayed = await litellm.aembedding(model="text-embedding-3-small", input=["a", "b"])
+        one = await litellm.aembedding("text-embedding-3-small", input="one text")
+        with pytest.raises(MissingFixture, match=r"No embedding fixture entry for model='text-embedding-3-small'"):
+            await litellm.aembedding(model="text-embedding-3-small", input=["c"])
+    assert replayed.model_dump() == live.model_dump()
+    assert one.data[0]["embedding"] == [0.3]
+
+
+async def test_a_conversation_with_messages_of_litellm_itself_is_replayed(path):
+    async def agent() -> list[Any]:
+        messages: list[Any] = list(HELLO)
+        for text in ("first", "second"):
+            messages.append((await ask(messages, text)).choices[0].message)
+        return [one["content"] for one in messages]
+
+    with LLMReplay(path, "record"):
+        live = await agent()
+    with LLMReplay(path):
+        assert await agent() == live == ["hi", "first", "second"]
+
+
+async def test_gathered_calls_get_their_own_answers(path):
+    texts = [f"question {number}" for number in range(20)]
+    with LLMReplay(path, "record"):
+        await asyncio.gather(*(ask(text, f"answer to {text}") for text in texts))
+    with LLMReplay(path):
+        replayed = await asyncio.gather(*(ask(text) for text in reversed(texts)))
+    assert [content(one) for one in replayed] == [f"answer to {text}" for text in reversed(texts)]
+
+
+async def test_a_router_is_answered(path):
+    router = litellm.Router([{"model_name": "large", "litellm_params": {"model": MODEL, "mock_response": "routed"}}])
+    with LLMReplay(path, "record"):
+        await router.acompletion(model="large", messages=HELLO)
+    [entry] = read_fixture(path)
+    changed = answer("replayed")
+    with LLMReplay(write(path, {**entry, "response": changed})):
+        assert content(await router.acompletion(model="large", messages=HELLO)) == "replayed"
+
+
+async def test_the_lines_are_those_of_reyn(path):
+    await recorded(path, "hi", tools=[tool("run_skill")], tool_choice="auto")
+    [entry] = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+    assert list(entry) == ["key", "kind", "model", "prompt_preview", "preconditions", "key_components", "response"]
+    assert entry["key"] == LLMReplay.key(MODEL, HELLO, [tool("run_skill")], "auto")
+    assert (entry["kind"], entry["model"], entry["prompt_preview"]) == ("completion", MODEL, "hi")
+    # The digest of this message is the one that Reyn writes.
+    parts = entry["key_components"]
+    assert (parts["messages"], parts["tool_choice"]) == (["user:855daefc1e26"], "auto")
+    assert litellm.ModelResponse(**entry["response"]).choices[0].message.content == "answer to hi"
+
+
+async def test_a_fixture_without_kind_is_one_of_completions(path):
+    write(path, {"key": LLMReplay.key(MODEL, HELLO), "model": MODEL, "prompt_preview": "hi", "response": answer("ok")})
+    with LLMReplay(path) as replay:
+        assert content(await ask()) == "ok"
+    assert replay.consumed_keys() == replay.loaded_keys() == {LLMReplay.key(MODEL, HELLO)}
+
+
+async def test_a_cassette_that_was_made_of_a_fixture_is_replayed_and_not_recorded_to(path, tmp_path):
+    await recorded(path, "hi", "ho")
+    to_cassette(read_fixture(path)).save(ours := tmp_path / "ours.jsonl")
+    with LLMReplay(ours):
+        assert content(await ask("ho")) == "answer to ho"
+    with pytest.raises(CassetteError, match="is a cassette"), LLMReplay(ours, "record"):
+        pass
+    assert len(Cassette.load(ours)) == 2
+
+
+def test_the_time_to_give_to_a_prompt_is_fixed():
+    assert REPLAY_DATETIME.isoformat() == "2026-01-01T00:00:00+00:00"
+
+
+def test_an_unknown_mode_is_refused(path):
+    with pytest.raises(ConfigurationError, match="mode"):
+        LLMReplay(path, "rewind")
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+async def test_a_recording_of_http_has_the_requests_of_litellm(is_async, path):
+    with model_api() as api:
+        options = {"api_base": f"{api.url}/v1", "api_key": KEY, "num_retries": 0, "max_retries": 0}
+
+        async def agent() -> Any:
+            found = []
+            for stream in (False, True):
+                asked = {"model": "openai/large-1", "messages": HELLO, "stream": stream, **options}
+                response = await litellm.acompletion(**asked) if is_async else litellm.completion(**asked)
+                if not stream:
+                    found.append(response.model_dump())
+                elif is_async:
+                    found.append([chunk.choices[0].delta.content async for chunk in response])
+                else:
+                    found.append([chunk.choices[0].delta.content for chunk in response])
+            return found
+
+        with record(path, http=True):
+            live = await agent()
+    with replay(path, strict=True):
+        assert await agent() == live
+    calls = Cassette.load(path)
+    assert [(call.kind, call.model, call.input_tokens) for call in calls] == [("llm", "large-1", 3)] * 2
+    assert KEY not in path.read_text("utf-8")
+
+
+# Streams
+
+
+async def test_a_stream_is_recorded_whole_and_comes_in_pieces(path):
+    async def streamed() -> list[Any]:
+        return [chunk async for chunk in await ask(stream=True, stream_options={"include_usage": True})]
+
+    with LLMReplay(path, "record"):
+        live = await streamed()
+    with LLMReplay(path):
+        chunks = await streamed()
+        whole = await litellm.acompletion(model=MODEL, messages=HELLO)
+    assert [chunk.model_dump() for chunk in chunks] == [chunk.model_dump() for chunk in live]
+    assert [chunk.choices[0].delta.content for chunk in chunks] == ["hello", " there", None]
+    rebuilt = litellm.stream_chunk_builder(chunks, messages=HELLO)
+    assert content(rebuilt) == content(whole) == "hello there"
+    assert rebuilt.usage.total_tokens == whole.usage.total_tokens
+
+
+@pytest.mark.parametrize("arguments", [('{"path": "/a"}', '{"path": "/b"}'), ("{}", "7"), ("{}",)])
+async def test_each_of_several_parallel_tool_calls_has_its_own_index(arguments):
+    whole = with_calls(*arguments)
+    chunks = [chunk async for chunk in LLMReplay._synthetic_stream(whole)]
+    rebuilt = litellm.stream_chunk_builder(chunks, messages=HELLO).choices[0]
+    calls = rebuilt.message.tool_calls
+    assert [(one.id, one.function.name, one.function.arguments) for one in calls] == [
+        (f"call_{number}", "read_file", each) for number, each in enumerate(arguments)
+    ]
+    assert rebuilt.finish_reason == "tool_calls"
+
+
+async def test_thoughts_and_every_choice_are_in_the_stream():
+    choices = [
+        {
+            "index": index,
+            "finish_reason": "stop",
+            "message": {"role": "assistant", "content": f"text {index}", "reasoning_content": f"thought {index}"},
+        }
+        for index in range(2)
+    ]
+    whole = litellm.ModelResponse(**answer("", choices=choices))
+    found: dict[int, dict[str, str]] = {0: {}, 1: {}}
+    async for chunk in LLMReplay._synthetic_stream(whole):
+        [choice] = chunk.choices
+        for name in ("content", "reasoning_content"):
+            found[choice.index][name] = found[choice.index].get(name, "") + (getattr(choice.delta, name, None) or "")
+    assert found == {index: {"content": f"text {index}", "reasoning_content": f"thought {index}"} for index in range(2)}
+
+
+# Misses
+
+
+async def test_a_call_that_no_entry_answers_names_the_model_the_prompt_the_file_and_the_way_out(path):
+    await recorded(path, "hi")
+    question = "x" * 300
+    with LLMReplay(path), pytest.raises(MissingFixture) as caught:
+        await ask([{"role": "user", "content": question}, {"role": "assistant", "content": "a later message"}])
+    text = str(caught.value)
+    assert f"model={MODEL!r}" in text
+    assert "x" * 200 in text
+    assert "x" * 201 not in text
+    assert str(path) in text
+    assert 'LLMReplay(path, mode="record")' in text
+
+
+def test_a_missing_file_fails_before_the_body(path):
+    with pytest.raises(MissingFixture, match="there is no such fixture"), LLMReplay(path):
+        pytest.fail("the body ran")
+
+
+@pytest.mark.parametrize(
+    ("change", "different", "named"),
+    [
+        ({"tools": [tool("read_file")]}, "tools", ("list_skills: only in the rec", "read_file: only in this run")),
+        ({"tools": [{**tool("list_skills"), "strict": True}]}, "tools", ("list_skills: its schema has changed",)),
+        ({"tool_choice": "required"}, "tool_choice", ("'auto' -> 'required'",)),
+        ({"tool_choice": {"function": {"name": "a"}}}, "tool_choice", ("'auto' -> {",)),
+        ({"text": "ho"}, "messages", ("[0] user:",)),
+        ({"text": [*HELLO, *HELLO]}, "messages", ("count 1 -> 2",)),
+    ],
+)
+async def test_a_miss_names_the_part_of_the_call_that_has_changed(change, different, named, path):
+    await recorded(path, "hi", tools=[tool("list_skills")], tool_choice="auto")
+    call = {"text": "hi", "tools": [tool("list_skills")], "tool_choice": "auto", **change}
+    with LLMReplay(path), pytest.raises(MissingFixture) as caught:
+        await ask(**call)
+    for part in ("model", "messages", "tools", "tool_choice"):
+        assert f"{part}: {'DIFFERS' if part == different else 'MATCHES'}" in str(caught.value)
+    for text in named:
+        assert text in str(caught.value)
+
+
+async def test_what_was_not_measured_is_not_said_to_match(path):
+    write(path, {"key": "0a", "model": MODEL, "prompt_preview": "hi", "response": answer("ok")})
+    with LLMReplay(path), pytest.raises(MissingFixture) as caught:
+        await ask()
+    assert "attribution unavailable" in str(caught.value)
+    assert "MATCHES" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("cause", "error", "status"),
+    [
+        ("rate_limit", "RateLimitError", 429),
+        ("context_overflow", "ContextWindowExceededError", 400),
+        ("byte_limit", "BadRequestError", 413),
+    ],
+)
+async def test_an_entry_of_an_exception_raises_that_of_litellm(cause, error, status, path):
+    write(path, {"key": LLMReplay.key(MODEL, HELLO), "kind": "exception", "cause": cause, "message": "slow down"})
+    with LLMReplay(path):
+        for _ in range(2):
+            with pytest.raises(getattr(litellm, error), match="slow down") as caught:
+                await ask()
+            assert caught.value.status_code == status
+
+
+async def test_an_unknown_cause_is_an_error_and_no_answer(path):
+    write(path, {"key": LLMReplay.key(MODEL, HELLO), "kind": "exception", "cause": "of_tomorrow"})
+    with LLMReplay(path), pytest.raises(CassetteError, match="unknown cause 'of_tomorrow'"):
+        await ask()
+
+
+# Recording again
+
+
+async def test_recording_again_replaces_a_call_by_its_key_and_keeps_the_others(path):
+    await recorded(path, "hi", "ho")
+    with LLMReplay(path, "record"):
+        await ask("hi", "another answer")
+    with LLMReplay(path):
+        assert content(await ask("hi")) == "another answer"
+        assert content(await ask("ho")) == "answer to ho"
+    assert len(read_fixture(path)) == 2
+
+
+async def test_recording_again_with_other_tools_replaces_the_call(path):
+    await recorded(path, "hi", tools=[tool("a")])
+    await recorded(path, "hi", tools=[tool("b")])
+    with LLMReplay(path):
+        assert content(await ask("hi", tools=[tool("b")])) == "answer to hi"
+        with pytest.raises(MissingFixture):
+            await ask("hi", tools=[tool("a")])
+
+
+async def test_one_recording_keeps_the_same_question_with_different_tools(path):
+    with LLMReplay(path, "record"):
+        await ask("hi", "with a", tools=[tool("a")])
+        await ask("hi", "with b", tools=[tool("b")], tool_choice={"type": "function", "function": {"name": "b"}})
+        await ask("hi", "without")
+    with LLMReplay(path):
+        assert content(await ask("hi", tools=[tool("a")])) == "with a"
+        choice = {"function": {"name": "b"}, "type": "function"}
+        assert content(await ask("hi", tools=[tool("b")], tool_choice=choice)) == "with b"
+        assert content(await ask("hi")) == "without"
+
+
+async def test_entries_of_an_older_reyn_are_kept(path):
+    old = {"key": "0a", "model": MODEL, "prompt_preview": "old", "response": answer("old")}
+    write(path, old)
+    await recorded(path, "hi")
+    assert read_fixture(path)[0] == old
+
+
+async def test_a_broken_fixture_is_not_overwritten_and_what_was_recorded_is_not_lost(path):
+    replay = LLMReplay(path, "record")
+    replay.install()
+    await ask()
+    replay.restore()
+    write(path).write_text("<<<<<<< ours\n", "utf-8")
+    with pytest.raises(CassetteError) as caught:
+        replay.flush()
+    assert (caught.value.line, path.read_text("utf-8")) == (1, "<<<<<<< ours\n")
+    path.unlink()
+    replay.flush()
+    with LLMReplay(path):
+        assert content(await ask()) == "hello there"
+    assert [each.name for each in path.parent.iterdir()] == [path.name]
+
+
+async def test_two_recordings_of_one_fixture_lose_nothing(path):
+    one, other = LLMReplay(path, "record"), LLMReplay(path, "record")
+    for each, text in ((one, "hi"), (other, "ho")):
+        each.install()
+        await ask(text)
+        each.restore()
+    one.flush()
+    other.flush()
+    with LLMReplay(path):
+        await ask("hi")
+        await ask("ho")
+
+
+async def test_new_episodes_are_asked_and_kept_and_the_others_answered(path):
+    with LLMReplay(path, "new_episodes"):
+        await ask("hi", "recorded")
+        await litellm.aembedding(model="text-embedding-3-small", input=["a"], mock_response=[0.1])
+    with LLMReplay(path, "new_episodes") as replay:
+        assert content(await ask("hi", "live")) == "recorded"
+        assert content(await ask("ho", "live")) == "live"
+        assert (await litellm.aembedding(model="text-embedding-3-small", input=["a"])).data[0]["embedding"] == [0.1]
+    assert len(replay.consumed_keys()) == 2
+    with LLMReplay(path):
+        assert [content(await ask(text)) for text in ("hi", "ho")] == ["recorded", "live"]
+
+
+async def test_a_replay_writes_nothing(path):
+    await recorded(path, "hi")
+    before = path.stat().st_mtime_ns
+    with LLMReplay(path) as replay:
+        await ask()
+    replay.flush()
+    assert path.stat().st_mtime_ns == before
+
+
+async def test_a_model_that_fails_is_not_recorded(path):
+    with LLMReplay(path, "record"):
+        await ask("hi")
+        with pytest.raises(litellm.RateLimitError):
+            await litellm.acompletion(model=MODEL, messages=HELLO, mock_response=litellm.RateLimitError("no", "x", "y"))
+    assert len(read_fixture(path)) == 1
+
+
+async def test_secrets_are_in_no_line_and_the_call_is_found_with_another_one(path):
+    secret = f"my key is {KEY}"
+    await recorded(path, secret)
+    assert KEY not in path.read_text("utf-8")
+    with LLMReplay(path):
+        assert "answer to" in content(await ask(secret))
+    raw = LLMReplay.key(MODEL, [{"role": "user", "content": secret}])
+    write(path, {"key": raw, "model": MODEL, "prompt_preview": "", "response": answer("of Reyn")})
+    with LLMReplay(path):
+        assert content(await ask(secret)) == "of Reyn"
+
+
+# Installing
+
+
+async def test_installing_twice_is_installing_once(path):
+    replay = LLMReplay(path, "record")
+    replay.install()
+    replay.install()
+    await ask()
+    replay.restore()
+    replay.restore()
+    replay.flush()
+    assert len(read_fixture(path)) == 1
+
+
+@pytest.mark.parametrize("is_first_in_first_out", [True, False])
+async def test_two_are_restored_in_any_order(is_first_in_first_out, path, tmp_path):
+    await recorded(path, "hi")
+    one, other = LLMReplay(path), LLMReplay(tmp_path / "new.jsonl", "record")
+    one.install()
+    other.install()
+    assert content(await ask(reply="live")) == "live"
+    (one if is_first_in_first_out else other).restore()
+    assert content(await ask(reply="live")) == ("live" if is_first_in_first_out else "answer to hi")
+    one.restore()
+    other.restore()
+    assert content(await ask(reply="live")) == "live"
+
+
+async def test_a_patch_over_ours_stays_and_leads_to_the_original(path, monkeypatch):
+    await recorded(path, "hi")
+    replay = LLMReplay(path)
+    replay.install()
+    ours = litellm.acompletion
+    with monkeypatch.context() as patches:
+
+        async def theirs(*args: Any, **kwargs: Any) -> Any:
+            return await ours(*args, **kwargs)
+
+        patches.setattr(litellm, "acompletion", theirs)
+        replay.restore()
+        assert litellm.acompletion is theirs
+        assert content(await ask(reply="live")) == "live"
+        with LLMReplay(path.with_name("new.jsonl"), "record"):
+            assert content(await ask(reply="live")) == "live"
+        assert litellm.acompletion is theirs
+    litellm.acompletion = ours.__wrapped__
+
+
+async def test_a_failing_flush_leaves_nothing_installed(path):
+    path.mkdir(parents=True)
+    before = litellm.acompletion
+    with pytest.raises(CassetteError), LLMReplay(path / "..", "record"):
+        await ask()
+    assert litellm.acompletion is before
+
+
+# The environment
+
+
+@dataclasses.dataclass
+class Catalog:
+    """The tools of a server, which are in the schema of one tool if the server was up."""
+
+    live: dict[str, Any] | None = None
+    injected: list[Any] = dataclasses.field(default_factory=list)
+    name: str = "catalog"
+
+    def scrub(self, request: ReplayRequest) -> ReplayRequest:
+        if not request.tools:
+            return request
+        return dataclasses.replace(
+            request, tools=[{**one, "enum": None} if "enum" in one else one for one in request.tools]
+        )
+
+    def observe(self, request: ReplayRequest) -> Any:
+        return [name for one in request.tools or () for name in one.get("enum") or ()]
+
+    def absent_value(self) -> Any:
+        return []
+
+    def describe_mismatch(self, expected: Any, actual: Any) -> str:
+        return f"  lost: {sorted(set(expected) - set(actual))}"
+
+    def capture(self) -> Any:
+        return self.live
+
+    def inject(self, snapshot: Any) -> None:
+        self.injected.append(snapshot)
+
+
+def offering(*names: str) -> list[dict[str, Any]]:
+    return [{**tool("call_server"), "enum": list(names)}]
+
+
+async def test_the_environment_is_no_part_of_the_key_and_is_compared(path):
+    up = offering("convert")
+    with LLMReplay(path, "record", [Catalog()]):
+        await ask("hi", "ok", tools=up)
+    assert LLMReplay.key(MODEL, HELLO, up, preconditions=[Catalog()]) == read_fixture(path)[0]["key"]
+    with LLMReplay(path, preconditions=[Catalog()]):
+        assert content(await ask("hi", tools=up)) == "ok"
+        with pytest.raises(PreconditionMismatch) as caught:
+            await ask("hi", tools=offering())
+    assert "'catalog' differs" in str(caught.value)
+    assert "lost: ['convert']" in str(caught.value)
+    assert "No fixture entry" not in str(caught.value)
+    assert isinstance(caught.value, MissingFixture)
+
+
+async def test_an_entry_that_says_nothing_of_the_environment_is_served_only_where_there_is_none(path):
+    tools = [tool("list_skills")]
+    entry = {
+        "key": LLMReplay.key(MODEL, HELLO, tools),
+        "model": MODEL,
+        "prompt_preview": "hi",
+        "response": answer("ok"),
+    }
+    up = offering("convert")
+    other = {**entry, "key": LLMReplay.key(MODEL, HELLO, up, preconditions=[Catalog()])}
+    with LLMReplay(write(path, entry, other), preconditions=[Catalog()]):
+        assert content(await ask("hi", tools=tools)) == "ok"
+        with pytest.raises(PreconditionMismatch, match="not recorded"):
+            await ask("hi", tools=up)
+
+
+async def test_the_environment_of_a_recording_is_established_before_a_replay(path):
+    for tools in (["old"], ["new"]):
+        with LLMReplay(path, "record", [Catalog(live={"server": tools})]):
+            await ask()
+    snapshots = [one for one in read_fixture(path) if one.get("kind") == "environment"]
+    assert snapshots == [{"kind": "environment", "name": "catalog", "value": {"server": ["new"]}}]
+    catalog = Catalog()
+    with LLMReplay(path, preconditions=[catalog]):
+        assert catalog.injected == [{"server": ["new"]}]
+
+
+async def test_the_tools_of_the_caller_stay_as_they_are(path):
+    up = offering("convert")
+    with LLMReplay(path, "record", [Catalog()]):
+        await ask("hi", tools=up)
+    assert up == offering("convert")
