@@ -31,10 +31,12 @@ USERS_OF_PUBLIC_NAMES = frozenset({"integrations", "pytest_plugin", "cli", "__ma
 
 # Third-party module -> where it may stand. A name that is not here may stand in `integrations` only.
 LEAVES: dict[str, tuple[str, ...]] = {
+    "aiohttp": ("recording.http.aiohttp_seam",),  # and what it is made of, once the program has imported it
     "cache": ("async_cache",),  # async-cache's top-level module
     "cryptography": ("remote.codecs",),
     "genai_prices": ("recording.prices",),
     "msgspec": ("values.copies", "values.schema", "values.tagged", "recording", "cli"),
+    "multidict": ("recording.http.aiohttp_seam",),
     "pytest": ("pytest_plugin", "testing.fixtures"),
     "redis": ("remote.redis", "cli"),
     "regex": ("recording.redaction",),

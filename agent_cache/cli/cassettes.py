@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import fnmatch
+import importlib
 import importlib.util
 import json
 import subprocess
@@ -29,8 +30,11 @@ from agent_cache.errors import CassetteError, CassetteNotFound, ConfigurationErr
 from agent_cache.recording import Cassette, RecordedCall, Redaction, Savings, diff_cassettes
 from agent_cache.recording.cassette import recorded_rules, redact_call
 from agent_cache.recording.cassette_file import EARLIER, StoredCalls, digest_of, digest_of_key, is_idle
+from agent_cache.recording.functions import RecordedFunction
 from agent_cache.recording.prices import model_calls, savings_of
-from agent_cache.recording.results import problems_of
+from agent_cache.recording.recorder import recorded_function
+from agent_cache.recording.results import problems_of, read_value
+from agent_cache.values.tagged import encode
 
 __all__ = ["add_options", "run", "secret_places"]
 
@@ -40,9 +44,11 @@ _LEAST_FOR_A_PROGRESS_BAR = 1_000_000  # bytes
 _LONG, _SHORT = 200, 60
 _ONE_LINE = 80
 _STYLES = {"hit": "green", "shared": "green", "miss": "yellow", "write": "magenta", "blocked": "red", "llm": "cyan"}
-_KINDS = frozenset({"tool", "llm", "call", "env"})
+_KINDS = frozenset({"tool", "llm", "call", "env", "http"})
 _TOKENS = ("input_tokens", "output_tokens", "cache_read_tokens", "cache_write_tokens", "cache_write_1h_tokens")
-_FORMS = frozenset({"value", "typed", "any", "object", "error", "stream", "cancelled", "unencodable", "unfinished"})
+_FORMS = frozenset(
+    {"value", "typed", "any", "object", "error", "stream", "response", "cancelled", "unencodable", "unfinished"}
+)
 
 
 class _Missing:
@@ -95,6 +101,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--allow", action="append", default=[], metavar="NAME", help="values of this name are no secrets if random"
     )
+    command.add_argument(
+        "--import", action="append", default=[], metavar="MODULE", dest="modules",
+        help="read what its functions returned, as a replay does: their classes may have changed",
+    )  # fmt: skip
 
     command = add("convert", _convert, "convert cassettes of agentcassette (JSON)")
     command.add_argument("paths", type=Path, nargs="+", metavar="SOURCE")
@@ -172,12 +182,25 @@ def _call_text(call: RecordedCall) -> str:
 
 
 def _outcome_text(call: RecordedCall) -> str:
-    stream = call.outcome.get("stream")
+    stream, response = call.outcome.get("stream"), call.outcome.get("response")
+    if isinstance(response, dict):
+        return _response_text(response)
     if not isinstance(stream, dict):
         return _result_text(call.outcome)
     chunks, end = plural(len(stream.get("chunks", ())), "chunk"), stream.get("end") or {}
     is_plain_end = "value" in end and end["value"] is None
     return chunks if is_plain_end else f"{chunks}, {_result_text(end)}"
+
+
+def _response_text(response: dict[str, Any]) -> str:
+    pieces = {field: response.get(field) for field in ("events", "frames", "lines", "chunks")}
+    parts = [str(response.get("status", ""))]
+    parts += [plural(len(one), field.removesuffix("s")) for field, one in pieces.items() if isinstance(one, list)]
+    if "json" in response or "text" in response:
+        parts.append(shortened(repr(response.get("json", response.get("text"))), _SHORT))
+    if isinstance(response.get("end"), dict):
+        parts.append(_result_text(response["end"]))
+    return ", ".join(parts)
 
 
 def _result_text(outcome: dict[str, Any]) -> str:
@@ -197,7 +220,7 @@ def _result_text(outcome: dict[str, Any]) -> str:
 
 def _has_error(call: RecordedCall) -> bool:
     """Whether the call raised, or the stream that it returned did."""
-    outcome, stream = call.outcome, call.outcome.get("stream")
+    outcome, stream = call.outcome, call.outcome.get("stream", call.outcome.get("response"))
     if isinstance(stream, dict) and isinstance(stream.get("end"), dict):
         outcome = stream["end"]
     return isinstance(outcome.get("error"), dict)
@@ -594,8 +617,9 @@ def _convert(options: argparse.Namespace) -> int:
 def _verify(options: argparse.Namespace) -> int:
     """Print what is wrong with cassettes. Returns 1 if something is."""
     printer, results, count = Printer(), [], 0
+    functions = _functions_in(options.modules)
     for path in _cassettes_in(options.paths):
-        findings, calls = _findings(path, frozenset(options.allow))
+        findings, calls = _findings(path, frozenset(options.allow), functions)
         count += len(findings)
         results.append({"path": str(path), "calls": calls, "findings": findings})
         if options.json:
@@ -612,10 +636,55 @@ def _verify(options: argparse.Namespace) -> int:
     return 1 if count else 0
 
 
-def _findings(path: Path, allowed: frozenset[str]) -> tuple[list[dict[str, Any]], int]:
+def _functions_in(modules: Sequence[str]) -> dict[str, RecordedFunction]:
+    """The functions that these modules record, by their names in cassettes.
+
+    The user names the modules: what a cassette names is never imported.
+
+    Raises:
+        ConfigurationError: if one cannot be imported.
+    """
+    found: dict[str, RecordedFunction] = {}
+    if modules and "" not in sys.path:
+        sys.path.insert(0, "")  # as `python -m` has it
+    for name in modules:
+        try:
+            module = importlib.import_module(name)
+        except Exception as error:
+            raise ConfigurationError(f"--import {name}: it cannot be imported ({error!r})") from error
+        classes = [one for one in vars(module).values() if isinstance(one, type) and one.__module__ == name]
+        for holder in (module, *classes):
+            for one in vars(holder).values():
+                function = recorded_function(getattr(one, "__func__", one))
+                if function is not None:
+                    found.setdefault(function.name, function)
+    return found
+
+
+def _reading_problems(call: RecordedCall, function: RecordedFunction, path: Path, line: int) -> Iterator[str]:
+    """What a replay could not read, as the function is annotated now."""
+    outcomes = [(call.outcome, function.schema)]
+    stream = call.outcome.get("stream")
+    if stream is not None:
+        outcomes = [(chunk, function.chunk_schema) for chunk in stream["chunks"]]
+    for outcome, schema in outcomes:
+        if not outcome.keys().isdisjoint(("typed", "any", "object")):
+            try:
+                read_value(outcome, schema, str(path), line)
+            except CassetteError as error:
+                yield error.reason
+                return
+
+
+def _findings(
+    path: Path, allowed: frozenset[str], functions: dict[str, RecordedFunction]
+) -> tuple[list[dict[str, Any]], int]:
     """What is wrong with one cassette, and how many calls it has.
 
-    Random values of these names, which may be secrets, are allowed.
+    Args:
+        path: the cassette.
+        allowed: names of random values that are no secrets.
+        functions: by their names in cassettes; what they returned is read.
     """
     found: list[dict[str, Any]] = []
 
@@ -651,6 +720,9 @@ def _findings(path: Path, allowed: frozenset[str]) -> tuple[list[dict[str, Any]]
             add(kind, line, f"step {index}, {_call_text(clean)}: {message}")
         for problem in problems_of(call.outcome):
             add("replay", line, f"step {index}: {call.name} {problem}")
+        if call.name in functions and b'"$function"' not in encode(call.arguments):  # a class may have been passed
+            for problem in _reading_problems(call, functions[call.name], path, line):
+                add("replay", line, f"step {index}, {call.name}: {problem}")
         for place in secret_places(call, rules):
             add("secret", line, f"step {index}, {call.name}: {place} contains a secret")
         for place, name in (*rules.suspects(clean.arguments, "arguments"), *rules.suspects(clean.outcome, "outcome")):

@@ -12,6 +12,7 @@ import inspect
 import weakref
 from collections.abc import Awaitable, Callable, Collection, Hashable, Mapping
 from functools import partial
+from time import perf_counter, sleep
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from agent_cache.clock import CLOCK
@@ -550,13 +551,28 @@ def check_name(tool: ReadOperation) -> None:
         ConfigurationError: if another live tool has this name and shares a tier with it.
     """
     if len(_tools[tool.name]) > 1 and _conflicting(tool) is not None:
-        gc.collect()  # 30 ms, before an error only: a tool that is no longer used is freed by the collector alone
+        _collect_garbage()  # 30 ms, before an error only: a tool that is no longer used is freed by the collector alone
         if (other := _conflicting(tool)) is not None:
             raise ConfigurationError(
                 f"two tools are called {tool.name!r} and share a tier, so each would be answered with values that the "
                 f"other has loaded: {_location(other.function)} and {_location(tool.function)}; give one of them "
                 "another name=, or delete the first"
             )
+
+
+_PAUSE, _PATIENCE = 0.001, 1.0
+"""Seconds between two attempts to collect garbage, and for how long it is tried."""
+
+
+def _collect_garbage() -> None:
+    """Collect garbage, after another thread that does: `gc.collect` returns at once then, and has done nothing."""
+    end = perf_counter() + _PATIENCE
+    while True:
+        before = gc.get_stats()[-1]["collections"]
+        gc.collect()
+        if gc.get_stats()[-1]["collections"] != before or perf_counter() > end:
+            return
+        sleep(_PAUSE)
 
 
 def _conflicting(tool: ReadOperation) -> ReadOperation | None:

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Coroutine, Iterable, Iterator
+from collections.abc import Awaitable, Coroutine, Iterable, Iterator
 from contextvars import Context
 from itertools import chain, islice
 from time import perf_counter, sleep
@@ -471,9 +471,7 @@ def keep(task: asyncio.Task[Any]) -> None:
     task.add_done_callback(_tasks.discard)
 
 
-async def run_shielded(
-    work: Coroutine[Any, Any, T], *parts: Coroutine[Any, Any, Any], may_wait: bool = True
-) -> T | None:
+async def run_shielded(work: Coroutine[Any, Any, T], *parts: Awaitable[Any], may_wait: bool = True) -> T | None:
     """Run a coroutine to its end, also if the caller is cancelled while it waits or cannot wait at all.
 
     Args:
@@ -515,7 +513,7 @@ async def _deliver(work: Coroutine[Any, Any, T], outcome: asyncio.Future[T]) -> 
             outcome.set_result(result)
 
 
-def _close(*coroutines: Coroutine[Any, Any, Any]) -> None:
-    for each in coroutines:
-        if hasattr(each, "close"):  # a tier may have returned a future
+def _close(*parts: Awaitable[Any]) -> None:
+    for each in parts:
+        if isinstance(each, Coroutine):  # a tier may have returned a future
             each.close()

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, Hashable, Iterable, Mapping, Sequence
 from contextvars import Context, ContextVar, Token, copy_context
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
@@ -443,7 +443,7 @@ class Write:
             return _ENDED
         return self._end_in_tiers(self._intent, late, failed=failed, hold=hold, may_wait=may_wait, fills=fills)
 
-    async def _end_in_tiers(
+    def _end_in_tiers(
         self,
         intent: WriteIntent,
         late: Region | None,
@@ -452,12 +452,16 @@ class Write:
         hold: float,
         may_wait: bool,
         fills: Sequence[Fill],
-    ) -> None:
+    ) -> Awaitable[None]:
+        from agent_cache.remote.protocol import SentCommit  # which whoever has a tier has loaded
+
         if self._renewal is not None:
             self._renewal.cancel()
         region = self.region if late is None else self.region.beside(late)
         commits = self._start_commits(intent, region.paths + region.bare, failed=failed, hold=hold)
-        await run_shielded(self._finish_commits(commits, late, fills), *commits.values(), may_wait=may_wait)
+        if commits and not fills and all(isinstance(commit, SentCommit) for commit in commits.values()):
+            return _ENDED
+        return run_shielded(self._finish_commits(commits, late, fills), *commits.values(), may_wait=may_wait)
 
     def _invalidate_locally(self, late: Region | None, hold: float, fills: Sequence[Fill] = ()) -> Sequence[Fill]:
         """Release the hold, drop the entries, and store results. With tiers these are stored when they have it, too.
@@ -565,9 +569,9 @@ class Write:
 
     def _start_commits(
         self, intent: WriteIntent, tags: tuple[Tag, ...], *, failed: bool, hold: float
-    ) -> dict[Tier, Coroutine[Any, Any, None]]:
+    ) -> dict[Tier, Awaitable[None]]:
         """Call `commit` of every tier in this very step. What each returns is still to be awaited."""
-        commits: dict[Tier, Coroutine[Any, Any, None]] = {}
+        commits: dict[Tier, Awaitable[None]] = {}
         for tier in self.tiers:
             try:
                 commits[tier] = tier.commit(intent, tags, failed=failed, hold=hold)
@@ -577,7 +581,7 @@ class Write:
 
     async def _finish_commits(
         self,
-        commits: dict[Tier, Coroutine[Any, Any, None]],
+        commits: dict[Tier, Awaitable[None]],
         late: Region | None = None,
         fills: Sequence[Fill] = (),
         *,
@@ -589,7 +593,7 @@ class Write:
                 await self._store(fill)
 
     async def _send(
-        self, step: str, to_tier: Callable[[Tier], Coroutine[Any, Any, None]], tiers: tuple[Tier, ...] | None = None
+        self, step: str, to_tier: Callable[[Tier], Awaitable[None]], tiers: tuple[Tier, ...] | None = None
     ) -> None:
         """Do one step in all tiers at once. Most writes have one tier, which takes no task."""
         tiers = tuple(self.tiers) if tiers is None else tiers
@@ -601,7 +605,7 @@ class Write:
                 if outcome is not None:
                     raise outcome
 
-    async def _guarded(self, to_tier: Callable[[Tier], Coroutine[Any, Any, None]], step: str, tier: Tier) -> None:
+    async def _guarded(self, to_tier: Callable[[Tier], Awaitable[None]], step: str, tier: Tier) -> None:
         """Log a tier's failure. Only a refusal before the side effect is raised, and only that of a tier in use."""
         try:
             await to_tier(tier)

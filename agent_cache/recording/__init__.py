@@ -13,6 +13,7 @@ from agent_cache.recording.cassette import Cassette, CassetteDiff, diff_cassette
 from agent_cache.recording.cassette_file import RecordedCall
 from agent_cache.recording.exceptions import register
 from agent_cache.recording.functions import cached_llm_call, intercept
+from agent_cache.recording.http.exchange import Http
 from agent_cache.recording.player import Player
 from agent_cache.recording.prices import Savings
 from agent_cache.recording.recorder import Recorder
@@ -24,6 +25,7 @@ __all__ = [
     "CassetteError",
     "CassetteNotFound",
     "DivergenceError",
+    "Http",
     "MissingFixture",
     "Player",
     "RecordedCall",

@@ -14,6 +14,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic, Literal, TypeVar
 
+import msgspec
+
 from agent_cache.core.policies import checked_choice
 from agent_cache.engine.interception import INTERCEPTORS, InterceptedCall, InterceptedScope
 from agent_cache.engine.runtime import PLACE, Operation, Scope, closes_generator, leave_scope
@@ -21,6 +23,8 @@ from agent_cache.errors import CassetteError, CassetteNotFound, ConfigurationErr
 from agent_cache.recording.cassette import Cassette, apply_rules, recorded_rules
 from agent_cache.recording.cassette_file import is_being_recorded
 from agent_cache.recording.functions import RecordedFunction, wrapped
+from agent_cache.recording.http.exchange import Http
+from agent_cache.recording.http.seams import Seams
 from agent_cache.recording.player import Player
 from agent_cache.recording.recorder import CassetteWriter, Recorder
 from agent_cache.recording.redaction import Redaction, redaction_of
@@ -45,6 +49,9 @@ Policy = Literal["stub", "live", "forbid"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 H = TypeVar("H")
+
+SEAMS = Seams()
+"""Those of the process."""
 
 
 class _Block(Generic[H]):
@@ -75,6 +82,8 @@ class _Block(Generic[H]):
         self._recorder, handle = self._open()
         self._has_ended = False
         INTERCEPTORS[self._recorder] = os.path.realpath(self._path)
+        if self._recorder.http is not None:
+            SEAMS.enter()
         self._recorder.lanes.begin()
         self._outer, self._scope = scope, InterceptedScope(_without_blocker(scope), self._recorder)
         self._token = self._scope.enter()
@@ -122,6 +131,8 @@ class _Block(Generic[H]):
                     recorder.finish(error)
         finally:
             recorder.lanes.leave()
+            if recorder.http is not None:
+                SEAMS.leave()
             is_closing = closes_generator(error)
             if not leave_scope(scope, outer, token, is_closing=is_closing) and not is_closing:
                 raise ConfigurationError(
@@ -165,6 +176,9 @@ class record(_Block[Recorder]):  # noqa: N801 - used as a function, as in vcrpy 
         strict: for calls that are replayed, as in `replay`. Also raises at the end if a call was recorded that cannot
             be replayed, which else is logged.
         policy: for calls that are replayed; as in `replay`.
+        http: True also records the requests that httpx, aiohttp, urllib3 (requests, boto3) and urllib.request make, and
+            with them the calls of a model that clients make by these; `Http` says which of them. By default no requests
+            are, or those of the cassette that is replayed.
 
     Raises:
         CassetteError: if the path cannot be written or is being recorded; at the end, as `replay`, and under `strict`
@@ -181,6 +195,7 @@ class record(_Block[Recorder]):  # noqa: N801 - used as a function, as in vcrpy 
         mode: Mode = "rewrite",
         strict: bool = False,
         policy: Mapping[str, Policy] | None = None,
+        http: bool | Http | None = None,
     ) -> None:
         self._path = _checked_path(path, "record")
         self._model = model
@@ -188,12 +203,15 @@ class record(_Block[Recorder]):  # noqa: N801 - used as a function, as in vcrpy 
         self._mode = checked_choice(mode, MODES, "record: mode")
         self._strict = strict
         self._policy = _checked_policy(policy, "record")
+        self._http = http
+        Http.of(http, "record")
 
     def _open(self) -> tuple[Recorder, Recorder]:
         mode = self._mode
         if mode == "once":
             mode = "none" if self._path.exists() else "rewrite"
         redaction, player, model = self._redaction, None, self._model
+        http = Http.of(self._http, "record")
         if mode != "rewrite":
             try:
                 old, redaction = _loaded(self._path, redaction)
@@ -203,7 +221,9 @@ class record(_Block[Recorder]):  # noqa: N801 - used as a function, as in vcrpy 
             else:
                 player = Player(old, redaction, strict=self._strict)
                 model = old.model if model is None else model
-        writer = None if mode == "none" else CassetteWriter(self._path, model, redaction)
+                http = _recorded_http(old) if self._http is None else http
+        described = None if http is None else http.describe()
+        writer = None if mode == "none" else CassetteWriter(self._path, model, redaction, described)
         recorder = Recorder(
             self._path,
             self._mode,
@@ -213,6 +233,7 @@ class record(_Block[Recorder]):  # noqa: N801 - used as a function, as in vcrpy 
             policy=self._policy,
             strict=self._strict,
             is_guarded=self.is_guarded,
+            http=http,
         )
         return recorder, recorder
 
@@ -261,7 +282,13 @@ class replay(_Block[Player]):  # noqa: N801 - as `record`
         cassette, redaction = _loaded(self._path, self._redaction)
         player = Player(cassette, redaction, strict=self._strict)
         recorder = Recorder(
-            self._path, "none", redaction, player=player, policy=self._policy, is_guarded=self.is_guarded
+            self._path,
+            "none",
+            redaction,
+            player=player,
+            policy=self._policy,
+            is_guarded=self.is_guarded,
+            http=_recorded_http(cassette),
         )
         return recorder, player
 
@@ -276,6 +303,12 @@ def _loaded(path: Path, given: Redaction) -> tuple[Cassette, Redaction]:
     if rules.describe() != before.describe():
         apply_rules(cassette, rules)
     return cassette, redaction
+
+
+def _recorded_http(cassette: Cassette) -> Http | None:
+    """What HTTP a cassette has."""
+    described = cassette.header.http
+    return None if described is msgspec.UNSET else Http.described(described)
 
 
 def _checked_path(path: Any, caller: str) -> Path:

@@ -29,7 +29,7 @@ from agent_cache.recording.cassette_file import (
     replace_file,
 )
 from agent_cache.recording.redaction import Redaction, redact_key
-from agent_cache.recording.results import map_payload, redact_chunks
+from agent_cache.recording.results import map_payload, redact_chunks, redact_response
 
 __all__ = ["Cassette", "CassetteDiff", "apply_rules", "diff_cassettes", "recorded_rules", "redact_call"]
 
@@ -255,7 +255,9 @@ def redact_call(call: RecordedCall, rules: Redaction) -> RecordedCall:
     """The same call without its secrets, with the digest of its new arguments or key."""
     arguments, key, digest = redacted_identity(call, rules)
     outcome = map_payload(call.outcome, rules.apply)
-    if "stream" in outcome:
+    if "response" in outcome:
+        outcome = {**call.outcome, "response": redact_response(call.outcome["response"], rules)}
+    elif "stream" in outcome:
         chunks = redact_chunks(call.outcome["stream"]["chunks"], rules)
         outcome["stream"] = {**outcome["stream"], "chunks": chunks}
     return msgspec.structs.replace(

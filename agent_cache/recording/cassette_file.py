@@ -96,6 +96,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
         recorded_at: start of the recording, in UTC.
         model: label of the recording.
         redact: redaction rules beside the defaults, so that a replay applies the same.
+        http: what of the run's HTTP was recorded (`http.exchange.Http`), if any was, so that a replay answers the same.
         log: true if the lines are in the order in which the calls ended, as a running recording writes them.
     """
 
@@ -103,6 +104,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
     recorded_at: str | None = None
     model: str | None = None
     redact: dict[str, Any] = {}
+    http: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET
     log: Literal[True] | msgspec.UnsetType = msgspec.UNSET
 
     @property
@@ -145,7 +147,7 @@ class RecordedCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     Attributes:
         id: its number, from 1: of its line, or in a log of its start.
         parent: id of the enclosing call, or None.
-        kind: ``tool``, ``llm``, ``call`` or ``env``.
+        kind: ``tool``, ``llm``, ``call`` or ``env``; of a request, ``llm`` or ``http``.
         name: name of the function.
         arguments: arguments by name, as plain data, redacted.
         key: the key that ``cache_key=`` returned; it identifies the call instead of its arguments.
@@ -382,6 +384,12 @@ class Outline:
             )  # a finished file keeps its order
 
         return order_of_lines(self.enclosing(), self.lanes, self.forked, self.events(), rank)
+
+    @property
+    def is_concurrent(self) -> bool:
+        """Whether calls may have been in flight at the same time: in several lanes, or one before another's end."""
+        lanes = self.lanes
+        return self.is_log or bool(self.order) or any(map(ne, lanes, islice(lanes, 1, None)))
 
     def last_overlapping(self) -> dict[int, int]:
         """By index, the index of the call that `RecordedCall.until` names."""

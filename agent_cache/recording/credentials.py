@@ -324,7 +324,9 @@ _STEMS = (b"amz", b"auth", b"bearer", b"connection", b"cookie", b"cred", b"goog"
 _STEM = re.compile(b"|".join(_STEMS).decode())
 _NAME_CHARACTERS = frozenset(_TOKEN_CHARACTERS.decode() + ".$")
 _NAME = re.compile(r"(?<![\w.$-])[\w$.-]++")
-_TWO_WORDS = re.compile(r"(?:api|access|secret|private|auth|client|bearer|refresh|session) \Z", re.IGNORECASE)
+_TWO_WORDS = re.compile(
+    r"(?<![\w.$-])(?:api|access|secret|private|auth|client|bearer|refresh|session) \Z", re.IGNORECASE
+)
 _SIGN = re.compile(
     r"\\*[\"'`]\]?+\s*+(?:=>|[:=](?!=))\s*+(?P<quoted>)(?P<quote>(?:\b[rbuf])?\\*(?:\"\"\"|'''|[\"'`]))?+"
     r"|(?:[ \t]*+:[ \t]*+[\w.\[\]|, ]{1,80}+(?<=[ ])(?==[ ]))?+"  # an annotation
@@ -655,7 +657,7 @@ class TextSearch:
             if name is None:
                 continue
             last = name.end()
-            two = _TWO_WORDS.search(text[max(0, begin - 9) : begin])
+            two = _TWO_WORDS.search(text[max(0, begin - 10) : begin])
             yield begin - (len(two[0]) if two else 0), last
 
     def _value_span(self, text: str, begin: int, end: int, name: str, kind: NameKind) -> tuple[int, int] | None:

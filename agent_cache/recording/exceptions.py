@@ -2,8 +2,8 @@
 
 An exception comes back as itself if its class is a builtin, was registered, or is found under its name in a module that
 the program has imported. No name that is found in a cassette is ever imported, and no constructor is run that does not
-belong to the standard library, pydantic or httpx. Any other exception becomes a `RecordedError` which is of the nearest
-builtin class that the original derives from.
+belong to the standard library, pydantic, httpx or aiohttp. Any other exception becomes a `RecordedError` which is of
+the nearest builtin class that the original derives from.
 """
 
 from __future__ import annotations
@@ -89,7 +89,8 @@ class Failure(msgspec.Struct):
     Attributes:
         type: ``module:qualname`` of its class.
         base: the nearest builtin class that it derives from; ``Exception`` if it is left out.
-        unknown: whether it does not come back as its class with its text, as far as the recording could tell.
+        unknown: whether it does not come back as its class with its text and attributes, as far as the recording could
+            tell.
         message: its text.
         args: arguments of its constructor; ``{"$any": ...}`` if they are not JSON.
         state: its attributes.
@@ -117,7 +118,10 @@ def error_data(error: BaseException) -> dict[str, Any]:
 
 
 def _mark_unknown(error: BaseException, data: dict[str, Any]) -> None:
-    """Mark an exception, and members of a group, that come back as another class, or do not say the same."""
+    """Mark an exception, and members of a group, that come back as another class, or do not say the same.
+
+    Those without an attribute that cannot be written are marked already.
+    """
     back = read_error(data)
     if type(back) is not type(error) or _message(back) != _message(error):
         data["unknown"] = True
@@ -154,6 +158,8 @@ def _error_data(error: BaseException, depth: int) -> dict[str, Any]:
         state = {name: _written(value, hints.get(name, Any), depth) for name, value in _state(error)}
         if written := {name: found for name, found in state.items() if found is not None}:
             data["state"] = written
+        if len(written) < len(state):
+            data["unknown"] = True
     notes = getattr(error, "__notes__", None) if special is None else vars(error).get("__notes__")
     if notes and isinstance(notes, list):
         data["notes"] = [note for note in notes if isinstance(note, str)]
@@ -182,13 +188,22 @@ def _state(error: BaseException) -> Iterator[tuple[str, Any]]:
             yield name, value
     for name, slot in _slots(type(error)).items():
         try:
-            yield name, slot.__get__(error)
+            value = slot.__get__(error)
         except AttributeError:
             continue
+        if value is not None or slot.__objclass__ not in _NATIVE_SLOTS:
+            yield name, value
+
+
+_NATIVE_SLOTS = {AttributeError: ("name",), ImportError: ("name", "path"), NameError: ("name",)}
+"""What builtin exceptions have that is no argument of theirs. The object of an `AttributeError` may be anything."""
 
 
 def _slots(kind: type) -> dict[str, MemberDescriptorType]:
     found: dict[str, MemberDescriptorType] = {}
+    for base, names in _NATIVE_SLOTS.items():
+        if issubclass(kind, base):
+            found |= {name: vars(base)[name] for name in names}
     for base in kind.__mro__[: kind.__mro__.index(_builtin_base(kind))]:
         for name, attribute in vars(base).items():
             if isinstance(attribute, MemberDescriptorType):
@@ -419,11 +434,17 @@ def _make_validation_error(kind: Any, state: dict[str, Any]) -> BaseException:
         else:  # of a validator's own
             details.append({**detail, "type": custom(one["type"], one["msg"], context or None)})
     error: BaseException = kind.from_exception_data(state["title"], details)
+    BaseException.args.__set__(error, ())  # type: ignore[attr-defined]  # as pydantic's own has them
     return error
 
 
 def _http_error_state(error: Any, depth: int) -> dict[str, Any]:  # noqa: ARG001 - see `_SPECIAL`
-    return {"url": error.filename, "code": error.code, "msg": error.msg, "headers": error.headers.items()}
+    return {
+        "url": error.filename,
+        "code": error.code,
+        "msg": error.msg,
+        "headers": list(map(list, error.headers.items())),
+    }
 
 
 def _make_http_error(kind: Any, state: dict[str, Any]) -> BaseException:
@@ -436,8 +457,52 @@ def _make_http_error(kind: Any, state: dict[str, Any]) -> BaseException:
     return error
 
 
+_OF_CONNECTION = ("host", "port", "is_ssl")
+
+
+def _connector_error_state(error: Any, depth: int) -> dict[str, Any]:
+    key = error.args[0]
+    state = {name: getattr(key, name) for name in _OF_CONNECTION}
+    if not all(isinstance(value, str | int | None) for value in state.values()):
+        raise TypeError(key)
+    return {**state, "os_error": _written(error.args[1], Any, depth)}
+
+
+def _make_connector_error(kind: Any, state: dict[str, Any]) -> BaseException:
+    keys: Any = sys.modules["aiohttp.client_reqrep"]
+    given = {name: state[name] for name in _OF_CONNECTION}
+    others = dict.fromkeys(keys.ConnectionKey._fields)
+    key = keys.ConnectionKey(**{**others, "ssl": True, **given})
+    error: BaseException = kind(key, _read(state["os_error"], Any))
+    return error
+
+
+def _incomplete_read_state(error: Any, depth: int) -> dict[str, Any]:  # noqa: ARG001 - see `_SPECIAL`
+    return {"partial": _text_or(error.partial), "expected": error.expected}
+
+
+def _make_incomplete_read(kind: Any, state: dict[str, Any]) -> BaseException:
+    partial = _read(state["partial"], Any)
+    error: BaseException = kind(partial.encode() if isinstance(partial, str) else partial, state["expected"])
+    return error
+
+
+_CONNECTOR_ERRORS = (
+    "ClientConnectorError",
+    "ClientConnectorDNSError",
+    "ClientProxyConnectionError",
+    "ClientConnectorSSLError",
+    "ClientConnectorCertificateError",
+)
+
+
 _SPECIAL: dict[str, tuple[Callable[[Any, int], dict[str, Any]], Callable[[Any, dict[str, Any]], BaseException]]] = {
     "pydantic_core._pydantic_core:ValidationError": (_validation_state, _make_validation_error),
     "urllib.error:HTTPError": (_http_error_state, _make_http_error),
+    "http.client:IncompleteRead": (_incomplete_read_state, _make_incomplete_read),
+    **{
+        f"aiohttp.client_exceptions:{name}": (_connector_error_state, _make_connector_error)
+        for name in _CONNECTOR_ERRORS
+    },
 }
 """For an exception its state as plain data, at its depth; for its class and that state the exception."""

@@ -50,7 +50,8 @@ _MAX_SCHEMAS = 64
 """Of one function, for classes that its callers passed."""
 
 KINDS = ("tool", "llm", "call", "env")
-"""Kinds of calls in a cassette; ``env`` is a clock, an identifier or a random number."""
+"""Kinds of calls of functions; ``env`` is a clock, an identifier or a random number. A request is ``http``
+or ``llm``."""
 
 
 class RecordedFunction:
@@ -340,14 +341,15 @@ class ActiveCall:
         passed: positional and keyword arguments as they were passed; for the user's extractors.
         usage: tokens and model, if it is an LLM call.
         chunks: what a stream has yielded so far; None if it returned no stream.
+        exchange: of a request that was made, the `http.exchange.Exchange`; else None.
         is_plain_stream: whether the chunks are not awaited.
         is_awaited: whether a plain function returned an awaitable, whose result stands for the call.
     """
 
     __slots__ = (
-        "after", "arguments", "chunks", "counts", "digest", "forked", "function", "id", "index", "is_awaited",
-        "is_plain_stream", "key", "lane", "matched", "occurrence", "outer", "owner", "parent", "passed", "place",
-        "recorded", "started", "tool_call", "usage",
+        "after", "arguments", "chunks", "counts", "digest", "exchange", "forked", "function", "id", "index",
+        "is_awaited", "is_plain_stream", "key", "lane", "matched", "occurrence", "outer", "owner", "parent", "passed",
+        "place", "recorded", "started", "tool_call", "usage",
     )  # fmt: skip
 
     def __init__(
@@ -376,6 +378,7 @@ class ActiveCall:
         self.passed: tuple[tuple[Any, ...], dict[str, Any]] = _NOTHING_PASSED
         self.usage = Usage() if function.kind == "llm" else None
         self.chunks: list[Any] | None = None
+        self.exchange: Any = None
         self.is_plain_stream = False
         self.is_awaited = False
 

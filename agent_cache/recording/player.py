@@ -22,6 +22,7 @@ import msgspec
 from agent_cache.errors import CassetteError, DivergenceError, ReplayExhausted, UncacheableArgumentsError
 from agent_cache.recording.cassette import Cassette, redacted_identity
 from agent_cache.recording.cassette_file import EARLIER, RecordedCall, digest_of
+from agent_cache.recording.differences import changes, likeness
 from agent_cache.recording.functions import ActiveCall, RecordedFunction
 from agent_cache.recording.lanes import Lanes, Turns, checkpoint, wait_for_cancellation
 from agent_cache.recording.prices import Savings, model_calls, savings_of
@@ -137,7 +138,7 @@ class Player:
         """Let other tasks run, as the recorded call did, and calls that had ended earlier be answered earlier."""
         assert call.index is not None
         assert call.recorded is not None
-        if self.matcher.has_overlaps and _OPEN_ENDED.isdisjoint(call.recorded.outcome):
+        if self.matcher.is_concurrent and _OPEN_ENDED.isdisjoint(call.recorded.outcome):
             return self._turns.take(self.matcher.rank_of_end(call.index))
         return checkpoint()
 
@@ -156,7 +157,7 @@ class Player:
         except CassetteError as error:
             raise self.latch(error) from error.__cause__
 
-    async def wait_until_cancelled(self, call: ActiveCall) -> None:
+    async def wait_until_cancelled(self, call: ActiveCall, *, is_for_ever: bool = False) -> None:
         """Wait until this task is cancelled, as it was when the call was recorded: by a timeout of the caller, for
         instance, which comes in its own time.
 
@@ -168,7 +169,7 @@ class Player:
         """
         recorded = call.recorded
         assert recorded is not None
-        seconds = None if "unfinished" in recorded.outcome else self.time_left(recorded)
+        seconds = None if is_for_ever or "unfinished" in recorded.outcome else self.time_left(recorded)
         await wait_for_cancellation(seconds)
         text = (
             f"{described(call.function.name, call.arguments)} was cancelled when it was recorded, so there is no "
@@ -301,7 +302,7 @@ class Matcher:
         self.remaining = len(cassette)
         self.has_foreign = bool(self._outline.foreign)
         self.has_earlier = any(self._outline.earlier)
-        self.has_overlaps = self._outline.is_log or bool(self._outline.order)
+        self.is_concurrent = self._outline.is_concurrent
         self._read_tree()
 
     def find(self, place: bytes) -> int | None:
@@ -596,8 +597,14 @@ def nearest_to(matcher: Matcher, call: ActiveCall) -> int | None:
     texts = {name: encode_sorted(value) for name, value in call.arguments.items()}
     nearest, best, left = None, (-1.0, False), _MAX_COMPARED
     for index in candidates:
-        others = {name: encode_sorted(value) for name, value in matcher.cassette.steps[index].arguments.items()}
-        found = _similarity(others, texts), not matcher.is_covered(index)
+        arguments = matcher.cassette.steps[index].arguments
+        others = {name: encode_sorted(value) for name, value in arguments.items()}
+        likenesses = {
+            name: likeness(arguments[name], value)
+            for name, value in call.arguments.items()
+            if type(value) in (dict, list) and type(arguments.get(name)) is type(value)
+        }
+        found = _similarity(others, texts, likenesses), not matcher.is_covered(index)
         if found > best:
             nearest, best = index, found
         left -= sum(map(len, others.values()))
@@ -614,14 +621,15 @@ def described(name: str, arguments: dict[str, Any]) -> str:
 
 def differences(recorded: RecordedCall, call: ActiveCall) -> str:
     """Both calls, and one line for each argument that differs."""
-    lines = [
-        f"    recorded: {described(recorded.name, recorded.arguments)}",
-        f"    called:   {described(call.function.name, call.arguments)}",
-    ]
+    shown, shown_now = described(recorded.name, recorded.arguments), described(call.function.name, call.arguments)
+    lines = [] if shown == shown_now else [f"    recorded: {shown}", f"    called:   {shown_now}"]
     for name in dict.fromkeys((*recorded.arguments, *call.arguments)):
         was, now = recorded.arguments.get(name, _ABSENT), call.arguments.get(name, _ABSENT)
         if was != now:
-            lines.append(f"      {name}: {_short(was, _MAX_TEXT)} -> {_short(now, _MAX_TEXT)}")
+            if was is _ABSENT or now is _ABSENT or len(repr(was)) + len(repr(now)) <= _MAX_TEXT:
+                lines.append(f"      {name}: {_short(was, _MAX_TEXT)} -> {_short(now, _MAX_TEXT)}")
+            else:
+                lines += [f"      {line}" for line in changes(was, now, name)]
             if recorded.form == EARLIER and was is not _ABSENT and b'"$opaque"' in encode_sorted(was):
                 lines.append(f"      {name} was recorded by an earlier version, without its content: record it again")
     if recorded.arguments == call.arguments and recorded.key == call.key:
@@ -633,14 +641,17 @@ def differences(recorded: RecordedCall, call: ActiveCall) -> str:
     return "\n".join(lines)
 
 
-def _similarity(was: dict[str, bytes], now: dict[str, bytes]) -> float:
+def _similarity(was: dict[str, bytes], now: dict[str, bytes], likenesses: dict[str, float]) -> float:
     names = {*was, *now}
     if not names:
         return 1.0
     total = 0.0
     for name in names:
         if name in was and name in now:
-            total += 1.0 if was[name] == now[name] else 0.9 * _text_similarity(was[name], now[name])
+            if was[name] == now[name]:
+                total += 1.0
+            else:
+                total += 0.9 * (likenesses[name] if name in likenesses else _text_similarity(was[name], now[name]))
     return total / len(names)
 
 

@@ -45,7 +45,7 @@ from agent_cache.recording.streams import failure_outcome, is_stream, leave_call
 from agent_cache.values.arguments import plain_arguments
 from agent_cache.values.tagged import encode
 
-__all__ = ["NO_CONTEXT", "CassetteWriter", "Recorder"]
+__all__ = ["NO_CONTEXT", "CassetteWriter", "Recorder", "recorded_function"]
 
 _LOG = logging.getLogger("agent_cache")
 
@@ -65,6 +65,7 @@ class Recorder:
         path: the file.
         mode: as it was given.
         player: answers calls from the old recording; None if nothing was recorded before, or all calls run.
+        http: what of the run's HTTP is recorded: an `http.exchange.Http`, or None.
     """
 
     def __init__(
@@ -78,10 +79,12 @@ class Recorder:
         policy: Mapping[str, str] | None = None,
         strict: bool = False,
         is_guarded: bool = False,
+        http: Any = None,
     ) -> None:
         self.path = path
         self.mode = mode
         self.player = player
+        self.http = http
         self.thread = threading.get_ident()  # the engine asks only other threads' recorders about an escaped call
         self._redaction = redaction
         self._writer = writer
@@ -418,6 +421,27 @@ class Recorder:
             self._problems.add(problem)
             _LOG.warning("recording to %s: %s", self.path, problem)
 
+    # Requests: the exchange with a server makes them, or has the answer, between these two
+
+    def begin_exchange(self, endpoint: RecordedFunction, arguments: Mapping[str, Any]) -> ActiveCall:
+        """Find the recorded call that answers a request, or number it as a new one.
+
+        Raises:
+            CassetteError: if it is not recorded, and may not be made.
+        """
+        return self._begin(endpoint, arguments)
+
+    def end_exchange(self, call: ActiveCall, outcome: dict[str, Any]) -> None:
+        """A request that was made has this outcome, redacted."""
+        self._end_in_player(call)
+        if self._writer is not None:
+            self._write(call, outcome)
+
+    @property
+    def redaction(self) -> Redaction:
+        """The rules by which secrets are removed."""
+        return self._redaction
+
     # Calls that are answered
 
     async def _answer_async(self, call: ActiveCall, recorded: RecordedCall) -> Any:
@@ -445,7 +469,7 @@ class Recorder:
             return value
         finally:
             if "stream" not in outcome:
-                self._answered(call)
+                self.answered(call)
 
     def _answer_plain(self, call: ActiveCall, recorded: RecordedCall) -> Any:
         player = self.player
@@ -462,13 +486,14 @@ class Recorder:
                 raise read_error(outcome["error"])
             return player.read(call, outcome)
         finally:
-            self._answered(call)
+            self.answered(call)
 
     def _replayed_stream(self, call: ActiveCall) -> Any:
         assert self.player is not None
-        return replayed_stream(call, self.player, self._answered)
+        return replayed_stream(call, self.player, self.answered)
 
-    def _answered(self, call: ActiveCall) -> None:
+    def answered(self, call: ActiveCall) -> None:
+        """A call has ended that was answered from the old recording."""
         with self._lock:
             assert self.player is not None
             assert call.index is not None
@@ -553,6 +578,15 @@ def _function_of(operation: Operation[Any]) -> RecordedFunction:
     return found
 
 
+def recorded_function(value: Any) -> RecordedFunction | None:
+    """What recordings know of a wrapped function or a cached tool; None if a value is neither."""
+    found = getattr(value, "__agent_cache_recorded__", None)
+    if isinstance(found, RecordedFunction):
+        return found
+    operation = getattr(value, "__agent_cache__", None)
+    return _function_of(operation) if isinstance(operation, Operation) else None
+
+
 def _replay_into_sessions(call: ActiveCall, value: Any, error: BaseException | None) -> None:
     """Let the sessions around a replayed tool trace and count it as they did when it was recorded."""
     tool_call, recorded = call.tool_call, call.recorded
@@ -581,7 +615,7 @@ class CassetteWriter:
         CassetteError: if the file cannot be written, or is being recorded.
     """
 
-    def __init__(self, path: Path, model: str | None, redaction: Redaction) -> None:
+    def __init__(self, path: Path, model: str | None, redaction: Redaction, http: dict[str, Any] | None = None) -> None:
         self.path = path
         self.is_closed = False
         self._redaction = redaction
@@ -595,7 +629,8 @@ class CassetteWriter:
         self._copied_ids: dict[int, int] = {}
         self._copied_lanes = 0
         now = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
-        header = Header(recorded_at=now, model=model, redact=redaction.describe(), log=True)
+        of_http = msgspec.UNSET if http is None else http
+        header = Header(recorded_at=now, model=model, redact=redaction.describe(), http=of_http, log=True)
         try:
             self._file.append(header_line(header))
         except OSError as error:
@@ -677,6 +712,8 @@ class CassetteWriter:
             outcome: dict[str, Any] = {"unfinished": True}
             if call.chunks is not None:
                 outcome = call.stream_outcome(outcome, self._redaction)
+            elif call.exchange is not None:
+                outcome = call.exchange.unfinished(self._redaction)
             self.end(call, outcome, "")
         self.is_closed = True
         duration = _milliseconds(time.perf_counter() - self._began)

@@ -15,8 +15,9 @@ from typing import Annotated, Any, TypeAlias
 
 import msgspec
 
-from agent_cache.errors import CassetteError
+from agent_cache.errors import CassetteError, ConfigurationError
 from agent_cache.recording.exceptions import REGISTERED, Failure, error_data, map_error, name_of
+from agent_cache.recording.http.bodies import map_response
 from agent_cache.recording.redaction import Redaction, without_secret_fields
 from agent_cache.values.schema import Schema, schema_of
 from agent_cache.values.tagged import Undecodable, Unencodable, decode, encode, exact_json
@@ -29,6 +30,7 @@ __all__ = [
     "problems_of",
     "read_value",
     "redact_chunks",
+    "redact_response",
     "value_outcome",
 ]
 
@@ -126,6 +128,8 @@ def map_payload(outcome: Outcome, change: Callable[[Any], Any]) -> Outcome:
         return {**outcome, "object": [name, change(plain)]}
     if "error" in outcome:
         return {**outcome, "error": map_error(outcome["error"], change)}
+    if "response" in outcome:
+        return {**outcome, "response": map_response(outcome["response"], change)}
     if "stream" in outcome:
         stream = outcome["stream"]
         chunks = [map_payload(chunk, change) for chunk in stream["chunks"]]
@@ -231,6 +235,29 @@ def redact_chunks(chunks: list[Outcome], redaction: Redaction) -> list[Outcome]:
     if len(chunks) > 1:
         chunks = _redact_joined(chunks, redaction)
     return [_redact_chunk(chunk, redaction) for chunk in chunks]
+
+
+_STREAMS = ("events", "frames", "lines", "chunks")
+
+
+def redact_response(response: Outcome, redaction: Redaction) -> Outcome:
+    """A response of HTTP without secrets, also without those that go over several events.
+
+    Raises:
+        ConfigurationError: if the redaction hook did not return the parts of the response as a dict.
+    """
+    field = next((one for one in _STREAMS if one in response), None)
+    if field is not None and len(response[field]) > 1:
+        events = _redact_joined([{"value": one} for one in response[field]], redaction)
+        response = {**response, field: [one["value"] for one in events]}
+    if "bytes" not in response and field not in ("frames", "chunks") and not redaction.may_change(encode(response)):
+        return response
+    try:
+        return map_response(response, redaction.apply)
+    except TypeError as error:
+        raise ConfigurationError(
+            f"the redaction hook must return a response as a dict, as it was given it: {error}"
+        ) from error
 
 
 def _redact_chunk(chunk: Outcome, redaction: Redaction) -> Outcome:

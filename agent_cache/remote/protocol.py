@@ -12,11 +12,23 @@ reads has seen, in a local copy for example, and it would be found although a wr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Generator, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, runtime_checkable
 
-__all__ = ["Found", "Listener", "Request", "SharedLoads", "Ticket", "Tier", "Touched", "Versions", "WriteIntent"]
+__all__ = [
+    "Found",
+    "Listener",
+    "Request",
+    "SentCommit",
+    "SharedLoads",
+    "Ticket",
+    "Tier",
+    "Touched",
+    "Versions",
+    "WriteIntent",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +190,20 @@ class WriteIntent:
     on_unreachable: Literal["run", "refuse"] = "run"
 
 
+class SentCommit(ABC):
+    """A commit that is on its way, of a write that may return before it lands: until then nobody finds what the write
+    has replaced, because all that it touches has been held since its begin, and lookups of the own process wait.
+
+    It can be awaited all the same.
+    """
+
+    __slots__ = ()
+
+    @abstractmethod
+    def __await__(self) -> Generator[Any, Any, None]:
+        """Wait until it has landed, or is delivered later."""
+
+
 @runtime_checkable
 class SharedLoads(Protocol):
     """What a tier has beside the methods of `Tier` if processes share loads through it: otherwise each that misses a
@@ -264,12 +290,12 @@ class Tier(Protocol):
         """Extend the lease of a write that is still running."""
         ...
 
-    async def commit(self, write: WriteIntent, tags: tuple[str, ...], *, failed: bool, hold: float) -> None:
+    def commit(self, write: WriteIntent, tags: tuple[str, ...], *, failed: bool, hold: float) -> Awaitable[None]:
         """End a write: everything it touched is dropped when this has run, or as soon as the tier can be reached.
 
         Called in the very step in which the write ends. The event loop may end before the returned coroutine takes its
         first step, so a tier that other processes use notes the commit in the call itself, as a plain method that
-        returns a coroutine.
+        returns a coroutine, or a `SentCommit`, whose end the caller of the write need not wait for.
 
         Args:
             tags: all tags it touched, those from its result included.

@@ -76,6 +76,7 @@ def _facts(name: str, consistency: str, outcome: Outcome, wrong: str | None) -> 
         "reads": verdict.reads,
         "writes": verdict.writes,
         "refused": verdict.failed,
+        "longest_refusal": verdict.refusal,
         "dead": verdict.dead,
         "hit_rate": _hit_rate(outcome),
         "faults": outcome.struck,

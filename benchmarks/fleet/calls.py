@@ -15,7 +15,7 @@ from typing import Any
 
 from agent_cache import AgentCache, AgentCacheInvalidator, RemotePolicy, configure
 from agent_cache.remote.redis import RedisTier
-from benchmarks.fleet.paired import Pair, at_once, one_by_one, paired
+from benchmarks.fleet.paired import Pair, at_once, far_apart, one_by_one, paired
 from benchmarks.fleet.peers import PEERS, Tool, raw_client
 from benchmarks.table import Row
 from benchmarks.timing import Effort
@@ -113,8 +113,10 @@ async def _measured(
     long_base = one_by_one(get, users_onwards(), AS_LONG)
     crowds["crowd, shared"] = at_once(SharedGet(raw), users_onwards(), CALLERS)
     blocks |= {f"write, {name}": one_by_one(tool, users_onwards()) for name, tool in _writes().items()}
+    alone = far_apart(_writes()["entity"], users_onwards())
     figures = await paired(
         {name: (block, base) for name, block in blocks.items()}
+        | {"alone, entity": (alone, far_apart(get, users_onwards()))}
         | {name: (crowd, long_base) for name, crowd in crowds.items()},
         effort,
         title="hits and writes through the server",
@@ -163,21 +165,22 @@ def _writes() -> dict[str, Tool]:
 def _rows(figures: dict[str, Pair]) -> list[Row]:
     hit = figures[f"hit, {OURS}"]
     took = f"GET {hit.base.median * 1e6:.0f} us, hit {hit.seconds.median * 1e6:.0f} us"
-    rows: tuple[tuple[str, str, float | None, str], ...] = (
-        ("hit, one caller", f"hit, {OURS}", 1.3, took),
+    rows: tuple[tuple[str, str, float | None, str], ...] = (  # the limits are of processor time
+        ("hit, one caller", f"hit, {OURS}", 1.15, took),
         ("hit, one caller, strong", f"hit, {OURS}, strong", None, "for scale"),
         ("hit, one caller, a dict", f"hit, {OURS}, a dict", None, "5 scalars; for scale"),
-        (f"hit, {CALLERS} concurrent", f"crowd, {OURS}", 0.12, "each of them"),
+        (f"hit, {CALLERS} concurrent", f"crowd, {OURS}", 0.35, "each of them"),
         (f"raw GET, {CALLERS} concurrent", f"crowd, {RAW}", None, "for scale"),
         (f"raw MGET, shared by {CALLERS}", "crowd, shared", None, "no cells, no decoding; for scale"),
-        ("write of an entity", "write, entity", 3.0, "begin and commit"),
+        ("write of an entity, alone", "alone, entity", 3.1, "5 ms apart; begin, and a commit that is not waited for"),
+        ("write of an entity", "write, entity", None, "one after the other; for scale"),
         ("write of a root", "write, root", None, "for scale"),
         ("write under two roots", "write, two roots", None, "for scale"),
         ("write, tag from the result", "write, tag from the result", None, "for scale"),
         ("read that finds nothing", f"cold, {OURS}", None, "look up, mint, load, store; new entities; for scale"),
     )
     return [
-        Row("remote", what, pair.ratio, "x", limit, f"{pair.processor.median:.2f}x in processor time; {note}")
+        Row("remote", what, pair.processor, "x", limit, f"{pair.ratio.median:.2f}x on the clock; {note}")
         for what, name, limit, note in rows
         for pair in [figures[name]]
     ]

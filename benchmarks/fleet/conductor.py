@@ -145,7 +145,7 @@ def _stage(scene: Scene, fault: Fault, exits: ExitStack) -> None:
 
 def _as_side(job: Job, scene: Scene, fault: Fault, *, is_writer: bool) -> Job:
     """What a process does, and how it gets to the server."""
-    if fault.cut_off is not None:
+    if fault.cut_off is not None or fault.apart:
         job = replace(job, writes=2 * job.writes if is_writer else 0.0)
     if fault.is_mixed and is_writer:
         job = replace(job, writes=job.writes / RARELY_MIXED, is_earlier=True)

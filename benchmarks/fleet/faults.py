@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from benchmarks.fleet.tools import Death
-from tests.harness.clusters import Cluster
+from tests.harness.clusters import Cluster, Node, slot_of
 from tests.harness.proxies import Proxy
 from tests.harness.servers import HOST, Server, wait_until
 
@@ -23,6 +23,12 @@ RARELY: dict[str, Any] = {
 So there are many entities, each of them written now and then, and never all together; also not by the beginning of a
 write whose tag its result will tell, which drops the local copies of all.
 """
+ROOT = "{fleet:order}"
+"""Hash tag of the root that all tools of a run depend on."""
+RESHARDED = 4_000
+"""Keys in the slot of that root besides its own."""
+TRIP = 0.005
+"""Seconds between two batches of keys, which are ten each: the slot is open for some two seconds."""
 NEWS_DELAY = 0.6
 """Seconds. Longer than `max_staleness` and the timeout together, and nobody would listen at all."""
 BUSY: dict[str, Any] = {
@@ -65,6 +71,7 @@ class Fault:
             do all the writing. By default there is no proxy, and everybody does both.
         play: plays it until the run is over, and returns how often it struck.
         options: of the server.
+        apart: half of the processes only read, and the others do all the writing.
         dies: processes die in their last write, and are replaced.
         steps: wall clocks jump.
         is_mixed: half of the processes are of a version that knows no parts of roots, and write now and then.
@@ -75,6 +82,7 @@ class Fault:
     where: Where = "server"
     cut_off: Side | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
+    apart: bool = False
     dies: Death | None = None
     steps: bool = False
     is_mixed: bool = False
@@ -236,6 +244,42 @@ def fail_over(scene: Scene) -> int:
     return struck
 
 
+def reshard(scene: Scene) -> int:
+    """The slot of the root moves from one primary to the next key by key, and belongs to neither of them meanwhile."""
+    cluster = _filled(scene)
+    struck = 0
+    while scene.wait(1.0):
+        for _ in cluster.move_slot(slot_of(ROOT), _next_primary(cluster)):
+            time.sleep(TRIP)
+        struck += 1
+    return struck
+
+
+def migrate_atomically(scene: Scene) -> int:
+    """The slot of the root moves as a whole, once the next primary has a copy of all that is in it."""
+    cluster = _filled(scene)
+    struck = 0
+    while scene.wait(0.5):
+        cluster.move_slot_atomically(slot_of(ROOT), _next_primary(cluster))
+        struck += 1
+    return struck
+
+
+def _filled(scene: Scene) -> Cluster:
+    assert scene.cluster is not None
+    with scene.cluster.primary_for(ROOT).client() as client:
+        pipeline = client.pipeline(transaction=False)
+        for number in range(RESHARDED):
+            pipeline.set(f"filler:{ROOT}:{number}", "x" * 100)
+        pipeline.execute()
+    return scene.cluster
+
+
+def _next_primary(cluster: Cluster) -> Node:
+    primaries = sorted(cluster.primaries, key=lambda node: node.port)
+    return primaries[(primaries.index(cluster.primary_for(ROOT)) + 1) % len(primaries)]
+
+
 FAULTS: dict[str, Fault] = {
     "none": Fault(),
     "none, cluster": Fault(where="cluster"),
@@ -262,6 +306,8 @@ FAULTS: dict[str, Fault] = {
     "writers half-open": Fault(half_open, cut_off="writers"),
     "failover and failback": Fault(fail_over_and_back, where="pair", options={"repl_diskless_sync_delay": 0}),
     "failover": Fault(fail_over, where="cluster"),
+    "slot resharded": Fault(reshard, where="cluster", apart=True),
+    "slot migrated atomically": Fault(migrate_atomically, where="cluster", apart=True),
     "clock steps": Fault(steps=True),
 }
 

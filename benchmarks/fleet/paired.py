@@ -21,6 +21,8 @@ from benchmarks.timing import Effort, Spread, gc_off, progress
 Block = Callable[[], Awaitable[tuple[float, float]]]
 """Make a few calls, and return the seconds that one of them took: on the clock, and of this thread's processor time."""
 BLOCKS = 12
+PAUSE = 0.005
+"""Seconds between two calls that are made far apart."""
 COLLECT_EVERY = 8
 
 
@@ -50,6 +52,31 @@ def one_by_one(
         for argument in batch:
             await function(argument)
         return (perf_counter() - start) / calls, (thread_time() - spent) / calls
+
+    return block
+
+
+def far_apart(
+    function: Callable[[Any], Awaitable[object]], arguments: Callable[[int], Sequence[object]], calls: int = 5
+) -> Block:
+    """A block of `await function(argument)`, with nothing else in flight: each some time after the one before.
+
+    All that a call makes this thread do counts, also after it has returned; a pause alone does not. Of both the least
+    counts: the mean of so few calls may be less than that of the pauses, where something else used the machine.
+    """
+
+    async def block() -> tuple[float, float]:
+        taken, spent, idle = [], [], []
+        for argument in arguments(calls):
+            start, began = perf_counter(), thread_time()
+            await function(argument)
+            taken.append(perf_counter() - start)
+            await asyncio.sleep(PAUSE)
+            ended = thread_time()
+            await asyncio.sleep(PAUSE)
+            spent.append(ended - began)
+            idle.append(thread_time() - ended)
+        return sum(taken) / calls, min(spent) - min(idle)
 
     return block
 

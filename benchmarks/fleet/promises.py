@@ -10,6 +10,9 @@ from benchmarks.fleet.verdict import Stale, Verdict
 CALM_SHARE, CALM_LAG = 1e-4, 0.05
 """Without a fault: that part of the reads may be stale, none for longer than so many seconds."""
 
+REFUSAL = 2.0
+"""Seconds for which a slot that moves to another server may keep all writes from being announced."""
+
 OVERLAPPING = 2
 """Leases that a write may be missed for that died armed: its root ends with the last lease that overlaps its own."""
 
@@ -23,6 +26,8 @@ def complaint(name: str, outcome: Outcome, fleet: Fleet) -> str | None:
         return "a process missed its own write"
     if beyond(name, verdict, fleet):
         return "stale reads" if fleet.consistency == "strong" else "stale beyond the bound"
+    if name.startswith("slot") and verdict.refusal > REFUSAL:
+        return "writes refused for too long"
     if name.startswith("none") and (len(verdict.stale) > CALM_SHARE * verdict.reads or verdict.worst > CALM_LAG):
         return "stale without a fault"
     return None

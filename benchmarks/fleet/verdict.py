@@ -34,13 +34,18 @@ class Stale:
 
 @dataclass(slots=True)
 class Verdict:
-    """What came out of one run."""
+    """What came out of one run.
+
+    Attributes:
+        refusal: the longest time in seconds from a write that was refused to the next one that was not.
+    """
 
     reads: int = 0
     writes: int = 0
     failed: int = 0
     dead: int = 0
     hits: int = 0
+    refusal: float = 0.0
     stale: list[Stale] = field(default_factory=list)
 
     @property
@@ -77,6 +82,7 @@ def judge(lines: Lines) -> Verdict:
     reads: list[tuple[str, dict[str, int], int, str]] = []
     effects: list[tuple[int, int, str]] = []
     ends: dict[str, tuple[int, Ending]] = {}
+    outcomes: list[tuple[int, bool]] = []
     for what, *rest in lines:
         match what, rest:
             case "read", [kind, versions, start, process]:
@@ -87,6 +93,7 @@ def judge(lines: Lines) -> Verdict:
                 ends[write] = (end, "returned")
                 verdict.writes += how == "returned"
                 verdict.failed += how == "failed"
+                outcomes.append((end, how == "failed"))
             case "died", [write, end, is_armed]:
                 ends[write] = (end, "died armed" if is_armed else "died")
                 verdict.dead += 1
@@ -95,6 +102,7 @@ def judge(lines: Lines) -> Verdict:
             case _:
                 raise ValueError(f"a line that nobody writes: {[what, *rest]!r}")
     verdict.reads = len(reads)
+    verdict.refusal = _longest_refusal(outcomes)
     finished = _finished(effects, ends)
     for kind, versions, start, process in reads:
         for name, version in versions.items():
@@ -104,6 +112,15 @@ def judge(lines: Lines) -> Verdict:
                 is_own = entity.was_replaced_by(process, version, start)
                 verdict.stale.append(Stale(int(name), version, kind, (start - end) / 1e9, write, ending, is_own))
     return verdict
+
+
+def _longest_refusal(outcomes: Iterable[tuple[int, bool]]) -> float:
+    since, longest = None, 0
+    for end, was_refused in sorted(outcomes):
+        if since is not None:
+            longest = max(longest, end - since)
+        since = None if not was_refused else end if since is None else since
+    return longest / 1e9
 
 
 class _Entity:

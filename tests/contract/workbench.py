@@ -6,7 +6,8 @@ import asyncio
 import itertools
 from collections.abc import AsyncIterator, Hashable, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from dataclasses import replace
+from typing import Any, Literal
 
 import pytest
 
@@ -109,9 +110,9 @@ async def commit(tier: Tier, write: WriteIntent, *result_tags: str, failed: bool
 
 
 @asynccontextmanager
-async def writing(tier: Tier, *tags: str) -> AsyncIterator[None]:
+async def writing(tier: Tier, *tags: str, on_unreachable: Literal["run", "refuse"] = "run") -> AsyncIterator[None]:
     """A whole write: begin, and commit at the end."""
-    intent = write(*tags)
+    intent = replace(write(*tags), on_unreachable=on_unreachable)
     await tier.begin(intent)
     yield
     await commit(tier, intent)

@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import datetime
 import re
+import urllib.request
 from pathlib import Path
 
 import msgspec
@@ -14,6 +15,7 @@ from agent_cache.recording import Redaction, cached_llm_call, intercept, record,
 from agent_cache.recording.cassette_file import CallLine, Header, Trailer, TrailerLine
 from agent_cache.recording.exceptions import Failure
 from agent_cache.recording.results import Stream
+from tests.harness.http_server import http_server
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "cassette-format.md").read_text()
 
@@ -124,7 +126,8 @@ async def everything(path: Path) -> None:
         async for _ in stream():
             pass
 
-    with record(path):
+    with http_server() as server, record(path, http=True):
+        urllib.request.urlopen(server.url).close()
         for number in range(6):
             give(number)
         hidden()

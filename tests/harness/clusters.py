@@ -1,4 +1,4 @@
-"""A real cluster with replicas on loopback: formed, failed over and failed back, and robbed of its primaries.
+"""A real cluster with replicas on loopback: formed, resharded, failed over and back, and robbed of its primaries.
 
 By commands alone, since the wheel that brings the server brings no command-line client.
 """
@@ -17,6 +17,8 @@ from tests.harness.deployments import Deployment
 from tests.harness.servers import HOST, Server, free_port, wait_until
 
 SLOTS = 16384
+TOGETHER = 10
+"""Keys of one MIGRATE, as many as `redis-cli --cluster reshard` moves at a time."""
 
 
 class Node(Server):
@@ -128,9 +130,13 @@ class Cluster(Deployment):
 
     def primary_for(self, key: str) -> Node:
         """The node that answers for a key now."""
-        from redis.crc import key_slot
+        return self._owner(slot_of(key))
 
-        slot = key_slot(key.encode())
+    def another_than(self, node: Node) -> Node:
+        """A primary that is not this one."""
+        return next(each for each in self.primaries if each is not node)
+
+    def _owner(self, slot: int) -> Node:
         for first, last, ports in _slots(next(self._running())):
             if first <= slot <= last:
                 return next(node for node in self.nodes if node.port == ports[0])
@@ -171,6 +177,36 @@ class Cluster(Deployment):
         self.wait_until_ok()
         return heir
 
+    def move_slot(self, slot: int, target: Node) -> Iterator[int]:
+        """Move a slot as `redis-cli --cluster reshard` does, and yield the number of keys after each batch of them.
+
+        The slot is open until the iterator has ended. One that is closed before leaves it open.
+        """
+        source = self._owner(slot)
+        with source.client() as at_source, target.client() as at_target:
+            at_target.execute_command("CLUSTER", "SETSLOT", slot, "IMPORTING", source.id)
+            at_source.execute_command("CLUSTER", "SETSLOT", slot, "MIGRATING", target.id)
+            moved = 0
+            yield moved
+            while keys := at_source.execute_command("CLUSTER", "GETKEYSINSLOT", slot, TOGETHER):
+                # A key that has expired meanwhile is not there any more: NOKEY.
+                at_source.execute_command("MIGRATE", HOST, target.port, "", 0, 5000, "KEYS", *keys)
+                moved += len(keys)
+                yield moved
+        for node in (target, source, *(each for each in self.primaries if each not in (source, target))):
+            node.command("CLUSTER", "SETSLOT", slot, "NODE", target.id)
+
+    def keep_slot(self, slot: int, target: Node) -> None:
+        """Give up a move that has begun, before any key of the slot has moved."""
+        for node in (target, self._owner(slot)):
+            node.command("CLUSTER", "SETSLOT", slot, "STABLE")
+
+    def move_slot_atomically(self, slot: int, target: Node) -> None:
+        """Have a server move a slot by itself (Valkey 9 and later), and return when the other one has it."""
+        source = self._owner(slot)
+        source.command("CLUSTER", "MIGRATESLOTS", "SLOTSRANGE", slot, slot, "NODE", target.id)
+        wait_until("the slot has moved", lambda: self._owner(slot) is target)
+
     def kill(self, primary: Node, *, wait: bool = True) -> Node | None:
         """SIGKILL one, and return the replica that has taken over; None if not waited for."""
         heirs = self.replicas_of(primary)
@@ -180,6 +216,13 @@ class Cluster(Deployment):
         wait_until("a replica has taken over", lambda: any(heir.is_primary for heir in heirs))
         self.wait_until_ok()
         return next(heir for heir in heirs if heir.is_primary)
+
+
+def slot_of(key: str) -> int:
+    """The slot of a key."""
+    from redis.crc import key_slot
+
+    return key_slot(key.encode())
 
 
 def _knows(node: Node, everyone: set[str]) -> bool:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Protocol
 
 from agent_cache import testing
+from agent_cache.engine import state
 
 CALL_BODIES = ("generated", "general")
 
@@ -26,6 +28,17 @@ def fresh_library() -> Iterator[Clock]:
             yield clock
         finally:
             testing.reset()
+
+
+@contextmanager
+def counted_slices() -> Iterator[None]:
+    """Let the slices in which dropped entries are freed be as long on every machine: ten steps, not a millisecond."""
+    steps, former = itertools.count(), state.perf_counter
+    state.perf_counter = lambda: next(steps) * 0.0001
+    try:
+        yield
+    finally:
+        state.perf_counter = former
 
 
 def call_body(kind: str) -> AbstractContextManager[object]:

@@ -6,6 +6,7 @@ import functools
 import gc
 import importlib
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -55,6 +56,36 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     path.write_text(SOURCE.replace("VERSION", "old"))
     yield path
     sys.modules.pop(path.stem, None)
+
+
+def test_a_tool_that_is_gone_is_noticed_while_another_thread_collects_garbage(clock, server, monkeypatch):
+    """That thread may wait, in a finalizer, and has not found the tool."""
+    is_collecting, goes_on = threading.Event(), threading.Event()
+
+    class Slow:
+        def __del__(self) -> None:
+            is_collecting.set()
+            goes_on.wait()
+
+    tier = MemoryTier(server)
+    former = made("old", tier)
+    gc.disable()  # or this thread might collect it
+    try:
+        slow = Slow()
+        slow.itself = slow
+        del slow
+        thread = threading.Thread(target=gc.collect)
+        thread.start()
+        is_collecting.wait()
+    finally:
+        gc.enable()
+    del former
+    monkeypatch.setattr(read, "sleep", lambda _: (goes_on.set(), thread.join()))
+    try:
+        assert made("new", tier)
+    finally:
+        goes_on.set()
+        thread.join()
 
 
 async def test_two_tools_of_one_factory_are_refused_at_decoration(clock, server: MemoryServer):

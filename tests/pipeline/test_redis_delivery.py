@@ -6,20 +6,24 @@ import asyncio
 import threading
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 pytest.importorskip("redis")
 
+from agent_cache import AgentCacheInvalidator, configure
 from agent_cache.clock import CLOCK
 from agent_cache.remote import Touched, WriteIntent
+from agent_cache.remote.protocol import SentCommit
 from agent_cache.remote.redis import RedisTier
 from agent_cache.remote.redis.keyspace import Keyspace
 from agent_cache.remote.redis.scripts import Script
 from agent_cache.remote.redis.transport import NEVER, boottime
 from agent_cache.remote.redis.writes import Call
 from tests.contract.workbench import commit, load, read, value_of, write
+from tests.harness.proxies import Proxy
 from tests.harness.servers import Server
 from tests.harness.tiers import Make, making, until
 
@@ -37,6 +41,94 @@ def of_nothing(*_: Any) -> Call:
 
 def is_well(tier: RedisTier) -> bool:
     return tier.stats()["pending"] == 0 and set(tier.stats()["servers"].values()) == {"ok"}
+
+
+async def test_a_write_returns_before_its_commit_has_landed_and_lookups_of_its_process_wait_for_it(
+    own_valkey: Server,
+):
+    async with making(is_heard=True, max_staleness=30.0, timeout=20.0) as make:
+        tier, other = make(own_valkey.url), make(own_valkey.url)
+        await load(tier, read("order:7"), "old")
+        calls: list[int] = []
+
+        @AgentCacheInvalidator("order:{order}")
+        async def put(order: int) -> None:
+            calls.append(order)
+            own_valkey.pause()
+
+        with configure(remote=tier):
+            await put(7)
+            lookup = asyncio.create_task(tier.lookup(read("order:7")))
+            for _ in range(10):
+                await asyncio.sleep(0)
+            assert calls == [7]
+            assert tier.stats()["batches"] == 1  # that of the first lookup of this test
+            own_valkey.resume()
+            found, ticket = await lookup
+            assert found is None
+        await tier.store(ticket, "new", ("order:7",), 0.5, age=0.0)
+        assert await value_of(other, read("order:7")) == "new"
+        assert is_well(tier)
+
+
+async def test_a_commit_that_nobody_waits_for_is_delivered_whatever_becomes_of_its_connection(
+    make: Make, valkey: Server
+):
+    with Proxy.start(valkey.port) as proxy:
+        tier, other = make(proxy.url), make(valkey.url)
+        await load(other, read("order:7"), "old")
+        intent = write("order:7")
+        await tier.begin(intent)
+        proxy.cut()
+        assert isinstance(tier.commit(intent, intent.tags, failed=False, hold=0.0), SentCommit)
+        assert await value_of(other, read("order:7")) == "nothing"
+        await until(lambda: is_well(tier) and not valkey.command("ZCARD", "w:{agent_cache:order}"))
+        await load(other, read("order:7"), "new")
+        assert await value_of(tier, read("order:7")) == "new"
+
+
+@pytest.mark.parametrize(
+    "why", ["a tag from its result", "refused", "failed", "settles", "not announced", "other tags"]
+)
+async def test_a_write_of_which_something_is_not_held_for_certain_waits_for_its_commit(
+    make: Make, valkey: Server, why: str
+):
+    tier = make(valkey.url)
+    intent = write("order:7", late=("order",) if why == "a tag from its result" else ())
+    intent = replace(intent, on_unreachable="refuse" if why == "refused" else "run")
+    if why != "not announced":
+        await tier.begin(intent)
+    tags = (*intent.tags, "order:8") if why == "other tags" else intent.tags
+    commit = tier.commit(intent, tags, failed=why == "failed", hold=5.0 if why == "settles" else 0.0)
+    assert not isinstance(commit, SentCommit)
+    await commit
+    assert is_well(tier)
+
+
+@pytest.mark.parametrize("what", ["the connection", "the data", "both"])
+async def test_a_write_waits_for_its_commit_after_a_loss_that_its_process_has_noticed(
+    make: Make, own_valkey: Server, what: str
+):
+    """The server may hold nothing for it any more: what was loaded before its effect may be stored and found."""
+    with Proxy.start(own_valkey.port) as proxy:
+        tier = make(proxy.url)
+        await load(tier, read("order:7"), "old")
+        intent, losses = write("order:7"), tier.stats()["losses"]
+        await tier.begin(intent)
+        if what == "the connection":
+            proxy.cut()
+            connection = tier._transport.client().is_connected
+            await until(lambda: not connection(0))
+        else:
+            own_valkey.restart(empty=True)
+            await until(lambda: tier.stats()["losses"] > losses and is_well(tier))
+        if what == "the data":
+            await value_of(tier, read("order:7"))
+            assert tier._transport.client().is_connected(0)
+        commit = tier.commit(intent, intent.tags, failed=False, hold=0.0)
+        assert not isinstance(commit, SentCommit)
+        await commit
+        assert is_well(tier)
 
 
 async def test_a_write_of_very_many_entries_lands(make: Make, valkey: Server):
@@ -346,7 +438,7 @@ async def test_a_commit_stays_owed_whatever_of_its_write_lands_after_it(make: Ma
     tier = make(valkey.url)
     writer = tier._writer
     deliver, writer.deliver_pending = writer.deliver_pending, lambda *_: asyncio.sleep(0)
-    intent = write("order:7")
+    intent = replace(write("order:7"), on_unreachable="refuse")  # its commit is sent by its first step, not before
     await tier.begin(intent)
     tier.commit(intent, intent.tags, failed=False, hold=0.0).close()
     for call in writer.pending.overdue(0.0):

@@ -9,6 +9,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -155,7 +156,7 @@ async def test_a_commit_that_is_cancelled_on_its_way_is_owed(valkey: Server):
     with Proxy.start(valkey.port) as proxy:
         tier = RedisTier.from_url(proxy.url, timeout=0.5, max_staleness=1.0)
         await load(tier, read("order:7"), "old")
-        intent = write("order:7", "user:1")  # two roots, two commands
+        intent = replace(write("order:7", "user:1"), on_unreachable="refuse")  # two roots, two commands, waited for
         await tier.begin(intent)
         proxy.delay(to_server=0.2)
         landing = asyncio.create_task(tier.commit(intent, intent.tags, failed=False, hold=0.0))

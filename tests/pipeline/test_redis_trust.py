@@ -22,7 +22,7 @@ from agent_cache.remote.redis.scripts import Script
 from agent_cache.remote.redis.subscriber import Lease, Trust
 from agent_cache.remote.redis.transport import NEVER, boottime
 from tests.contract.workbench import load, read, writing
-from tests.harness.clusters import Cluster
+from tests.harness.clusters import Cluster, slot_of
 from tests.harness.proxies import Proxy
 from tests.harness.rights import least
 from tests.harness.servers import HOST, Server
@@ -464,6 +464,52 @@ async def test_a_process_listens_to_the_parts_of_a_busy_root_that_its_copies_dep
     await tier.caught_up()
     assert [await shop.get(id) for id in "1234"] == ["new"] * 4
     assert shop.runs > 8
+
+
+@pytest.mark.usefixtures("splits_early")
+@pytest.mark.parametrize("way", ["key by key", "as a whole"])
+async def test_a_busy_root_whose_slot_moves_takes_its_copies_with_it_and_no_others(
+    make: Make, cluster: Cluster, way: str
+):
+    """With its parts. The connection stays, and so do the copies under other roots of its server."""
+    tag = "{agent_cache:order}"
+    source = cluster.primary_for(tag)
+    target = cluster.another_than(source)
+    neighbour = next(f"o{n}" for n in range(99) if cluster.primary_for(f"{{agent_cache:o{n}}}") is source)
+    tier, elsewhere = make(cluster.url, cluster=True), make(cluster.url, cluster=True)
+    shop, other = Shop(tier), Shop(tier, f"{neighbour}:{{id}}")
+    await shop.keeps("1")
+    await other.keeps("1")
+
+    def is_split() -> bool:
+        channels = {channel for node in cluster.primaries for channel in node.command("PUBSUB", "SHARDCHANNELS")}
+        return f"c:{tag}:*" in channels and f"c:{tag}" not in channels
+
+    await write_until(elsewhere, is_split)
+    assert not await shop.asks_server("1")
+    losses = tier.stats()["losses"]
+    if way == "key by key":
+        steps = cluster.move_slot(slot_of(tag), target)
+        next(steps)
+        await until_async(lambda: shop.asks_server("1"))
+        shop.value = "new"
+        async with writing(elsewhere, "order:1"):
+            pass
+        assert await shop.get("1") == "new"
+        assert await shop.asks_server("1")
+        for _ in steps:
+            pass
+    else:
+        await asyncio.to_thread(cluster.move_slot_atomically, slot_of(tag), target)
+        await until_async(lambda: shop.asks_server("1"))
+    await shop.keeps("1")
+    shop.value = "newest"
+    async with writing(elsewhere, "order:1"):
+        pass
+    await until_async(lambda: _is(shop.get("1"), "newest"))
+    assert other.runs == 1
+    assert tier.stats()["losses"] == losses
+    assert not await other.asks_server("1")
 
 
 @pytest.mark.usefixtures("splits_early")

@@ -36,6 +36,7 @@ LARGE = (  # half a second and more each; the others cover each part of the prot
     "root and a result's tag written",
     "results' tags written twice, nothing there yet",
     "the own process reads",
+    "the own process reads after a flush",
     "lost, late and doubled commands",
     "a doubled commit beside another write",
     "failover and failback",
@@ -69,8 +70,9 @@ def test_local_copies_are_not_trusted_beyond_the_subscriptions_of_their_roots():
 
 
 @pytest.mark.slow
-def test_a_server_that_stutters_keeps_no_write_from_being_seen_for_longer_than_the_bound():
-    verdict = explore(Stutter().model())
+@pytest.mark.parametrize("is_announced", [False, True])
+def test_a_server_that_stutters_keeps_no_write_from_being_seen_for_longer_than_the_bound(is_announced):
+    verdict = explore(Stutter(is_announced=is_announced).model())
     sys.stdout.write(f"{verdict}\n")
     assert verdict.holds, str(verdict)
 
@@ -143,6 +145,12 @@ def test_a_part_of_the_rules_of_channels_that_is_taken_out_is_missed(part: str):
 @pytest.mark.parametrize("part", AMPUTATIONS_OF_STUTTER)
 def test_a_part_that_a_server_that_stutters_is_met_with_is_missed(part: str):
     verdict = explore(Stutter(AMPUTATIONS_OF_STUTTER[part]).model())
+    sys.stdout.write(f"{verdict}\n")
+    assert not verdict.holds
+
+
+def test_a_write_that_does_not_wait_for_its_commit_is_missed_without_its_begin():
+    verdict = explore(Stutter(dataclasses.replace(WHOLE, begins=False), is_announced=True).model())
     sys.stdout.write(f"{verdict}\n")
     assert not verdict.holds
 

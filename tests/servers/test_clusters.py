@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.harness import sentinels
-from tests.harness.clusters import Cluster
+from tests.harness.clusters import Cluster, slot_of
 from tests.harness.sentinels import Sentinel
 from tests.harness.slow import slow
 
@@ -34,6 +34,21 @@ def test_sharded_publish_reaches_the_subscribers_of_the_slot_s_node(cluster: Clu
         assert subscription.get_sharded_message(timeout=10)["type"] == "ssubscribe"
         assert node.command("SPUBLISH", "{order}", "news") == 1
         assert subscription.get_sharded_message(timeout=10)["data"] == "news"
+
+
+@pytest.mark.parametrize("how", ["key by key", "atomically"])
+def test_a_slot_moves_with_its_keys(cluster: Cluster, how: str):
+    source = cluster.primary_for("{order}")
+    for number in range(25):
+        source.command("SET", f"{{order}}:{number}", number)
+    target = cluster.another_than(source)
+    if how == "atomically":
+        cluster.move_slot_atomically(slot_of("{order}"), target)
+    else:
+        assert list(cluster.move_slot(slot_of("{order}"), target)) == [0, 10, 20, 25]
+    cluster.wait_until_ok()
+    assert cluster.primary_for("{order}") is target
+    assert sorted(map(int, target.command("MGET", *(f"{{order}}:{number}" for number in range(25))))) == list(range(25))
 
 
 @pytest.mark.slow

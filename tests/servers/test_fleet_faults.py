@@ -36,7 +36,17 @@ def played(name: str, fleet: Fleet) -> Outcome:
 @pytest.mark.parametrize("consistency", ["bounded", "strong"])
 @pytest.mark.parametrize(
     "name",
-    ["flushed", *slow("none", "subscriptions killed", "restarted empty", "stutter", "writer dies after its effect")],
+    [
+        "flushed",
+        *slow(
+            "none",
+            "subscriptions killed",
+            "restarted empty",
+            "stutter",
+            "writer dies after its effect",
+            "slot resharded",
+        ),
+    ],
 )
 def test_every_promise_is_kept(name: str, consistency):
     fleet = replace(BRIEF, consistency=consistency)

@@ -84,3 +84,10 @@ def test_everything_is_counted():
 def test_a_line_that_nobody_writes_is_an_error():
     with pytest.raises(ValueError, match="nobody writes"):
         judge([["rede", 1]])
+
+
+def test_a_refusal_lasts_until_the_next_write_that_is_not_refused():
+    ends = [("failed", 1), ("failed", 3), ("returned", 6), ("failed", 7), ("returned", 8)]
+    lines = [[how, f"a/{end}", end * 1_000_000_000] for how, end in ends]
+    assert judge(reversed(lines)).refusal == 5.0
+    assert judge(lines[2:3]).refusal == 0.0

@@ -69,7 +69,13 @@ _HELD, _ARMED = b"!~"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Root:
-    """The keys of one root. Equal by name: the table of roots is bounded, so that one root may have several objects."""
+    """The keys of one root. Equal by name: the table of roots is bounded, so that one root may have several objects.
+
+    Attributes:
+        absent: a key of the same slot that never exists. While a server hands the slot over to another one, key by key,
+            it refuses every command that names a key which it does not have. So a command that names this one is
+            executed only by a server that has the whole slot, and a script is not refused in its middle.
+    """
 
     name: str
     slot: int
@@ -78,6 +84,7 @@ class Root:
     channel: bytes
     s: CellKey
     d: CellKey
+    absent: bytes
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Root) and self.prefix == other.prefix
@@ -163,7 +170,10 @@ class Keyspace:
         if root is None:
             tag = f"{self.namespace}:{name}".replace("\n", "%0A").encode("utf-8", "surrogatepass")
             prefix = b"t:{%b}:" % tag
-            root = Root(name, key_slot(prefix), prefix, b"w:{%b}" % tag, b"c:{%b}" % tag, prefix + b"S", prefix + b"D")
+            root = Root(
+                name, key_slot(prefix), prefix, b"w:{%b}" % tag, b"c:{%b}" % tag, prefix + b"S", prefix + b"D",
+                b"w:{%b}:?" % tag,
+            )  # fmt: skip
             if len(self._roots) >= _MAX_ROOTS:
                 for table in (self._roots, self._homes, self.memory.cells_read):
                     table.clear()

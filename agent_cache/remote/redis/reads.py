@@ -44,7 +44,7 @@ from agent_cache.remote.redis.keyspace import (
 from agent_cache.remote.redis.options import Options
 from agent_cache.remote.redis.scripts import MINT, RELEASE
 from agent_cache.remote.redis.subscriber import Subscriber, Trust
-from agent_cache.remote.redis.transport import NEVER, Client, Fetched, Transport, Unreachable, boottime, bulk
+from agent_cache.remote.redis.transport import NEVER, Client, Fetched, Moving, Transport, Unreachable, boottime, bulk
 from agent_cache.remote.redis.writes import PendingInvalidations
 from agent_cache.values.canonical import is_large, make_room
 
@@ -112,11 +112,12 @@ class RedisTicket:
         refreshes_early: see `SharedLoads`.
         former_cost: seconds that the load of a value took that is there, and counts no more; None if there is none.
         claim: key and content of the claim to load the value, if this process has it.
+        may_refresh: whether the caller reloads what is found shortly before its end, so that others need not.
     """
 
     __slots__ = (
-        "_idle", "_seen", "asked", "claim", "former_cost", "lasts", "place", "reader", "request", "sequence",
-        "started_at", "trust", "versions", "waited",
+        "_idle", "_seen", "asked", "claim", "former_cost", "lasts", "may_refresh", "place", "reader", "request",
+        "sequence", "started_at", "trust", "versions", "waited",
     )  # fmt: skip
 
     refreshes_early = True
@@ -135,6 +136,7 @@ class RedisTicket:
         self.versions: Versions | None = None
         self.former_cost: float | None = None
         self.claim: tuple[bytes, bytes] | None = None
+        self.may_refresh = True
         self.lasts = reader.options.remote_ttl if request.ttl is None else request.ttl
 
     @property
@@ -329,11 +331,13 @@ class Reader:
         """
         place, strong = ticket.place, ticket.request.strong
         cells, digest = place.cells, place.digest
-        if self._pending.blocks(cells):
-            self._transport.counters.skipped += 1
-            raise Unreachable("an invalidation is pending")
         client = self._transport.client()
         ticket.started_at = client.loop.time()
+        if self._pending.blocks(cells) and not await self._pending.wait(cells, self._due(ticket)):
+            self._transport.counters.skipped += 1
+            raise Unreachable("an invalidation is pending")
+        if (moving := self.subscriber.moving) and any(root.channel in moving for root in place.roots):
+            raise Moving("the slot moves to another server")  # most lookups would be refused, after two trips
         late = self.keyspace.late_cells(digest) if place.has_late and digest is not None else {}
         topics = topics_of(cells | late) if late else place.topics
         if not self._is_subscribed(ticket, topics):
@@ -361,6 +365,10 @@ class Reader:
             return None
         found = await self._find_current(client, ticket, data, seen_cells(late, fetched), late)
         return None if found is None or self._pending.blocks(ticket.seen) else found
+
+    def _due(self, ticket: RedisTicket) -> float:
+        """Until when a lookup may wait before it asks the server: that has a quarter of the timeout."""
+        return ticket.started_at + 0.75 * self.options.timeout
 
     def _is_subscribed(self, ticket: RedisTicket, topics: dict[bytes, Root]) -> bool:
         if not self.subscriber.is_running or not self.invalidations.listeners:
@@ -397,7 +405,7 @@ class Reader:
             if server is not None:
                 client.prepare(server)
         if missing:
-            await subscriber.subscribe(missing, ticket.started_at + 0.75 * self.options.timeout)
+            await subscriber.subscribe(missing, self._due(ticket))
         ticket.trust = self._trust_in(ticket.place, topics)
 
     async def _mint_missing(
@@ -419,7 +427,8 @@ class Reader:
         ttl, token = b"%d" % int(self.options.cell_ttl * 1000), os.urandom(12).hex().encode()
         arguments = [root.prefix, ttl, token, b"", b"0", b"%d" % len(names), *names]
         script = self._transport.script(MINT)
-        values, identity = await client.run(script, root.slot, [root.registry, *keys], arguments, started_at=started_at)
+        names = [root.registry, *keys, *self._transport.whole_slot(root.absent)]
+        values, identity = await client.run(script, root.slot, names, arguments, started_at=started_at)
         if type(values) is not list or len(values) != len(keys) or not all(type(v) is bytes and v for v in values):
             raise Unreachable("the server's reply is malformed")
         return {key: (value, identity) for key, value in zip(keys, values, strict=True)}
@@ -571,7 +580,10 @@ class Reader:
             ticket.former_cost = header.cost
             return None
         is_to_refresh = False
-        if left <= 0 or (left <= refresh_window(header.cost, lasts) and self._tried.get(place.digest) != header.loaded):
+        is_ending = left <= 0 or (
+            left <= refresh_window(header.cost, lasts) and self._tried.get(place.digest) != header.loaded
+        )
+        if is_ending and ticket.may_refresh:
             make_room(self._tried, _MAX_CLAIMS)
             self._tried[place.digest] = header.loaded
             claim, own = self.keyspace.claim(place.digest), os.urandom(8).hex().encode()

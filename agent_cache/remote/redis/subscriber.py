@@ -66,6 +66,8 @@ _MAX_RECENT = 10_000
 """Trusts that are kept without a copy, each of some 500 bytes. Their roots may be unsubscribed from a little early."""
 _IDLE_PERIOD = 60.0
 """Seconds after which roots are unsubscribed from that nothing was read of in this period and the one before."""
+_MAX_MOVING_KEYS = 3
+"""Of heartbeats, each in another slot. A migration moves few slots at a time."""
 
 _Waiter = tuple[asyncio.AbstractEventLoop, "asyncio.Future[None]"]
 
@@ -96,6 +98,10 @@ class Lease:
         """End it for good, and with it whatever was kept under it."""
         self.is_over = True
         self.until = NEVER
+
+
+_ENDED = Lease()
+_ENDED.end()
 
 
 class Trust:
@@ -129,6 +135,14 @@ class Trust:
         leases = self.leases
         return leases[0].is_over if len(leases) == 1 else any(lease.is_over for lease in leases)
 
+    def end(self) -> None:
+        """End it for good, though the leases go on: messages of one of its channels may be missed."""
+        self.leases = (_ENDED,)
+
+    def has_ended_part(self) -> bool:
+        """Whether one of those that it was merged from was ended for good."""
+        return any(_ENDED in part.leases or part.has_ended_part() for part in self.parts)
+
     def trusted_until(self) -> float:
         """Clock reading up to which the copies may be served."""
         now = CLOCK.now()  # first: a thread that is suspended between the two clocks trusts for less, not for more
@@ -145,6 +159,7 @@ class Subscriber:
 
     Attributes:
         channels: channels whose messages arrive.
+        moving: channels of roots whose slot moves to another server. Nothing is kept locally under these.
         lease: reading of `boottime` up to which all local copies are trusted: the earliest of all servers.
         was_forked: local copies may come from the parent process.
     """
@@ -164,6 +179,7 @@ class Subscriber:
         self._unconfirmed: set[bytes] = set()  # channels of roots whose messages were waited for in vain
         self._leases: dict[bytes, Lease] = {}  # by channel: of the connection that its messages arrive over
         self._trusts: weakref.WeakValueDictionary[frozenset[bytes], Trust] = weakref.WeakValueDictionary()
+        self._merged: weakref.WeakSet[Trust] = weakref.WeakSet()  # those with parts
         self._recent: set[Trust] = set()  # those that lookups have used lately, whether or not a copy was kept
         self._next_idle = boottime() + _IDLE_PERIOD
         self._keeps_whole = False
@@ -174,6 +190,7 @@ class Subscriber:
         self._thread: threading.Thread | None = None
         self._is_stopped = False
         self.channels: frozenset[bytes] = frozenset()
+        self.moving: frozenset[bytes] = frozenset()
         self.lease = NEVER
 
     def after_fork(self) -> None:
@@ -257,10 +274,12 @@ class Subscriber:
             else:
                 merged.append(each)
         if trusts:
-            leases = tuple(dict.fromkeys(lease for trust in trusts for lease in trust.leases))
             whole, *others = trusts
             if others:
-                whole = Trust(frozenset(), leases, self._invalidations, tuple(trusts))
+                with self._lock:  # of the leases, too: one of the parts may be ended meanwhile
+                    leases = tuple(dict.fromkeys(lease for trust in trusts for lease in trust.leases))
+                    whole = Trust(frozenset(), leases, self._invalidations, tuple(trusts))
+                    self._merged.add(whole)
             merged.append(whole.trusted_until)
         return merged
 
@@ -350,6 +369,8 @@ class Subscriber:
 
     def has_failed(self, root: Root) -> bool:
         """Whether the server of a root cannot be listened to now."""
+        if root.channel in self.moving:
+            return True
         server = self._transport.topology.server_of(root.slot)
         return self._transport.topology.is_lost if server is None else server.failure is not None
 
@@ -438,7 +459,7 @@ class Subscriber:
             pass
         finally:
             self._end_leases()
-            self.channels = frozenset()
+            self.channels, self.moving = frozenset(), frozenset()
 
     async def _run(self) -> None:
         self._wake_up = asyncio.Event()
@@ -498,14 +519,29 @@ class Subscriber:
                 )
                 self._subscriptions[server] = subscription, task
             else:
-                assigned = subscription.roots
-                if subscription.assign(roots):
-                    self.lose(assigned)
+                subscription.assign(roots)
         self.changed()
 
     def lose(self, roots: list[Root]) -> None:
-        """Drop what depends on these roots of one server. If there are no others, that is everything."""
+        """Drop what depends on these roots of one server. If there are no others, that is everything.
+
+        It may have lost its data as well, with what running writes hold.
+        """
+        self._writer.forget_announced()
         self._invalidations.lose(roots if self._transport.topology.is_cluster else None, self._keyspace)
+
+    def end_trust(self, roots: list[Root]) -> None:
+        """Drop what depends on these roots, because messages about them may be missed, though their server is well."""
+        channels = {root.channel for root in roots}
+        with self._lock:
+            for trust in self._known_trusts():
+                if not channels.isdisjoint(map(whole_of, trust.channels)):
+                    trust.end()
+            for trust in list(self._merged):
+                if trust.has_ended_part():
+                    trust.end()
+            self._list_leases()
+        self._invalidations.lose(roots, self._keyspace, is_loss=False)
 
     def unsubscribe_idle(self) -> None:
         """Unsubscribe from the roots that no copy depends on, and that nothing was read of in two periods."""
@@ -582,13 +618,19 @@ class Subscriber:
         """Note which channels are heard, and over which connection. With the lock held."""
         subscriptions = self._subscriptions.copy().values()  # copies: also called outside of the thread
         live = [each for each, _ in subscriptions if each.is_live and not self._is_stopped]
-        self._leases = {channel: each.lease for each in live for channel in each.confirmed.copy()}
+        self._leases = {
+            channel: each.lease
+            for each in live
+            for channel in each.confirmed.copy()
+            if not each.moving or whole_of(channel) not in each.moving
+        }
         self.channels = frozenset(self._leases)
 
     def changed(self, *, is_about_channels: bool = True) -> None:
         """Update `channels` and `lease`, after a subscription was confirmed, answered or lost."""
         subscriptions = [subscription for subscription, _ in self._subscriptions.values()]
         if is_about_channels:
+            self.moving = frozenset().union(*(each.moving for each in subscriptions))
             with self._lock:
                 self._list_leases()
         self.lease = NEVER if self._is_stopped else min((each.lease.until for each in subscriptions), default=NEVER)
@@ -632,6 +674,7 @@ class Subscription:
 
     Attributes:
         confirmed: channels whose messages arrive.
+        moving: channels of roots whose slot this server hands over, or has handed over: writes may not be executed.
         parts: channels of parts that were subscribed to, by the channel of their root.
         split: channels of roots that only parts are listened to of.
         marks: of the roots that are split, or will be: see `MARK`.
@@ -656,6 +699,7 @@ class Subscription:
         self.is_live = False
         self.confirmed: set[bytes] = set()
         self.lease = Lease()
+        self.moving: set[bytes] = set()
         self.parts: dict[bytes, set[bytes]] = {}
         self.split: set[bytes] = set()
         self.marks: dict[bytes, bytes] = {}  # by the channel of the root
@@ -769,12 +813,30 @@ class Subscription:
 
     async def _beat(self, commands: Connection) -> None:
         """Write a heartbeat and confirm the identity. A primary that is cut off from its replicas refuses the write, if
-        it is configured to.
+        it is configured to do so.
+
+        In a cluster it also writes to the slot of each root, in vain: see `Root.absent`. A server that refuses this
+        may refuse the writes that others announce under the root, too. Its copies are dropped, and the trust in them
+        ends for good, before the lease is extended, which counts from before the slot was opened.
         """
         transport, sent = self._transport, boottime()
         period = b"%d" % max(1000, int(transport.max_staleness * 3000))
-        heartbeat = (b"SET", self._heartbeat_key(), self._report.text(), b"PX", period)
-        _, info, clock = await commands.ask(heartbeat, INFO, (b"TIME",))
+        roots = list(self._roots.values()) if transport.topology.is_cluster else []
+        moving_keys: set[bytes] = set()
+        while True:
+            key = self._heartbeat_key(moving_keys)
+            heartbeat = (b"SET", key, self._report.text(), b"PX", period)
+            written, info, clock, *refusals = await commands.request(
+                heartbeat, INFO, (b"TIME",), *((b"DEL", root.absent) for root in roots)
+            )
+            if len(moving_keys) == _MAX_MOVING_KEYS or not self._is_redirected(written):
+                break
+            moving_keys.add(key)
+        for reply in (written, info, clock):
+            if isinstance(reply, ReplyError):
+                raise Unreachable(str(reply))
+        probed = zip(roots, refusals, strict=True)
+        self._note_moving({root.channel for root, reply in probed if self._is_redirected(reply)})
         transport.identify(self.server, replication_id_of(info))
         await self._look_for_marks(commands)  # before the lease counts from this heartbeat
         self.server.set_clock(sent, clock)
@@ -805,7 +867,7 @@ class Subscription:
             del self.marks[whole]
         for whole in list(self.parts):
             root, mark = self._roots.get(whole), None
-            if root is None:  # it was left meanwhile
+            if root is None or whole in self.moving:  # it was left meanwhile, or nothing is kept under it
                 continue
             try:
                 mark = await commands.run(
@@ -872,15 +934,37 @@ class Subscription:
         if self._commands is not None and self._commands.is_open:
             self._commands.hand_over(call.script, call.keys, call.fresh_arguments(), on_reply)
 
-    def _heartbeat_key(self) -> bytes:
-        """A key of this process that this server has the slot of."""
+    def _heartbeat_key(self, moving: set[bytes]) -> bytes:
+        """A key of this process that this server has the slot of, and none of these, whose slots are moving."""
         topology = self._transport.topology
-        if self._key is None or topology.server_of(key_slot(self._key)) is not self.server:
+        if self._key is None or self._key in moving or topology.server_of(key_slot(self._key)) is not self.server:
             keys = self._keyspace.heartbeats(self._writer.process)
-            self._key = next((key for key in keys if topology.server_of(key_slot(key)) is self.server), None)
+            own = (key for key in keys if topology.server_of(key_slot(key)) is self.server)
+            self._key = next((key for key in own if key not in moving), None)
             if self._key is None:
                 raise Unreachable("the server has no slots")
         return self._key
+
+    def _is_redirected(self, reply: Any) -> bool:
+        """Whether the slot of a key moves, or has moved, to another server.
+
+        Raises:
+            Unreachable: if the server has refused the command for another reason.
+        """
+        if not isinstance(reply, ReplyError):
+            return False
+        if not reply.is_redirect:
+            raise Unreachable(str(reply))
+        self._transport.redirect(self.server, reply)
+        return True
+
+    def _note_moving(self, moving: set[bytes]) -> None:
+        """Note which roots are moving. What depends on those that have begun to move is dropped."""
+        former, self.moving = self.moving, moving & self._roots.keys()
+        if begun := self.moving - former:
+            self._subscriber.end_trust([self._roots[channel] for channel in begun])
+        if self.moving != former:
+            self._subscriber.changed()
 
     async def _connect(self, on_close: Callable[[], None]) -> None:
         self._connections += 1
@@ -909,18 +993,37 @@ class Subscription:
                 self._awaited.add(channel)
             self._subscribe(channel)
 
-    def assign(self, roots: dict[bytes, Root]) -> bool:
-        """Subscribe to these channels only, since slots have moved. Whether others were dropped."""
-        lost = self._roots.keys() - roots.keys()
-        for channel in lost:
-            del self._roots[channel]
-            self.confirmed -= {channel, *self.parts.pop(channel, ())}
-            self.split.discard(channel)
-        if lost:
-            self.renew_lease()
+    def assign(self, roots: dict[bytes, Root]) -> None:
+        """Subscribe to these channels only, since slots have moved. What depends on other roots is dropped."""
+        if lost := self._roots.keys() - roots.keys():
+            self._forget([self._roots[channel] for channel in lost])
+            for channel in lost:
+                del self._roots[channel]
         for root in roots.values():
             self.add(root)
-        return bool(lost)
+        if self._connection is not None and not self.is_live and not self._awaited:
+            self._become_live()
+
+    def _forget(self, roots: list[Root]) -> None:
+        """End what depends on these roots: their messages do not arrive any more."""
+        for root in roots:
+            channel = root.channel
+            self.confirmed -= {channel, *self.parts.pop(channel, ())}
+            self.split.discard(channel)
+            self.moving.discard(channel)
+            self._awaited.discard(channel)
+        self._subscriber.end_trust(roots)
+
+    def _redirect(self, reply: ReplyError) -> None:
+        """A channel was subscribed to, or unsubscribed from, of a slot that has moved. The subscriber follows."""
+        try:
+            slot, _ = reply.target(self.server.address)
+            self._transport.redirect(self.server, reply)
+        except Unreachable as error:
+            self._transport.log.once("a subscription got an unexpected reply, so it connects again", error)
+            self._hang_up()
+        else:
+            self._leaving = [channel for channel in self._leaving if key_slot(channel) != slot]
 
     def remove(self, roots: Iterable[Root]) -> None:
         """Unsubscribe from the channels of these roots, as far as they are subscribed to here."""
@@ -1005,15 +1108,20 @@ class Subscription:
                 # An error of ACLs names the command. Several may come for commands that were sent at once.
                 self._leaving.clear()
                 self._may_leave = False  # an older set of rights: its messages are received, and not looked at
+            case ReplyError() if reply.is_redirect:  # the slot of a channel has moved before this was known
+                self._redirect(reply)
             case ReplyError():
                 self._is_refused = True
                 self._transport.log.once("a subscription was refused, so nothing is kept locally", reply)
                 self._hang_up()
             case [b"sunsubscribe" | b"unsubscribe", bytes(channel), _] if self._leaving[:1] == [channel]:
                 del self._leaving[0]
-            case [b"sunsubscribe" | b"unsubscribe", *_]:  # by the server: the slot has moved, and messages with it
+            case [b"sunsubscribe", bytes(channel), _]:  # by the server: its slot has moved, and messages with it
+                if channel in self.confirmed:
+                    self._forget([self._roots[whole_of(channel)]])
+                    self._subscriber.changed()
                 self._transport.topology.is_stale = True
-                self._hang_up()
+                self._transport.on_move()
             case _:
                 self._transport.log.once("a subscription got an unexpected reply, so it connects again")
                 self._hang_up()

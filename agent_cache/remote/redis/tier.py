@@ -14,7 +14,7 @@ from typing import Any, Self
 from agent_cache.clock import CLOCK
 from agent_cache.errors import ConfigurationError, RemoteTierError
 from agent_cache.remote.codecs import Codec
-from agent_cache.remote.protocol import Found, Listener, Request, Ticket, Versions, WriteIntent
+from agent_cache.remote.protocol import Found, Listener, Request, SentCommit, Ticket, Versions, WriteIntent
 from agent_cache.remote.redis.keyspace import MAX_HEAD, Invalidations, Keyspace
 from agent_cache.remote.redis.options import Deployment, check_options, deployment_of_client, deployment_of_url
 from agent_cache.remote.redis.reads import Reader, RedisTicket
@@ -79,6 +79,7 @@ class RedisTier:
         writer = Writer(transport, keyspace, invalidations, options)
         subscriber = Subscriber(transport, keyspace, invalidations, writer)
         transport.on_failure = subscriber.server_failed
+        transport.on_move = subscriber.wake
         transport.on_new_identity = subscriber.identity_changed
         writer.wake = subscriber.wake
         writer.hand_over = subscriber.hand_over
@@ -200,12 +201,17 @@ class RedisTier:
 
     async def discard(self, request: Request) -> bool:
         """Invalidate the entry itself, so that a load that is running does not bring it back. See `Tier`."""
-        write = WriteIntent(os.urandom(16).hex(), (), entries=(request,))
+        self._start()
+        write, ticket = WriteIntent(os.urandom(16).hex(), (), entries=(request,)), RedisTicket(self._reader, request)
+        ticket.may_refresh = False
+        was_there = False
         try:
-            found, _ = await self.lookup(request)
-        finally:  # a failed lookup leaves only unknown whether there was one
+            was_there = await self._reader.lookup(ticket) is not None
+        except Unreachable:
+            pass  # unknown
+        finally:
             await self.commit(write, (), failed=False, hold=0.0)
-        return found is not None
+        return was_there
 
     # Writes
 
@@ -230,7 +236,7 @@ class RedisTier:
 
     def commit(
         self, write: WriteIntent, tags: tuple[str, ...], *, failed: bool, hold: float
-    ) -> Coroutine[Any, Any, None]:
+    ) -> Coroutine[Any, Any, None] | SentCommit:
         """See `Tier`. It is delivered as soon as possible even if the returned coroutine is not awaited to its end."""
         self._start()
         if self._transport.is_closed:

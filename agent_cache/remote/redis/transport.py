@@ -37,8 +37,8 @@ from agent_cache.remote.redis.scripts import Script, sharded
 
 __all__ = [
     "INFO", "NEVER", "OVERSIZED", "Client", "Connection", "Counters", "Expired", "Fetched", "Interrupted", "Log",
-    "NotAsked", "Refused", "Replies", "ReplyError", "Server", "Topology", "Transport", "Unreachable", "asleep",
-    "boottime", "bulk", "pack", "replication_id_of",
+    "Moving", "NotAsked", "Refused", "Replies", "ReplyError", "Server", "Topology", "Transport", "Unreachable",
+    "asleep", "boottime", "bulk", "pack", "replication_id_of",
 ]  # fmt: skip
 
 _T = TypeVar("_T")
@@ -49,9 +49,15 @@ OVERSIZED: Final = object()
 """Stands for a value that was longer than the limit and was skipped."""
 
 INFO = (b"INFO", b"replication")
+_ASKING: Final = b"*1\r\n$6\r\nASKING\r\n"
 
-_REDIRECTS: Final = frozenset({"MOVED", "ASK", "CLUSTERDOWN", "TRYAGAIN", "READONLY"})
-"""Codes of errors that mean: the key is on another server, or soon will be."""
+_DISCOVER: Final = frozenset({"CLUSTERDOWN", "READONLY"})
+"""Codes of errors that mean: another server has the keys, or will have them soon. Which one is to be discovered."""
+
+_REDIRECTS: Final = frozenset({"MOVED", "ASK", "TRYAGAIN"})
+"""Codes of errors that say so of one slot: the server is well. See "Redirection" in the specification of clusters."""
+
+_MAX_REDIRECTS = 5
 
 _SCRIPT_ERRORS: Final = frozenset({"NOSCRIPT", "ERR", "WRONGTYPE"})
 _SLOTS = 16_384
@@ -97,6 +103,18 @@ class Refused(Unreachable):
     """A server has answered that it does not execute this command. Other commands are not affected."""
 
 
+class Moving(Unreachable):
+    """The slot of these keys moves to another server. Nothing was executed, and other slots are not affected.
+
+    Attributes:
+        reply: of the server, if it is to be followed still.
+    """
+
+    def __init__(self, reason: ReplyError | str) -> None:
+        super().__init__(str(reason))
+        self.reply = reason if isinstance(reason, ReplyError) else None
+
+
 class NotAsked(Unreachable):
     """Nothing was sent, because the breaker is open or the connection was given up: no failure of its own."""
 
@@ -107,6 +125,23 @@ class ReplyError(Exception):
     def __init__(self, text: str) -> None:
         super().__init__(_shortened(text))
         self.code = text.partition(" ")[0]
+
+    @property
+    def is_redirect(self) -> bool:
+        """Whether it is about the slot of the keys alone."""
+        return self.code in _REDIRECTS
+
+    def target(self, asked: Address) -> tuple[int, Address]:
+        """The slot, and the server that a ``MOVED`` or ``ASK`` names. Without a host, that is the one that was asked.
+
+        Raises:
+            Unreachable: if it is malformed.
+        """
+        _, slot, address = [*str(self).split(" ")[:3], "", ""][:3]
+        host, _, port = address.rpartition(":")
+        if not (slot.isdecimal() and int(slot) < _SLOTS and port.isdecimal()):
+            raise Unreachable(str(self))
+        return int(slot), (host or asked[0], int(port))
 
     @property
     def is_about_command(self) -> bool:
@@ -414,16 +449,24 @@ class Connection(asyncio.Protocol):
                 self._check_at(due)
         self._transport.write(commands[0][0] if len(commands) == 1 else b"".join([each[0] for each in commands]))
 
+    async def request(self, *commands: tuple[bytes, ...]) -> list[Any]:
+        """Send commands and wait for the replies, `ReplyError` among them.
+
+        Raises:
+            Unreachable: if they do not come in time.
+        """
+        future: asyncio.Future[list[Any]] = self._loop.create_future()
+        packed = b"".join([pack(*command) for command in commands])
+        self.send(Commands(packed, len(commands), _into(future), self._loop.time()))
+        return await future
+
     async def ask(self, *commands: tuple[bytes, ...]) -> list[Any]:
         """Send commands and wait for the replies.
 
         Raises:
             Unreachable: if they do not come in time, or one is an error.
         """
-        future: asyncio.Future[list[Any]] = self._loop.create_future()
-        packed = b"".join([pack(*command) for command in commands])
-        self.send(Commands(packed, len(commands), _into(future), self._loop.time()))
-        replies = await future
+        replies = await self.request(*commands)
         for reply in replies:
             if isinstance(reply, ReplyError):
                 raise Unreachable(str(reply))
@@ -434,15 +477,16 @@ class Connection(asyncio.Protocol):
 
         Raises:
             Refused: if the server answers, and does not execute it.
+            Moving: if the slot of the keys moves to another server, or has moved.
             Unreachable: if it is not known to have run.
         """
         tail = (b"%d" % len(keys), *keys, *arguments)
         for command in ((b"EVALSHA", script.digest, *tail), (b"EVAL", script.source, *tail)):
-            future: asyncio.Future[list[Any]] = self._loop.create_future()
-            self.send(Commands(pack(*command), 1, _into(future), self._loop.time()))
-            (reply,) = await future
+            (reply,) = await self.request(command)
             if not isinstance(reply, ReplyError):
                 return reply
+            if reply.is_redirect:
+                raise Moving(reply)
             if reply.is_about_command:
                 raise Refused(str(reply))
             if reply.code != "NOSCRIPT":
@@ -635,6 +679,7 @@ class Topology:
         self.is_lost = False
         self.is_cluster = deployment.kind == "cluster"
         self._timeout = timeout
+        self._named: Address | None = None  # by the latest MOVED: asked first, others may not know of the move yet
         self._servers: dict[Address, Server] = {}
         self._slots: list[Server | None] = [None]
         self._lock = threading.RLock()
@@ -705,6 +750,8 @@ class Topology:
     async def _discover(self) -> None:
         is_sentinel = self.deployment.kind == "sentinel"
         known = [] if is_sentinel else [server.address for server in self.servers]
+        if self._named is not None:
+            known.insert(0, self._named)
         reasons = []
         for address in dict.fromkeys([*known, *self.deployment.seeds]):
             try:
@@ -738,6 +785,19 @@ class Topology:
             server = self._servers.get(address) or Server(address)
             self._servers, self._slots, self.is_lost = {address: server}, [server], False
 
+    def server_at(self, address: Address) -> Server:
+        """The server at an address, which may have no slots yet."""
+        with self._lock:
+            return self._servers.setdefault(address, Server(address))
+
+    def move(self, slot: int, address: Address) -> None:
+        """Give one slot to another server, as a ``MOVED`` has said. What else has moved is to be discovered."""
+        with self._lock:
+            slots = self._slots.copy()
+            if slot < len(slots):
+                slots[slot] = self.server_at(address)
+            self._slots, self._named, self.is_stale = slots, address, True
+
     def _set_slots(self, reply: Any, asked: Address) -> None:
         slots: list[Server | None] = [None] * _SLOTS
         with self._lock:
@@ -761,6 +821,7 @@ class Transport:
     Attributes:
         on_failure: called when a server has failed, once until it recovers.
         on_new_identity: called with a server that has turned out to be another one, or to have lost data.
+        on_move: called when a slot has turned out to be on another server.
     """
 
     def __init__(self, deployment: Deployment, timeout: float, max_staleness: float, max_reply_size: int) -> None:
@@ -774,6 +835,7 @@ class Transport:
         self.is_closed = False
         self.on_failure: Callable[[], None] = lambda: None
         self.on_new_identity: Callable[[Server], None] = lambda _: None
+        self.on_move: Callable[[], None] = lambda: None
         self._reset()
 
     def _reset(self) -> None:
@@ -794,6 +856,10 @@ class Transport:
     def script(self, script: Script) -> Script:
         """A script in the form for this deployment."""
         return sharded(script) if self.topology.is_cluster else script
+
+    def whole_slot(self, absent: bytes) -> tuple[bytes, ...]:
+        """What a command names in addition, to be executed only by a server that has the whole slot. See `Root`."""
+        return (absent,) if self.topology.is_cluster else ()
 
     def client(self) -> Client:
         """The connections of the running loop.
@@ -874,6 +940,21 @@ class Transport:
                 return
             server.generation += 1
         self.on_new_identity(server)
+
+    def redirect(self, server: Server, reply: ReplyError) -> Server | None:
+        """Follow a redirection of one slot: the server to send the command to after ``ASKING``, if it is to be asked.
+
+        Raises:
+            Unreachable: if the redirection is malformed.
+        """
+        if reply.code == "TRYAGAIN":
+            return None
+        slot, address = reply.target(server.address)
+        if reply.code == "ASK":
+            return self.topology.server_at(address)
+        self.topology.move(slot, address)
+        self.on_move()
+        return None
 
     def fail(self, server: Server, reason: str) -> None:
         """Open the breaker of a server that has not answered, until a heartbeat has got through."""
@@ -979,10 +1060,15 @@ class _Batcher:
         self._commands.append(commands)
         if not self._is_scheduled:
             self._schedule()
-            connection = self._connection
-            if connection is not None and self._is_current(connection) and self._server.failure is None:
+            if self._connection is not None and self.is_connected:
                 waiting, self._commands = self._commands, []
-                connection.send(*waiting)
+                self._connection.send(*waiting)
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether a command is sent at once, as far as is known, to a server that has lost nothing meanwhile."""
+        connection = self._connection
+        return connection is not None and self._is_current(connection) and self._server.failure is None
 
     def prepare(self) -> None:
         """Connect if there is no connection: a command will follow."""
@@ -1100,7 +1186,10 @@ class _Batcher:
                 for reply, size in zip(replies, sizes, strict=True):
                     if type(reply) is not list or len(reply) != size:
                         is_error = type(reply) is ReplyError
-                        self._transport.topology.is_stale |= is_error and reply.code in _REDIRECTS
+                        if is_error and reply.is_redirect and self._transport.topology.is_cluster:
+                            self._transport.redirect(self._server, reply)
+                            continue
+                        self._transport.topology.is_stale |= is_error and reply.code in _DISCOVER
                         reason = str(reply) if is_error else "the server's reply is malformed"
                         raise Unreachable(reason)  # noqa: TRY301 - one place that answers all callers
             except Unreachable as error:
@@ -1110,7 +1199,8 @@ class _Batcher:
                 return
             by_key: dict[bytes, Any] = {}
             for wanted, reply in zip(keys_of, replies, strict=False):
-                by_key.update(zip(wanted, reply, strict=True))
+                is_redirected = type(reply) is ReplyError
+                by_key.update(dict.fromkeys(wanted, reply) if is_redirected else zip(wanted, reply, strict=True))
             at = 0
             for keys, read in reads.items():
                 values = [by_key[key] for key in keys] if by_key else replies[0][at : at + len(keys)]
@@ -1237,6 +1327,18 @@ class Client:
                 values.update(zip(wanted, found, strict=True))
                 if topology.is_cluster:
                     identities.update(dict.fromkeys(wanted, identity))
+                    elsewhere: dict[int, list[bytes]] = {}
+                    for key, value in zip(wanted, found, strict=True):
+                        if type(value) is ReplyError:
+                            elsewhere.setdefault(wanted[key], []).append(key)
+                    for slot, moved in elsewhere.items():
+                        if strong:
+                            raise Moving("the keys are on another server, whose identity was not asked for")
+                        reply, identity = await self.call(slot, b"MGET", *moved, started_at=start)
+                        if type(reply) is not list or len(reply) != len(moved):
+                            raise Unreachable("the server's reply is malformed")
+                        values.update(zip(moved, reply, strict=True))
+                        identities.update(dict.fromkeys(moved, identity))
         finally:
             for future in futures:
                 if not future.cancel() and not future.cancelled():
@@ -1279,6 +1381,52 @@ class Client:
             raise Refused(str(reply))
         return reply, identity
 
+    def is_connected(self, slot: int) -> bool:
+        """Whether the server of a slot is sent commands at once, as far as is known, and has lost nothing meanwhile."""
+        server = self._transport.topology.server_of(slot)
+        return server is not None and self._batcher(server).is_connected
+
+    def post(
+        self,
+        script: Script,
+        slot: int,
+        keys: list[bytes],
+        arguments: list[bytes],
+        on_end: Callable[[Unreachable | None], None],
+    ) -> None:
+        """Run a script that nobody waits for, and load it where it is not known yet. Redirections are not followed.
+
+        Args:
+            on_end: called once, in the loop, with None if it has run.
+
+        Raises:
+            Unreachable: if it was not sent.
+        """
+        server = self._transport.topology.server_of(slot)
+        if server is None:
+            raise NotAsked("the servers of these keys are unknown")
+        batcher, tail = self._batcher(server), (b"%d" % len(keys), *keys, *arguments)
+
+        def on_reply(replies: list[Any] | Unreachable) -> None:
+            if isinstance(replies, Unreachable):
+                if not isinstance(replies, Interrupted | NotAsked):
+                    self._transport.fail(server, str(replies))
+                on_end(replies)
+            elif not isinstance(reply := replies[0], ReplyError):
+                on_end(None)
+            elif reply.code == "NOSCRIPT":
+                send(b"EVAL", script.source)
+            elif reply.is_redirect:
+                on_end(Moving(reply))
+            else:
+                self._transport.counters.failures += 1
+                on_end(Refused(str(reply)))
+
+        def send(*head: bytes) -> None:
+            batcher.put(Commands(pack(*head, *tail), 1, on_reply, self.loop.time()))
+
+        send(b"EVALSHA", script.digest)
+
     async def call(
         self, slot: int, *parts: bytes, errors: frozenset[str] = frozenset(), started_at: float | None = None
     ) -> tuple[Any, bytes]:
@@ -1291,26 +1439,34 @@ class Client:
             Unreachable: as `run`.
         """
         packed, now, topology = pack(*parts), self.loop.time(), self._transport.topology
-        for is_last in (False, True):
-            server = topology.server_of(slot) or await topology.find(slot, started_at or now)
+        asking: Server | None = None
+        has_discovered = topology.deployment.kind == "single"
+        for _ in range(_MAX_REDIRECTS):
+            server = asking or topology.server_of(slot) or await topology.find(slot, started_at or now)
             batcher = self._batcher(server)
             future: asyncio.Future[list[Any]] = self.loop.create_future()
-            batcher.put(Commands(packed, 1, _into(future), now))
+            commands = (packed, 1) if asking is None else (_ASKING + packed, 2)
+            batcher.put(Commands(*commands, _into(future), now))
             try:
-                (reply,) = await self._within(future, started_at)
+                reply = (await self._within(future, started_at))[-1]
             except Unreachable as error:
                 if not isinstance(error, Interrupted | Expired | NotAsked):
                     self._transport.fail(server, str(error))
                 raise
             if not isinstance(reply, ReplyError) or reply.code in errors:
                 return reply, batcher.identity
-            if reply.code in _REDIRECTS and not is_last and topology.deployment.kind != "single":
-                topology.is_stale = True
+            if reply.is_redirect and topology.is_cluster:
+                asking = self._transport.redirect(server, reply)
+                if reply.code == "TRYAGAIN":
+                    raise Moving(str(reply))
+                continue
+            if reply.code in _DISCOVER and not has_discovered:
+                has_discovered, topology.is_stale = True, True
                 await topology.discover_within(started_at or now)
                 continue
             self._transport.fail(server, str(reply))
             raise Unreachable(str(reply))
-        raise AssertionError("not reached")
+        raise Moving("the servers do not agree on which of them has these keys")
 
     def push(self, slot: int, *parts: bytes) -> None:
         """Send a command whose reply nobody needs, if the server of a slot is asked now."""

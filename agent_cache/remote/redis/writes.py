@@ -10,11 +10,11 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from agent_cache.remote.protocol import WriteIntent
+from agent_cache.remote.protocol import SentCommit, WriteIntent
 from agent_cache.remote.redis.keyspace import CellKey, Cells, Invalidations, Keyspace, Root, messages
 from agent_cache.remote.redis.options import Options
 from agent_cache.remote.redis.scripts import BEGIN, COMMIT, RENEW, Script
@@ -22,6 +22,7 @@ from agent_cache.remote.redis.transport import (
     NEVER,
     Connection,
     Interrupted,
+    Moving,
     Refused,
     Server,
     Transport,
@@ -36,6 +37,8 @@ _MAX_PENDING = 1_000
 _MAX_PLANS = 4_096
 _MAX_CALLS_OF_PLAN, _MAX_TAGS_OF_PLAN = 2, 16
 """Of a write whose calls are remembered: some 3 KB for its begin and its end."""
+_MAX_ANNOUNCED = 10_000
+_UNDELIVERED = "an invalidation could not be delivered; it is retried until it is"
 _MAX_PATHS = 1_000
 """Of one call, and so of one message: a script blocks the server for all clients, and a message is parsed whole."""
 
@@ -48,6 +51,7 @@ class Call:
         cells: cells that it moves or arms, which must not be read while it is pending.
         is_begin: it announces a write, and does not end it.
         until: reading of `boottime` up to which it holds the cells. None if the period counts from its execution.
+        messages: that it publishes, each after its channel.
     """
 
     writer: str
@@ -58,6 +62,7 @@ class Call:
     cells: frozenset[CellKey] = field(default_factory=frozenset)
     is_begin: bool = False
     until: float | None = None
+    messages: Sequence[bytes] = ()
 
     def fresh_arguments(self) -> list[bytes]:
         """The arguments to be sent now. Tokens are new each time: others may have read those of an earlier attempt that
@@ -81,6 +86,7 @@ class PendingInvalidations:
         self._lock = threading.RLock()
         self._calls: dict[tuple[str, str], Call] = {}
         self._in_flight: dict[Call, float] = {}
+        self._waiters: dict[Call, list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]]] = {}
         self._version = object()
         self._cells: tuple[object, frozenset[CellKey]] = self._version, frozenset()
 
@@ -96,18 +102,58 @@ class PendingInvalidations:
         """In the child, which delivers the same: both may. Calls in flight are so in the parent."""
         self._lock = threading.RLock()
         self._in_flight = {}
+        self._waiters = {}
 
     def blocks(self, cells: Collection[CellKey]) -> bool:
         """Whether an invalidation of any of these cells is pending."""
-        if self._calls:
-            version = self._version
-            known, pending = self._cells
-            if known is not version:
-                pending = frozenset().union(*(call.cells for call in self.calls()))
-                self._cells = version, pending
-            if not pending.isdisjoint(cells):
-                return True
-        return bool(self._in_flight) and any(not call.cells.isdisjoint(cells) for call in self._in_flight.copy())
+        return self._has_failed(cells) or self._in_flight_to(cells) is not None
+
+    def _has_failed(self, cells: Collection[CellKey]) -> bool:
+        if not self._calls:
+            return False
+        version = self._version
+        known, pending = self._cells
+        if known is not version:
+            pending = frozenset().union(*(call.cells for call in self.calls()))
+            self._cells = version, pending
+        return not pending.isdisjoint(cells)
+
+    def _in_flight_to(self, cells: Collection[CellKey]) -> Call | None:
+        """A call of any of these cells that is on its way."""
+        if not self._in_flight:
+            return None
+        return next((call for call in self._in_flight.copy() if not call.cells.isdisjoint(cells)), None)
+
+    async def wait(self, cells: Collection[CellKey], until: float) -> bool:
+        """Wait while invalidations of any of these cells are on their way.
+
+        Args:
+            until: reading of the loop's clock at which the caller waits no longer.
+
+        Returns:
+            Whether none is pending any more.
+        """
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout_at(until):
+                while not self._has_failed(cells) and (call := self._in_flight_to(cells)) is not None:
+                    landed = loop.create_future()
+                    self._waiters.setdefault(call, []).append((loop, landed))
+                    if call in self._in_flight:
+                        await landed
+                    else:  # it has landed meanwhile, in another thread
+                        self._release(call)
+        except TimeoutError:
+            pass
+        return not self.blocks(cells)
+
+    def _release(self, call: Call) -> None:
+        """Have those that wait for this call look again. It is not in flight any more."""
+        for loop, landed in self._waiters.pop(call, ()):
+            try:
+                loop.call_soon_threadsafe(_set_done, landed)
+            except RuntimeError:  # that loop is closed
+                pass
 
     def send(self, call: Call) -> None:
         """Note a call that is about to be sent. Its sender adds or acknowledges it, unless its loop ends before."""
@@ -125,6 +171,7 @@ class PendingInvalidations:
             self._calls[call.root.name, call.writer] = call
             self._version = object()
             self._in_flight.pop(call, None)
+            self._release(call)
             if len(self._calls) > _MAX_PENDING:
                 until: dict[Root, float] = {}
                 pending = self._calls.copy()
@@ -141,6 +188,8 @@ class PendingInvalidations:
     def acknowledge(self, call: Call) -> None:
         """Remove a call that was executed, and an earlier begin of its writer."""
         self._in_flight.pop(call, None)
+        if self._waiters:
+            self._release(call)
         if self._calls:
             with self._lock:
                 key = call.root.name, call.writer
@@ -171,13 +220,18 @@ class PendingInvalidations:
         return [call for call, since in self._in_flight.copy().items() if since <= late]
 
 
+def _set_done(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class _Plan:
     """A script call without its writer and its end.
 
     Attributes:
         suffix: added to the writer's id: each of several calls to one root has an id of its own.
-        arguments: of the script, without the writer.
+        arguments: of the script, without the writer and the messages, which are the last.
     """
 
     suffix: str
@@ -187,11 +241,13 @@ class _Plan:
     arguments: list[bytes]
     cells: frozenset[CellKey]
     is_begin: bool
+    messages: Sequence[bytes]
 
     def by(self, writer: str, until: float | None = None) -> Call:
         name = writer + self.suffix
-        arguments = [*self.arguments[:3], name.replace("|", "_").encode(), *self.arguments[3:]]
-        return Call(name, self.root, self.script, self.keys, arguments, self.cells, self.is_begin, until)
+        writer_id, said = name.replace("|", "_").encode(), self.messages
+        arguments = [*self.arguments[:3], writer_id, *self.arguments[3:], *_list(said)]
+        return Call(name, self.root, self.script, self.keys, arguments, self.cells, self.is_begin, until, said)
 
 
 class Calls:
@@ -264,11 +320,12 @@ class Calls:
         # Armed cells are part of the message: if the writer dies, no commit follows, so local copies are dropped now.
         arguments = [
             *self._head(root, self._lease), *_list(map(root.cell_name, held)), *_list(map(root.cell_name, armed)),
-            *_list(messages(self._process, b"B", root, armed or held)),
         ]  # fmt: skip
         cells = dict.fromkeys([*held, *armed])
-        keys = [root.registry, *cells]
-        return _Plan(suffix, root, self._transport.script(script), keys, arguments, frozenset(cells), is_begin=True)
+        keys = [root.registry, *cells, *self._transport.whole_slot(root.absent)]
+        said = messages(self._process, b"B", root, armed or held)
+        script = self._transport.script(script)
+        return _Plan(suffix, root, script, keys, arguments, frozenset(cells), is_begin=True, messages=said)
 
     def _plan_commits(self, write: WriteIntent, tags: tuple[str, ...], *, failed: bool) -> Iterator[_Plan]:
         moved = self.keyspace.cells_written(tags) | self._entry_cells(write)
@@ -294,10 +351,10 @@ class Calls:
         arguments = [
             *self._head(root, 0.0), *_list(names), *_list(map(root.cell_name, held)),
             *_list(map(root.cell_name, armed)), *_list(values),
-            *_list(messages(self._process, b"C", root, moved)),
         ]  # fmt: skip
-        keys = [root.registry, *moved, *values]
-        return _Plan(suffix, root, self._transport.script(COMMIT), keys, arguments, frozenset(moved), is_begin=False)
+        keys = [root.registry, *moved, *values, *self._transport.whole_slot(root.absent)]
+        said, script = messages(self._process, b"C", root, moved), self._transport.script(COMMIT)
+        return _Plan(suffix, root, script, keys, arguments, frozenset(moved), is_begin=False, messages=said)
 
     def _entry_cells(self, write: WriteIntent) -> Cells:
         """The cells of single entries that the write names."""
@@ -351,6 +408,19 @@ def _list(items: Iterable[bytes]) -> list[bytes]:
     return [b"%d" % len(items), *items]
 
 
+class _Sent(SentCommit):
+    """A commit whose calls have been sent."""
+
+    __slots__ = ("_calls", "_writer")
+
+    def __init__(self, writer: Writer, calls: list[Call]) -> None:
+        self._writer = writer
+        self._calls = calls
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        return self._writer.landed(self._calls).__await__()
+
+
 class Writer:
     """Announces writes and invalidations to the servers, and delivers later what could not be delivered at once.
 
@@ -370,6 +440,7 @@ class Writer:
         self.keyspace = keyspace
         self.invalidations = invalidations
         self._options = options
+        self._announced: dict[str, float] = {}  # by write, when the latest executed begin or renewal was sent
         self._begin_process()
 
     def _begin_process(self) -> None:
@@ -385,29 +456,81 @@ class Writer:
         """Announce a write to every root that it names. Returns why it could not be announced to one, if so: the
         announcement is pending then.
         """
-        return await self._send(self.calls.begin(write))
+        calls, sent, announced = self.calls.begin(write), boottime(), self._announced
+        failure = await self._send(calls)
+        if failure is None and not any(map(self.pending.is_pending, calls)):
+            make_room(announced, _MAX_ANNOUNCED)
+            announced[write.id] = sent
+        return failure
 
     async def renew(self, write: WriteIntent) -> None:
         """Extend its lease, or announce it again where it is not registered any more."""
-        calls = self.calls.renew(write)
+        calls, sent, announced = self.calls.renew(write), boottime(), self._announced
         failures = await asyncio.gather(*map(self._send_one, calls))
         for call, failure in zip(calls, failures, strict=True):
             if failure is None:
                 self.invalidations.add(call.cells)  # as after a begin: it may have been one
+        if write.id in announced and not any(failures) and not any(map(self.pending.is_pending, calls)):
+            announced[write.id] = sent
+
+    def forget_announced(self) -> None:
+        """A server has lost data, perhaps the cells that running writes hold: these wait for their commits."""
+        self._announced = {}  # another one: a begin may have been answered before, and not have been noted yet
 
     def commit(
         self, write: WriteIntent, tags: tuple[str, ...], *, failed: bool, hold: float
-    ) -> Coroutine[Any, Any, None]:
+    ) -> Coroutine[Any, Any, None] | SentCommit:
         """End a write under every root that it has named or touched.
 
         It is pending from now on, before anything is awaited: if the loop ends here, the tier's thread delivers it.
+
+        Until it lands, what a write has announced stays held, and nobody finds what it has replaced. So the caller need
+        not wait, if the cells are known to be held for now, and are all that it has touched, and the commit can be sent
+        at once. A write that is refused when it cannot be announced waits: strong reads rely on that, and the server
+        may have lost what it held without anybody's notice.
         """
         until = boottime() + hold if hold else NEVER
         calls = self.calls.commit(write, tags, until, failed=failed)
         for call in calls:
             self.invalidations.add(call.cells)
             self.pending.send(call)
+        announced = self._announced.pop(write.id, NEVER)
+        is_held = boottime() < announced + self._options.lease
+        is_plain = not (failed or hold or write.late_roots) and write.on_unreachable == "run"
+        if is_held and is_plain and tags == write.tags and self._is_connected(calls):
+            for call in calls:
+                self._post(call)
+            return _Sent(self, calls)
         return self._end(calls)
+
+    def _is_connected(self, calls: list[Call]) -> bool:
+        try:
+            client = self._transport.client()
+        except Unreachable:
+            return False
+        return all(client.is_connected(call.root.slot) for call in calls)
+
+    def _post(self, call: Call) -> None:
+        """Send a call that nobody waits for."""
+
+        def on_end(failure: Unreachable | None) -> None:
+            if failure is None:
+                self.pending.acknowledge(call)
+                self.invalidations.add(call.cells)
+            elif self.pending.is_pending(call):
+                self.add_pending(call)
+                self._transport.log.once(_UNDELIVERED, failure)
+                self.wake()
+
+        try:
+            self._transport.client().post(call.script, call.root.slot, call.keys, call.fresh_arguments(), on_end)
+        except Unreachable as error:
+            on_end(error)
+
+    async def landed(self, calls: list[Call]) -> None:
+        """Wait until calls have been executed, or are delivered later."""
+        cells = frozenset().union(*(call.cells for call in calls))
+        await self.pending.wait(cells, asyncio.get_running_loop().time() + 2 * self._options.timeout)
 
     async def _end(self, calls: list[Call]) -> None:
         may_wait = True
@@ -438,7 +561,7 @@ class Writer:
             if failure is not None:
                 failed = failure
                 self.add_pending(call)
-                self._transport.log.once("an invalidation could not be delivered; it is retried until it is", failure)
+                self._transport.log.once(_UNDELIVERED, failure)
         if failed is not None:
             self.wake()
         for call in calls:  # again: the own message is skipped, and a lookup may have come before the script ran
@@ -453,11 +576,37 @@ class Writer:
             except Interrupted as error:  # it may have been executed: then it is twice, which is harmless
                 if is_last:
                     return error
+            except Moving as error:
+                return await self._hold_while_moving(call, error)
             except Unreachable as error:
                 return error
             else:
                 self.pending.acknowledge(call)
                 break
+        return None
+
+    async def _hold_while_moving(self, call: Call, reason: Moving) -> Unreachable | None:
+        """Deliver a call whose slot moves to another server key by key, so that neither of the two runs its script.
+
+        Each cell is held by a command of its own, which is executed by whichever server has the cell. So all that was
+        stored under the cells is invalid, and nothing is stored under them until the script, which stays pending, has
+        been executed, or the lease has ended. Writers that share a cell are told apart only after that.
+
+        Returns:
+            Why it is not held, if so.
+        """
+        period = max(self._options.lease, 0.0 if call.until is None else call.until - boottime())
+        token, slot = os.urandom(12).hex().encode(), call.root.slot
+        said = zip(call.messages[::2], call.messages[1::2], strict=True)
+        try:
+            client = self._transport.client()
+            hold = (b"!" + token, b"PX", b"%d" % int(period * 1000))
+            await asyncio.gather(*(client.call(slot, b"SET", cell, *hold) for cell in call.cells))
+            await asyncio.gather(*(client.call(slot, b"SPUBLISH", channel, text) for channel, text in said))
+        except Unreachable:
+            return reason
+        self.add_pending(call)
+        self.wake()
         return None
 
     # Pending invalidations
@@ -482,6 +631,9 @@ class Writer:
                 continue
             try:
                 await connection.run(call.script, call.keys, call.fresh_arguments())
+            except Moving as error:  # left to a heartbeat of the server that has the slot then
+                if error.reply is not None:
+                    self._transport.redirect(server, error.reply)
             except Refused as error:
                 self._transport.log.once("an invalidation was refused; all of its root is invalidated instead", error)
                 self.pending.replace(call, self.calls.for_whole_root(call))  # delivered by the next heartbeat

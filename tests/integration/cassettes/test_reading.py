@@ -242,6 +242,72 @@ def test_verify_finds(cassette, document, command, changes, kind, line, message)
     assert str(path) in out
 
 
+AGENT = """
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+from agent_cache import AgentCache
+from agent_cache.recording import cached_llm_call, intercept
+
+@dataclass
+class Order:
+    {fields}
+
+@intercept
+def get(number: int) -> list[Order]:
+    return [Order(number)]
+
+class Shop:
+    @cached_llm_call(name="ask")
+    def ask(self, prompt: str) -> Iterator[Order]:
+        yield Order(1)
+
+@AgentCache("order:{{number}}")
+async def find(number: int) -> Order:
+    return Order(number)
+
+@intercept
+def make(kind: type) -> Any:
+    return kind(1)
+"""
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [("number: int", None), ("number: int; name: str", "name"), ("other: int = 1", "number"), ("number: str", "int")],
+)
+def test_verify_reads_what_the_functions_of_a_module_returned(fields, said, command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", sys.path.copy())
+    module = tmp_path / "shop_agent.py"
+    module.write_text(AGENT.format(fields="number: int"))
+    run = "import asyncio, shop_agent as s; from agent_cache.recording import record\n"
+    run += "with record('a.jsonl', strict=True):\n    s.get(1); list(s.Shop().ask('a')); asyncio.run(s.find(1))\n"
+    run += "    s.make(s.Order)"
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join((str(tmp_path), *sys.path)),
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+    subprocess.run([sys.executable, "-c", run], check=True, env=environment)
+    module.write_text(AGENT.format(fields=fields))
+    monkeypatch.delitem(sys.modules, "shop_agent", raising=False)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    assert command("verify", "a.jsonl")[0] == 0
+    assert "shop_agent" not in sys.modules
+    code, out, _ = command("verify", "a.jsonl", "--import", "shop_agent")
+    monkeypatch.delitem(sys.modules, "shop_agent")
+    assert code == (said is not None)
+    assert out.count("does not fit the return annotation") == (3 if said else 0)
+    assert said is None or out.count(said) >= 3
+
+
+def test_verify_says_which_module_cannot_be_imported(cassette, command):
+    code, _, err = command("verify", cassette("a.jsonl", "broken"), "--import", "no.such.module")
+    assert code == 2
+    assert "--import no.such.module" in err
+
+
 def test_verify_finds_a_recording_that_was_killed_and_an_empty_file(cassette, document, tmp_path):
     path = cassette("a.jsonl", "x")
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))

@@ -594,6 +594,12 @@ def test_a_lambda_is_known_by_its_source():
     assert unknown[0] == unknown[2] != unknown[1]
 
 
+def test_a_named_tuple_that_was_made_at_run_time_is_known_by_its_fields():
+    one, same, other = (collections.namedtuple("Row", fields) for fields in ("a b", "a b", "a c"))
+    assert plain_arguments({"kind": one}) == plain_arguments({"kind": same})
+    assert plain_arguments({"kind": one}) != plain_arguments({"kind": other})
+
+
 def test_an_enum_that_was_made_at_run_time_is_known_by_its_members(path):
     choose = intercept(lambda options: [one.name for one in options], name="choose")
     with record(path):

@@ -190,6 +190,42 @@ async def test_an_http_error_of_the_standard_library_comes_back_with_its_headers
     assert error.read() == b"wait", "recording reads nothing that the agent reads"
 
 
+async def test_an_http_error_whose_headers_are_a_dict_is_recorded(path):
+    caught = await round_trip(urllib.error.HTTPError("http://x.test", 404, "no", {"A": "b"}, None), path)  # type: ignore[arg-type]
+    assert type(caught) is urllib.error.HTTPError
+    assert caught.headers.items() == [("A", "b")]
+
+
+class Absent(ModuleNotFoundError):
+    """A class of its own."""
+
+
+@pytest.mark.parametrize("kind", [ImportError, ModuleNotFoundError, Absent])
+async def test_an_error_of_an_import_keeps_the_name_of_the_module(kind, path):
+    caught = await round_trip(kind("no module", name="shop", path="shop.py"), path)
+    assert type(caught) is kind
+    assert (caught.name, caught.path, caught.msg) == ("shop", "shop.py", "no module")
+
+
+async def test_an_error_of_a_name_keeps_the_name(path):
+    for number, error in enumerate((AttributeError("no", name="price"), NameError("no", name="price"))):
+        caught = await round_trip(error, path.with_name(f"{number}.jsonl"))
+        assert (type(caught), caught.name) == (type(error), "price")
+    assert "state" not in path.with_name("0.jsonl").read_text().replace('"state":{"name":"price"}', "")
+
+
+async def test_an_attribute_that_cannot_be_written_is_said_while_recording(path, caplog):
+    error = Refused(5)
+    error.client = object()
+    caught = await round_trip(error, path)
+    assert (type(caught), caught.code) == (Refused, 5)
+    [warning] = [entry.getMessage() for entry in caplog.records if "recording to" in entry.getMessage()]
+    assert "Refused, which a replay raises as RecordedError or without parts of it" in warning
+    fail, _ = raiser(error)
+    with pytest.raises(CassetteError, match="without parts of it"), record(path, strict=True), pytest.raises(Refused):
+        await fail()
+
+
 async def test_an_exception_comes_back_with_what_its_slots_hold(path, monkeypatch):
     module = imported(
         "slotted",

@@ -332,6 +332,28 @@ async def test_who_takes_what_comes_first_gets_the_same_first(is_strict, path):
         assert await agent() == [1, 3, 2, 0]
 
 
+async def test_answers_come_in_their_order_also_if_no_two_calls_were_in_flight_at_once(path):
+    @intercept(name="step")
+    async def step(number: int) -> int:
+        assert is_live, "ran in a replay"
+        return number
+
+    async def agent(*numbers: int) -> list[int]:
+        seen: list[int] = []
+
+        async def one(number: int) -> None:
+            seen.append(await step(number))
+
+        await asyncio.gather(*map(one, numbers))
+        return seen
+
+    with record(path):
+        assert await agent(1, 2, 0) == [1, 2, 0]
+    off()
+    with replay(path):
+        assert await agent(0, 1, 2) == [1, 2, 0]
+
+
 async def test_an_answer_that_nobody_waits_for_any_more_holds_up_no_other(path):
     gate = Gate()
 
@@ -354,8 +376,7 @@ async def test_an_answer_that_nobody_waits_for_any_more_holds_up_no_other(path):
 
 async def test_calls_in_two_event_loops_do_not_wait_for_each_other(path):
     with record(path):
-        await fetch(1)
-        await fetch(2)
+        await asyncio.gather(fetch(1), fetch(2))
     off()
     with replay(path):
         first = fetch(1)

@@ -31,6 +31,7 @@ def main() -> int:
         "a root that is split": SplitRoot().model(),
         "a root that is split, beside an earlier version": SplitRoot(is_mixed=True).model(),
         "a server that stutters": Stutter().model(),
+        "a server that stutters, and a commit that is not waited for": Stutter(is_announced=True).model(),
     }
     for name, model in {**whole, **others}.items():
         verdict = explore(model)

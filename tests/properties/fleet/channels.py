@@ -18,10 +18,16 @@ ROOTS = (0, 1)
 
 
 class Link(NamedTuple):
-    """The connection to one server."""
+    """The connection to the server of one root.
 
-    lease: int = 0  # number of the connection
+    Attributes:
+        lease: number of the connection, or of the servers that the root has been on.
+        is_moving: the slot of the root was moved away, which the process has not been told yet.
+    """
+
+    lease: int = 0
     is_whole: bool = True
+    is_moving: bool = False
     is_subscribed: bool = False  # on the server
     is_confirmed: bool = False
     queue: tuple[str, ...] = ()
@@ -93,16 +99,25 @@ class Channels:
             heard = to(queue=link.queue[1:], is_confirmed=link.is_confirmed or link.queue[0] == "confirmed")
             if link.queue[0] == "news" and link.is_confirmed:
                 heard = heard._replace(copy=None, load=None)
+            if link.queue[0] == "moved":  # by the server it was on, after its last messages
+                lease = link.lease + 1 if self.rules.ends_trust_in_what_moves else link.lease
+                heard = to(queue=link.queue[1:], lease=lease, is_moving=False, is_confirmed=False)
             yield f"{link.queue[0]} arrives", heard
-        if link.is_whole and not link.is_subscribed:
+        if link.is_whole and not link.is_subscribed and not link.is_moving:
             yield "it is subscribed to", to(is_subscribed=True, queue=(*link.queue, "confirmed"))
         in_use = state.copy is not None or state.load is not None
-        if link.is_confirmed and state.leaves and not (in_use and self.rules.keeps_channels_of_copies):
+        may_leave = link.is_confirmed and not link.is_moving
+        if may_leave and state.leaves and not (in_use and self.rules.keeps_channels_of_copies):
             left = state._replace(leaves=state.leaves - 1)
             yield "it is UNSUBSCRIBED from", to(left, is_subscribed=False, is_confirmed=False)
         if link.is_whole and state.losses:
             lost = state._replace(losses=state.losses - 1)
-            yield "the connection BREAKS, unnoticed", to(lost, is_whole=False, is_subscribed=False, queue=())
+            yield (
+                "the connection BREAKS, unnoticed",
+                to(lost, is_whole=False, is_moving=False, is_subscribed=False, queue=()),
+            )
+            if link.is_subscribed and not link.is_moving:
+                yield "its slot MOVES", to(lost, is_moving=True, is_subscribed=False, queue=(*link.queue, "moved"))
         if not link.is_whole:
             lease = link.lease + 1 if self.rules.drops_on_resubscribe else link.lease
             yield "it is connected to again", to(lease=lease, is_whole=True, is_confirmed=False)

@@ -33,6 +33,9 @@ CONFIGURATIONS: dict[str, Configuration] = {
     # Writes that die
     "a write dies": _case([ENTITY[0]], [ENTITY[1]], crash=1),
     "a write with its tag from the result dies": _case([ENTITY[0]], [RESULT[1]], crash=1),
+    # Commits that are not waited for
+    "the own process reads after a flush": _case([ENTITY[0], ENTITY[0]], [ENTITY[0]], flush=1),
+    "a write dies while its commit is on its way": _case([ENTITY[0], ROOT[0]], [ENTITY[1]], crash=1),
     # Commands that do not land, or twice, or late
     "a write is cut off": _case([ENTITY[0]], [ENTITY[0]], unreachable=2),
     "a write with its tag from the result is cut off": _case([RESULT[0]], [RESULT[0]], unreachable=2, failure=1),
@@ -106,6 +109,11 @@ AMPUTATIONS: dict[str, tuple[Rules, str]] = {
     "no arming": (replace(WHOLE, arms=False), "a write with its tag from the result dies"),
     "no drop on re-subscribe": (replace(WHOLE, drops_on_resubscribe=False), "a subscription breaks"),
     "no pending rule": (replace(WHOLE, waits_for_pending=False), "a write is cut off"),
+    "no waiting for the own commit": (
+        replace(WHOLE, waits_for_own_commit=False),
+        "the own process reads after a flush",
+    ),
+    "no commit waited for": (replace(WHOLE, awaits_commits="of none"), "a write with its tag from the result dies"),
     "a missing cell as a value": (replace(WHOLE, mints=False), "a cell is evicted"),
     "grace across a write": (replace(WHOLE, grace_ends_with_a_write=False), "a ttl passes"),
     "strong reads under an armed cell": (
@@ -127,6 +135,7 @@ AMPUTATIONS: dict[str, tuple[Rules, str]] = {
 AMPUTATIONS_OF_CHANNELS: dict[str, Rules] = {
     "a lease that outlives its connection": replace(WHOLE, drops_on_resubscribe=False),
     "the trust of one root for a copy of two": replace(WHOLE, trusts_all_roots=False),
+    "a trust that outlives the move of a slot": replace(WHOLE, ends_trust_in_what_moves=False),
     "a channel left that a copy depends on": replace(WHOLE, keeps_channels_of_copies=False),
 }
 

@@ -23,6 +23,9 @@ class Rules:
         arms: a write whose tags come from its result leaves S and D to expire if it dies.
         drops_on_resubscribe: after a subscription was lost, local copies are.
         waits_for_pending: while an invalidation of its own has not landed, a process does not use the shared tier.
+        awaits_commits: which writes return only when their commit has landed: those with tags from their result, whose
+            cells are not held before; or none.
+        waits_for_own_commit: the lookups of a process wait for a commit of its own that is on its way.
         mints: a cell that is missing gets a fresh token before the load; else "missing" is a token like others.
         grace_ends_with_a_write: a value past its ttl counts only while its cells do.
         shares_under_hold: a load is shared between processes also while a cell is held.
@@ -34,6 +37,8 @@ class Rules:
             cells.
         trusts_all_roots: a local copy is trusted only while the subscriptions to all its roots are uninterrupted; else
             that to the first of them is enough.
+        ends_trust_in_what_moves: with the slot of a root, the trust in what depends on it ends, though its connection
+            stays.
         keeps_channels_of_copies: no channel is unsubscribed from while a copy or a load depends on it.
         splits_with_root_channel: who listens to parts of a root also listens to the channel of writes to all of it.
         parts_before_leaving: the channel of a whole root is left only when the channels of the parts are confirmed that
@@ -59,6 +64,8 @@ class Rules:
     arms: bool = True
     drops_on_resubscribe: bool = True
     waits_for_pending: bool = True
+    awaits_commits: Literal["of results' tags", "of none"] = "of results' tags"
+    waits_for_own_commit: bool = True
     mints: bool = True
     grace_ends_with_a_write: bool = True
     shares_under_hold: bool = False
@@ -66,6 +73,7 @@ class Rules:
     inherits: Literal["versions", "the later versions", "versions fetched anew"] = "versions"
     rechecks_covered: bool = True
     trusts_all_roots: bool = True
+    ends_trust_in_what_moves: bool = True
     keeps_channels_of_copies: bool = True
     splits_with_root_channel: bool = True
     parts_before_leaving: bool = True

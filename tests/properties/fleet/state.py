@@ -107,6 +107,7 @@ class Write(NamedTuple):
     version: int = 0
     is_announced: bool = True
     is_covered: bool = True  # it died so that the failure table promises something
+    is_sent: bool = False  # it has returned, and its commit is on its way
 
 
 class State(NamedTuple):
@@ -194,7 +195,9 @@ class World:
     def waits(self, state: State, process: int) -> bool:
         """Whether a process stays away from the server for an invalidation of its own that has not landed."""
         return self.rules.waits_for_pending and any(
-            cells is not None and self.configuration.writes[write][1] == process
+            cells is not None
+            and self.configuration.writes[write][1] == process
+            and (self.rules.waits_for_own_commit or not state.writes[write].is_sent)
             for write, cells in enumerate(state.pending)
         )
 

@@ -1,10 +1,10 @@
 """For how long a server that stops and goes on, again and again, keeps a write from being seen.
 
-A write could not be announced, and returns. A server that is stopped loses nothing of what was sent over connections
-that it has accepted: when it goes on, it takes what has arrived at all of them, in any order, and only then what has
-come meanwhile: one *turn*. It may be stopped in the middle of one, and after it, for any time. What it answers keeps
-its order on each connection and may take any time. One reading process has three of them: for heartbeats, for its
-subscription, and for lookups.
+A write could not be announced, and returns; or it was, and does not wait for its commit, which never lands. A
+server that is stopped loses nothing of what was sent over connections that it has accepted: when it goes on, it
+takes what has arrived at all of them, in any order, and only then what has come meanwhile: one *turn*. It may be
+stopped in the middle of one, and after it, for any time. What it answers keeps its order on each connection and may
+take any time. One reading process has three of them: for heartbeats, for its subscription, and for lookups.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ class Request(NamedTuple):
 class State(NamedTuple):
     now: int = 0
     returned: int | None = None  # when the write did
+    begin: str = ""  # "sent", "in the turn", "landed": from then on what it will replace is held, and not found
     commit: str = ""  # "kept" by the writer alone, "sent", "in the turn", "landed"
     beat: Request | None = None
     heard: int = NEVER  # when the latest answered heartbeat was sent
@@ -52,10 +53,15 @@ class State(NamedTuple):
 
 
 class Stutter:
-    """The steps of a server, of a write that was not announced, and of a process that reads, under a set of rules."""
+    """The steps of a server, of a write, and of a process that reads, under a set of rules.
 
-    def __init__(self, rules: Rules = WHOLE) -> None:
+    Args:
+        is_announced: the write has a begin that was executed before it returns. Else it has none.
+    """
+
+    def __init__(self, rules: Rules = WHOLE, *, is_announced: bool = False) -> None:
         self.rules = rules
+        self.is_announced = is_announced
 
     def model(self) -> Model[State]:
         """For the checker."""
@@ -73,10 +79,13 @@ class Stutter:
         now = state.now
         if now < END:
             yield "time passes", state._replace(now=now + 1)
-        if state.returned is None:
-            commit = "sent" if self.rules.hands_over else "kept"
+        if self.is_announced and not state.begin:
+            yield "a write announces itself", state._replace(begin="sent")
+        waits = self.is_announced and self.rules.begins and state.begin != "landed"
+        if state.returned is None and not waits:
+            commit = "sent" if self.rules.hands_over and not self.is_announced else "kept"
             yield f"a write returns at {now}", state._replace(returned=now, commit=commit)
-        if state.commit == "kept":
+        if state.commit == "kept" and not self.is_announced:
             yield "the write is sent at last", state._replace(commit="sent")
         yield from self._asks(state)
         yield from _turn(state)
@@ -102,11 +111,14 @@ def _is_too_late(state: State, start: int) -> bool:
 def _turn(state: State) -> Iterator[Step[State]]:
     """The server goes on, or takes one thing more of what it has found."""
     beat, ping, lookup = state.beat, state.ping, state.lookup
-    places = [state.commit, *(each.at for each in (beat, ping, lookup) if each is not None)]
+    places = [state.begin, state.commit, *(each.at for each in (beat, ping, lookup) if each is not None)]
     if "in the turn" not in places and "sent" in places:
         commit = "in the turn" if state.commit == "sent" else state.commit
-        taken = state._replace(commit=commit, beat=_taken(beat), ping=_taken(ping), lookup=_taken(lookup))
+        begin = "in the turn" if state.begin == "sent" else state.begin
+        taken = state._replace(begin=begin, commit=commit, beat=_taken(beat), ping=_taken(ping), lookup=_taken(lookup))
         yield "the server GOES ON", taken
+    if state.begin == "in the turn":
+        yield "the begin lands", state._replace(begin="landed", answers=(*state.answers, NEWS))
     if state.commit == "in the turn":
         yield "the commit lands", state._replace(commit="landed", answers=(*state.answers, NEWS))
     if beat is not None and beat.at == "in the turn":
@@ -114,7 +126,7 @@ def _turn(state: State) -> Iterator[Step[State]]:
     if ping is not None and ping.at == "in the turn":
         yield "the PING is answered", state._replace(ping=None, answers=(*state.answers, ping.since))
     if lookup is not None and lookup.at == "in the turn":
-        found = lookup._replace(at="answered", version=int(state.commit == "landed"))
+        found = lookup._replace(at="answered", version=int("landed" in (state.begin, state.commit)))
         yield f"the lookup finds version {found.version}", state._replace(lookup=found)
 
 

@@ -74,17 +74,17 @@ def _write(world: World, state: State, number: int, key: str, process: int) -> I
                 died = to(spent(state, "crash"), at="dead", is_covered=covered)
                 yield "DIES after its effect", _mourned(world, _died(world, died, process), number)
             yield from _commit(world, state, number, moves)
+            if _returns_early(world, state, number):
+                sent = to(state, at="committed", is_sent=True)
+                sent = sent._replace(pending=replaced(state.pending, number, moves))
+                yield "sends its commit and returns", _returned(world, sent, number)
             if faults.failure and key == "result":
                 for label, after in _commit(world, spent(state, "failure"), number, ROOT):
                     yield f"FAILS and {label}", after
         case "committed":
-            after = world.touched(state, process, (*moves, *ROOT) if key == "result" else moves)
-            own = replaced(after.own, process, max(after.own[process], write.version))
-            after = to(after._replace(own=own), at="returned")
-            has_begun = world.configuration.is_strong and write.is_announced and state.is_settled
-            if state.pending[number] is None or has_begun:
-                after = after._replace(floor=max(after.floor, write.version))
-            yield "returns", after
+            yield "returns", _returned(world, state, number)
+        case "returned" if write.is_sent and state.pending[number] is not None and faults.crash:
+            yield "DIES before its commit lands", _died(world, spent(state, "crash"), process)
         case "doubted" | "dead early" if _has_lease(state, number):
             version = state.db + 1
             landed = to(state, at="dead", version=version)._replace(db=version)
@@ -92,12 +92,35 @@ def _write(world: World, state: State, number: int, key: str, process: int) -> I
     yield from _keep_alive(world, state, number, key)
     if (owed := state.pending[number]) is not None:
         server = scripts.commit(state.server, number, owed, rules)
-        landed = state._replace(server=server, pending=replaced(state.pending, number, None))
+        landed = to(state._replace(server=server, pending=replaced(state.pending, number, None)), is_sent=False)
         if write.at in RUNNING:
-            landed = to(landed, is_announced=False)  # a commit ends its registration; the next renewal begins again
+            landed = to(
+                landed, is_announced=False, is_sent=False
+            )  # a commit ends its registration; the next renewal begins again
         if write.at == "returned":
             landed = landed._replace(floor=max(landed.floor, write.version))
         yield "is made good", world.published(landed, process, owed)
+
+
+def _returns_early(world: World, state: State, number: int) -> bool:
+    """Whether a write returns when its commit was sent: what it has changed is held until that lands."""
+    awaited = world.rules.awaits_commits == "of results' tags" and world.configuration.writes[number][0] == "result"
+    is_refused = world.configuration.is_strong  # if it cannot be announced: such a write waits
+    return world.rules.begins and state.writes[number].is_announced and not (awaited or is_refused)
+
+
+def _returned(world: World, state: State, number: int) -> State:
+    """The caller goes on. From now on its process finds what was written; others do if cells are held, or moved."""
+    (key, process), write = world.configuration.writes[number], state.writes[number]
+    after = world.touched(state, process, (*MOVES[key], *ROOT) if key == "result" else MOVES[key])
+    after = after._replace(
+        own=replaced(after.own, process, max(after.own[process], write.version)),
+        writes=replaced(after.writes, number, write._replace(at="returned")),
+    )
+    is_held = write.is_announced and state.is_settled and (world.configuration.is_strong or write.is_sent)
+    if state.pending[number] is None or is_held:
+        after = after._replace(floor=max(after.floor, write.version))
+    return after
 
 
 def _begun(world: World, state: State, number: int) -> State:

@@ -1,0 +1,237 @@
+"""The seam of aiohttp: the innermost client middleware of each request, which is given to `ClientSession._request`.
+
+These private names of aiohttp are used, and pinned in tests/integration/recording/test_http_seams.py:
+
+- `ClientSession._request`, through which every request passes, and `ClientSession._middlewares` and
+  `ClientSession._auto_decompress`, which a request without its own ones has;
+- `StreamReader._wait`, in which a reader waits for data: here it gets the next piece of a body.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import importlib
+import inspect
+from collections.abc import AsyncIterator, Awaitable, Callable
+from types import SimpleNamespace
+from typing import Any
+
+from agent_cache.recording.http.exchange import Answer, Exchange, is_intercepted, open_exchange
+
+__all__ = ["patches"]
+
+_UNLIMITED = 2**40
+"""Bytes that a reader may hold. It asks for a piece only when it has none."""
+
+
+def patches(library: Any) -> list[tuple[type, str, Callable[[Any], Any]]]:
+    """The methods to replace; see `seams.Patch`.
+
+    Args:
+        library: the module aiohttp.
+
+    Raises:
+        LookupError: if it has no middlewares yet.
+    """
+    session = library.ClientSession
+    if "middlewares" not in inspect.signature(session._request).parameters:
+        raise LookupError("it has no client middlewares; upgrade to aiohttp 3.12 or newer")
+    return [(session, "_request", functools.partial(_request, library))]
+
+
+def _request(library: Any, original: Any) -> Any:
+    @functools.wraps(original)
+    async def request(self: Any, method: Any, str_or_url: Any, **options: Any) -> Any:
+        if is_intercepted():
+            given = options.get("middlewares")
+            decodes = options.get("auto_decompress")
+            decodes = self._auto_decompress if decodes is None else decodes
+            middleware = functools.partial(_middleware, library, self, decodes)
+            options["middlewares"] = (*(self._middlewares if given is None else given), middleware)
+        return await original(self, method, str_or_url, **options)
+
+    return request
+
+
+async def _middleware(
+    library: Any,
+    session: Any,
+    decodes: bool,  # noqa: FBT001 - a parameter of aiohttp's
+    request: Any,
+    handler: Callable[[Any], Awaitable[Any]],
+) -> Any:
+    headers = {name.lower(): value for name, value in request.headers.items()}
+    exchange = open_exchange(request.method, str(request.url), headers)
+    if exchange is None:
+        return await handler(request)
+    if exchange.needs_body:
+        exchange.start(await _content(request))
+        if exchange.is_answered:
+            return await _response(library, session, request, await exchange.respond_async())
+    with exchange.running():
+        response = await handler(request)
+    exchange.responded(response.status, response.reason or "", list(response.headers.items()))
+    if response.content.at_eof():
+        exchange.ended()
+    else:
+        response.content = _reader_class()(functools.partial(_log_piece, exchange, response.content, decodes))
+    _call_first(response, exchange.closed)
+    return response
+
+
+async def _content(request: Any) -> bytes:
+    """The body of a request, which can be sent after that."""
+    body = request.body
+    if not hasattr(body, "write"):
+        return bytes(body or b"")
+    try:
+        content: bytes = await body.as_bytes()
+    except TypeError:  # it is read once only
+        collector = _Collector()
+        await body.write(collector)
+        content = b"".join(collector.parts)
+        await request.update_body(content)
+    return content
+
+
+class _Collector:
+    """A writer that keeps what is written."""
+
+    def __init__(self) -> None:
+        self.parts: list[bytes] = []
+
+    async def write(self, chunk: Any) -> None:
+        self.parts.append(bytes(chunk))
+
+
+def _call_first(response: Any, closed: Callable[[], None]) -> None:
+    """Call this before a response is closed or released."""
+
+    def call(original: Any) -> Any:
+        closed()
+        return original()
+
+    for name in ("close", "release"):
+        setattr(response, name, functools.partial(call, getattr(response, name)))
+
+
+async def _log_piece(exchange: Exchange, source: Any, decodes: bool) -> tuple[bytes, bool] | None:  # noqa: FBT001 - bound
+    """The next piece of a running body, and whether a chunk of the transfer ends there; None at its end."""
+    try:
+        data, is_end = await source.readchunk()
+        while not data and is_end:
+            data, is_end = await source.readchunk()
+    except BaseException as error:
+        exchange.failed(error)
+        raise
+    if not data:
+        exchange.ended()
+        return None
+    exchange.add(data, is_decoded=decodes)
+    return data, is_end
+
+
+async def _play_piece(pieces: AsyncIterator[bytes]) -> tuple[bytes, bool] | None:
+    """The same for a recorded body."""
+    async for piece in pieces:
+        return piece, True
+    return None
+
+
+async def _response(library: Any, session: Any, request: Any, answer: Answer) -> Any:
+    """The response for an answer, started on a connection that has it."""
+    multidict = importlib.import_module("multidict")
+    parser = importlib.import_module("aiohttp.http_parser")
+    options: dict[str, Any] = {
+        "writer": None,
+        "continue100": None,
+        "timer": None,
+        "request_info": request.request_info,
+        "traces": [],
+        "loop": request.loop,
+        "session": session,
+        "stream_writer": SimpleNamespace(output_size=0),
+    }
+    kind = request.response_class
+    known = inspect.signature(kind.__init__).parameters
+    response = kind(request.method, request.original_url, **{name: options[name] for name in options if name in known})
+    headers = multidict.CIMultiDictProxy(multidict.CIMultiDict(answer.headers))
+    raw_headers = tuple((name.encode(), value.encode()) for name, value in answer.headers)
+    message = parser.RawResponseMessage(
+        version=library.HttpVersion11,
+        code=answer.status,
+        reason=answer.reason,
+        headers=headers,
+        raw_headers=raw_headers,
+        should_close=False,
+        compression=None,
+        upgrade=False,
+        chunked=False,
+    )
+    content = _reader_class()(functools.partial(_play_piece, aiter(answer.awaited_pieces())))
+    if answer.size == 0 or request.method.upper() == "HEAD":
+        content.feed_eof()
+    await response.start(_Connection(message, content))
+    _call_first(response, answer.close)
+    return response
+
+
+class _Connection:
+    """A connection on which one response has arrived. It is its own protocol."""
+
+    def __init__(self, message: Any, content: Any) -> None:
+        self.protocol = self
+        self.upgraded = False
+        self._arrived = message, content
+        self._callbacks: list[Callable[[], None]] = []
+
+    def add_callback(self, callback: Callable[[], None]) -> None:
+        """Call this when the connection is released."""
+        self._callbacks.append(callback)
+
+    async def read(self) -> Any:
+        """The head of the response, and the reader of its body."""
+        return self._arrived
+
+    def release(self) -> None:
+        """Forget the connection."""
+        callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
+            callback()
+
+    close = release
+
+
+@functools.cache
+def _reader_class() -> Any:
+    streams: Any = importlib.import_module("aiohttp.streams")
+    protocols = importlib.import_module("aiohttp.base_protocol")
+
+    class PullingReader(streams.StreamReader):  # type: ignore[misc]  # its module is not known
+        """A reader that gets a piece when somebody waits for one."""
+
+        __slots__ = ("_pull",)
+
+        def __init__(self, pull: Callable[[], Awaitable[tuple[bytes, bool] | None]]) -> None:
+            loop = asyncio.get_running_loop()
+            super().__init__(protocols.BaseProtocol(loop), _UNLIMITED, loop=loop)
+            self._pull = pull
+
+        async def _wait(self, func_name: str) -> None:  # noqa: ARG002 - a parameter of aiohttp's
+            try:
+                piece = await self._pull()
+            except Exception as error:
+                self.set_exception(error)
+                raise
+            if piece is None:
+                self.feed_eof()
+                return
+            data, is_end = piece
+            if is_end and not self.total_bytes:
+                self.begin_http_chunk_receiving()
+            self.feed_data(data)
+            if is_end and self._http_chunk_splits is not None:
+                self.end_http_chunk_receiving()
+
+    return PullingReader

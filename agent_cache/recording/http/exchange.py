@@ -1,0 +1,841 @@
+"""One HTTP request and its response, as a call of a recording: what of it is recorded, its identity, its answer.
+
+A *seam* in a client library (`seams`) makes an `Exchange` for each request. It passes through the recordings around the
+request, the innermost first, as a call of a wrapped function does. One of them may have the `Answer`. Otherwise the
+request is made, and the exchange logs the response while the client reads it.
+"""
+
+from __future__ import annotations
+
+import functools
+import ipaddress
+import re
+import threading
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields
+from http import HTTPStatus
+from typing import Any, NoReturn, TypeAlias
+from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
+
+import msgspec
+
+from agent_cache.engine.interception import INTERCEPTORS
+from agent_cache.engine.runtime import PLACE
+from agent_cache.errors import CassetteError, ConfigurationError, ReplayExhausted
+from agent_cache.recording.exceptions import read_error
+from agent_cache.recording.functions import CURRENT_CALL, ActiveCall, RecordedFunction, Usage
+from agent_cache.recording.http.bodies import (
+    ResponseBody,
+    ResponseShape,
+    body_of,
+    is_stream,
+    model_payloads,
+    pairs_of,
+    request_arguments,
+)
+from agent_cache.recording.lanes import checkpoint
+from agent_cache.recording.player import Player
+from agent_cache.recording.recorder import Recorder
+from agent_cache.recording.redaction import Redaction
+from agent_cache.recording.results import redact_response
+from agent_cache.recording.streams import failure_outcome, leave_call
+
+__all__ = ["Answer", "Endpoint", "Exchange", "Http", "identity", "is_intercepted", "open_exchange", "response_data"]
+
+Pairs: TypeAlias = list[tuple[str, str]]
+"""Names and values of headers, in their order."""
+
+
+# What is recorded
+
+_NEVER = frozenset({"169.254.169.254", "169.254.170.2", "metadata.google.internal", "metadata.azure.internal"})
+"""Hosts that give credentials to the machine that asks."""
+_TELEMETRY = (
+    "https://api.openai.com/v1/traces/ingest",  # OpenAI Agents SDK
+    "https://raw.githubusercontent.com/BerriAI/litellm/",  # its table of prices
+    "https://openaipublic.blob.core.windows.net/encodings/",  # tables of tiktoken
+    "smith.langchain.com",
+    "cloud.langfuse.com",
+    "posthog.com",
+    "ingest.sentry.io",
+    "telemetry.crewai.com",
+)
+"""What libraries send about themselves, or load when they are first used: it is no part of a run, and a run may well
+have it or not."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Http:
+    """What of a run's HTTP is recorded, and what identifies a request: ``record(path, http=Http(...))``
+
+    Hosts are names as ``api.example.com``, which include the hosts below them, or beginnings of URLs as
+    ``https://api.example.com/v1/``.
+
+    Args:
+        ignore: hosts whose requests are made as if there were no recording, also in a replay, in addition to known
+            senders of telemetry.
+        only: the only hosts that are recorded; None is all.
+        headers: names of headers that identify a request, in addition to ``x-amz-target``, ``soapaction``, ``range``
+            and ``x-http-method-override``.
+        ignore_fields: fields of the query and of the body, in JSON or a form, that do not identify a request: a name at
+            any depth, or a path of names from the top, as ``metadata.run_id``.
+        aliases: other names for hosts, by host or ``host:port``: what is recorded at one is replayed at another.
+        hurry: a replayed response that asks the client to try again later asks for it at once.
+
+    Raises:
+        ConfigurationError: if an argument is of another type.
+    """
+
+    ignore: tuple[str, ...] = ()
+    only: tuple[str, ...] | None = None
+    headers: tuple[str, ...] = ()
+    ignore_fields: tuple[str, ...] = ()
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    hurry: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("ignore", "only", "headers", "ignore_fields"):
+            given: Any = getattr(self, name)
+            if given is None and name == "only":
+                continue
+            if isinstance(given, str) or not isinstance(given, Iterable):
+                raise ConfigurationError(f"Http: {name} takes a list of texts, got {given!r}")
+            texts = tuple(given)
+            if not all(isinstance(one, str) and one for one in texts):
+                raise ConfigurationError(f"Http: {name} takes a list of texts, got {given!r}")
+            object.__setattr__(self, name, tuple(map(str.lower, texts)) if name == "headers" else texts)
+        if not isinstance(self.aliases, Mapping) or not all(
+            isinstance(one, str) and isinstance(other, str) for one, other in self.aliases.items()
+        ):
+            raise ConfigurationError(f"Http: aliases maps hosts to hosts, got {self.aliases!r}")
+        object.__setattr__(self, "aliases", dict(self.aliases))
+        if not isinstance(self.hurry, bool):
+            raise ConfigurationError(f"Http: hurry must be True or False, got {self.hurry!r}")
+
+    __hash__ = object.__hash__
+
+    @classmethod
+    def of(cls, given: Any, caller: str) -> Http | None:
+        """The settings of an ``http=`` argument; None if no HTTP is recorded.
+
+        Raises:
+            ConfigurationError: if it is neither a bool nor an `Http`.
+        """
+        if isinstance(given, Http):
+            return given
+        if given is None or isinstance(given, bool):
+            return cls() if given else None
+        raise ConfigurationError(f"{caller}: http must be True, False or Http(...), got {given!r}")
+
+    @classmethod
+    def described(cls, data: Mapping[str, Any]) -> Http:
+        """The settings that a cassette's header has.
+
+        Raises:
+            ConfigurationError: if the file was edited, and these are none.
+        """
+        try:
+            return cls(**data)
+        except TypeError as error:
+            raise ConfigurationError(f"the header has no settings of http: {error}") from error
+
+    def describe(self) -> dict[str, Any]:
+        """The settings that are not the defaults, for a cassette's header."""
+        default = Http()
+        found = {one.name: getattr(self, one.name) for one in fields(self)}
+        return {name: value for name, value in found.items() if value != getattr(default, name)}
+
+    def takes(self, url: str, parts: SplitResult) -> bool:
+        """Whether requests to this URL are recorded."""
+        host = parts.hostname or ""
+        if host in _NEVER or _is_at(_TELEMETRY, url, host) or _is_at(self.ignore, url, host):
+            return False
+        return self.only is None or _is_at(self.only, url, host)
+
+
+def _is_at(places: Iterable[str], url: str, host: str) -> bool:
+    return any(
+        url.startswith(place) if "://" in place else host == place or host.endswith("." + place) for place in places
+    )
+
+
+# Identity
+
+_IDENTIFYING = ("range", "soapaction", "x-amz-target", "x-http-method-override")
+_KEYS = frozenset({"access_token", "api-key", "api_key", "apikey"})
+_SIGNED = re.compile(
+    r"x-(amz|goog)-(algorithm|credential|date|expires|security-token|signature|signedheaders)", re.IGNORECASE
+)
+_SIGNED_BY = {
+    "sig": frozenset({"se", "sig", "ske", "skoid", "sks", "skt", "sktid", "skv", "sp", "spr", "sr", "st", "sv"}),
+    "Signature": frozenset({"AWSAccessKeyId", "Expires", "GoogleAccessId", "Key-Pair-Id", "Policy", "Signature"}),
+}
+"""Parameters of a signed URL, by the one that has the signature: of Azure, of CloudFront and Cloud Storage."""
+_TOKEN_PATH = re.compile(r"/(o?auth2?|v\d|connect|protocol/openid-connect)?/?((oauth|access)_)?token$", re.IGNORECASE)
+_MODEL_PATH = re.compile(
+    r"/(chat/completions|completions|responses|messages|embeddings|converse(-stream)?|invoke|"
+    r"invoke-with-response-stream|v\d/chat|v\d/rerank|api/(chat|generate|embed|embeddings))$|"
+    r":(generateContent|streamGenerateContent|embedContent|batchEmbedContents|predict|rawPredict|streamRawPredict)$"
+)
+_MODEL_IN_PATH = re.compile(r"/(?:models?|deployments)/([^/:]+(?::\d+)?)(?:[/:]|$)")
+_DEFAULT_PORTS = {"http": 80, "https": 443}
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost" or host.endswith(".localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def identity(
+    method: str, url: str, headers: Mapping[str, str], body: bytes, settings: Http, redaction: Redaction
+) -> tuple[str, str, dict[str, Any]]:
+    """Kind, name and arguments of a request, as a recorded call has them. The arguments are not redacted.
+
+    Args:
+        method, url, body: of the request.
+        headers: likewise, with names in lower case.
+        settings: of the recording.
+        redaction: of the recording; for the path.
+    """
+    parts = urlsplit(url)
+    host, port = parts.hostname or "", parts.port
+    shown = f"[{host}]" if ":" in host else host
+    alias = settings.aliases.get(f"{shown}:{port}") or settings.aliases.get(shown)
+    if alias is not None:
+        shown = alias
+    elif port is not None and port != _DEFAULT_PORTS.get(parts.scheme) and not _is_loopback(host):
+        shown = f"{shown}:{port}"
+    path = redaction.text(parts.path) or "/"
+    name = f"{method.upper()} {parts.scheme}://{shown}{path}"
+    kind = "llm" if method.upper() == "POST" and _MODEL_PATH.search(parts.path) else "http"
+    arguments: dict[str, Any] = {}
+    if query := _query_of(parts, host):
+        arguments["query"] = query
+    if identifying := {one: headers[one] for one in (*_IDENTIFYING, *settings.headers) if one in headers}:
+        arguments["headers"] = identifying
+    body_arguments = request_arguments(headers, body)
+    if "grant_type" not in body_arguments.get("form", ()) or not _TOKEN_PATH.search(parts.path):
+        arguments |= body_arguments
+    for ignored in settings.ignore_fields:
+        for part in ("query", "json", "form"):
+            if part in arguments:
+                arguments[part] = _without(arguments[part], ignored.split("."), is_deep="." not in ignored)
+    return kind, name, arguments
+
+
+def _query_of(parts: SplitResult, host: str) -> dict[str, Any]:
+    pairs = parse_qsl(parts.query, keep_blank_values=True)
+    names = {name for name, _ in pairs}
+    out = set(_KEYS).union(*(those for sign, those in _SIGNED_BY.items() if sign in names))
+    if host.endswith(".googleapis.com"):
+        out.add("key")
+    return pairs_of(sorted((name, value) for name, value in pairs if name not in out and not _SIGNED.fullmatch(name)))
+
+
+def _without(data: Any, path: list[str], *, is_deep: bool) -> Any:
+    """The same data without the field at this path, in lists too."""
+    if isinstance(data, list):
+        return [_without(one, path, is_deep=is_deep) for one in data]
+    if not isinstance(data, dict):
+        return data
+    name, *rest = path
+    found = {key: _without(value, path, is_deep=True) if is_deep else value for key, value in data.items()}
+    if name in found:
+        if rest:
+            found[name] = _without(found[name], rest, is_deep=False)
+        else:
+            del found[name]
+    return found
+
+
+def _request(**arguments: Any) -> NoReturn:
+    """Stands for the function that a request would be a call of."""
+    raise NotImplementedError(arguments)
+
+
+class Endpoint(RecordedFunction):
+    """Method and URL of requests, in the place of the function that is called.
+
+    Args:
+        kind, name: as in `identity`.
+    """
+
+    def __init__(self, kind: str, name: str) -> None:
+        super().__init__(_request, name, kind)
+        self.parameters = None
+        self.names = frozenset({name, urlsplit(name.partition(" ")[2]).netloc})
+
+
+_endpoint = functools.lru_cache(maxsize=1000)(Endpoint)
+
+
+# Responses
+
+_DROPPED = frozenset({
+    "age", "alt-svc", "cf-cache-status", "cf-ray", "connection", "content-encoding", "content-length", "date",
+    "keep-alive", "server", "server-timing", "strict-transport-security", "transfer-encoding", "vary", "via",
+    "x-content-type-options", "x-envoy-upstream-service-time",
+})  # fmt: skip
+"""Headers about the way of a response, which say nothing to the program."""
+
+
+def _by_name(pairs: Pairs) -> dict[str, str]:
+    """Headers by name in lower case. Values of one name are joined."""
+    found: dict[str, str] = {}
+    for given, value in pairs:
+        name = given.lower()
+        found[name] = f"{found[name]}, {value}" if name in found else value
+    return found
+
+
+def response_data(
+    status: int,
+    reason: str,
+    headers: Pairs,
+    body: ResponseBody,
+    redaction: Redaction,
+    end: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """What a cassette has under ``response``, redacted.
+
+    Args:
+        status, reason, headers: of the response.
+        body: of the response, as far as it arrived.
+        redaction: of the recording.
+        end: how the body ended, if it did not arrive as a whole.
+    """
+    data: dict[str, Any] = {"status": status}
+    if reason and reason != _phrase(status):
+        data["reason"] = reason
+    content = body.data(is_whole=end is None)
+    kept: Pairs = []
+    for given, value in headers:
+        name = given.lower()
+        if name == "set-cookie":
+            kept.append((name, _cookie_without_value(value, redaction)))
+        elif name not in _DROPPED or (name == "content-encoding" and body.is_encoded):
+            kept.append((name, value))
+    if kept:
+        data["headers"] = pairs_of(kept)
+    data |= content
+    if end is not None:
+        data["end"] = end
+    return redact_response(data, redaction)
+
+
+def _phrase(status: int) -> str:
+    try:
+        return HTTPStatus(status).phrase
+    except ValueError:
+        return ""
+
+
+def _cookie_without_value(cookie: str, redaction: Redaction) -> str:
+    """Its name and attributes are needed by the client's jar."""
+    pair, semicolon, attributes = cookie.partition(";")
+    return f"{pair.partition('=')[0]}={redaction.replacement}{semicolon}{attributes}"
+
+
+_RETRIED = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
+"""Statuses after which clients wait and try again."""
+_HURRY = [("retry-after-ms", "1"), ("retry-after", "0")]
+"""The first is known to the clients of OpenAI and Anthropic, which take the second for none."""
+
+
+class Answer:
+    """A recorded response while it is replayed, or a refusal in the place of one.
+
+    Attributes:
+        status, reason, headers: of the response.
+        is_stream: whether it has several pieces.
+    """
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        response: Mapping[str, Any],
+        *,
+        on_end: Callable[[], None],
+        raise_end: Callable[[dict[str, Any]], None],
+        hurry: bool = False,
+    ) -> None:
+        self.status: int = response["status"]
+        self.reason: str = response.get("reason") or _phrase(self.status)
+        self.headers: Pairs = [
+            (name, one)
+            for name, value in response.get("headers", {}).items()
+            for one in (value if isinstance(value, list) else [value])
+        ]
+        if hurry and self.status in _RETRIED:
+            self.headers = [pair for pair in self.headers if pair[0] not in ("retry-after", "retry-after-ms")] + _HURRY
+        self.is_stream = is_stream(response)
+        self._pieces = list(body_of(response))
+        self._end: dict[str, Any] | None = response.get("end")
+        self._exchange = exchange
+        self._on_end: Callable[[], None] | None = on_end
+        self._raise_end = raise_end
+        exchange.responded(self.status, self.reason, self.headers)
+        if not self._pieces and self._end is None:
+            self._finish()
+            exchange.ended()
+
+    @property
+    def size(self) -> int | None:
+        """The size of the body in bytes; None if it breaks off."""
+        return None if self._end is not None else sum(map(len, self._pieces))
+
+    @property
+    def end(self) -> dict[str, Any] | None:
+        """How the body ended, if it did not arrive as a whole."""
+        return self._end
+
+    def pieces(self) -> Iterator[bytes]:
+        """The body. It has ended when its last piece is handed out: the client may know, and not ask for the end.
+
+        Raises:
+            BaseException: what broke the body off.
+        """
+        count = len(self._pieces)
+        for number, piece in enumerate(self._pieces, 1):
+            self._exchange.add(piece, is_decoded=True)
+            if number == count and self._end is None:
+                self._finish()
+                self._exchange.ended()
+            yield piece
+        if self._end is not None:
+            try:
+                self._raise_end(self._end)
+            except BaseException as error:
+                self._exchange.failed(error)
+                raise
+            finally:
+                self._finish()
+
+    async def awaited_pieces(self) -> AsyncIterator[bytes]:
+        """The same. Other tasks run between two pieces.
+
+        Raises:
+            BaseException: what broke the body off.
+        """
+        pieces = self.pieces()
+        for number in range(len(self._pieces) + 1):
+            await checkpoint()
+            if number == len(self._pieces):
+                await self._wait_for_end()
+            for piece in pieces:
+                yield piece
+                break
+
+    async def _wait_for_end(self) -> None:
+        if self._end is not None and ("cancelled" in self._end or "unfinished" in self._end):
+            try:
+                await self._exchange.wait_until_cancelled(is_for_ever="unfinished" in self._end)
+            except BaseException as error:
+                self._exchange.failed(error)
+                raise
+            finally:
+                self._finish()
+
+    def close(self) -> None:
+        """The client does not read on."""
+        self._finish()
+        self._exchange.closed()
+
+    def _finish(self) -> None:
+        if self._on_end is not None:
+            on_end, self._on_end = self._on_end, None
+            on_end()
+
+
+# Exchanges
+
+
+def is_intercepted() -> bool:
+    """Whether a request made here may concern a recording. It is asked for every request of the process."""
+    return PLACE.get().scope.interceptor is not None or bool(INTERCEPTORS)
+
+
+def open_exchange(method: str, url: str, headers: Mapping[str, str]) -> Exchange | None:
+    """The exchange of a request, or None if it is to be made as if there were no recording.
+
+    Args:
+        method, url: of the request.
+        headers: of the request, with names in lower case.
+
+    Raises:
+        CassetteError: if live calls are refused here.
+    """
+    if headers.get("upgrade", "").lower() == "websocket":
+        return None
+    parts = urlsplit(url)
+    scope = PLACE.get().scope
+    recorders: list[Recorder] = []
+    learners: list[Usage] = []
+    if scope.interceptor is None:
+        _report_escape(method, url, parts)
+        return None
+    while scope.interceptor is not None:
+        interceptor: Any = scope.interceptor
+        settings: Http | None = getattr(interceptor, "http", None)
+        if settings is not None and settings.takes(url, parts):
+            if not isinstance(interceptor, Recorder):
+                interceptor.escaped(_endpoint(*identity(method, url, {}, b"", settings, Redaction())[:2]))
+            elif (call := _running_call(interceptor)) is None:
+                recorders.append(interceptor)
+            elif call.usage is not None and call.exchange is None:
+                learners.append(call.usage)
+        scope = scope.outside  # type: ignore[attr-defined]  # a scope with an interceptor has an outer one
+    return Exchange(method, url, headers, recorders, learners) if recorders or learners else None
+
+
+def _running_call(recorder: Recorder) -> ActiveCall | None:
+    """The innermost call of this recording that is running here. Nothing inside of it is recorded."""
+    call = CURRENT_CALL.get()
+    while call is not None and call.owner is not recorder:
+        call = call.outer
+    return call
+
+
+def _report_escape(method: str, url: str, parts: SplitResult) -> None:
+    """Report a request in a thread without a context, as `report_escape` does for other calls."""
+    thread = threading.get_ident()
+    if thread == threading.main_thread().ident:
+        return
+    for interceptor in list(INTERCEPTORS):
+        settings: Http | None = getattr(interceptor, "http", None)
+        if interceptor.thread != thread and settings is not None and settings.takes(url, parts):
+            interceptor.escaped(_endpoint(*identity(method, url, {}, b"", settings, Redaction())[:2]))
+
+
+class Exchange:
+    """A request, and its response while it is read.
+
+    A seam calls `start`; then it hands out the `answer` if there is one, else it makes the request inside of `running`,
+    and reports the response by `responded`, `add`, and `ended`, `closed` or `failed`.
+
+    Attributes:
+        answer: the answer; None if the request is to be made.
+    """
+
+    def __init__(
+        self, method: str, url: str, headers: Mapping[str, str], recorders: list[Recorder], learners: list[Usage]
+    ) -> None:
+        self.answer: Answer | None = None
+        self._method = method
+        self._url = url
+        self._headers = headers
+        self._recorders = recorders
+        self._learners = learners
+        self._calls: list[tuple[Recorder, ActiveCall]] = []
+        self._answering: tuple[Recorder, ActiveCall] | None = None
+        self._refusal: CassetteError | None = None
+        self._head: tuple[int, str, Pairs] | None = None
+        self._body: ResponseBody | None = None
+        self._length: int | None = None
+        self._is_encoded = False
+        self._is_over = False
+
+    @property
+    def needs_body(self) -> bool:
+        """Whether `start` needs the body of the request."""
+        return bool(self._recorders)
+
+    def start(self, body: bytes) -> None:
+        """Begin the call in each recording, until one has the answer.
+
+        Args:
+            body: of the request.
+
+        Raises:
+            CassetteError: if a replay has no answer to the request, and it does not go to a model.
+        """
+        token = CURRENT_CALL.set(CURRENT_CALL.get())
+        try:
+            for recorder in self._recorders:
+                settings = recorder.http
+                assert settings is not None
+                kind, name, arguments = identity(
+                    self._method, self._url, self._headers, body, settings, recorder.redaction
+                )
+                try:
+                    call = recorder.begin_exchange(_endpoint(kind, name), arguments)
+                except CassetteError as error:
+                    if kind != "llm":
+                        self.failed(error)
+                        raise
+                    self._refusal = error
+                    return
+                CURRENT_CALL.set(call)
+                if call.recorded is not None:
+                    self._answering = recorder, call
+                    return
+                call.exchange = self
+                self._calls.append((recorder, call))
+        finally:
+            leave_call(token)
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether the request is not made: `respond` or `respond_async` has the answer."""
+        return self._answering is not None or self._refusal is not None
+
+    def respond(self) -> Answer:
+        """The answer, in a thread that may wait.
+
+        Raises:
+            BaseException: what the recorded request raised.
+        """
+        if self._refusal is None:
+            recorder, call = self._answered_by()
+            outcome = self._outcome_of(call)
+            if "cancelled" in outcome or "unfinished" in outcome:
+                player = _player_of(recorder)
+                line = (call.index or 0) + 2
+                text = f"{call.function.name} had not ended when the recording did"
+                error = player.latch(CassetteError(text, player.cassette.path, line))
+                recorder.answered(call)
+                self.failed(error)
+                raise error
+        return self._respond()
+
+    async def respond_async(self) -> Answer:
+        """The answer, in a task. Other tasks run before, as they did when the request was recorded.
+
+        Raises:
+            BaseException: what the recorded request raised.
+        """
+        if self._refusal is not None:
+            await checkpoint()
+            return self._respond()
+        recorder, call = self._answered_by()
+        player = _player_of(recorder)
+        try:
+            outcome = self._outcome_of(call)
+            response = outcome.get("response")
+            if response is not None and (is_stream(response) or "end" in response):
+                await checkpoint()
+            else:
+                await player.turn(call)
+            if "cancelled" in outcome or "unfinished" in outcome:
+                await player.wait_until_cancelled(call)
+        except BaseException as error:
+            recorder.answered(call)
+            self.failed(error)
+            raise
+        return self._respond()
+
+    async def wait_until_cancelled(self, *, is_for_ever: bool) -> None:
+        """Wait in the middle of a body, as `Player.wait_until_cancelled` does."""
+        recorder, call = self._answered_by()
+        await _player_of(recorder).wait_until_cancelled(call, is_for_ever=is_for_ever)
+
+    def _answered_by(self) -> tuple[Recorder, ActiveCall]:
+        assert self._answering is not None
+        return self._answering
+
+    def _outcome_of(self, call: ActiveCall) -> dict[str, Any]:
+        assert call.recorded is not None
+        return call.recorded.outcome
+
+    def _respond(self) -> Answer:
+        if self._refusal is not None:
+            self.answer = Answer(self, _refusal(self._refusal), on_end=_nothing, raise_end=_never)
+            return self.answer
+        recorder, call = self._answered_by()
+        player, outcome = _player_of(recorder), self._outcome_of(call)
+        if "error" in outcome:
+            error = read_error(outcome["error"])
+            recorder.answered(call)
+            self.failed(error)
+            raise error
+        try:
+            settings = recorder.http
+            self.answer = Answer(
+                self,
+                _checked_response(outcome, player, call),
+                on_end=functools.partial(recorder.answered, call),
+                raise_end=functools.partial(_raise_end, player, call),
+                hurry=settings is not None and settings.hurry,
+            )
+        except BaseException as error:
+            recorder.answered(call)
+            self.failed(error)
+            raise
+        return self.answer
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """While the request is made. What that calls is inside of the recorded call."""
+        if not self._calls:
+            yield
+            return
+        token = CURRENT_CALL.set(self._calls[-1][1])
+        try:
+            yield
+        except BaseException as error:
+            self.failed(error)
+            raise
+        finally:
+            leave_call(token)
+
+    def responded(self, status: int, reason: str, headers: Pairs) -> None:
+        """The head of the response has arrived.
+
+        Args:
+            status, reason, headers: of the response.
+        """
+        by_name = _by_name(headers)
+        self._head = status, reason, headers
+        self._body = ResponseBody(by_name)
+        self._is_encoded = by_name.get("content-encoding", "identity").lower() != "identity"
+        if self._method.upper() == "HEAD" or status in (204, 304):
+            self._length = 0
+        elif by_name.get("content-length", "").isdecimal():
+            self._length = int(by_name["content-length"])
+        if not self._length and self._length is not None:
+            self._end(None)
+
+    def add(self, data: bytes, *, is_decoded: bool = False) -> None:
+        """A part of the body has arrived, as it was sent or with its content-encoding taken off.
+
+        The exchange ends with the last one, if that is known by the length: the client may not ask for the end.
+        """
+        if not self._is_over and self._body is not None and (self._calls or self._learners):
+            self._body.add(data, is_decoded=is_decoded)
+            if self._length == self._body.size and not (is_decoded and self._is_encoded):
+                self._end(None)
+
+    def ended(self) -> None:
+        """The body has arrived."""
+        self._end(None)
+
+    def closed(self) -> None:
+        """The client does not read on."""
+        if not self._is_over and self._body is not None:
+            self._end({"closed": True})
+
+    def failed(self, error: BaseException) -> None:
+        """The request or the body has raised this. Any other recorded call ends in the same way."""
+        if self._is_over:
+            return
+        if self._head is not None:
+            if isinstance(error, GeneratorExit):
+                self.closed()
+            else:
+                self._end(error)
+            return
+        self._is_over = True
+        for recorder, call in self._calls:
+            recorder.end_exchange(call, failure_outcome(error, recorder.redaction))
+
+    def unfinished(self, redaction: Redaction) -> dict[str, Any]:
+        """The outcome so far, when the recording ends before the exchange."""
+        end = {"unfinished": True}
+        if self._head is None or self._body is None:
+            return end
+        return {"response": response_data(*self._head, self._body, redaction, end)}
+
+    def _end(self, end: dict[str, Any] | BaseException | None) -> None:
+        if self._is_over:
+            return
+        self._is_over = True
+        head, body = self._head, self._body
+        if head is None or body is None:
+            return
+        for recorder, call in self._calls:
+            if not call.id:  # it runs, and nothing is written
+                recorder.end_exchange(call, {})
+                continue
+            ended = failure_outcome(end, recorder.redaction) if isinstance(end, BaseException) else end
+            data = response_data(*head, body, recorder.redaction, ended)
+            if call.usage is not None:
+                _count_tokens(call.usage, data)
+                call.usage.complete(call, None)
+                if call.usage.model is None and (found := _MODEL_IN_PATH.search(urlsplit(self._url).path)):
+                    call.usage.model = unquote(found[1])
+            recorder.end_exchange(call, {"response": data})
+        if self._learners:
+            data = body.data(is_whole=end is None)
+            inner = Usage()
+            _count_tokens(inner, data)
+            for usage in self._learners:
+                usage.join(inner)
+
+
+def _count_tokens(usage: Usage, data: Mapping[str, Any]) -> None:
+    for payload in model_payloads(data):
+        usage.add(payload)
+
+
+def _player_of(recorder: Recorder) -> Player:
+    assert recorder.player is not None
+    return recorder.player
+
+
+def _checked_response(outcome: Mapping[str, Any], player: Player, call: ActiveCall) -> Mapping[str, Any]:
+    """The response of an outcome.
+
+    Raises:
+        CassetteError: if the file was edited, and it is none.
+    """
+    try:
+        msgspec.convert(outcome["response"], ResponseShape)
+        response: Mapping[str, Any] = outcome["response"]
+        for _ in body_of(response):
+            pass
+        return response
+    except KeyError as error:
+        reason = f"has a malformed response: {error} is missing"
+    except (msgspec.ValidationError, TypeError, ValueError, AttributeError) as error:
+        reason = f"has a malformed response: {str(error).replace('$', '$.outcome.response')}"
+    raise player.latch(CassetteError(reason, player.cassette.path, (call.index or 0) + 2))
+
+
+def _raise_end(player: Player, call: ActiveCall, end: dict[str, Any]) -> None:
+    """Raise what broke a body off.
+
+    Raises:
+        BaseException: that.
+        ReplayExhausted: if the client did not read on here when it was recorded.
+    """
+    if "error" in end:
+        raise read_error(end["error"])
+    name = call.function.name
+    shown = {"name": name, "arguments": call.arguments}
+    text = f"the response of {name} was closed before its end when it was recorded, and is read on now"
+    raise player.latch(ReplayExhausted(call.index or 0, shown, shown, text, player.cassette.path))
+
+
+def _refusal(error: CassetteError) -> dict[str, Any]:
+    """A response that no client tries again, with the text where the clients of model providers find it.
+
+    They take any exception of a request for a broken connection, and try again. The replay keeps the error and raises
+    it at its end.
+    """
+    text = str(error)
+    return {
+        "status": 400,
+        "headers": {
+            "content-type": "application/json",
+            "x-should-retry": "false",
+            "x-amzn-errortype": "ValidationException",
+        },
+        "json": {
+            "type": "error",
+            "error": {"type": "invalid_request_error", "message": text, "code": 400, "status": "INVALID_ARGUMENT"},
+            "message": text,
+        },
+    }
+
+
+def _nothing() -> None:
+    """A refusal is over at once."""
+
+
+def _never(end: dict[str, Any]) -> None:
+    raise AssertionError(end)

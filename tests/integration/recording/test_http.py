@@ -1,0 +1,680 @@
+"""Requests of each HTTP client are recorded beneath it, and answered in a replay with the server gone."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import importlib
+import json
+import re
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent_cache import AgentCache
+from agent_cache.recording import (
+    Cassette,
+    CassetteError,
+    DivergenceError,
+    Http,
+    ReplayExhausted,
+    cached_llm_call,
+    record,
+    replay,
+)
+from tests.harness.http_server import COOKIE, HttpServer, http_server
+
+CLIENTS = ("urllib.request", "urllib3", "requests", "httpx", "httpx async", "httpx2", "httpx2 async", "aiohttp")
+
+Response = tuple[int, bytes]
+Fetch = Callable[..., Awaitable[Response]]
+
+
+@pytest.fixture
+def server() -> Iterator[HttpServer]:
+    with http_server() as running:
+        yield running
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "run.jsonl"
+
+
+@pytest.fixture(params=CLIENTS)
+async def fetch(request: pytest.FixtureRequest) -> AsyncIterator[Fetch]:
+    """``fetch(url, method="GET", body=None, headers={})`` with one client; follows no redirects."""
+    name, _, form = request.param.partition(" ")
+    library = importlib.import_module(name) if name == "urllib.request" else pytest.importorskip(name)
+    opened = _FETCHERS[name](library, is_async=bool(form))
+    async with aclosing(opened):
+        yield await anext(opened)
+
+
+async def _urllib(library: Any, *, is_async: bool) -> AsyncIterator[Fetch]:
+    class NoRedirect(library.HTTPRedirectHandler):
+        def redirect_request(self, *_: Any) -> None:
+            return None
+
+    opener = library.build_opener(NoRedirect)
+
+    async def fetch(url: str, method: str = "GET", body: bytes | None = None, headers: Any = None) -> Response:
+        try:
+            with opener.open(library.Request(url, body, dict(headers or {}), method=method)) as response:
+                content = response.read()
+                is_packed = response.headers["content-encoding"] == "gzip"  # it is left to the program
+                return response.status, gzip.decompress(content) if is_packed else content
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.read()
+
+    yield fetch
+
+
+async def _urllib3(library: Any, *, is_async: bool) -> AsyncIterator[Fetch]:
+    with library.PoolManager(retries=False) as pool:
+
+        async def fetch(url: str, method: str = "GET", body: bytes | None = None, headers: Any = None) -> Response:
+            response = pool.request(method, url, body=body, headers=headers)
+            return response.status, response.data
+
+        yield fetch
+
+
+async def _requests(library: Any, *, is_async: bool) -> AsyncIterator[Fetch]:
+    with library.Session() as session:
+
+        async def fetch(url: str, method: str = "GET", body: bytes | None = None, headers: Any = None) -> Response:
+            response = session.request(method, url, data=body, headers=headers, allow_redirects=False)
+            return response.status_code, response.content
+
+        yield fetch
+
+
+async def _httpx(library: Any, *, is_async: bool) -> AsyncIterator[Fetch]:
+    if is_async:
+        async with library.AsyncClient() as client:
+
+            async def fetch(url: str, method: str = "GET", body: bytes | None = None, headers: Any = None) -> Response:
+                response = await client.request(method, url, content=body, headers=headers)
+                return response.status_code, response.content
+
+            yield fetch
+        return
+    with library.Client() as plain:
+
+        async def fetch_plain(
+            url: str, method: str = "GET", body: bytes | None = None, headers: Any = None
+        ) -> Response:
+            response = plain.request(method, url, content=body, headers=headers)
+            return response.status_code, response.content
+
+        yield fetch_plain
+
+
+async def _aiohttp(library: Any, *, is_async: bool) -> AsyncIterator[Fetch]:
+    async with library.ClientSession() as session:
+
+        async def fetch(url: str, method: str = "GET", body: bytes | None = None, headers: Any = None) -> Response:
+            async with session.request(method, url, data=body, headers=headers, allow_redirects=False) as response:
+                return response.status, await response.read()
+
+        yield fetch
+
+
+_FETCHERS: dict[str, Callable[..., Any]] = {
+    "urllib.request": _urllib,
+    "urllib3": _urllib3,
+    "requests": _requests,
+    "httpx": _httpx,
+    "httpx2": _httpx,
+    "aiohttp": _aiohttp,
+}
+
+
+def failure(error: BaseException | None) -> list[tuple[type, str]]:
+    """Class and text of an exception and its causes."""
+    found = []
+    while error is not None:
+        found.append((type(error), str(error)))
+        error = error.__cause__
+    return found
+
+
+async def outcome(fetch: Fetch, *args: Any, **kwargs: Any) -> Any:
+    try:
+        return await fetch(*args, **kwargs)
+    except Exception as error:
+        return failure(error)
+
+
+def calls_of(path: Path) -> list[Any]:
+    return list(Cassette.load(path).steps)
+
+
+# Every client, every answer
+
+KINDS = (
+    "json", "gzip", "events", "lines", "pieces", "binary", "latin", "cookie", "redirect", "empty", "missing", "busy",
+    "cut", "reset",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_an_answer_comes_back_with_the_server_gone(kind: str, fetch: Fetch, server: HttpServer, path: Path):
+    async def run() -> list[Any]:
+        return [
+            await outcome(fetch, f"{server.url}/{kind}?page=1"),
+            await outcome(fetch, f"{server.url}/{kind}?page=2"),
+        ]
+
+    with record(path, http=True):
+        recorded = await run()
+    seen = len(server.requests)
+    assert seen >= 2
+    server.close()
+    with replay(path, strict=True) as player:
+        assert await run() == recorded
+        assert not player.remaining
+    assert len(server.requests) == seen
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "HEAD"])
+async def test_methods_and_bodies_are_told_apart(method: str, fetch: Fetch, server: HttpServer, path: Path):
+    bodies = [None] if method == "HEAD" else [b'{"refund": 40}', b'{"refund": 4000}']
+
+    async def run() -> list[Any]:
+        headers = {"content-type": "application/json"}
+        return [await fetch(f"{server.url}/r", method, body, headers) for body in bodies]
+
+    with record(path, http=True):
+        recorded = await run()
+    server.close()
+    with replay(path, strict=True):
+        assert await run() == recorded
+    if method == "POST":
+        with pytest.raises(DivergenceError, match="refund"), replay(path):
+            await fetch(f"{server.url}/r", method, b'{"refund": 41}', {"content-type": "application/json"})
+
+
+async def test_a_refused_connection_raises_the_same(fetch: Fetch, path: Path):
+    with http_server() as gone:
+        pass
+    with record(path, http=True):
+        recorded = await outcome(fetch, gone.url)
+    assert isinstance(recorded, list)
+    with replay(path, strict=True):
+        assert [kind for kind, _ in await outcome(fetch, gone.url)] == [kind for kind, _ in recorded]
+
+
+async def test_a_request_that_was_not_recorded_is_refused(fetch: Fetch, server: HttpServer, path: Path):
+    with record(path, http=True):
+        await fetch(f"{server.url}/orders", "POST", b'{"order": "W1"}')
+    seen = len(server.requests)
+    with pytest.raises(DivergenceError) as caught, replay(path):
+        await fetch(f"{server.url}/orders", "POST", b'{"order": "W2"}')
+    assert "{'order': 'W1'} -> {'order': 'W2'}" in str(caught.value)
+    assert len(server.requests) == seen
+
+
+async def test_requests_outside_of_a_recording_are_left_alone(fetch: Fetch, server: HttpServer, path: Path):
+    begun, done = asyncio.Event(), asyncio.Event()
+
+    async def outsider() -> None:
+        await begun.wait()
+        await fetch(f"{server.url}/outside")
+        done.set()
+
+    task = asyncio.create_task(outsider())
+    with record(path, http=True):
+        begun.set()
+        await done.wait()
+        await fetch(f"{server.url}/inside")
+    await task
+    await fetch(f"{server.url}/after")
+    assert [call.name.rpartition("/")[2] for call in calls_of(path)] == ["inside"]
+
+
+async def test_nothing_is_recorded_without_http(fetch: Fetch, server: HttpServer, path: Path):
+    with record(path):
+        await fetch(server.url)
+    assert not calls_of(path)
+    with replay(path):
+        await fetch(server.url)
+    assert len(server.requests) == 2
+
+
+async def test_nothing_inside_of_a_recorded_call_is_recorded(fetch: Fetch, server: HttpServer, path: Path):
+    @AgentCache("order:{order_id}")
+    async def get_order(order_id: str) -> int:
+        return (await fetch(f"{server.url}/orders/{order_id}"))[0]
+
+    with record(path, http=True):
+        assert await get_order("W1") == 200
+        await fetch(f"{server.url}/outside")
+    assert [call.kind for call in calls_of(path)] == ["tool", "http"]
+    server.close()
+    with replay(path, strict=True):
+        assert await get_order("W1") == 200
+        await fetch(f"{server.url}/outside")
+
+
+async def test_the_methods_are_restored(fetch: Fetch, server: HttpServer, path: Path):
+    places = [
+        (importlib.import_module("urllib.request").AbstractHTTPHandler, "do_open"),
+    ]
+    for name, kind, method in (
+        ("urllib3", "HTTPConnectionPool", "urlopen"),
+        ("httpx", "HTTPTransport", "handle_request"),
+        ("httpx", "AsyncHTTPTransport", "handle_async_request"),
+        ("aiohttp", "ClientSession", "_request"),
+    ):
+        try:
+            places.append((getattr(importlib.import_module(name), kind), method))
+        except ImportError:
+            continue
+    before = [vars(owner)[name] for owner, name in places]
+    with record(path, http=True), record(path.with_name("inner.jsonl"), http=True):
+        assert all(vars(owner)[name] is not old for (owner, name), old in zip(places, before, strict=True))
+    assert [vars(owner)[name] for owner, name in places] == before
+    with pytest.raises(DivergenceError), replay(path):
+        await fetch(f"{server.url}/new")
+    assert [vars(owner)[name] for owner, name in places] == before
+
+
+async def test_a_recording_inside_of_another_is_part_of_both(fetch: Fetch, server: HttpServer, path: Path):
+    inner = path.with_name("inner.jsonl")
+    with record(path, http=True):
+        await fetch(f"{server.url}/one")
+        with record(inner, http=True):
+            recorded = await fetch(f"{server.url}/two")
+    assert [call.name[-3:] for call in calls_of(path)] == ["one", "two"]
+    assert [call.name[-3:] for call in calls_of(inner)] == ["two"]
+    server.close()
+    copy = path.with_name("copy.jsonl")
+    with replay(inner, strict=True), record(copy, http=True):
+        assert await fetch(f"{server.url}/two") == recorded
+    assert calls_of(copy)[0].outcome == calls_of(inner)[0].outcome
+
+
+async def test_new_requests_are_added_to_a_cassette(fetch: Fetch, server: HttpServer, path: Path):
+    with record(path, http=True):
+        await fetch(f"{server.url}/one")
+    with record(path, mode="new_episodes"):  # the cassette knows that it has requests
+        await fetch(f"{server.url}/one")
+        await fetch(f"{server.url}/two")
+    assert len(server.requests) == 2
+    server.close()
+    with replay(path):
+        await fetch(f"{server.url}/one")
+        await fetch(f"{server.url}/two")
+
+
+async def test_recording_the_same_again_changes_no_byte(fetch: Fetch, server: HttpServer, path: Path):
+    def lines() -> list[str]:
+        return path.read_text().splitlines()[1:-1]
+
+    for _ in range(2):
+        with record(path, http=True):
+            for kind in ("json", "gzip", "events", "binary"):
+                await fetch(f"{server.url}/{kind}")
+        before = lines()
+    assert lines() == before
+
+
+async def test_no_secret_reaches_the_file(fetch: Fetch, server: HttpServer, path: Path):
+    secret = "sk-" + "Zq9" * 12
+    body = json.dumps({"password": "hunter2-of-the-body", "note": f"my key is {secret}"}).encode()
+    headers = {"authorization": f"Bearer {secret}", "content-type": "application/json"}
+
+    async def run() -> Any:
+        await fetch(f"{server.url}/cookie?api_key=key-of-the-query&access_token=token-of-the-query")
+        return await fetch(f"{server.url}/echo?password=hunter2-of-the-query", "POST", body, headers)
+
+    with record(path, http=True):
+        await run()
+    text = path.read_text()
+    for one in (secret, "hunter2-of-the-body", "of-the-query", COOKIE):
+        assert one not in text
+    assert "sid=[redacted]; Path=/" in text
+    server.close()
+    with replay(path, strict=True):
+        await run()
+
+
+# What identifies a request
+
+
+def get(url: str, headers: dict[str, str] | None = None, data: bytes | None = None) -> Any:
+    """With the standard library. The opener knows no proxy."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with opener.open(urllib.request.Request(url, data, headers or {})) as response:
+        return response.read()
+
+
+def same(path: Path, one: Callable[[], Any], other: Callable[[], Any], **options: Any) -> bool:
+    """Whether a replay has an answer to the second request that was recorded for the first one."""
+    with record(path, http=Http(**options)):
+        one()
+    try:
+        with replay(path):
+            other()
+    except DivergenceError:
+        return False
+    return True
+
+
+def test_headers_and_ports_of_loopback_do_not_identify_a_request(server: HttpServer, path: Path):
+    with http_server() as other:
+        assert same(
+            path,
+            lambda: get(f"{server.url}/a?x=1&y=2", {"authorization": "Bearer one", "x-request-id": "1"}),
+            lambda: get(f"{other.url}/a?y=2&x=1", {"authorization": "Bearer two", "x-request-id": "2"}),
+        )
+        assert not other.requests
+
+
+@pytest.mark.parametrize("header", ["x-amz-target", "soapaction", "range", "x-http-method-override", "X-Tenant"])
+def test_some_headers_identify_a_request(header: str, server: HttpServer, path: Path):
+    assert not same(
+        path,
+        lambda: get(server.url, {header: "bytes=0-9"}),
+        lambda: get(server.url, {header: "bytes=9-10"}),
+        headers=["X-Tenant"],
+    )
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "is_same"),
+    [
+        ("?X-Amz-Signature=1&X-Amz-Date=2&a=1", "?X-Amz-Signature=3&X-Amz-Date=4&a=1", True),
+        ("?sig=1&se=2&a=1", "?sig=3&se=4&a=1", True),
+        ("?se=2&a=1", "?se=4&a=1", False),
+        ("?Signature=1&Expires=2", "?Signature=3&Expires=4", True),
+        ("?key=a", "?key=b", False),
+        ("?a=1&a=2", "?a=2&a=1", True),
+        ("?a=1", "?a=1&b=", False),
+    ],
+)
+def test_signatures_do_not_identify_a_request(one: str, other: str, is_same: bool, server: HttpServer, path: Path):
+    assert same(path, lambda: get(server.url + one), lambda: get(server.url + other)) is is_same
+
+
+def test_fields_can_be_ignored(server: HttpServer, path: Path):
+    def send(query: str, data: Any) -> Callable[[], Any]:
+        return lambda: get(
+            f"{server.url}/?trace={query}", {"content-type": "application/json"}, json.dumps(data).encode()
+        )
+
+    one = {"metadata": {"run": 1, "user": "a"}, "items": [{"nonce": 1, "run": 0}]}
+    other = {"metadata": {"run": 2, "user": "a"}, "items": [{"nonce": 2, "run": 0}]}
+    fields = ["trace", "metadata.run", "nonce"]
+    assert same(path, send("1", one), send("2", other), ignore_fields=fields)
+    other["items"] = [{"nonce": 2, "run": 1}]
+    assert not same(path, send("1", one), send("2", other), ignore_fields=fields)
+
+
+def test_the_content_of_a_token_request_does_not_identify_it(server: HttpServer, path: Path):
+    def send(assertion: str, where: str = "/oauth2/token") -> Callable[[], Any]:
+        return lambda: get(server.url + where, None, f"grant_type=jwt&assertion={assertion}".encode())
+
+    assert same(path, send("one"), send("two"))
+    assert not same(path, send("one", "/other"), send("two", "/other"))
+
+
+def test_a_pattern_of_redaction_takes_what_changes_out_of_paths_and_prompts(server: HttpServer, path: Path):
+    day = re.compile(r"20\d\d-\d\d-\d\d")
+    with record(path, http=True, redact=[day]):
+        get(f"{server.url}/reports/2026-01-02", None, b'{"prompt": "today is 2026-01-02"}')
+    with replay(path):
+        get(f"{server.url}/reports/2027-03-04", None, b'{"prompt": "today is 2027-03-04"}')
+    assert len(server.requests) == 1
+
+
+def test_a_host_can_have_another_name(server: HttpServer, path: Path):
+    with record(path, http=Http(aliases={"127.0.0.1": "api.shop.example"})):
+        get(f"{server.url}/orders")
+    assert calls_of(path)[0].name == "GET http://api.shop.example/orders"
+    server.close()
+    with replay(path):
+        get(f"{server.url}/orders")
+
+
+def test_hosts_can_be_left_out(server: HttpServer, path: Path):
+    with record(path, http=Http(ignore=["localhost"])):
+        get(server.url)
+        get(server.url.replace("127.0.0.1", "localhost"))
+    assert len(calls_of(path)) == 1
+    with record(path, http=Http(only=[f"{server.url}/api/"])):
+        get(f"{server.url}/other")
+        get(f"{server.url}/api/orders")
+    assert [call.name for call in calls_of(path)] == ["GET http://127.0.0.1/api/orders"]
+
+
+def test_the_settings_are_checked():
+    from agent_cache.errors import ConfigurationError
+
+    for wrong in ({"ignore": "host"}, {"headers": [1]}, {"aliases": ["a"]}, {"hurry": 1}, {"only": 5}):
+        with pytest.raises(ConfigurationError, match="Http: "):
+            Http(**wrong)
+    with pytest.raises(ConfigurationError, match="http must be"):
+        record("x.jsonl", http="yes")  # type: ignore[arg-type]
+
+
+# Calls of a model
+
+CHAT = {"model": "large-1", "messages": [{"role": "user", "content": "Which city?"}]}
+
+
+def chat(server: HttpServer, **changes: Any) -> Any:
+    return json.loads(get(f"{server.url}/v1/chat/completions", None, json.dumps({**CHAT, **changes}).encode()))
+
+
+def test_a_call_of_a_model_has_its_tokens(server: HttpServer, path: Path):
+    with record(path, http=True):
+        chat(server)
+        get(f"{server.url}/v1beta/models/gemini-9:streamGenerateContent", None, b"{}")
+        get(f"{server.url}/model/large.nova-1:0/converse-stream", None, b"{}")
+    found = [(call.kind, call.model, call.input_tokens, call.output_tokens) for call in calls_of(path)]
+    assert found == [("llm", "large-1", 3, 2), ("llm", "gemini-9", 3, 2), ("llm", "large.nova-1:0", 3, 2)]
+
+
+def test_a_function_that_calls_a_model_has_the_tokens_of_the_response(server: HttpServer, path: Path):
+    @cached_llm_call()
+    def ask(prompt: str) -> str:
+        answer: str = chat(server, messages=[prompt])["choices"][0]["message"]["content"]
+        return answer
+
+    with record(path, http=True):
+        ask("Where is W1?")
+    [call] = calls_of(path)
+    assert (call.model, call.input_tokens, call.output_tokens) == ("large-1", 3, 2)
+
+
+def test_a_changed_prompt_is_refused_by_a_response_and_raised_at_the_end(server: HttpServer, path: Path):
+    with record(path, http=True):
+        chat(server)
+    with pytest.raises(DivergenceError, match="Which city"), replay(path):
+        with pytest.raises(urllib.error.HTTPError) as caught:
+            chat(server, messages=[{"role": "user", "content": "Which river?"}])
+        with caught.value as refused:
+            assert refused.code == 400
+            assert refused.headers["x-should-retry"] == "false"
+            assert "Which river?" in json.load(refused)["error"]["message"]
+
+
+def test_the_nearest_call_is_named_by_the_words_that_differ(server: HttpServer, path: Path):
+    rules = "You are a helpful shop assistant.\nToday is Monday.\n" + "Be polite. " * 300
+    other_rules = rules.replace("Monday", "Tuesday")
+    with record(path, http=True):
+        for number in range(3):
+            chat(server, messages=[{"role": "system", "content": rules}, {"role": "user", "content": f"W{number}"}])
+    with pytest.raises(DivergenceError) as caught, replay(path), pytest.raises(urllib.error.HTTPError) as refused:
+        chat(server, messages=[{"role": "system", "content": other_rules}, {"role": "user", "content": "W1"}])
+    refused.value.close()
+    text = str(caught.value)
+    assert "step 1" in text
+    assert "json.messages[0] (system).content line 2: Today is [-Monday-]{+Tuesday+}." in text
+    assert len(text) < 700
+
+
+def test_a_client_that_should_try_later_does_so_at_once(server: HttpServer, path: Path):
+    def retry_after(**options: Any) -> list[str]:
+        with record(path, http=Http(**options)), pytest.raises(urllib.error.HTTPError) as recorded:
+            get(f"{server.url}/busy")
+        recorded.value.close()
+        with replay(path), pytest.raises(urllib.error.HTTPError) as caught:
+            get(f"{server.url}/busy")
+        with caught.value as error:
+            return [error.headers[name] for name in ("retry-after-ms", "retry-after")]
+
+    assert retry_after() == ["1", "0"]
+    assert retry_after(hurry=False) == [None, "7"]
+
+
+# Ends
+
+
+def test_a_body_that_was_closed_is_closed_again_and_not_read_on(server: HttpServer, path: Path):
+    def read(count: int) -> list[bytes]:
+        with urllib.request.urlopen(f"{server.url}/events") as response:
+            return [response.readline() for _ in range(count)]
+
+    with record(path, http=True):
+        recorded = read(3)
+    assert calls_of(path)[0].outcome["response"]["end"] == {"closed": True}
+    with replay(path, strict=True):
+        assert read(3) == recorded
+    with pytest.raises(ReplayExhausted, match="closed before its end"), replay(path):
+        read(50)
+
+
+def test_what_is_in_flight_at_the_end_keeps_its_pieces(server: HttpServer, path: Path):
+    server.next_piece.clear()
+    with record(path, http=True):
+        response = urllib.request.urlopen(f"{server.url}/events")
+        first = response.readline()
+    server.next_piece.set()
+    with response:
+        response.read()
+    assert first == b'data: {"number":0}\n'
+    recorded = calls_of(path)[0].outcome["response"]
+    assert recorded["end"] == {"unfinished": True}
+    assert recorded["events"] == [{"text": 'data: {"number":0}\n'}]
+
+
+def test_the_first_piece_does_not_wait_for_the_second(server: HttpServer, path: Path):
+    server.next_piece.clear()
+    with record(path, http=True), urllib.request.urlopen(f"{server.url}/lines") as response:
+        first = response.readline()
+        server.next_piece.set()
+        response.read()
+    assert first == b'{"number": 0}\n'
+
+
+@pytest.mark.parametrize("library", ["httpx", "aiohttp"])
+async def test_gathered_streams_of_which_one_is_cancelled(library: str, server: HttpServer, path: Path):
+    """Each of several streams gets its own pieces, and the one that a timeout ended is ended by it again."""
+    module = pytest.importorskip(library)
+
+    async def read(client: Any, number: int, seen: list[bytes]) -> None:
+        if library == "httpx":
+            async with client.stream("GET", f"{server.url}/events?stream={number}") as response:
+                async for piece in response.aiter_bytes():
+                    seen.append(piece)
+                    if number == 2:
+                        await asyncio.Event().wait()
+        else:
+            async with client.get(f"{server.url}/events?stream={number}") as response:
+                async for piece in response.content.iter_any():
+                    seen.append(piece)
+                    if number == 2:
+                        await asyncio.Event().wait()
+
+    async def run() -> list[bytes]:
+        seen: list[list[bytes]] = [[] for _ in range(4)]
+        async with module.AsyncClient() if library == "httpx" else module.ClientSession() as client:
+            tasks = [asyncio.create_task(read(client, number, seen[number])) for number in range(4)]
+            await asyncio.gather(*(task for number, task in enumerate(tasks) if number != 2))
+            while not seen[2]:
+                await asyncio.sleep(0)
+            tasks[2].cancel()
+            await asyncio.gather(tasks[2], return_exceptions=True)
+        return [b"".join(each) for number, each in enumerate(seen) if number != 2]
+
+    with record(path, http=True):
+        recorded = await run()
+    server.close()
+    with replay(path):
+        assert await run() == recorded
+
+
+async def test_a_request_that_a_timeout_has_cancelled_is_cancelled_again(server: HttpServer, path: Path):
+    httpx = pytest.importorskip("httpx")
+    server.next_piece.clear()
+
+    async def run() -> str:
+        async with httpx.AsyncClient() as client:
+            try:
+                async with asyncio.timeout(0.2), client.stream("GET", f"{server.url}/events") as response:
+                    return str([piece async for piece in response.aiter_bytes()])
+            except TimeoutError:
+                return "late"
+
+    with record(path, http=True):
+        assert await run() == "late"
+    assert "cancelled" in calls_of(path)[0].outcome["response"]["end"]
+    server.close()
+    with replay(path, strict=True):
+        assert await run() == "late"
+
+
+def test_an_error_in_the_block_keeps_what_was_recorded(server: HttpServer, path: Path):
+    with pytest.raises(KeyError), record(path, http=True):
+        get(server.url)
+        raise KeyError
+    assert len(calls_of(path)) == 1
+
+
+def test_a_request_in_a_thread_without_a_context_is_refused_under_strict(server: HttpServer, path: Path):
+    with record(path, http=True):
+        get(server.url)
+    found: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            get(server.url)
+        except BaseException as error:
+            found.append(error)
+
+    with pytest.raises(CassetteError, match="in thread"), replay(path, strict=True):
+        thread = threading.Thread(target=run)
+        thread.start()
+        thread.join()
+    assert isinstance(found[0], CassetteError)
+    assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "reason"),
+    [
+        ('"status":200', '"status":"fine"', "status"),
+        ('"spelling":"spaced"', '"spelling":"wide"', "no spelling"),
+        ('"json":{', '"text":7,"x":{', "text"),
+    ],
+)
+def test_a_file_that_was_edited_names_line_and_field(before, after, reason, server: HttpServer, path: Path):
+    with record(path, http=True):
+        get(server.url)
+    text = path.read_text()
+    assert before in text
+    path.write_text(text.replace(before, after))
+    with pytest.raises(CassetteError, match=reason) as caught, replay(path):
+        get(server.url)
+    assert caught.value.line == 2

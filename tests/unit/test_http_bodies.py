@@ -1,0 +1,247 @@
+"""Bodies of HTTP become data that people can read, and give every byte back."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+import zlib
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import example, given, strategies as st
+
+from agent_cache.recording.http.bodies import (
+    ResponseBody,
+    body_of,
+    map_response,
+    model_payloads,
+    request_arguments,
+    spelled,
+    written,
+)
+from tests.harness.http_server import CONVERSE_EVENTS, aws_frame
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=10,
+)
+LAYOUTS: list[dict[str, Any]] = [{}, {"separators": (",", ":")}, {"indent": 2}, {"indent": 4}, {"indent": 1}]
+
+
+def received(headers: dict[str, str], *pieces: bytes) -> dict[str, Any]:
+    """The body of a response with these headers, recorded and in its headers."""
+    body = ResponseBody(headers)
+    for piece in pieces:
+        body.add(piece)
+    return body.data()
+
+
+@given(JSON, st.sampled_from(LAYOUTS), st.booleans(), st.sampled_from(["", "\n"]))
+@example({"a": [], "b": {}}, {"indent": 2}, False, "")
+def test_a_spelling_that_is_known_gives_every_byte_back(value, layout, is_ascii, end):
+    raw = (json.dumps(value, ensure_ascii=is_ascii, **layout) + end).encode("utf-8", "surrogatepass")
+    found = spelled(raw)
+    if found is not None:
+        assert written(*found) == raw
+        assert json.loads(json.dumps(found[0])) == json.loads(raw)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+@pytest.mark.parametrize("end", ["", "\n"], ids=["plain", "newline"])
+@pytest.mark.parametrize("is_ascii", [True, False])
+def test_the_spellings_of_usual_servers_are_known(layout, end, is_ascii):
+    raw = (json.dumps({"a": ["é", 1.5, {}, []], "b": None}, ensure_ascii=is_ascii, **layout) + end).encode()
+    assert spelled(raw) is not None
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b'{"a":1.50}',
+        b'{"a":1,"a":2}',
+        b'{"a":NaN}',
+        b'{"a" :1}',
+        b'{"a":1}\n\n',
+        b'"\\ud800"',
+        b'{"a":"\\/"}',
+        b"[" * 3000 + b"]" * 3000,
+        b"{\n" + b" " * 20 + b'"a": 1}',
+        b"",
+        b"{",
+    ],
+    ids=lambda raw: repr(raw[:20]),
+)
+def test_json_that_would_lose_a_byte_stays_text(raw: bytes):
+    assert spelled(raw) is None
+
+
+def test_a_spelling_that_nobody_knows_is_refused():
+    for name in ("wide", "indent9", "compact ascii python", "compact tab"):
+        with pytest.raises(ValueError, match="no spelling"):
+            written({}, name)
+
+
+@given(st.binary(max_size=200), st.sampled_from(["", "application/json", "text/plain", "image/png", "text/html"]))
+@example(b"abc\xff", "text/plain; charset=iso-8859-1")
+def test_any_body_comes_back(raw: bytes, kind: str):
+    headers = {"content-type": kind, "content-length": str(len(raw))}
+    assert b"".join(body_of({"status": 200, **received(headers, raw)})) == raw
+
+
+@given(
+    st.lists(
+        st.sampled_from(["data: a", 'data: {"a":1}', "event: x", "id: 7", ": ping", "data:b", "", "retry: 5", "é"])
+    ),
+    st.sampled_from(["\n", "\r\n", "\r"]),
+    st.lists(st.integers(0, 200)),
+)
+def test_any_stream_of_events_comes_back_however_it_was_cut(lines: list[str], line_end: str, cuts: list[int]):
+    raw = line_end.join(lines).encode()
+    places = sorted({0, len(raw), *(cut for cut in cuts if cut < len(raw))})
+    pieces = [raw[begin:end] for begin, end in pairwise(places)]
+    data = received({"content-type": "text/event-stream"}, *pieces)
+    assert b"".join(body_of(data)) == raw
+
+
+def test_events_are_data():
+    raw = b'event: done\nid: 7\ndata: {"a": 1}\n\ndata: [DONE]\n\n: ping\n\ndata:{"b":2}\r\n\r\n'
+    data = received({"content-type": "text/event-stream; charset=utf-8"}, raw[:20], raw[20:])
+    assert data == {
+        "events": [
+            {"event": "done", "id": "7", "json": {"a": 1}, "spelling": "spaced"},
+            {"data": "[DONE]"},
+            {"text": ": ping\n\n"},
+            {"json": {"b": 2}, "style": "tight crlf"},
+        ]
+    }
+    assert b"".join(body_of(data)) == raw
+    assert list(model_payloads(data)) == [{"a": 1}, {"b": 2}]
+
+
+def test_frames_of_aws_are_data_in_whatever_pieces_they_come():
+    raw = b"".join(aws_frame(*event) for event in CONVERSE_EVENTS)
+    headers = {"content-type": "application/vnd.amazon.eventstream"}
+    data = received(headers, *(raw[at : at + 7] for at in range(0, len(raw), 7)))
+    assert [frame["json"] for frame in data["frames"]] == [event for _, event in CONVERSE_EVENTS]
+    assert data["frames"][0]["headers"][":event-type"] == "messageStart"
+    assert b"".join(body_of(data)) == raw
+
+
+@pytest.mark.parametrize("cut", [3, 11, 40])
+def test_a_frame_that_is_none_or_not_whole_keeps_its_bytes(cut: int):
+    frame = aws_frame(*CONVERSE_EVENTS[0])
+    broken = frame[:-1] + bytes([frame[-1] ^ 1])
+    data = received({"content-type": "application/vnd.amazon.eventstream"}, frame, broken, frame[:cut])
+    assert "json" in data["frames"][0]
+    assert [list(one) for one in data["frames"][1:]] == [["bytes"], ["bytes"]]
+    assert b"".join(body_of(data)) == frame + broken + frame[:cut]
+
+
+def test_lines_of_json_are_data():
+    raw = b'{"a": 1}\n{"a":2}\nx'
+    data = received({"content-type": "application/x-ndjson"}, raw[:3], raw[3:])
+    assert data["lines"][0] == {"json": {"a": 1}, "spelling": "spaced newline"}
+    assert b"".join(body_of(data)) == raw
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate", "raw deflate", "gzip of two", "gzip, deflate"])
+def test_content_encoding_is_taken_off_as_it_comes(encoding: str):
+    raw = b'{"packed":true}'
+    if encoding == "gzip":
+        sent = gzip.compress(raw)
+    elif encoding == "deflate":
+        sent = zlib.compress(raw)
+    elif encoding == "raw deflate":
+        sent, encoding = zlib.compress(raw)[2:-4], "deflate"
+    elif encoding == "gzip of two":
+        sent, encoding = gzip.compress(raw[:5]) + gzip.compress(raw[5:]), "gzip"
+    else:
+        sent = zlib.compress(gzip.compress(raw))
+    headers = {"content-type": "application/json", "content-encoding": encoding}
+    assert received(headers, sent[:5], sent[5:]) == {"json": {"packed": True}}
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "of-tomorrow"])
+def test_what_cannot_be_unpacked_keeps_its_bytes_and_its_encoding(encoding: str):
+    body = ResponseBody({"content-type": "text/event-stream", "content-encoding": encoding})
+    body.add(b"\x1f\x8bnot ")
+    body.add(b"gzip\xff")
+    assert body.is_encoded
+    assert b"".join(body_of(body.data())) == b"\x1f\x8bnot gzip\xff"
+
+
+def test_pieces_of_a_text_stay_and_letters_stay_whole():
+    pieces = ["grün".encode()[:3], "grün".encode()[3:], b" und blau"]
+    assert received({"content-type": "text/plain"}, *pieces) == {
+        "chunks": [{"text": "gr"}, {"text": "ün"}, {"text": " und blau"}]
+    }
+    assert received({"content-type": "text/plain", "content-length": "14"}, *pieces) == {"text": "grün und blau"}
+    assert received({"content-type": "text/html"}, *pieces) == {"text": "grün und blau"}
+
+
+def test_text_of_another_charset_is_text():
+    headers = {"content-type": "text/plain; charset=ISO-8859-1"}
+    assert received(headers, "grün".encode("latin-1")) == {"text": "grün", "charset": "iso8859-1"}
+
+
+def test_a_request_is_known_by_its_content():
+    as_json = {"content-type": "application/json"}
+    assert request_arguments(as_json, b'{"b": [1,\n 2]}') == {"json": {"b": [1, 2]}}
+    assert request_arguments({}, b'{"b":1}') == {"json": {"b": 1}}
+    assert request_arguments({"content-type": "application/x-www-form-urlencoded"}, b"a=1&b=&a=2") == {
+        "form": {"a": ["1", "2"], "b": ""}
+    }
+    assert request_arguments({"content-type": "text/plain"}, b"hello") == {"text": "hello"}
+    digest = request_arguments({"content-type": "image/png"}, b"\xff\x00")
+    assert digest["bytes"]["size"] == 2
+    assert digest != request_arguments({"content-type": "image/png"}, b"\xff\x01")
+    packed = {**as_json, "content-encoding": "gzip"}
+    assert request_arguments(packed, gzip.compress(b"[1]")) == {"json": [1]}
+    assert request_arguments(as_json, b"[1, NaN]") == {"text": "[1, NaN]"}
+    assert request_arguments(as_json, b"") == {}
+
+
+def test_the_boundary_of_parts_does_not_identify_a_request():
+    def request(boundary: str, content: bytes = b"\xff\x00\r\n\n") -> dict[str, Any]:
+        lines = [
+            b"--%b",
+            b'Content-Disposition: form-data; name="file"; filename="a.png"\r\nContent-Type: image/png\r\n',
+            content,
+            b"--%b",
+            b'Content-Disposition: form-data; name="note"\r\n',
+            "grün".encode(),
+            b"--%b--",
+            b"",
+        ]
+        raw = b"\r\n".join(line.replace(b"%b", boundary.encode()) for line in lines)
+        return request_arguments({"content-type": f"multipart/form-data; boundary={boundary}"}, raw)
+
+    one = request("one")
+    assert one == request("b1946ac92492d2347c6235b4d2611184")
+    assert one != request("one", b"\xff\x01\r\n\n")
+    assert [part["name"] for part in one["multipart"]] == ["file", "note"]
+    assert one["multipart"][0]["filename"] == "a.png"
+    assert one["multipart"][0]["bytes"]["size"] == 5
+    assert one["multipart"][1]["text"] == "grün"
+
+
+def test_a_change_reaches_headers_and_bodies_and_no_cookie():
+    def change(data: Any) -> Any:
+        if isinstance(data, str):
+            return data.replace("secret", "-")
+        if isinstance(data, list):
+            return [change(one) for one in data]
+        return {key: change(value) for key, value in data.items()} if isinstance(data, dict) else data
+
+    binary = base64.b64encode(b"\xff secret").decode()
+    response = {"status": 200, "headers": {"a": "secret", "set-cookie": "secret=x"}, "bytes": binary}
+    changed = map_response(response, change)
+    assert changed["headers"] == {"a": "-", "set-cookie": "secret=x"}
+    assert b"".join(body_of(changed)) == b"\xff -"
+    changed = map_response({"status": 200, "chunks": [{"bytes": binary}, {"text": "secret"}]}, change)
+    assert list(body_of(changed)) == [b"\xff -", b"-"]
+    with pytest.raises(TypeError, match="expected a dict"):
+        map_response(response, lambda data: None)
