@@ -570,14 +570,15 @@ def cached_llm_call(
     """Serve a function that calls a model from the recording, and record it where the mode allows it.
 
     Takes functions, coroutine functions and generator functions of both kinds. Tokens and model are found in what
-    OpenAI, Anthropic, Gemini and LiteLLM return. Outside of a recording the function runs unchanged; nothing is cached
-    there.
+    OpenAI, Anthropic, Gemini, Bedrock, Cohere, Ollama, LiteLLM and LangChain return. Outside of a recording the
+    function runs unchanged; nothing is cached there.
 
     Args:
         extract_model: ``extract_model(call, answer)`` returns the model's name; `call` is
             ``{"args": [...], "kwargs": {...}}``, and `answer` of a stream is the list of its chunks. If it raises, the
             log has a warning and the default is used.
-        extract_tokens: likewise, input and output tokens.
+        extract_tokens: likewise, input and output tokens. They stand for all: none of them counts as from a prompt
+            cache.
         cache_key: ``cache_key(*args, **kwargs)`` identifies a call instead of its arguments. If it raises, the log has
             a warning and the arguments are used.
         name: its name in recordings, instead of ``module:qualname``.
