@@ -73,7 +73,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "agent_empty_cache", "whether tests with a cassette start with an empty cache", type="bool", default=True
     )
     parser.addini("agent_cassette_redact", "names of secrets beside the known ones", type="args", default=[])
-    parser.addini("agent_http", "whether the requests of HTTP clients are recorded, too", type="bool", default=False)
+    parser.addini("agent_http", "whether requests are recorded, too", type="bool", default=False)
     parser.addini("agent_block_live", "as --agent-block-live", type="bool", default=False)
     parser.addini("agent_orphans", "default of --agent-orphans", default="report")
 

@@ -7,9 +7,6 @@ import json
 import os
 import subprocess
 import sys
-import threading
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -416,62 +413,3 @@ def test_a_failed_test_has_saved_its_model_calls_too(suite):
     suite.run("--agent-record-mode=once", apart=True, passed=4)
     suite.write("test_models.py", MODELS.replace("assert ask(prompt)", "assert not ask(prompt)"))
     suite.run(apart=True, passed=1, failed=3).stdout.fnmatch_lines(["agent-cache: saved*3 model calls*"])
-
-
-REQUESTS = """
-    import pytest
-    import urllib.request
-
-    def fetch():
-        with urllib.request.urlopen("{url}") as response:
-            return response.read()
-
-    {marker}
-    def test_fetch():
-        assert fetch() == b"served"
-"""
-
-
-@pytest.mark.parametrize("way", ["marker", "ini"])
-def test_requests_are_recorded_if_the_marker_or_the_project_says_so(suite, way):
-    marker = f"@pytest.mark.agent_cassette{'(http=True)' if way == 'marker' else ''}"
-    if way == "ini":
-        path = suite.path / "pytest.ini"
-        path.write_text(f"{path.read_text()}agent_http = true\n")
-    with served() as url:
-        suite.write("test_requests.py", REQUESTS.format(url=url, marker=marker))
-        suite.run("--agent-record-mode=once", apart=True, passed=1)
-    suite.run(apart=True, passed=1)  # the server is gone
-
-
-def test_a_cassette_without_requests_leaves_them_alone_when_the_project_begins_to_record_them(suite):
-    with served() as url:
-        suite.write("test_requests.py", REQUESTS.format(url=url, marker="@pytest.mark.agent_cassette"))
-        suite.run("--agent-record-mode=once", apart=True, passed=1)
-        path = suite.path / "pytest.ini"
-        path.write_text(f"{path.read_text()}agent_http = true\n")
-        suite.run(apart=True, passed=1)
-
-
-@contextmanager
-def served():
-    """A server that answers every request with one text."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.send_header("content-length", "6")
-            self.end_headers()
-            self.wfile.write(b"served")
-
-        def log_message(self, *_: object) -> None:
-            """Print nothing."""
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}/text"
-        finally:
-            server.shutdown()
-            thread.join()
