@@ -86,7 +86,7 @@ class CassetteRun:
             redact=settings.redact,
             policy=settings.policy,  # type: ignore[arg-type]  # checked by `record`
             model=settings.model,
-            http=settings.http,
+            http=None if self._is_replay and path.exists() else settings.http,  # else the cassette says
         )
         self._record.is_guarded = True
         self._player: Player | None = None

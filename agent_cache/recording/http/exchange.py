@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from http import HTTPStatus
 from typing import Any, NoReturn, TypeAlias
-from urllib.parse import SplitResult, parse_qsl, urlsplit
+from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 import msgspec
 
@@ -786,7 +786,7 @@ class Exchange:
                 _count_tokens(call.usage, data)
                 call.usage.complete(call, None)
                 if call.usage.model is None and (found := _MODEL_IN_PATH.search(urlsplit(self._url).path)):
-                    call.usage.model = found[1]
+                    call.usage.model = unquote(found[1])
             recorder.end_exchange(call, {"response": data})
         if self._learners:
             inside = Usage()

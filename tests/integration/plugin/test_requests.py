@@ -8,6 +8,8 @@ import pytest
 
 from tests.harness.http_server import HttpServer, http_server
 
+pytest_plugins = ["pytester"]
+
 TEST = """
     import urllib.request, pytest
     from agent_cache.recording import Http
@@ -56,6 +58,13 @@ def test_requests_are_not_recorded_by_default(suite, server):
     suite.write("test_requests.py", TEST.format(mark="@pytest.mark.agent_cassette", url=server.url))
     suite.run("--agent-record-mode=once", passed=1)
     suite.run(passed=1)
+    assert len(server.requests) == 2
+
+
+def test_a_cassette_without_requests_leaves_them_alone_when_the_project_begins_to_record_them(suite, server):
+    suite.write("test_requests.py", TEST.format(mark="@pytest.mark.agent_cassette", url=server.url))
+    suite.run("--agent-record-mode=once", passed=1)
+    suite.run("-o", "agent_http=true", passed=1)
     assert len(server.requests) == 2
 
 
