@@ -49,7 +49,7 @@ Pairs: TypeAlias = list[tuple[str, str]]
 
 # What is recorded
 
-_NEVER = frozenset({"169.254.169.254", "169.254.170.2", "metadata.google.internal", "metadata.azure.internal"})
+_NEVER = ("169.254.169.254", "169.254.170.2", "metadata.google.internal", "metadata.azure.internal")
 """Hosts that give credentials to the machine that asks."""
 _TELEMETRY = (
     "https://api.openai.com/v1/traces/ingest",  # OpenAI Agents SDK
@@ -149,15 +149,19 @@ class Http:
     def takes(self, url: str, parts: SplitResult) -> bool:
         """Whether requests to this URL are recorded."""
         host = parts.hostname or ""
-        if host in _NEVER or _is_at(_TELEMETRY, url, host) or _is_at(self.ignore, url, host):
+        if _is_at(_places((*_NEVER, *_TELEMETRY, *self.ignore)), url, host):
             return False
-        return self.only is None or _is_at(self.only, url, host)
+        return self.only is None or _is_at(_places(self.only), url, host)
 
 
-def _is_at(places: Iterable[str], url: str, host: str) -> bool:
-    return any(
-        url.startswith(place) if "://" in place else host == place or host.endswith("." + place) for place in places
-    )
+@functools.lru_cache(maxsize=100)
+def _places(given: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Beginnings of URLs, and ends of host names behind a dot."""
+    return tuple(one for one in given if "://" in one), tuple(f".{one}" for one in given if "://" not in one)
+
+
+def _is_at(places: tuple[tuple[str, ...], tuple[str, ...]], url: str, host: str) -> bool:
+    return url.startswith(places[0]) or f".{host}".endswith(places[1])
 
 
 # Identity
@@ -182,6 +186,7 @@ _MODEL_IN_PATH = re.compile(r"/(?:models?|deployments)/([^/:]+(?::\d+)?)(?:[/:]|
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
+@functools.lru_cache(maxsize=1000)
 def _is_loopback(host: str) -> bool:
     if host == "localhost" or host.endswith(".localhost"):
         return True
@@ -210,7 +215,7 @@ def identity(
         shown = alias
     elif port is not None and port != _DEFAULT_PORTS.get(parts.scheme) and not _is_loopback(host):
         shown = f"{shown}:{port}"
-    path = redaction.text(parts.path) or "/"
+    path = _redacted_path(redaction, parts.path) or "/"
     name = f"{method.upper()} {parts.scheme}://{shown}{path}"
     kind = "llm" if method.upper() == "POST" and _MODEL_PATH.search(parts.path) else "http"
     arguments: dict[str, Any] = {}
@@ -228,7 +233,14 @@ def identity(
     return kind, name, arguments
 
 
+@functools.lru_cache(maxsize=1000)
+def _redacted_path(redaction: Redaction, path: str) -> str:
+    return redaction.text(path)
+
+
 def _query_of(parts: SplitResult, host: str) -> dict[str, Any]:
+    if not parts.query:
+        return {}
     pairs = parse_qsl(parts.query, keep_blank_values=True)
     names = {name for name, _ in pairs}
     out = set(_KEYS).union(*(those for sign, those in _SIGNED_BY.items() if sign in names))
@@ -359,6 +371,7 @@ class Answer:
         self,
         exchange: Exchange,
         response: Mapping[str, Any],
+        pieces: list[bytes],
         *,
         on_end: Callable[[], None],
         raise_end: Callable[[dict[str, Any]], None],
@@ -374,7 +387,7 @@ class Answer:
         if hurry and self.status in _RETRIED:
             self.headers = [pair for pair in self.headers if pair[0] not in ("retry-after", "retry-after-ms")] + _HURRY
         self.is_stream = is_stream(response)
-        self._pieces = list(body_of(response))
+        self._pieces = pieces
         self._end: dict[str, Any] | None = response.get("end")
         self._exchange = exchange
         self._on_end: Callable[[], None] | None = on_end
@@ -673,7 +686,8 @@ class Exchange:
 
     def _respond(self) -> Answer:
         if self._refusal is not None:
-            self.answer = Answer(self, _refusal(self._refusal), on_end=_nothing, raise_end=_never)
+            response = _refusal(self._refusal)
+            self.answer = Answer(self, response, list(body_of(response)), on_end=_nothing, raise_end=_never)
             return self.answer
         recorder, call = self._answered_by()
         player, outcome = _player_of(recorder), self._outcome_of(call)
@@ -686,7 +700,7 @@ class Exchange:
             settings = recorder.http
             self.answer = Answer(
                 self,
-                _checked_response(outcome, player, call),
+                *_checked_response(outcome, player, call),
                 on_end=functools.partial(recorder.answered, call),
                 raise_end=functools.partial(_raise_end, player, call),
                 hurry=settings is not None and settings.hurry,
@@ -804,8 +818,10 @@ def _player_of(recorder: Recorder) -> Player:
     return recorder.player
 
 
-def _checked_response(outcome: Mapping[str, Any], player: Player, call: ActiveCall) -> Mapping[str, Any]:
-    """The response of an outcome.
+def _checked_response(
+    outcome: Mapping[str, Any], player: Player, call: ActiveCall
+) -> tuple[Mapping[str, Any], list[bytes]]:
+    """The response of an outcome, and the pieces of its body.
 
     Raises:
         CassetteError: if the file was edited, and it is none.
@@ -813,9 +829,7 @@ def _checked_response(outcome: Mapping[str, Any], player: Player, call: ActiveCa
     try:
         msgspec.convert(outcome["response"], ResponseShape)
         response: Mapping[str, Any] = outcome["response"]
-        for _ in body_of(response):
-            pass
-        return response
+        return response, list(body_of(response))
     except KeyError as error:
         reason = f"has a malformed response: {error} is missing"
     except (msgspec.ValidationError, TypeError, ValueError, AttributeError) as error:
