@@ -13,6 +13,7 @@ import re
 import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field, fields
 from http import HTTPStatus
 from typing import Any, NoReturn, TypeAlias
@@ -41,7 +42,17 @@ from agent_cache.recording.redaction import Redaction
 from agent_cache.recording.results import redact_response
 from agent_cache.recording.streams import failure_outcome, leave_call
 
-__all__ = ["Answer", "Endpoint", "Exchange", "Http", "identity", "is_intercepted", "open_exchange", "response_data"]
+__all__ = [
+    "Answer",
+    "Endpoint",
+    "Exchange",
+    "Http",
+    "identity",
+    "is_intercepted",
+    "open_exchange",
+    "response_data",
+    "running_call",
+]
 
 Pairs: TypeAlias = list[tuple[str, str]]
 """Names and values of headers, in their order."""
@@ -82,6 +93,9 @@ class Http:
             any depth, or a path of names from the top, as ``metadata.run_id``.
         aliases: other names for hosts, by host or ``host:port``: what is recorded at one is replayed at another.
         hurry: a replayed response that asks the client to try again later asks for it at once.
+        guard: under ``strict=True``, connections that are made in another way are refused, as those of gRPC and
+            WebSockets, unless a recorded call makes them or `ignore` has their host. Threads without a context, and
+            other processes, are not guarded.
 
     Raises:
         ConfigurationError: if an argument is of another type.
@@ -93,6 +107,7 @@ class Http:
     ignore_fields: tuple[str, ...] = ()
     aliases: Mapping[str, str] = field(default_factory=dict)
     hurry: bool = True
+    guard: bool = False
 
     def __post_init__(self) -> None:
         for name in ("ignore", "only", "headers", "ignore_fields"):
@@ -110,8 +125,9 @@ class Http:
         ):
             raise ConfigurationError(f"Http: aliases maps hosts to hosts, got {self.aliases!r}")
         object.__setattr__(self, "aliases", dict(self.aliases))
-        if not isinstance(self.hurry, bool):
-            raise ConfigurationError(f"Http: hurry must be True or False, got {self.hurry!r}")
+        for name in ("hurry", "guard"):
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigurationError(f"Http: {name} must be True or False, got {getattr(self, name)!r}")
 
     __hash__ = object.__hash__
 
@@ -467,6 +483,9 @@ class Answer:
 
 # Exchanges
 
+IS_CONNECTING: ContextVar[bool] = ContextVar("agent_cache_is_connecting", default=False)
+"""Whether a seam makes a request in this context, for which a connection may be opened."""
+
 
 def is_intercepted() -> bool:
     """Whether a request made here may concern a recording. It is asked for every request of the process."""
@@ -489,22 +508,25 @@ def open_exchange(method: str, url: str, headers: Mapping[str, str]) -> Exchange
     scope = PLACE.get().scope
     recorders: list[Recorder] = []
     learners: list[Usage] = []
+    is_guarded = False
     if scope.interceptor is None:
         _report_escape(method, url, parts)
         return None
     while scope.interceptor is not None:
         interceptor: Any = scope.interceptor
         settings: Http | None = getattr(interceptor, "http", None)
+        if settings is not None and settings.guard:
+            is_guarded = True
         if settings is not None and settings.takes(url, parts):
             if not isinstance(interceptor, Recorder):
                 if (refusal := _refusal_of(interceptor, settings, method, url)) is not None:
                     return refusal
-            elif (call := _running_call(interceptor)) is None:
+            elif (call := running_call(interceptor)) is None:
                 recorders.append(interceptor)
             elif call.usage is not None and call.exchange is None:
                 learners.append(call.usage)
         scope = scope.outside  # type: ignore[attr-defined]  # a scope with an interceptor has an outer one
-    return Exchange(method, url, headers, recorders, learners) if recorders or learners else None
+    return Exchange(method, url, headers, recorders, learners) if recorders or learners or is_guarded else None
 
 
 def _refusal_of(blocker: Any, settings: Http, method: str, url: str) -> Exchange | None:
@@ -527,7 +549,7 @@ def _refusal_of(blocker: Any, settings: Http, method: str, url: str) -> Exchange
     return None
 
 
-def _running_call(recorder: Recorder) -> ActiveCall | None:
+def running_call(recorder: Recorder) -> ActiveCall | None:
     """The innermost call of this recording that is running here. Nothing inside of it is recorded."""
     call = CURRENT_CALL.get()
     while call is not None and call.owner is not recorder:
@@ -714,16 +736,15 @@ class Exchange:
     @contextmanager
     def running(self) -> Iterator[None]:
         """While the request is made. What that calls is inside of the recorded call."""
-        if not self._calls:
-            yield
-            return
-        token = CURRENT_CALL.set(self._calls[-1][1])
+        token = CURRENT_CALL.set(self._calls[-1][1] if self._calls else CURRENT_CALL.get())
+        connecting = IS_CONNECTING.set(True)
         try:
             yield
         except BaseException as error:
             self.failed(error)
             raise
         finally:
+            IS_CONNECTING.reset(connecting)
             leave_call(token)
 
     def responded(self, status: int, reason: str, headers: Pairs) -> None:
