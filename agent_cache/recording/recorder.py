@@ -429,7 +429,10 @@ class Recorder:
         Raises:
             CassetteError: if it is not recorded, and may not be made.
         """
-        return self._begin(endpoint, arguments)
+        try:
+            return self._begin(endpoint, arguments)
+        finally:
+            self._functions.pop(endpoint.name, None)  # a run may ask for any number of URLs
 
     def end_exchange(self, call: ActiveCall, outcome: dict[str, Any]) -> None:
         """A request that was made has this outcome, redacted."""

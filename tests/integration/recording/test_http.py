@@ -666,9 +666,10 @@ def test_a_request_in_a_thread_without_a_context_is_refused_under_strict(server:
 @pytest.mark.parametrize(
     ("before", "after", "reason"),
     [
-        ('"status":200', '"status":"fine"', "status"),
+        ('"status":200', '"status":"fine"', r"\$\.response\.status"),
         ('"spelling":"spaced"', '"spelling":"wide"', "no spelling"),
-        ('"json":{', '"text":7,"x":{', "text"),
+        ('"json":{', '"text":7,"x":{', r"\$\.response\.text"),
+        ('"json":{', '"events":[{}],"x":{', "text"),
     ],
 )
 def test_a_file_that_was_edited_names_line_and_field(before, after, reason, server: HttpServer, path: Path):
@@ -680,6 +681,43 @@ def test_a_file_that_was_edited_names_line_and_field(before, after, reason, serv
     with pytest.raises(CassetteError, match=reason) as caught, replay(path):
         get(server.url)
     assert caught.value.line == 2
+
+
+def test_hosts_and_urls_have_policies(server: HttpServer, path: Path):
+    with record(path, http=True):
+        get(f"{server.url}/orders")
+    name = calls_of(path)[0].name
+    for policy in ({"127.0.0.1": "live"}, {name: "live"}):
+        with replay(path, policy=policy):  # type: ignore[arg-type]
+            get(f"{server.url}/orders")
+    assert len(server.requests) == 3
+    with pytest.raises(DivergenceError, match="forbids"), replay(path, policy={"127.0.0.1": "forbid"}):
+        get(f"{server.url}/orders")
+
+
+def test_a_redaction_hook_gets_headers_and_body(server: HttpServer, path: Path):
+    def hook(data: Any) -> Any:
+        return json.loads(json.dumps(data).replace("orders", "things"))
+
+    with record(path, http=True, redact=hook):
+        get(f"{server.url}/a?x=orders", None, b"orders")
+    [call] = calls_of(path)
+    assert call.arguments["query"] == {"x": "things"}
+    assert call.outcome["response"]["json"]["body"] == "things"
+    server.close()
+    with replay(path, redact=hook):
+        assert b"things" in get(f"{server.url}/a?x=orders", None, b"orders")
+
+
+def test_a_cassette_is_redacted_later(server: HttpServer, path: Path):
+    with record(path, http=True):
+        get(f"{server.url}/echo?customer=Ada", {"content-type": "text/plain"}, b'{"customer": "Ada"}')
+    cassette = Cassette.load(path).redact("customer")
+    cassette.save(path)
+    assert '"customer":"Ada"' not in path.read_text()
+    server.close()
+    with replay(path, strict=True):
+        get(f"{server.url}/echo?customer=Ada", {"content-type": "text/plain"}, b'{"customer": "Ada"}')
 
 
 # The guard
