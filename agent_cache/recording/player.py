@@ -483,8 +483,8 @@ class Order:
         self._places = array("q", bytes(8 * len(self._lanes)))  # of their starts among all
         self._ambiguous = bytearray(len(self._lanes))
         self._made_in = array("q", [_NOWHERE]) * len(self._lanes)
-        self._recorded_in: dict[tuple[int, int, int], int] = {}
-        self._made_again_in: dict[tuple[int, int, int], int] = {}
+        self._recorded_in: dict[tuple[int, int], int] = {}
+        self._made_again_in: dict[tuple[int, int], int] = {}
         self._shared: set[tuple[int, int]] = set()  # parent, and group of lanes
         self._early: list[tuple[int, int]] = []
         self._read_lanes()
@@ -498,8 +498,8 @@ class Order:
             return None
         group, made_group = _group(lane, self._forked[index]), _group(call.lane, call.forked)
         if (
-            self._recorded_in.setdefault((parent, call.lane, group), lane) != lane
-            or self._made_again_in.setdefault((parent, lane, made_group), call.lane) != call.lane
+            self._recorded_in.setdefault((call.lane, group), lane) != lane
+            or self._made_again_in.setdefault((lane, made_group), call.lane) != call.lane
         ):
             self._shared.add((parent, group))
         missing = self._late(parent, lane, index) if is_judged else None
@@ -509,10 +509,10 @@ class Order:
         return missing
 
     def first_reversal(self) -> tuple[int, int] | None:
-        """The first call that was made before, or without, one that had ended when it was recorded, and that one."""
+        """The first call that its lane made before one that had ended when it was recorded, and that one."""
         for index, missing in self._early:
             shared = self._matcher.parent(index), _group(self._lanes[index], self._forked[index])
-            if self._made_in[missing] in (self._made_in[index], _NOWHERE) and shared not in self._shared:
+            if self._made_in[missing] == self._made_in[index] and shared not in self._shared:
                 return index, missing
         return None
 

@@ -290,6 +290,113 @@ async def test_agents_at_once_are_judged_each_by_its_own_order(path):
         await fetch(7)
 
 
+async def in_tasks(*shares: tuple[int, ...]) -> None:
+    """Each share of the numbers in a task of its own, one task after the other."""
+
+    async def work(share: tuple[int, ...]) -> None:
+        for number in share:
+            await fetch(number)
+
+    for share in shares:
+        await asyncio.create_task(work(share))
+
+
+@pytest.mark.parametrize(
+    ("recorded", "replayed"),
+    [
+        (((1, 2), (3, 4)), ((2, 1, 3, 4),)),  # one task does what two did
+        (((1, 2, 3),), ((2, 1), (3,))),  # two tasks do what one did
+    ],
+)
+async def test_the_order_of_tasks_that_share_their_work_in_another_way_is_not_judged(recorded, replayed, path):
+    with record(path):
+        await in_tasks(*recorded)
+    off()
+    with replay(path, strict=True):
+        await in_tasks(*replayed)
+
+
+async def test_a_call_is_too_early_while_the_one_before_it_is_under_way(path):
+    with record(path):
+        await fetch(1)
+        await fetch(2)
+    off()
+    with pytest.raises(DivergenceError, match=r"fetch\(number=2\) was called too early"), replay(path, strict=True):
+        first = fetch(1)
+        first.send(None)
+        try:
+            await fetch(2)
+        finally:
+            first.close()
+
+
+async def test_the_block_may_leave_a_call_to_a_task_if_other_tasks_made_calls_beside_it(path):
+    with record(path):
+        await in_tasks((3,))
+        await fetch(1)
+        await fetch(2)
+    off()
+    with replay(path, strict=True):
+        await fetch(2)
+        await in_tasks((1,), (3,))
+
+
+async def test_the_order_of_calls_that_run_is_not_judged(path):
+    with record(path):
+        await in_tasks((1, 2))
+    with replay(path, strict=True, policy={"fetch": "live"}):
+        await in_tasks((2, 1))
+
+
+async def test_tasks_inside_of_a_call_are_judged_beside_others_that_share_their_work(path):
+    outer = intercept(in_tasks, name="outer", cache_key=lambda *shares: "")
+    with record(path):
+        await in_tasks((1, 2), (3, 4))
+        await outer((5, 6))
+    off()
+    with (
+        pytest.raises(DivergenceError, match=r"fetch\(number=6\) was called too early"),
+        replay(path, strict=True, policy={"outer": "live"}),
+    ):
+        await in_tasks((2, 1, 3, 4))
+        await outer((6, 5))
+
+
+async def test_the_order_of_two_calls_is_not_judged_that_two_lanes_make_now(path):
+    with record(path):
+        await in_tasks((1, 2))
+    off()
+    with replay(path, strict=True):
+        await in_tasks((2,))
+        await fetch(1)
+
+
+async def test_a_task_is_judged_beside_the_block_that_does_a_part_of_its_work(path):
+    with record(path):
+        await in_tasks((1, 2, 3))
+    off()
+    with pytest.raises(DivergenceError, match=r"fetch\(number=2\) was called too early"), replay(path, strict=True):
+        await in_tasks((2, 1))
+        await fetch(3)
+
+
+async def test_a_task_is_judged_that_does_a_part_of_the_blocks_work(path):
+    with record(path):
+        await in_tasks((1, 2))
+        await fetch(3)
+    off()
+    with pytest.raises(DivergenceError, match=r"fetch\(number=2\) was called too early"), replay(path, strict=True):
+        await in_tasks((3, 2, 1))
+
+
+async def test_tasks_are_judged_that_make_an_equal_call_in_another_order(path):
+    with record(path):
+        await in_tasks((7, 1, 3), (7, 2))
+    off()
+    with pytest.raises(DivergenceError, match=r"fetch\(number=3\) was called too early"), replay(path, strict=True):
+        await in_tasks((7, 2), (7, 3, 1))
+
+
 async def test_the_blocks_own_order_is_judged_beside_workers_that_share_their_work(path):
     async def agent(*last: int) -> None:
         await run_pool(fetch, range(10, 18))
