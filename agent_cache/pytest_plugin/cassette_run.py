@@ -81,6 +81,7 @@ class CassetteRun:
             redact=settings.redact,
             policy=settings.policy,  # type: ignore[arg-type]  # checked by `record`
             model=settings.model,
+            http=settings.http,
         )
         self._record.is_guarded = True
         self._player: Player | None = None

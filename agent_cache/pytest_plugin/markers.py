@@ -34,7 +34,7 @@ __all__ = [
 MODES = ("none", "once", "new_episodes", "all", "rewrite")
 
 _MARKERS = ("agent_cassette", "replay")
-_OPTIONS = ("mode", "strict", "allow_unplayed", "empty_cache", "redact", "policy", "model")
+_OPTIONS = ("mode", "strict", "allow_unplayed", "empty_cache", "redact", "policy", "model", "http")
 _FLAGS = frozenset({"strict", "allow_unplayed", "empty_cache"})
 _SUFFIX = ".jsonl"
 
@@ -66,7 +66,7 @@ class Settings:
         mode: one of `MODES`.
         allow_unplayed: whether recorded calls may be left over.
         empty_cache: whether the test starts with an empty cache, so that its recording does not depend on other tests.
-        strict, redact, policy, model: as `agent_cache.recording.record` takes them.
+        strict, redact, policy, model, http: as `agent_cache.recording.record` takes them.
     """
 
     mode: str
@@ -76,6 +76,7 @@ class Settings:
     redact: Any
     policy: Mapping[str, str] | None
     model: str | None
+    http: Any
 
 
 def cassette_markers(item: pytest.Item) -> CassetteMarkers | None:
@@ -145,6 +146,7 @@ def settings_of(config: pytest.Config, fixture: Any, markers: CassetteMarkers | 
         "allow_unplayed": config.getini("agent_allow_unplayed"),
         "empty_cache": config.getini("agent_empty_cache"),
         "redact": config.getini("agent_cassette_redact") or None,
+        "http": config.getini("agent_http") or None,
         **({} if markers is None else markers.options),
         **fixture,
     }

@@ -73,6 +73,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "agent_empty_cache", "whether tests with a cassette start with an empty cache", type="bool", default=True
     )
     parser.addini("agent_cassette_redact", "names of secrets beside the known ones", type="args", default=[])
+    parser.addini("agent_http", "whether requests are recorded, too", type="bool", default=False)
     parser.addini("agent_block_live", "as --agent-block-live", type="bool", default=False)
     parser.addini("agent_orphans", "default of --agent-orphans", default="report")
 
@@ -81,7 +82,9 @@ def pytest_configure(config: pytest.Config) -> None:
     for name, allowed in (("agent_record_mode", MODES), ("agent_orphans", _ON_ORPHANS)):
         if (given := config.getini(name)) not in allowed:
             raise pytest.UsageError(f"{name} must be one of {', '.join(allowed)}, got {given!r}")
-    options = "mode=None, strict=None, allow_unplayed=None, empty_cache=None, redact=None, policy=None, model=None"
+    options = (
+        "mode=None, strict=None, allow_unplayed=None, empty_cache=None, redact=None, policy=None, model=None, http=None"
+    )
     markers = {
         f"agent_cassette(name=None, *, path=None, {options})": "record what the agent of this test calls, and replay "
         "it ever after: in the cassette of that name, or of the test's",

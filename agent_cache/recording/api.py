@@ -177,8 +177,8 @@ class record(_Block[Recorder]):  # noqa: N801 - used as a function, as in vcrpy 
             be replayed, which else is logged.
         policy: for calls that are replayed; as in `replay`.
         http: True also records the requests that httpx, aiohttp, urllib3 (requests, boto3) and urllib.request make, and
-            with them the calls of a model that clients make by these; `Http` says which of them. By default no requests
-            are, or those of the cassette that is replayed.
+            with them the calls of a model that clients make by these; `Http` says which of them. False does not. By
+            default, and with True, the settings of a cassette that is replayed count.
 
     Raises:
         CassetteError: if the path cannot be written or is being recorded; at the end, as `replay`, and under `strict`
@@ -221,7 +221,9 @@ class record(_Block[Recorder]):  # noqa: N801 - used as a function, as in vcrpy 
             else:
                 player = Player(old, redaction, strict=self._strict)
                 model = old.model if model is None else model
-                http = _recorded_http(old) if self._http is None else http
+                recorded = _recorded_http(old)
+                if self._http is None or (self._http is True and recorded is not None):
+                    http = recorded
         described = None if http is None else http.describe()
         writer = None if mode == "none" else CassetteWriter(self._path, model, redaction, described)
         recorder = Recorder(
@@ -340,7 +342,10 @@ class LiveCallBlocker:
         is_lifted: lets every call run.
         error: the first refusal since this was set to None, in case something has swallowed it.
         thread: the identifier of the thread that entered the block.
+        http: which requests are refused, too.
     """
+
+    http = Http()
 
     def __init__(self, advice: str) -> None:
         self.advice = advice
@@ -387,7 +392,9 @@ class LiveCallBlocker:
 
 @contextmanager
 def block_live_calls(advice: str) -> Iterator[LiveCallBlocker]:
-    """Refuse calls of tools, and of functions under `intercept` and `cached_llm_call`, outside of recordings.
+    """Refuse calls of tools, of functions under `intercept` and `cached_llm_call`, and requests, outside of recordings.
+
+    Requests to other servers on loopback than models are made: they are the test's own.
 
     This holds in this context, in tasks and `asyncio.to_thread` started in it, and in threads without a context. A
     `record` or `replay` inside of the block decides about its own calls.
@@ -397,9 +404,11 @@ def block_live_calls(advice: str) -> Iterator[LiveCallBlocker]:
     scope = InterceptedScope(outer, blocker)
     token = scope.enter()
     INTERCEPTORS[blocker] = ""
+    SEAMS.enter()
     try:
         yield blocker
     finally:
+        SEAMS.leave()
         del INTERCEPTORS[blocker]
         leave_scope(scope, outer, token, is_closing=False)
 

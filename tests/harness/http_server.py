@@ -145,6 +145,24 @@ class _Handler(BaseHTTPRequestHandler):
         content = gzip.compress(b'{"packed": true}')
         self._send(200, "application/json", content, content_encoding="gzip")
 
+    def _br(self, body: bytes) -> None:
+        import brotli
+
+        self._send(200, "application/json", brotli.compress(b'{"packed": true}'), content_encoding="br")
+
+    def _stall(self, body: bytes) -> None:
+        self.api.next_piece.wait(30)
+
+    def _split(self, body: bytes) -> None:
+        """A streamed completion that says what it was told, in pieces of five letters."""
+        text = f"key: {json.loads(body)['messages'][0]['content']} end"
+        base = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 1, "model": "large-1"}
+        events = []
+        for at in range(0, len(text), 5):
+            choice = {"index": 0, "delta": {"content": text[at : at + 5]}, "finish_reason": None}
+            events.append(f"data: {json.dumps({**base, 'choices': [choice]})}\n\n".encode())
+        self._stream("text/event-stream", events)
+
     def _events(self, body: bytes) -> None:
         self._stream("text/event-stream", [b'data: {"number":%d}\n\n' % number for number in range(4)])
 

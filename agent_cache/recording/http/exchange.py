@@ -484,13 +484,34 @@ def open_exchange(method: str, url: str, headers: Mapping[str, str]) -> Exchange
         settings: Http | None = getattr(interceptor, "http", None)
         if settings is not None and settings.takes(url, parts):
             if not isinstance(interceptor, Recorder):
-                interceptor.escaped(_endpoint(*identity(method, url, {}, b"", settings, Redaction())[:2]))
+                if (refusal := _refusal_of(interceptor, settings, method, url)) is not None:
+                    return refusal
             elif (call := _running_call(interceptor)) is None:
                 recorders.append(interceptor)
             elif call.usage is not None and call.exchange is None:
                 learners.append(call.usage)
         scope = scope.outside  # type: ignore[attr-defined]  # a scope with an interceptor has an outer one
     return Exchange(method, url, headers, recorders, learners) if recorders or learners else None
+
+
+def _refusal_of(blocker: Any, settings: Http, method: str, url: str) -> Exchange | None:
+    """An exchange that refuses a request to a model, where live calls are refused. None if it may be made.
+
+    A server on loopback is one of the test's own, unless it is a model.
+
+    Raises:
+        CassetteError: for another request.
+    """
+    kind, name, _ = identity(method, url, {}, b"", settings, Redaction())
+    if kind != "llm" and _is_loopback(urlsplit(url).hostname or ""):
+        return None
+    try:
+        blocker.escaped(_endpoint(kind, name))
+    except CassetteError as error:
+        if kind != "llm":
+            raise
+        return Exchange(method, url, {}, [], [], error)
+    return None
 
 
 def _running_call(recorder: Recorder) -> ActiveCall | None:
@@ -508,7 +529,9 @@ def _report_escape(method: str, url: str, parts: SplitResult) -> None:
         return
     for interceptor in list(INTERCEPTORS):
         settings: Http | None = getattr(interceptor, "http", None)
-        if interceptor.thread != thread and settings is not None and settings.takes(url, parts):
+        if interceptor.thread == thread or settings is None or not settings.takes(url, parts):
+            continue
+        if isinstance(interceptor, Recorder) or not _is_loopback(parts.hostname or ""):
             interceptor.escaped(_endpoint(*identity(method, url, {}, b"", settings, Redaction())[:2]))
 
 
@@ -523,7 +546,13 @@ class Exchange:
     """
 
     def __init__(
-        self, method: str, url: str, headers: Mapping[str, str], recorders: list[Recorder], learners: list[Usage]
+        self,
+        method: str,
+        url: str,
+        headers: Mapping[str, str],
+        recorders: list[Recorder],
+        learners: list[Usage],
+        refusal: CassetteError | None = None,
     ) -> None:
         self.answer: Answer | None = None
         self._method = method
@@ -533,7 +562,7 @@ class Exchange:
         self._learners = learners
         self._calls: list[tuple[Recorder, ActiveCall]] = []
         self._answering: tuple[Recorder, ActiveCall] | None = None
-        self._refusal: CassetteError | None = None
+        self._refusal = refusal
         self._head: tuple[int, str, Pairs] | None = None
         self._body: ResponseBody | None = None
         self._length: int | None = None
@@ -542,8 +571,8 @@ class Exchange:
 
     @property
     def needs_body(self) -> bool:
-        """Whether `start` needs the body of the request."""
-        return bool(self._recorders)
+        """Whether `start` is to be called, which needs the body of the request."""
+        return bool(self._recorders) or self._refusal is not None
 
     def start(self, body: bytes) -> None:
         """Begin the call in each recording, until one has the answer.

@@ -99,12 +99,14 @@ class Seams(importlib.abc.MetaPathFinder):
                 self._place(name, module)
 
     def _place(self, name: str, module: ModuleType) -> None:
-        if name in self._replaced or getattr(getattr(module, "__spec__", None), "_initializing", False):
+        if name in self._replaced:
             return
         try:
             patches = _SEAMS[name](module)
         except LookupError as error:
             _LOG.warning("recording: requests of %s are not recorded: %s", name, error)
+            return
+        except AttributeError:  # another thread is importing it
             return
         replaced = self._replaced[name] = []
         for owner, attribute, make in patches:

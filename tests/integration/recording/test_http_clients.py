@@ -1,0 +1,488 @@
+"""Agents on the real clients of model providers are recorded without a decorator, and replayed with the server gone."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent_cache.recording import Cassette, DivergenceError, record, replay
+from tests.harness.http_server import HttpServer, http_server
+
+CHAT: dict[str, Any] = {"model": "large-1", "messages": [{"role": "user", "content": "Which city?"}]}
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "get_token",
+            "description": "The token of a user",
+            "parameters": {"type": "object", "properties": {"password": {"type": "string"}}, "required": ["password"]},
+        },
+    }
+]
+
+Run = Callable[[], Awaitable[Any]]
+
+
+@pytest.fixture
+def server() -> Iterator[HttpServer]:
+    with http_server() as running:
+        yield running
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "run.jsonl"
+
+
+@pytest.fixture(autouse=True)
+def _no_accounts(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {
+        "AWS_ACCESS_KEY_ID": "key",
+        "AWS_SECRET_ACCESS_KEY": "key",
+        "AWS_DEFAULT_REGION": "eu-north-1",
+        "AWS_EC2_METADATA_DISABLED": "true",
+    }.items():
+        monkeypatch.setenv(name, value)
+
+
+def plain(answer: Any) -> Any:
+    """An object of a client as data that can be compared."""
+    if hasattr(answer, "model_dump"):
+        return answer.model_dump(mode="json", warnings=False)
+    if isinstance(answer, list | tuple):
+        return [plain(one) for one in answer]
+    return answer
+
+
+async def openai_run(server: HttpServer) -> Any:
+    openai = pytest.importorskip("openai")
+    options = {"base_url": f"{server.url}/v1", "api_key": "k"}
+    found: list[Any] = []
+    with openai.OpenAI(**options) as client:
+        found.append(client.chat.completions.create(**CHAT, tools=TOOLS, logprobs=True))
+        found.append(list(client.chat.completions.create(**CHAT, stream=True)))
+        found.append(client.responses.create(model="large-1", input="Which city?"))
+        found.append(list(client.responses.create(model="large-1", input="Which city?", stream=True)))
+        with client.chat.completions.with_streaming_response.create(**CHAT) as response:
+            found.append(json.loads(response.read()))
+    async with openai.AsyncOpenAI(**options) as client:
+        found.append(await client.chat.completions.create(**CHAT))
+        found.append([chunk async for chunk in await client.chat.completions.create(**CHAT, stream=True)])
+        async with client.chat.completions.stream(**CHAT) as stream:
+            found.append([event.type async for event in stream])
+        found.append([event async for event in await client.responses.create(model="large-1", input="x", stream=True)])
+    return plain(found)
+
+
+async def anthropic_run(server: HttpServer) -> Any:
+    anthropic = pytest.importorskip("anthropic")
+    options = {"base_url": server.url, "api_key": "k"}
+    found: list[Any] = []
+    with anthropic.Anthropic(**options) as client:
+        found.append(client.messages.create(**CHAT, max_tokens=9))
+        found.append(list(client.messages.create(**CHAT, max_tokens=9, stream=True)))
+        with client.messages.stream(**CHAT, max_tokens=9) as stream:
+            found += [list(stream.text_stream), stream.get_final_message()]
+    async with anthropic.AsyncAnthropic(**options) as client:
+        found.append(await client.messages.create(**CHAT, max_tokens=9))
+        async with client.messages.stream(**CHAT, max_tokens=9) as stream:
+            found += [[text async for text in stream.text_stream], await stream.get_final_message()]
+    return plain(found)
+
+
+async def gemini_run(server: HttpServer) -> Any:
+    genai = pytest.importorskip("google.genai")
+    found: list[Any] = []
+    client = genai.Client(api_key="k", http_options={"base_url": server.url})
+    found.append(client.models.generate_content(model="gemini-9", contents="Which city?"))
+    found.append(list(client.models.generate_content_stream(model="gemini-9", contents="Which city?")))
+    found.append(await client.aio.models.generate_content(model="gemini-9", contents="Which city?"))
+    stream = await client.aio.models.generate_content_stream(model="gemini-9", contents="Which city?")
+    found.append([chunk async for chunk in stream])
+    await client.aio.aclose()
+    client.close()
+    for one in found:
+        for answer in one if isinstance(one, list) else [one]:
+            answer.sdk_http_response = None  # it has the headers of the transfer
+    return plain(found)
+
+
+MESSAGES = [{"role": "user", "content": [{"text": "Which city?"}]}]
+
+
+def _without_transfer(answer: dict[str, Any]) -> dict[str, Any]:
+    metadata = answer.get("ResponseMetadata", {})
+    metadata.pop("HTTPHeaders", None)
+    return answer
+
+
+async def boto3_run(server: HttpServer) -> Any:
+    boto3 = pytest.importorskip("boto3")
+    client = boto3.client("bedrock-runtime", endpoint_url=server.url)
+    found = [_without_transfer(client.converse(modelId="large-1", messages=MESSAGES))]
+    streamed = client.converse_stream(modelId="large-1", messages=MESSAGES)
+    found.append(list(streamed["stream"]))
+    client.close()
+    return found
+
+
+async def aiobotocore_run(server: HttpServer) -> Any:
+    aiobotocore = pytest.importorskip("aiobotocore.session")
+    session = aiobotocore.get_session()
+    async with session.create_client("bedrock-runtime", endpoint_url=server.url) as client:
+        found = [_without_transfer(await client.converse(modelId="large-1", messages=MESSAGES))]
+        streamed = await client.converse_stream(modelId="large-1", messages=MESSAGES)
+        found.append([event async for event in streamed["stream"]])
+    return found
+
+
+RUNS = {
+    "openai": openai_run,
+    "anthropic": anthropic_run,
+    "google-genai": gemini_run,
+    "boto3": boto3_run,
+    "aiobotocore": aiobotocore_run,
+}
+
+
+@pytest.mark.filterwarnings("ignore:Inheritance class AiohttpClientSession:DeprecationWarning")
+@pytest.mark.parametrize("name", RUNS)
+async def test_an_agent_is_replayed_without_its_model(name: str, server: HttpServer, path: Path):
+    async def run() -> Any:
+        return await RUNS[name](server)
+
+    live = await run()
+    with record(path, http=True):
+        recorded = await run()
+    assert recorded == live
+    calls = list(Cassette.load(path).steps)
+    assert {call.kind for call in calls} == {"llm"}
+    assert {(call.input_tokens, call.output_tokens) for call in calls} == {(3, 2)}
+    assert {call.model for call in calls} <= {"large-1", "gemini-9"}
+    seen = len(server.requests), len(server.model_api.requests)
+    server.close()
+    with replay(path, strict=True) as player:
+        assert await run() == recorded
+        assert not player.remaining
+    assert (len(server.requests), len(server.model_api.requests)) == seen
+
+
+async def test_gathered_prompts_get_their_own_answers(server: HttpServer, path: Path):
+    openai = pytest.importorskip("openai")
+
+    async def run() -> list[str]:
+        async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="k") as client:
+
+            async def ask(number: int) -> str:
+                answer = await client.post("/echo", cast_to=dict[str, Any], body={"number": number})
+                return str(answer)
+
+            return await asyncio.gather(*(ask(number) for number in range(20)))
+
+    with record(path, http=True):
+        recorded = await run()
+    assert len(set(recorded)) == 20
+    server.close()
+    with replay(path, strict=True):
+        assert await run() == recorded
+
+
+@pytest.mark.parametrize("client_name", ["openai", "anthropic"])
+async def test_a_client_that_is_limited_tries_again_at_once(client_name: str, server: HttpServer, path: Path):
+    module = pytest.importorskip(client_name)
+
+    def run() -> str:
+        if client_name == "openai":
+            client = module.OpenAI(base_url=f"{server.url}/v1", api_key="k", max_retries=0)
+            ask = client.chat.completions.create
+        else:
+            client = module.Anthropic(base_url=server.url, api_key="k", max_retries=0)
+            ask = client.messages.create
+        with client, pytest.raises(module.RateLimitError) as caught:
+            ask(**{**CHAT, "model": "limited", "max_tokens": 9})
+        return str(caught.value.response.headers["retry-after"])
+
+    with record(path, http=True):
+        assert run() == "7"
+    server.close()
+    with replay(path, strict=True):
+        assert run() == "0"
+
+
+async def test_a_changed_prompt_is_named_to_the_client_and_not_tried_again(server: HttpServer, path: Path):
+    openai = pytest.importorskip("openai")
+
+    async def ask(question: str) -> None:
+        async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="k", max_retries=5) as client:
+            await client.chat.completions.create(model="large-1", messages=[{"role": "user", "content": question}])
+
+    with record(path, http=True):
+        await ask("refund 40")
+    with pytest.raises(DivergenceError, match="refund 4000"), replay(path) as player:
+        with pytest.raises(openai.BadRequestError, match="refund 4000"):
+            await ask("refund 4000")
+        assert len(player.divergences) == 1
+
+
+async def test_errors_of_the_connection_are_those_of_the_client(path: Path):
+    openai = pytest.importorskip("openai")
+    with http_server() as gone:
+        pass
+
+    async def run() -> list[type]:
+        client = openai.OpenAI(base_url=f"{gone.url}/v1", api_key="k", max_retries=0)
+        with client, pytest.raises(openai.APIConnectionError) as caught:
+            client.chat.completions.create(**CHAT)
+        error: BaseException | None = caught.value
+        found = []
+        while error is not None:
+            found.append(type(error))
+            error = error.__cause__
+        return found
+
+    with record(path, http=True):
+        recorded = await run()
+    with replay(path, strict=True):
+        assert await run() == recorded
+
+
+async def test_a_timeout_is_the_same_timeout_and_takes_no_time(server: HttpServer, path: Path):
+    openai = pytest.importorskip("openai")
+    server.next_piece.clear()
+
+    def run() -> None:
+        client = openai.OpenAI(base_url=server.url, api_key="k", max_retries=0, timeout=0.2)
+        with client, pytest.raises(openai.APITimeoutError):
+            client.get("/stall", cast_to=str)
+
+    with record(path, http=True):
+        run()
+    server.close()
+    with replay(path, strict=True):
+        run()
+
+
+def test_secrets_that_go_over_several_events_are_not_in_the_file(server: HttpServer, path: Path):
+    openai = pytest.importorskip("openai")
+    secret = "sk-" + "Zq9" * 12
+
+    def run() -> str:
+        with openai.OpenAI(base_url=f"{server.url}/split", api_key="k", max_retries=0) as client:
+            stream = client.chat.completions.create(
+                model="large-1", messages=[{"role": "user", "content": secret}], stream=True
+            )
+            return "".join(chunk.choices[0].delta.content for chunk in stream)
+
+    with record(path, http=True):
+        assert secret in run()
+    text = path.read_text()
+    assert secret not in text
+    assert secret not in re.sub(r'"\},"finish_reason":null\}\]\}.{1,400}?"content":"', "", text)
+    assert "[redacted]" in text
+    server.close()
+    with replay(path):
+        replayed = run()
+    assert secret not in replayed
+    assert replayed.startswith("key: ")
+    assert replayed.endswith(" end")
+
+
+async def test_tool_schemas_and_logprobs_are_left_alone(server: HttpServer, path: Path):
+    openai = pytest.importorskip("openai")
+    with record(path, http=True), openai.OpenAI(base_url=f"{server.url}/v1", api_key="k") as client:
+        client.chat.completions.create(**CHAT, tools=TOOLS)
+    [call] = Cassette.load(path).steps
+    assert call.arguments["json"]["tools"] == TOOLS
+
+
+@pytest.mark.parametrize("encoding", ["br", "gzip"])
+async def test_what_a_client_can_unpack_is_readable_in_the_file(encoding: str, server: HttpServer, path: Path):
+    httpx = pytest.importorskip("httpx")
+    if encoding == "br":
+        pytest.importorskip("brotli")
+
+    def run() -> Any:
+        with httpx.Client() as client:
+            return client.get(f"{server.url}/{encoding}").json()
+
+    with record(path, http=True):
+        recorded = run()
+    assert '"packed":true' in path.read_text()
+    server.close()
+    with replay(path, strict=True):
+        assert run() == recorded
+
+
+async def test_a_challenge_and_an_upload_are_repeated(server: HttpServer, path: Path):
+    httpx = pytest.importorskip("httpx")
+
+    async def run() -> list[Any]:
+        async with httpx.AsyncClient(follow_redirects=True) as client:
+            asked = await client.get(f"{server.url}/digest", auth=httpx.DigestAuth("user", "word"))
+            sent = await client.post(f"{server.url}/upload", files={"file": ("a.bin", b"\xff\x00")}, data={"note": "x"})
+            moved = await client.get(f"{server.url}/redirect")
+            await client.get(f"{server.url}/cookie")
+            return [
+                asked.text,
+                sent.status_code,
+                moved.json(),
+                [one.status_code for one in moved.history],
+                *client.cookies,
+            ]
+
+    with record(path, http=True):
+        recorded = await run()
+    assert recorded == ["you", 200, {"packed": True}, [302], "sid"]
+    server.close()
+    with replay(path, strict=True):
+        assert await run() == recorded
+
+
+async def test_a_library_that_is_imported_in_the_block_is_recorded(server: HttpServer, path: Path, tmp_path: Path):
+    """In another process, because here everything is imported."""
+    pytest.importorskip("httpx")
+    import subprocess
+    import sys
+
+    script = tmp_path / "late.py"
+    script.write_text(
+        "import sys\n"
+        "from agent_cache.recording import record\n"
+        "assert 'httpx' not in sys.modules\n"
+        f"with record({str(path)!r}, http=True):\n"
+        "    import httpx\n"
+        f"    httpx.get({server.url + '/late'!r})\n"
+        "    method = httpx.HTTPTransport.handle_request\n"
+        "assert httpx.HTTPTransport.handle_request is not method\n"
+        "assert not any(type(finder).__name__ == 'Seams' for finder in sys.meta_path)\n"
+    )
+    done = await asyncio.to_thread(
+        subprocess.run, [sys.executable, str(script)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert Cassette.load(path).steps[0].name.endswith("/late")
+
+
+def test_a_method_that_was_replaced_above_the_seam_stays(server: HttpServer, path: Path, monkeypatch):
+    httpx = pytest.importorskip("httpx")
+    original = httpx.HTTPTransport.handle_request
+    asked = []
+    with record(path, http=True):
+        ours = httpx.HTTPTransport.handle_request
+
+        def theirs(self: Any, request: Any) -> Any:
+            asked.append(request.method)
+            return ours(self, request)
+
+        monkeypatch.setattr(httpx.HTTPTransport, "handle_request", theirs)
+    httpx.get(server.url)
+    with record(path, http=True):
+        httpx.get(server.url)
+    assert asked == ["GET", "GET"]
+    assert Cassette.load(path).num_steps == 1
+    monkeypatch.undo()
+    assert httpx.HTTPTransport.handle_request is ours
+    with record(path, http=True):
+        pass
+    assert httpx.HTTPTransport.handle_request is original
+
+
+async def test_an_application_in_the_process_runs(path: Path):
+    httpx = pytest.importorskip("httpx")
+    requests = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        requests.append(scope["path"])
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"live"})
+
+    async def run() -> None:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://app") as client:
+            assert (await client.get("/orders")).text == "live"
+
+    with record(path, http=True):
+        await run()
+    with replay(path, strict=True):
+        await run()
+    assert requests == ["/orders", "/orders"]
+
+
+def test_clients_in_threads_are_recorded(server: HttpServer, path: Path):
+    openai = pytest.importorskip("openai")
+
+    async def run() -> list[Any]:
+        with openai.OpenAI(base_url=f"{server.url}/v1", api_key="k") as client:
+
+            def ask(number: int) -> Any:
+                return client.post("/echo", cast_to=dict[str, Any], body={"number": number})
+
+            return await asyncio.gather(*(asyncio.to_thread(ask, number) for number in range(8)))
+
+    with record(path, http=True):
+        recorded = asyncio.run(run())
+    server.close()
+    with replay(path):
+        assert asyncio.run(run()) == recorded
+
+
+@pytest.mark.parametrize("name", ["httpx", "httpx2"])
+def test_httpx_is_replayed_under_trio(name: str, server: HttpServer, path: Path):
+    trio = pytest.importorskip("trio")
+    library = pytest.importorskip(name)
+
+    async def run() -> list[bytes]:
+        async with library.AsyncClient() as client, client.stream("GET", f"{server.url}/events") as response:
+            return [line async for line in response.aiter_lines()]
+
+    def recorded_run() -> Any:
+        with record(path, http=True):
+            return trio.run(run)
+
+    recorded = recorded_run()
+    server.close()
+    with replay(path, strict=True):
+        assert trio.run(run) == recorded
+
+
+async def test_mcp_over_http_is_replayed(path: Path):
+    mcp = pytest.importorskip("mcp")
+    uvicorn = pytest.importorskip("uvicorn")
+    http_client = pytest.importorskip("mcp.client.streamable_http")
+    app = pytest.importorskip("mcp.server.mcpserver").MCPServer("shop")
+
+    @app.tool()
+    def get_order(order_id: str) -> str:
+        return f"order {order_id}"
+
+    running = uvicorn.Server(uvicorn.Config(app.streamable_http_app(stateless_http=True), port=0, log_level="critical"))
+    thread = threading.Thread(target=running.run, daemon=True)
+    thread.start()
+    while not running.started:
+        time.sleep(0.01)
+    port = running.servers[0].sockets[0].getsockname()[1]
+
+    async def run() -> Any:
+        url = f"http://127.0.0.1:{port}/mcp"
+        async with http_client.streamable_http_client(url) as streams, mcp.ClientSession(*streams[:2]) as session:
+            await session.initialize()
+            tools = await session.list_tools()
+            answer = await session.call_tool("get_order", {"order_id": "W1"})
+            return [tool.name for tool in tools.tools], answer.content[0].text
+
+    try:
+        with record(path, http=True):
+            recorded = await run()
+    finally:
+        running.should_exit = True
+        await asyncio.to_thread(thread.join)
+    assert recorded == (["get_order"], "order W1")
+    with replay(path):
+        assert await run() == recorded
