@@ -43,14 +43,18 @@ __all__ = [
 _MOST_SHOWN = 10
 
 
-def run_of(path: Path, settings: Settings, test: str, sharing: list[str]) -> CassetteRun | FixtureRun:
-    """The run of a test, by what is at its path. The arguments are those of `CassetteRun`.
+def run_of(
+    path: Path, settings: Settings, test: str, sharing: list[str], guard: LiveCallBlocker | None
+) -> CassetteRun | FixtureRun:
+    """The run of a test, by what is at its path. The arguments are those of `CassetteRun` and `FixtureRun`.
 
     Raises:
         CassetteError: if the settings cannot work.
         ConfigurationError: likewise.
     """
-    return FixtureRun(path, settings, test) if is_fixture(path) else CassetteRun(path, settings, test, sharing)
+    if is_fixture(path):
+        return FixtureRun(path, settings, test, guard)
+    return CassetteRun(path, settings, test, sharing)
 
 
 class CassetteRun:
@@ -206,17 +210,20 @@ class FixtureRun:
         path: the fixture.
         settings: how it is used.
         test: the test's node id.
+        guard: refuses live calls in the test. A fixture has model calls only, so in a replay it goes on to refuse
+            those of tools.
 
     Raises:
         CassetteError: if the fixture is broken.
         ConfigurationError: if a setting is one of cassettes only.
     """
 
-    def __init__(self, path: Path, settings: Settings, test: str) -> None:
+    def __init__(self, path: Path, settings: Settings, test: str, guard: LiveCallBlocker | None) -> None:
         if settings.policy is not None or settings.model is not None:
             raise ConfigurationError(f"{path} is a fixture of Reyn: policy and model are settings of cassettes")
         is_replay = settings.mode in ("none", "once")
         self._settings = settings
+        self._guard = guard
         self._replay = LLMReplay(
             path,
             "replay" if is_replay else "new_episodes" if settings.mode == "new_episodes" else "record",
@@ -231,6 +238,8 @@ class FixtureRun:
             CassetteError: if it is to be recorded to a cassette.
         """
         self._replay.install()
+        if self._guard is not None and self._replay.mode != "replay":
+            self._guard.is_lifted = True
         if self._settings.empty_cache:
             clear_everything()
         return self._replay

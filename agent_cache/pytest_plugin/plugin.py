@@ -153,7 +153,8 @@ def agent_cassette(
     path = cassette_path(item, markers)
     sharing = [one for one in request.config.stash[_TESTS_BY_CASSETTE].get(path, ()) if one != item.nodeid]
     with _own_error(item):
-        run = run_of(path, settings_of(request.config, agent_cache_config, markers), item.nodeid, sharing)
+        settings = settings_of(request.config, agent_cache_config, markers)
+        run = run_of(path, settings, item.nodeid, sharing, item.stash.get(_GUARD, None))
         handle = run.begin()
     item.stash[_RUN] = run
     try:

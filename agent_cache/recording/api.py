@@ -21,7 +21,7 @@ from agent_cache.engine.interception import INTERCEPTORS, InterceptedCall, Inter
 from agent_cache.engine.runtime import PLACE, Operation, Scope, closes_generator, leave_scope
 from agent_cache.errors import CassetteError, CassetteNotFound, ConfigurationError
 from agent_cache.recording.cassette import Cassette, apply_rules, recorded_rules
-from agent_cache.recording.cassette_file import is_being_recorded
+from agent_cache.recording.cassette_file import CALLS_OF_LITELLM, is_being_recorded
 from agent_cache.recording.functions import RecordedFunction, wrapped
 from agent_cache.recording.http import socket_guard
 from agent_cache.recording.http.exchange import Http
@@ -301,6 +301,8 @@ class replay(_Block[Player]):  # noqa: N801 - as `record`
 def _loaded(path: Path, given: Redaction) -> tuple[Cassette, Redaction]:
     """Load a cassette, and redact in it what was not redacted when it was recorded. Returns all rules together."""
     cassette = Cassette.load(path)
+    if not cassette.outline.foreign.keys().isdisjoint(CALLS_OF_LITELLM):  # else the model would be called
+        raise CassetteError("has calls of litellm, which only recording.litellm.LLMReplay answers", path)
     redaction = given.joined(cassette.header.redact)
     before, rules = Redaction().joined(recorded_rules(cassette)), redaction
     if cassette.header.redact.get("hook"):

@@ -55,6 +55,7 @@ except ImportError:  # Windows: only recorders of one process exclude each other
     fcntl = None  # type: ignore[assignment]
 
 __all__ = [
+    "CALLS_OF_LITELLM",
     "EARLIER",
     "VERSION",
     "CallLine",
@@ -238,6 +239,8 @@ def digest_of_key(name: str, key: str) -> bytes:
 
 EARLIER = "1"
 """The `form` of calls that version 1 of the format has recorded."""
+CALLS_OF_LITELLM = ("litellm:acompletion", "litellm:aembedding")
+"""The names of calls that are from fixtures of Reyn."""
 
 _C = TypeVar("_C", bound=RecordedCall)
 _Unread: TypeAlias = dict[str, msgspec.Raw]

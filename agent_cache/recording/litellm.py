@@ -31,7 +31,7 @@ from typing import Any, Literal, Protocol, Self
 from agent_cache.core.policies import checked_choice
 from agent_cache.errors import CassetteError, CassetteNotFound, MissingFixture, UncacheableArgumentsError
 from agent_cache.recording.cassette import Cassette
-from agent_cache.recording.cassette_file import PartialFile, RecordedCall, digest_of_key
+from agent_cache.recording.cassette_file import CALLS_OF_LITELLM, PartialFile, RecordedCall, digest_of_key
 from agent_cache.recording.prices import Savings, savings_of
 from agent_cache.recording.redaction import redaction_of
 
@@ -58,7 +58,8 @@ _DIGEST = 12
 _PATIENCE = 10.0
 """Seconds to wait for another process that writes the same fixture. It takes milliseconds."""
 
-_NAMES = {"completion": "litellm:acompletion", "exception": "litellm:acompletion", "embedding": "litellm:aembedding"}
+_COMPLETION, _EMBEDDING = CALLS_OF_LITELLM
+_NAMES = {"completion": _COMPLETION, "exception": _COMPLETION, "embedding": _EMBEDDING}
 _ENVIRONMENT = "litellm:environment"
 _FORM = "reyn"
 
@@ -551,7 +552,7 @@ def _canonical(value: Any) -> str:
     def plain(other: Any) -> Any:
         if callable(dump := getattr(other, "model_dump", None)) and not isinstance(other, type):
             return dump(mode="json", exclude_none=True)
-        raise UncacheableArgumentsError(f"an argument contains a {type(other).__qualname__}", "litellm:acompletion")
+        raise UncacheableArgumentsError(f"an argument contains a {type(other).__qualname__}", _COMPLETION)
 
     return json.dumps(value, sort_keys=True, ensure_ascii=False, default=plain)
 

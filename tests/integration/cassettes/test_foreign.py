@@ -153,6 +153,13 @@ def test_bytes_that_are_not_encoded_are_what_they_are(tmp_path):
     assert "headers" not in call.outcome["response"]
 
 
+def test_a_text_is_written_in_the_encoding_that_betamax_has_read_it_in(tmp_path):
+    headers = {"content-type": "text/plain; charset=iso-8859-1"}
+    given = interaction(headers=headers, body={"encoding": "ISO-8859-1", "string": "grün"})
+    [call] = read_foreign(written(tmp_path / "a.json", given))
+    assert body(call) == "grün".encode("latin-1")
+
+
 def test_bytes_of_an_unknown_encoding_keep_it(tmp_path):
     packed = base64.b64encode(b"\xff\xfe").decode()
     given = interaction(headers={"content-encoding": "of-tomorrow"}, body={"base64_string": packed})

@@ -106,6 +106,23 @@ def test_recording_again_keeps_the_entries_of_others(mode, expected, suite, fixt
     assert replies == {"hi": expected, "ho": "of another test"}
 
 
+def test_other_calls_run_where_live_calls_are_refused_only_in_a_recording(suite, fixture):
+    suite.write(
+        "test_ask.py",
+        ASK
+        + """
+    @pytest.mark.replay("fixtures/x.jsonl")
+    async def test_it():
+        import shop
+        await ask("hi", "live")
+        shop.ask("a tool")
+    """,
+    )
+    suite.run(passed=1)
+    suite.run("--agent-block-live", failed=1)
+    suite.run("--agent-block-live", "--agent-record-mode=rewrite", passed=1)
+
+
 def test_a_strict_test_has_to_use_every_entry(suite, fixture):
     written(suite, "recorded", strict=True)
     result = suite.run(failed=1)

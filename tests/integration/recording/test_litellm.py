@@ -353,6 +353,20 @@ async def test_recording_again_with_other_tools_replaces_the_call(path):
             await ask("hi", tools=[tool("a")])
 
 
+async def test_recording_again_with_another_choice_of_tools_keeps_the_call(path):
+    await recorded(path, "hi", tools=[tool("a")], tool_choice="auto")
+    await recorded(path, "hi", tools=[tool("a")], tool_choice="required")
+    assert len(read_fixture(path)) == 2
+
+
+async def test_what_was_written_is_not_written_again(path):
+    with LLMReplay(path, "record") as replay:
+        await ask()
+    path.unlink()
+    replay.flush()
+    assert not path.exists()
+
+
 async def test_one_recording_keeps_the_same_question_with_different_tools(path):
     with LLMReplay(path, "record"):
         await ask("hi", "with a", tools=[tool("a")])
@@ -435,8 +449,11 @@ async def test_secrets_are_in_no_line_and_the_call_is_found_with_another_one(pat
     secret = f"my key is {KEY}"
     await recorded(path, secret)
     assert KEY not in path.read_text("utf-8")
+    clean = LLMReplay.key(MODEL, [{"role": "user", "content": "my key is [redacted]"}])
+    assert read_fixture(path)[0]["key"] == clean
     with LLMReplay(path):
         assert "answer to" in content(await ask(secret))
+        assert "answer to" in content(await ask(secret.replace("abc", "xyz")))
     raw = LLMReplay.key(MODEL, [{"role": "user", "content": secret}])
     write(path, {"key": raw, "model": MODEL, "prompt_preview": "", "response": answer("of Reyn")})
     with LLMReplay(path):
@@ -448,10 +465,12 @@ async def test_secrets_are_in_no_line_and_the_call_is_found_with_another_one(pat
 
 async def test_installing_twice_is_installing_once(path):
     replay = LLMReplay(path, "record")
+    before = litellm.acompletion
     replay.install()
     replay.install()
     await ask()
     replay.restore()
+    assert litellm.acompletion is before
     replay.restore()
     replay.flush()
     assert len(read_fixture(path)) == 1
@@ -485,8 +504,10 @@ async def test_a_patch_over_ours_stays_and_leads_to_the_original(path, monkeypat
         replay.restore()
         assert litellm.acompletion is theirs
         assert content(await ask(reply="live")) == "live"
-        with LLMReplay(path.with_name("new.jsonl"), "record"):
+        catalog = Catalog()
+        with LLMReplay(path.with_name("new.jsonl"), "record", [catalog]):
             assert content(await ask(reply="live")) == "live"
+        assert catalog.observed == 1  # it has not passed ours again
         assert litellm.acompletion is theirs
     litellm.acompletion = ours.__wrapped__
 
@@ -508,6 +529,7 @@ class Catalog:
 
     live: dict[str, Any] | None = None
     injected: list[Any] = dataclasses.field(default_factory=list)
+    observed: int = 0
     name: str = "catalog"
 
     def scrub(self, request: ReplayRequest) -> ReplayRequest:
@@ -518,6 +540,7 @@ class Catalog:
         )
 
     def observe(self, request: ReplayRequest) -> Any:
+        self.observed += 1
         return [name for one in request.tools or () for name in one.get("enum") or ()]
 
     def absent_value(self) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from agent_cache.errors import CassetteError, CassetteNotFound, UncacheableArgumentsError
-from agent_cache.recording import Cassette
+from agent_cache.recording import Cassette, record, replay
 from agent_cache.recording.litellm import LLMReplay, from_cassette, is_fixture, read_fixture, to_cassette
 
 MODEL = "gemini-2.5-flash-lite"
@@ -187,6 +187,13 @@ def test_its_calls_are_model_calls_with_their_key_and_their_tokens():
 def test_of_two_entries_with_one_key_the_later_one_counts():
     again = {**ENTRIES[1], "response": answer("newer")}
     assert from_cassette(to_cassette([ENTRIES[1], again])) == [again]
+
+
+def test_no_other_replay_takes_such_a_cassette_since_it_would_call_the_model(tmp_path):
+    to_cassette(ENTRIES).save(path := tmp_path / "ours.jsonl")
+    for block in (replay(path), record(path, mode="none"), record(path, mode="new_episodes")):
+        with pytest.raises(CassetteError, match=r"only recording\.litellm\.LLMReplay"), block:
+            pass
 
 
 def test_a_cassette_of_other_calls_is_no_fixture():
