@@ -446,12 +446,16 @@ class Answer:
             BaseException: what broke the body off.
         """
         count = len(self._pieces)
-        for number, piece in enumerate(self._pieces, 1):
-            self._exchange.add(piece, is_decoded=True)
-            if number == count and self._end is None:
-                self._finish()
-                self._exchange.ended()
-            yield piece
+        try:
+            for number, piece in enumerate(self._pieces, 1):
+                self._exchange.add(piece, is_decoded=True)
+                if number == count and self._end is None:
+                    self._finish()
+                    self._exchange.ended()
+                yield piece
+        except GeneratorExit:  # the client has forgotten the response: that ends a recorded one, too
+            self.close()
+            raise
         if self._end is not None:
             try:
                 self._raise_end(self._end)
