@@ -217,10 +217,11 @@ def _store_found(call: Call, found: Found) -> Entry:
     call.started = now - found.age
     static = call.plan.partition.static
     tags = tuple([tag for tag in found.tags if tag not in static]) if static else tuple(found.tags)
-    group = call.plan.partition.group
-    if any(root not in group.roots for root in map(root_of, tags)):  # inherited where the value was loaded
-        with LEDGER.lock:
-            LEDGER.extend(group, map(root_of, tags))
+    if tags != call.tags:
+        group = call.plan.partition.group
+        if any(root not in group.roots for root in map(root_of, tags)):  # inherited where the value was loaded
+            with LEDGER.lock:
+                LEDGER.extend(group, map(root_of, tags))
     expires = NEVER if found.ttl is None else early_expiry(call, now + found.ttl, found.cost)
     entry = Entry(found.value, expires, found.cost)
     stored = protected_copy(call, entry, tags, entry.fast)

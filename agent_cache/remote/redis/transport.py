@@ -22,7 +22,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Mapping
 from contextvars import Context
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -292,8 +292,9 @@ class Replies:
                     if size > 0:
                         if len(self._open) >= _MAX_DEPTH:
                             raise ValueError("lists nested too deeply")
-                        self._open.append((size, []))
-                        at = end
+                        items: list[Any] = []
+                        self._open.append((size, items))
+                        at = self._read_texts(buffer, end, size - 1, items)
                         continue
                     value = None if size < 0 else []
                 else:
@@ -303,6 +304,25 @@ class Replies:
         if at or buffer is not self._buffer:  # nothing is copied of a long value whose rest is still to come
             self._buffer = bytearray(buffer[at:])
         return complete
+
+    def _read_texts(self, buffer: bytes | bytearray, at: int, count: int, items: list[Any]) -> int:
+        """What stands next in nearly all lists, in half of the steps: texts that have arrived, up to so many of them.
+        Returns where anything else begins.
+        """
+        find, append, limit, arrived = buffer.find, items.append, self._limit, len(buffer) - 2
+        for _ in range(count):
+            end = find(b"\r\n", at)
+            if end < 0 or buffer[at] != 36:
+                break
+            start = end + 2
+            stop = start + int(buffer[at + 1 : end])
+            if not start <= stop <= arrived or stop - start > limit:
+                break
+            append(buffer[start:stop])
+            at = stop + 2
+        if type(buffer) is bytearray:
+            items[:] = map(bytes, items)
+        return at
 
     def _add(self, value: Any, complete: list[Any]) -> None:
         while self._open:
@@ -1345,7 +1365,7 @@ class Client:
                     future.exception()
         return values, identities if topology.is_cluster else identity
 
-    async def read(self, keys: tuple[bytes, ...], packed: bytes, *, strong: bool, waiting_since: float) -> _Values:
+    def read(self, keys: tuple[bytes, ...], packed: bytes, *, strong: bool, waiting_since: float) -> Awaitable[_Values]:
         """Read keys where there is no cluster: `fetch` in fewer steps, for the most common lookup.
 
         Args:
@@ -1354,8 +1374,19 @@ class Client:
         Raises:
             Unreachable: as `fetch`.
         """
-        topology = self._transport.topology
-        server = topology.server_of(0) or await topology.find(0, waiting_since)
+        server = self._transport.topology.server_of(0)
+        if server is None:
+            return self._read_when_found(keys, packed, strong, waiting_since)
+        return self._batcher(server).read(keys, packed, (), strong, waiting_since)
+
+    async def _read_when_found(
+        self,
+        keys: tuple[bytes, ...],
+        packed: bytes,
+        strong: bool,
+        waiting_since: float,  # noqa: FBT001 - as `read`
+    ) -> _Values:
+        server = await self._transport.topology.find(0, waiting_since)
         return await self._batcher(server).read(keys, packed, (), strong, waiting_since)
 
     async def run(
