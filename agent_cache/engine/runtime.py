@@ -689,10 +689,8 @@ class Flight(Load):
         """The versions of its value in the tiers of its tool, as far as they are known by now."""
         if self.stored_tags is None:
             return {}
-        tiers, tickets = self.partition.tool.tiers(), self.tickets
-        if len(tiers) == 1 == len(tickets):  # without a comprehension: nearly always
-            return {tiers[0]: tickets[0].versions}
-        return {tier: ticket.versions for tier, ticket in zip(tiers, tickets, strict=False)}
+        tiers = self.partition.tool.tiers()
+        return {tier: ticket.versions for tier, ticket in zip(tiers, self.tickets, strict=False)}
 
     def restart(self) -> None:
         super().restart()

@@ -121,7 +121,7 @@ async def consult_tiers(proceed: Proceed, call: Call) -> Entry:
             flight.tickets += (ticket,)
             if found is not None and not call.is_fresh:
                 entry = _store_found(call, found)
-                _keep_versions(flight)
+                _keep_versions(flight, asked)
                 if farther > 1 and (found.ttl is None or found.ttl > 0):  # else it is in its grace period: not stored
                     life = _life_of_found(call, found)
                     await _offer(call, asked, farther - 1, found.value, found.tags, found.cost, life)
@@ -132,7 +132,7 @@ async def consult_tiers(proceed: Proceed, call: Call) -> Entry:
             await _offer(
                 call, asked, len(asked), entry.value, flight.stored_tags, entry.cost, _life_of_loaded(flight, call)
             )
-            _keep_versions(flight)
+            _keep_versions(flight, asked)
     finally:
         give_up()
     return entry
@@ -169,10 +169,14 @@ def _keep() -> None:
     """Give up no claim."""
 
 
-def _keep_versions(flight: Flight) -> None:
+def _keep_versions(flight: Flight, asked: tuple[tuple[Tier, Ticket], ...]) -> None:
     """Keep the versions in the tiers with the local copy, for loads that read it."""
-    if type(flight.result) is GuardedEntry:
-        flight.result.versions = flight.versions
+    if type(flight.result) is GuardedEntry and flight.stored_tags is not None:
+        if len(asked) == 1:  # without a comprehension: nearly always
+            ((tier, ticket),) = asked
+            flight.result.versions = {tier: ticket.versions}
+        else:
+            flight.result.versions = {tier: ticket.versions for tier, ticket in asked}
 
 
 class _NoTicket:
