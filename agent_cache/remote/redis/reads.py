@@ -80,6 +80,7 @@ class Place:
             these, and their versions. To compare them is much cheaper than to write them again.
         has_late: a value may name more cells than these.
         trust: that in the copies that depend on its channels, as it was last seen.
+        request: the latest request that was found to be for this place.
     """
 
     digest: bytes | None
@@ -97,6 +98,7 @@ class Place:
     known: tuple[list[bytes], bytes, bytes, Versions] | None = None
     has_late: bool = False
     trust: ref[Trust] | None = None
+    request: Request | None = None
 
 
 class RedisTicket:
@@ -289,8 +291,10 @@ class Reader:
         )  # fmt: skip
         place = self._places.get(known)
         if place is not None and place.memory == self.keyspace.memory.number:
-            make_room(self._latest, _MAX_PLACES)
-            self._latest[id(request)] = request, place
+            if place.request is request:  # not one that was made for this call alone, with the arguments of a user
+                make_room(self._latest, _MAX_PLACES)
+                self._latest[id(request)] = request, place
+            place.request = request
         else:
             place, lasts = self._find_place(request)
             if lasts and not is_large(key):
