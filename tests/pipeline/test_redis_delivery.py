@@ -131,6 +131,34 @@ async def test_a_write_waits_for_its_commit_after_a_loss_that_its_process_has_no
         assert is_well(tier)
 
 
+async def test_a_write_waits_for_its_commit_if_its_server_has_failed_since_its_begin(make: Make, own_valkey: Server):
+    """Another call was not answered, so the breaker is open. The commit is handed over before the write returns."""
+    tier = make(own_valkey.url)
+    await load(tier, read("order:7"), "old")
+    intent, handed_over = write("order:7"), []
+    hand_over = tier._writer.hand_over
+
+    async def noted(calls: list[Call]) -> None:
+        handed_over.extend(calls)
+        await hand_over(calls)
+
+    tier._writer.hand_over = noted
+    await tier.begin(intent)
+    own_valkey.pause()
+    try:
+        await tier.lookup(read("order:9", key="9"))
+        assert set(tier.stats()["servers"].values()) != {"ok"}
+        commit = tier.commit(intent, intent.tags, failed=False, hold=0.0)
+        assert not isinstance(commit, SentCommit)
+        await commit
+        assert [call.writer for call in handed_over] == [intent.id]
+        assert tier.stats()["pending"] == 1
+    finally:
+        own_valkey.resume()
+    await until(lambda: is_well(tier))
+    assert await value_of(tier, read("order:7")) == "nothing"
+
+
 async def test_a_write_of_very_many_entries_lands(make: Make, valkey: Server):
     """Lua unpacks some eight thousand at once, and then no more."""
     tier = make(valkey.url, timeout=0.9)

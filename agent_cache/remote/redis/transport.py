@@ -1382,7 +1382,11 @@ class Client:
         return reply, identity
 
     def is_connected(self, slot: int) -> bool:
-        """Whether the server of a slot is sent commands at once, as far as is known, and has lost nothing meanwhile."""
+        """Whether the server of a slot is sent commands at once, as far as is known, and has lost nothing meanwhile.
+
+        Raises:
+            NotAsked: while its breaker is open.
+        """
         server = self._transport.topology.server_of(slot)
         return server is not None and self._batcher(server).is_connected
 

@@ -506,9 +506,9 @@ class Writer:
     def _is_connected(self, calls: list[Call]) -> bool:
         try:
             client = self._transport.client()
-        except Unreachable:
+            return all(client.is_connected(call.root.slot) for call in calls)
+        except Unreachable:  # the tier was closed, or a server is not asked now
             return False
-        return all(client.is_connected(call.root.slot) for call in calls)
 
     def _post(self, call: Call) -> None:
         """Send a call that nobody waits for."""
