@@ -536,9 +536,9 @@ class Subscriber:
                 if not channels.isdisjoint(map(whole_of, trust.channels)):
                     trust.end()
             for known in self._merged.valuerefs():  # once each: of many that share their parts there are many paths
-                trust = known()
-                if trust is not None and any(_ENDED in part.leases for part in trust.parts):
-                    trust.end()
+                whole = known()
+                if whole is not None and any(_ENDED in part.leases for part in whole.parts):
+                    whole.end()
             self._list_leases()
         self._invalidations.lose(roots, self._keyspace, is_loss=False)
 
