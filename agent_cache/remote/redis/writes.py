@@ -494,9 +494,9 @@ class Writer:
         """
         until = boottime() + hold if hold else NEVER
         calls = self.calls.commit(write, tags, until, failed=failed)
-        for call in calls:
-            self.invalidations.add(call.cells)
+        for call in calls:  # in this order: a lookup of another thread waits for it, or keeps nothing
             self.pending.send(call)
+            self.invalidations.add(call.cells)
         announced = self._announced.pop(write.id, NEVER)
         is_held = boottime() < announced + self._options.lease
         is_plain = not (failed or hold or write.late_roots) and write.on_unreachable == "run"
