@@ -532,13 +532,14 @@ class Subscriber:
         """Drop what depends on these roots, because messages about them may be missed, though their server is well."""
         channels = {root.channel for root in roots}
         with self._lock:
-            for trust in self._known_trusts():
-                if not channels.isdisjoint(map(whole_of, trust.channels)):
-                    trust.end()
+            trusts = self._known_trusts()
+            ended = {trust for trust in trusts if not channels.isdisjoint(map(whole_of, trust.channels))}
             for known in self._merged.valuerefs():  # once each: of many that share their parts there are many paths
                 whole = known()
-                if whole is not None and any(_ENDED in part.leases for part in whole.parts):
-                    whole.end()
+                if whole is not None and not ended.isdisjoint(whole.parts):
+                    ended.add(whole)
+            for trust in ended:
+                trust.end()
             self._list_leases()
         self._invalidations.lose(roots, self._keyspace, is_loss=False)
 
