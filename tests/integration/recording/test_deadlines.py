@@ -140,7 +140,7 @@ async def test_other_timers_come_in_their_order(slow, is_live, path):
         await asyncio.gather(call(), pause())
 
     with record(path):
-        await run(0.01)
+        await run(0.2)
     is_live[0] = False
     with replay(path):
         await run(0.1)
