@@ -34,6 +34,7 @@ LEAVES: dict[str, tuple[str, ...]] = {
     "aiohttp": ("recording.http.aiohttp_seam",),  # and what it is made of, once the program has imported it
     "cache": ("async_cache",),  # async-cache's top-level module
     "cryptography": ("remote.codecs",),
+    "genai_prices": ("recording.prices",),
     "litellm": ("recording.litellm",),
     "msgspec": ("values.copies", "values.schema", "values.tagged", "recording", "cli"),
     "multidict": ("recording.http.aiohttp_seam",),

@@ -27,7 +27,7 @@ import msgspec
 
 from agent_cache.cli.output import Printer, escaped, json_text, plural, print_json, progress, shortened
 from agent_cache.errors import CassetteError, CassetteNotFound, ConfigurationError
-from agent_cache.recording import Cassette, RecordedCall, Redaction, diff_cassettes
+from agent_cache.recording import Cassette, RecordedCall, Redaction, Savings, diff_cassettes
 from agent_cache.recording.cassette import recorded_rules, redact_call
 from agent_cache.recording.cassette_file import (
     EARLIER,
@@ -40,6 +40,7 @@ from agent_cache.recording.cassette_file import (
 from agent_cache.recording.foreign import is_foreign, read_foreign
 from agent_cache.recording.functions import RecordedFunction
 from agent_cache.recording.litellm import fixture_line, from_cassette, is_fixture, read_fixture, to_cassette
+from agent_cache.recording.prices import model_calls, savings_of
 from agent_cache.recording.recorder import recorded_function
 from agent_cache.recording.results import problems_of, read_value
 from agent_cache.values.tagged import encode
@@ -53,6 +54,7 @@ _LONG, _SHORT = 200, 60
 _ONE_LINE = 80
 _STYLES = {"hit": "green", "shared": "green", "miss": "yellow", "write": "magenta", "blocked": "red", "llm": "cyan"}
 _KINDS = frozenset({"tool", "llm", "call", "env", "http"})
+_TOKENS = ("input_tokens", "output_tokens", "cache_read_tokens", "cache_write_tokens", "cache_write_1h_tokens")
 _FORMS = frozenset(
     {"value", "typed", "any", "object", "error", "stream", "response", "cancelled", "unencodable", "unfinished"}
 )
@@ -242,6 +244,8 @@ def _tokens_text(call: RecordedCall) -> str:
     parts = [call.model] if call.model else []
     if call.input_tokens or call.output_tokens:
         parts.append(f"{call.input_tokens}+{call.output_tokens} tokens")
+    if call.cache_read_tokens:
+        parts.append(f"{call.cache_read_tokens} from the prompt cache")
     return f"  ({', '.join(parts)})" if parts else ""
 
 
@@ -310,6 +314,13 @@ def _timeline(cassette: Cassette) -> tuple[Sequence[int], array[int], dict[str, 
     return order, depths, totals
 
 
+def _model_calls(cassette: Cassette) -> Savings:
+    """The sum of all model calls of a cassette, with their price."""
+    outline = cassette.outline
+    calls = model_calls(cassette.steps, outline.of_models, outline.enclosing().__getitem__)
+    return savings_of(calls, cassette.recorded_at)
+
+
 def _show_json(cassette: Cassette, calls: _Steps, depths: array[int], totals: dict[str, Any]) -> None:
     """Print one document with one line for each call, without holding it in memory."""
     head = {"path": cassette.path, "header": msgspec.to_builtins(cassette.header), "is_partial": cassette.is_partial}
@@ -318,7 +329,8 @@ def _show_json(cassette: Cassette, calls: _Steps, depths: array[int], totals: di
         row = {"index": index, "depth": depths[index], **msgspec.to_builtins(call)}
         sys.stdout.write(f"{',' if number else ''}\n{json_text(row)}")
     trailer = msgspec.to_builtins(cassette.trailer)
-    tail = {"totals": totals, "duration_ms": cassette.duration_ms, "trailer": trailer}
+    sums = {"totals": totals, "model_calls": msgspec.to_builtins(_model_calls(cassette))}
+    tail = {**sums, "duration_ms": cassette.duration_ms, "trailer": trailer}
     sys.stdout.write(f"],\n{json_text(tail)[1:]}\n")
 
 
@@ -353,6 +365,8 @@ def _show_lines(cassette: Cassette, calls: _Steps, depths: array[int], totals: d
     parts += [f"{number} {name}" for name, number in sorted(totals["kinds"].items()) if name not in {"tool", "call"}]
     if totals["input_tokens"] or totals["output_tokens"]:
         parts.append(f"{totals['input_tokens']}+{totals['output_tokens']} tokens")
+    if (models := _model_calls(cassette)).calls:
+        printer.line(str(models))
     printer.line(", ".join((*parts, plural(totals["errors"], "error"))))
 
 
@@ -411,7 +425,7 @@ def _call_rows(line: dict[str, Any], margin: str) -> Iterator[str]:
         yield from _rows(name, value, margin, prefix, f"/arguments/{name}")
     for name, value in line["outcome"].items():
         yield from _rows(f"-> {name}", value, margin, prefix, f"/outcome/{name}")
-    for name in ("source", "model", "input_tokens", "output_tokens", "form"):
+    for name in ("source", "model", *_TOKENS, "form"):
         if name in line and line[name] != EARLIER:  # how its arguments are written is no difference of the runs
             yield f"{margin}{name}: {line[name]}"
 

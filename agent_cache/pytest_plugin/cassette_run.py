@@ -10,7 +10,9 @@ import inspect
 import shlex
 import traceback
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import astuple
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ from agent_cache.engine.runtime import PLACE, Scope
 from agent_cache.engine.state import clear_everything
 from agent_cache.errors import CassetteError, CassetteNotFound, ConfigurationError, DivergenceError, MissingFixture
 from agent_cache.pytest_plugin.markers import Settings
-from agent_cache.recording import Player, Recorder, record
+from agent_cache.recording import Player, Recorder, Savings, record
 from agent_cache.recording.api import LiveCallBlocker, block_live_calls
 from agent_cache.recording.litellm import LLMReplay, is_fixture
 from agent_cache.recording.player import described
@@ -31,8 +33,11 @@ __all__ = [
     "check_live_calls",
     "fixture_in_same_context",
     "live_guard",
+    "packed",
     "run_of",
     "same_context",
+    "summary_of",
+    "unpacked",
 ]
 
 _MOST_SHOWN = 10
@@ -107,6 +112,14 @@ class CassetteRun:
         if self._settings.empty_cache:
             clear_everything()
         return handle
+
+    @property
+    def savings(self) -> Savings:
+        """Model calls that the test did not have to make."""
+        player = self._player
+        with suppress(CassetteError):  # a call that cannot be read has failed the test already
+            return Savings() if player is None else player.savings
+        return Savings()
 
     def end_passed(self) -> None:
         """End the run of a test that has passed.
@@ -256,6 +269,11 @@ class FixtureRun:
                 lines.append(str(failure))
         return "\n".join(lines)
 
+    @property
+    def savings(self) -> Savings:
+        """Model calls that the test did not have to make."""
+        return self._replay.savings
+
     def close(self) -> None:
         """Leave. If the test was never called, nothing is written."""
         self._replay.restore()
@@ -272,6 +290,34 @@ def _origin_of(error: BaseException | None) -> str:
     own = (str(Path(__file__).parents[1]), "<agent_cache ")  # the latter are generated functions
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(own)]
     return f" at {frames[-1].filename}:{frames[-1].lineno}, in {frames[-1].name}" if frames else " in the test"
+
+
+# Savings
+
+
+def summary_of(savings: list[Savings]) -> list[str]:
+    """A line for the end of the test run, if model calls were answered from cassettes."""
+    whole = sum(savings, Savings())
+    return [f"agent-cache: saved {whole.seconds:.1f} s and {whole}"] if whole.calls else []
+
+
+def packed(savings: list[Savings]) -> list[Any]:
+    """The sum as plain values, in which a worker of pytest-xdist sends it."""
+    whole = sum(savings, Savings())
+    return [None if value is None else str(value) for value in astuple(whole)]
+
+
+def unpacked(values: list[Any]) -> Savings:
+    """What `packed` has packed."""
+    calls, input_tokens, output_tokens, cost, unpriced, seconds = values
+    return Savings(
+        calls=int(calls),
+        input_tokens=int(input_tokens),
+        output_tokens=int(output_tokens),
+        cost=None if cost is None else Decimal(cost),
+        unpriced=int(unpriced),
+        seconds=float(seconds),
+    )
 
 
 # Live calls

@@ -26,7 +26,7 @@ from agent_cache.pytest_plugin.markers import (
 
 if TYPE_CHECKING:
     from agent_cache.pytest_plugin.cassette_run import CassetteRun, FixtureRun
-    from agent_cache.recording import Recorder
+    from agent_cache.recording import Recorder, Savings
     from agent_cache.recording.api import LiveCallBlocker
     from agent_cache.recording.litellm import LLMReplay
 
@@ -38,6 +38,7 @@ _RUN: pytest.StashKey[CassetteRun | FixtureRun] = pytest.StashKey()
 _GUARD: pytest.StashKey[LiveCallBlocker] = pytest.StashKey()
 _TESTS_BY_CASSETTE: pytest.StashKey[dict[Path, list[str]]] = pytest.StashKey()
 _ORPHANS: pytest.StashKey[list[str]] = pytest.StashKey()
+_SAVINGS: pytest.StashKey[list[Savings]] = pytest.StashKey()
 _OWN_ERROR: pytest.StashKey[BaseException] = pytest.StashKey()
 
 
@@ -95,6 +96,7 @@ def pytest_configure(config: pytest.Config) -> None:
     for marker, promise in markers.items():
         config.addinivalue_line("markers", f"{marker}: {promise}")
     config.stash[_TESTS_BY_CASSETTE] = {}
+    config.stash[_SAVINGS] = []
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:
@@ -159,6 +161,7 @@ def agent_cassette(
         yield handle
     finally:
         del item.stash[_RUN]
+        item.config.stash[_SAVINGS].append(run.savings)
         run.close()
 
 
@@ -282,19 +285,34 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     output = getattr(session.config, "workeroutput", None)
     if output is not None:
         output["agent_cache_orphans"] = found
+        if savings := session.config.stash[_SAVINGS]:
+            from agent_cache.pytest_plugin.cassette_run import packed
+
+            output["agent_cache_savings"] = packed(savings)
     elif found and _on_orphans(session.config) == "fail" and session.exitstatus == pytest.ExitCode.OK:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    """Take the orphans of a worker of pytest-xdist that ends; each worker has collected every test."""
-    found = getattr(node, "workeroutput", {}).get("agent_cache_orphans")
+    """Take the orphans of a worker of pytest-xdist that ends, since each has collected every test, and its savings."""
+    output = getattr(node, "workeroutput", {})
+    found = output.get("agent_cache_orphans")
     if found:
         node.config.stash[_ORPHANS] = found
+    savings = output.get("agent_cache_savings")
+    if savings:
+        from agent_cache.pytest_plugin.cassette_run import unpacked
+
+        node.config.stash[_SAVINGS].append(unpacked(savings))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if config.stash[_SAVINGS]:
+        from agent_cache.pytest_plugin.cassette_run import summary_of
+
+        for line in summary_of(config.stash[_SAVINGS]):
+            terminalreporter.line(line)
     found = config.stash.get(_ORPHANS, [])
     if not found:
         return

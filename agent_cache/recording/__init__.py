@@ -15,6 +15,7 @@ from agent_cache.recording.exceptions import register
 from agent_cache.recording.functions import cached_llm_call, intercept
 from agent_cache.recording.http.exchange import Http
 from agent_cache.recording.player import Player
+from agent_cache.recording.prices import Savings
 from agent_cache.recording.recorder import Recorder
 from agent_cache.recording.redaction import Redaction
 
@@ -32,6 +33,7 @@ __all__ = [
     "Recorder",
     "Redaction",
     "ReplayExhausted",
+    "Savings",
     "cached_llm_call",
     "diff_cassettes",
     "intercept",

@@ -164,7 +164,10 @@ class RecordedCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         source: how a tool's cache answered: ``hit``, ``miss``, ``shared``, ``uncached``, ``write`` or ``blocked``.
         started_ms: its start, from the beginning of the recording. In a finished file the trailer has it.
         duration_ms: its duration; of a stream, until it was closed. In a finished file the trailer has it.
-        input_tokens, output_tokens: of an LLM call, 0 if unknown.
+        input_tokens, output_tokens: of an LLM call, 0 if unknown. `input_tokens` is all input.
+        cache_read_tokens: the part of `input_tokens` that was read from the provider's prompt cache.
+        cache_write_tokens: the part of `input_tokens` that was written to it.
+        cache_write_1h_tokens: the part of `cache_write_tokens` that the provider keeps for one hour.
         model: of an LLM call, None if unknown.
         form: ``"agentcassette"`` if the arguments are ``args`` and ``kwargs``, from a cassette of that package;
             ``"1"`` if they are written as version 1 of the format writes them (`earlier_arguments`); ``"reyn"`` if the
@@ -188,6 +191,9 @@ class RecordedCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     duration_ms: float = 0.0
     input_tokens: int = 0
     output_tokens: int = 0
+    cache_read_tokens: int = 0
+    cache_write_tokens: int = 0
+    cache_write_1h_tokens: int = 0
     model: str | None = None
     form: str = ""
 
@@ -268,6 +274,7 @@ class Outline:
         names: indices by name.
         foreign: indices of the calls from a cassette of another package, by name.
         earlier: for each call, 1 if it is from a cassette of version 1.
+        of_models: indices of the calls of kind ``llm``.
         is_log: whether the calls are in the order in which they ended.
         order: of a finished cassette, the id of each call where it started, and ``-id`` where it ended. Empty if they
             started in this order and overlapped only with those that enclose them.
@@ -284,6 +291,7 @@ class Outline:
         self.names: dict[str, array[int]] = {}
         self.foreign: dict[str, array[int]] = {}
         self.earlier = bytearray()
+        self.of_models = array("q")
         self.is_log = is_log
         self.order = order
         for call in calls:
@@ -315,6 +323,8 @@ class Outline:
             self.names[call.name] = array("q")
         self.names[call.name].append(index)
         self.earlier.append(call.form == EARLIER)
+        if call.kind == "llm":
+            self.of_models.append(index)
         if call.form and call.form != EARLIER:
             self.foreign.setdefault(call.name, array("q")).append(index)
 

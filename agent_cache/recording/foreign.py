@@ -23,6 +23,7 @@ from agent_cache.recording.cassette_file import RecordedCall, digest_of
 from agent_cache.recording.functions import Usage
 from agent_cache.recording.http.bodies import ResponseBody, model_payloads
 from agent_cache.recording.http.exchange import Http, identity, response_data
+from agent_cache.recording.prices import asked_model
 from agent_cache.recording.redaction import Redaction
 
 __all__ = ["is_foreign", "read_foreign"]
@@ -118,24 +119,18 @@ def _call(number: int, interaction: Any, rules: Redaction) -> RecordedCall:
     if kind == "llm":
         for payload in model_payloads(data):
             usage.add(payload)
-        if usage.model is None and isinstance(model := _model_in(arguments), str):
-            usage.model = model
-    return RecordedCall(
+        if usage.model is None:
+            usage.model = asked_model(arguments)
+    call = RecordedCall(
         id=number,
         kind=kind,
         name=name,
         arguments=arguments,
         digest=digest_of(name, arguments).hex(),
         outcome={"response": data},
-        input_tokens=usage.input_tokens,
-        output_tokens=usage.output_tokens,
         model=usage.model,
     )
-
-
-def _model_in(arguments: Mapping[str, Any]) -> Any:
-    body = arguments.get("json")
-    return body.get("model") if isinstance(body, Mapping) else None
+    return msgspec.structs.replace(call, **usage.tokens.fields())
 
 
 def _response(response: Any, rules: Redaction) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from agent_cache.engine.interception import INTERCEPTORS, InterceptedCall, repor
 from agent_cache.engine.runtime import PLACE
 from agent_cache.errors import ConfigurationError
 from agent_cache.recording.cassette_file import RecordedCall
+from agent_cache.recording.prices import NO_TOKENS, Members, Tokens, asked_model, larger, members_of, tokens_of
 from agent_cache.recording.redaction import Redaction
 from agent_cache.recording.results import redact_chunks
 from agent_cache.values.annotations import Returns, annotation_of_chunks
@@ -407,40 +408,57 @@ CURRENT_CALL: ContextVar[ActiveCall | None] = ContextVar("agent_cache_recorded_c
 """The innermost recorded call that is running in this context. Child tasks and threads inherit it."""
 
 
-_USAGE = ("usage", "usage_metadata", "usageMetadata")
-_INPUT = ("input_tokens", "prompt_tokens", "prompt_token_count", "promptTokenCount", "inputTokens")
-_OUTPUT = ("output_tokens", "completion_tokens", "candidates_token_count", "candidatesTokenCount", "outputTokens")
-_THOUGHTS = ("thoughts_token_count", "thoughtsTokenCount")
 _MODEL = ("model", "model_version", "modelVersion", "model_name")
-_NESTED = ("message", "response", "response_metadata", "llm_output")
-"""Where usage may stand one level down: Anthropic's `message_start`, OpenAI's `response.completed`, LangChain."""
+_NESTED = ("message", "response", "response_metadata", "llm_output", "metadata", "delta")
+"""Where usage may stand one level down: Anthropic's `message_start`, OpenAI's `response.completed`, LangChain's
+messages, Bedrock's `metadata`, Cohere's `message-end`."""
 
 
 class Usage:
-    """Tokens and model of one LLM call, from what OpenAI, Anthropic, Gemini, LiteLLM and LangChain return.
+    """Tokens and model of one LLM call, from what the usual clients return (`tokens_of`).
 
-    Answers may be objects or dicts. The chunks of a stream carry counts that grow, so the largest one is kept.
+    The chunks of a stream carry counts that grow, so the largest are kept. The counts of the requests that the call has
+    made are summed. The answer that it returns repeats them, so its own counts stand only if they are larger.
+
+    Attributes:
+        model: the model, None if it is not known.
     """
 
-    __slots__ = ("input_tokens", "model", "output_tokens")
+    __slots__ = ("_inside", "_own", "model")
 
     def __init__(self) -> None:
-        self.input_tokens = 0
-        self.output_tokens = 0
+        self._own = self._inside = NO_TOKENS
         self.model: str | None = None
 
+    @property
+    def tokens(self) -> Tokens:
+        """The token counts."""
+        own, inside = self._own, self._inside
+        return inside if inside.input + inside.output >= own.input + own.output else own
+
     def add(self, answer: Any) -> None:
-        """Search an answer, or a chunk of one."""
+        """Search an answer, or a chunk of one, or a list of chunks."""
         if isinstance(answer, str | bytes | int | float | None):
             return
+        if isinstance(answer, list | tuple):
+            for one in answer:
+                if isinstance(one, Mapping):
+                    self.add(one)
+            return
         try:
-            self._search(answer)
+            members = members_of(answer)
+            self._search(members)
             for name in _NESTED:
-                inner = _member(answer, name)
+                inner = members(name)
                 if inner is not None and not isinstance(inner, str):
-                    self._search(inner)
+                    self._search(members_of(inner))
         except Exception as error:  # noqa: BLE001 - reading an attribute of the user's object may raise anything
             _LOG.debug("recording: tokens could not be read: %r", error)
+
+    def join(self, inside: Usage) -> None:
+        """Add the usage of a request that this call has made, which is not recorded by itself."""
+        self._inside = self._inside.plus(inside.tokens)
+        self.model = inside.model or self.model
 
     def complete(self, call: ActiveCall, answer: Any) -> None:
         """Apply the user's extractors. If nothing has named a model, take it from the arguments.
@@ -450,12 +468,7 @@ class Usage:
             answer: what it returned; the list of its chunks if that was a stream.
         """
         if self.model is None:
-            arguments = call.arguments
-            for place in (arguments, arguments.get("kwargs"), arguments.get("request"), arguments.get("json")):
-                found = place.get("model") if isinstance(place, Mapping) else None
-                if isinstance(found, str):
-                    self.model = found
-                    break
+            self.model = asked_model(call.arguments)
         function = call.function
         if not function.has_extractors:
             return
@@ -469,35 +482,19 @@ class Usage:
         if function.extract_tokens is not None:
             try:
                 found_input, found_output = function.extract_tokens(passed, answer)
-                self.input_tokens, self.output_tokens = int(found_input), int(found_output)
+                self._own, self._inside = Tokens(int(found_input), int(found_output)), NO_TOKENS
             except Exception as error:  # noqa: BLE001 - as above
                 _LOG.warning("extract_tokens of %s raised %r; the default was used", function.name, error)
 
-    def _search(self, answer: Any) -> None:
-        for name in _USAGE:
-            usage = _member(answer, name)
-            if usage is not None:
-                self.input_tokens = max(self.input_tokens, _count(usage, _INPUT))
-                self.output_tokens = max(self.output_tokens, _count(usage, _OUTPUT) + _count(usage, _THOUGHTS))
+    def _search(self, answer: Members) -> None:
+        found = tokens_of(answer)
+        if found is not NO_TOKENS:
+            self._own = larger(self._own, found)
         for name in _MODEL:
-            model = _member(answer, name)
+            model = answer(name)
             if isinstance(model, str) and model:
                 self.model = model
                 return
-
-
-def _member(holder: Any, name: str) -> Any:
-    if isinstance(holder, Mapping):
-        return holder.get(name)
-    return getattr(holder, name, None)
-
-
-def _count(usage: Any, names: tuple[str, ...]) -> int:
-    for name in names:
-        found = _member(usage, name)
-        if isinstance(found, int | float) and not isinstance(found, bool) and found >= 0:
-            return int(found)
-    return 0
 
 
 # Decorators
@@ -573,14 +570,15 @@ def cached_llm_call(
     """Serve a function that calls a model from the recording, and record it where the mode allows it.
 
     Takes functions, coroutine functions and generator functions of both kinds. Tokens and model are found in what
-    OpenAI, Anthropic, Gemini and LiteLLM return. Outside of a recording the function runs unchanged; nothing is cached
-    there.
+    OpenAI, Anthropic, Gemini, Bedrock, Cohere, Ollama, LiteLLM and LangChain return. Outside of a recording the
+    function runs unchanged; nothing is cached there.
 
     Args:
         extract_model: ``extract_model(call, answer)`` returns the model's name; `call` is
             ``{"args": [...], "kwargs": {...}}``, and `answer` of a stream is the list of its chunks. If it raises, the
             log has a warning and the default is used.
-        extract_tokens: likewise, input and output tokens.
+        extract_tokens: likewise, input and output tokens. They stand for all: none of them counts as from a prompt
+            cache.
         cache_key: ``cache_key(*args, **kwargs)`` identifies a call instead of its arguments. If it raises, the log has
             a warning and the arguments are used.
         name: its name in recordings, instead of ``module:qualname``.

@@ -28,10 +28,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Protocol, Self
 
+import msgspec
+
 from agent_cache.core.policies import checked_choice
 from agent_cache.errors import CassetteError, CassetteNotFound, MissingFixture, UncacheableArgumentsError
 from agent_cache.recording.cassette import Cassette
 from agent_cache.recording.cassette_file import CALLS_OF_LITELLM, PartialFile, RecordedCall, digest_of_key
+from agent_cache.recording.functions import Usage
+from agent_cache.recording.prices import Savings, savings_of
 from agent_cache.recording.redaction import redaction_of
 
 __all__ = [
@@ -165,7 +169,7 @@ class LLMReplay:
         self._entries: dict[tuple[str, str], Entry] = {}
         self._environment: dict[str, Any] = {}
         self._pending: dict[tuple[str, str], Entry] = {}
-        self._consumed: set[str] = set()
+        self._answered: list[Entry] = []
         if self.fixture_path.exists():
             for entry in read_fixture(self.fixture_path):
                 self._add(entry)
@@ -210,7 +214,12 @@ class LLMReplay:
 
     def consumed_keys(self) -> set[str]:
         """The keys of the calls that were answered from the fixture."""
-        return set(self._consumed)
+        return {entry["key"] for entry in self._answered}
+
+    @property
+    def savings(self) -> Savings:
+        """Model calls that were not made, because they were answered so far, as `Player.savings`."""
+        return savings_of((_call(number, entry) for number, entry in enumerate(self._answered, 1)), None)
 
     # Installation
 
@@ -394,7 +403,7 @@ class LLMReplay:
     def _found(self, kind: str, *keys: str) -> Entry | None:
         for key in keys:
             if (entry := self._entries.get((kind, key))) is not None:
-                self._consumed.add(key)
+                self._answered.append(entry)
                 return entry
         return None
 
@@ -753,12 +762,13 @@ def _call(number: int, entry: Entry) -> RecordedCall:
     kind = _kind(entry)
     rest = {name: value for name, value in entry.items() if name not in {"key", "response", "value"}}
     response: dict[str, Any] = entry.get("response") or {}
-    usage = response.get("usage") or {}
+    usage = Usage()
+    usage.add(response)
     if kind == "environment":
         name, key, value = _ENVIRONMENT, entry["name"], entry["value"]
     else:
         name, key, value = _NAMES[kind], entry["key"], response or None
-    return RecordedCall(
+    call = RecordedCall(
         id=number,
         kind="env" if kind == "environment" else "llm",
         name=name,
@@ -766,11 +776,10 @@ def _call(number: int, entry: Entry) -> RecordedCall:
         key=key,
         digest=digest_of_key(name, key).hex(),
         outcome={"value": value},
-        input_tokens=usage.get("prompt_tokens") or 0,
-        output_tokens=usage.get("completion_tokens") or 0,
-        model=response.get("model") or entry.get("model"),
+        model=usage.model or entry.get("model"),
         form=_FORM,
     )
+    return msgspec.structs.replace(call, **usage.tokens.fields())
 
 
 def from_cassette(cassette: Cassette) -> list[Entry]:

@@ -25,6 +25,7 @@ from agent_cache.recording.cassette_file import EARLIER, RecordedCall, digest_of
 from agent_cache.recording.differences import changes, likeness
 from agent_cache.recording.functions import ActiveCall, RecordedFunction
 from agent_cache.recording.lanes import Lanes, Turns, checkpoint, wait_for_cancellation
+from agent_cache.recording.prices import Savings, model_calls, savings_of
 from agent_cache.recording.redaction import Redaction
 from agent_cache.recording.results import check_outcome, read_value
 from agent_cache.values.arguments import plain_arguments
@@ -57,6 +58,7 @@ class Player:
         if cassette.is_partial:
             _LOG.warning("%s was left by a recording that was killed; calls may be missing", cassette.path)
         self.matcher = Matcher(cassette, redaction)
+        self._answered = bytearray(len(cassette))
         self.strict = strict
         self.cursor = 0
         self.divergences: list[dict[str, Any]] = []
@@ -70,6 +72,22 @@ class Player:
     def remaining(self) -> int:
         """How many recorded calls were neither answered nor enclosed by one that was."""
         return self.matcher.remaining
+
+    @property
+    def savings(self) -> Savings:
+        """Model calls that were not made, because they, or the calls that enclose them, were answered so far.
+
+        Their prices need `genai-prices` (``pip install "agent-cache[prices]"``).
+        """
+        outer, steps = self.matcher.parent, self.cassette.steps
+
+        def is_answered(index: int) -> bool:
+            while index >= 0 and not self._answered[index]:
+                index = outer(index)
+            return index >= 0
+
+        chosen = filter(is_answered, self.cassette.outline.of_models)
+        return savings_of(model_calls(steps, chosen, outer), self.cassette.recorded_at)
 
     def find(self, call: ActiveCall, *, is_redacted: bool) -> int | None:
         """Index of the recorded call in the same place.
@@ -106,6 +124,7 @@ class Player:
         if self._order is not None and (missing := self._order.start(index, call)) is not None:
             raise self._too_early(index, missing)
         self.matcher.cover(index)
+        self._answered[index] = 1
         self.cursor += 1
 
     def pass_by(self, call: ActiveCall, index: int) -> None:

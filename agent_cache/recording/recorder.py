@@ -667,11 +667,15 @@ class CassetteWriter:
             started_ms=_milliseconds(call.started - self._began),
             duration_ms=_milliseconds(now - call.started),
         )
-        if (usage := call.usage) is not None:  # three more fields double the time of the constructor
+        if (usage := call.usage) is not None:  # more fields double the time of the constructor
+            tokens = usage.tokens
             line = msgspec.structs.replace(
                 line,
-                input_tokens=usage.input_tokens,
-                output_tokens=usage.output_tokens,
+                input_tokens=tokens.input,
+                output_tokens=tokens.output,
+                cache_read_tokens=tokens.cache_read,
+                cache_write_tokens=tokens.cache_write,
+                cache_write_1h_tokens=tokens.cache_write_1h,
                 model=None if usage.model is None else self._redaction.labelled("model", usage.model),
             )
         self._write(line)

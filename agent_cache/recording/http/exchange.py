@@ -789,9 +789,10 @@ class Exchange:
                     call.usage.model = found[1]
             recorder.end_exchange(call, {"response": data})
         if self._learners:
-            data = body.data(is_whole=end is None)
+            inside = Usage()
+            _count_tokens(inside, body.data(is_whole=end is None))
             for usage in self._learners:
-                _count_tokens(usage, data)
+                usage.join(inside)
 
 
 def _count_tokens(usage: Usage, data: Mapping[str, Any]) -> None:

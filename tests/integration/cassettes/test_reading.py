@@ -15,7 +15,7 @@ import pytest
 
 import agent_cache
 from agent_cache.cli.main import main
-from agent_cache.recording import Cassette
+from agent_cache.recording import Cassette, intercept, prices, record
 from tests.harness.slow import slow
 
 SECRET = "sk-" + "a1b2c3d4" * 4
@@ -38,7 +38,7 @@ def test_show_is_a_timeline(cassette, command):
     lines = out.splitlines()
     assert (code, err) == (0, "")
     assert "label" in lines[0]
-    calls = lines[2:-1]
+    calls = lines[2:-2]
     assert [line.split()[0] for line in calls] == ["0", "1", "2", "3", "4"]  # in the order they were started
     assert "shop:outer(question='x') -> {'answer': 'X'}" in calls[0]
     assert calls[1].index("shop:ask") == calls[0].index("shop:outer") + 2  # nested
@@ -46,6 +46,7 @@ def test_show_is_a_timeline(cassette, command):
     assert calls[3].endswith("(m-1, 120+30 tokens)")
     assert calls[4].endswith("-> 3 chunks")
     assert all("=" in line for line in calls)
+    assert lines[-2].startswith("1 model call, 120+30 tokens, ")
     assert "5 calls in " in lines[-1]
     assert lines[-1].endswith("1 llm, 120+30 tokens, 1 error")
 
@@ -439,3 +440,49 @@ def test_what_a_terminal_would_obey_is_escaped_in_errors(tmp_path, capsys):
 def test_a_name_that_cannot_be_one_of_a_file_is_an_error_as_any_other(command, capsys):
     assert main(["cassette", command, "a\0b"]) == 2
     assert "null" in capsys.readouterr().err
+
+
+def test_show_sums_the_model_calls_and_says_what_they_cost(cassette, capsys):
+    pytest.importorskip("genai_prices")
+    path = cassette("run.jsonl", "model:first", "ask", "model:second")
+    assert main(["cassette", "show", str(path)]) == 0
+    assert capsys.readouterr().out.splitlines()[-2] == "2 model calls, 240+60 tokens, 2 of unknown price"
+    write_model(path, "gpt-4o")
+    assert main(["cassette", "show", str(path)]) == 0
+    assert capsys.readouterr().out.splitlines()[-2] == "2 model calls, 240+60 tokens, $0.0012"
+    assert main(["cassette", "show", "--json", str(path)]) == 0
+    found = json.loads(capsys.readouterr().out)["model_calls"]
+    assert (found["calls"], found["cost"], found["unpriced"]) == (2, "0.0012", 0)
+
+
+def test_show_says_what_to_install_to_see_money(cassette, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "genai_prices", None)
+    prices._pricing.cache_clear()
+    try:
+        assert main(["cassette", "show", str(cassette("run.jsonl", "model:first"))]) == 0
+    finally:
+        prices._pricing.cache_clear()
+    line = capsys.readouterr().out.splitlines()[-2]
+    assert line == '1 model call, 120+30 tokens, pip install "agent-cache[prices]" to see money'
+
+
+def test_show_says_nothing_of_money_where_no_model_was_called(cassette, capsys):
+    assert main(["cassette", "show", str(cassette("run.jsonl", "ask"))]) == 0
+    assert "model call" not in capsys.readouterr().out
+
+
+def test_show_names_tokens_from_the_prompt_cache(tmp_path, capsys):
+    path = tmp_path / "run.jsonl"
+    think = intercept(name="think", kind="llm")(
+        lambda: {"model": "m-1", "usage": {"input_tokens": 20, "cache_read_input_tokens": 100, "output_tokens": 30}}
+    )
+    with record(path):
+        think()
+    assert main(["cassette", "show", str(path)]) == 0
+    assert "(m-1, 120+30 tokens, 100 from the prompt cache)" in capsys.readouterr().out
+    assert main(["cassette", "text", str(path)]) == 0
+    assert "cache_read_tokens: 100" in capsys.readouterr().out
+
+
+def write_model(path, model):
+    path.write_text(path.read_text("utf-8").replace("m-1", model), "utf-8")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -371,3 +372,44 @@ def test_a_recording_of_a_test_that_failed_says_so(suite):
     suite.run("--agent-record-mode=rewrite", passed=1)
     suite.environment.delenv("GOOD")
     assert "had failed itself" not in suite.run(failed=1).stdout.str()
+
+
+MODELS = """
+    import pytest
+    from agent_cache.recording import cached_llm_call
+
+    @cached_llm_call(name="ask")
+    def ask(prompt):
+        return {"model": "gpt-4o", "usage": {"prompt_tokens": 1000, "completion_tokens": 50}}
+
+    @pytest.mark.agent_cassette
+    @pytest.mark.parametrize("prompt", ["one", "two", "three"])
+    def test_model(prompt):
+        assert ask(prompt)
+
+    def test_plain():
+        pass
+"""
+
+
+@pytest.mark.parametrize("workers", [(), ("-n2",)], ids=["one process", "workers"])
+def test_the_end_of_a_run_says_which_model_calls_were_not_made(suite, workers):
+    if workers:
+        pytest.importorskip("xdist")
+    suite.write("test_models.py", MODELS)
+    recorded = suite.run("--agent-record-mode=once", apart=True, passed=4)
+    recorded.stdout.no_fnmatch_line("*model call*")
+    money = (
+        "$0.0090" if importlib.util.find_spec("genai_prices") else 'pip install "agent-cache[[]prices]" to see money'
+    )
+    suite.run(*workers, apart=True, passed=4).stdout.fnmatch_lines(
+        [f"agent-cache: saved 0.0 s and 3 model calls, 3000+150 tokens, {money}"]
+    )
+    suite.run("-k", "plain", apart=True, passed=1).stdout.no_fnmatch_line("*model call*")
+
+
+def test_a_failed_test_has_saved_its_model_calls_too(suite):
+    suite.write("test_models.py", MODELS)
+    suite.run("--agent-record-mode=once", apart=True, passed=4)
+    suite.write("test_models.py", MODELS.replace("assert ask(prompt)", "assert not ask(prompt)"))
+    suite.run(apart=True, passed=1, failed=3).stdout.fnmatch_lines(["agent-cache: saved*3 model calls*"])

@@ -1,0 +1,316 @@
+"""What a replay has saved: model calls, tokens, money at the prices of the day of the recording, seconds."""
+
+import sys
+from decimal import Decimal
+
+import pytest
+from hypothesis import given, strategies as st
+
+from agent_cache.recording import Cassette, RecordedCall, Savings, cached_llm_call, intercept, prices, record, replay
+from agent_cache.recording.cassette_file import digest_of
+from agent_cache.recording.prices import model_calls, savings_of
+
+DAY = "2026-01-01T12:00:00Z"
+
+
+@pytest.fixture
+def priced():
+    """Prices are installed."""
+    pytest.importorskip("genai_prices")
+
+
+@pytest.fixture
+def unpriced(monkeypatch):
+    """The extra is not installed."""
+    monkeypatch.setitem(sys.modules, "genai_prices", None)
+    prices._pricing.cache_clear()
+    yield
+    prices._pricing.cache_clear()
+
+
+def model_call(model="gpt-4o", input_tokens=1000, output_tokens=50, *, name="ask", **fields):
+    return RecordedCall(
+        **{
+            "id": 1,
+            "kind": "llm",
+            "name": name,
+            "digest": digest_of(name, {}).hex(),
+            "outcome": {"value": ""},
+            "model": model,
+            "input_tokens": input_tokens,
+            "output_tokens": output_tokens,
+        }
+        | fields
+    )
+
+
+def cost(*calls, recorded_at=DAY):
+    return savings_of(calls, recorded_at).cost
+
+
+# Prices
+
+
+@pytest.mark.usefixtures("priced")
+def test_tokens_from_the_prompt_cache_are_cheaper():
+    assert cost(model_call(cache_read_tokens=800)) == Decimal("0.0020")
+    assert cost(model_call()) == Decimal("0.0030")
+
+
+@pytest.mark.usefixtures("priced")
+def test_tokens_written_to_the_prompt_cache_cost_more_and_those_kept_for_an_hour_still_more():
+    model = "claude-sonnet-4-20250514"
+    assert cost(model_call(model, output_tokens=0)) == Decimal("0.003")
+    assert cost(model_call(model, output_tokens=0, cache_write_tokens=1000)) == Decimal("0.00375")
+    assert cost(model_call(model, output_tokens=0, cache_write_tokens=1000, cache_write_1h_tokens=1000)) == Decimal(
+        "0.006"
+    )
+
+
+@pytest.mark.usefixtures("priced")
+def test_the_price_is_that_of_the_day_of_the_recording():
+    call = model_call("o3", 1_000_000, 0)
+    assert cost(call, recorded_at="2025-06-01T00:00:00Z") == 10
+    assert cost(call, recorded_at="2025-06-30T00:00:00Z") == 2
+    midnight = model_call("o3", 1_000_000, 0, started_ms=30 * 24 * 3600 * 1000)
+    assert cost(midnight, recorded_at="2025-06-01T00:00:00Z") == 2
+
+
+@pytest.mark.usefixtures("priced")
+@pytest.mark.parametrize("recorded_at", [None, "yesterday", "2026-01-01T12:00:00"])
+def test_without_a_date_the_price_is_that_of_today_and_without_a_zone_it_is_utc(recorded_at):
+    assert cost(model_call(), recorded_at=recorded_at) == Decimal("0.0030")
+
+
+@pytest.mark.usefixtures("priced")
+@pytest.mark.parametrize(
+    ("model", "same"),
+    [
+        ("openai/gpt-4o", "gpt-4o"),
+        ("azure/gpt-4o", "gpt-4o"),
+        ("litellm_proxy/gpt-4o", "gpt-4o"),
+        ("openrouter/openai/gpt-4o", "gpt-4o"),
+        ("anthropic/claude-sonnet-4-20250514", "claude-sonnet-4-20250514"),
+        ("vertex_ai/claude-sonnet-4@20250514", "claude-sonnet-4-20250514"),
+        ("bedrock/anthropic.claude-sonnet-4-20250514-v1:0", "anthropic.claude-sonnet-4-20250514-v1:0"),
+        ("bedrock/converse/us.anthropic.claude-sonnet-4-20250514-v1:0", "anthropic.claude-sonnet-4-20250514-v1:0"),
+        ("us.anthropic.claude-sonnet-4-20250514-v1:0", "anthropic.claude-sonnet-4-20250514-v1:0"),
+        ("gemini/gemini-2.5-flash", "gemini-2.5-flash"),
+        ("models/gemini-2.5-flash", "gemini-2.5-flash"),
+        ("cohere_chat/command-r-plus", "command-r-plus"),
+        ("xai/grok-3", "grok-3"),
+        ("deepseek/deepseek-chat", "deepseek-chat"),
+        ("groq/llama-3.3-70b-versatile", None),
+        ("together_ai/meta-llama/Llama-3-70b-chat-hf", None),
+        ("fireworks_ai/accounts/fireworks/models/llama-v3p1-8b-instruct", None),
+        ("mistral/mistral-large-latest", None),
+        ("perplexity/sonar", None),
+        ("text-embedding-3-small", None),
+        ("ft:gpt-4o-mini-2024-07-18:acme::id", None),
+    ],
+)
+def test_names_with_the_prefixes_of_litellm_have_the_price_of_their_model(model, same):
+    found = cost(model_call(model))
+    assert found
+    if same is not None:
+        assert found == cost(model_call(same))
+
+
+@pytest.mark.usefixtures("priced")
+@pytest.mark.parametrize("model", [
+    "large-1", "gpt-99", "claude-99", "", None, "/", "ollama/llama3", "ollama/mistral-nemo", "deepseek-r1:8b",
+    "hosted_vllm/gpt-4o", "lm_studio/gpt-4o", "whisper-1", "openai/whisper-1",
+])  # fmt: skip
+def test_a_call_of_an_unknown_model_is_counted_and_never_free(model):
+    """So is one of a model on a machine of one's own, or one that is not paid by tokens."""
+    found = savings_of([model_call(model)], DAY)
+    assert (found.calls, found.unpriced, found.cost) == (1, 1, None)
+    both = savings_of([model_call(), model_call(model)], DAY)
+    assert (both.calls, both.unpriced, both.cost) == (2, 1, Decimal("0.0030"))
+
+
+@pytest.mark.usefixtures("priced")
+@pytest.mark.parametrize(
+    ("asked", "answered", "expected"),
+    [
+        # The answer names the version: that of May 2024 costs twice as much.
+        ("openai/gpt-4o", "gpt-4o-2024-05-13", "gpt-4o-2024-05-13"),
+        # The name of a deployment is nobody else's.
+        ("azure/our-deployment", "gpt-4o-2024-08-06", "gpt-4o-2024-08-06"),
+        # The answer does not say who ran it.
+        ("groq/llama-3.3-70b-versatile", "llama-3.3-70b-versatile", "groq/llama-3.3-70b-versatile"),
+    ],
+)
+def test_the_provider_is_that_of_the_request_and_the_version_that_of_the_answer(asked, answered, expected):
+    assert cost(model_call(answered, arguments={"model": asked})) == cost(model_call(expected))
+
+
+@pytest.mark.usefixtures("priced")
+def test_the_host_of_a_request_says_whose_price_it_is():
+    groq = model_call("llama-3.3-70b-versatile", name="POST https://api.groq.com/openai/v1/chat/completions")
+    assert cost(groq) == cost(model_call("groq/llama-3.3-70b-versatile"))
+    gateway = model_call("gpt-4o", name="POST http://127.0.0.1/v1/chat/completions")
+    assert cost(gateway) == cost(model_call("gpt-4o"))
+    bedrock = model_call(
+        "amazon.nova-pro-v1:0", name="POST https://bedrock-runtime.us-east-1.amazonaws.com/model/amazon.nova/converse"
+    )
+    assert cost(bedrock) == cost(model_call("bedrock/amazon.nova-pro-v1:0"))
+
+
+@pytest.mark.usefixtures("priced")
+def test_a_call_without_tokens_has_no_price_unless_the_server_has_refused_it():
+    unknown = model_call(input_tokens=0, output_tokens=0)
+    assert savings_of([unknown], DAY).unpriced == 1
+    answered = model_call(input_tokens=0, output_tokens=0, outcome={"response": {"status": 200}})
+    assert savings_of([answered], DAY).unpriced == 1
+    refused = model_call(input_tokens=0, output_tokens=0, outcome={"response": {"status": 429}})
+    assert savings_of([refused], DAY) == Savings(calls=1)
+
+
+@pytest.mark.usefixtures("priced")
+def test_counts_that_somebody_has_edited_into_nonsense_have_no_price():
+    assert savings_of([model_call(cache_read_tokens=2000)], DAY).unpriced == 1
+    assert savings_of([model_call(input_tokens=-5)], DAY).unpriced == 1
+
+
+@pytest.mark.usefixtures("unpriced")
+def test_without_the_extra_tokens_are_shown_and_what_to_install():
+    found = savings_of([model_call(), model_call()], DAY)
+    assert found == Savings(2, 2000, 100, None, 2, 0.0)
+    assert str(found) == '2 model calls, 2000+100 tokens, pip install "agent-cache[prices]" to see money'
+
+
+@pytest.mark.parametrize(
+    ("savings", "text"),
+    [
+        (Savings(), "0 model calls"),
+        (Savings(1, 120, 8, Decimal("0.00038")), "1 model call, 120+8 tokens, $0.0004"),
+        (Savings(1, 1, 0, Decimal("0.0000025")), "1 model call, 1+0 tokens, less than $0.0001"),
+        (Savings(3, 9, 9, Decimal("12.5"), 1), "3 model calls, 9+9 tokens, $12.5000, 1 of unknown price"),
+        (Savings(2, 9, 9, None, 2), "2 model calls, 9+9 tokens, 2 of unknown price"),
+        (Savings(2), "2 model calls, $0.0000"),
+    ],
+)
+@pytest.mark.usefixtures("priced")
+def test_savings_as_text(savings, text):
+    assert str(savings) == text
+
+
+amounts = st.builds(
+    Savings, st.integers(1, 5), st.integers(0, 9), st.integers(0, 9),
+    st.none() | st.decimals(0, 5, places=4), st.just(0), st.just(0.5),
+).map(lambda one: one if one.cost is not None else Savings(one.calls, 1, 1, None, one.calls, 0.5))  # fmt: skip
+
+
+@given(st.lists(amounts))
+def test_sums_lose_neither_money_nor_what_has_no_price(parts):
+    whole = sum(parts, Savings())
+    assert whole.calls == sum(one.calls for one in parts)
+    assert whole.unpriced == sum(one.unpriced for one in parts)
+    assert (whole.cost or 0) == sum(one.cost or 0 for one in parts)
+    assert (whole.cost is None) == (bool(parts) and all(one.cost is None for one in parts))
+
+
+# Which calls
+
+
+@st.composite
+def trees(draw):
+    """Calls, each inside of an earlier one or of none, some of models, some of which know their tokens."""
+    number = draw(st.integers(1, 8))
+    parents = [draw(st.integers(-1, index - 1)) for index in range(number)]
+    kinds = [draw(st.sampled_from(["tool", "llm", "llm with tokens"])) for _ in range(number)]
+    return parents, kinds
+
+
+@given(trees())
+def test_the_tokens_of_each_model_call_are_counted_once(tree):
+    """Above each model call, itself included, at most one counts; and each path to one has one that does."""
+    parents, kinds = tree
+    steps = [model_call(input_tokens=index + 1 if "with" in kind else 0, output_tokens=0, id=index + 1)
+             for index, kind in enumerate(kinds)]  # fmt: skip
+    chosen = [index for index, kind in enumerate(kinds) if kind != "tool"]
+    counted = {call.id - 1 for call in model_calls(steps, chosen, parents.__getitem__)}
+
+    def path(index):
+        while index >= 0:
+            yield index
+            index = parents[index]
+
+    for index in chosen:
+        above = [at for at in path(index) if at in counted]
+        assert len(above) <= 1
+        if "with" in kinds[index]:
+            assert above
+            with_tokens = [at for at in path(index) if "with" in kinds[at]]
+            assert above == with_tokens[-1:]
+        elif not above:  # what it has called counts instead
+            assert any(index in path(at) for at in counted)
+
+
+@cached_llm_call(name="ask")
+def ask(prompt: str):
+    return {"model": "gpt-4o", "usage": {"prompt_tokens": 1000, "completion_tokens": 50}}
+
+
+@intercept(name="agent", kind="tool")
+def agent(prompt: str) -> str:
+    ask(f"{prompt} once")
+    ask(f"{prompt} again")
+    return "done"
+
+
+@intercept(name="wrapper", kind="llm")
+def wrapper(prompt: str) -> str:
+    return str(ask(prompt))
+
+
+def saved(player):
+    found = player.savings
+    return found.calls, found.input_tokens, found.output_tokens
+
+
+def test_a_replay_counts_the_model_calls_that_it_has_answered_so_far(path):
+    with record(path):
+        ask("one")
+        ask("two")
+    with replay(path) as player:
+        assert saved(player) == (0, 0, 0)
+        assert player.savings.cost == 0
+        ask("one")
+        assert saved(player) == (1, 1000, 50)
+        ask("two")
+    assert saved(player) == (2, 2000, 100)
+    recorded = [call.duration_ms for call in Cassette.load(path)]
+    assert player.savings.seconds == pytest.approx(sum(recorded) / 1000)
+
+
+def test_a_call_that_is_answered_spares_the_model_calls_inside_of_it(path):
+    with record(path):
+        agent("plan")
+        wrapper("write")
+        ask("last")
+    with replay(path) as player:
+        agent("plan")
+        assert saved(player) == (2, 2000, 100)
+        wrapper("write")
+        assert saved(player) == (3, 3000, 150)
+
+
+def test_calls_that_run_again_save_nothing_and_those_inside_of_them_do(path):
+    with record(path):
+        agent("plan")
+        ask("last")
+    with record(path, mode="new_episodes", policy={"agent": "live"}) as recorder:
+        agent("plan")
+        ask("new")
+    assert saved(recorder.player) == (2, 2000, 100)
+
+
+@pytest.mark.usefixtures("priced")
+def test_a_replay_knows_what_it_has_not_paid(path):
+    with record(path):
+        ask("one")
+    with replay(path) as player:
+        ask("one")
+    assert (player.savings.cost, player.savings.unpriced) == (Decimal("0.0030"), 0)

@@ -1,0 +1,445 @@
+"""Token counts of model calls: in what each provider answers, whole or as a stream, `input_tokens` are all input."""
+
+import json
+from types import SimpleNamespace as Some
+
+import pytest
+from hypothesis import given, strategies as st
+
+from agent_cache.recording import Cassette, cached_llm_call, record, replay
+from agent_cache.recording.functions import Usage
+from agent_cache.recording.prices import Tokens, asked_model, larger
+
+# Of 1000 input tokens 800 were read from the prompt cache and 100 written to it. The output has 50 tokens.
+CACHED = Tokens(1000, 50, 800, 100)
+READ = Tokens(1000, 50, 800)
+PLAIN = Tokens(1000, 50)
+
+ANSWERS = {
+    "openai chat": (READ, {
+        "model": "m",
+        "usage": {
+            "prompt_tokens": 1000, "completion_tokens": 50, "total_tokens": 1050,
+            "prompt_tokens_details": {"cached_tokens": 800, "audio_tokens": 0},
+            "completion_tokens_details": {"reasoning_tokens": 20},
+        },
+    }),
+    "openai chat, written to the cache": (CACHED, {
+        "model": "m",
+        "usage": {
+            "prompt_tokens": 1000, "completion_tokens": 50,
+            "prompt_tokens_details": {"cached_tokens": 800, "cache_write_tokens": 100},
+        },
+    }),
+    "openai responses": (READ, {
+        "model": "m",
+        "usage": {
+            "input_tokens": 1000, "output_tokens": 50, "total_tokens": 1050,
+            "input_tokens_details": {"cached_tokens": 800}, "output_tokens_details": {"reasoning_tokens": 20},
+        },
+    }),
+    "openai responses of a gateway": (READ, {
+        "model": "m",
+        "usage": {
+            "input_tokens": 1000, "output_tokens": 50, "input_tokens_details": {"cached_tokens": 800},
+            "cache_read_input_tokens": 800,
+        },
+    }),
+    "openai embeddings": (Tokens(1000), {"model": "m", "usage": {"prompt_tokens": 1000, "total_tokens": 1000}}),
+    "xai, whose reasoning is in the total only": (PLAIN, {
+        "model": "m",
+        "usage": {
+            "prompt_tokens": 1000, "completion_tokens": 30, "total_tokens": 1050,
+            "completion_tokens_details": {"reasoning_tokens": 20},
+        },
+    }),
+    "deepseek": (READ, {
+        "model": "m",
+        "usage": {
+            "prompt_tokens": 1000, "completion_tokens": 50, "prompt_cache_hit_tokens": 800,
+            "prompt_cache_miss_tokens": 200,
+        },
+    }),
+    "anthropic": (CACHED, {
+        "model": "m",
+        "usage": {
+            "input_tokens": 100, "cache_creation_input_tokens": 100, "cache_read_input_tokens": 800,
+            "output_tokens": 50,
+        },
+    }),
+    "anthropic, written for an hour": (Tokens(1000, 50, 800, 100, 60), {
+        "model": "m",
+        "usage": {
+            "input_tokens": 100, "cache_creation_input_tokens": 100, "cache_read_input_tokens": 800,
+            "cache_creation": {"ephemeral_5m_input_tokens": 40, "ephemeral_1h_input_tokens": 60},
+            "output_tokens": 50,
+        },
+    }),
+    "gemini": (READ, {
+        "modelVersion": "m",
+        "usageMetadata": {
+            "promptTokenCount": 900, "toolUsePromptTokenCount": 100, "cachedContentTokenCount": 800,
+            "candidatesTokenCount": 20, "thoughtsTokenCount": 30, "totalTokenCount": 1050,
+        },
+    }),
+    "gemini python": (READ, {
+        "model_version": "m",
+        "usage_metadata": {
+            "prompt_token_count": 1000, "cached_content_token_count": 800, "candidates_token_count": 50,
+        },
+    }),
+    "bedrock converse": (CACHED, {
+        "model": "m",
+        "usage": {
+            "inputTokens": 100, "outputTokens": 50, "totalTokens": 1050, "cacheReadInputTokens": 800,
+            "cacheWriteInputTokens": 100,
+        },
+    }),
+    "bedrock converse, written for an hour": (Tokens(1000, 50, 800, 100, 60), {
+        "model": "m",
+        "usage": {
+            "inputTokens": 100, "outputTokens": 50, "cacheReadInputTokens": 800, "cacheWriteInputTokens": 100,
+            "cacheDetails": [{"ttl": "1h", "inputTokens": 60}, {"ttl": "5m", "inputTokens": 40}],
+        },
+    }),
+    "cohere": (PLAIN, {
+        "model": "m",
+        "usage": {
+            "billed_units": {"input_tokens": 1000.0, "output_tokens": 50.0},
+            "tokens": {"input_tokens": 1400.0, "output_tokens": 52.0},
+        },
+    }),
+    "cohere, with its prompt cache": (READ, {
+        "model": "m",
+        "usage": {"billed_units": {"input_tokens": 1000, "output_tokens": 50}, "cached_tokens": 800},
+    }),
+    "cohere v1": (PLAIN, {
+        "model": "m",
+        "meta": {"api_version": {"version": "1"}, "billed_units": {"input_tokens": 1000, "output_tokens": 50}},
+    }),
+    "ollama": (PLAIN, {"model": "m", "prompt_eval_count": 1000, "eval_count": 50, "eval_duration": 7}),
+    "litellm of anthropic": (CACHED, {
+        "model": "m",
+        "usage": {
+            "prompt_tokens": 1000, "completion_tokens": 50, "total_tokens": 1050,
+            "prompt_tokens_details": {"cached_tokens": 800, "cache_creation_tokens": 100},
+            "cache_creation_input_tokens": 100, "cache_read_input_tokens": 800,
+        },
+    }),
+    "langchain": (CACHED, {
+        "usage_metadata": {
+            "input_tokens": 1000, "output_tokens": 50, "total_tokens": 1050,
+            "input_token_details": {"cache_read": 800, "cache_creation": 100},
+        },
+        "response_metadata": {
+            "model_name": "m",
+            "usage": {
+                "input_tokens": 100, "cache_creation_input_tokens": 100, "cache_read_input_tokens": 800,
+                "output_tokens": 50,
+            },
+        },
+    }),
+    "an array of chunks": (PLAIN, [
+        {"modelVersion": "m", "usageMetadata": {"promptTokenCount": 1000}},
+        {"modelVersion": "m", "usageMetadata": {"promptTokenCount": 1000, "candidatesTokenCount": 50}},
+    ]),
+}  # fmt: skip
+
+STREAMS = {
+    "openai chat": (READ, [
+        {"model": "m", "choices": [{"delta": {"content": "a"}}], "usage": None},
+        {"model": "m", "choices": [], "usage": ANSWERS["openai chat"][1]["usage"]},
+    ]),
+    "openai responses": (READ, [
+        {"type": "response.created", "response": {"model": "m", "usage": None}},
+        {"type": "response.completed", "response": ANSWERS["openai responses"][1]},
+    ]),
+    "anthropic": (CACHED, [
+        {"type": "message_start", "message": {
+            "model": "m",
+            "usage": {
+                "input_tokens": 100, "cache_creation_input_tokens": 100, "cache_read_input_tokens": 800,
+                "output_tokens": 1,
+            },
+        }},
+        {"type": "content_block_delta", "delta": {"type": "text_delta", "text": "a"}},
+        {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": {"output_tokens": 50}},
+    ]),
+    "anthropic, with all counts at the end": (CACHED, [
+        {"type": "message_start", "message": {"model": "m", "usage": {"input_tokens": 90, "output_tokens": 1}}},
+        {"type": "message_delta", "delta": {}, "usage": ANSWERS["anthropic"][1]["usage"]},
+    ]),
+    "gemini": (READ, [
+        {"modelVersion": "m", "usageMetadata": {"promptTokenCount": 1000, "cachedContentTokenCount": 800}},
+        {"modelVersion": "m", "usageMetadata": ANSWERS["gemini"][1]["usageMetadata"]},
+    ]),
+    "bedrock converse, as it is sent": (CACHED, [
+        {"role": "assistant"},
+        {"stopReason": "end_turn"},
+        {"usage": ANSWERS["bedrock converse"][1]["usage"], "metrics": {"latencyMs": 7}, "model": "m"},
+    ]),
+    "bedrock converse, as boto3 gives it": (CACHED, [
+        {"messageStart": {"role": "assistant"}},
+        {"metadata": {"usage": ANSWERS["bedrock converse"][1]["usage"], "metrics": {}, "model": "m"}},
+    ]),
+    "cohere": (PLAIN, [
+        {"type": "message-start", "delta": {"message": {"role": "assistant"}}},
+        {"type": "message-end", "delta": {"finish_reason": "COMPLETE", **ANSWERS["cohere"][1]}},
+    ]),
+    "cohere v1": (PLAIN, [
+        {"event_type": "text-generation", "text": "a"},
+        {"event_type": "stream-end", "response": ANSWERS["cohere v1"][1]},
+    ]),
+    "ollama": (PLAIN, [
+        {"model": "m", "message": {"content": "a"}, "done": False},
+        {"model": "m", "prompt_eval_count": 1000, "eval_count": 50, "done": True},
+    ]),
+}  # fmt: skip
+
+
+def as_object(data):
+    if isinstance(data, dict):
+        return Some(**{name: as_object(value) for name, value in data.items()})
+    return [as_object(one) for one in data] if isinstance(data, list) else data
+
+
+def tokens_of(call):
+    return Tokens(
+        call.input_tokens, call.output_tokens, call.cache_read_tokens, call.cache_write_tokens,
+        call.cache_write_1h_tokens,
+    )  # fmt: skip
+
+
+def counted(*answers):
+    usage = Usage()
+    for one in answers:
+        usage.add(one)
+    return usage.tokens
+
+
+@pytest.mark.parametrize("shape", ANSWERS)
+@pytest.mark.parametrize("form", [lambda answer: answer, as_object], ids=["dict", "object"])
+def test_all_input_is_counted_and_what_of_it_was_cached(shape, form, path):
+    tokens, answer = ANSWERS[shape]
+    if isinstance(answer, list) and form is as_object:
+        pytest.skip("an array is JSON")
+
+    @cached_llm_call()
+    def ask(prompt: str):
+        return form(answer)
+
+    with record(path) as recorder:
+        ask("hi")
+    [call] = recorder.steps
+    assert (call.model, tokens_of(call)) == ("m", tokens)
+    [call] = Cassette.load(path)
+    assert tokens_of(call) == tokens
+
+
+@pytest.mark.parametrize("shape", STREAMS)
+@pytest.mark.parametrize("form", [lambda answer: answer, as_object], ids=["dict", "object"])
+def test_the_counts_of_a_stream_are_those_of_all_its_chunks_together(shape, form, path):
+    tokens, chunks = STREAMS[shape]
+
+    @cached_llm_call()
+    def ask(prompt: str):
+        yield from map(form, chunks)
+
+    with record(path) as recorder:
+        list(ask("hi"))
+    [call] = recorder.steps
+    assert (call.model, tokens_of(call)) == ("m", tokens)
+
+
+def test_the_extractors_of_the_user_leave_nothing_of_what_was_found(path):
+    """The counts of the user would not contain the cached tokens that were found."""
+
+    @cached_llm_call(extract_tokens=lambda call, answer: (7, 3))
+    def ask(prompt: str):
+        return ANSWERS["anthropic"][1]
+
+    with record(path) as recorder:
+        ask("hi")
+    assert tokens_of(recorder.steps[0]) == Tokens(7, 3)
+
+
+@pytest.mark.parametrize("name", ["model", "modelId"])
+@pytest.mark.parametrize("place", [None, "json", "request", "kwargs"])
+def test_the_model_that_was_asked_for_is_found_in_the_arguments(name, place):
+    assert asked_model({name: "m"} if place is None else {"prompt": "hi", place: {name: "m"}}) == "m"
+
+
+# What real clients give
+
+
+def test_real_answers_of_openai():
+    pytest.importorskip("openai")
+    from openai.types.chat import ChatCompletion, ChatCompletionChunk
+    from openai.types.responses import ResponseUsage
+
+    usage = ANSWERS["openai chat"][1]["usage"]
+    whole = {"id": "x", "object": "chat.completion", "created": 1, "model": "m", "choices": [], "usage": usage}
+    assert counted(ChatCompletion.model_validate(whole)) == READ
+    assert counted(ChatCompletionChunk.model_validate({**whole, "object": "chat.completion.chunk"})) == READ
+    details = {"input_tokens_details": {"cached_tokens": 800, "cache_write_tokens": 100}}
+    found = ResponseUsage.model_validate({**ANSWERS["openai responses"][1]["usage"], **details})
+    assert counted(Some(usage=found)) == CACHED
+    # DeepSeek's counts are no fields of the type; the client keeps them all the same.
+    deepseek = ChatCompletion.construct(**{**whole, "usage": ANSWERS["deepseek"][1]["usage"]})
+    assert counted(deepseek) == READ
+
+
+def test_real_answers_of_anthropic():
+    pytest.importorskip("anthropic")
+    from anthropic.types import Message, RawMessageDeltaEvent, RawMessageStartEvent
+
+    usage = ANSWERS["anthropic, written for an hour"][1]["usage"]
+    message = Message.model_validate({
+        "id": "x", "type": "message", "role": "assistant", "model": "m", "content": [], "stop_reason": None,
+        "stop_sequence": None, "usage": usage,
+    })  # fmt: skip
+    assert counted(message) == Tokens(1000, 50, 800, 100, 60)
+    message.usage.output_tokens = 1
+    start = RawMessageStartEvent(type="message_start", message=message)
+    end = RawMessageDeltaEvent.model_validate({
+        "type": "message_delta", "delta": {"stop_reason": "end_turn", "stop_sequence": None},
+        "usage": {"output_tokens": 50},
+    })  # fmt: skip
+    assert counted(start, end) == Tokens(1000, 50, 800, 100, 60)
+
+
+def test_real_answers_of_google_genai():
+    types = pytest.importorskip("google.genai.types")
+    assert counted(types.GenerateContentResponse.model_validate(ANSWERS["gemini"][1])) == READ
+
+
+def test_real_answers_of_cohere():
+    cohere = pytest.importorskip("cohere.types")
+    assert counted(Some(usage=cohere.Usage(**ANSWERS["cohere, with its prompt cache"][1]["usage"]))) == READ
+    assert counted(Some(meta=cohere.ApiMeta(**ANSWERS["cohere v1"][1]["meta"]))) == PLAIN
+
+
+@pytest.mark.filterwarnings("ignore")  # of its own dependencies
+def test_real_answers_of_litellm(monkeypatch):
+    monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else it asks the network at import
+    litellm = pytest.importorskip("litellm")
+    usage = ANSWERS["litellm of anthropic"][1]["usage"]
+    found = counted(litellm.ModelResponse(model="m", usage=litellm.Usage(**usage)))
+    assert found == CACHED
+
+
+def test_real_answers_of_ollama():
+    ollama = pytest.importorskip("ollama")
+    answer = {**ANSWERS["ollama"][1], "message": {"role": "assistant", "content": "a"}}
+    assert counted(ollama.ChatResponse(**answer)) == PLAIN
+
+
+def test_real_answers_of_boto3():
+    """The parser that boto3 has reads its own description of the service."""
+    session = pytest.importorskip("botocore.session")
+    parsers = pytest.importorskip("botocore.parsers")
+    service = session.get_session().get_service_model("bedrock-runtime")
+    shape = service.operation_model("Converse").output_shape
+    body = {
+        "output": {"message": {"role": "assistant", "content": []}}, "stopReason": "end_turn", "metrics": {},
+        "usage": ANSWERS["bedrock converse, written for an hour"][1]["usage"],
+    }  # fmt: skip
+    sent = {"status_code": 200, "headers": {}, "body": json.dumps(body).encode(), "context": {}}
+    assert counted(parsers.create_parser("rest-json").parse(sent, shape)) == Tokens(1000, 50, 800, 100, 60)
+
+
+# Requests inside of a call
+
+
+def test_the_requests_of_a_call_are_summed_and_its_own_answer_is_not_counted_again():
+    call = Usage()
+    for _ in range(2):
+        request = Usage()
+        request.add(ANSWERS["anthropic"][1])
+        call.join(request)
+    assert (call.model, call.tokens) == ("m", CACHED.plus(CACHED))
+    call.add(ANSWERS["anthropic"][1])
+    assert call.tokens == CACHED.plus(CACHED)
+
+
+def test_an_answer_that_counts_more_than_the_requests_stands():
+    """Some of its requests went a way that is not seen."""
+    call, request = Usage(), Usage()
+    request.add(ANSWERS["openai chat"][1])
+    call.join(request)
+    call.add({"usage": {"input_tokens": 3000, "output_tokens": 90}})
+    assert call.tokens == Tokens(3000, 90)
+
+
+# Any report
+
+
+counts = st.integers(0, 10**6) | st.none() | st.just(-1) | st.floats(allow_nan=True) | st.text(max_size=2)
+names = st.sampled_from(sorted({
+    name
+    for _, answer in (*ANSWERS.values(), *((tokens, chunk) for tokens, chunks in STREAMS.values() for chunk in chunks))
+    for name in json.dumps(answer).split('"')
+    if "oken" in name or "usage" in name or "cache" in name or "eval" in name or "meta" in name or "unit" in name
+}))  # fmt: skip
+reports = st.recursive(
+    counts, lambda inner: st.dictionaries(names, inner, max_size=6) | st.lists(inner, max_size=3), max_leaves=25
+)
+
+
+@given(st.lists(reports, max_size=4))
+def test_no_report_makes_a_part_larger_than_the_whole(chunks):
+    tokens = counted(*chunks)
+    assert all(type(count) is int and count >= 0 for count in tokens)
+    assert tokens.cache_read + tokens.cache_write <= tokens.input
+    assert tokens.cache_write_1h <= tokens.cache_write
+
+
+@given(*[st.integers(0, 9)] * 4)
+def test_parts_that_exceed_the_whole_are_cut(total, read, written, hour):
+    details = {"cached_tokens": read, "cache_write_tokens": written, "ephemeral_1h_input_tokens": hour}
+    tokens = counted({"usage": {"prompt_tokens": total, "prompt_tokens_details": details}})
+    assert (tokens.input, tokens.cache_read) == (total, min(read, total))
+    assert tokens.cache_read + tokens.cache_write <= total
+    assert tokens.cache_write_1h <= tokens.cache_write
+
+
+@st.composite
+def consistent(draw):
+    read, written, fresh = (draw(st.integers(0, 9)) for _ in range(3))
+    return Tokens(read + written + fresh, draw(st.integers(0, 9)), read, written, draw(st.integers(0, written)))
+
+
+@given(consistent(), consistent(), consistent())
+def test_the_order_of_chunks_changes_neither_sum_nor_output(one, two, three):
+    some, other = larger(larger(one, two), three), larger(three, larger(two, one))
+    assert (some.input, some.output) == (other.input, other.output)
+    assert larger(some, some) == some
+    assert some.cache_read + some.cache_write <= some.input
+
+
+@given(st.integers(0, 500), st.integers(0, 500), st.integers(0, 500), st.integers(0, 500))
+def test_providers_that_count_apart_and_those_that_count_together_are_told_the_same(fresh, read, written, output):
+    tokens = Tokens(fresh + read + written, output, read, written)
+    apart = {"cache_read_input_tokens": read, "cache_creation_input_tokens": written}
+    details = {"cached_tokens": read, "cache_write_tokens": written}
+    assert counted({"usage": {"input_tokens": fresh, "output_tokens": output, **apart}}) == tokens
+    for name, output_name in (("prompt_tokens", "completion_tokens"), ("input_tokens", "output_tokens")):
+        usage = {name: tokens.input, output_name: output, f"{name}_details": details}
+        assert counted({"usage": usage}) == tokens
+    bedrock = {"cacheReadInputTokens": read, "cacheWriteInputTokens": written}
+    assert counted({"usage": {"inputTokens": fresh, "outputTokens": output, **bedrock}}) == tokens
+
+
+def test_a_replay_copies_the_counts_into_a_new_recording(path):
+    @cached_llm_call()
+    def ask(prompt: str):
+        return ANSWERS["anthropic, written for an hour"][1]
+
+    with record(path):
+        ask("hi")
+    with record(path, mode="new_episodes"):
+        ask("hi")
+        ask("more")
+    assert [tokens_of(call) for call in Cassette.load(path)] == [Tokens(1000, 50, 800, 100, 60)] * 2
+    with replay(path):
+        ask("hi")
