@@ -23,6 +23,7 @@ from agent_cache.errors import CassetteError, CassetteNotFound, ConfigurationErr
 from agent_cache.recording.cassette import Cassette, apply_rules, recorded_rules
 from agent_cache.recording.cassette_file import CALLS_OF_LITELLM, is_being_recorded
 from agent_cache.recording.functions import RecordedFunction, wrapped
+from agent_cache.recording.http import socket_guard
 from agent_cache.recording.http.exchange import Http
 from agent_cache.recording.http.seams import Seams
 from agent_cache.recording.player import Player
@@ -84,6 +85,8 @@ class _Block(Generic[H]):
         INTERCEPTORS[self._recorder] = os.path.realpath(self._path)
         if self._recorder.http is not None:
             SEAMS.enter()
+            if self._recorder.http.guard:
+                socket_guard.install()
         self._recorder.lanes.begin()
         self._outer, self._scope = scope, InterceptedScope(_without_blocker(scope), self._recorder)
         self._token = self._scope.enter()

@@ -146,5 +146,5 @@ def likeness(was: Any, now: Any, depth: int = 0) -> float:
     if type(was) is str and type(now) is str:
         begin = _common_length(was, now)
         end = _common_length(was[begin:][::-1], now[begin:][::-1])
-        return 0.95 * (begin + end) / max(len(was), len(now))
-    return 0.0
+        return 0.05 + 0.9 * (begin + end) / max(len(was), len(now))
+    return 0.05 if type(was) is type(now) else 0.0

@@ -429,13 +429,37 @@ class Recorder:
         Raises:
             CassetteError: if it is not recorded, and may not be made.
         """
-        return self._begin(endpoint, arguments)
+        try:
+            return self._begin(endpoint, arguments)
+        finally:
+            self._functions.pop(endpoint.name, None)  # a run may ask for any number of URLs
 
     def end_exchange(self, call: ActiveCall, outcome: dict[str, Any]) -> None:
         """A request that was made has this outcome, redacted."""
         self._end_in_player(call)
         if self._writer is not None:
             self._write(call, outcome)
+
+    @property
+    def is_strict(self) -> bool:
+        """Whether this is a strict recording or replay."""
+        return self._strict or (self.player is not None and self.player.strict)
+
+    def refuse_connection(self, address: str, module: str) -> None:
+        """Refuse a connection that is no request of a known client.
+
+        Raises:
+            CassetteError: always, and again at the end.
+        """
+        error = CassetteError(
+            f"{module} has opened a connection to {address}, which is neither recorded nor replayed; record a function "
+            "that does so, or name the host in Http(ignore=...)",
+            self.path,
+        )
+        if self.player is not None:
+            raise self.player.latch(error)
+        self._failure = self._failure or error
+        raise error
 
     @property
     def redaction(self) -> Redaction:

@@ -17,7 +17,7 @@ import msgspec
 
 from agent_cache.errors import CassetteError, ConfigurationError
 from agent_cache.recording.exceptions import REGISTERED, Failure, error_data, map_error, name_of
-from agent_cache.recording.http.bodies import map_response
+from agent_cache.recording.http.bodies import ResponseShape, map_response
 from agent_cache.recording.redaction import Redaction, without_secret_fields
 from agent_cache.values.schema import Schema, schema_of
 from agent_cache.values.tagged import Undecodable, Unencodable, decode, encode, exact_json
@@ -182,6 +182,9 @@ def problems_of(outcome: Outcome) -> Iterator[str]:
         for chunk in stream.get("chunks", ()):
             yield from _value_problems(chunk, "yielded")
         yield from problems_of(stream.get("end", {}))
+    response = outcome.get("response")
+    if response is not None:
+        yield from problems_of(response.get("end", {}))
 
 
 def _value_problems(outcome: Outcome, verb: str) -> Iterator[str]:
@@ -332,6 +335,7 @@ class Stream(msgspec.Struct):
 class _Parts(msgspec.Struct):
     error: Failure | None = None
     stream: Stream | None = None
+    response: ResponseShape | None = None
     instead: tuple[str, str] | None = None
     loops: list[tuple[str, str, Annotated[int, msgspec.Meta(ge=0)]]] = []
     awaited: bool = False
@@ -343,6 +347,8 @@ def check_outcome(outcome: Outcome) -> None:
     Raises:
         msgspec.ValidationError: if it cannot, with the place in the line.
     """
-    stream = msgspec.convert(outcome, _Parts).stream
-    if stream is not None:
-        check_outcome(stream.end)
+    parts = msgspec.convert(outcome, _Parts)
+    if parts.stream is not None:
+        check_outcome(parts.stream.end)
+    if parts.response is not None and parts.response.end is not None:
+        check_outcome(parts.response.end)

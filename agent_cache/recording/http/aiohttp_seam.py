@@ -154,7 +154,7 @@ async def _response(library: Any, session: Any, request: Any, answer: Answer) ->
         "stream_writer": SimpleNamespace(output_size=0),
     }
     kind = request.response_class
-    known = inspect.signature(kind.__init__).parameters
+    known = _parameters(kind)
     response = kind(request.method, request.original_url, **{name: options[name] for name in options if name in known})
     headers = multidict.CIMultiDictProxy(multidict.CIMultiDict(answer.headers))
     raw_headers = tuple((name.encode(), value.encode()) for name, value in answer.headers)
@@ -175,6 +175,12 @@ async def _response(library: Any, session: Any, request: Any, answer: Answer) ->
     await response.start(_Connection(message, content))
     _call_first(response, answer.close)
     return response
+
+
+@functools.cache
+def _parameters(kind: type) -> frozenset[str]:
+    """Those that the constructor of responses has: a newer version has more."""
+    return frozenset(inspect.signature(kind.__init__).parameters)  # type: ignore[misc]  # that of a known class
 
 
 class _Connection:

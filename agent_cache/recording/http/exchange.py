@@ -13,6 +13,7 @@ import re
 import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field, fields
 from http import HTTPStatus
 from typing import Any, NoReturn, TypeAlias
@@ -27,7 +28,6 @@ from agent_cache.recording.exceptions import read_error
 from agent_cache.recording.functions import CURRENT_CALL, ActiveCall, RecordedFunction, Usage
 from agent_cache.recording.http.bodies import (
     ResponseBody,
-    ResponseShape,
     body_of,
     is_stream,
     model_payloads,
@@ -41,7 +41,17 @@ from agent_cache.recording.redaction import Redaction
 from agent_cache.recording.results import redact_response
 from agent_cache.recording.streams import failure_outcome, leave_call
 
-__all__ = ["Answer", "Endpoint", "Exchange", "Http", "identity", "is_intercepted", "open_exchange", "response_data"]
+__all__ = [
+    "Answer",
+    "Endpoint",
+    "Exchange",
+    "Http",
+    "identity",
+    "is_intercepted",
+    "open_exchange",
+    "response_data",
+    "running_call",
+]
 
 Pairs: TypeAlias = list[tuple[str, str]]
 """Names and values of headers, in their order."""
@@ -49,7 +59,7 @@ Pairs: TypeAlias = list[tuple[str, str]]
 
 # What is recorded
 
-_NEVER = frozenset({"169.254.169.254", "169.254.170.2", "metadata.google.internal", "metadata.azure.internal"})
+_NEVER = ("169.254.169.254", "169.254.170.2", "metadata.google.internal", "metadata.azure.internal")
 """Hosts that give credentials to the machine that asks."""
 _TELEMETRY = (
     "https://api.openai.com/v1/traces/ingest",  # OpenAI Agents SDK
@@ -82,6 +92,9 @@ class Http:
             any depth, or a path of names from the top, as ``metadata.run_id``.
         aliases: other names for hosts, by host or ``host:port``: what is recorded at one is replayed at another.
         hurry: a replayed response that asks the client to try again later asks for it at once.
+        guard: under ``strict=True``, connections that are made in another way are refused, as those of gRPC and
+            WebSockets, unless a recorded call makes them or `ignore` has their host. Threads without a context, and
+            other processes, are not guarded.
 
     Raises:
         ConfigurationError: if an argument is of another type.
@@ -93,6 +106,7 @@ class Http:
     ignore_fields: tuple[str, ...] = ()
     aliases: Mapping[str, str] = field(default_factory=dict)
     hurry: bool = True
+    guard: bool = False
 
     def __post_init__(self) -> None:
         for name in ("ignore", "only", "headers", "ignore_fields"):
@@ -110,10 +124,9 @@ class Http:
         ):
             raise ConfigurationError(f"Http: aliases maps hosts to hosts, got {self.aliases!r}")
         object.__setattr__(self, "aliases", dict(self.aliases))
-        if not isinstance(self.hurry, bool):
-            raise ConfigurationError(f"Http: hurry must be True or False, got {self.hurry!r}")
-
-    __hash__ = object.__hash__
+        for name in ("hurry", "guard"):
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigurationError(f"Http: {name} must be True or False, got {getattr(self, name)!r}")
 
     @classmethod
     def of(cls, given: Any, caller: str) -> Http | None:
@@ -149,15 +162,19 @@ class Http:
     def takes(self, url: str, parts: SplitResult) -> bool:
         """Whether requests to this URL are recorded."""
         host = parts.hostname or ""
-        if host in _NEVER or _is_at(_TELEMETRY, url, host) or _is_at(self.ignore, url, host):
+        if _is_at(_places((*_NEVER, *_TELEMETRY, *self.ignore)), url, host):
             return False
-        return self.only is None or _is_at(self.only, url, host)
+        return self.only is None or _is_at(_places(self.only), url, host)
 
 
-def _is_at(places: Iterable[str], url: str, host: str) -> bool:
-    return any(
-        url.startswith(place) if "://" in place else host == place or host.endswith("." + place) for place in places
-    )
+@functools.lru_cache(maxsize=100)
+def _places(given: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Beginnings of URLs, and ends of host names behind a dot."""
+    return tuple(one for one in given if "://" in one), tuple(f".{one}" for one in given if "://" not in one)
+
+
+def _is_at(places: tuple[tuple[str, ...], tuple[str, ...]], url: str, host: str) -> bool:
+    return url.startswith(places[0]) or f".{host}".endswith(places[1])
 
 
 # Identity
@@ -182,6 +199,7 @@ _MODEL_IN_PATH = re.compile(r"/(?:models?|deployments)/([^/:]+(?::\d+)?)(?:[/:]|
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
+@functools.lru_cache(maxsize=1000)
 def _is_loopback(host: str) -> bool:
     if host == "localhost" or host.endswith(".localhost"):
         return True
@@ -210,7 +228,7 @@ def identity(
         shown = alias
     elif port is not None and port != _DEFAULT_PORTS.get(parts.scheme) and not _is_loopback(host):
         shown = f"{shown}:{port}"
-    path = redaction.text(parts.path) or "/"
+    path = _redacted_path(redaction, parts.path) or "/"
     name = f"{method.upper()} {parts.scheme}://{shown}{path}"
     kind = "llm" if method.upper() == "POST" and _MODEL_PATH.search(parts.path) else "http"
     arguments: dict[str, Any] = {}
@@ -228,7 +246,14 @@ def identity(
     return kind, name, arguments
 
 
+@functools.lru_cache(maxsize=1000)
+def _redacted_path(redaction: Redaction, path: str) -> str:
+    return redaction.text(path)
+
+
 def _query_of(parts: SplitResult, host: str) -> dict[str, Any]:
+    if not parts.query:
+        return {}
     pairs = parse_qsl(parts.query, keep_blank_values=True)
     names = {name for name, _ in pairs}
     out = set(_KEYS).union(*(those for sign, those in _SIGNED_BY.items() if sign in names))
@@ -359,6 +384,7 @@ class Answer:
         self,
         exchange: Exchange,
         response: Mapping[str, Any],
+        pieces: list[bytes],
         *,
         on_end: Callable[[], None],
         raise_end: Callable[[dict[str, Any]], None],
@@ -374,7 +400,7 @@ class Answer:
         if hurry and self.status in _RETRIED:
             self.headers = [pair for pair in self.headers if pair[0] not in ("retry-after", "retry-after-ms")] + _HURRY
         self.is_stream = is_stream(response)
-        self._pieces = list(body_of(response))
+        self._pieces = pieces
         self._end: dict[str, Any] | None = response.get("end")
         self._exchange = exchange
         self._on_end: Callable[[], None] | None = on_end
@@ -454,6 +480,9 @@ class Answer:
 
 # Exchanges
 
+IS_CONNECTING: ContextVar[bool] = ContextVar("agent_cache_is_connecting", default=False)
+"""Whether a seam makes a request in this context, for which a connection may be opened."""
+
 
 def is_intercepted() -> bool:
     """Whether a request made here may concern a recording. It is asked for every request of the process."""
@@ -476,22 +505,25 @@ def open_exchange(method: str, url: str, headers: Mapping[str, str]) -> Exchange
     scope = PLACE.get().scope
     recorders: list[Recorder] = []
     learners: list[Usage] = []
+    is_guarded = False
     if scope.interceptor is None:
         _report_escape(method, url, parts)
         return None
     while scope.interceptor is not None:
         interceptor: Any = scope.interceptor
         settings: Http | None = getattr(interceptor, "http", None)
+        if settings is not None and settings.guard:
+            is_guarded = True
         if settings is not None and settings.takes(url, parts):
             if not isinstance(interceptor, Recorder):
                 if (refusal := _refusal_of(interceptor, settings, method, url)) is not None:
                     return refusal
-            elif (call := _running_call(interceptor)) is None:
+            elif (call := running_call(interceptor)) is None:
                 recorders.append(interceptor)
             elif call.usage is not None and call.exchange is None:
                 learners.append(call.usage)
         scope = scope.outside  # type: ignore[attr-defined]  # a scope with an interceptor has an outer one
-    return Exchange(method, url, headers, recorders, learners) if recorders or learners else None
+    return Exchange(method, url, headers, recorders, learners) if recorders or learners or is_guarded else None
 
 
 def _refusal_of(blocker: Any, settings: Http, method: str, url: str) -> Exchange | None:
@@ -514,7 +546,7 @@ def _refusal_of(blocker: Any, settings: Http, method: str, url: str) -> Exchange
     return None
 
 
-def _running_call(recorder: Recorder) -> ActiveCall | None:
+def running_call(recorder: Recorder) -> ActiveCall | None:
     """The innermost call of this recording that is running here. Nothing inside of it is recorded."""
     call = CURRENT_CALL.get()
     while call is not None and call.owner is not recorder:
@@ -673,7 +705,8 @@ class Exchange:
 
     def _respond(self) -> Answer:
         if self._refusal is not None:
-            self.answer = Answer(self, _refusal(self._refusal), on_end=_nothing, raise_end=_never)
+            response = _refusal(self._refusal)
+            self.answer = Answer(self, response, list(body_of(response)), on_end=_nothing, raise_end=_never)
             return self.answer
         recorder, call = self._answered_by()
         player, outcome = _player_of(recorder), self._outcome_of(call)
@@ -686,7 +719,7 @@ class Exchange:
             settings = recorder.http
             self.answer = Answer(
                 self,
-                _checked_response(outcome, player, call),
+                *_checked_response(outcome, player, call),
                 on_end=functools.partial(recorder.answered, call),
                 raise_end=functools.partial(_raise_end, player, call),
                 hurry=settings is not None and settings.hurry,
@@ -700,16 +733,15 @@ class Exchange:
     @contextmanager
     def running(self) -> Iterator[None]:
         """While the request is made. What that calls is inside of the recorded call."""
-        if not self._calls:
-            yield
-            return
-        token = CURRENT_CALL.set(self._calls[-1][1])
+        token = CURRENT_CALL.set(self._calls[-1][1] if self._calls else CURRENT_CALL.get())
+        connecting = IS_CONNECTING.set(True)
         try:
             yield
         except BaseException as error:
             self.failed(error)
             raise
         finally:
+            IS_CONNECTING.reset(connecting)
             leave_call(token)
 
     def responded(self, status: int, reason: str, headers: Pairs) -> None:
@@ -805,22 +837,21 @@ def _player_of(recorder: Recorder) -> Player:
     return recorder.player
 
 
-def _checked_response(outcome: Mapping[str, Any], player: Player, call: ActiveCall) -> Mapping[str, Any]:
-    """The response of an outcome.
+def _checked_response(
+    outcome: Mapping[str, Any], player: Player, call: ActiveCall
+) -> tuple[Mapping[str, Any], list[bytes]]:
+    """The response of an outcome, and the pieces of its body.
 
     Raises:
         CassetteError: if the file was edited, and it is none.
     """
     try:
-        msgspec.convert(outcome["response"], ResponseShape)
         response: Mapping[str, Any] = outcome["response"]
-        for _ in body_of(response):
-            pass
-        return response
+        return response, list(body_of(response))
     except KeyError as error:
         reason = f"has a malformed response: {error} is missing"
-    except (msgspec.ValidationError, TypeError, ValueError, AttributeError) as error:
-        reason = f"has a malformed response: {str(error).replace('$', '$.outcome.response')}"
+    except (msgspec.MsgspecError, TypeError, ValueError, AttributeError) as error:
+        reason = f"has a malformed response: {error}"
     raise player.latch(CassetteError(reason, player.cassette.path, (call.index or 0) + 2))
 
 

@@ -7,6 +7,7 @@ import gzip
 import importlib
 import json
 import re
+import socket
 import threading
 import urllib.error
 import urllib.request
@@ -25,6 +26,7 @@ from agent_cache.recording import (
     Http,
     ReplayExhausted,
     cached_llm_call,
+    intercept,
     record,
     replay,
 )
@@ -664,9 +666,10 @@ def test_a_request_in_a_thread_without_a_context_is_refused_under_strict(server:
 @pytest.mark.parametrize(
     ("before", "after", "reason"),
     [
-        ('"status":200', '"status":"fine"', "status"),
+        ('"status":200', '"status":"fine"', r"\$\.response\.status"),
         ('"spelling":"spaced"', '"spelling":"wide"', "no spelling"),
-        ('"json":{', '"text":7,"x":{', "text"),
+        ('"json":{', '"text":7,"x":{', r"\$\.response\.text"),
+        ('"json":{', '"events":[{}],"x":{', "text"),
     ],
 )
 def test_a_file_that_was_edited_names_line_and_field(before, after, reason, server: HttpServer, path: Path):
@@ -678,3 +681,85 @@ def test_a_file_that_was_edited_names_line_and_field(before, after, reason, serv
     with pytest.raises(CassetteError, match=reason) as caught, replay(path):
         get(server.url)
     assert caught.value.line == 2
+
+
+def test_hosts_and_urls_have_policies(server: HttpServer, path: Path):
+    with record(path, http=True):
+        get(f"{server.url}/orders")
+    name = calls_of(path)[0].name
+    for policy in ({"127.0.0.1": "live"}, {name: "live"}):
+        with replay(path, policy=policy):  # type: ignore[arg-type]
+            get(f"{server.url}/orders")
+    assert len(server.requests) == 3
+    with pytest.raises(DivergenceError, match="forbids"), replay(path, policy={"127.0.0.1": "forbid"}):
+        get(f"{server.url}/orders")
+
+
+def test_a_redaction_hook_gets_headers_and_body(server: HttpServer, path: Path):
+    def hook(data: Any) -> Any:
+        return json.loads(json.dumps(data).replace("orders", "things"))
+
+    with record(path, http=True, redact=hook):
+        get(f"{server.url}/a?x=orders", None, b"orders")
+    [call] = calls_of(path)
+    assert call.arguments["query"] == {"x": "things"}
+    assert call.outcome["response"]["json"]["body"] == "things"
+    server.close()
+    with replay(path, redact=hook):
+        assert b"things" in get(f"{server.url}/a?x=orders", None, b"orders")
+
+
+def test_a_cassette_is_redacted_later(server: HttpServer, path: Path):
+    with record(path, http=True):
+        get(f"{server.url}/echo?customer=Ada", {"content-type": "text/plain"}, b'{"customer": "Ada"}')
+    cassette = Cassette.load(path).redact("customer")
+    cassette.save(path)
+    assert '"customer":"Ada"' not in path.read_text()
+    server.close()
+    with replay(path, strict=True):
+        get(f"{server.url}/echo?customer=Ada", {"content-type": "text/plain"}, b'{"customer": "Ada"}')
+
+
+# The guard
+
+
+def connect(address: tuple[str, int]) -> None:
+    socket.create_connection(address, timeout=5).close()
+
+
+@pytest.mark.parametrize("is_replay", [False, True])
+def test_a_connection_that_no_client_has_made_is_refused_under_strict(is_replay, server: HttpServer, path: Path):
+    address = "127.0.0.1", int(server.url.rpartition(":")[2])
+    with record(path, http=Http(guard=True)):
+        get(server.url)
+        connect(address)  # it is not strict
+    block = replay(path, strict=True) if is_replay else record(path, http=Http(guard=True), strict=True)
+    with pytest.raises(CassetteError, match=r"test_http has opened a connection to 127\.0\.0\.1:"), block:
+        get(server.url)
+        with pytest.raises(CassetteError):
+            connect(address)
+    connect(address)
+
+
+async def test_connections_of_clients_and_recorded_calls_pass_the_guard(fetch: Fetch, server: HttpServer, path: Path):
+    address = "127.0.0.1", int(server.url.rpartition(":")[2])
+
+    @intercept
+    def ask_database() -> None:
+        connect(address)
+
+    with record(path, http=Http(guard=True, ignore=[f"{server.url}/live"]), strict=True):
+        await fetch(server.url)
+        await fetch(f"{server.url}/live")
+        ask_database()
+        async with asyncio.timeout(5):
+            await asyncio.to_thread(ask_database)
+    assert [call.kind for call in calls_of(path)] == ["http", "call", "call"]
+    with record(path, http=Http(guard=True, ignore=["127.0.0.1"]), strict=True):
+        connect(address)
+
+
+async def test_a_connection_of_an_event_loop_is_refused_with_the_module_that_asked(server: HttpServer, path: Path):
+    port = int(server.url.rpartition(":")[2])
+    with pytest.raises(CassetteError, match="test_http has opened"), record(path, http=Http(guard=True), strict=True):
+        await asyncio.open_connection("127.0.0.1", port)
