@@ -284,7 +284,7 @@ class LLMReplay:
 
     # Calls
 
-    async def complete(self, original: Callable[..., Awaitable[Any]], arguments: dict[str, Any]) -> Any:
+    async def _complete(self, original: Callable[..., Awaitable[Any]], arguments: dict[str, Any]) -> Any:
         """Answer a call of `litellm.acompletion`.
 
         Args:
@@ -324,8 +324,8 @@ class LLMReplay:
             )
         return self._synthetic_stream(response) if arguments.get("stream") else response
 
-    async def embed(self, original: Callable[..., Awaitable[Any]], arguments: dict[str, Any]) -> Any:
-        """Answer a call of `litellm.aembedding`; as `complete`."""
+    async def _embed(self, original: Callable[..., Awaitable[Any]], arguments: dict[str, Any]) -> Any:
+        """Answer a call of `litellm.aembedding`; as `_complete`."""
         model, given = arguments["model"], arguments.get("input", [])
         texts = given if isinstance(given, list) else [given]
         clean = self._redaction.apply(texts)
@@ -528,8 +528,8 @@ class _Patch:
                 return
             if not cls.installed:
                 cls.active = [
-                    cls("acompletion", "acompletion", LLMReplay.complete),
-                    cls("aembedding", "embedding", LLMReplay.embed),
+                    cls("acompletion", "acompletion", LLMReplay._complete),
+                    cls("aembedding", "embedding", LLMReplay._embed),
                 ]
             cls.installed.append(replay)
 
