@@ -159,7 +159,7 @@ async def rows(effort: Effort) -> list[Row]:
                     "record": _sample(client, url, lambda: record(path / "again.jsonl", http=True)),
                     "replay": _sample(client, url, lambda recorded=recorded: replay(recorded)),  # type: ignore[misc]
                 },
-                Effort(rounds=max(3, effort.rounds // 5), seconds=effort.seconds),
+                Effort(rounds=max(9, effort.rounds // 5), seconds=effort.seconds),
                 title=f"requests of {client}",
             )
             live, (most, most_replayed) = figures["live"], _LIMITS.get(client, (None, None))
