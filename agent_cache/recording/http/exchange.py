@@ -11,7 +11,7 @@ import functools
 import ipaddress
 import re
 import threading
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, fields
@@ -100,10 +100,10 @@ class Http:
         ConfigurationError: if an argument is of another type.
     """
 
-    ignore: tuple[str, ...] = ()
-    only: tuple[str, ...] | None = None
-    headers: tuple[str, ...] = ()
-    ignore_fields: tuple[str, ...] = ()
+    ignore: Sequence[str] = ()
+    only: Sequence[str] | None = None
+    headers: Sequence[str] = ()
+    ignore_fields: Sequence[str] = ()
     aliases: Mapping[str, str] = field(default_factory=dict)
     hurry: bool = True
     guard: bool = False
@@ -164,7 +164,7 @@ class Http:
         host = parts.hostname or ""
         if _is_at(_places((*_NEVER, *_TELEMETRY, *self.ignore)), url, host):
             return False
-        return self.only is None or _is_at(_places(self.only), url, host)
+        return self.only is None or _is_at(_places(tuple(self.only)), url, host)
 
 
 @functools.lru_cache(maxsize=100)
