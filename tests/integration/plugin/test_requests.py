@@ -8,6 +8,8 @@ import pytest
 
 from tests.harness.http_server import HttpServer, http_server
 
+pytest_plugins = ["pytester"]
+
 TEST = """
     import urllib.request, pytest
     from agent_cache.recording import Http
