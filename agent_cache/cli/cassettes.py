@@ -31,8 +31,9 @@ from agent_cache.recording import Cassette, RecordedCall, Redaction, diff_casset
 from agent_cache.recording.cassette import recorded_rules, redact_call
 from agent_cache.recording.cassette_file import EARLIER, StoredCalls, digest_of, digest_of_key, is_idle
 from agent_cache.recording.functions import RecordedFunction
+from agent_cache.recording.http.bodies import body_of
 from agent_cache.recording.recorder import recorded_function
-from agent_cache.recording.results import problems_of, read_value
+from agent_cache.recording.results import check_outcome, problems_of, read_value
 from agent_cache.values.tagged import encode
 
 __all__ = ["add_options", "run", "secret_places"]
@@ -729,6 +730,13 @@ def _structure_findings(call: RecordedCall, ids: set[int]) -> Iterator[str]:
         yield f"it was open when call {call.until} was started, which is missing or was started earlier"
     if len(_FORMS & call.outcome.keys()) != 1:
         yield f"the outcome has no known form: {', '.join(call.outcome) or 'empty'}"
+    if "response" in call.outcome:
+        try:
+            check_outcome(call.outcome)
+            for _ in body_of(call.outcome["response"]):
+                pass
+        except (msgspec.MsgspecError, LookupError, TypeError, ValueError) as error:
+            yield f"the response is malformed: {error}"
 
 
 # prune
