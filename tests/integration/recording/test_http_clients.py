@@ -198,6 +198,38 @@ async def test_gathered_prompts_get_their_own_answers(server: HttpServer, path: 
         assert await run() == recorded
 
 
+@pytest.mark.parametrize("name", ["httpx", "aiohttp"])
+async def test_answers_come_in_the_order_in_which_they_came(name: str, server: HttpServer, path: Path):
+    library = pytest.importorskip(name)
+
+    async def run(wait: Callable[[int], Awaitable[object]]) -> list[int]:
+        order: list[int] = []
+        async with library.AsyncClient() if name == "httpx" else library.ClientSession() as client:
+
+            async def ask(number: int) -> None:
+                url = f"{server.url}/orders/{number}"
+                await wait(number)
+                if name == "httpx":
+                    await client.get(url)
+                else:
+                    async with client.get(url) as response:
+                        await response.read()
+                order.append(number)
+                turns[number + 1].set()
+
+            await asyncio.gather(*(ask(number) for number in reversed(range(10))))
+        return order
+
+    turns = [asyncio.Event() for _ in range(11)]
+    turns[0].set()
+    with record(path, http=True):
+        recorded = await run(lambda number: turns[number].wait())
+    assert recorded == list(range(10))
+    server.close()
+    with replay(path):
+        assert await run(lambda number: asyncio.sleep(0)) == recorded
+
+
 @pytest.mark.parametrize("client_name", ["openai", "anthropic"])
 async def test_a_client_that_is_limited_tries_again_at_once(client_name: str, server: HttpServer, path: Path):
     module = pytest.importorskip(client_name)
