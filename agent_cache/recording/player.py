@@ -632,7 +632,8 @@ def _similarity(was: dict[str, bytes], now: dict[str, bytes], likenesses: dict[s
             if was[name] == now[name]:
                 total += 1.0
             else:
-                total += 0.9 * (likenesses[name] if name in likenesses else _text_similarity(was[name], now[name]))
+                alike = _text_similarity(was[name], now[name])
+                total += 0.9 * ((alike + likenesses[name]) / 2 if name in likenesses else alike)
     return total / len(names)
 
 
