@@ -274,11 +274,6 @@ class FixtureRun:
                 lines.append(str(failure))
         return "\n".join(lines)
 
-    @property
-    def savings(self) -> Savings:
-        """Model calls that the test did not have to make."""
-        return self._replay.savings
-
     def close(self) -> None:
         """Leave. If the test was never called, nothing is written."""
         self._replay.restore()

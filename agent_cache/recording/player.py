@@ -651,7 +651,7 @@ def _similarity(was: dict[str, bytes], now: dict[str, bytes], likenesses: dict[s
             if was[name] == now[name]:
                 total += 1.0
             else:
-                total += 0.9 * (likenesses.get(name) or _text_similarity(was[name], now[name]))
+                total += 0.9 * (likenesses[name] if name in likenesses else _text_similarity(was[name], now[name]))
     return total / len(names)
 
 

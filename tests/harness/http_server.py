@@ -223,6 +223,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
+    request_queue_size = 200  # of connections that are opened at once
 
     def handle_error(self, *_: object) -> None:
         """A client that goes away is part of the tests."""

@@ -485,8 +485,13 @@ IS_CONNECTING: ContextVar[bool] = ContextVar("agent_cache_is_connecting", defaul
 
 
 def is_intercepted() -> bool:
-    """Whether a request made here may concern a recording. It is asked for every request of the process."""
-    return PLACE.get().scope.interceptor is not None or bool(INTERCEPTORS)
+    """Whether a request made here may concern a recording. It is asked for every request of the process.
+
+    Outside of all recordings, it does in a thread that may have lost its context: see `report_escape`.
+    """
+    if PLACE.get().scope.interceptor is not None:
+        return True
+    return bool(INTERCEPTORS) and threading.get_ident() != threading.main_thread().ident
 
 
 def open_exchange(method: str, url: str, headers: Mapping[str, str]) -> Exchange | None:
@@ -557,8 +562,6 @@ def running_call(recorder: Recorder) -> ActiveCall | None:
 def _report_escape(method: str, url: str, parts: SplitResult) -> None:
     """Report a request in a thread without a context, as `report_escape` does for other calls."""
     thread = threading.get_ident()
-    if thread == threading.main_thread().ident:
-        return
     for interceptor in list(INTERCEPTORS):
         settings: Http | None = getattr(interceptor, "http", None)
         if interceptor.thread == thread or settings is None or not settings.takes(url, parts):
