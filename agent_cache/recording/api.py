@@ -315,7 +315,10 @@ def _loaded(path: Path, given: Redaction) -> tuple[Cassette, Redaction]:
 def _recorded_http(cassette: Cassette) -> Http | None:
     """What HTTP a cassette has."""
     described = cassette.header.http
-    return None if described is msgspec.UNSET else Http.described(described)
+    try:
+        return None if described is msgspec.UNSET else Http.described(described)
+    except ConfigurationError as error:
+        raise CassetteError(f"http: {error}", cassette.path, 1) from error
 
 
 def _checked_path(path: Any, caller: str) -> Path:

@@ -40,6 +40,9 @@ _BYTES = frozenset({"$bytes", "$bytearray", "$memoryview"})
 
 _NAME_KEYS = ("name", "Name", "key", "Key")
 _VALUE_KEYS = frozenset({"value", "Value"})
+# Those of a part of a multipart body, and those of its content.
+_PART_KEYS = frozenset({"name", "filename", "type", "text", "json", "form", "bytes"})
+_CONTENT_KEYS = frozenset({"text", "json", "form", "bytes"})
 _INPUT_KEYS = frozenset({"input"})
 # The name that the standard library has for the part of a URL in which the password is.
 _NETLOC = "netloc"
@@ -265,7 +268,7 @@ class Redaction:
         for key in _NAME_KEYS:
             name = data.get(key)
             if type(name) is str and self._kind_of(name):
-                return name, _VALUE_KEYS
+                return name, (_VALUE_KEYS | _CONTENT_KEYS if data.keys() <= _PART_KEYS else _VALUE_KEYS)
         place = data.get("loc") if "input" in data else None
         if type(place) is dict and len(place) == 1:
             place = place.get("$tuple")

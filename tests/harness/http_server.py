@@ -20,6 +20,8 @@ from tests.harness.model_api import ModelApi
 
 COOKIE = "session-of-the-user"
 """The value of the cookie that ``/cookie`` sets."""
+KEY = "sk-" + "Zq9" * 12
+"""The secret in the path that ``/moved`` leads to."""
 
 GEMINI: dict[str, Any] = {
     "candidates": [{"content": {"role": "model", "parts": [{"text": "Oslo"}]}, "finishReason": "STOP", "index": 0}],
@@ -186,6 +188,12 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _redirect(self, body: bytes) -> None:
         self._send(302, "text/plain", b"", location="/gzip")
+
+    def _moved(self, body: bytes) -> None:
+        self._send(302, "text/plain", b"", location=f"/kept/{KEY}")
+
+    def _letters(self, body: bytes) -> None:
+        self._send(200, "text/plain", b"ok", x_title="grün")
 
     def _empty(self, body: bytes) -> None:
         self.send_response(204)

@@ -232,7 +232,7 @@ def request_arguments(headers: Headers, body: bytes) -> dict[str, Any]:
             pass
     if kind == _FORM:
         try:
-            return {"form": pairs_of(parse_qsl(body.decode(), keep_blank_values=True))}
+            return {"form": pairs_of(parse_qsl(body.decode(), keep_blank_values=True, errors="backslashreplace"))}
         except UnicodeDecodeError:
             return _digest(body)
     try:
@@ -267,6 +267,8 @@ def _parts(content_type: str, body: bytes) -> list[dict[str, Any]] | None:
     for part in payload:
         assert isinstance(part, Message)
         data: dict[str, Any] = {}
+        for header, value in list(part.raw_items()):  # the parser takes them for ASCII, and clients send UTF-8
+            part.replace_header(header, value.encode("ascii", "surrogateescape").decode("utf-8", "backslashreplace"))
         name = part.get_param("name", header="content-disposition")
         if name is not None:
             data["name"] = str(name)
@@ -275,6 +277,11 @@ def _parts(content_type: str, body: bytes) -> list[dict[str, Any]] | None:
         inner = {} if "content-type" not in part else {"content-type": str(part["content-type"])}
         if inner:
             data["type"] = inner["content-type"]
+        if part.is_multipart():  # of parts, or a mail
+            data["type"] = part.get_content_type()
+            inside: Any = part.get_payload()
+            parts.append(data | request_arguments({}, b"".join(one.as_bytes() for one in inside)))
+            continue
         content = part.get_payload(decode=True)
         parts.append(data | request_arguments(inner, content if isinstance(content, bytes) else b""))
     return parts

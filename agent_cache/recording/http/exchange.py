@@ -16,8 +16,9 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, fields
 from http import HTTPStatus
+from operator import itemgetter
 from typing import Any, NoReturn, TypeAlias
-from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
+from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlsplit
 
 import msgspec
 
@@ -248,18 +249,21 @@ def identity(
 
 @functools.lru_cache(maxsize=1000)
 def _redacted_path(redaction: Redaction, path: str) -> str:
-    return redaction.text(path)
+    """A path that comes from a replayed response has the replacement, and some clients quote it."""
+    quoted = re.escape(quote(redaction.replacement, safe=""))
+    return re.sub(quoted, lambda _: redaction.replacement, redaction.text(path), flags=re.IGNORECASE)
 
 
 def _query_of(parts: SplitResult, host: str) -> dict[str, Any]:
     if not parts.query:
         return {}
-    pairs = parse_qsl(parts.query, keep_blank_values=True)
+    pairs = parse_qsl(parts.query, keep_blank_values=True, errors="backslashreplace")
     names = {name for name, _ in pairs}
     out = set(_KEYS).union(*(those for sign, those in _SIGNED_BY.items() if sign in names))
     if host.endswith(".googleapis.com"):
         out.add("key")
-    return pairs_of(sorted((name, value) for name, value in pairs if name not in out and not _SIGNED.fullmatch(name)))
+    kept = [pair for pair in pairs if pair[0] not in out and not _SIGNED.fullmatch(pair[0])]
+    return pairs_of(sorted(kept, key=itemgetter(0)))  # the order of values of one name may matter
 
 
 def _without(data: Any, path: list[str], *, is_deep: bool) -> Any:
@@ -309,6 +313,15 @@ _DROPPED = frozenset({
 """Headers about the way of a response, which say nothing to the program."""
 
 
+def _readable(text: str) -> str:
+    """A header without the surrogates that aiohttp has for bytes that are not UTF-8: no file can have them."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "surrogateescape").decode("latin-1")
+    return text
+
+
 def _by_name(pairs: Pairs) -> dict[str, str]:
     """Headers by name in lower case. Values of one name are joined."""
     found: dict[str, str] = {}
@@ -339,8 +352,12 @@ def response_data(
         data["reason"] = reason
     content = body.data(is_whole=end is None)
     kept: Pairs = []
+    is_packed = any(given.lower() == "content-encoding" for given, _ in headers)
     for given, value in headers:
         name = given.lower()
+        if name == "content-length" and ((end is not None and not is_packed) or (not body.size and value != "0")):
+            kept.append((name, value))  # of a response to HEAD, or one that broke off: else it is known by the body
+            continue
         if name == "set-cookie":
             kept.append((name, _cookie_without_value(value, redaction)))
         elif name not in _DROPPED or (name == "content-encoding" and body.is_encoded):
@@ -402,6 +419,8 @@ class Answer:
         self.is_stream = is_stream(response)
         self._pieces = pieces
         self._end: dict[str, Any] | None = response.get("end")
+        if not self.is_stream and self._end is None and exchange.may_have_body(self.status):
+            self.headers.append(("content-length", str(sum(map(len, pieces)))))
         self._exchange = exchange
         self._on_end: Callable[[], None] | None = on_end
         self._raise_end = raise_end
@@ -511,6 +530,8 @@ def open_exchange(method: str, url: str, headers: Mapping[str, str]) -> Exchange
     recorders: list[Recorder] = []
     learners: list[Usage] = []
     is_guarded = False
+    if IS_CONNECTING.get():  # a part of a request that has an exchange
+        return None
     if scope.interceptor is None:
         _report_escape(method, url, parts)
         return None
@@ -747,17 +768,23 @@ class Exchange:
             IS_CONNECTING.reset(connecting)
             leave_call(token)
 
+    def may_have_body(self, status: int) -> bool:
+        """Whether a response with this status has a body, which may be empty."""
+        return self._method.upper() != "HEAD" and status not in (204, 304)
+
     def responded(self, status: int, reason: str, headers: Pairs) -> None:
         """The head of the response has arrived.
 
         Args:
-            status, reason, headers: of the response.
+            status, reason, headers: of the response. What a client could not read as UTF-8 is taken for Latin-1.
         """
+        reason = _readable(reason)
+        headers = [(name, _readable(value)) for name, value in headers]
         by_name = _by_name(headers)
         self._head = status, reason, headers
         self._body = ResponseBody(by_name)
         self._is_encoded = by_name.get("content-encoding", "identity").lower() != "identity"
-        if self._method.upper() == "HEAD" or status in (204, 304):
+        if not self.may_have_body(status):
             self._length = 0
         elif by_name.get("content-length", "").isdecimal():
             self._length = int(by_name["content-length"])

@@ -71,11 +71,9 @@ class _Connection(io.RawIOBase):
 
 def _wire(answer: Answer, *, has_body: bool) -> Iterator[bytes]:
     lines = [f"HTTP/1.1 {answer.status} {answer.reason}", *(f"{name}: {value}" for name, value in answer.headers)]
-    is_chunked = has_body and answer.is_stream
+    is_chunked = has_body and answer.is_stream and all(name != "content-length" for name, _ in answer.headers)
     if is_chunked:
         lines.append("transfer-encoding: chunked")
-    elif has_body and answer.size is not None:  # what breaks off ends with the connection
-        lines.append(f"content-length: {answer.size}")
     yield ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1", "replace")
     for piece in answer.pieces():
         yield b"%x\r\n%b\r\n" % (len(piece), piece) if is_chunked else piece
@@ -243,10 +241,11 @@ def _urlopen(library: Any, original: Any) -> Any:
 
 
 def _full_url(pool: Any, url: str) -> str:
-    if "://" in url:  # through a proxy
+    if not url.startswith("/"):  # through a proxy
         return url
     host = f"[{pool.host}]" if ":" in pool.host and not pool.host.startswith("[") else pool.host
-    return f"{pool.scheme}://{host}{'' if pool.port is None else f':{pool.port}'}{url}"
+    is_default = pool.port in (None, {"http": 80, "https": 443}.get(pool.scheme))
+    return f"{pool.scheme}://{host}{'' if is_default else f':{pool.port}'}{url}"
 
 
 def _is_decoded(by_default: bool, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:  # noqa: FBT001 - bound

@@ -83,7 +83,8 @@ def _head(response: Any) -> tuple[int, str, Pairs]:
 
 def _response(library: Any, answer: Answer, played: Any) -> Any:
     extensions = {"http_version": b"HTTP/1.1", "reason_phrase": answer.reason.encode("latin-1", "replace")}
-    return library.Response(answer.status, headers=answer.headers, stream=played(answer), extensions=extensions)
+    headers = [(name.encode(), value.encode()) for name, value in answer.headers]  # a text would have to be ASCII
+    return library.Response(answer.status, headers=headers, stream=played(answer), extensions=extensions)
 
 
 @functools.cache

@@ -67,9 +67,11 @@ class Seams(importlib.abc.MetaPathFinder):
                 return
             sys.meta_path.remove(self)
             for name, replaced in list(self._replaced.items()):
-                for owner, attribute, original, ours in list(replaced):
-                    if vars(owner).get(attribute) is ours:
+                for owner, attribute, original, ours in reversed(replaced[:]):
+                    found = vars(owner).get(attribute)
+                    if found is ours:
                         setattr(owner, attribute, original)
+                    if found is ours or found is original:  # else it may be beneath that of something else
                         replaced.remove((owner, attribute, original, ours))
                 if not replaced:
                     del self._replaced[name]
@@ -99,8 +101,6 @@ class Seams(importlib.abc.MetaPathFinder):
                 self._place(name, module)
 
     def _place(self, name: str, module: ModuleType) -> None:
-        if name in self._replaced:
-            return
         try:
             patches = _SEAMS[name](module)
         except LookupError as error:
@@ -108,9 +108,11 @@ class Seams(importlib.abc.MetaPathFinder):
             return
         except AttributeError:  # another thread is importing it
             return
-        replaced = self._replaced[name] = []
+        replaced = self._replaced.setdefault(name, [])
         for owner, attribute, make in patches:
             original = vars(owner)[attribute]
+            if any(original is ours for *_, ours in replaced):
+                continue
             ours = make(original)
             setattr(owner, attribute, ours)
             replaced.append((owner, attribute, original, ours))
