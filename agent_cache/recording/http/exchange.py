@@ -613,7 +613,7 @@ class Exchange:
             body: of the request.
 
         Raises:
-            CassetteError: if a replay has no answer to the request, and it does not go to a model.
+            CassetteError: if a replay has no answer to the request, and it is not one to a model.
         """
         token = CURRENT_CALL.set(CURRENT_CALL.get())
         try:
@@ -626,11 +626,11 @@ class Exchange:
                 try:
                     call = recorder.begin_exchange(_endpoint(kind, name), arguments)
                 except CassetteError as error:
-                    if kind != "llm":
-                        self.failed(error)
-                        raise
-                    self._refusal = error
-                    return
+                    if kind == "llm" or not _OF_MODEL_CLIENTS.isdisjoint(self._headers):
+                        self._refusal = error
+                        return
+                    self.failed(error)
+                    raise
                 CURRENT_CALL.set(call)
                 if call.recorded is not None:
                     self._answering = recorder, call
@@ -868,6 +868,10 @@ def _raise_end(player: Player, call: ActiveCall, end: dict[str, Any]) -> None:
     shown = {"name": name, "arguments": call.arguments}
     text = f"the response of {name} was closed before its end when it was recorded, and is read on now"
     raise player.latch(ReplayExhausted(call.index or 0, shown, shown, text, player.cassette.path))
+
+
+_OF_MODEL_CLIENTS = frozenset({"amz-sdk-request", "x-goog-api-client", "x-stainless-lang"})
+"""Headers by which the clients of model providers and of AWS are known."""
 
 
 def _refusal(error: CassetteError) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import gzip
 import importlib
 import json
@@ -288,6 +289,25 @@ async def test_the_methods_are_restored(fetch: Fetch, server: HttpServer, path: 
     with pytest.raises(DivergenceError), replay(path):
         await fetch(f"{server.url}/new")
     assert [vars(owner)[name] for owner, name in places] == before
+
+
+def test_the_methods_are_restored_after_a_failed_save_and_in_any_order(server: HttpServer, path: Path):
+    handler = urllib.request.AbstractHTTPHandler
+    before = vars(handler)["do_open"]
+    with pytest.raises(CassetteError), record(path, http=True):
+        get(server.url)
+        path.mkdir()  # no file can take its place
+    assert vars(handler)["do_open"] is before
+    blocks = [record(path.with_name(f"{number}.jsonl"), http=True) for number in range(2)]
+    contexts = [contextvars.copy_context() for _ in blocks]
+    for block, context in zip(blocks, contexts, strict=True):
+        context.run(block.__enter__)
+    for block, context in zip(blocks, contexts, strict=True):
+        assert vars(handler)["do_open"] is not before
+        context.run(get, server.url)
+        context.run(block.__exit__, None, None, None)
+    assert vars(handler)["do_open"] is before
+    assert [Cassette.load(path.with_name(f"{number}.jsonl")).num_steps for number in range(2)] == [1, 1]
 
 
 async def test_a_recording_inside_of_another_is_part_of_both(fetch: Fetch, server: HttpServer, path: Path):

@@ -232,6 +232,21 @@ async def test_a_changed_prompt_is_named_to_the_client_and_not_tried_again(serve
         assert len(player.divergences) == 1
 
 
+async def test_another_request_of_such_a_client_is_not_tried_again_either(server: HttpServer, path: Path):
+    openai = pytest.importorskip("openai")
+
+    def upload(content: bytes) -> None:
+        with openai.OpenAI(base_url=f"{server.url}/v1", api_key="k", max_retries=5) as client:
+            client.files.create(file=content, purpose="batch")
+
+    with record(path, http=True):
+        upload(b"one")
+    with pytest.raises(DivergenceError), replay(path) as player:
+        with pytest.raises(openai.BadRequestError, match="was not recorded"):
+            upload(b"two")
+        assert len(player.divergences) == 1
+
+
 async def test_errors_of_the_connection_are_those_of_the_client(path: Path):
     openai = pytest.importorskip("openai")
     with http_server() as gone:
