@@ -11,7 +11,7 @@ import functools
 import ipaddress
 import re
 import threading
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, fields
@@ -100,10 +100,10 @@ class Http:
         ConfigurationError: if an argument is of another type.
     """
 
-    ignore: tuple[str, ...] = ()
-    only: tuple[str, ...] | None = None
-    headers: tuple[str, ...] = ()
-    ignore_fields: tuple[str, ...] = ()
+    ignore: Sequence[str] = ()
+    only: Sequence[str] | None = None
+    headers: Sequence[str] = ()
+    ignore_fields: Sequence[str] = ()
     aliases: Mapping[str, str] = field(default_factory=dict)
     hurry: bool = True
     guard: bool = False
@@ -164,7 +164,7 @@ class Http:
         host = parts.hostname or ""
         if _is_at(_places((*_NEVER, *_TELEMETRY, *self.ignore)), url, host):
             return False
-        return self.only is None or _is_at(_places(self.only), url, host)
+        return self.only is None or _is_at(_places(tuple(self.only)), url, host)
 
 
 @functools.lru_cache(maxsize=100)
@@ -485,8 +485,13 @@ IS_CONNECTING: ContextVar[bool] = ContextVar("agent_cache_is_connecting", defaul
 
 
 def is_intercepted() -> bool:
-    """Whether a request made here may concern a recording. It is asked for every request of the process."""
-    return PLACE.get().scope.interceptor is not None or bool(INTERCEPTORS)
+    """Whether a request made here may concern a recording. It is asked for every request of the process.
+
+    Outside of all recordings, it does in a thread that may have lost its context: see `report_escape`.
+    """
+    if PLACE.get().scope.interceptor is not None:
+        return True
+    return bool(INTERCEPTORS) and threading.get_ident() != threading.main_thread().ident
 
 
 def open_exchange(method: str, url: str, headers: Mapping[str, str]) -> Exchange | None:
@@ -557,8 +562,6 @@ def running_call(recorder: Recorder) -> ActiveCall | None:
 def _report_escape(method: str, url: str, parts: SplitResult) -> None:
     """Report a request in a thread without a context, as `report_escape` does for other calls."""
     thread = threading.get_ident()
-    if thread == threading.main_thread().ident:
-        return
     for interceptor in list(INTERCEPTORS):
         settings: Http | None = getattr(interceptor, "http", None)
         if interceptor.thread == thread or settings is None or not settings.takes(url, parts):

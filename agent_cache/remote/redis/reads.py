@@ -333,19 +333,20 @@ class Reader:
         cells, digest = place.cells, place.digest
         client = self._transport.client()
         ticket.started_at = client.loop.time()
-        if self._pending.blocks(cells) and not await self._pending.wait(cells, self._due(ticket)):
+        late = self.keyspace.late_cells(digest) if place.has_late and digest is not None else {}
+        known = cells | late if late else cells
+        if self._pending.blocks(known) and not await self._pending.wait(known, self._due(ticket)):
             self._transport.counters.skipped += 1
             raise Unreachable("an invalidation is pending")
         if (moving := self.subscriber.moving) and any(root.channel in moving for root in place.roots):
             raise Moving("the slot moves to another server")  # most lookups would be refused, after two trips
-        late = self.keyspace.late_cells(digest) if place.has_late and digest is not None else {}
-        topics = topics_of(cells | late) if late else place.topics
+        topics = topics_of(known) if late else place.topics
         if not self._is_subscribed(ticket, topics):
             await self._subscribe(client, ticket, topics)
         ticket.sequence = self.invalidations.now
         fetched: Fetched
         if late or self._transport.topology.is_cluster:
-            wanted = [(key, root.slot) for key, root in (cells | late).items()]
+            wanted = [(key, root.slot) for key, root in known.items()]
             if digest is not None:
                 wanted.append((place.value_key, place.slot))
             fetched = await client.fetch(wanted, strong=strong, waiting_since=ticket.started_at)

@@ -1240,6 +1240,8 @@ class Client:
         self._transport = transport
         self.loop = asyncio.get_running_loop()
         self._batchers: dict[Server, _Batcher] = {}
+        self._posted = 0  # scripts that nobody waits for, and that have not been answered yet
+        self._all_answered: asyncio.Future[None] | None = None
         self._context = Context()  # an empty one: a timer keeps its context, also after it was cancelled
         # A loop that ends closes its generators after its tasks were cancelled and have ended: a write that was
         # cancelled so is still committed over these connections.
@@ -1251,7 +1253,12 @@ class Client:
             yield
         finally:
             self._until_loop_ends = None
-            self.close()
+            try:
+                if self._posted:  # else they would count as undelivered: some programs run a loop for each call
+                    self._all_answered = self.loop.create_future()
+                    await asyncio.wait([self._all_answered], timeout=self._transport.timeout)
+            finally:
+                self.close()
 
     def close(self) -> None:
         """Close the connections. Called in the loop."""
@@ -1382,7 +1389,11 @@ class Client:
         return reply, identity
 
     def is_connected(self, slot: int) -> bool:
-        """Whether the server of a slot is sent commands at once, as far as is known, and has lost nothing meanwhile."""
+        """Whether the server of a slot is sent commands at once, as far as is known, and has lost nothing meanwhile.
+
+        Raises:
+            NotAsked: while its breaker is open.
+        """
         server = self._transport.topology.server_of(slot)
         return server is not None and self._batcher(server).is_connected
 
@@ -1407,24 +1418,31 @@ class Client:
             raise NotAsked("the servers of these keys are unknown")
         batcher, tail = self._batcher(server), (b"%d" % len(keys), *keys, *arguments)
 
+        def end(failure: Unreachable | None) -> None:
+            on_end(failure)
+            self._posted -= 1
+            if not self._posted and self._all_answered is not None and not self._all_answered.done():
+                self._all_answered.set_result(None)
+
         def on_reply(replies: list[Any] | Unreachable) -> None:
             if isinstance(replies, Unreachable):
                 if not isinstance(replies, Interrupted | NotAsked):
                     self._transport.fail(server, str(replies))
-                on_end(replies)
+                end(replies)
             elif not isinstance(reply := replies[0], ReplyError):
-                on_end(None)
+                end(None)
             elif reply.code == "NOSCRIPT":
                 send(b"EVAL", script.source)
             elif reply.is_redirect:
-                on_end(Moving(reply))
+                end(Moving(reply))
             else:
                 self._transport.counters.failures += 1
-                on_end(Refused(str(reply)))
+                end(Refused(str(reply)))
 
         def send(*head: bytes) -> None:
             batcher.put(Commands(pack(*head, *tail), 1, on_reply, self.loop.time()))
 
+        self._posted += 1
         send(b"EVALSHA", script.digest)
 
     async def call(

@@ -740,6 +740,30 @@ def test_a_cassette_is_redacted_later(server: HttpServer, path: Path):
         get(f"{server.url}/echo?customer=Ada", {"content-type": "text/plain"}, b'{"customer": "Ada"}')
 
 
+def test_verify_accepts_what_was_recorded_and_finds_what_was_edited(server: HttpServer, path: Path, capsys):
+    pytest.importorskip("rich")
+    from agent_cache.cli.main import main
+
+    with record(path, http=True):
+        for kind in ("json", "gzip", "events", "lines", "pieces", "binary", "latin", "cookie", "split", "redirect"):
+            body = json.dumps({"messages": [{"content": "my order is W1"}]}).encode() if kind == "split" else None
+            get(f"{server.url}/{kind}", None, body)
+        get(f"{server.url}/model/large-1/converse-stream", None, b"{}")
+    assert main(["cassette", "verify", str(path)]) == 0
+    assert main(["cassette", "show", str(path)]) == 0
+    assert "200, 4 events" in capsys.readouterr().out
+    text = path.read_text()
+    for before, after in (
+        ('"spelling":"spaced"', '"spelling":"wide"'),
+        ('"bytes":"', '"bytes":"!'),
+        ('"events":[', '"events":[1,'),
+    ):
+        assert before in text
+        path.write_text(text.replace(before, after))
+        assert main(["cassette", "verify", str(path)]) == 1
+        assert "the response is malformed" in capsys.readouterr().out
+
+
 # The guard
 
 
