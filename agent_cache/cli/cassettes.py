@@ -39,10 +39,11 @@ from agent_cache.recording.cassette_file import (
 )
 from agent_cache.recording.foreign import is_foreign, read_foreign
 from agent_cache.recording.functions import RecordedFunction
+from agent_cache.recording.http.bodies import body_of
 from agent_cache.recording.litellm import fixture_line, from_cassette, is_fixture, read_fixture, to_cassette
 from agent_cache.recording.prices import model_calls, savings_of
 from agent_cache.recording.recorder import recorded_function
-from agent_cache.recording.results import problems_of, read_value
+from agent_cache.recording.results import check_outcome, problems_of, read_value
 from agent_cache.values.tagged import encode
 
 __all__ = ["add_options", "run", "secret_places"]
@@ -780,6 +781,13 @@ def _structure_findings(call: RecordedCall, ids: set[int]) -> Iterator[str]:
         yield f"it was open when call {call.until} was started, which is missing or was started earlier"
     if len(_FORMS & call.outcome.keys()) != 1:
         yield f"the outcome has no known form: {', '.join(call.outcome) or 'empty'}"
+    if "response" in call.outcome:
+        try:
+            check_outcome(call.outcome)
+            for _ in body_of(call.outcome["response"]):
+                pass
+        except (msgspec.MsgspecError, LookupError, TypeError, ValueError) as error:
+            yield f"the response is malformed: {error}"
 
 
 # prune

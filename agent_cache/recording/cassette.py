@@ -28,6 +28,7 @@ from agent_cache.recording.cassette_file import (
     read_file,
     replace_file,
 )
+from agent_cache.recording.http.bodies import ResponseShape
 from agent_cache.recording.redaction import Redaction, redact_key
 from agent_cache.recording.results import map_payload, redact_chunks, redact_response
 
@@ -254,10 +255,11 @@ def apply_rules(cassette: Cassette, rules: Redaction) -> None:
 def redact_call(call: RecordedCall, rules: Redaction) -> RecordedCall:
     """The same call without its secrets, with the digest of its new arguments or key."""
     arguments, key, digest = redacted_identity(call, rules)
-    outcome = map_payload(call.outcome, rules.apply)
-    if "response" in outcome:
-        outcome = {**call.outcome, "response": redact_response(call.outcome["response"], rules)}
-    elif "stream" in outcome:
+    if "response" in call.outcome:
+        outcome = {**call.outcome, "response": _redacted_response(call.outcome["response"], rules)}
+    else:
+        outcome = map_payload(call.outcome, rules.apply)
+    if "stream" in outcome:
         chunks = redact_chunks(call.outcome["stream"]["chunks"], rules)
         outcome["stream"] = {**outcome["stream"], "chunks": chunks}
     return msgspec.structs.replace(
@@ -268,6 +270,15 @@ def redact_call(call: RecordedCall, rules: Redaction) -> RecordedCall:
         model=None if call.model is None else rules.labelled("model", call.model),
         outcome=outcome,
     )
+
+
+def _redacted_response(response: Any, rules: Redaction) -> Any:
+    try:
+        msgspec.convert(response, ResponseShape)
+        redacted = redact_response(response, rules)
+    except (msgspec.ValidationError, ValueError):  # the file was edited, and this is no response
+        return rules.apply(response)
+    return {**redacted, "end": map_payload(redacted["end"], rules.apply)} if "end" in redacted else redacted
 
 
 def redacted_identity(call: RecordedCall, rules: Redaction) -> tuple[Any, str | None, bytes]:

@@ -12,6 +12,7 @@ import base64
 import binascii
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -60,14 +61,16 @@ def read_foreign(path: Path, redaction: Redaction | None = None) -> Cassette:
     rules = Redaction() if redaction is None else redaction
     document = _document(path)
     calls = []
-    for number, interaction in enumerate(_interactions(document, path), 1):
+    interactions = _interactions(document, path)
+    for number, interaction in enumerate(interactions, 1):
         try:
             calls.append(_call(number, interaction, rules))
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise CassetteError(f"interaction {number} is broken: {type(error).__name__}: {error}", path) from error
     cassette = Cassette(calls, path=path)
-    described = rules.describe()
-    cassette.header = msgspec.structs.replace(cassette.header, redact=described, http={})
+    cassette.header = msgspec.structs.replace(
+        cassette.header, recorded_at=_recorded_at(interactions), redact=rules.describe(), http={}
+    )
     return cassette
 
 
@@ -107,6 +110,17 @@ def _interactions(document: Any, path: Path) -> Sequence[Any]:
     return listed
 
 
+def _recorded_at(interactions: Sequence[Any]) -> str | None:
+    """The time of the first interaction, in UTC, as the header of a cassette has it; None if it is not known."""
+    given = interactions[0].get("recorded_at") if interactions else None
+    try:
+        time = datetime.fromisoformat(str(given))
+    except ValueError:
+        return None
+    time = time.astimezone(UTC) if time.tzinfo else time.replace(tzinfo=UTC)
+    return f"{time:%Y-%m-%dT%H:%M:%SZ}"
+
+
 def _call(number: int, interaction: Any, rules: Redaction) -> RecordedCall:
     request, response = interaction["request"], interaction["response"]
     headers = {name: ", ".join(values) for name, values in _headers(request)}
@@ -121,20 +135,16 @@ def _call(number: int, interaction: Any, rules: Redaction) -> RecordedCall:
             usage.add(payload)
         if usage.model is None:
             usage.model = asked_model(arguments)
-    return RecordedCall(
+    call = RecordedCall(
         id=number,
         kind=kind,
         name=name,
         arguments=arguments,
         digest=digest_of(name, arguments).hex(),
         outcome={"response": data},
-        input_tokens=usage.tokens.input,
-        output_tokens=usage.tokens.output,
-        cache_read_tokens=usage.tokens.cache_read,
-        cache_write_tokens=usage.tokens.cache_write,
-        cache_write_1h_tokens=usage.tokens.cache_write_1h,
         model=usage.model,
     )
+    return msgspec.structs.replace(call, **usage.tokens.fields())
 
 
 def _response(response: Any, rules: Redaction) -> dict[str, Any]:

@@ -28,10 +28,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Protocol, Self
 
+import msgspec
+
 from agent_cache.core.policies import checked_choice
 from agent_cache.errors import CassetteError, CassetteNotFound, MissingFixture, UncacheableArgumentsError
 from agent_cache.recording.cassette import Cassette
 from agent_cache.recording.cassette_file import CALLS_OF_LITELLM, PartialFile, RecordedCall, digest_of_key
+from agent_cache.recording.functions import Usage
 from agent_cache.recording.prices import Savings, savings_of
 from agent_cache.recording.redaction import redaction_of
 
@@ -166,7 +169,7 @@ class LLMReplay:
         self._entries: dict[tuple[str, str], Entry] = {}
         self._environment: dict[str, Any] = {}
         self._pending: dict[tuple[str, str], Entry] = {}
-        self._consumed: set[str] = set()
+        self._answered: list[Entry] = []
         if self.fixture_path.exists():
             for entry in read_fixture(self.fixture_path):
                 self._add(entry)
@@ -211,13 +214,12 @@ class LLMReplay:
 
     def consumed_keys(self) -> set[str]:
         """The keys of the calls that were answered from the fixture."""
-        return set(self._consumed)
+        return {entry["key"] for entry in self._answered}
 
     @property
     def savings(self) -> Savings:
-        """The calls that were answered from the fixture, each counted once, and what they would have cost today."""
-        answered = [_call(0, entry) for (_, key), entry in self._entries.items() if key in self._consumed]
-        return savings_of(answered, None)
+        """Model calls that were not made, because they were answered so far, as `Player.savings`."""
+        return savings_of((_call(number, entry) for number, entry in enumerate(self._answered, 1)), None)
 
     # Installation
 
@@ -282,7 +284,7 @@ class LLMReplay:
 
     # Calls
 
-    async def complete(self, original: Callable[..., Awaitable[Any]], arguments: dict[str, Any]) -> Any:
+    async def _complete(self, original: Callable[..., Awaitable[Any]], arguments: dict[str, Any]) -> Any:
         """Answer a call of `litellm.acompletion`.
 
         Args:
@@ -322,8 +324,8 @@ class LLMReplay:
             )
         return self._synthetic_stream(response) if arguments.get("stream") else response
 
-    async def embed(self, original: Callable[..., Awaitable[Any]], arguments: dict[str, Any]) -> Any:
-        """Answer a call of `litellm.aembedding`; as `complete`."""
+    async def _embed(self, original: Callable[..., Awaitable[Any]], arguments: dict[str, Any]) -> Any:
+        """Answer a call of `litellm.aembedding`; as `_complete`."""
         model, given = arguments["model"], arguments.get("input", [])
         texts = given if isinstance(given, list) else [given]
         clean = self._redaction.apply(texts)
@@ -401,7 +403,7 @@ class LLMReplay:
     def _found(self, kind: str, *keys: str) -> Entry | None:
         for key in keys:
             if (entry := self._entries.get((kind, key))) is not None:
-                self._consumed.add(key)
+                self._answered.append(entry)
                 return entry
         return None
 
@@ -526,8 +528,8 @@ class _Patch:
                 return
             if not cls.installed:
                 cls.active = [
-                    cls("acompletion", "acompletion", LLMReplay.complete),
-                    cls("aembedding", "embedding", LLMReplay.embed),
+                    cls("acompletion", "acompletion", LLMReplay._complete),
+                    cls("aembedding", "embedding", LLMReplay._embed),
                 ]
             cls.installed.append(replay)
 
@@ -760,12 +762,13 @@ def _call(number: int, entry: Entry) -> RecordedCall:
     kind = _kind(entry)
     rest = {name: value for name, value in entry.items() if name not in {"key", "response", "value"}}
     response: dict[str, Any] = entry.get("response") or {}
-    usage = response.get("usage") or {}
+    usage = Usage()
+    usage.add(response)
     if kind == "environment":
         name, key, value = _ENVIRONMENT, entry["name"], entry["value"]
     else:
         name, key, value = _NAMES[kind], entry["key"], response or None
-    return RecordedCall(
+    call = RecordedCall(
         id=number,
         kind="env" if kind == "environment" else "llm",
         name=name,
@@ -773,11 +776,10 @@ def _call(number: int, entry: Entry) -> RecordedCall:
         key=key,
         digest=digest_of_key(name, key).hex(),
         outcome={"value": value},
-        input_tokens=usage.get("prompt_tokens") or 0,
-        output_tokens=usage.get("completion_tokens") or 0,
-        model=response.get("model") or entry.get("model"),
+        model=usage.model or entry.get("model"),
         form=_FORM,
     )
+    return msgspec.structs.replace(call, **usage.tokens.fields())
 
 
 def from_cassette(cassette: Cassette) -> list[Entry]:

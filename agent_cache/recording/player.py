@@ -600,9 +600,9 @@ def nearest_to(matcher: Matcher, call: ActiveCall) -> int | None:
         arguments = matcher.cassette.steps[index].arguments
         others = {name: encode_sorted(value) for name, value in arguments.items()}
         likenesses = {
-            name: likeness(arguments[name], value)
+            name: likeness(arguments.get(name), value)
             for name, value in call.arguments.items()
-            if type(value) in (dict, list) and type(arguments.get(name)) is type(value)
+            if type(value) in (dict, list)  # of another type nothing is alike, whatever its text
         }
         found = _similarity(others, texts, likenesses), not matcher.is_covered(index)
         if found > best:
@@ -651,7 +651,7 @@ def _similarity(was: dict[str, bytes], now: dict[str, bytes], likenesses: dict[s
             if was[name] == now[name]:
                 total += 1.0
             else:
-                total += 0.9 * (likenesses.get(name) or _text_similarity(was[name], now[name]))
+                total += 0.9 * (likenesses[name] if name in likenesses else _text_similarity(was[name], now[name]))
     return total / len(names)
 
 

@@ -59,6 +59,10 @@ class Tokens(NamedTuple):
         """The sum."""
         return Tokens(*(one + two for one, two in zip(self, other, strict=True)))
 
+    def fields(self) -> dict[str, int]:
+        """The counts by the names that they have in a `RecordedCall`."""
+        return {f"{name}_tokens": count for name, count in self._asdict().items()}
+
 
 NO_TOKENS = Tokens()
 """Nothing is known."""

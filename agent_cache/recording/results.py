@@ -129,7 +129,10 @@ def map_payload(outcome: Outcome, change: Callable[[Any], Any]) -> Outcome:
     if "error" in outcome:
         return {**outcome, "error": map_error(outcome["error"], change)}
     if "response" in outcome:
-        return {**outcome, "response": map_response(outcome["response"], change)}
+        response = map_response(outcome["response"], change)
+        if "end" in response:
+            response["end"] = map_payload(response["end"], change)
+        return {**outcome, "response": response}
     if "stream" in outcome:
         stream = outcome["stream"]
         chunks = [map_payload(chunk, change) for chunk in stream["chunks"]]

@@ -14,6 +14,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib import import_module
 from typing import Any
 
 from tests.harness.model_api import ModelApi
@@ -148,8 +149,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(200, "application/json", content, content_encoding="gzip")
 
     def _br(self, body: bytes) -> None:
-        import brotli
-
+        brotli = import_module("brotli")  # only where its client is tried
         self._send(200, "application/json", brotli.compress(b'{"packed": true}'), content_encoding="br")
 
     def _stall(self, body: bytes) -> None:
@@ -231,6 +231,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
+    request_queue_size = 200  # of connections that are opened at once
 
     def handle_error(self, *_: object) -> None:
         """A client that goes away is part of the tests."""

@@ -71,6 +71,29 @@ async def test_a_write_returns_before_its_commit_has_landed_and_lookups_of_its_p
         assert is_well(tier)
 
 
+async def test_a_lookup_does_not_wait_for_writes_that_end_while_it_waits(make: Make, valkey: Server):
+    """In a process that writes all the time there is always a commit on its way."""
+    tier, other = make(valkey.url, timeout=0.9), make(valkey.url)
+    await load(tier, read("order", key="all"), "old")
+    pending, landed = tier._writer.pending, []
+    first, *others = [tier._writer.calls.commit_root(Keyspace("agent_cache").root("order"), NEVER) for _ in range(50)]
+    pending.send(first)
+    lookup = asyncio.create_task(tier.lookup(read("order", key="all")))
+    for call in others:  # each is sent before the one before it has landed
+        await asyncio.sleep(0)
+        pending.send(call)
+        pending.acknowledge(first)
+        landed.append(first)
+        first = call
+    found, ticket = await lookup
+    assert found is None  # the last one has not landed
+    assert ticket.seen
+    assert len(landed) == 49
+    assert tier.stats()["skipped"] == 0
+    pending.acknowledge(first)
+    assert await value_of(other, read("order", key="all")) == "old"
+
+
 async def test_a_commit_that_nobody_waits_for_is_delivered_whatever_becomes_of_its_connection(
     make: Make, valkey: Server
 ):
@@ -129,6 +152,34 @@ async def test_a_write_waits_for_its_commit_after_a_loss_that_its_process_has_no
         assert not isinstance(commit, SentCommit)
         await commit
         assert is_well(tier)
+
+
+async def test_a_write_waits_for_its_commit_if_its_server_has_failed_since_its_begin(make: Make, own_valkey: Server):
+    """Another call was not answered, so the breaker is open. The commit is handed over before the write returns."""
+    tier = make(own_valkey.url)
+    await load(tier, read("order:7"), "old")
+    intent, handed_over = write("order:7"), []
+    hand_over = tier._writer.hand_over
+
+    async def noted(calls: list[Call]) -> None:
+        handed_over.extend(calls)
+        await hand_over(calls)
+
+    tier._writer.hand_over = noted
+    await tier.begin(intent)
+    own_valkey.pause()
+    try:
+        await tier.lookup(read("order:9", key="9"))
+        assert set(tier.stats()["servers"].values()) != {"ok"}
+        commit = tier.commit(intent, intent.tags, failed=False, hold=0.0)
+        assert not isinstance(commit, SentCommit)
+        await commit
+        assert [call.writer for call in handed_over] == [intent.id]
+        assert tier.stats()["pending"] == 1
+    finally:
+        own_valkey.resume()
+    await until(lambda: is_well(tier))
+    assert await value_of(tier, read("order:7")) == "nothing"
 
 
 async def test_a_write_of_very_many_entries_lands(make: Make, valkey: Server):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import threading
 from collections.abc import AsyncIterator
@@ -15,6 +16,7 @@ from agent_cache import AgentCache
 from agent_cache.clock import CLOCK
 from agent_cache.remote.redis import subscriber
 from agent_cache.remote.redis.keyspace import Keyspace
+from agent_cache.remote.redis.transport import NEVER
 from tests.contract.workbench import commit, load, read, value_of, versions_of, write, writing
 from tests.harness.tiers import Make, making, until
 
@@ -230,6 +232,23 @@ def test_late_cells_of_long_entries_are_bounded_apart(monkeypatch):
     assert [len(keyspace.late_cells(digest)) for digest in (b"1", b"2", b"3", b"4")] == [0, 100, 100, 1]
     keyspace.keep_late_cells(b"3", {})
     assert keyspace.late_cells(b"3") == {}
+
+
+async def test_a_lookup_waits_for_the_commit_of_its_process_to_what_the_value_has_read(make, valkey):
+    """Another server may be asked, or over another connection, on which the commit is not before the lookup."""
+    tier = make(valkey.url, max_staleness=30.0, timeout=20.0)
+    await load(tier, REPORT, "old", "user:1", inherited=[await versions_of(tier, read("user:1"))])
+    assert await value_of(tier, REPORT) == "old"
+    pending, intent = tier._writer.pending, write("user:1")
+    (call,) = tier._writer.calls.commit(intent, intent.tags, NEVER, failed=False)
+    pending.send(call)
+    before = tier.stats()["batches"]
+    lookup = asyncio.create_task(value_of(tier, REPORT))
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert tier.stats()["batches"] == before
+    pending.acknowledge(call)
+    assert await lookup == "old"  # it was not sent in this test
 
 
 @pytest.mark.parametrize("outer_tier", [True, False])

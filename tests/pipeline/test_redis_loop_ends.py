@@ -134,6 +134,46 @@ def test_a_write_whose_loop_ends_right_after_its_effect_is_committed(tier: Redis
     assert asyncio.run(shop.get("7")) == "new"
 
 
+def test_a_loop_that_ends_right_after_a_write_waits_for_the_answer_to_its_commit(valkey: Server):
+    """Some programs run a loop for each call. What is not answered counts as undelivered, and no lookup is made."""
+    with Proxy.start(valkey.port) as proxy:
+        tier = RedisTier.from_url(proxy.url, timeout=5.0, max_staleness=10.0)
+        shop = Shop(tier)
+        assert ends(lambda: shop.get("7")) == "old"
+        proxy.delay(to_client=0.02)
+        ends(lambda: shop.put("7"))
+        assert len(tier._writer.pending) == 0
+        assert ends(lambda: shop.get("7")) == "new"
+        assert tier.stats()["skipped"] == 0
+        asyncio.run(tier.aclose())
+
+
+def test_a_loop_ends_though_a_commit_is_not_answered(own_valkey: Server):
+    tier = RedisTier.from_url(own_valkey.url, timeout=0.5, max_staleness=1.0)
+    shop = Shop(tier)
+
+    async def main() -> None:
+        await shop.get("7")
+        shop.may_write.clear()
+        writing = asyncio.create_task(shop.put("7"))
+        await shop.has_begun.wait()
+        own_valkey.pause()
+        shop.may_write.set()
+        await writing
+
+    try:
+        ends(main)
+        assert len(tier._writer.pending) == 1
+    finally:
+        own_valkey.resume()
+    deadline = time.monotonic() + 10
+    while len(tier._writer.pending):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert ends(lambda: shop.get("7")) == "new"
+    asyncio.run(tier.aclose())
+
+
 async def test_what_is_on_its_way_is_neither_read_nor_lost(tier: RedisTier, valkey: Server):
     """From the call on, before anything is awaited."""
     other = RedisTier.from_url(valkey.url)

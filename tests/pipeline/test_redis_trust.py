@@ -656,6 +656,25 @@ def test_merged_trusts_last_as_long_as_the_first_of_them():
     assert merged() == NEVER
 
 
+def test_what_is_made_of_earlier_steps_ends_with_the_first_of_them_however_many_there_are():
+    """As the steps of a conversation: each of the two before it, so there are more paths than can be followed."""
+    own = RedisTier.from_url("redis://127.0.0.1")._subscriber  # it connects to nothing
+    own._invalidations.listeners = (print,)
+    lease = Lease()
+    lease.until = boottime() + 60.0
+    roots = [own._keyspace.root(name) for name in ("order", "user", "item")]
+    order, user, item = [Trust(frozenset({root.channel}), (lease,), own._invalidations) for root in roots]
+    own._trusts.update({each.channels: each for each in (order, user, item)})
+    (beside,) = own.merge([user.trusted_until, item.trusted_until])
+    steps = own.merge([order.trusted_until, user.trusted_until])
+    steps += own.merge([steps[0], item.trusted_until])
+    for _ in range(3_000):
+        steps += own.merge(steps[-2:])
+    own.end_trust([roots[0]])
+    assert {step() for step in steps} == {NEVER}
+    assert beside() > CLOCK.now()
+
+
 @pytest.fixture
 def earlier(monkeypatch: pytest.MonkeyPatch) -> Callable[[RedisTier], RedisTier]:
     """Let a tier write as versions do that know no parts. Tiers that have not written yet then do so, too."""

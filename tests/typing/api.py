@@ -28,6 +28,7 @@ from agent_cache import (
 )
 from agent_cache.recording import (
     Cassette,
+    Http,
     Player,
     Recorder,
     cached_llm_call,
@@ -451,6 +452,9 @@ async def record_and_replay() -> None:
     async with replay("run.jsonl", strict=True, policy={"ask": "live"}) as player:
         assert_type(player, Player)
         assert_type((player.cursor, player.remaining), tuple[int, int])
+    with record("run.jsonl", http=Http(ignore=["a.example"], only=None, aliases={"a": "b"})), replay("a", redact=None):
+        record("run.jsonl", http=True)
+        record("run.jsonl", http="yes")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     assert_type(diff_cassettes("a", Cassette.load("b")).identical, bool)
     assert_type(recording.now(), datetime)
     assert_type(recording.uuid4(), UUID)

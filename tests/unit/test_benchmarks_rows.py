@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from benchmarks.budgets import measured
-from benchmarks.rows import calls, process, scale, typed, writes
+from benchmarks.rows import calls, process, requests_of_clients, scale, typed, writes
 from benchmarks.timing import Effort
 
 SMALL = Effort(rounds=2, seconds=0.0001, entries=1_000)
@@ -45,6 +45,16 @@ async def test_a_group_has_a_figure_in_each_of_its_rows(group: str, whats: list[
         assert row.what.startswith(what)
         assert math.isfinite(row.measured.median)
         assert row.measured.low <= row.measured.median <= row.measured.high
+
+
+async def test_each_client_that_is_installed_has_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("httpx")
+    monkeypatch.setattr(requests_of_clients, "REQUESTS", 3)
+    table = await measured(["requests"], SMALL)
+    assert len(table) % 4 == 0
+    assert [row.what for row in table][:4] == [
+        "httpx: live", "httpx: outside of a recording", "httpx: recorded", "httpx: replayed",
+    ]  # fmt: skip
 
 
 async def test_a_write_that_reaches_no_session_fails_its_row(monkeypatch: pytest.MonkeyPatch) -> None:

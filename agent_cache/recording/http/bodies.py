@@ -427,7 +427,7 @@ def _binary(raw: bytes) -> dict[str, Any]:
 
 def _chunk_bytes(data: Mapping[str, Any]) -> bytes:
     if "bytes" in data:
-        return base64.b64decode(data["bytes"])
+        return base64.b64decode(data["bytes"], validate=True)
     text: str = data["text"]
     return text.encode(data.get("charset", "utf-8"))
 
@@ -626,7 +626,7 @@ def map_response(response: dict[str, Any], change: Callable[[Any], Any]) -> dict
 
 
 def _changed_bytes(encoded: str, change: Callable[[Any], Any]) -> str:
-    text = base64.b64decode(encoded).decode("latin-1")
+    text = base64.b64decode(encoded, validate=True).decode("latin-1")
     changed = change(text)
     if changed == text or not isinstance(changed, str):
         return encoded

@@ -11,7 +11,7 @@ import functools
 import ipaddress
 import re
 import threading
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, fields
@@ -101,10 +101,10 @@ class Http:
         ConfigurationError: if an argument is of another type.
     """
 
-    ignore: tuple[str, ...] = ()
-    only: tuple[str, ...] | None = None
-    headers: tuple[str, ...] = ()
-    ignore_fields: tuple[str, ...] = ()
+    ignore: Sequence[str] = ()
+    only: Sequence[str] | None = None
+    headers: Sequence[str] = ()
+    ignore_fields: Sequence[str] = ()
     aliases: Mapping[str, str] = field(default_factory=dict)
     hurry: bool = True
     guard: bool = False
@@ -165,7 +165,7 @@ class Http:
         host = parts.hostname or ""
         if _is_at(_places((*_NEVER, *_TELEMETRY, *self.ignore)), url, host):
             return False
-        return self.only is None or _is_at(_places(self.only), url, host)
+        return self.only is None or _is_at(_places(tuple(self.only)), url, host)
 
 
 @functools.lru_cache(maxsize=100)
@@ -508,8 +508,13 @@ IS_CONNECTING: ContextVar[bool] = ContextVar("agent_cache_is_connecting", defaul
 
 
 def is_intercepted() -> bool:
-    """Whether a request made here may concern a recording. It is asked for every request of the process."""
-    return PLACE.get().scope.interceptor is not None or bool(INTERCEPTORS)
+    """Whether a request made here may concern a recording. It is asked for every request of the process.
+
+    Outside of all recordings, it does in a thread that may have lost its context: see `report_escape`.
+    """
+    if PLACE.get().scope.interceptor is not None:
+        return True
+    return bool(INTERCEPTORS) and threading.get_ident() != threading.main_thread().ident
 
 
 def open_exchange(method: str, url: str, headers: Mapping[str, str]) -> Exchange | None:
@@ -582,8 +587,6 @@ def running_call(recorder: Recorder) -> ActiveCall | None:
 def _report_escape(method: str, url: str, parts: SplitResult) -> None:
     """Report a request in a thread without a context, as `report_escape` does for other calls."""
     thread = threading.get_ident()
-    if thread == threading.main_thread().ident:
-        return
     for interceptor in list(INTERCEPTORS):
         settings: Http | None = getattr(interceptor, "http", None)
         if interceptor.thread == thread or settings is None or not settings.takes(url, parts):
@@ -638,7 +641,7 @@ class Exchange:
             body: of the request.
 
         Raises:
-            CassetteError: if a replay has no answer to the request, and it does not go to a model.
+            CassetteError: if a replay has no answer to the request, and it is not one to a model.
         """
         token = CURRENT_CALL.set(CURRENT_CALL.get())
         try:
@@ -651,11 +654,11 @@ class Exchange:
                 try:
                     call = recorder.begin_exchange(_endpoint(kind, name), arguments)
                 except CassetteError as error:
-                    if kind != "llm":
-                        self.failed(error)
-                        raise
-                    self._refusal = error
-                    return
+                    if kind == "llm" or not _OF_MODEL_CLIENTS.isdisjoint(self._headers):
+                        self._refusal = error
+                        return
+                    self.failed(error)
+                    raise
                 CURRENT_CALL.set(call)
                 if call.recorded is not None:
                     self._answering = recorder, call
@@ -899,6 +902,10 @@ def _raise_end(player: Player, call: ActiveCall, end: dict[str, Any]) -> None:
     shown = {"name": name, "arguments": call.arguments}
     text = f"the response of {name} was closed before its end when it was recorded, and is read on now"
     raise player.latch(ReplayExhausted(call.index or 0, shown, shown, text, player.cassette.path))
+
+
+_OF_MODEL_CLIENTS = frozenset({"amz-sdk-request", "x-goog-api-client", "x-stainless-lang"})
+"""Headers by which the clients of model providers and of AWS are known."""
 
 
 def _refusal(error: CassetteError) -> dict[str, Any]:

@@ -32,6 +32,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from contextvars import Context
+from itertools import count
 from typing import Any
 
 from redis.crc import key_slot
@@ -139,10 +140,6 @@ class Trust:
         """End it for good, though the leases go on: messages of one of its channels may be missed."""
         self.leases = (_ENDED,)
 
-    def has_ended_part(self) -> bool:
-        """Whether one of those that it was merged from was ended for good."""
-        return any(_ENDED in part.leases or part.has_ended_part() for part in self.parts)
-
     def trusted_until(self) -> float:
         """Clock reading up to which the copies may be served."""
         now = CLOCK.now()  # first: a thread that is suspended between the two clocks trusts for less, not for more
@@ -179,7 +176,8 @@ class Subscriber:
         self._unconfirmed: set[bytes] = set()  # channels of roots whose messages were waited for in vain
         self._leases: dict[bytes, Lease] = {}  # by channel: of the connection that its messages arrive over
         self._trusts: weakref.WeakValueDictionary[frozenset[bytes], Trust] = weakref.WeakValueDictionary()
-        self._merged: weakref.WeakSet[Trust] = weakref.WeakSet()  # those with parts
+        self._merged: weakref.WeakValueDictionary[int, Trust] = weakref.WeakValueDictionary()  # each after its parts
+        self._merges = count()
         self._recent: set[Trust] = set()  # those that lookups have used lately, whether or not a copy was kept
         self._next_idle = boottime() + _IDLE_PERIOD
         self._keeps_whole = False
@@ -279,7 +277,7 @@ class Subscriber:
                 with self._lock:  # of the leases, too: one of the parts may be ended meanwhile
                     leases = tuple(dict.fromkeys(lease for trust in trusts for lease in trust.leases))
                     whole = Trust(frozenset(), leases, self._invalidations, tuple(trusts))
-                    self._merged.add(whole)
+                    self._merged[next(self._merges)] = whole
             merged.append(whole.trusted_until)
         return merged
 
@@ -534,12 +532,14 @@ class Subscriber:
         """Drop what depends on these roots, because messages about them may be missed, though their server is well."""
         channels = {root.channel for root in roots}
         with self._lock:
-            for trust in self._known_trusts():
-                if not channels.isdisjoint(map(whole_of, trust.channels)):
-                    trust.end()
-            for trust in list(self._merged):
-                if trust.has_ended_part():
-                    trust.end()
+            trusts = self._known_trusts()
+            ended = {trust for trust in trusts if not channels.isdisjoint(map(whole_of, trust.channels))}
+            for known in self._merged.valuerefs():  # once each: of many that share their parts there are many paths
+                whole = known()
+                if whole is not None and not ended.isdisjoint(whole.parts):
+                    ended.add(whole)
+            for trust in ended:
+                trust.end()
             self._list_leases()
         self._invalidations.lose(roots, self._keyspace, is_loss=False)
 

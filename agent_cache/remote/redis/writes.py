@@ -106,7 +106,9 @@ class PendingInvalidations:
 
     def blocks(self, cells: Collection[CellKey]) -> bool:
         """Whether an invalidation of any of these cells is pending."""
-        return self._has_failed(cells) or self._in_flight_to(cells) is not None
+        if not (self._calls or self._in_flight):  # at nearly every hit, twice
+            return False
+        return self._has_failed(cells) or bool(self._in_flight_to(cells))
 
     def _has_failed(self, cells: Collection[CellKey]) -> bool:
         if not self._calls:
@@ -118,25 +120,28 @@ class PendingInvalidations:
             self._cells = version, pending
         return not pending.isdisjoint(cells)
 
-    def _in_flight_to(self, cells: Collection[CellKey]) -> Call | None:
-        """A call of any of these cells that is on its way."""
+    def _in_flight_to(self, cells: Collection[CellKey]) -> list[Call]:
+        """The calls of any of these cells that are on their way."""
         if not self._in_flight:
-            return None
-        return next((call for call in self._in_flight.copy() if not call.cells.isdisjoint(cells)), None)
+            return []
+        return [call for call in self._in_flight.copy() if not call.cells.isdisjoint(cells)]
 
     async def wait(self, cells: Collection[CellKey], until: float) -> bool:
-        """Wait while invalidations of any of these cells are on their way.
+        """Wait for the invalidations of any of these cells that are on their way now. Not for those that are sent
+        meanwhile, whose writes have not ended before: in a process that writes all the time there would be no end.
 
         Args:
             until: reading of the loop's clock at which the caller waits no longer.
 
         Returns:
-            Whether none is pending any more.
+            Whether all of them have landed, and none has failed.
         """
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout_at(until):
-                while not self._has_failed(cells) and (call := self._in_flight_to(cells)) is not None:
+                for call in self._in_flight_to(cells):
+                    if self._has_failed(cells):
+                        return False
                     landed = loop.create_future()
                     self._waiters.setdefault(call, []).append((loop, landed))
                     if call in self._in_flight:
@@ -144,8 +149,8 @@ class PendingInvalidations:
                     else:  # it has landed meanwhile, in another thread
                         self._release(call)
         except TimeoutError:
-            pass
-        return not self.blocks(cells)
+            return False
+        return not self._has_failed(cells)
 
     def _release(self, call: Call) -> None:
         """Have those that wait for this call look again. It is not in flight any more."""
@@ -491,9 +496,9 @@ class Writer:
         """
         until = boottime() + hold if hold else NEVER
         calls = self.calls.commit(write, tags, until, failed=failed)
-        for call in calls:
-            self.invalidations.add(call.cells)
+        for call in calls:  # in this order: a lookup of another thread waits for it, or keeps nothing
             self.pending.send(call)
+            self.invalidations.add(call.cells)
         announced = self._announced.pop(write.id, NEVER)
         is_held = boottime() < announced + self._options.lease
         is_plain = not (failed or hold or write.late_roots) and write.on_unreachable == "run"
@@ -506,9 +511,9 @@ class Writer:
     def _is_connected(self, calls: list[Call]) -> bool:
         try:
             client = self._transport.client()
-        except Unreachable:
+            return all(client.is_connected(call.root.slot) for call in calls)
+        except Unreachable:  # the tier was closed, or a server is not asked now
             return False
-        return all(client.is_connected(call.root.slot) for call in calls)
 
     def _post(self, call: Call) -> None:
         """Send a call that nobody waits for."""

@@ -131,6 +131,11 @@ def test_a_real_client_is_answered_from_what_was_converted(name, tmp_path):
         client.get(f"{URL}/gzip", params={"a": "2"})
 
 
+def test_the_time_of_the_recording_is_kept_where_it_is_known(path):
+    recorded_at = read_foreign(path).recorded_at
+    assert (recorded_at or "")[:10] == ("" if "vcrpy" in path.name else "2026-11-23")
+
+
 def test_rules_that_are_given_are_applied_and_noted(tmp_path):
     path = written(tmp_path / "a.json", interaction(body={"string": '{"pin": "1234"}'}))
     cassette = read_foreign(path, Redaction(["pin"]))

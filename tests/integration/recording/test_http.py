@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import gzip
 import importlib
 import json
@@ -288,6 +289,25 @@ async def test_the_methods_are_restored(fetch: Fetch, server: HttpServer, path: 
     with pytest.raises(DivergenceError), replay(path):
         await fetch(f"{server.url}/new")
     assert [vars(owner)[name] for owner, name in places] == before
+
+
+def test_the_methods_are_restored_after_a_failed_save_and_in_any_order(server: HttpServer, path: Path):
+    handler = urllib.request.AbstractHTTPHandler
+    before = vars(handler)["do_open"]
+    with pytest.raises(CassetteError), record(path, http=True):
+        get(server.url)
+        path.mkdir()  # no file can take its place
+    assert vars(handler)["do_open"] is before
+    blocks = [record(path.with_name(f"{number}.jsonl"), http=True) for number in range(2)]
+    contexts = [contextvars.copy_context() for _ in blocks]
+    for block, context in zip(blocks, contexts, strict=True):
+        context.run(block.__enter__)
+    for block, context in zip(blocks, contexts, strict=True):
+        assert vars(handler)["do_open"] is not before
+        context.run(get, server.url)
+        context.run(block.__exit__, None, None, None)
+    assert vars(handler)["do_open"] is before
+    assert [Cassette.load(path.with_name(f"{number}.jsonl")).num_steps for number in range(2)] == [1, 1]
 
 
 async def test_a_recording_inside_of_another_is_part_of_both(fetch: Fetch, server: HttpServer, path: Path):
@@ -718,6 +738,30 @@ def test_a_cassette_is_redacted_later(server: HttpServer, path: Path):
     server.close()
     with replay(path, strict=True):
         get(f"{server.url}/echo?customer=Ada", {"content-type": "text/plain"}, b'{"customer": "Ada"}')
+
+
+def test_verify_accepts_what_was_recorded_and_finds_what_was_edited(server: HttpServer, path: Path, capsys):
+    pytest.importorskip("rich")
+    from agent_cache.cli.main import main
+
+    with record(path, http=True):
+        for kind in ("json", "gzip", "events", "lines", "pieces", "binary", "latin", "cookie", "split", "redirect"):
+            body = json.dumps({"messages": [{"content": "my order is W1"}]}).encode() if kind == "split" else None
+            get(f"{server.url}/{kind}", None, body)
+        get(f"{server.url}/model/large-1/converse-stream", None, b"{}")
+    assert main(["cassette", "verify", str(path)]) == 0
+    assert main(["cassette", "show", str(path)]) == 0
+    assert "200, 4 events" in capsys.readouterr().out
+    text = path.read_text()
+    for before, after in (
+        ('"spelling":"spaced"', '"spelling":"wide"'),
+        ('"bytes":"', '"bytes":"!'),
+        ('"events":[', '"events":[1,'),
+    ):
+        assert before in text
+        path.write_text(text.replace(before, after))
+        assert main(["cassette", "verify", str(path)]) == 1
+        assert "the response is malformed" in capsys.readouterr().out
 
 
 # The guard

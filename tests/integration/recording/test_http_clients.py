@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import json
 import re
+import socket
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -195,6 +198,38 @@ async def test_gathered_prompts_get_their_own_answers(server: HttpServer, path: 
         assert await run() == recorded
 
 
+@pytest.mark.parametrize("name", ["httpx", "aiohttp"])
+async def test_answers_come_in_the_order_in_which_they_came(name: str, server: HttpServer, path: Path):
+    library = pytest.importorskip(name)
+
+    async def run(wait: Callable[[int], Awaitable[object]]) -> list[int]:
+        order: list[int] = []
+        async with library.AsyncClient() if name == "httpx" else library.ClientSession() as client:
+
+            async def ask(number: int) -> None:
+                url = f"{server.url}/orders/{number}"
+                await wait(number)
+                if name == "httpx":
+                    await client.get(url)
+                else:
+                    async with client.get(url) as response:
+                        await response.read()
+                order.append(number)
+                turns[number + 1].set()
+
+            await asyncio.gather(*(ask(number) for number in reversed(range(10))))
+        return order
+
+    turns = [asyncio.Event() for _ in range(11)]
+    turns[0].set()
+    with record(path, http=True):
+        recorded = await run(lambda number: turns[number].wait())
+    assert recorded == list(range(10))
+    server.close()
+    with replay(path):
+        assert await run(lambda number: asyncio.sleep(0)) == recorded
+
+
 @pytest.mark.parametrize("client_name", ["openai", "anthropic"])
 async def test_a_client_that_is_limited_tries_again_at_once(client_name: str, server: HttpServer, path: Path):
     module = pytest.importorskip(client_name)
@@ -229,6 +264,21 @@ async def test_a_changed_prompt_is_named_to_the_client_and_not_tried_again(serve
     with pytest.raises(DivergenceError, match="refund 4000"), replay(path) as player:
         with pytest.raises(openai.BadRequestError, match="refund 4000"):
             await ask("refund 4000")
+        assert len(player.divergences) == 1
+
+
+async def test_another_request_of_such_a_client_is_not_tried_again_either(server: HttpServer, path: Path):
+    openai = pytest.importorskip("openai")
+
+    def upload(content: bytes) -> None:
+        with openai.OpenAI(base_url=f"{server.url}/v1", api_key="k", max_retries=5) as client:
+            client.files.create(file=content, purpose="batch")
+
+    with record(path, http=True):
+        upload(b"one")
+    with pytest.raises(DivergenceError), replay(path) as player:
+        with pytest.raises(openai.BadRequestError, match="was not recorded"):
+            upload(b"two")
         assert len(player.divergences) == 1
 
 
@@ -486,3 +536,53 @@ async def test_mcp_over_http_is_replayed(path: Path):
     assert recorded == (["get_order"], "order W1")
     with replay(path):
         assert await run() == recorded
+
+
+@contextmanager
+def http2_server() -> Iterator[str]:
+    """A server on loopback that knows HTTP/2 only. It sends each answer in two frames."""
+    connection, config, events = (importlib.import_module(f"h2.{name}") for name in ("connection", "config", "events"))
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        while True:
+            try:
+                accepted, _ = listener.accept()
+            except OSError:
+                return
+            with accepted:
+                state = connection.H2Connection(config.H2Configuration(client_side=False))
+                state.initiate_connection()
+                accepted.sendall(state.data_to_send())
+                while data := accepted.recv(65536):
+                    for event in state.receive_data(data):
+                        if isinstance(event, events.RequestReceived):
+                            head = [(":status", "200"), ("content-type", "text/event-stream")]
+                            state.send_headers(event.stream_id, head)
+                            state.send_data(event.stream_id, b"data: one\n\n")
+                            state.send_data(event.stream_id, b"data: two\n\n", end_stream=True)
+                    accepted.sendall(state.data_to_send())
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        listener.shutdown(socket.SHUT_RDWR)
+        listener.close()
+        thread.join()
+
+
+async def test_http2_is_recorded(path: Path):
+    httpx = pytest.importorskip("httpx")
+    pytest.importorskip("h2")
+
+    async def run(url: str) -> list[str]:
+        async with httpx.AsyncClient(http1=False, http2=True) as client, client.stream("GET", url) as response:
+            return [line async for line in response.aiter_lines()]
+
+    with http2_server() as url, record(path, http=True):
+        recorded = await run(url)
+    assert recorded == ["data: one", "", "data: two", ""]
+    with replay(path, strict=True):
+        assert await run(url) == recorded

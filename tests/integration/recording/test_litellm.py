@@ -208,6 +208,16 @@ async def test_a_recording_of_http_has_the_requests_of_litellm(is_async, path):
     assert KEY not in path.read_text("utf-8")
 
 
+async def test_what_was_not_asked_is_counted(path):
+    response = answer("ok", model=MODEL)
+    write(path, {"key": LLMReplay.key(MODEL, HELLO), "model": MODEL, "prompt_preview": "hi", "response": response})
+    with LLMReplay(path) as replay:
+        assert replay.savings.calls == 0
+        await ask()
+        await ask()
+    assert (replay.savings.calls, replay.savings.input_tokens, replay.savings.output_tokens) == (2, 52, 20)
+
+
 # Streams
 
 

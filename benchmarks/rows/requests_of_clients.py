@@ -1,0 +1,175 @@
+"""Rows of HTTP: what a request to a model on loopback takes while it is recorded, and replayed, over the live one.
+
+The time is that of the clock on the wall: a live request waits for its server, which is another process and answers at
+once, with 4 KB of JSON. So a real model makes all of the ratios smaller.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import importlib.util
+import json
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from time import perf_counter
+from typing import Any
+
+from agent_cache.recording import record, replay
+from benchmarks.table import Row
+from benchmarks.timing import Effort, Sample, measure
+
+REQUESTS = 200
+"""In one recording."""
+
+_SERVER = """
+import asyncio, json
+body = json.dumps({"id": "1", "model": "large-1", "choices": [{"message": {"content": "word " * 750}}],
+                   "usage": {"prompt_tokens": 3, "completion_tokens": 2}}).encode()
+head = b"HTTP/1.1 200 OK\\r\\ncontent-type: application/json\\r\\ncontent-length: %d\\r\\n\\r\\n" % len(body)
+
+class Model(asyncio.Protocol):
+    def connection_made(self, transport):
+        self.transport, self.data = transport, b""
+
+    def data_received(self, data):
+        self.data += data
+        while (end := self.data.find(b"\\r\\n\\r\\n")) >= 0:
+            headers = dict(line.lower().split(b":", 1) for line in self.data[:end].split(b"\\r\\n")[1:])
+            size = end + 4 + int(headers[b"content-length"])
+            if len(self.data) < size:
+                return
+            self.data = self.data[size:]
+            self.transport.write(head + body)
+
+async def main():
+    server = await asyncio.get_running_loop().create_server(Model, "127.0.0.1", 0)
+    print(server.sockets[0].getsockname()[1], flush=True)
+    await server.serve_forever()
+
+asyncio.run(main())
+"""
+
+Post = Callable[[bytes], Awaitable[object]]
+
+
+@contextmanager
+def _server() -> Iterator[str]:
+    with subprocess.Popen([sys.executable, "-c", _SERVER], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            yield f"http://127.0.0.1:{process.stdout.readline().strip()}/v1/chat/completions"
+        finally:
+            process.kill()
+
+
+def _bodies(count: int) -> list[bytes]:
+    messages = [[{"role": "user", "content": f"question {number}"}] for number in range(count)]
+    return [json.dumps({"model": "large-1", "messages": one}).encode() for one in messages]
+
+
+_HEADERS = {"content-type": "application/json"}
+
+
+async def _post_all(client: str, url: str, bodies: list[bytes]) -> float:
+    """Seconds of these requests by one client, which is warm."""
+    library: Any = importlib.import_module(client.partition(" ")[0])
+    start = 0.0
+    if client == "requests":
+        with library.Session() as session:
+            for number, body in enumerate(bodies):
+                if number == 1:
+                    start = perf_counter()
+                session.post(url, data=body, headers=_HEADERS).json()
+    elif client == "httpx":
+        with library.Client() as plain:
+            for number, body in enumerate(bodies):
+                if number == 1:
+                    start = perf_counter()
+                plain.post(url, content=body, headers=_HEADERS).json()
+    elif client == "httpx async":
+        async with library.AsyncClient() as awaited:
+            for number, body in enumerate(bodies):
+                if number == 1:
+                    start = perf_counter()
+                (await awaited.post(url, content=body, headers=_HEADERS)).json()
+    else:
+        async with library.ClientSession() as opened:
+            for number, body in enumerate(bodies):
+                if number == 1:
+                    start = perf_counter()
+                async with opened.post(url, data=body, headers=_HEADERS) as response:
+                    await response.json()
+    return perf_counter() - start
+
+
+def _sample(client: str, url: str, block: Callable[[], AbstractContextManager[object]]) -> Sample:
+    bodies = _bodies(REQUESTS + 1)
+
+    async def run(n: int) -> float:
+        times = max(1, round(n / REQUESTS))
+        total = 0.0
+        for _ in range(times):
+            with block():
+                total += await _post_all(client, url, bodies)
+        return total * n / (times * REQUESTS)
+
+    return run
+
+
+def _idle_sample(client: str, url: str, path: Path) -> Sample:
+    """Requests of a task outside of a recording that goes on beside it."""
+    bodies = _bodies(REQUESTS + 1)
+
+    async def run(n: int) -> float:
+        times = max(1, round(n / REQUESTS))
+        outside = contextvars.copy_context()
+        total = 0.0
+        for _ in range(times):
+            with record(path, http=True):
+                total += await asyncio.create_task(_post_all(client, url, bodies), context=outside)
+        return total * n / (times * REQUESTS)
+
+    return run
+
+
+CLIENTS = ("httpx", "httpx async", "requests", "aiohttp")
+_LIMITS: dict[str, tuple[float | None, float | None]] = {"httpx": (1.7, 0.7), "httpx async": (1.7, 0.7)}
+"""Of recording and of replaying. The parser of aiohttp is in C and its live request a third of the others'."""
+
+
+async def rows(effort: Effort) -> list[Row]:
+    found: list[Row] = []
+    with TemporaryDirectory() as place, _server() as url:
+        path = Path(place)
+        for client in CLIENTS:
+            if importlib.util.find_spec(client.partition(" ")[0]) is None:
+                continue
+            recorded = path / f"{client}.jsonl"
+            with record(recorded, http=True):
+                await _post_all(client, url, _bodies(REQUESTS + 1))
+            figures = await measure(
+                {
+                    "live": _sample(client, url, nullcontext),
+                    "idle": _idle_sample(client, url, path / "idle.jsonl"),
+                    "record": _sample(client, url, lambda: record(path / "again.jsonl", http=True)),
+                    "replay": _sample(client, url, lambda recorded=recorded: replay(recorded)),  # type: ignore[misc]
+                },
+                Effort(rounds=max(9, effort.rounds // 5), seconds=effort.seconds),
+                title=f"requests of {client}",
+            )
+            live, (most, most_replayed) = figures["live"], _LIMITS.get(client, (None, None))
+            note = "4 KB of JSON; over live on loopback"
+            found += [
+                Row("requests", f"{client}: live", live.spread.scaled(1e6), "us"),
+                Row(
+                    "requests", f"{client}: outside of a recording", figures["idle"].over(live), "x", None, "over live"
+                ),
+                Row("requests", f"{client}: recorded", figures["record"].over(live), "x", most, note),
+                Row("requests", f"{client}: replayed", figures["replay"].over(live), "x", most_replayed, "over live"),
+            ]
+    return found
