@@ -216,6 +216,27 @@ def test_a_body_that_is_forgotten_ends_before_the_next_request(name: str, tmp_pa
             assert run(server.url) == "ok"
 
 
+def test_events_that_arrived_at_once_need_not_be_read_to_the_last(tmp_path: Path):
+    openai = pytest.importorskip("openai")
+
+    def run(url: str) -> str:
+        with openai.OpenAI(base_url=f"{url}/v1", api_key="key") as client:
+            messages = [{"role": "user", "content": "where?"}]
+            events = client.chat.completions.create(model="large-1", messages=messages, stream=True)
+            next(events)
+            text: str = client.chat.completions.create(model="large-1", messages=messages).id
+            del events
+            return text
+
+    path = tmp_path / "run.jsonl"
+    with http_server() as server:
+        with record(path, http=True):
+            live = run(server.url)
+        server.close()
+        with replay(path, strict=True):
+            assert run(server.url) == live
+
+
 async def test_an_awaited_body_that_is_forgotten_ends_before_the_next_request(tmp_path: Path):
     httpx = pytest.importorskip("httpx")
 
