@@ -262,7 +262,9 @@ def pairs_of(pairs: Iterable[tuple[str, str]]) -> dict[str, Any]:
 
 
 def _parts(content_type: str, body: bytes) -> list[dict[str, Any]] | None:
-    message = BytesParser().parsebytes(b"Content-Type: " + content_type.encode("latin-1", "replace") + b"\r\n\r\n" + body)
+    message = BytesParser().parsebytes(
+        b"Content-Type: " + content_type.encode("latin-1", "replace") + b"\r\n\r\n" + body
+    )
     payload = message.get_payload()
     if not isinstance(payload, list):
         return None

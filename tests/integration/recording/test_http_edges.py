@@ -251,6 +251,24 @@ def test_events_that_arrived_at_once_need_not_be_read_to_the_last(tmp_path: Path
             assert run(server.url) == live
 
 
+def test_the_body_of_a_redirect_is_drained_again(tmp_path: Path):
+    urllib3 = pytest.importorskip("urllib3")
+
+    def run(url: str) -> bytes:
+        with urllib3.PoolManager() as pool:
+            with pool.request("GET", f"{url}/moved", preload_content=False) as response:
+                return bytes(response.read())
+
+    path = tmp_path / "run.jsonl"
+    with http_server() as server:
+        with record(path, http=True):
+            run(server.url)
+        server.close()
+        with replay(path, strict=True):
+            assert b"/kept/" in run(server.url)
+    assert "end" not in Cassette.load(path).steps[0].outcome["response"]
+
+
 async def test_an_awaited_body_that_is_forgotten_ends_before_the_next_request(tmp_path: Path):
     httpx = pytest.importorskip("httpx")
 
