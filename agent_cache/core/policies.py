@@ -54,7 +54,10 @@ def refresh_window(cost: float, life: float) -> float:
         cost: seconds that its load took.
         life: seconds that it lives altogether. At most a fifth of them is given away.
     """
-    return min(4.0 * max(cost, _SHORTEST_LOAD), life / 5)
+    window, longest = 4.0 * cost if cost > _SHORTEST_LOAD else 4.0 * _SHORTEST_LOAD, life / 5
+    if window > longest:  # `min` and `max` would take 0.27 us in place of 0.09, of each hit of a tier
+        return longest
+    return window
 
 
 def seconds(value: Any, what: str, *, zero: bool = False) -> float:

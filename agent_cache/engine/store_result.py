@@ -263,11 +263,11 @@ def early_expiry(call: Call, expires: float, cost: float) -> float:
     process reload it then. In the last part of its life it expires with the value: it is about to be reloaded.
     """
     window = refresh_window(cost, expires - call.started)
-    if expires - CLOCK.now() <= window or not any(
-        getattr(each, "refreshes_early", False) for each in call.flight.tickets
-    ):
-        return expires
-    return expires - window * jitter().random()
+    if expires - CLOCK.now() > window:
+        for each in call.flight.tickets:
+            if getattr(each, "refreshes_early", False):
+                return expires - window * jitter().random()
+    return expires
 
 
 _NO_ARGUMENTS: Final[Mapping[str, Any]] = {}
@@ -396,16 +396,16 @@ def insert_if_valid(call: Call, entry: Stored | None, tags: tuple[Tag, ...]) -> 
             and (inherited is None or _may_depend_on(call, entry, inherited))
         )
         is_stored = False
-        doubts: Sequence[Ticket] = ()
+        is_doubted = False
         if is_valid:
             assert entry is not None
             flight.stored_tags = all_tags
-            if flight.tickets:
-                for ticket in flight.tickets:
-                    if (note_tags := getattr(ticket, "note_tags", None)) is not None:
-                        note_tags(all_tags)
-                doubts = [ticket for ticket in flight.tickets if not ticket.is_clean()]
-            if not doubts:
+            for ticket in flight.tickets:
+                if (note_tags := getattr(ticket, "note_tags", None)) is not None:
+                    note_tags(all_tags)
+                if not ticket.is_clean():
+                    is_doubted = True
+            if not is_doubted:
                 is_stored = True
                 if type(entry) is not tuple and entry.size:  # type: ignore[union-attr]  # see `Stored`
                     garbage = list(garbage)
@@ -428,7 +428,7 @@ def insert_if_valid(call: Call, entry: Stored | None, tags: tuple[Tag, ...]) -> 
             tags = (*all_tags, partition.group.entry_tag(key))
             is_strong = call.operation.policy.remote.is_strong  # its ticket lets no local copy be stored
             read: Inherits | None = None
-            if is_untouched and (is_strong or not doubts):
+            if is_untouched and (is_strong or not is_doubted):
                 read = _inherits(plan, tags, entry, source, is_cached=is_stored or (is_valid and is_strong))
                 if is_strong:
                     read = read._replace(is_strong=True)

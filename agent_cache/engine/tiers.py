@@ -121,7 +121,7 @@ async def consult_tiers(proceed: Proceed, call: Call) -> Entry:
             flight.tickets += (ticket,)
             if found is not None and not call.is_fresh:
                 entry = _store_found(call, found)
-                _keep_versions(flight)
+                _keep_versions(flight, asked)
                 if farther > 1 and (found.ttl is None or found.ttl > 0):  # else it is in its grace period: not stored
                     life = _life_of_found(call, found)
                     await _offer(call, asked, farther - 1, found.value, found.tags, found.cost, life)
@@ -132,7 +132,7 @@ async def consult_tiers(proceed: Proceed, call: Call) -> Entry:
             await _offer(
                 call, asked, len(asked), entry.value, flight.stored_tags, entry.cost, _life_of_loaded(flight, call)
             )
-            _keep_versions(flight)
+            _keep_versions(flight, asked)
     finally:
         give_up()
     return entry
@@ -169,10 +169,14 @@ def _keep() -> None:
     """Give up no claim."""
 
 
-def _keep_versions(flight: Flight) -> None:
+def _keep_versions(flight: Flight, asked: tuple[tuple[Tier, Ticket], ...]) -> None:
     """Keep the versions in the tiers with the local copy, for loads that read it."""
-    if type(flight.result) is GuardedEntry:
-        flight.result.versions = flight.versions
+    if type(flight.result) is GuardedEntry and flight.stored_tags is not None:
+        if len(asked) == 1:  # without a comprehension: nearly always
+            ((tier, ticket),) = asked
+            flight.result.versions = {tier: ticket.versions}
+        else:
+            flight.result.versions = {tier: ticket.versions for tier, ticket in asked}
 
 
 class _NoTicket:
@@ -217,10 +221,11 @@ def _store_found(call: Call, found: Found) -> Entry:
     call.started = now - found.age
     static = call.plan.partition.static
     tags = tuple([tag for tag in found.tags if tag not in static]) if static else tuple(found.tags)
-    group = call.plan.partition.group
-    if any(root not in group.roots for root in map(root_of, tags)):  # inherited where the value was loaded
-        with LEDGER.lock:
-            LEDGER.extend(group, map(root_of, tags))
+    if tags != call.tags:
+        group = call.plan.partition.group
+        if any(root not in group.roots for root in map(root_of, tags)):  # inherited where the value was loaded
+            with LEDGER.lock:
+                LEDGER.extend(group, map(root_of, tags))
     expires = NEVER if found.ttl is None else early_expiry(call, now + found.ttl, found.cost)
     entry = Entry(found.value, expires, found.cost)
     stored = protected_copy(call, entry, tags, entry.fast)

@@ -108,11 +108,9 @@ def unseal(data: bytes, start: bytes, *bound: bytes) -> bytes:
 
 def _checksum(start: bytes, body: bytes, bound: tuple[bytes, ...]) -> bytes:
     # No secret is in it: it finds accidents. Against forgers there is SignedCodec.
-    parts = [start]
     for each in bound:
-        parts += b"%d:" % len(each), each
-    parts.append(body)
-    return blake2b(b"".join(parts), digest_size=_CHECKSUM_SIZE).digest()
+        start = b"%b%d:%b" % (start, len(each), each)
+    return blake2b(start + body, digest_size=_CHECKSUM_SIZE).digest()
 
 
 def _decompressed(data: bytes, max_size: int) -> bytes:

@@ -88,7 +88,7 @@ class Request:
     strong: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # a frozen one takes 0.5 us more to make, of each hit
 class Found:
     """A value that a tier holds and that is valid now.
 

@@ -82,6 +82,18 @@ async def test_calls_with_large_arguments_are_not_remembered(make: Make):
     assert await value_of(there, large) == "nothing"
 
 
+async def test_of_requests_only_those_are_remembered_that_are_used_again(make: Make):
+    """One that is made for a call alone may hold whatever its arguments hold."""
+    tier = make()
+    for _ in range(5):
+        await load(tier, read("order:7"), "x")
+    assert not tier._reader._latest
+    again = read("order:7")
+    for _ in range(5):
+        assert await value_of(tier, again) == "x"
+    assert [request is again for request, _ in tier._reader._latest.values()] == [True]
+
+
 async def test_connections_to_servers_that_are_gone_are_closed(make: Make, valkey: Server, own_valkey: Server):
     tier = make()
     await load(tier, read("order:7"), "answer")

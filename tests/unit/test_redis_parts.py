@@ -51,7 +51,7 @@ def written(value: object) -> bytes:
     return b"*%d\r\n" % len(value) + b"".join(map(written, value))
 
 
-@given(st.lists(values, max_size=5), st.lists(st.integers(1, 30), min_size=1, max_size=20))
+@given(st.lists(values, max_size=5), st.lists(st.integers(1, 30) | st.just(1000), min_size=1, max_size=20))
 def test_replies_are_the_same_however_they_are_cut(replies, sizes):
     data = b"".join(map(written, replies))
     parser, got, at, turn = Replies(1000), [], 0, 0
@@ -60,6 +60,30 @@ def test_replies_are_the_same_however_they_are_cut(replies, sizes):
         got += parser.feed(data[at : at + size])
         at, turn = at + size, turn + 1
     assert got == replies
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        [b"a\r\n$1\r\nb", b"c", b"d"],
+        [b"a", b"\r\n", b"c", b"d"],
+        [b"a", None, b"$1", b"d"],
+        [b"", b"$-1\r\n", b"", b""],
+        [b"a", b"b" * 1000, [b"c", b"d"], 5],
+        [b"a", b"b" * 70_000, b"c", b"d"],
+    ],
+)
+def test_texts_of_a_list_are_read_by_their_lengths_whatever_lines_they_have(texts):
+    data = written(texts)
+    assert Replies(100_000).feed(data + data + b"+OK\r\n") == [texts, texts, b"OK"]
+    for cut in range(1, len(data), max(1, len(data) // 100)):
+        parser = Replies(100_000)
+        assert parser.feed(data[:cut]) + parser.feed(data[cut:]) == [texts]
+
+
+def test_a_list_that_says_to_be_endless_is_read_as_far_as_it_goes():
+    parser = Replies(1000)
+    assert parser.feed(b"*%d\r\n$1\r\na\r\n" % 10**30) == []
 
 
 @given(st.integers(1, 500))

@@ -80,6 +80,7 @@ class Place:
             these, and their versions. To compare them is much cheaper than to write them again.
         has_late: a value may name more cells than these.
         trust: that in the copies that depend on its channels, as it was last seen.
+        request: the latest request that was found to be for this place.
     """
 
     digest: bytes | None
@@ -97,6 +98,7 @@ class Place:
     known: tuple[list[bytes], bytes, bytes, Versions] | None = None
     has_late: bool = False
     trust: ref[Trust] | None = None
+    request: Request | None = None
 
 
 class RedisTicket:
@@ -268,6 +270,7 @@ class Reader:
         self.keyspace = keyspace
         self._pending = pending
         self._places: dict[tuple[object, ...], Place] = {}
+        self._latest: dict[int, tuple[Request, Place]] = {}  # by request, of which there is one a key: see `request_of`
         self._claims: dict[bytes, bytes] = {}  # by digest, under which name this process has claimed to refresh it
         self._outlasted: dict[bytes, tuple[bytes, ...]] = {}  # by value, the held cells that were waited for in vain
         self._tried: dict[bytes, float] = {}  # by digest, when the value was loaded that it last tried to claim
@@ -276,6 +279,9 @@ class Reader:
 
     def place(self, request: Request) -> Place:
         """The place of an entry."""
+        latest = self._latest.get(id(request))
+        if latest is not None and latest[0] is request and latest[1].memory == self.keyspace.memory.number:
+            return latest[1]
         # With types: 1 and True are equal, and are two calls. The key holds the values of arguments, not their names.
         key, tenant = request.key, request.tenant
         names = [name for name, _ in request.arguments]
@@ -284,7 +290,12 @@ class Reader:
             request.roots, *names,
         )  # fmt: skip
         place = self._places.get(known)
-        if place is None or place.memory != self.keyspace.memory.number:
+        if place is not None and place.memory == self.keyspace.memory.number:
+            if place.request is request:  # not one that was made for this call alone, with the arguments of a user
+                make_room(self._latest, _MAX_PLACES)
+                self._latest[id(request)] = request, place
+            place.request = request
+        else:
             place, lasts = self._find_place(request)
             if lasts and not is_large(key):
                 make_room(self._places, _MAX_PLACES)
@@ -341,8 +352,10 @@ class Reader:
         if (moving := self.subscriber.moving) and any(root.channel in moving for root in place.roots):
             raise Moving("the slot moves to another server")  # most lookups would be refused, after two trips
         topics = topics_of(known) if late else place.topics
-        if not self._is_subscribed(ticket, topics):
-            await self._subscribe(client, ticket, topics)
+        if self.subscriber.is_running and self.invalidations.listeners:
+            ticket.trust = self._trust_in(place, topics)
+            if ticket.trust is None:
+                await self._subscribe(client, ticket, topics)
         ticket.sequence = self.invalidations.now
         fetched: Fetched
         if late or self._transport.topology.is_cluster:
@@ -370,12 +383,6 @@ class Reader:
     def _due(self, ticket: RedisTicket) -> float:
         """Until when a lookup may wait before it asks the server: that has a quarter of the timeout."""
         return ticket.started_at + 0.75 * self.options.timeout
-
-    def _is_subscribed(self, ticket: RedisTicket, topics: dict[bytes, Root]) -> bool:
-        if not self.subscriber.is_running or not self.invalidations.listeners:
-            return True
-        ticket.trust = self._trust_in(ticket.place, topics)
-        return ticket.trust is not None
 
     def _trust_in(self, place: Place, topics: dict[bytes, Root]) -> Trust | None:
         """The trust in a copy that depends on these channels, if their messages arrive."""
@@ -455,7 +462,7 @@ class Reader:
         age = 0.0 if age < 0 else age
         lasts = ttl if request.ttl is None or ttl < request.ttl else request.ttl
         left = lasts - age
-        if left <= refresh_window(cost, lasts):  # `_aged` decides
+        if left <= lasts / 5 and left <= refresh_window(cost, lasts):  # it is at most that; `_aged` decides
             return None
         try:
             value = self.options.codec.decode(

@@ -22,7 +22,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Mapping
 from contextvars import Context
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -63,6 +63,8 @@ _SCRIPT_ERRORS: Final = frozenset({"NOSCRIPT", "ERR", "WRONGTYPE"})
 _SLOTS = 16_384
 _MAX_LINE = 65_536
 _MAX_DEPTH = 32
+_SHORT = 65_536
+"""Bytes. Of longer replies little is gained, and much may be copied twice."""
 _MAX_REASON = 300
 _MAX_DISCOVERY = 1 << 24
 _LOG_AGAIN_AFTER = 60.0
@@ -292,8 +294,9 @@ class Replies:
                     if size > 0:
                         if len(self._open) >= _MAX_DEPTH:
                             raise ValueError("lists nested too deeply")
-                        self._open.append((size, []))
-                        at = end
+                        items: list[Any] = []
+                        self._open.append((size, items))
+                        at = self._read_texts(buffer, end, size - 1, items)
                         continue
                     value = None if size < 0 else []
                 else:
@@ -303,6 +306,33 @@ class Replies:
         if at or buffer is not self._buffer:  # nothing is copied of a long value whose rest is still to come
             self._buffer = bytearray(buffer[at:])
         return complete
+
+    def _read_texts(self, buffer: bytes | bytearray, at: int, count: int, items: list[Any]) -> int:
+        """What stands next in nearly all lists, in half of the steps: texts that have arrived, up to so many of them.
+        Returns where anything else begins.
+        """
+        if type(buffer) is bytes and len(buffer) <= min(_SHORT, self._limit):
+            # Where no text has a line of its own, each is the whole line behind its length: 0.2 us a text, and not 0.5.
+            lines = buffer[at:].split(b"\r\n", 2 * min(count, len(buffer)))
+            rest = lines.pop()
+            texts = lines[1::2]
+            if len(texts) == count and [b"$%d" % len(text) for text in texts] == lines[::2]:
+                items += texts
+                return len(buffer) - len(rest)
+        find, append, limit, arrived = buffer.find, items.append, self._limit, len(buffer) - 2
+        for _ in range(count):
+            end = find(b"\r\n", at)
+            if end < 0 or buffer[at] != 36:
+                break
+            start = end + 2
+            stop = start + int(buffer[at + 1 : end])
+            if not start <= stop <= arrived or stop - start > limit:
+                break
+            append(buffer[start:stop])
+            at = stop + 2
+        if type(buffer) is bytearray:
+            items[:] = map(bytes, items)
+        return at
 
     def _add(self, value: Any, complete: list[Any]) -> None:
         while self._open:
@@ -995,17 +1025,8 @@ _Values = tuple[list[Any], bytes]
 """Values in the order of the keys, and the replication id of the server that has them."""
 
 
-@dataclass(slots=True)
-class _Read:
-    """Keys that are read with the next write, and the callers that wait for them.
-
-    Attributes:
-        slots: of the keys, in a cluster.
-    """
-
-    packed: bytes
-    slots: tuple[int, ...]
-    futures: list[asyncio.Future[_Values]]
+_Read = tuple[bytes, tuple[int, ...], list[asyncio.Future[_Values]]]
+"""Keys that are read with the next write: packed, their slots in a cluster, and the callers that wait for them."""
 
 
 class _Batcher:
@@ -1048,9 +1069,9 @@ class _Batcher:
             else:
                 self._reads_since = waiting_since
                 self._schedule()
-            self._reads[keys] = _Read(packed, slots, [future])
+            self._reads[keys] = packed, slots, [future]
         else:
-            read.futures.append(future)
+            read[2].append(future)
         if strong:
             self._wants_identity = True
         return future
@@ -1163,8 +1184,8 @@ class _Batcher:
         keys_of: list[Iterable[bytes]] = []  # of each command
         if self._transport.topology.is_cluster:
             by_slot: dict[int, dict[bytes, None]] = {}
-            for keys, read in reads.items():
-                for key, slot in zip(keys, read.slots, strict=True):
+            for keys, (_, slots, _) in reads.items():
+                for key, slot in zip(keys, slots, strict=True):
                     by_slot.setdefault(slot, {})[key] = None
             keys_of += by_slot.values()
             sizes = list(map(len, by_slot.values()))
@@ -1172,7 +1193,7 @@ class _Batcher:
         else:
             sizes = [sum(map(len, reads))]
             head = b"*%d\r\n$4\r\nMGET\r\n" % (1 + sizes[0])
-            commands = [b"".join([head, *[read.packed for read in reads.values()]])]
+            commands = [b"".join([head, *[packed for packed, _, _ in reads.values()]])]
         if strong:
             commands.append(pack(*INFO))
         sent = boottime()
@@ -1202,10 +1223,10 @@ class _Batcher:
                 is_redirected = type(reply) is ReplyError
                 by_key.update(dict.fromkeys(wanted, reply) if is_redirected else zip(wanted, reply, strict=True))
             at = 0
-            for keys, read in reads.items():
+            for keys, (_, _, futures) in reads.items():
                 values = [by_key[key] for key in keys] if by_key else replies[0][at : at + len(keys)]
                 at += len(keys)
-                for future in read.futures:
+                for future in futures:
                     if not future.done():
                         future.set_result((values, self.identity))
 
@@ -1227,8 +1248,8 @@ class _Batcher:
 
 
 def _fail_all(reads: dict[tuple[bytes, ...], _Read], error: Unreachable) -> None:
-    for read in reads.values():
-        for future in read.futures:
+    for _, _, futures in reads.values():
+        for future in futures:
             if not future.done():
                 future.set_exception(error)
 
@@ -1352,7 +1373,7 @@ class Client:
                     future.exception()
         return values, identities if topology.is_cluster else identity
 
-    async def read(self, keys: tuple[bytes, ...], packed: bytes, *, strong: bool, waiting_since: float) -> _Values:
+    def read(self, keys: tuple[bytes, ...], packed: bytes, *, strong: bool, waiting_since: float) -> Awaitable[_Values]:
         """Read keys where there is no cluster: `fetch` in fewer steps, for the most common lookup.
 
         Args:
@@ -1361,8 +1382,20 @@ class Client:
         Raises:
             Unreachable: as `fetch`.
         """
-        topology = self._transport.topology
-        server = topology.server_of(0) or await topology.find(0, waiting_since)
+        server = self._transport.topology.server_of(0)
+        if server is None:
+            return self._read_when_found(keys, packed, strong=strong, waiting_since=waiting_since)
+        return self._batcher(server).read(keys, packed, (), strong, waiting_since)
+
+    async def _read_when_found(
+        self,
+        keys: tuple[bytes, ...],
+        packed: bytes,
+        *,
+        strong: bool,
+        waiting_since: float,
+    ) -> _Values:
+        server = await self._transport.topology.find(0, waiting_since)
         return await self._batcher(server).read(keys, packed, (), strong, waiting_since)
 
     async def run(
