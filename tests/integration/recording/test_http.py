@@ -531,6 +531,33 @@ def test_a_changed_prompt_is_refused_by_a_response_and_raised_at_the_end(server:
             assert "Which river?" in json.load(refused)["error"]["message"]
 
 
+def test_a_divergence_does_not_cancel_the_end_of_its_event_loop(path: Path, caplog):
+    look = intercept(lambda name: name, name="look")
+    with record(path):
+        look("a")
+    finish = threading.Event()
+
+    async def ask(number: int) -> None:
+        look(f"{number}")
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        loop.run_in_executor(None, finish.wait, 10)  # the loop waits for its threads at its end
+
+        def count_down(cycles: int) -> None:
+            if cycles:
+                loop.call_soon(count_down, cycles - 1)
+            else:
+                finish.set()
+
+        count_down(100)
+        await asyncio.gather(*(ask(number) for number in range(3)))
+
+    with pytest.raises(DivergenceError), replay(path):
+        asyncio.run(main())
+    assert not [one for one in caplog.records if one.name == "asyncio"]
+
+
 def test_the_nearest_call_is_named_by_the_words_that_differ(server: HttpServer, path: Path):
     rules = "You are a helpful shop assistant.\nToday is Monday.\n" + "Be polite. " * 300
     other_rules = rules.replace("Monday", "Tuesday")
