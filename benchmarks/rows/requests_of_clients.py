@@ -239,8 +239,9 @@ def _loads(url: str, path: Path, count: int) -> list[Row]:
 
 
 CLIENTS = ("httpx", "httpx async", "requests", "aiohttp")
-_LIMITS: dict[str, tuple[float | None, float | None]] = {"httpx": (1.7, 0.7), "httpx async": (1.7, 0.7)}
-"""Of recording and of replaying. The parser of aiohttp is in C and its live request a third of the others'."""
+_LIMITS: dict[str, tuple[float | None, float | None]] = {"httpx": (None, 0.7), "httpx async": (1.7, 0.7)}
+"""Of recording and of replaying. Recording adds 0.2 to 0.3 ms, half of it the search for secrets in 4 KB of text. The
+parser of aiohttp is in C and its live request a third of the others'."""
 
 
 async def rows(effort: Effort) -> list[Row]:

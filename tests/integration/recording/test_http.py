@@ -468,6 +468,17 @@ def test_a_host_can_have_another_name(server: HttpServer, path: Path):
         get(f"{server.url}/orders")
 
 
+def test_json_that_is_very_deep_is_text(server: HttpServer, path: Path):
+    deep = b"[" * 700 + b'"DB_PASSWORD=hunter2"' + b"]" * 700
+    with record(path, http=True):
+        recorded = get(f"{server.url}/echo", {"content-type": "application/json"}, deep)
+    assert recorded == deep
+    assert "hunter2" not in path.read_text()
+    server.close()
+    with replay(path, strict=True):
+        get(f"{server.url}/echo", {"content-type": "application/json"}, deep)
+
+
 def test_hosts_can_be_left_out(server: HttpServer, path: Path):
     with record(path, http=Http(ignore=["localhost"])):
         get(server.url)
