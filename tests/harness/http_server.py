@@ -190,7 +190,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(302, "text/plain", b"", location="/gzip")
 
     def _moved(self, body: bytes) -> None:
-        self._send(302, "text/plain", b"", location=f"/kept/{KEY}")
+        self._send(302, "text/plain", b"It is there.", location=f"/kept/{KEY}")
 
     def _letters(self, body: bytes) -> None:
         self._send(200, "text/plain", b"ok", x_title="grün")

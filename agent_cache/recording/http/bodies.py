@@ -57,8 +57,9 @@ def _charset(headers: Headers) -> str:
     message["content-type"] = headers.get("content-type", "")
     found = message.get_content_charset() or "utf-8"
     try:
+        "".encode(found)  # there are codecs that are not for text, such as "hex"
         return codecs.lookup(found).name
-    except LookupError:
+    except (LookupError, ValueError):
         return "utf-8"
 
 
@@ -253,9 +254,11 @@ def request_arguments(headers: Headers, body: bytes) -> dict[str, Any]:
         except UnicodeDecodeError:
             return _digest(body)
     try:
-        return {"text": body.decode(_charset(headers))}
-    except UnicodeDecodeError:
+        text = body.decode(_charset(headers))
+        text.encode()  # some codecs give surrogates, which no file can have
+    except UnicodeError:
         return _digest(body)
+    return {"text": text}
 
 
 def _digest(body: bytes) -> dict[str, Any]:
@@ -276,7 +279,9 @@ def pairs_of(pairs: Iterable[tuple[str, str]]) -> dict[str, Any]:
 
 
 def _parts(content_type: str, body: bytes) -> list[dict[str, Any]] | None:
-    message = BytesParser().parsebytes(b"Content-Type: " + content_type.encode("latin-1") + b"\r\n\r\n" + body)
+    message = BytesParser().parsebytes(
+        b"Content-Type: " + content_type.encode("latin-1", "replace") + b"\r\n\r\n" + body
+    )
     payload = message.get_payload()
     if not isinstance(payload, list):
         return None
@@ -436,6 +441,7 @@ class ResponseBody:
         if charset != "utf-8":
             try:
                 text = raw.decode(charset)
+                text.encode()  # no file can have surrogates
                 if text.encode(charset) == raw:
                     return {"text": text, "charset": charset}
             except UnicodeError:

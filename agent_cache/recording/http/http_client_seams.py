@@ -4,7 +4,7 @@ A recorded response is fed to the real parser of http.client as bytes of a conne
 library's own code.
 
 Of urllib3 and of http.client, public names are used: a response is logged by instance attributes in front of its
-methods `read`, `read1`, `readinto`, `readline`, `stream`, `read_chunked` and `close`. That these attributes are what
+methods `read`, `read1`, `readinto`, `readline`, `stream`, `read_chunked`, `drain_conn` and `close`. That these attributes are what
 the libraries and `io` call is pinned in tests/integration/recording/test_http_seams.py.
 """
 
@@ -14,6 +14,7 @@ import functools
 import http.client
 import io
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 from agent_cache.recording.http.exchange import Answer, Exchange, is_intercepted, open_exchange
@@ -92,6 +93,9 @@ def _played(answer: Answer, method: str) -> http.client.HTTPResponse:
 
 # A response that is logged
 
+_DRAINED = 65536
+"""Bytes that are read at once of a response that nobody wants."""
+
 
 class _Log:
     """Logs what is read of a response of either library. Its methods call each other; the outermost counts.
@@ -115,6 +119,8 @@ class _Log:
             if hasattr(response, name):
                 setattr(response, name, self._logged_stream(getattr(response, name)))
         response.close = self._logged_close(response.close)
+        if hasattr(response, "drain_conn"):
+            response.drain_conn = self._logged_drain(response.drain_conn)
 
     def _inside(self, call: Callable[[], Any]) -> Any:
         self._depth += 1
@@ -170,6 +176,18 @@ class _Log:
                 self._exchange.ended()
 
         return stream
+
+    def _logged_drain(self, original: Any) -> Any:
+        """urllib3 reads the rest, as of a redirect, beneath `read`; a replay has to read as far."""
+
+        @functools.wraps(original)
+        def drain_conn() -> None:
+            with suppress(Exception):  # the original ignores those of a connection, and raises its own
+                while self._response.read(_DRAINED):
+                    pass
+            original()
+
+        return drain_conn
 
     def _logged_close(self, original: Any) -> Any:
         @functools.wraps(original)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import importlib
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 
 from agent_cache.recording import Cassette, CassetteError, Http, record, replay
 from agent_cache.recording.cassette_file import digest_of
+from agent_cache.recording.http.bodies import ResponseBody, body_of
 from agent_cache.recording.http.exchange import identity
 from agent_cache.recording.redaction import Redaction
 from tests.harness.http_server import KEY, http_server
@@ -74,6 +76,18 @@ def test_names_of_parts_may_have_any_letter(name: str):
     digests = {digest(**multipart(head % letter, b"x")) for letter in ("ä", "ö", "日")}
     digests |= {digest(**multipart(head.encode() % raw, b"x")) for raw in (b"\xff", b"\xfe")}
     assert len(digests) == 5
+
+
+@pytest.mark.parametrize("charset", ["hex", "base64", "rot13", "utf-7", "unicode_escape", "undefined", "x\0", "idna"])
+def test_a_charset_that_is_none_breaks_neither_request_nor_response(charset: str):
+    raw = b"\\ud800 +2AA- 1"
+    assert digest(body=raw, content_type=f"text/plain; charset={charset}")
+    for content in (raw, b"\xff" + raw):
+        body = ResponseBody({"content-type": f"text/plain; charset={charset}"})
+        body.add(content)
+        data = body.data()
+        assert json.dumps(data, ensure_ascii=False).encode()
+        assert b"".join(body_of(data)) == content
 
 
 @pytest.mark.parametrize("client", ["requests", "urllib3"])
@@ -235,6 +249,24 @@ def test_events_that_arrived_at_once_need_not_be_read_to_the_last(tmp_path: Path
         server.close()
         with replay(path, strict=True):
             assert run(server.url) == live
+
+
+def test_the_body_of_a_redirect_is_drained_again(tmp_path: Path):
+    urllib3 = pytest.importorskip("urllib3")
+
+    def run(url: str) -> bytes:
+        with urllib3.PoolManager() as pool:
+            with pool.request("GET", f"{url}/moved", preload_content=False) as response:
+                return bytes(response.read())
+
+    path = tmp_path / "run.jsonl"
+    with http_server() as server:
+        with record(path, http=True):
+            run(server.url)
+        server.close()
+        with replay(path, strict=True):
+            assert b"/kept/" in run(server.url)
+    assert "end" not in Cassette.load(path).steps[0].outcome["response"]
 
 
 async def test_an_awaited_body_that_is_forgotten_ends_before_the_next_request(tmp_path: Path):

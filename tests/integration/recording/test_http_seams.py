@@ -63,7 +63,7 @@ def test_every_request_of_urllib3_passes_one_method():
     for name in ("body", "headers", "status", "version", "reason", "preload_content", "decode_content", "retries",
                  "original_response", "request_method", "request_url"):  # fmt: skip
         assert name in made
-    for name in ("read", "read1", "readinto", "stream", "read_chunked", "close", "data"):
+    for name in ("read", "read1", "readinto", "stream", "read_chunked", "drain_conn", "close", "data"):
         assert hasattr(urllib3.HTTPResponse, name)
 
 
