@@ -366,6 +366,11 @@ class ResponseBody:
             self._field, self._read = "lines", _line_data
             self._split = lambda data: _split(_LINE_END, data)
 
+    @property
+    def is_stream(self) -> bool:
+        """Whether it has events, frames or lines, which a replay hands out one by one."""
+        return self._split is not None
+
     def add(self, data: bytes, *, is_decoded: bool = False) -> None:
         """Add what has arrived.
 

@@ -446,12 +446,16 @@ class Answer:
             BaseException: what broke the body off.
         """
         count = len(self._pieces)
-        for number, piece in enumerate(self._pieces, 1):
-            self._exchange.add(piece, is_decoded=True)
-            if number == count and self._end is None:
-                self._finish()
-                self._exchange.ended()
-            yield piece
+        try:
+            for number, piece in enumerate(self._pieces, 1):
+                self._exchange.add(piece, is_decoded=True)
+                if number == count and self._end is None:
+                    self._finish()
+                    self._exchange.ended()
+                yield piece
+        except GeneratorExit:  # the client has forgotten the response: that ends a recorded one, too
+            self.close()
+            raise
         if self._end is not None:
             try:
                 self._raise_end(self._end)
@@ -795,10 +799,12 @@ class Exchange:
         """A part of the body has arrived, as it was sent or with its content-encoding taken off.
 
         The exchange ends with the last one, if that is known by the length: the client may not ask for the end.
+        A stream does not: all of its events may arrive at once, and a replay hands them out one by one.
         """
         if not self._is_over and self._body is not None and (self._calls or self._learners):
             self._body.add(data, is_decoded=is_decoded)
-            if self._length == self._body.size and not (is_decoded and self._is_encoded):
+            is_last = self._length == self._body.size and not (is_decoded and self._is_encoded)
+            if is_last and not self._body.is_stream:
                 self._end(None)
 
     def ended(self) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import importlib
 from pathlib import Path
 from typing import Any
@@ -187,6 +189,75 @@ def test_a_method_that_something_else_has_restored_gets_its_seam_again(tmp_path:
             httpx.get(f"{server.url}/cookie")
         assert len(Cassette.load(path).steps) == 1
     assert vars(kind)["handle_request"] is original
+
+
+@pytest.mark.parametrize("name", ["httpx", "httpx2", "requests"])
+def test_a_body_that_is_forgotten_ends_before_the_next_request(name: str, tmp_path: Path):
+    library: Any = pytest.importorskip(name)
+
+    def run(url: str) -> str:
+        with library.Session() if name == "requests" else library.Client() as client:
+            if name == "requests":
+                pieces = client.get(f"{url}/pieces", stream=True).iter_content(1)
+            else:
+                pieces = client.send(client.build_request("GET", f"{url}/pieces"), stream=True).iter_raw()
+            next(pieces)
+            del pieces
+            gc.collect()
+            text: str = client.get(f"{url}/cookie").text
+            return text
+
+    path = tmp_path / "run.jsonl"
+    with http_server() as server:
+        with record(path, http=True):
+            run(server.url)
+        server.close()
+        with replay(path, strict=True):
+            assert run(server.url) == "ok"
+
+
+def test_events_that_arrived_at_once_need_not_be_read_to_the_last(tmp_path: Path):
+    openai = pytest.importorskip("openai")
+
+    def run(url: str) -> str:
+        with openai.OpenAI(base_url=f"{url}/v1", api_key="key") as client:
+            messages = [{"role": "user", "content": "where?"}]
+            events = client.chat.completions.create(model="large-1", messages=messages, stream=True)
+            next(events)
+            text: str = client.chat.completions.create(model="large-1", messages=messages).id
+            del events
+            return text
+
+    path = tmp_path / "run.jsonl"
+    with http_server() as server:
+        with record(path, http=True):
+            live = run(server.url)
+        server.close()
+        with replay(path, strict=True):
+            assert run(server.url) == live
+
+
+async def test_an_awaited_body_that_is_forgotten_ends_before_the_next_request(tmp_path: Path):
+    httpx = pytest.importorskip("httpx")
+
+    async def run(url: str) -> str:
+        async with httpx.AsyncClient() as client:
+            response = await client.send(client.build_request("GET", f"{url}/pieces"), stream=True)
+            async for _ in response.aiter_raw():
+                break
+            del response
+            gc.collect()
+            await asyncio.sleep(0)
+            text: str = (await client.get(f"{url}/cookie")).text
+            return text
+
+    path = tmp_path / "run.jsonl"
+    with http_server() as server:
+        with record(path, http=True):
+            await run(server.url)
+        server.close()
+        with replay(path, strict=True):
+            assert await run(server.url) == "ok"
 
 
 def test_settings_that_were_edited_are_refused_with_their_line(tmp_path: Path):
