@@ -51,6 +51,7 @@ async def test_each_client_that_is_installed_has_its_rows(monkeypatch: pytest.Mo
     pytest.importorskip("httpx")
     monkeypatch.setattr(requests_of_clients, "REQUESTS", 3)
     monkeypatch.setattr(requests_of_clients, "LOADED", 3)
+    monkeypatch.setattr(requests_of_clients, "PIECES", 3)
     table = await measured(["requests"], SMALL)
     assert len(table) % 6 == 2
     assert [row.what for row in table][:6] == [
