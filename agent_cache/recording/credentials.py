@@ -621,9 +621,11 @@ class TextSearch:
         """The same text without values that are assigned to the name of a secret."""
         parts: list[str] = []
         done = 0
-        for begin, end in self._names(text):
-            if begin < done:
+        for first, end in self._names(text):
+            if end <= done:
                 continue
+            # Of two words, the first one may have been part of a value.
+            begin = first if first >= done else end - len(text[done:end].lstrip())
             name = text[begin:end]
             kind = self._kind_in_text(name, text, begin)
             if kind is not NameKind.NONE:
@@ -641,7 +643,7 @@ class TextSearch:
         if self._parts:
             squashed = squash(text)
             if any(part in squashed for part in self._parts):
-                yield from (match.span() for match in _NAME.finditer(text))
+                yield from ((_first_word(text, match.start()), match.end()) for match in _NAME.finditer(text))
                 return
         if not self._has_forms:
             return
@@ -657,8 +659,7 @@ class TextSearch:
             if name is None:
                 continue
             last = name.end()
-            two = _TWO_WORDS.search(text[max(0, begin - 10) : begin])
-            yield begin - (len(two[0]) if two else 0), last
+            yield _first_word(text, begin), last
 
     def _value_span(self, text: str, begin: int, end: int, name: str, kind: NameKind) -> tuple[int, int] | None:
         """Where the value stands that is assigned to the name of a secret, or said of it; None if it is none."""
@@ -1001,6 +1002,12 @@ def _replaced(
             parts += (text[done:at], replace(match))
             done = match.end()
     return "".join((*parts, text[done:])) if parts else text
+
+
+def _first_word(text: str, begin: int) -> int:
+    """Where a name begins whose last word begins here: ``API key`` is one."""
+    two = _TWO_WORDS.search(text[max(0, begin - 10) : begin])
+    return begin - len(two[0]) if two else begin
 
 
 def _begins_parameter(text: str, at: int) -> bool:

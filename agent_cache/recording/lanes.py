@@ -181,6 +181,10 @@ class Lanes:
             self._owner.cancel([task for task in asyncio.all_tasks(loop) if self._is_inside(task)])
 
     def _is_inside(self, task: asyncio.Task[Any]) -> bool:
+        """Whether it is a task of the block, and none by which `asyncio.run` ends its loop."""
+        code = getattr(task.get_coro(), "cr_code", None)
+        if code is not None and code.co_filename == asyncio.base_events.__file__:
+            return False
         if sys.version_info < (3, 12):
             return True
         return any(lane.lanes is self for lane in task.get_context().get(_LANES, ()))

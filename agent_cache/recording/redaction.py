@@ -202,8 +202,11 @@ class Redaction:
     def _inside(self, text: str, depth: int) -> str:
         """The same text, found in this many others, without secrets."""
         if text[:1] in _OPENING and (data := _read_json(text)) is not None:
-            cleaned = self._clean(data, under_secret=False)
-            return text if cleaned == data else msgspec.json.encode(cleaned).decode()
+            try:
+                cleaned = self._clean(data, under_secret=False)
+                return text if cleaned == data else msgspec.json.encode(cleaned).decode()
+            except RecursionError:  # it is too deep, and searched as any text
+                pass
         for pattern in self._own:
             text = pattern.without(text, self.replacement)
         return self._search.without_credentials(text, depth)

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from agent_cache.remote.protocol import WriteIntent
+    from agent_cache.remote.redis.connection import Connection
     from agent_cache.remote.redis.reads import Reader, RedisTicket
     from agent_cache.remote.redis.subscriber import Subscription
-    from agent_cache.remote.redis.transport import Client, Connection
+    from agent_cache.remote.redis.transport import Client
     from agent_cache.remote.redis.writes import Writer
 
 
@@ -83,9 +84,9 @@ def run_id() -> None:
 
 
 def _identify(by: Callable[[dict[bytes, bytes]], bytes]) -> None:
-    from agent_cache.remote.redis import subscriber, transport
+    from agent_cache.remote.redis import connection, subscriber, transport
 
-    whole = transport.replication_id_of
+    whole = connection.replication_id_of
 
     def replication_id_of(info: Any) -> bytes:
         whole(info)  # a primary, as ever
@@ -130,8 +131,8 @@ def no_drop() -> None:
 
 def from_arrival() -> None:
     """Local copies are trusted from the moment a PONG arrives."""
+    from agent_cache.remote.redis.connection import boottime
     from agent_cache.remote.redis.subscriber import Subscription
-    from agent_cache.remote.redis.transport import boottime
 
     whole = Subscription._pong
 

@@ -22,8 +22,8 @@ from hypothesis import given, settings, strategies as st
 from agent_cache import AgentCache
 from agent_cache.remote.codecs import Codec, EncryptedCodec, JsonCodec, MessagePackCodec, SignedCodec
 from agent_cache.remote.redis import RedisTier
+from agent_cache.remote.redis.connection import OVERSIZED
 from agent_cache.remote.redis.subscriber import Subscription
-from agent_cache.remote.redis.transport import OVERSIZED
 from agent_cache.testing import reset
 from tests.contract.workbench import commit, load, read, value_of, write
 from tests.harness.servers import Server

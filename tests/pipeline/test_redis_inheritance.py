@@ -15,8 +15,8 @@ pytest.importorskip("redis")
 from agent_cache import AgentCache
 from agent_cache.clock import CLOCK
 from agent_cache.remote.redis import subscriber
+from agent_cache.remote.redis.connection import NEVER
 from agent_cache.remote.redis.keyspace import Keyspace
-from agent_cache.remote.redis.transport import NEVER
 from tests.contract.workbench import commit, load, read, value_of, versions_of, write, writing
 from tests.harness.tiers import Make, making, until
 

@@ -15,8 +15,9 @@ from agent_cache import AgentCache, AgentCacheInvalidator
 from agent_cache.core.policies import refresh_window
 from agent_cache.remote import Request, Ticket
 from agent_cache.remote.redis import RedisTier
+from agent_cache.remote.redis.connection import Unreachable
 from agent_cache.remote.redis.reads import RedisTicket
-from agent_cache.remote.redis.transport import Client, Unreachable
+from agent_cache.remote.redis.transport import Client
 from agent_cache.testing import JITTER, FakeClock
 from tests.contract.workbench import commit, load, read, store_over, value_of, write
 from tests.harness.servers import Server

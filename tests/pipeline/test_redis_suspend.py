@@ -12,8 +12,8 @@ pytest.importorskip("redis")
 
 from agent_cache import AgentCache
 from agent_cache.clock import CLOCK
-from agent_cache.remote.redis import RedisTier, reads, subscriber, transport, writes
-from agent_cache.remote.redis.transport import boottime
+from agent_cache.remote.redis import RedisTier, connection, reads, subscriber, transport, writes
+from agent_cache.remote.redis.connection import boottime
 from agent_cache.testing import reset
 from tests.contract.workbench import load, read
 from tests.harness.servers import Server
@@ -32,7 +32,7 @@ def server(valkey: Server) -> Iterator[Server]:
 def sleep(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Let the machine have slept for ten minutes: `time.monotonic` has not moved, as on Linux."""
     slept = [0.0]
-    for module in (reads, subscriber, transport, writes):
+    for module in (connection, reads, subscriber, transport, writes):
         monkeypatch.setattr(module, "boottime", lambda: boottime() + slept[0], raising=True)
 
     def fall_asleep() -> None:

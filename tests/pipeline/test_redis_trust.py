@@ -17,10 +17,10 @@ from agent_cache import AgentCache, AgentCacheInvalidator, RemotePolicy
 from agent_cache.clock import CLOCK
 from agent_cache.remote import Touched
 from agent_cache.remote.redis import RedisTier, keyspace, subscriber, writes
+from agent_cache.remote.redis.connection import NEVER, boottime
 from agent_cache.remote.redis.keyspace import topics_of
 from agent_cache.remote.redis.scripts import Script
 from agent_cache.remote.redis.subscriber import Lease, Trust
-from agent_cache.remote.redis.transport import NEVER, boottime
 from tests.contract.workbench import load, read, writing
 from tests.harness.clusters import Cluster, slot_of
 from tests.harness.proxies import Proxy

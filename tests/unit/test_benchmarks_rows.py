@@ -50,11 +50,15 @@ async def test_a_group_has_a_figure_in_each_of_its_rows(group: str, whats: list[
 async def test_each_client_that_is_installed_has_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("httpx")
     monkeypatch.setattr(requests_of_clients, "REQUESTS", 3)
+    monkeypatch.setattr(requests_of_clients, "LOADED", 3)
+    monkeypatch.setattr(requests_of_clients, "PIECES", 3)
     table = await measured(["requests"], SMALL)
-    assert len(table) % 4 == 0
-    assert [row.what for row in table][:4] == [
+    assert len(table) % 6 == 2
+    assert [row.what for row in table][:6] == [
         "httpx: live", "httpx: outside of a recording", "httpx: recorded", "httpx: replayed",
+        "httpx: first piece of a stream, recorded", "httpx: first piece of a stream, replayed",
     ]  # fmt: skip
+    assert [row.what for row in table][-2:] == ["loading 3 of them", "the same, memory"]
 
 
 async def test_a_write_that_reaches_no_session_fails_its_row(monkeypatch: pytest.MonkeyPatch) -> None:

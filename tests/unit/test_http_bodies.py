@@ -68,6 +68,7 @@ def test_the_spellings_of_usual_servers_are_known(layout, end, is_ascii):
         b'"\\ud800"',
         b'{"a":"\\/"}',
         b"[" * 3000 + b"]" * 3000,
+        b"[" * 300 + b"]" * 300,
         b"{\n" + b" " * 20 + b'"a": 1}',
         b"",
         b"{",

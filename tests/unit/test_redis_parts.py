@@ -16,6 +16,7 @@ from hypothesis import given, strategies as st
 
 from agent_cache import AgentCache, AgentCacheInvalidator
 from agent_cache.errors import ConfigurationError
+from agent_cache.remote.redis.connection import OVERSIZED, Counters, Log, Replies, ReplyError, Unreachable, pack
 from agent_cache.remote.redis.keyspace import (
     BadValue,
     Header,
@@ -30,7 +31,6 @@ from agent_cache.remote.redis.keyspace import (
 )
 from agent_cache.remote.redis.options import deployment_of_client, deployment_of_url
 from agent_cache.remote.redis.subscriber import Report
-from agent_cache.remote.redis.transport import OVERSIZED, Counters, Log, Replies, ReplyError, Unreachable, pack
 
 values = st.recursive(
     st.none() | st.integers(-(2**40), 2**40) | st.binary(max_size=40),

@@ -69,6 +69,23 @@ _MAX_INDENT = 8
 _INDENTS = {"compact": -1, "spaced": 0} | {f"indent{number}": number for number in range(1, _MAX_INDENT + 1)}
 
 
+_MAX_DEPTH = 200
+"""Lists and dicts within each other. What goes deeper is text: Python walks over 1,000 levels at most."""
+
+
+def _read_json(raw: bytes) -> Any:
+    """Raises ValueError or msgspec.MsgspecError if it is none, or too deep."""
+    value = msgspec.json.decode(raw)
+    if type(value) in (dict, list) and _is_deep(value, _MAX_DEPTH):
+        raise ValueError("too deep")
+    return value
+
+
+def _is_deep(value: Any, left: int) -> bool:
+    values = value.values() if type(value) is dict else value
+    return not left or any(_is_deep(one, left - 1) for one in values if type(one) in (dict, list))
+
+
 def spelled(raw: bytes) -> tuple[Any, str] | None:
     """The value of a JSON text, and the name of its spelling. None if `written` would give other bytes back.
 
@@ -76,7 +93,7 @@ def spelled(raw: bytes) -> tuple[Any, str] | None:
     letters are written as `json.dumps` does; then ``newline`` if there is one at the end.
     """
     try:
-        value = msgspec.json.decode(raw)
+        value = _read_json(raw)
         text = raw.removesuffix(b"\n")
         compact = msgspec.json.format(text, indent=-1)
         layout = _layout_of(text, compact)
@@ -228,7 +245,7 @@ def request_arguments(headers: Headers, body: bytes) -> dict[str, Any]:
             return {"multipart": parts}
     if body[:1] in b"{[" or kind.endswith("json"):  # some clients call everything a form
         try:
-            return {"json": msgspec.json.decode(body)}
+            return {"json": _read_json(body)}
         except (msgspec.MsgspecError, ValueError, RecursionError):
             pass
     if kind == _FORM:

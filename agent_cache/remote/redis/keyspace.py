@@ -28,7 +28,7 @@ from redis.crc import key_slot
 
 from agent_cache.core.tags import root_of
 from agent_cache.remote.protocol import Listener, Request, Touched, WriteIntent
-from agent_cache.remote.redis.transport import Counters, Log
+from agent_cache.remote.redis.connection import Counters, Log
 from agent_cache.values.canonical import is_large, lasting_digest, make_room, segment_digest
 
 __all__ = [

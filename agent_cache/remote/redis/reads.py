@@ -19,6 +19,7 @@ from agent_cache.core.policies import refresh_window
 from agent_cache.core.tags import root_of
 from agent_cache.remote.codecs import Undecodable, Unencodable
 from agent_cache.remote.protocol import Found, Request, Ticket, Versions
+from agent_cache.remote.redis.connection import NEVER, Moving, Unreachable, boottime, bulk
 from agent_cache.remote.redis.keyspace import (
     MAX_HEAD,
     MAX_VALUE_CELLS,
@@ -44,7 +45,7 @@ from agent_cache.remote.redis.keyspace import (
 from agent_cache.remote.redis.options import Options
 from agent_cache.remote.redis.scripts import MINT, RELEASE
 from agent_cache.remote.redis.subscriber import Subscriber, Trust
-from agent_cache.remote.redis.transport import NEVER, Client, Fetched, Moving, Transport, Unreachable, boottime, bulk
+from agent_cache.remote.redis.transport import Client, Fetched, Transport
 from agent_cache.remote.redis.writes import PendingInvalidations
 from agent_cache.values.canonical import is_large, make_room
 

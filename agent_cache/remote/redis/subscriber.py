@@ -39,21 +39,20 @@ from redis.crc import key_slot
 
 from agent_cache.clock import CLOCK
 from agent_cache.metrics import METRICS
-from agent_cache.remote.redis.keyspace import Invalidations, Keyspace, Root, parse_message, whole_of
-from agent_cache.remote.redis.scripts import MARK
-from agent_cache.remote.redis.transport import (
+from agent_cache.remote.redis.connection import (
     INFO,
     NEVER,
     Connection,
     Interrupted,
     ReplyError,
-    Server,
-    Transport,
     Unreachable,
     asleep,
     boottime,
     replication_id_of,
 )
+from agent_cache.remote.redis.keyspace import Invalidations, Keyspace, Root, parse_message, whole_of
+from agent_cache.remote.redis.scripts import MARK
+from agent_cache.remote.redis.transport import Server, Transport
 from agent_cache.remote.redis.writes import Call, Writer
 
 __all__ = ["Lease", "Report", "Subscriber", "Subscription", "Trust"]

@@ -15,20 +15,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agent_cache.remote.protocol import SentCommit, WriteIntent
+from agent_cache.remote.redis.connection import NEVER, Connection, Interrupted, Moving, Refused, Unreachable, boottime
 from agent_cache.remote.redis.keyspace import CellKey, Cells, Invalidations, Keyspace, Root, messages
 from agent_cache.remote.redis.options import Options
 from agent_cache.remote.redis.scripts import BEGIN, COMMIT, RENEW, Script
-from agent_cache.remote.redis.transport import (
-    NEVER,
-    Connection,
-    Interrupted,
-    Moving,
-    Refused,
-    Server,
-    Transport,
-    Unreachable,
-    boottime,
-)
+from agent_cache.remote.redis.transport import Server, Transport
 from agent_cache.values.canonical import is_large, make_room
 
 __all__ = ["Call", "Calls", "PendingInvalidations", "Writer"]

@@ -468,6 +468,17 @@ def test_a_host_can_have_another_name(server: HttpServer, path: Path):
         get(f"{server.url}/orders")
 
 
+def test_json_that_is_very_deep_is_text(server: HttpServer, path: Path):
+    deep = b"[" * 700 + b'"DB_PASSWORD=hunter2"' + b"]" * 700
+    with record(path, http=True):
+        recorded = get(f"{server.url}/echo", {"content-type": "application/json"}, deep)
+    assert recorded == deep
+    assert "hunter2" not in path.read_text()
+    server.close()
+    with replay(path, strict=True):
+        get(f"{server.url}/echo", {"content-type": "application/json"}, deep)
+
+
 def test_hosts_can_be_left_out(server: HttpServer, path: Path):
     with record(path, http=Http(ignore=["localhost"])):
         get(server.url)
@@ -529,6 +540,33 @@ def test_a_changed_prompt_is_refused_by_a_response_and_raised_at_the_end(server:
             assert refused.code == 400
             assert refused.headers["x-should-retry"] == "false"
             assert "Which river?" in json.load(refused)["error"]["message"]
+
+
+def test_a_divergence_does_not_cancel_the_end_of_its_event_loop(path: Path, caplog):
+    look = intercept(lambda name: name, name="look")
+    with record(path):
+        look("a")
+    finish = threading.Event()
+
+    async def ask(number: int) -> None:
+        look(f"{number}")
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        loop.run_in_executor(None, finish.wait, 10)  # the loop waits for its threads at its end
+
+        def count_down(cycles: int) -> None:
+            if cycles:
+                loop.call_soon(count_down, cycles - 1)
+            else:
+                finish.set()
+
+        count_down(100)
+        await asyncio.gather(*(ask(number) for number in range(3)))
+
+    with pytest.raises(DivergenceError), replay(path):
+        asyncio.run(main())
+    assert not [one for one in caplog.records if one.name == "asyncio"]
 
 
 def test_the_nearest_call_is_named_by_the_words_that_differ(server: HttpServer, path: Path):

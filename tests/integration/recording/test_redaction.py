@@ -745,6 +745,7 @@ def test_shortcuts_within_a_text_spare_no_token(number):
 
 @given(st.lists(TEXT | texts | st.sampled_from(["=", ":", '"', "\u212a", "\u03a3"]), max_size=6).map("".join))
 @example("Bearer 00000000112345678AC9Bearer 00000000000000000000password=00000000000000000000")
+@example("password=00000000000000000000\x1bBearer token=00000000000000000000")
 def test_the_search_for_names_of_secrets_spares_no_name(text):
     """Names are found by their stems, or one by one if there are own ones: with the same result."""
     redaction, one_by_one = Redaction(), Redaction(["a", "e"])
