@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, fields
 from http import HTTPStatus
 from operator import itemgetter
 from typing import Any, NoReturn, TypeAlias
-from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlsplit
+from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlsplit, urlunsplit
 
 import msgspec
 
@@ -163,6 +163,10 @@ class Http:
     def takes(self, url: str, parts: SplitResult) -> bool:
         """Whether requests to this URL are recorded."""
         host = parts.hostname or ""
+        shown = f"[{host}]" if ":" in host else host
+        if parts.port not in (None, _DEFAULT_PORTS.get(parts.scheme)):
+            shown = f"{shown}:{parts.port}"
+        url = urlunsplit((parts.scheme, shown, parts.path, parts.query, ""))
         if _is_at(_places((*_NEVER, *_TELEMETRY, *self.ignore)), url, host):
             return False
         return self.only is None or _is_at(_places(tuple(self.only)), url, host)
@@ -170,8 +174,11 @@ class Http:
 
 @functools.lru_cache(maxsize=100)
 def _places(given: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Beginnings of URLs, and ends of host names behind a dot."""
-    return tuple(one for one in given if "://" in one), tuple(f".{one}" for one in given if "://" not in one)
+    """Beginnings of URLs, and ends of host names behind a dot. Case of a host does not matter."""
+    urls = (one.partition("://") for one in given if "://" in one)
+    split = ((scheme, *rest.partition("/")) for scheme, _, rest in urls)
+    beginnings = tuple(f"{scheme.lower()}://{host.lower()}{slash}{path}" for scheme, host, slash, path in split)
+    return beginnings, tuple(f".{one.lower()}" for one in given if "://" not in one)
 
 
 def _is_at(places: tuple[tuple[str, ...], tuple[str, ...]], url: str, host: str) -> bool:

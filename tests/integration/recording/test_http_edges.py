@@ -8,6 +8,7 @@ import importlib
 import json
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -106,6 +107,19 @@ def test_the_default_port_is_no_part_of_a_url_that_is_left_out(tmp_path: Path):
     with record(path, http=Http(ignore=("http://127.0.0.2/v1/",))), pytest.raises(urllib3.exceptions.HTTPError):
         urllib3.request("GET", "http://127.0.0.2/v1/telemetry", retries=False)
     assert not Cassette.load(path).steps
+
+
+@pytest.mark.parametrize("place", ["API.Example.com", "https://API.Example.com/v1/", "HTTPS://api.example.com"])
+@pytest.mark.parametrize(
+    "url",
+    ["https://api.example.com/v1/x", "https://me:word@API.example.com:443/v1/x?a=1", "https://api.example.com/v1/"],
+)
+def test_a_place_is_known_by_any_spelling_of_its_host(place: str, url: str):
+    parts = urlsplit(url)
+    assert Http(only=(place,)).takes(url, parts)
+    assert not Http(ignore=(place,)).takes(url, parts)
+    other = url.replace("https", "http").replace("443", "81").replace("com", "org")
+    assert Http(ignore=(place,)).takes(other, urlsplit(other))
 
 
 async def get(client: str, url: str, method: str = "GET") -> tuple[dict[str, str], bytes]:
