@@ -427,6 +427,7 @@ class Answer:
         self._pieces = pieces
         self._end: dict[str, Any] | None = response.get("end")
         if not self.is_stream and self._end is None and exchange.may_have_body(self.status):
+            self.headers = [pair for pair in self.headers if pair[0].lower() != "content-length"]  # of an edited file
             self.headers.append(("content-length", str(sum(map(len, pieces)))))
         self._exchange = exchange
         self._on_end: Callable[[], None] | None = on_end

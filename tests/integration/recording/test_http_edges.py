@@ -165,6 +165,20 @@ async def test_the_length_of_a_response_comes_back(client: str, request_line: st
 
 
 @pytest.mark.parametrize("client", CLIENTS)
+async def test_a_body_that_was_edited_has_its_own_length(client: str, tmp_path: Path):
+    path = tmp_path / "run.jsonl"
+    with http_server() as server:
+        with record(path, http=True):
+            await get(client, f"{server.url}/cookie")
+        edited = path.read_text().replace('"text":"ok"', '"text":"much longer"')
+        path.write_text(edited.replace('"content-type":', '"Content-Length":"2","content-type":'))
+        with replay(path, strict=True):
+            headers, content = await get(client, f"{server.url}/cookie")
+    assert content == b"much longer"
+    assert {name.lower(): value for name, value in headers.items()}["content-length"] == "11"
+
+
+@pytest.mark.parametrize("client", CLIENTS)
 async def test_headers_may_have_any_letter(client: str, tmp_path: Path):
     path = tmp_path / "run.jsonl"
     with http_server() as server:
