@@ -255,9 +255,11 @@ def test_the_body_of_a_redirect_is_drained_again(tmp_path: Path):
     urllib3 = pytest.importorskip("urllib3")
 
     def run(url: str) -> bytes:
-        with urllib3.PoolManager() as pool:
-            with pool.request("GET", f"{url}/moved", preload_content=False) as response:
-                return bytes(response.read())
+        with (
+            urllib3.PoolManager() as pool,
+            pool.request("GET", f"{url}/moved", preload_content=False) as response,
+        ):
+            return bytes(response.read())
 
     path = tmp_path / "run.jsonl"
     with http_server() as server:
