@@ -4,9 +4,8 @@ A recorded response is fed to the real parser of http.client as bytes of a conne
 library's own code.
 
 Of urllib3 and of http.client, public names are used: a response is logged by instance attributes in front of its
-methods `read`, `read1`, `readinto`, `readline`, `stream`, `read_chunked`, `drain_conn` and
-`close`. That these attributes are what the libraries and `io` call is pinned in
-tests/integration/recording/test_http_seams.py.
+methods `read`, `read1`, `readinto`, `readline`, `stream`, `read_chunked`, `drain_conn` and `close`. That these
+attributes are what the libraries and `io` call is pinned in tests/integration/recording/test_http_seams.py.
 """
 
 from __future__ import annotations

@@ -283,7 +283,10 @@ def test_the_body_of_a_redirect_is_drained_again(tmp_path: Path):
     urllib3 = pytest.importorskip("urllib3")
 
     def run(url: str) -> bytes:
-        with urllib3.PoolManager() as pool, pool.request("GET", f"{url}/moved", preload_content=False) as response:
+        with (
+            urllib3.PoolManager() as pool,
+            pool.request("GET", f"{url}/moved", preload_content=False) as response,
+        ):
             return bytes(response.read())
 
     path = tmp_path / "run.jsonl"
