@@ -6,12 +6,13 @@ import base64
 import gzip
 import json
 import zlib
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any
 
 import pytest
 from hypothesis import example, given, strategies as st
 
+from agent_cache.recording.http import bodies
 from agent_cache.recording.http.bodies import (
     ResponseBody,
     body_of,
@@ -246,3 +247,42 @@ def test_a_change_reaches_headers_and_bodies_and_no_cookie():
     assert list(body_of(changed)) == [b"\xff -", b"-"]
     with pytest.raises(TypeError, match="expected a dict"):
         map_response(response, lambda data: None)
+
+
+def test_pieces_of_a_stream_are_checked_at_once_and_written_one_by_one(monkeypatch):
+    events = [{"event": "a", "json": {"n": number}, "spelling": "spaced"} for number in range(3)]
+    response = {"status": 200, "events": [*events, {"text": ""}, {"data": "[DONE]"}]}
+    made = []
+    real = bodies.written
+    monkeypatch.setattr(bodies, "written", lambda *given: made.append(given) or real(*given))
+    pieces = bodies.Pieces(response)
+    assert len(pieces) == 4
+    one_by_one = iter(pieces)
+    made.clear()
+    assert next(one_by_one) == b'event: a\ndata: {"n": 0}\n\n'
+    assert len(made) == 1
+    assert list(pieces) == list(bodies.body_of(response))
+
+
+EDITED: list[Any] = [
+    {"json": 1, "spelling": "curly"},
+    {"json": 1, "spelling": ["compact"]},
+    {"event": "a"},
+    "json",
+    ["json"],
+    {"bytes": "?"},
+]
+
+
+@pytest.mark.parametrize(
+    ("field", "piece"),
+    [
+        *product(["events", "lines", "chunks", "frames"], EDITED),
+        ("events", {"json": 1, "style": 1}),
+        ("chunks", {"json": 1}),
+    ],
+    ids=str,
+)
+def test_a_piece_that_was_edited_is_found_before_the_first_one_is_handed_out(field, piece):
+    with pytest.raises((LookupError, TypeError, ValueError, AttributeError)):
+        bodies.Pieces({"status": 200, field: [{"text": "a"}, piece]})

@@ -170,7 +170,7 @@ async def _response(library: Any, session: Any, request: Any, answer: Answer) ->
         chunked=False,
     )
     content = _reader_class()(functools.partial(_play_piece, aiter(answer.awaited_pieces())))
-    if answer.size == 0 or request.method.upper() == "HEAD":
+    if answer.is_empty or request.method.upper() == "HEAD":
         content.feed_eof()
     await response.start(_Connection(message, content))
     _call_first(response, answer.close)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import base64
 import codecs
+import functools
 import hashlib
 import json
 import re
@@ -25,6 +26,7 @@ from urllib.parse import parse_qsl
 import msgspec
 
 __all__ = [
+    "Pieces",
     "ResponseBody",
     "ResponseShape",
     "body_of",
@@ -602,6 +604,48 @@ def body_of(response: Mapping[str, Any]) -> Iterator[bytes]:
         yield _json_bytes(response)
     elif ("text" in response or "bytes" in response) and (piece := _chunk_bytes(response)):
         yield piece
+
+
+class Pieces:
+    """The pieces of a recorded body, as `body_of` gives them, checked at once and written one by one: the first one
+    does not wait for the last.
+
+    Raises:
+        LookupError, TypeError, ValueError: if the file was edited, and it is no body.
+    """
+
+    def __init__(self, response: Mapping[str, Any]) -> None:
+        self._pieces: list[Any] = []
+        self._write: Callable[[Any], bytes] = bytes
+        for field, write in _STREAMS.items():
+            if field in response:
+                may_be_json = field in ("events", "lines")
+                self._pieces = [one for one in response[field] if (may_be_json and _is_plain(one)) or write(one)]
+                self._write = write
+                return
+        self._pieces = list(body_of(response))
+
+    def __len__(self) -> int:
+        return len(self._pieces)
+
+    def __iter__(self) -> Iterator[bytes]:
+        return map(self._write, self._pieces)
+
+
+def _is_plain(piece: Any) -> bool:
+    """Whether a piece of a stream is JSON that can be written: any value can."""
+    if type(piece) is not dict or "json" not in piece or not piece.keys() <= _PLAIN:
+        return False
+    _check_spelling(piece.get("spelling", "compact"))
+    return isinstance(piece.get("style", ""), str)
+
+
+_PLAIN = frozenset({"event", "id", "retry", "json", "spelling", "style"})
+
+
+@functools.lru_cache
+def _check_spelling(spelling: str) -> None:
+    written(None, spelling)
 
 
 def is_stream(response: Mapping[str, Any]) -> bool:

@@ -28,8 +28,8 @@ from agent_cache.errors import CassetteError, ConfigurationError, ReplayExhauste
 from agent_cache.recording.exceptions import read_error
 from agent_cache.recording.functions import CURRENT_CALL, ActiveCall, RecordedFunction, Usage
 from agent_cache.recording.http.bodies import (
+    Pieces,
     ResponseBody,
-    body_of,
     is_stream,
     model_payloads,
     pairs_of,
@@ -409,7 +409,7 @@ class Answer:
         self,
         exchange: Exchange,
         response: Mapping[str, Any],
-        pieces: list[bytes],
+        pieces: Pieces,
         *,
         on_end: Callable[[], None],
         raise_end: Callable[[dict[str, Any]], None],
@@ -434,14 +434,14 @@ class Answer:
         self._on_end: Callable[[], None] | None = on_end
         self._raise_end = raise_end
         exchange.responded(self.status, self.reason, self.headers)
-        if not self._pieces and self._end is None:
+        if self.is_empty:
             self._finish()
             exchange.ended()
 
     @property
-    def size(self) -> int | None:
-        """The size of the body in bytes; None if it breaks off."""
-        return None if self._end is not None else sum(map(len, self._pieces))
+    def is_empty(self) -> bool:
+        """Whether it has a whole body of no bytes."""
+        return self._end is None and not self._pieces
 
     @property
     def end(self) -> dict[str, Any] | None:
@@ -743,7 +743,7 @@ class Exchange:
     def _respond(self) -> Answer:
         if self._refusal is not None:
             response = _refusal(self._refusal)
-            self.answer = Answer(self, response, list(body_of(response)), on_end=_nothing, raise_end=_never)
+            self.answer = Answer(self, response, Pieces(response), on_end=_nothing, raise_end=_never)
             return self.answer
         recorder, call = self._answered_by()
         player, outcome = _player_of(recorder), self._outcome_of(call)
@@ -882,9 +882,7 @@ def _player_of(recorder: Recorder) -> Player:
     return recorder.player
 
 
-def _checked_response(
-    outcome: Mapping[str, Any], player: Player, call: ActiveCall
-) -> tuple[Mapping[str, Any], list[bytes]]:
+def _checked_response(outcome: Mapping[str, Any], player: Player, call: ActiveCall) -> tuple[Mapping[str, Any], Pieces]:
     """The response of an outcome, and the pieces of its body.
 
     Raises:
@@ -892,7 +890,7 @@ def _checked_response(
     """
     try:
         response: Mapping[str, Any] = outcome["response"]
-        return response, list(body_of(response))
+        return response, Pieces(response)
     except KeyError as error:
         reason = f"has a malformed response: {error} is missing"
     except (msgspec.MsgspecError, TypeError, ValueError, AttributeError) as error:
