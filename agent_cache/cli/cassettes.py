@@ -39,7 +39,7 @@ from agent_cache.recording.cassette_file import (
 )
 from agent_cache.recording.foreign import is_foreign, read_foreign
 from agent_cache.recording.functions import RecordedFunction
-from agent_cache.recording.http.bodies import body_of
+from agent_cache.recording.http.bodies import Pieces
 from agent_cache.recording.litellm import fixture_line, from_cassette, is_fixture, read_fixture, to_cassette
 from agent_cache.recording.prices import model_calls, savings_of
 from agent_cache.recording.recorder import recorded_function
@@ -784,7 +784,7 @@ def _structure_findings(call: RecordedCall, ids: set[int]) -> Iterator[str]:
     if "response" in call.outcome:
         try:
             check_outcome(call.outcome)
-            for _ in body_of(call.outcome["response"]):
+            for _ in Pieces(call.outcome["response"]):
                 pass
         except (msgspec.MsgspecError, LookupError, TypeError, ValueError) as error:
             yield f"the response is malformed: {error}"

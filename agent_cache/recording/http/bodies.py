@@ -29,7 +29,6 @@ __all__ = [
     "Pieces",
     "ResponseBody",
     "ResponseShape",
-    "body_of",
     "map_response",
     "model_payloads",
     "pairs_of",
@@ -588,27 +587,10 @@ _STREAMS: dict[str, Callable[[Mapping[str, Any]], bytes]] = {
 }
 
 
-def body_of(response: Mapping[str, Any]) -> Iterator[bytes]:
-    """The bytes of a recorded body: of a stream one piece for each event, else one.
-
-    Raises:
-        LookupError, TypeError, ValueError: if the file was edited, and it is no body.
-    """
-    for field, write in _STREAMS.items():
-        if field in response:
-            for one in response[field]:
-                if piece := write(one):
-                    yield piece
-            return
-    if "json" in response:
-        yield _json_bytes(response)
-    elif ("text" in response or "bytes" in response) and (piece := _chunk_bytes(response)):
-        yield piece
-
-
 class Pieces:
-    """The pieces of a recorded body, as `body_of` gives them, checked at once and written one by one: the first one
-    does not wait for the last.
+    """The bytes of a recorded body: of a stream one piece for each event, else one, or none of an empty body.
+
+    They are checked at once and written one by one, so that the first one does not wait for the last.
 
     Raises:
         LookupError, TypeError, ValueError: if the file was edited, and it is no body.
@@ -623,7 +605,10 @@ class Pieces:
                 self._pieces = [one for one in response[field] if (may_be_json and _is_plain(one)) or write(one)]
                 self._write = write
                 return
-        self._pieces = list(body_of(response))
+        if "json" in response:
+            self._pieces = [_json_bytes(response)]
+        elif ("text" in response or "bytes" in response) and (piece := _chunk_bytes(response)):
+            self._pieces = [piece]
 
     def __len__(self) -> int:
         return len(self._pieces)

@@ -14,7 +14,7 @@ import pytest
 
 from agent_cache.recording import Cassette, CassetteError, Http, record, replay
 from agent_cache.recording.cassette_file import digest_of
-from agent_cache.recording.http.bodies import ResponseBody, body_of
+from agent_cache.recording.http.bodies import Pieces, ResponseBody
 from agent_cache.recording.http.exchange import identity
 from agent_cache.recording.redaction import Redaction
 from tests.harness.http_server import KEY, http_server
@@ -88,7 +88,7 @@ def test_a_charset_that_is_none_breaks_neither_request_nor_response(charset: str
         body.add(content)
         data = body.data()
         assert json.dumps(data, ensure_ascii=False).encode()
-        assert b"".join(body_of(data)) == content
+        assert b"".join(Pieces(data)) == content
 
 
 @pytest.mark.parametrize("client", ["requests", "urllib3"])
