@@ -92,7 +92,7 @@ def main(argv: list[str] | None = None) -> int:
 def recorders(address: str) -> dict[str, tuple[GetOrder, GetOrder, Block, Block]]:
     """By name of a recorder: a function without it and one that it records, and its blocks to record and replay."""
     import httpx
-    import vcr  # type: ignore[import-untyped]  # it has no hints
+    import vcr
 
     client = httpx.Client(base_url=address)
 
