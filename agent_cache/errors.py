@@ -11,13 +11,18 @@ __all__ = [
     "AgentLoopDetectedError",
     "CassetteError",
     "CassetteNotFound",
+    "CheckpointError",
     "ConfigurationError",
     "DivergenceError",
+    "InDoubtError",
+    "JournalError",
     "MissingFixture",
     "RecordedError",
     "RemoteTierError",
     "ReplayExhausted",
+    "RestoreError",
     "UncacheableArgumentsError",
+    "WorldMovedError",
 ]
 
 
@@ -207,6 +212,80 @@ class DivergenceError(_Mismatch):
 
 class ReplayExhausted(_Mismatch):
     """A replayed run made a known call more often than it was recorded."""
+
+
+class JournalError(CassetteError):
+    """The journal of a run cannot be read, written or resumed."""
+
+
+class InDoubtError(JournalError):
+    """A write had begun when an earlier process of this run ended, and nothing says whether it took effect.
+
+    Attributes:
+        tool: name of the write.
+        arguments: its arguments, redacted.
+        key: its idempotency key: the one that the earlier process gave the receiver, if it gave one.
+    """
+
+    def __init__(self, tool: str, arguments: dict[str, Any], key: str, path: object = "", reason: str = "") -> None:
+        text = reason or (
+            f"{tool} had begun when an earlier process of this run ended, and nothing says whether it took effect "
+            f"(idempotency key {key}). Find out, and say by on_doubt= what is to be done"
+        )
+        super().__init__(text, path)
+        self.args = (tool, arguments, key, str(path), reason)
+        self.tool = tool
+        self.arguments = arguments
+        self.key = key
+
+
+class WorldMovedError(CassetteError):
+    """A run cannot be forked, because the original went on: it made writes that the fork would not have made.
+
+    Attributes:
+        writes: the later successful writes of the original, as ``{"id", "name", "arguments"}``.
+    """
+
+    def __init__(self, writes: Sequence[dict[str, Any]], path: object = "", reason: str = "") -> None:
+        names = _shortened(tuple(str(write["name"]) for write in writes))
+        text = reason or (
+            f"the run went on with {len(writes)} writes behind this point, so the world is not as it was: {names}"
+        )
+        super().__init__(text, path)
+        self.args = (writes, str(path), reason)
+        self.writes = list(writes)
+
+
+class CheckpointError(AgentCacheError, ValueError):
+    """The state of a checkpoint is of a wrong type, or cannot be read.
+
+    Attributes:
+        field: the field that is wrong, as a path such as ``messages[2].content``; empty if it is not one.
+    """
+
+    def __init__(self, reason: str, field: str = "") -> None:
+        super().__init__(reason, field)
+        self.reason = reason
+        self.field = field
+
+    def __str__(self) -> str:
+        return f"{self.field}: {self.reason}" if self.field else self.reason
+
+
+class RestoreError(AgentCacheError):
+    """A checkpoint was not restored. The target is as it was.
+
+    Attributes:
+        errors: what the hooks raised, in their order.
+    """
+
+    def __init__(self, reason: str, errors: Sequence[BaseException] = ()) -> None:
+        super().__init__(reason, tuple(errors))
+        self.reason = reason
+        self.errors = tuple(errors)
+
+    def __str__(self) -> str:
+        return self.reason
 
 
 class RecordedError(Exception):

@@ -23,6 +23,8 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"engine"}),
     frozenset({"tools", "session", "async_cache"}),
     frozenset({"recording", "testing"}),
+    frozenset({"resume"}),
+    frozenset({"service"}),
     frozenset({"integrations", "pytest_plugin", "cli", "__main__"}),
     frozenset({"__init__"}),
 )

@@ -41,6 +41,7 @@ __all__ = [
     "parse_template",
     "root_of",
     "tags_from",
+    "unescape",
 ]
 
 
@@ -185,6 +186,11 @@ def meet(one: Tag, other: Tag) -> bool:
 def escape(segment: str) -> str:
     """Escape the ``%`` and ``:`` in a segment."""
     return segment.replace("%", "%25").replace(":", "%3A") if "%" in segment or ":" in segment else segment
+
+
+def unescape(segment: str) -> str:
+    """The segment that `escape` was given."""
+    return segment.replace("%3A", ":").replace("%25", "%") if "%" in segment else segment
 
 
 def parse_tag(tag: str | Sequence[object]) -> Tag:

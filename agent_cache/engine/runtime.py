@@ -862,7 +862,8 @@ class Call:
         operation: the tool's `ReadOperation` or `WriteOperation`.
         key: its identity, None where it has none.
         args, kwargs: its arguments in the one canonical spelling.
-        tags: its dependencies beside the static tags, as far as they are known before the load.
+        tags: its dependencies beside the static tags, as far as they are known before the load; of a write all that it
+            has touched so far.
         asked: tiers that were asked before single flight, with their tickets: for a tool with strong consistency.
         source: how it was answered: ``miss``, ``hit`` (of a tier), ``shared``, ``uncached`` or ``write``.
         is_fresh: the caller asked for a fresh value: no lookup, and no flight of others is joined.

@@ -163,7 +163,9 @@ async def invalidate(proceed: Proceed, call: Call) -> Entry:
     except BaseException as error:
         await write.fail(error)
         raise
-    await write.succeed(entry.value, ok=call.operation.is_successful(entry.value))
+    committed = write.succeed(entry.value, ok=call.operation.is_successful(entry.value))
+    call.tags += write.late_tags
+    await committed
     return entry
 
 
@@ -178,6 +180,7 @@ def _write_of(call: Call) -> Write | None:
         named = operation.cache_keys(call)
         roots: tuple[str, ...] = tuple(dict.fromkeys(root for key in named for root in key.request.roots))
         mark_written(roots)
+        call.tags = roots
         return Write(
             operation.name,
             policy,
@@ -194,10 +197,12 @@ def _write_of(call: Call) -> Write | None:
     tags = operation.tags
     tiers = operation.find_tiers(in_sessions=owners is not None)
     late_region = operation.late_region if owners is None else _region_of(tags.late, owners)
+    touched = tags.static + paths
+    call.tags = touched + bare
     return Write(  # by position: with names it takes 0.5 us more, which is 6 % of a write
         operation.name,
         policy,
-        tags.static + paths,
+        touched,
         tags.late,
         call.arguments,
         bare,
@@ -291,6 +296,7 @@ class Write:
 
     Attributes:
         tiers: the tiers to tell of it, and whether each is in use: see `tiers_under`.
+        late_tags: what its result has named, once it has succeeded.
     """
 
     __slots__ = (
@@ -307,6 +313,7 @@ class Write:
         "_renewal",
         "_roots",
         "_stats",
+        "late_tags",
         "name",
         "policy",
         "region",
@@ -346,6 +353,7 @@ class Write:
         self._known = known or (CURRENT.once_configured, LEDGER.links)
         self.tiers = self._find_tiers() if tiers is None else tiers
         self._stats = stats
+        self.late_tags: tuple[Tag, ...] = ()
         self._intent: WriteIntent | None = None
         self._renewal: asyncio.TimerHandle | asyncio.Task[None] | None = None
 
@@ -401,6 +409,7 @@ class Write:
         late = None
         if self._late:
             paths, bare = _tags_from(self._late, self._arguments, result, self.name, self._stats)
+            self.late_tags = paths + bare
             late = Region(paths, (), self.region.owners, bare)
         fills = tuple(self._fills.values()) if ok and self._fills else ()
         return self._end(late, failed=False, hold=self.policy.settle if ok else 0.0, fills=fills)

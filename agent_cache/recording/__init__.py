@@ -14,12 +14,14 @@ from agent_cache.recording.cassette_file import RecordedCall
 from agent_cache.recording.exceptions import register
 from agent_cache.recording.functions import cached_llm_call, intercept
 from agent_cache.recording.http.exchange import Http
+from agent_cache.recording.observer import CallListener, observe
 from agent_cache.recording.player import Player
 from agent_cache.recording.prices import Savings
 from agent_cache.recording.recorder import Recorder
 from agent_cache.recording.redaction import Redaction
 
 __all__ = [
+    "CallListener",
     "Cassette",
     "CassetteDiff",
     "CassetteError",
@@ -38,6 +40,7 @@ __all__ = [
     "diff_cassettes",
     "intercept",
     "now",
+    "observe",
     "random",
     "record",
     "register",

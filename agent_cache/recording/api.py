@@ -33,6 +33,7 @@ from agent_cache.recording.redaction import Redaction, redaction_of
 __all__ = [
     "MODES",
     "POLICIES",
+    "Block",
     "LiveCallBlocker",
     "block_live_calls",
     "now",
@@ -55,17 +56,17 @@ SEAMS = Seams()
 """Those of the process."""
 
 
-class _Block(Generic[H]):
+class Block(Generic[H]):
     """A block whose calls are intercepted: ``with`` and ``async with`` alike.
 
-    A subclass sets `_path`; its `_open` makes the interceptor, and what ``as`` binds.
+    A subclass sets `_path`, if there is a file; its `_open` makes the interceptor, and what ``as`` binds.
 
     Attributes:
         is_guarded: whether a replay refuses calls in threads without a context, also if it is not strict.
     """
 
     is_guarded = False
-    _path: Path
+    _path: Path | None = None
     _recorder: Recorder | None = None
     _token: Token[Scope] | None = None
     _scope: Scope | None = None
@@ -77,12 +78,13 @@ class _Block(Generic[H]):
 
     def __enter__(self) -> H:
         if self._recorder is not None:
-            raise CassetteError("is entered already; make another record or replay", self._path)
+            raise CassetteError(f"is entered already; make another {type(self).__name__}", self._path or "")
         scope = PLACE.get().scope
-        _check_path_is_free(scope, self._path)
+        if self._path is not None:
+            _check_path_is_free(scope, self._path)
         self._recorder, handle = self._open()
         self._has_ended = False
-        INTERCEPTORS[self._recorder] = os.path.realpath(self._path)
+        INTERCEPTORS[self._recorder] = "" if self._path is None else os.path.realpath(self._path)
         if self._recorder.http is not None:
             SEAMS.enter()
             if self._recorder.http.guard:
@@ -105,7 +107,7 @@ class _Block(Generic[H]):
             CassetteError: as the end of the block.
         """
         if self._recorder is None or self._has_ended:
-            raise CassetteError("is not entered, or has ended", self._path)
+            raise CassetteError("is not entered, or has ended", self._path or "")
         self._has_ended = True
         self._recorder.finish(error)
 
@@ -121,7 +123,7 @@ class _Block(Generic[H]):
         recorder, token, scope, outer = self._recorder, self._token, self._scope, self._outer
         self._recorder = self._token = self._scope = self._outer = None
         if recorder is None or token is None or scope is None or outer is None:
-            raise CassetteError("is not entered", self._path)
+            raise CassetteError("is not entered", self._path or "")
         INTERCEPTORS.pop(recorder, None)
         try:
             try:
@@ -138,8 +140,9 @@ class _Block(Generic[H]):
                 SEAMS.leave()
             is_closing = closes_generator(error)
             if not leave_scope(scope, outer, token, is_closing=is_closing) and not is_closing:
+                name = type(self).__name__ if self._path is None else f"the recording of {self._path}"
                 raise ConfigurationError(
-                    f"the recording of {self._path} was entered in one context and left in another, so what ran in "
+                    f"{name} was entered in one context and left in another, so what ran in "
                     "between may have been outside of it; enter and leave it in the same task, as one `with` does"
                 ) from None
 
@@ -161,7 +164,7 @@ def _check_path_is_free(scope: Scope, path: Path) -> None:
         scope = scope.outside
 
 
-class record(_Block[Recorder]):  # noqa: N801 - used as a function, as in vcrpy and agentcassette
+class record(Block[Recorder]):  # noqa: N801 - used as a function, as in vcrpy and agentcassette
     """Record what a run sees: ``with record("tests/run.jsonl") as recorder: ...``
 
     Each call is written when it ends, redacted: its value, exception or stream, also if a cache answered it. Recorded
@@ -188,6 +191,8 @@ class record(_Block[Recorder]):  # noqa: N801 - used as a function, as in vcrpy 
             if a recorded call cannot be replayed.
         ConfigurationError: if an argument cannot work.
     """
+
+    _path: Path
 
     def __init__(
         self,
@@ -243,7 +248,7 @@ class record(_Block[Recorder]):  # noqa: N801 - used as a function, as in vcrpy 
         return recorder, recorder
 
 
-class replay(_Block[Player]):  # noqa: N801 - as `record`
+class replay(Block[Player]):  # noqa: N801 - as `record`
     """Replay a recording: ``with replay("tests/run.jsonl") as player: ...``
 
     Each call gets the recorded outcome of the same call. Calls are the same by name, arguments, the calls that enclose
@@ -265,6 +270,8 @@ class replay(_Block[Player]):  # noqa: N801 - as `record`
         ReplayExhausted: for a call that was made more often than it was recorded.
         ConfigurationError: if an argument cannot work.
     """
+
+    _path: Path
 
     def __init__(
         self,

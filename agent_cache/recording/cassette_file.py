@@ -82,6 +82,7 @@ __all__ = [
 ]
 
 VERSION = 2
+_SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 
 _LOG = logging.getLogger("agent_cache")
 
@@ -148,7 +149,7 @@ class RecordedCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     Attributes:
         id: its number, from 1: of its line, or in a log of its start.
         parent: id of the enclosing call, or None.
-        kind: ``tool``, ``llm``, ``call`` or ``env``; of a request, ``llm`` or ``http``.
+        kind: ``tool``, ``llm``, ``call``, ``write`` or ``env``; of a request, ``llm`` or ``http``.
         name: name of the function.
         arguments: arguments by name, as plain data, redacted.
         key: the key that ``cache_key=`` returned; it identifies the call instead of its arguments.
@@ -162,6 +163,8 @@ class RecordedCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
             ended; 0 if there was none. In a log it follows from `after`.
         outcome: see the top of this module.
         source: how a tool's cache answered: ``hit``, ``miss``, ``shared``, ``uncached``, ``write`` or ``blocked``.
+        tags: of a call of a write tool, what it invalidates, redacted. A tag that only the result gives is as long as
+            the redacted outcome shows it.
         started_ms: its start, from the beginning of the recording. In a finished file the trailer has it.
         duration_ms: its duration; of a stream, until it was closed. In a finished file the trailer has it.
         input_tokens, output_tokens: of an LLM call, 0 if unknown. `input_tokens` is all input.
@@ -187,6 +190,7 @@ class RecordedCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     until: int = 0
     outcome: dict[str, Any]
     source: str = ""
+    tags: list[str] = []
     started_ms: float = 0.0
     duration_ms: float = 0.0
     input_tokens: int = 0
@@ -196,6 +200,16 @@ class RecordedCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     cache_write_1h_tokens: int = 0
     model: str | None = None
     form: str = ""
+
+    @property
+    def is_write(self) -> bool:
+        """Whether it has changed something outside: a write tool, or a request of an unsafe method (RFC 9110, 9.2.1).
+
+        Requests of models change nothing.
+        """
+        if self.kind == "http":
+            return self.name.partition(" ")[0] not in _SAFE_METHODS
+        return self.source == "write" or self.kind == "write"
 
 
 class CallLine(RecordedCall, frozen=True, kw_only=True, omit_defaults=True):

@@ -49,7 +49,7 @@ _LOG = logging.getLogger("agent_cache")
 _MAX_SCHEMAS = 64
 """Of one function, for classes that its callers passed."""
 
-KINDS = ("tool", "llm", "call", "env")
+KINDS = ("tool", "llm", "call", "write", "env")
 """Kinds of calls of functions; ``env`` is a clock, an identifier or a random number. A request is ``http``
 or ``llm``."""
 
@@ -327,6 +327,7 @@ class ActiveCall:
         owner: the recording or replay that it belongs to.
         function: the function that was called.
         arguments: plain data, redacted.
+        given: the same before redaction, if that has changed it; else None.
         key: what ``cache_key=`` made of them.
         digest: digest of name and arguments, or of name and key.
         matched: the digest that a recorded call has; another one if arguments were written in another way then.
@@ -347,7 +348,7 @@ class ActiveCall:
     """
 
     __slots__ = (
-        "after", "arguments", "chunks", "counts", "digest", "exchange", "forked", "function", "id", "index",
+        "after", "arguments", "chunks", "counts", "digest", "exchange", "forked", "function", "given", "id", "index",
         "is_awaited", "is_plain_stream", "key", "lane", "matched", "occurrence", "outer", "owner", "parent", "passed",
         "place", "recorded", "started", "tool_call", "usage",
     )  # fmt: skip
@@ -358,6 +359,7 @@ class ActiveCall:
         self.owner = owner
         self.function = function
         self.arguments = arguments
+        self.given: dict[str, Any] | None = None
         self.key = key
         self.digest = self.matched = digest
         self.outer = outer = CURRENT_CALL.get()
@@ -535,7 +537,8 @@ def intercept(
     Args:
         fn: the function.
         name: its name in recordings, instead of ``module:qualname``.
-        kind: ``"call"``, ``"tool"``, or ``"llm"``, whose answers are searched for tokens and model.
+        kind: ``"call"``, ``"tool"``, ``"write"`` for one that changes something outside, or ``"llm"``, whose answers
+            are searched for tokens and model.
         skip_args: number of leading positional parameters that do not identify a call, such as a client.
         cache_key: ``cache_key(*args, **kwargs)`` identifies a call instead of its arguments. If it raises, the log has
             a warning and the arguments are used.

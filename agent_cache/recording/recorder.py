@@ -1,8 +1,8 @@
 """Records the calls of one run, replays them, or does both.
 
 `Recorder` is the interceptor of a block of `record` or `replay`. At the beginning of a call it decides whether a
-recorded call answers it or whether it runs; at its end the outcome goes to the cassette. `CassetteWriter` is the file
-while it grows.
+recorded call answers it or whether it runs; at its end the outcome goes to a `CallLog`. `CassetteWriter` is the one
+that is a file which grows.
 """
 
 from __future__ import annotations
@@ -14,13 +14,15 @@ import weakref
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from agent_cache.core.tags import root_of, unescape
 from agent_cache.engine.interception import InterceptedCall, replay_into_sessions
-from agent_cache.engine.runtime import Operation
+from agent_cache.engine.runtime import Call, Operation
 from agent_cache.errors import CassetteError, ConfigurationError, UncacheableArgumentsError
 from agent_cache.recording.cassette import Cassette
 from agent_cache.recording.cassette_file import (
@@ -45,7 +47,7 @@ from agent_cache.recording.streams import failure_outcome, is_stream, leave_call
 from agent_cache.values.arguments import plain_arguments
 from agent_cache.values.tagged import encode
 
-__all__ = ["NO_CONTEXT", "CassetteWriter", "Recorder", "recorded_function"]
+__all__ = ["NO_CONTEXT", "CallLog", "CassetteWriter", "Recorder", "recorded_function"]
 
 _LOG = logging.getLogger("agent_cache")
 
@@ -62,7 +64,7 @@ class Recorder:
     """A running or finished recording.
 
     Attributes:
-        path: the file.
+        path: the file; None if there is none.
         mode: as it was given.
         player: answers calls from the old recording; None if nothing was recorded before, or all calls run.
         http: what of the run's HTTP is recorded: an `http.exchange.Http`, or None.
@@ -70,12 +72,12 @@ class Recorder:
 
     def __init__(
         self,
-        path: Path,
+        path: Path | None,
         mode: str,
         redaction: Redaction,
         *,
         player: Player | None = None,
-        writer: CassetteWriter | None = None,
+        writer: CallLog | None = None,
         policy: Mapping[str, str] | None = None,
         strict: bool = False,
         is_guarded: bool = False,
@@ -107,8 +109,10 @@ class Recorder:
         """The recorded calls; while the recording runs, those that have ended.
 
         Raises:
-            CassetteError: if it cannot be read.
+            CassetteError: if it cannot be read, or there is no file.
         """
+        if self.path is None:
+            raise CassetteError("an observed run has no file")
         is_running = self._writer is not None and not self._writer.is_closed
         return Cassette.load(partial_of(self.path) if is_running else self.path)
 
@@ -203,9 +207,12 @@ class Recorder:
             data = self._redacted(function, data)
         if key is not None:
             key = redact_key(key, given, data, self._redaction)
-        is_redacted = (data is not given and data != given) or key != given_key
+        is_changed = data is not given and data != given
+        is_redacted = is_changed or key != given_key
         digest = digest_of(function.name, data) if key is None else digest_of_key(function.name, key)
         call = ActiveCall(self, function, data, key, digest)
+        if is_changed:
+            call.given = given
         with self._lock:
             if self._has_lanes:
                 lane = self.lanes.current()
@@ -243,12 +250,15 @@ class Recorder:
     ) -> tuple[dict[str, Any], bytes]:
         """The data of arguments that do not identify a call, if it can do without.
 
-        That is one that just runs, and one in a replay of version 1, which knew some objects by their class.
+        That is one that just runs or is observed, and one in a replay of version 1, which knew some objects by their
+        class.
 
         Raises:
             CassetteError: for any other call.
         """
         data = None
+        if self._writer is not None and not self._writer.needs_identity:
+            return plain_arguments(function.recorded_arguments(arguments), is_identity=False)
         if self._writer is None and self.player is not None:
             if self._policy_of(function) == "live":
                 return plain_arguments(function.recorded_arguments(arguments), is_identity=False)
@@ -260,7 +270,7 @@ class Recorder:
             f"a call of {function.name} cannot be recorded, because a call with another argument would be the same: "
             f"{error.reason}. Pass values instead, leave the argument out by skip_args=, or name what tells calls "
             "apart by cache_key=, or by key= of AgentCache",
-            self.path,
+            self.path or "",
         )
         self._failure = self._failure or failure
         raise failure from error.__cause__
@@ -400,6 +410,7 @@ class Recorder:
 
     def _write(self, call: ActiveCall, outcome: dict[str, Any]) -> None:
         source = ""
+        tags: list[str] = []
         tool_call = call.tool_call
         if tool_call is not None:
             source = tool_call.source
@@ -407,12 +418,14 @@ class Recorder:
                 outcome["instead"] = list(tool_call.replaced)
             if tool_call.loops:
                 outcome["loops"] = tool_call.loops
+            if source == "write" and tool_call.call is not None and tool_call.call.tags:
+                tags = _redacted_tags(call, tool_call.call, outcome, self._redaction)
         with self._lock:
             if self._writer is not None and not self._writer.is_closed:
-                if len(outcome) > 1 or "value" not in outcome:
+                if self._writer.needs_identity and (len(outcome) > 1 or "value" not in outcome):
                     for problem in problems_of(outcome):
                         self._report(f"{call.function.name} {problem}")
-                self._writer.end(call, outcome, source)
+                self._writer.end(call, outcome, source, tags)
                 self._new_calls += 1
 
     def _report(self, problem: str) -> None:
@@ -575,7 +588,7 @@ class Recorder:
                 if player is not None:
                     writer.keep_rest(player.matcher)
                 try:
-                    writer.finish("returned" if error is None else f"raised {type(error).__qualname__}")
+                    writer.finish(error)
                 except CassetteError:
                     if error is None:
                         raise
@@ -584,7 +597,9 @@ class Recorder:
         if player is not None and error is None and self._answers:
             player.check_finished()
         if self._strict and self._problems and error is None:
-            raise CassetteError(f"has calls that cannot be replayed: {'. '.join(sorted(self._problems))}", self.path)
+            raise CassetteError(
+                f"has calls that cannot be replayed: {'. '.join(sorted(self._problems))}", self.path or ""
+            )
 
 
 _escaped: set[str] = set()
@@ -626,40 +641,44 @@ def _replay_into_sessions(call: ActiveCall, value: Any, error: BaseException | N
     replay_into_sessions(tool_call, value, error, recorded.duration_ms / 1000)
 
 
-class CassetteWriter:
-    """The file of a recording while it grows. The recorder calls it under its lock.
+def _redacted_tags(call: ActiveCall, written: Call, outcome: dict[str, Any], redaction: Redaction) -> list[str]:
+    """The tags that a write has invalidated, without secrets.
 
-    If the disk does not take a line, writing stops and the run goes on; `finish` raises the error.
+    They lose what redaction has removed from the arguments. What it has removed from the result is not known any more:
+    a tag that only the result gives is as long as its segments stand in the redacted outcome.
+    """
+    late = {rule.root for rule in written.operation.tags.late}
+    shown = encode([call.arguments, outcome]).decode() if late else ""
+    found = set()
+    for tag in written.tags:
+        known = tag
+        if root_of(tag) in late:
+            root, *segments = tag.split(":")
+            known = ":".join((root, *takewhile(lambda segment: unescape(segment) in shown, segments)))
+        given = call.arguments if call.given is None else call.given
+        found.add(redact_key(known, given, call.arguments, redaction))
+    return sorted(found)
+
+
+class CallLog:
+    """The calls of a run while they are made: numbers each that starts, and makes the recorded call when it has ended.
+
+    The recorder calls it under its lock. A subclass keeps the calls (`keep`).
 
     Attributes:
-        path: where the cassette will be.
-        is_closed: whether nothing is written any more.
-
-    Raises:
-        CassetteError: if the file cannot be written, or is being recorded.
+        is_closed: whether nothing is kept any more.
+        needs_identity: whether a call is refused whose arguments do not tell it from others.
     """
 
-    def __init__(self, path: Path, model: str | None, redaction: Redaction, http: dict[str, Any] | None = None) -> None:
-        self.path = path
+    needs_identity = True
+
+    def __init__(self, redaction: Redaction) -> None:
         self.is_closed = False
         self._redaction = redaction
-        self._file = PartialFile(path)
         self._began = time.perf_counter()
-        self._written = 0
-        self._failure: OSError | None = None
         self._next_id = 1
         self._last_id = 0
         self._open: dict[int, ActiveCall] = {}
-        self._copied_ids: dict[int, int] = {}
-        self._copied_lanes = 0
-        now = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
-        of_http = msgspec.UNSET if http is None else http
-        header = Header(recorded_at=now, model=model, redact=redaction.describe(), http=of_http, log=True)
-        try:
-            self._file.append(header_line(header))
-        except OSError as error:
-            self._file.discard()
-            raise CassetteError(f"cannot be written: {error.strerror}", path) from error
 
     def start(self, call: ActiveCall) -> None:
         """Number a call that starts."""
@@ -668,10 +687,16 @@ class CassetteWriter:
         self._next_id += 1
         self._open[call.id] = call
 
-    def end(self, call: ActiveCall, outcome: dict[str, Any], source: str) -> None:
-        """Write a call that has ended."""
+    def end(self, call: ActiveCall, outcome: dict[str, Any], source: str, tags: list[str]) -> None:
+        """Keep a call that has ended."""
         if self.is_closed or self._open.pop(call.id, None) is None:
             return
+        self.keep(self.recorded(call, outcome, source, tags))
+
+    def recorded(
+        self, call: ActiveCall, outcome: dict[str, Any], source: str = "", tags: Sequence[str] = ()
+    ) -> RecordedCall:
+        """A call with this outcome, as a line of a log has it."""
         now = time.perf_counter()
         if call.is_awaited:
             outcome["awaited"] = True
@@ -691,6 +716,8 @@ class CassetteWriter:
             started_ms=_milliseconds(call.started - self._began),
             duration_ms=_milliseconds(now - call.started),
         )
+        if tags:
+            line = msgspec.structs.replace(line, tags=list(tags))
         if (usage := call.usage) is not None:  # more fields double the time of the constructor
             tokens = usage.tokens
             line = msgspec.structs.replace(
@@ -702,7 +729,71 @@ class CassetteWriter:
                 cache_write_1h_tokens=tokens.cache_write_1h,
                 model=None if usage.model is None else self._redaction.labelled("model", usage.model),
             )
-        self._write(line)
+        return line
+
+    def keep(self, call: RecordedCall) -> None:
+        """Keep a call that has ended, after those that had ended before it."""
+        self._last_id = call.id
+
+    def repeat(self, call: ActiveCall, matcher: Matcher) -> None:  # noqa: ARG002 - a cassette copies what it enclosed
+        """A call has ended that was answered from an earlier recording."""
+        self._open.pop(call.id, None)
+
+    def keep_rest(self, matcher: Matcher) -> None:
+        """The run has ended; what is left in the earlier recording was not made."""
+
+    def end_open_calls(self) -> None:
+        """End the calls that have not ended, as unfinished."""
+        for call in list(self._open.values()):
+            outcome: dict[str, Any] = {"unfinished": True}
+            if call.chunks is not None:
+                outcome = call.stream_outcome(outcome, self._redaction)
+            elif call.exchange is not None:
+                outcome = call.exchange.unfinished(self._redaction)
+            self.end(call, outcome, "", [])
+
+    def finish(self, error: BaseException | None) -> None:  # noqa: ARG002 - a file has it
+        """End the calls that have not ended, and close.
+
+        Args:
+            error: the exception that ended the run, or None.
+        """
+        self.end_open_calls()
+        self.is_closed = True
+
+    def discard(self) -> None:
+        """Close, and keep nothing more."""
+        self.is_closed = True
+
+
+class CassetteWriter(CallLog):
+    """The file of a recording while it grows.
+
+    If the disk does not take a line, writing stops and the run goes on; `finish` raises the error.
+
+    Attributes:
+        path: where the cassette will be.
+
+    Raises:
+        CassetteError: if the file cannot be written, or is being recorded.
+    """
+
+    def __init__(self, path: Path, model: str | None, redaction: Redaction, http: dict[str, Any] | None = None) -> None:
+        self.path = path
+        self._file = PartialFile(path)
+        super().__init__(redaction)
+        self._written = 0
+        self._failure: OSError | None = None
+        self._copied_ids: dict[int, int] = {}
+        self._copied_lanes = 0
+        now = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+        of_http = msgspec.UNSET if http is None else http
+        header = Header(recorded_at=now, model=model, redact=redaction.describe(), http=of_http, log=True)
+        try:
+            self._file.append(header_line(header))
+        except OSError as error:
+            self._file.discard()
+            raise CassetteError(f"cannot be written: {error.strerror}", path) from error
 
     def repeat(self, call: ActiveCall, matcher: Matcher) -> None:
         """Write a call again that was answered from the old recording, and the calls that it enclosed."""
@@ -712,7 +803,7 @@ class CassetteWriter:
         self._copied_ids[call.index] = call.id
         self._copy(matcher.inside(call.index), {call.recorded.lane: call.lane}, call.lane, matcher)
         parent = None if call.parent is None else call.parent.id
-        self._write(
+        self.keep(
             msgspec.structs.replace(
                 call.recorded, id=call.id, parent=parent, after=call.after, lane=call.lane, forked=call.forked,
                 until=0, form="", digest=call.digest.hex(), name=call.function.name, arguments=call.arguments,
@@ -723,23 +814,17 @@ class CassetteWriter:
         """Write the calls of the old recording that this run has not made."""
         self._copy(list(matcher.left_over()), {0: 0}, 0, matcher)
 
-    def finish(self, ended: str) -> None:
+    def finish(self, error: BaseException | None) -> None:
         """Write the calls that have not ended and the trailer, and put the calls in the place of the old file.
 
         Args:
-            ended: how the run ended, as in `Trailer`.
+            error: the exception that ended the run, or None.
 
         Raises:
             CassetteError: if the disk did not take all of it.
         """
-        for call in list(self._open.values()):
-            outcome: dict[str, Any] = {"unfinished": True}
-            if call.chunks is not None:
-                outcome = call.stream_outcome(outcome, self._redaction)
-            elif call.exchange is not None:
-                outcome = call.exchange.unfinished(self._redaction)
-            self.end(call, outcome, "")
-        self.is_closed = True
+        super().finish(error)
+        ended = "returned" if error is None else f"raised {type(error).__qualname__}"
         duration = _milliseconds(time.perf_counter() - self._began)
         self._append(trailer_line(Trailer(calls=self._written, duration_ms=duration, ended=ended)))
         if self._failure is not None:
@@ -752,7 +837,7 @@ class CassetteWriter:
 
     def discard(self) -> None:
         """Leave the old file as it is."""
-        self.is_closed = True
+        super().discard()
         self._file.discard()
 
     def _copy(self, indices: Sequence[int], lanes: dict[int, int], forked: int, matcher: Matcher) -> None:
@@ -775,17 +860,18 @@ class CassetteWriter:
             if call.lane not in lanes:
                 self._copied_lanes += 1
                 lanes[call.lane] = -self._copied_lanes
-            self._write(
+            self.keep(
                 msgspec.structs.replace(
                     call, id=self._copied_ids[~event], parent=self._copied_ids.get(matcher.parent(~event)),
                     after=after[~event], lane=lanes[call.lane], forked=lanes.get(call.forked, forked), until=0,
                 )
             )  # fmt: skip
 
-    def _write(self, call: RecordedCall) -> None:
+    def keep(self, call: RecordedCall) -> None:
+        """Write a call."""
+        super().keep(call)
         self._append(call_line(call))
         self._written += 1
-        self._last_id = call.id
 
     def _append(self, line: bytes) -> None:
         if self._failure is not None:

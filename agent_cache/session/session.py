@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Hashable, Mapping
+from contextlib import AbstractContextManager, ExitStack
 from contextvars import Token
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from agent_cache.clock import CLOCK
 from agent_cache.core.coherence import Partition
@@ -25,7 +26,14 @@ from agent_cache.session.loop_detector import LoopDetector, RunState
 from agent_cache.session.loop_policy import LoopPolicy, policy_of
 from agent_cache.session.trace import Trace, TraceRecord
 
-__all__ = ["AgentCacheSession"]
+__all__ = ["AgentCacheSession", "Attachment"]
+
+
+class Attachment(Protocol):
+    """What a session can be given to be entered around it: a journal, a drift detector."""
+
+    def attach(self, session_id: str) -> AbstractContextManager[Any]:
+        """The block to enter around a session, each time that this is entered. It is left with the session's error."""
 
 
 class AgentCacheSession:
@@ -65,12 +73,20 @@ class AgentCacheSession:
         trace_size: how many calls the trace keeps.
         loop_policy: the thresholds and the budgets: a `LoopPolicy`, or a mapping of its arguments.
         on_notice: a function called at the notice level, with an `AgentLoopDetectedError` that is not raised.
+        journal: an `agent_cache.resume.Journal`: the run can be resumed after a crash of the process, by a session of
+            the same `session_id`, which is required then.
+        drift: an `agent_cache.recording.DriftDetector`, which compares the run with a baseline.
 
     Raises:
         ConfigurationError: if an argument cannot work; on entering a session that is already entered; on leaving it in
             another context than it was entered in, or before one that was entered inside it, unless this closes an
             async generator.
     """
+
+    _journal: Attachment | None = None  # of the class where there is none: most sessions have none
+    _drift: Attachment | None = None
+    _attached: ExitStack | None = None
+    _journal_block: Any = None
 
     def __init__(
         self,
@@ -84,6 +100,8 @@ class AgentCacheSession:
         trace_size: int = 10_000,
         loop_policy: LoopPolicy | Mapping[str, Any] | None = None,
         on_notice: OnNotice | None = None,
+        journal: Attachment | None = None,
+        drift: Attachment | None = None,
     ) -> None:
         if session_id is not None:
             checked_text(session_id, "AgentCacheSession: session_id")
@@ -102,6 +120,14 @@ class AgentCacheSession:
         self._token: Token[Scope] | None = None
         self._scope: Scope | None = None
         self._outer: Scope | None = None
+        if journal is not None:
+            self._journal = _checked_attachment(journal, "journal", "an agent_cache.resume.Journal")
+            if session_id is None:
+                raise ConfigurationError(
+                    "AgentCacheSession: journal= needs a session_id, by which a later process finds the journal"
+                )
+        if drift is not None:
+            self._drift = _checked_attachment(drift, "drift", "an agent_cache.recording.DriftDetector")
         # For what is rare: entering, leaving, and the first call of a tool. Calls take no lock. Re-entrant, since a
         # garbage collection may run anything meanwhile.
         self._lock = threading.RLock()
@@ -111,11 +137,42 @@ class AgentCacheSession:
         return self._policy.max_execution_depth if self._detects_loops else None
 
     async def __aenter__(self) -> Self:
+        if self._journal is None and self._drift is None:
+            self._enter()
+            return self
         with self._lock:
-            if self._token is not None:
-                raise ConfigurationError(
-                    f"session {self.session_id!r} is already entered; use another AgentCacheSession inside it"
-                )
+            self._check_not_entered()
+            with ExitStack() as blocks:
+                if self._journal is not None:
+                    self._journal_block = blocks.enter_context(self._journal.attach(self.session_id))
+                if self._drift is not None:
+                    blocks.enter_context(self._drift.attach(self.session_id))
+                self._enter()
+                self._attached = blocks.pop_all()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        blocks = self._attached
+        if blocks is None:
+            self._leave(error)
+            return
+        self._attached = self._journal_block = None
+        with blocks:
+            self._leave(error)
+            if error is not None:
+                blocks.pop_all().__exit__(kind, error, trace)
+
+    def _check_not_entered(self) -> None:
+        if self._token is not None:
+            raise ConfigurationError(
+                f"session {self.session_id!r} is already entered; use another AgentCacheSession inside it"
+            )
+
+    def _enter(self) -> None:
+        with self._lock:
+            self._check_not_entered()
             outer = PLACE.get().scope
             tenant = self._tenant_part if self._tenant_part is not None else outer.tenant
             self._guard.reset()
@@ -125,11 +182,8 @@ class AgentCacheSession:
             self._deadline = NEVER if longest is None else CLOCK.now() + longest
             self._outer, self._scope = outer, outer.within(self, tenant)
             self._token = self._scope.enter()
-        return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def _leave(self, error: BaseException | None) -> None:
         with self._lock:
             token, self._token = self._token, None
             scope, self._scope = self._scope, None
@@ -159,6 +213,30 @@ class AgentCacheSession:
             ) from error
         if error is None and self._guard.swallowed is not None:
             raise self._guard.swallowed.with_traceback(None)
+
+    async def checkpoint(self, label: str, state: Any, *, importance: float = 0.5) -> Any:
+        """Write the state of the agent into the journal, to restore it from there.
+
+        Args:
+            label: a text by which it is found, of at most 200 characters.
+            state: a `LangChainState`, an `OpenAIAgentsState`, a `CustomState` or one of a class that was given to
+                `agent_cache.resume.register_state`.
+            importance: from 0 to 1; an `AutoReplayManager` can leave out what has less than it asks for.
+
+        Returns:
+            The `agent_cache.resume.Checkpoint`.
+
+        Raises:
+            ConfigurationError: if the session has no journal, or is not entered.
+            CheckpointError: if the state cannot be written, with the field.
+            JournalError: if the journal cannot be written.
+        """
+        if self._journal_block is None:
+            raise ConfigurationError(
+                f"session {self.session_id!r} has no journal for checkpoints, or is not entered; make it with "
+                "AgentCacheSession(session_id, journal=Journal(directory))"
+            )
+        return await self._journal_block.checkpoint(label, state, importance)
 
     def new_turn(self) -> None:
         """Start the loop counts again at a new user turn. Call it before each turn."""
@@ -253,6 +331,12 @@ def _random_id() -> str:
         except IndexError:
             digits = os.urandom(16 * 100).hex()
             _IDS.extend([digits[at : at + 32] for at in range(0, len(digits), 32)])
+
+
+def _checked_attachment(given: Attachment, name: str, wanted: str) -> Attachment:
+    if isinstance(given, type) or not callable(getattr(given, "attach", None)):
+        raise ConfigurationError(f"AgentCacheSession: {name} must be {wanted}, got {given!r}")
+    return given
 
 
 def _tenant_part(tenant: Hashable) -> Hashable:

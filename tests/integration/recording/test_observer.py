@@ -1,0 +1,346 @@
+"""`observe` shows the calls of a run to listeners; a write's tags; what a session is given to be entered around it."""
+
+import asyncio
+import json
+import logging
+import threading
+from contextlib import contextmanager
+
+import msgspec
+import pytest
+
+from agent_cache import AgentCache, AgentCacheInvalidator, AgentCacheSession, ConfigurationError, tags_from
+from agent_cache.recording import Cassette, DivergenceError, Redaction, intercept, observe, record, replay
+
+
+class Seen:
+    """A listener that keeps what it is shown."""
+
+    def __init__(self):
+        self.starts, self.ends, self.closed = [], [], []
+
+    def on_start(self, call):
+        self.starts.append(call)
+
+    def on_end(self, call):
+        self.ends.append(call)
+
+    def on_close(self, error):
+        self.closed.append(error)
+
+
+@intercept(name="look")
+def look(number: int) -> int:
+    return number
+
+
+@intercept(name="fetch")
+async def fetch(number: int) -> int:
+    await asyncio.sleep(0)
+    return number
+
+
+@intercept(name="outer")
+async def outer(*numbers: int) -> list[int]:
+    return await asyncio.gather(*map(fetch, numbers))
+
+
+@intercept(name="fail")
+def fail() -> None:
+    raise LookupError("gone")
+
+
+@AgentCache(resource="order:{order_id}", name="get_order")
+async def get_order(order_id: str) -> str:
+    return f"order {order_id}"
+
+
+@AgentCacheInvalidator(resource="order:{order_id}", name="cancel_order")
+async def cancel_order(order_id: str, password: str = "") -> str:
+    return "cancelled"
+
+
+async def run() -> None:
+    await outer(1, 2)
+    look(3)
+    with pytest.raises(LookupError):
+        fail()
+    await get_order("7")
+    await get_order("7")
+    await cancel_order("7")
+
+
+def timeless(calls):
+    return [msgspec.structs.replace(call, started_ms=0, duration_ms=0) for call in calls]
+
+
+async def test_a_listener_sees_what_a_recording_writes(path):
+    seen = Seen()
+    with record(path), observe(seen):
+        await run()
+    log = sorted(timeless(Cassette.load(path)), key=lambda call: (call.name, call.digest, call.id))
+    shown = sorted(timeless(seen.ends), key=lambda call: (call.name, call.digest, call.id))
+    for written, call in zip(log, shown, strict=True):
+        same = {"id": 0, "parent": None, "after": 0, "until": 0, "lane": 0, "forked": 0}
+        assert msgspec.structs.replace(written, **same) == msgspec.structs.replace(call, **same)
+    assert [call.id for call in seen.starts] == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert {call.id for call in seen.ends} == {1, 2, 3, 4, 5, 6, 7, 8}
+    assert all(call.outcome == {"unfinished": True} for call in seen.starts)
+    assert seen.closed == [None]
+
+
+async def test_a_start_has_all_of_a_call_that_is_known_before_it():
+    seen = Seen()
+    with observe(seen):
+        await run()
+    of_end = {call.id: call for call in timeless(seen.ends)}
+    for call in timeless(seen.starts):
+        assert call == msgspec.structs.replace(of_end[call.id], outcome={"unfinished": True}, source="", tags=[])
+
+
+async def test_after_is_the_last_call_that_had_ended():
+    seen = Seen()
+    with observe(seen):
+        await outer(1, 2)
+        look(3)
+    ended = [call.id for call in seen.ends]
+    assert [call.after for call in seen.starts] == [0, 0, 0, ended[2]]
+    assert ended == [2, 3, 1, 4]
+
+
+async def test_calls_pass_through_to_the_replay_around_it(path):
+    with record(path):
+        assert await fetch(1) == 1
+    seen = Seen()
+    with pytest.raises(DivergenceError), replay(path), observe(seen):
+        assert await fetch(1) == 1
+        await fetch(2)
+    assert seen.ends[0].outcome == {"value": 1}
+    assert seen.ends[1].outcome["error"]["type"] == "agent_cache.errors:DivergenceError"
+    assert [type(error) for error in seen.closed] == [DivergenceError]
+
+
+async def test_a_listener_that_raises_is_removed_and_the_run_goes_on(caplog):
+    class Broken(Seen):
+        def on_end(self, call):
+            raise ValueError("broken")
+
+    broken, seen = Broken(), Seen()
+    with caplog.at_level(logging.ERROR, "agent_cache"), observe(broken, seen):
+        assert [look(1), look(2)] == [1, 2]
+    assert len(broken.starts) == 1
+    assert [call.arguments for call in seen.ends] == [{"number": 1}, {"number": 2}]
+    assert len(caplog.records) == 1
+    assert "sees no more calls" in caplog.text
+    assert seen.closed == [None]
+    assert not broken.closed
+
+
+async def test_what_has_not_ended_is_shown_at_the_end_of_the_block():
+    seen, never = Seen(), asyncio.Event()
+
+    @intercept(name="wait")
+    async def wait() -> None:
+        await never.wait()
+
+    with pytest.raises(KeyError), observe(seen):
+        task = asyncio.create_task(wait())
+        await asyncio.sleep(0)
+        raise KeyError("stop")
+    assert [call.outcome for call in seen.ends] == [{"unfinished": True}]
+    assert [type(error) for error in seen.closed] == [KeyError]
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert len(seen.ends) == 1
+
+
+async def test_threads_and_tasks_have_lanes():
+    seen = Seen()
+    with observe(seen):
+        look(0)
+        await asyncio.gather(fetch(1), fetch(2), asyncio.to_thread(look, 3))
+    lanes = {call.arguments["number"]: (call.lane, call.forked) for call in seen.ends}
+    assert lanes[0] == (0, 0)
+    assert len({lane for lane, _ in lanes.values()}) == 4
+
+
+async def test_calls_without_identity_are_shown_and_run(path):
+    seen = Seen()
+
+    @intercept(name="use")
+    def use(lock: object) -> str:
+        return "used"
+
+    with observe(seen):
+        assert use(threading.Lock()) == "used"
+    assert [call.name for call in seen.ends] == ["use"]
+
+
+async def test_the_rules_of_a_listener_redact(path):
+    seen = Seen()
+    seen.redaction = Redaction(["number"])
+    with observe(seen, redact=["other"]):
+        look(3)
+    assert seen.ends[0].arguments == {"number": 0}
+    with record(path, redact=Redaction(["number"])):
+        look(3)
+    assert Cassette.load(path)[0].digest == seen.ends[0].digest
+
+
+@pytest.mark.parametrize("wrong", [None, Seen, print, 5])
+def test_what_is_no_listener_is_refused_at_once(wrong):
+    with pytest.raises(ConfigurationError, match="on_start"):
+        observe(wrong)
+
+
+async def test_it_may_be_entered_again_and_not_twice():
+    seen = Seen()
+    block = observe(seen)
+    with block:
+        look(1)
+        with pytest.raises(Exception, match="entered already"), block:
+            pass
+    with block:
+        look(2)
+    assert [call.id for call in seen.ends] == [1, 1]
+
+
+# Writes
+
+
+async def test_a_write_has_its_tags_and_a_read_has_none(path):
+    with record(path):
+        await get_order("7")
+        await cancel_order("7")
+    read, write = Cassette.load(path)
+    assert (read.tags, read.is_write) == ([], False)
+    assert (write.tags, write.is_write) == (["order:7"], True)
+
+
+async def test_a_tag_of_a_secret_argument_is_redacted_with_it(path):
+    with record(path, redact=["order_id"]):
+        await cancel_order("hunter2hunter2")
+    assert b"hunter2" not in path.read_bytes()
+    assert Cassette.load(path)[0].tags == ["order:[redacted]"]
+
+
+@pytest.mark.parametrize(("redact", "expected"), [((), ["user:a@b.example"]), (("mail",), ["user"])])
+async def test_a_tag_of_the_result_is_as_long_as_the_file_shows_it(path, redact, expected):
+    @AgentCacheInvalidator(resource=tags_from("user", lambda arguments, result: result["mail"]), name="m")
+    async def move() -> dict[str, str]:
+        return {"mail": "a@b.example", "id": "7"}
+
+    with record(path, redact=list(redact)):
+        await move()
+    assert Cassette.load(path)[0].tags == expected
+    assert (b"a@b.example" in path.read_bytes()) is not bool(redact)
+
+
+async def test_a_write_that_fails_has_the_tags_of_its_arguments(path):
+    @AgentCacheInvalidator(resource=["order:{order_id}", "user:{result}"], name="w")
+    async def broken(order_id: str) -> str:
+        raise LookupError(order_id)
+
+    with record(path), pytest.raises(LookupError):
+        await broken("7")
+    assert Cassette.load(path)[0].tags == ["order:7"]
+
+
+def test_a_wrapped_function_may_be_a_write_and_so_is_a_request_of_an_unsafe_method(path):
+    @intercept(name="send", kind="write")
+    def send() -> None: ...
+
+    with record(path):
+        send()
+    call = Cassette.load(path)[0]
+    assert call.kind == "write"
+    assert call.is_write
+    for method, is_write in (("GET", False), ("HEAD", False), ("POST", True), ("DELETE", True), ("PATCH", True)):
+        request = msgspec.structs.replace(call, kind="http", name=f"{method} http://127.0.0.1/a")
+        assert request.is_write is is_write
+    assert not msgspec.structs.replace(call, kind="llm", name="POST http://127.0.0.1/v1/chat").is_write
+    assert "tags" not in json.loads(path.read_text().splitlines()[1])
+
+
+# Sessions
+
+
+class Around:
+    """Something that a session is given, which notes how it was entered and left."""
+
+    def __init__(self, notes, name, fails=False):
+        self.notes, self.name, self.fails = notes, name, fails
+
+    @contextmanager
+    def attach(self, session_id):
+        self.notes.append((self.name, session_id))
+        try:
+            yield self
+        except BaseException as error:
+            self.notes.append((self.name, type(error).__name__))
+            raise
+        else:
+            self.notes.append((self.name, "left"))
+            if self.fails:
+                raise OSError("full")
+
+    async def checkpoint(self, label, state, importance):
+        return label, state, importance
+
+
+async def test_a_session_enters_its_journal_first_and_leaves_it_last():
+    notes = []
+    session = AgentCacheSession("s", journal=Around(notes, "journal"), drift=Around(notes, "drift"))
+    for _ in range(2):
+        async with session:
+            assert await session.checkpoint("here", {"a": 1}) == ("here", {"a": 1}, 0.5)
+    assert notes == 2 * [("journal", "s"), ("drift", "s"), ("drift", "left"), ("journal", "left")]
+    with pytest.raises(ConfigurationError, match="no journal"):
+        await session.checkpoint("here", {})
+
+
+async def test_what_surrounds_a_session_gets_the_error_that_leaves_it():
+    notes = []
+    with pytest.raises(KeyError):
+        async with AgentCacheSession("s", journal=Around(notes, "journal"), drift=Around(notes, "drift")):
+            raise KeyError("a")
+    assert notes[2:] == [("drift", "KeyError"), ("journal", "KeyError")]
+
+
+async def test_a_loop_that_the_run_has_swallowed_leaves_through_the_journal():
+    notes = []
+    with pytest.raises(Exception, match="same arguments"):
+        async with AgentCacheSession("s", journal=Around(notes, "journal"), max_tool_repeats=2):
+            for _ in range(6):
+                try:
+                    await get_order("7")
+                except Exception:
+                    pass
+    assert notes == [("journal", "s"), ("journal", "AgentLoopDetectedError")]
+
+
+async def test_an_error_of_what_surrounds_a_session_is_raised():
+    notes = []
+    with pytest.raises(OSError, match="full"):
+        async with AgentCacheSession("s", journal=Around(notes, "journal"), drift=Around(notes, "drift", fails=True)):
+            pass
+    assert notes[-1] == ("journal", "OSError")
+
+
+async def test_a_session_that_is_entered_already_leaves_nothing_open():
+    notes = []
+    session = AgentCacheSession("s", journal=Around(notes, "journal"))
+    async with session:
+        with pytest.raises(ConfigurationError, match="already entered"):
+            await session.__aenter__()
+        assert notes == [("journal", "s")]
+    assert notes == [("journal", "s"), ("journal", "left")]
+
+
+def test_what_cannot_surround_a_session_is_refused_at_once():
+    with pytest.raises(ConfigurationError, match="session_id"):
+        AgentCacheSession(journal=Around([], "journal"))
+    for name in ("journal", "drift"):
+        for wrong in (Around, "here", 5):
+            with pytest.raises(ConfigurationError, match=name):
+                AgentCacheSession("s", **{name: wrong})
