@@ -2,6 +2,7 @@
 
 from agent_cache.errors import CheckpointError, RestoreError
 from agent_cache.resume.checkpoints import Checkpoint, CustomState, LangChainState, OpenAIAgentsState, register_state
+from agent_cache.resume.restore_hooks import register_restore_hook, restore
 
 __all__ = [
     "Checkpoint",
@@ -10,5 +11,7 @@ __all__ = [
     "LangChainState",
     "OpenAIAgentsState",
     "RestoreError",
+    "register_restore_hook",
     "register_state",
+    "restore",
 ]
