@@ -2,14 +2,17 @@
 
 from agent_cache.errors import CheckpointError, RestoreError
 from agent_cache.resume.checkpoints import Checkpoint, CustomState, LangChainState, OpenAIAgentsState, register_state
+from agent_cache.resume.event_replay import AutoReplayManager, ReplayReport
 from agent_cache.resume.restore_hooks import register_restore_hook, restore
 
 __all__ = [
+    "AutoReplayManager",
     "Checkpoint",
     "CheckpointError",
     "CustomState",
     "LangChainState",
     "OpenAIAgentsState",
+    "ReplayReport",
     "RestoreError",
     "register_restore_hook",
     "register_state",

@@ -42,7 +42,7 @@ def _fill_list(target: Any, members: tuple[Any, ...]) -> None:
 def _fill_dict(target: dict[Any, Any], members: tuple[Any, ...]) -> None:
     target.clear()
     for key, value in zip(members[::2], members[1::2], strict=True):
-        target[key] = value
+        target[key] = value  # noqa: PERF403 - `Counter.update` adds
 
 
 def _fill(target: Any, members: tuple[Any, ...]) -> None:
