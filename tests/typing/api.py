@@ -30,10 +30,12 @@ from agent_cache.recording import (
     Cassette,
     Http,
     Player,
+    RecordedCall,
     Recorder,
     cached_llm_call,
     diff_cassettes,
     intercept,
+    observe,
     record,
     register,
     replay,
@@ -443,6 +445,14 @@ class Refused(Exception):
     pass
 
 
+class Listener:
+    def on_start(self, call: RecordedCall) -> None:
+        assert_type(call.is_write, bool)
+
+    def on_end(self, call: RecordedCall) -> None:
+        assert_type(call.tags, list[str])
+
+
 async def record_and_replay() -> None:
     with record("run.jsonl", model="m", redact=["card"], mode="once") as recorder:
         assert_type(recorder, Recorder)
@@ -455,6 +465,8 @@ async def record_and_replay() -> None:
     with record("run.jsonl", http=Http(ignore=["a.example"], only=None, aliases={"a": "b"})), replay("a", redact=None):
         record("run.jsonl", http=True)
         record("run.jsonl", http="yes")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    with observe(Listener(), redact=["card"], http=True):
+        observe(Refused)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     assert_type(diff_cassettes("a", Cassette.load("b")).identical, bool)
     assert_type(recording.now(), datetime)
     assert_type(recording.uuid4(), UUID)
