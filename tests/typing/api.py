@@ -32,12 +32,14 @@ from agent_cache.recording import (
     Http,
     Player,
     Raised,
+    RecordedCall,
     Recorder,
     Saved,
     cached_llm_call,
     diff_cassettes,
     fork,
     intercept,
+    observe,
     record,
     register,
     replay,
@@ -447,6 +449,14 @@ class Refused(Exception):
     pass
 
 
+class Listener:
+    def on_start(self, call: RecordedCall) -> None:
+        assert_type(call.is_write, bool)
+
+    def on_end(self, call: RecordedCall) -> None:
+        assert_type(call.tags, list[str])
+
+
 async def record_and_replay() -> None:
     with record("run.jsonl", model="m", redact=["card"], mode="once") as recorder:
         assert_type(recorder, Recorder)
@@ -469,6 +479,8 @@ async def record_and_replay() -> None:
     assert_type(fork.from_env(), fork | None)
     fork("a", at="2", to="b")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     fork("a", at=2, to="b", world="new")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    with observe(Listener(), redact=["card"], http=True):
+        observe(Refused)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     assert_type(diff_cassettes("a", Cassette.load("b")).identical, bool)
     assert_type(recording.now(), datetime)
     assert_type(recording.uuid4(), UUID)
