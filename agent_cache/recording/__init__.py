@@ -7,10 +7,13 @@ from agent_cache.errors import (
     MissingFixture,
     RecordedError,
     ReplayExhausted,
+    WorldMovedError,
 )
 from agent_cache.recording.api import now, random, record, replay, uuid4
+from agent_cache.recording.branch import Branch, Saved, fork
 from agent_cache.recording.cassette import Cassette, CassetteDiff, diff_cassettes
 from agent_cache.recording.cassette_file import RecordedCall
+from agent_cache.recording.edits import Raised
 from agent_cache.recording.exceptions import register
 from agent_cache.recording.functions import cached_llm_call, intercept
 from agent_cache.recording.http.exchange import Http
@@ -21,6 +24,7 @@ from agent_cache.recording.recorder import Recorder
 from agent_cache.recording.redaction import Redaction
 
 __all__ = [
+    "Branch",
     "CallListener",
     "Cassette",
     "CassetteDiff",
@@ -30,14 +34,18 @@ __all__ = [
     "Http",
     "MissingFixture",
     "Player",
+    "Raised",
     "RecordedCall",
     "RecordedError",
     "Recorder",
     "Redaction",
     "ReplayExhausted",
+    "Saved",
     "Savings",
+    "WorldMovedError",
     "cached_llm_call",
     "diff_cassettes",
+    "fork",
     "intercept",
     "now",
     "observe",
