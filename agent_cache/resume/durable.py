@@ -308,7 +308,7 @@ class _JournalRecorder(Recorder):
     def _look_up(self, call: ActiveCall, index: int | None, player: Player) -> None:
         if index is not None:
             player.take(call, index)
-        elif player.error is not None and not self._writer.is_closed:
+        elif player.error is not None and not self._writer.is_over:
             self._refuse(call, player.error)
 
     def _refuse(self, call: ActiveCall, error: CassetteError) -> NoReturn:
@@ -376,7 +376,7 @@ class _JournalRecorder(Recorder):
             return None
         writer = self._writer
         with self._lock:
-            if writer.is_closed:
+            if writer.is_over:
                 if writer.is_sealed:
                     return None
                 raise writer.ended()
@@ -574,7 +574,7 @@ class _JournalRecorder(Recorder):
         self._originals.of = None
         if call.exchange is not None and "response" in outcome:
             original = partial(call.exchange.whole_outcome, UNREDACTED)
-        if has_changed and not self._writer.is_closed:
+        if has_changed and not self._writer.is_over:
             self._writer.keep_original(call, self._encrypted(call, original))
         super()._write(call, outcome)
         self._redaction.take_note()  # of the tags

@@ -190,7 +190,7 @@ def test_each_write_takes_effect_once_wherever_the_process_was_killed(tmp_path, 
 
 @pytest.mark.slow
 @given(programs, st.randoms(use_true_random=False))
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_each_write_takes_effect_once_wherever_many_processes_were_killed(tmp_path, program, chance):
     every_kill(tmp_path, program, chance)
 
