@@ -16,9 +16,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from agent_cache import AgentCacheSession, ConfigurationError
+from agent_cache import AgentCache, AgentCacheSession, ConfigurationError, invalidate
 from agent_cache.recording import Cassette, intercept
-from agent_cache.resume import CustomState, InDoubtError, Journal, JournalError
+from agent_cache.resume import CustomState, InDoubtError, Journal, JournalError, NotDone
 from agent_cache.resume.journal import read_journal
 
 ROOT = Path(__file__).parents[3]
@@ -197,6 +197,43 @@ async def test_an_intent_without_its_end_is_in_doubt_and_said_so(tmp_path):
     assert carried_out == NAMES[2:]
 
 
+@AgentCache("order:{order}", name="status")
+async def status(order: str) -> str:
+    return "paid" if f"pay {order}" in carried_out else "open"
+
+
+@intercept(name="status_of")
+def status_of(order: str) -> str:
+    return "paid" if f"pay {order}" in carried_out else "open"
+
+
+@pytest.mark.parametrize("look_up", [status, status_of])
+async def test_what_a_check_has_read_is_read_again_by_the_next_process(tmp_path, look_up):
+    """Else it would hear that the write is not done, as it was before the last process made it."""
+
+    async def check(arguments: dict[str, Any], key: str) -> Any:
+        answer = look_up(arguments["order"])
+        answer = await answer if look_up is status else answer
+        return f"{arguments['order']} is paid" if answer == "paid" else NotDone
+
+    path = await crash(tmp_path, until=2)
+
+    def cut_off_in_the_write() -> None:
+        lines = path.read_bytes().splitlines(keepends=True)
+        ends = [number for number, line in enumerate(lines) if b'"name":"pay"' in line and b'"outcome"' in line]
+        path.write_bytes(b"".join(lines[: ends[0]]))
+
+    cut_off_in_the_write()
+    with pytest.raises(Crash):
+        await run(tmp_path, until=2, on_doubt={"pay": check})
+    assert carried_out == ["pay o1"]
+    cut_off_in_the_write()
+    await invalidate("order")  # the next process has nothing in its caches
+    assert await run(tmp_path, on_doubt={"pay": check}) == ANSWERS
+    assert carried_out == ["pay o1", *NAMES[2:]]
+    assert {call.name for call in read_journal(path).calls} == {"look", "pay", "ask"}
+
+
 # Files that are not this journal
 
 
@@ -296,7 +333,7 @@ async def test_each_session_id_has_a_file_of_its_own_in_the_directory(tmp_path):
         assert read_journal(Journal(directory).path(session_id)).session_id == session_id
 
 
-@pytest.mark.parametrize("session_id", ["", 7, b"x"])
+@pytest.mark.parametrize("session_id", ["", 7, b"x", "\ud800"])
 async def test_a_session_id_is_a_text(tmp_path, session_id):
     with pytest.raises((ConfigurationError, JournalError)):
         await run(tmp_path, session_id)
@@ -541,7 +578,7 @@ async def test_a_real_full_disk_stops_the_run_and_loses_nothing(small_disk):
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid"), reason="no rights of files there")
-@pytest.mark.parametrize("may_search", [True])
+@pytest.mark.parametrize("may_search", [True, False])
 def test_a_directory_that_cannot_be_written_is_said_before_anything_runs(may_search):
     """As a user without the right: root has all rights. pytest's own folders are not for other users."""
     with tempfile.TemporaryDirectory() as name:
