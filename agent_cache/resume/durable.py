@@ -16,7 +16,7 @@ import inspect
 import logging
 import os
 import threading
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from hashlib import blake2b
@@ -27,7 +27,8 @@ import msgspec
 
 from agent_cache.core.policies import checked_choice
 from agent_cache.core.tags import root_of, unescape
-from agent_cache.engine.interception import InterceptedCall
+from agent_cache.engine.interception import InterceptedCall, InterceptedScope
+from agent_cache.engine.runtime import PLACE
 from agent_cache.engine.write import tags_of_intent
 from agent_cache.errors import CassetteError, ConfigurationError, DivergenceError, InDoubtError, JournalError
 from agent_cache.recording.api import Block
@@ -711,6 +712,14 @@ def _is_same_checkpoint(one: Checkpoint, other: Checkpoint) -> bool:
     return all(getattr(one, name) == getattr(other, name) for name in fields) and one.state == other.state
 
 
+def _interceptors() -> Iterator[object]:
+    """The recordings around this place."""
+    scope = PLACE.get().scope
+    while isinstance(scope, InterceptedScope):
+        yield scope.interceptor
+        scope = scope.outside
+
+
 class _Attached(Block[Run]):
     """The block of one session's run."""
 
@@ -723,6 +732,11 @@ class _Attached(Block[Run]):
 
     def _open(self) -> tuple[Recorder, Run]:
         journal = self._journal
+        if any(isinstance(one, _JournalRecorder) for one in _interceptors()):
+            raise ConfigurationError(
+                f"the session {self._session_id!r} is inside of one that has a journal, which has its calls; give only "
+                "the outer one a journal"
+            )
         file, stored = self._open_file()
         try:
             if stored is None:
