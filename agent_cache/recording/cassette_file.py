@@ -24,6 +24,7 @@ import stat
 import threading
 import weakref
 from array import array
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -102,6 +103,8 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
         model: label of the recording.
         redact: redaction rules beside the defaults, so that a replay applies the same.
         http: what of the run's HTTP was recorded (`http.exchange.Http`), if any was, so that a replay answers the same.
+        forked_from: of a branch, the run that it left: ``path`` (the name of the file), ``recorded_at``, ``at`` (id of
+            the first call that ran, None if all were answered) and ``edits`` (ids), all of the original.
         log: true if the lines are in the order in which the calls ended, as a running recording writes them.
     """
 
@@ -110,6 +113,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
     model: str | None = None
     redact: dict[str, Any] = {}
     http: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET
+    forked_from: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET
     log: Literal[True] | msgspec.UnsetType = msgspec.UNSET
 
     @property
@@ -394,15 +398,22 @@ class Outline:
         Args:
             like: of an earlier recording. Lanes that both have are in its order, if nothing else determines that.
         """
+        firsts: dict[bytes, deque[int]] = {}  # of the first calls of lanes: several tasks may begin with the same call
         ranks: dict[bytes, int] = {}
         if like is not None:
+            lanes: set[int] = set()
             for place, index in enumerate(like.order_of_lines()):
                 ranks.setdefault(like.digests[index], place)
+                if like.lanes[index] not in lanes:
+                    lanes.add(like.lanes[index])
+                    firsts.setdefault(like.digests[index], deque()).append(place)
 
         def rank(index: int) -> int:
-            return (
-                ranks.get(self.digests[index], len(ranks)) if self.is_log else index
-            )  # a finished file keeps its order
+            if not self.is_log:
+                return index  # a finished file keeps its order
+            if places := firsts.get(self.digests[index]):
+                return places.popleft()
+            return ranks.get(self.digests[index], len(ranks))
 
         return order_of_lines(self.enclosing(), self.lanes, self.forked, self.events(), rank)
 

@@ -373,6 +373,10 @@ class Matcher:
             found += self.children(each)
         return found
 
+    def forget_inside(self, index: int) -> None:
+        """Forget the calls that a call encloses: it has another outcome now, which is not theirs."""
+        self._children.pop(index, None)
+
     def events_of(self, indices: Sequence[int]) -> list[int]:
         """The index of each of these calls where it started, and ``~index`` where it ended, in their order."""
         return sorted((event for index in indices for event in (index, ~index)), key=self._places.__getitem__)

@@ -788,8 +788,16 @@ class CassetteWriter(CallLog):
         CassetteError: if the file cannot be written, or is being recorded.
     """
 
-    def __init__(self, path: Path, model: str | None, redaction: Redaction, http: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        model: str | None,
+        redaction: Redaction,
+        http: dict[str, Any] | None = None,
+        forked_from: dict[str, Any] | None = None,
+    ) -> None:
         self.path = path
+        self._like = path  # an earlier recording: tasks are in its order, where only chance decides
         self._file = PartialFile(path)
         super().__init__(redaction)
         self._written = 0
@@ -798,7 +806,14 @@ class CassetteWriter(CallLog):
         self._copied_lanes = 0
         now = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
         of_http = msgspec.UNSET if http is None else http
-        header = Header(recorded_at=now, model=model, redact=redaction.describe(), http=of_http, log=True)
+        header = Header(
+            recorded_at=now,
+            model=model,
+            redact=redaction.describe(),
+            http=of_http,
+            forked_from=msgspec.UNSET if forked_from is None else forked_from,
+            log=True,
+        )
         try:
             self._file.append(header_line(header))
         except OSError as error:
@@ -843,7 +858,7 @@ class CassetteWriter(CallLog):
                 f"could not be written: {self._failure.strerror}; what could be is in {self.path.name}.partial",
                 self.path,
             ) from self._failure
-        self._file.finish_as(lambda: Cassette.load(self._file.partial).lines(like=self.path))
+        self._file.finish_as(lambda: Cassette.load(self._file.partial).lines(like=self._like))
 
     def discard(self) -> None:
         """Leave the old file as it is."""
