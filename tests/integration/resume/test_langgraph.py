@@ -122,6 +122,7 @@ async def test_a_thread_goes_back_to_its_checkpoint_and_on_from_there():
     assert await restore(made, target) is target
     after = await snapshot(target)
     assert (after.values, after.next) == (before.values, before.next)
+    assert after.parent_config == before.config  # as LangGraph's own time travel does it
     await target.ainvoke({"messages": [("user", "again")]})
     assert [m.content for m in (await snapshot(target)).values["messages"]] == ["hi", "answer 0", "again", "answer 2"]
 
