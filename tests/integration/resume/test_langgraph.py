@@ -18,6 +18,7 @@ from langgraph.graph import END, START, MessagesState, StateGraph
 from agent_cache.errors import CheckpointError, RestoreError
 from agent_cache.resume import Checkpoint, LangChainState, restore
 from agent_cache.resume.checkpoints import checkpoint_line, checkpoint_of
+from tests.harness.page_examples import examples
 
 MESSAGES = [
     SystemMessage("be brief", id="0"),
@@ -257,3 +258,9 @@ async def test_values_that_are_not_plain_are_an_error_that_names_them():
     with pytest.raises(CheckpointError) as caught:
         checkpoint(found)
     assert caught.value.field == "values.connection"
+
+
+def test_the_example_of_the_page_prints_what_stands_below_it(capsys):
+    [(code, printed)] = examples("how-to/restore-an-agent.md", "langgraph")
+    exec(compile(code, "restore-an-agent.md", "exec"), {"__name__": "__main__"})
+    assert capsys.readouterr().out == printed
