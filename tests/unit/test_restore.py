@@ -620,10 +620,23 @@ async def test_a_target_that_cannot_be_copied_is_refused_before_a_hook_runs(hook
     assert ran == []
 
 
-@pytest.mark.parametrize("returned", [True, False])
-async def test_a_hook_that_returns_a_truth_value_is_a_mistake(hooked, returned):
-    with pytest.raises(RestoreError, match=r"returned (True|False)"):
-        await hooked(Agent(), lambda state, target: returned)
+async def yields(state, target):
+    target.messages.append("new")
+    yield target
+
+
+@pytest.mark.parametrize("hook", [lambda state, target: True, lambda state, target: False, yields])
+async def test_a_hook_that_returns_what_can_be_no_target_is_a_mistake(hooked, hook):
+    with pytest.raises(RestoreError, match="returned"):
+        await hooked(Agent(), hook)
+
+
+async def test_a_target_that_is_too_deep_for_a_draft_is_refused(hooked):
+    deep: list[Any] = []
+    for _ in range(100_000):
+        deep = [deep]
+    with pytest.raises(RestoreError, match="RecursionError"):
+        await hooked(types.SimpleNamespace(deep=deep), assigns)
 
 
 def test_hooks_are_checked_when_they_are_registered():
