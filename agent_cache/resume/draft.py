@@ -14,6 +14,7 @@ import copy
 import types
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator
+from itertools import chain
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -51,7 +52,7 @@ def _fill(target: Any, members: tuple[Any, ...]) -> None:
 
 
 def _pairs(value: dict[Any, Any]) -> tuple[Any, ...]:
-    return tuple(part for pair in value.items() for part in pair)
+    return tuple(chain.from_iterable(value.items()))
 
 
 _DICT = _Kind(lambda value: type(value)(), _pairs, _fill_dict)

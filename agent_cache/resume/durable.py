@@ -28,7 +28,8 @@ import msgspec
 
 from agent_cache.core.policies import checked_choice
 from agent_cache.core.tags import root_of, unescape
-from agent_cache.engine.interception import InterceptedCall
+from agent_cache.engine.interception import InterceptedCall, InterceptedScope
+from agent_cache.engine.runtime import PLACE
 from agent_cache.engine.write import tags_of_intent
 from agent_cache.errors import CassetteError, ConfigurationError, DivergenceError, InDoubtError, JournalError
 from agent_cache.recording.api import Block
@@ -164,7 +165,8 @@ class Journal:
         Raises:
             JournalError: when it is entered: if the journal is being written by another session of this id, is broken,
                 is no journal or one of a newer version, cannot be written, or has an outcome that cannot be given back.
-            ConfigurationError: if the id is no whole text; when it is entered, if the run was begun with other settings.
+            ConfigurationError: if the id is no whole text; when it is entered, if the run was begun with other
+                settings.
         """
         try:
             session_id.encode()
@@ -748,6 +750,14 @@ def _is_same_checkpoint(one: Checkpoint, other: Checkpoint) -> bool:
     return all(getattr(one, name) == getattr(other, name) for name in fields) and one.state == other.state
 
 
+def _interceptors() -> Iterator[object]:
+    """The recordings around this place."""
+    scope = PLACE.get().scope
+    while isinstance(scope, InterceptedScope):
+        yield scope.interceptor
+        scope = scope.outside
+
+
 class _Attached(Block[Run]):
     """The block of one session's run."""
 
@@ -760,6 +770,11 @@ class _Attached(Block[Run]):
 
     def _open(self) -> tuple[Recorder, Run]:
         journal = self._journal
+        if any(isinstance(one, _JournalRecorder) for one in _interceptors()):
+            raise ConfigurationError(
+                f"the session {self._session_id!r} is inside of one that has a journal, which has its calls; give only "
+                "the outer one a journal"
+            )
         file, stored = self._open_file()
         try:
             if stored is None:

@@ -522,6 +522,8 @@ class JournalFile:
         try:
             if aside.exists():  # as improbable as it is to lose one
                 aside = self.path.with_name(f"{self.path.stem}.{run}.jsonl")
+            if fcntl is None:  # Windows does not rename an open file
+                self.close()
             self.path.replace(aside)
         except OSError as error:
             raise JournalError(f"cannot be renamed to {aside.name}: {error.strerror}", self.path) from error

@@ -13,7 +13,7 @@ import pytest
 
 from agent_cache import AgentCacheInvalidator, AgentCacheSession
 from agent_cache.errors import CassetteError, CassetteNotFound, ConfigurationError, InDoubtError, JournalError
-from agent_cache.recording import Cassette, intercept
+from agent_cache.recording import Cassette, intercept, record
 from agent_cache.resume import Journal
 from agent_cache.resume.journal import branch_journal, journal_path, read_journal
 
@@ -260,6 +260,29 @@ def test_a_second_session_of_the_id_is_refused_in_the_same_process(tmp_path):
 
     asyncio.run(main())
     assert MADE == ["1"]
+
+
+def test_a_session_inside_of_one_that_has_a_journal_has_none_of_its_own(tmp_path):
+    async def main():
+        async with AgentCacheSession("outer", journal=Journal(tmp_path)):
+            with pytest.raises(ConfigurationError, match="'inner' is inside of one that has a journal"):
+                await make(tmp_path, "1", session_id="inner")
+            async with AgentCacheSession("plain"):
+                await pay("2")
+
+    asyncio.run(main())
+    assert MADE == ["2"]
+    assert Cassette.load(tmp_path / "outer.jsonl").num_steps == 1
+
+
+def test_a_recording_does_not_replace_a_journal(tmp_path):
+    path = begun(tmp_path, "1")
+    before = path.read_bytes()
+    with pytest.raises(CassetteError, match="it is a journal"), record(path):
+        pass
+    with pytest.raises(CassetteError, match="it is a journal"):
+        Cassette.load(path).save(path)
+    assert path.read_bytes() == before
 
 
 SECOND = """
