@@ -16,7 +16,7 @@ import inspect
 import logging
 import os
 import threading
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from hashlib import blake2b
@@ -27,7 +27,8 @@ import msgspec
 
 from agent_cache.core.policies import checked_choice
 from agent_cache.core.tags import root_of, unescape
-from agent_cache.engine.interception import InterceptedCall
+from agent_cache.engine.interception import InterceptedCall, InterceptedScope
+from agent_cache.engine.runtime import PLACE
 from agent_cache.engine.write import tags_of_intent
 from agent_cache.errors import CassetteError, ConfigurationError, DivergenceError, InDoubtError, JournalError
 from agent_cache.recording.api import Block
@@ -308,7 +309,7 @@ class _JournalRecorder(Recorder):
     def _look_up(self, call: ActiveCall, index: int | None, player: Player) -> None:
         if index is not None:
             player.take(call, index)
-        elif player.error is not None and not self._writer.is_closed:
+        elif player.error is not None and not self._writer.is_over:
             self._refuse(call, player.error)
 
     def _refuse(self, call: ActiveCall, error: CassetteError) -> NoReturn:
@@ -376,7 +377,7 @@ class _JournalRecorder(Recorder):
             return None
         writer = self._writer
         with self._lock:
-            if writer.is_closed:
+            if writer.is_over:
                 if writer.is_sealed:
                     return None
                 raise writer.ended()
@@ -574,7 +575,7 @@ class _JournalRecorder(Recorder):
         self._originals.of = None
         if call.exchange is not None and "response" in outcome:
             original = partial(call.exchange.whole_outcome, UNREDACTED)
-        if has_changed and not self._writer.is_closed:
+        if has_changed and not self._writer.is_over:
             self._writer.keep_original(call, self._encrypted(call, original))
         super()._write(call, outcome)
         self._redaction.take_note()  # of the tags
@@ -711,6 +712,14 @@ def _is_same_checkpoint(one: Checkpoint, other: Checkpoint) -> bool:
     return all(getattr(one, name) == getattr(other, name) for name in fields) and one.state == other.state
 
 
+def _interceptors() -> Iterator[object]:
+    """The recordings around this place."""
+    scope = PLACE.get().scope
+    while isinstance(scope, InterceptedScope):
+        yield scope.interceptor
+        scope = scope.outside
+
+
 class _Attached(Block[Run]):
     """The block of one session's run."""
 
@@ -723,6 +732,11 @@ class _Attached(Block[Run]):
 
     def _open(self) -> tuple[Recorder, Run]:
         journal = self._journal
+        if any(isinstance(one, _JournalRecorder) for one in _interceptors()):
+            raise ConfigurationError(
+                f"the session {self._session_id!r} is inside of one that has a journal, which has its calls; give only "
+                "the outer one a journal"
+            )
         file, stored = self._open_file()
         try:
             if stored is None:
