@@ -403,11 +403,11 @@ class _Prefix:
                 writes.append(call)
         if writes:
             count = "a write" if len(writes) == 1 else f"{len(writes)} writes"
+            where = "at its end" if self.at is None else f"from call {self.at} on"
             named = (f"\n    call {one.id}: {described(one.name, one.arguments)}" for one in writes[:_MAX_NAMED])
-            shown = "".join(named)
             more = f"\n    and {len(writes) - _MAX_NAMED} more" if len(writes) > _MAX_NAMED else ""
             reason = (
-                f"from call {self.at} on, the original made {count}, which the world has already:{shown}{more}\n"
+                f"{where}, the original made {count}, which the world has already:{''.join(named)}{more}\n"
                 'Give it a fresh world and world="sandbox", or accept the world as it is with world="as_is".'
             )
             facts = [{"id": one.id, "name": one.name, "arguments": one.arguments} for one in writes]

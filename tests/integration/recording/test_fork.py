@@ -24,6 +24,7 @@ from agent_cache.recording import (
     record,
     replay,
 )
+from agent_cache.recording.api import block_live_calls
 
 
 @dataclass
@@ -42,6 +43,7 @@ class Shop:
         @AgentCache("order:{order_id}", name="get_order")
         async def get_order(order_id: str) -> Order:
             shop.made.append(f"get {order_id}")
+            await asyncio.sleep(0)
             return Order(order_id, shop.orders[order_id])
 
         @AgentCacheInvalidator("order:{order_id}", name="cancel")
@@ -716,6 +718,179 @@ async def test_before_the_fork_a_thread_without_a_context_makes_no_call(path, to
         work(2)
     assert made == []
     assert len(failures) == 1
+
+
+async def test_two_agents_at_once_are_live_each_after_its_own_calls(shop, path, to):
+    async def agent(*order_ids: str) -> None:
+        for order_id in order_ids:
+            await shop.handle(order_id)
+
+    with record(path):
+        await asyncio.gather(agent("W1"), agent("W2", "W3"))
+    calls = Cassette.load(path)
+    at = next(call.id for call in calls if call.arguments.get("prompt") == "W1 is pending")
+    shop.reset()
+    with (
+        pytest.raises(DivergenceError, match=r"think\(prompt='another'\) would run before"),
+        fork(path, at=at, to=to, world="as_is"),
+    ):
+        await asyncio.gather(agent("W1"), shop.think("another"))
+    assert "think another" not in shop.made
+
+
+async def test_workers_that_share_a_queue_may_share_it_in_another_way(path, to):
+    made: list[int] = []
+
+    @intercept(name="work")
+    async def work(number: int) -> int:
+        made.append(number)
+        for _ in range(number % 3):
+            await asyncio.sleep(0)
+        return number
+
+    async def run() -> None:
+        queue = iter(range(8))
+
+        async def worker() -> None:
+            for number in queue:
+                await work(number)
+
+        await asyncio.gather(*(worker() for _ in range(3)))
+
+    with record(path):
+        await run()
+    calls = Cassette.load(path)
+    for call in calls:
+        made.clear()
+        starts = [calls[index].id for index in calls.outline.starts()]
+        with fork(path, at=call.id, to=to):
+            await run()
+        assert len(made) == 8 - starts.index(call.id)
+        to.unlink()
+
+
+async def test_a_stream_that_was_open_at_the_fork_and_left_later_runs(path, to):
+    made: list[str] = []
+
+    @intercept(name="count")
+    async def count():
+        made.append("count")
+        for number in range(100):
+            yield number
+
+    @intercept(name="ask")
+    async def ask(prompt: str) -> str:
+        made.append("ask")
+        return prompt
+
+    async def run(wanted: int) -> list[Any]:
+        stream = count()
+        seen: list[Any] = [await anext(stream)]
+        seen.append(await ask("more?"))
+        seen += [await anext(stream) for _ in range(wanted)]
+        await stream.aclose()
+        return seen
+
+    with record(path):
+        await run(1)
+    assert [call.name for call in Cassette.load(path)] == ["count", "ask"]
+    made.clear()
+    with fork(path, at=2, to=to):
+        assert await run(3) == [0, "more?", 1, 2, 3]
+    assert made == ["count", "ask"]
+
+
+async def test_tasks_of_trio_are_lanes_too(path, to):
+    trio = pytest.importorskip("trio")
+    made: list[int] = []
+
+    @intercept(name="work")
+    async def work(number: int) -> int:
+        made.append(number)
+        await trio.lowlevel.checkpoint()
+        return number
+
+    async def run() -> None:
+        async with trio.open_nursery() as nursery:
+            for number in range(3):
+                nursery.start_soon(work, number)
+        await work(3)
+
+    def in_thread() -> None:
+        with record(path):
+            trio.run(run)
+        made.clear()
+        with fork(path, at=4, to=to):
+            trio.run(run)
+
+    await asyncio.to_thread(in_thread)
+    assert made == [3]
+
+
+async def test_where_live_calls_are_refused_a_fork_makes_its_own(shop, original, to):
+    with block_live_calls("record it"):
+        with fork(original, at=CANCEL_2, to=to, world="as_is"):
+            await shop.run()
+        with pytest.raises(CassetteError, match="outside of a recording"):
+            await shop.think("x")
+
+
+async def test_what_ran_in_a_fork_can_be_recorded_once_and_replayed(shop, original, tmp_path):
+    """So a test can have a fork in it."""
+
+    async def forked(name: str) -> list[str]:
+        with fork(original, at=THINK_2, to=tmp_path / name, world="as_is"):
+            return await shop.run()
+
+    with record(tmp_path / "outer.jsonl"):
+        live = await forked("one.jsonl")
+    shop.made.clear()
+    with replay(tmp_path / "outer.jsonl", strict=True):
+        assert await forked("two.jsonl") == live
+    assert shop.made == []
+
+
+async def test_a_hook_that_redacted_the_original_is_given_again(path, to):
+    def hide(data: Any) -> Any:
+        return {**data, "user": "somebody"} if isinstance(data, dict) and "user" in data else data
+
+    @intercept(name="greet")
+    def greet(user: str) -> str:
+        return f"hello {user}"
+
+    with record(path, redact=hide):
+        greet("ann")
+        greet("bob")
+    with fork(path, at=2, to=to, redact=hide):
+        assert greet("carl") == "hello ann"
+        greet("dora")
+    assert Cassette.load(to).header.redact == Cassette.load(path).header.redact
+
+
+def test_a_recording_of_version_1_is_forked(to):
+    cassette = Cassette.load(Path(__file__).parent / "earlier.jsonl")
+    assert cassette.header.agent_cache_cassette == 1
+    block = fork(cassette, at=cassette[-1].id, to=to, world="as_is")
+    assert block.counts["answered"] > 0
+    with pytest.raises(DivergenceError, match="ended before the fork"), block:
+        pass
+
+
+async def test_a_write_that_was_under_way_when_the_run_ended_may_have_been_made(path, to):
+    @intercept(name="pay", kind="write")
+    async def pay(order_id: str) -> None:
+        await asyncio.Event().wait()
+
+    async def run() -> None:
+        with record(path):
+            task = asyncio.create_task(pay("W1"))
+            await asyncio.sleep(0)
+        task.cancel()
+
+    await run()
+    assert Cassette.load(path)[0].outcome == {"unfinished": True}
+    with pytest.raises(WorldMovedError, match="at its end, the original made a write"):
+        fork(path, at=None, to=to)
 
 
 async def test_a_fork_inside_of_a_recording_is_part_of_it(shop, original, to, tmp_path):
