@@ -13,6 +13,7 @@ from agent_cache.recording.api import now, random, record, replay, uuid4
 from agent_cache.recording.branch import Branch, Saved, fork
 from agent_cache.recording.cassette import Cassette, CassetteDiff, diff_cassettes
 from agent_cache.recording.cassette_file import RecordedCall
+from agent_cache.recording.drift import Baseline, DriftDetector, DriftEvent, DriftReport, DriftSeverity, Tolerance
 from agent_cache.recording.edits import Raised
 from agent_cache.recording.exceptions import register
 from agent_cache.recording.functions import cached_llm_call, intercept
@@ -24,6 +25,7 @@ from agent_cache.recording.recorder import Recorder
 from agent_cache.recording.redaction import Redaction
 
 __all__ = [
+    "Baseline",
     "Branch",
     "CallListener",
     "Cassette",
@@ -31,6 +33,10 @@ __all__ = [
     "CassetteError",
     "CassetteNotFound",
     "DivergenceError",
+    "DriftDetector",
+    "DriftEvent",
+    "DriftReport",
+    "DriftSeverity",
     "Http",
     "MissingFixture",
     "Player",
@@ -43,6 +49,7 @@ __all__ = [
     "Saved",
     "Savings",
     "WorldMovedError",
+    "Tolerance",
     "cached_llm_call",
     "diff_cassettes",
     "fork",

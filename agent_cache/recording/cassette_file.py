@@ -58,6 +58,7 @@ except ImportError:  # Windows: only recorders of one process exclude each other
 __all__ = [
     "CALLS_OF_LITELLM",
     "EARLIER",
+    "JOURNAL_VERSION",
     "VERSION",
     "CallLine",
     "Header",
@@ -83,6 +84,8 @@ __all__ = [
 ]
 
 VERSION = 2
+JOURNAL_VERSION = 1
+"""Of a journal (`resume.journal`), whose lines are a log, and others that a cassette does not have."""
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 
 _LOG = logging.getLogger("agent_cache")
@@ -590,6 +593,7 @@ class StoredCalls(Sequence[RecordedCall]):
 
 _CONFLICT = (b"<<<<<<< ", b"=======", b">>>>>>> ", b"||||||| ")
 _TRAILER = b'{"trailer":'
+_OF_JOURNALS = (b'{"intent":', b'{"open":', b'{"checkpoint":', b'{"resumed":')
 
 
 _header_decoder = msgspec.json.Decoder(Header)
@@ -657,6 +661,8 @@ def _read_calls(
                 raise CassetteError(str(error), path, number) from error
         elif content and not line.endswith(b"\n"):
             break  # the process was killed while it wrote this
+        elif content.startswith(_OF_JOURNALS):
+            pass
         elif content:
             call = _decoded(path, number, content, _head_decoder)
             if call.id in seen:
@@ -701,6 +707,8 @@ def _read_header(path: Path, line: bytes) -> Header | None:
         data = msgspec.json.decode(content)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         data = None
+    if isinstance(data, dict) and "agent_cache_journal" in data:
+        return _read_journal_header(path, data)
     version = data.get("agent_cache_cassette") if isinstance(data, dict) else None
     if version is None:
         if content.startswith(b'{"agent_cache_cassette"'):
@@ -708,18 +716,39 @@ def _read_header(path: Path, line: bytes) -> Header | None:
         if not content or content[:1] == b"{":
             return None
         raise CassetteError('is no cassette: it does not begin with {"agent_cache_cassette": 1, ...}', path, 1)
+    _check_version(path, version, VERSION)
+    header: Header = _decoded(path, 1, content, _header_decoder)
+    _check_redaction(path, header)
+    return header
+
+
+def _read_journal_header(path: Path, data: dict[str, Any]) -> Header:
+    """What the header of a journal says about its calls, which are a log."""
+    _check_version(path, data["agent_cache_journal"], JOURNAL_VERSION)
+    fields: dict[str, Any] = {name: data[name] for name in ("recorded_at", "redact", "http") if name in data}
+    fields["log"] = True
+    try:
+        header = msgspec.convert(fields, Header)
+    except msgspec.ValidationError as error:
+        raise CassetteError(f"this line is broken: {error}", path, 1) from error
+    _check_redaction(path, header)
+    return header
+
+
+def _check_version(path: Path, version: Any, newest: int) -> None:
     if type(version) is not int or version < 1:
         raise CassetteError(f"has the invalid format version {version!r}", path, 1)
-    if version > VERSION:
+    if version > newest:
         raise CassetteError(
-            f"has format version {version}, and this agent-cache reads up to {VERSION}; update agent-cache", path, 1
+            f"has format version {version}, and this agent-cache reads up to {newest}; update agent-cache", path, 1
         )
-    header: Header = _decoded(path, 1, content, _header_decoder)
+
+
+def _check_redaction(path: Path, header: Header) -> None:
     try:
         Redaction().joined({**header.redact, "hook": False})
     except (ConfigurationError, TypeError, AttributeError) as error:
         raise CassetteError(f"its header has invalid redaction rules: {error}", path, 1) from error
-    return header
 
 
 def _not_found(path: Path) -> CassetteNotFound:
