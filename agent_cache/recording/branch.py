@@ -401,17 +401,64 @@ class _Prefix:
             call = self.cassette[index]
             if _has_succeeded(call) or self._places[index] < self._cut:  # the latter may have, and would run again
                 writes.append(call)
+        writes += _writes_in_doubt(self.cassette)
         if writes:
+            has = "may have" if self.at is None else "has"
             count = "a write" if len(writes) == 1 else f"{len(writes)} writes"
-            where = "at its end" if self.at is None else f"from call {self.at} on"
+            where = "when it ended" if self.at is None else f"from call {self.at} on"
             named = (f"\n    call {one.id}: {described(one.name, one.arguments)}" for one in writes[:_MAX_NAMED])
             more = f"\n    and {len(writes) - _MAX_NAMED} more" if len(writes) > _MAX_NAMED else ""
             reason = (
-                f"{where}, the original made {count}, which the world has already:{''.join(named)}{more}\n"
+                f"{where}, the original made {count}, which the world {has} already:{''.join(named)}{more}\n"
                 'Give it a fresh world and world="sandbox", or accept the world as it is with world="as_is".'
             )
             facts = [{"id": one.id, "name": one.name, "arguments": one.arguments} for one in writes]
             raise WorldMovedError(facts, self.cassette.path, reason)
+
+
+def _writes_in_doubt(cassette: Cassette) -> list[RecordedCall]:
+    """The writes of a journal that had begun when its process was killed: nothing says whether they were made.
+
+    Each is announced by a line of its own, which a cassette does not have.
+    """
+    if not cassette.is_partial or not cassette.path:
+        return []
+    begun: dict[int, RecordedCall] = {}
+    try:
+        with Path(cassette.path).open("rb") as file:
+            for line in file:
+                if line.startswith(b'{"intent":') and line.endswith(b"\n"):
+                    intent = msgspec.json.decode(line, type=_IntentLine).intent
+                    begun[intent.id] = RecordedCall(
+                        id=intent.id, parent=intent.parent, kind="write", name=intent.name,
+                        arguments=intent.arguments, outcome={"unfinished": True},
+                    )  # fmt: skip
+    except (OSError, msgspec.DecodeError):  # a cassette in memory, whose file is another one now
+        return []
+    parents = {call.id: call.parent for call in begun.values()}
+    ended = frozenset(cassette.outline.ids)
+
+    def is_settled(number: int | None) -> bool:
+        while number is not None:
+            if number in ended:
+                return True
+            number = parents.get(number)
+        return False
+
+    return [call for number, call in sorted(begun.items()) if not is_settled(number)]
+
+
+class _Intent(msgspec.Struct):
+    id: int
+    name: str
+    parent: int | None = None
+    arguments: dict[str, Any] = {}
+
+
+class _IntentLine(msgspec.Struct):
+    """A line of a journal that announces a write."""
+
+    intent: _Intent
 
 
 def _has_succeeded(call: RecordedCall) -> bool:

@@ -25,12 +25,20 @@ from agent_cache.recording import (
     replay,
 )
 from agent_cache.recording.api import block_live_calls
+from agent_cache.resume import Journal
 
 
 @dataclass
 class Order:
     id: str
     status: str
+
+
+@dataclass
+class Answer:
+    """Of a model, with what a client has made of it: an object of a class that its caller passed."""
+
+    parsed: Any
 
 
 class Shop:
@@ -212,6 +220,19 @@ async def test_calls_that_enclose_the_fork_run_and_those_before_it_inside_of_the
     assert diff_cassettes(path, to).identical
 
 
+async def test_the_calls_that_enclose_the_fork_come_before_anything_new(shop, path, to):
+    @intercept(name="step")
+    async def step(order_id: str) -> str:
+        return await shop.handle(order_id)
+
+    with record(path):
+        await step("W1")
+    shop.made.clear()
+    with pytest.raises(DivergenceError, match="The first is call 1, step"), fork(path, at=2, to=to, world="as_is"):
+        await shop.cancel("W3")
+    assert shop.made == []
+
+
 async def test_a_branch_is_complete_and_can_be_replayed(shop, original, to):
     with fork(original, at=THINK_2, to=to, world="as_is", edits={GET_2: Order("W2", "lost")}):
         live = await shop.run()
@@ -339,6 +360,35 @@ async def test_a_dataclass_is_edited_by_an_object_or_by_its_data(shop, original,
             order = await shop.get_order("W2")
             assert order == Order("W2", "lost")
             assert order is not edit
+
+
+async def test_an_object_of_a_class_that_the_caller_passed_is_edited(path, to, tmp_path):
+    @intercept(name="parse", kind="llm")
+    async def parse(prompt: str, response_format: Any) -> Any:
+        return response_format("W1", "pending")
+
+    with record(path):
+        await parse("a", response_format=Order)
+    for number, edit in enumerate((Order("W1", "lost"), {"id": "W1", "status": "lost"})):
+        with fork(path, at=None, to=tmp_path / f"{number}.jsonl", edits={1: edit}):
+            assert await parse("a", response_format=Order) == Order("W1", "lost")
+    block = fork(path, at=None, to=to, edits={1: {"id": "W1"}})
+    with pytest.raises(CassetteError, match="does not fit what the function returns"), block:
+        await parse("a", response_format=Order)
+
+
+async def test_data_of_an_answer_with_an_object_of_such_a_class_in_it_is_refused(path, to):
+    @intercept(name="parse", kind="llm")
+    async def parse(prompt: str, response_format: Any) -> Answer:
+        return Answer(response_format("W1", "pending"))
+
+    with record(path):
+        await parse("a", response_format=Order)
+    with replay(path):
+        assert await parse("a", response_format=Order) == Answer(Order("W1", "pending"))
+    block = fork(path, at=None, to=to, edits={1: {"parsed": {"id": "W1", "status": "lost"}}})
+    with pytest.raises(CassetteError, match="give the object"), block:
+        await parse("a", response_format=Order)
 
 
 async def test_what_the_model_said_can_be_edited(shop, original, to):
@@ -670,6 +720,73 @@ async def test_a_new_task_that_leaves_the_recording_before_the_fork_is_a_diverge
     assert shop.made == []
 
 
+async def test_a_task_that_was_never_there_waits_for_the_one_that_started_it(shop, path, to):
+    with record(path):
+        await shop.think("a")
+        await shop.think("b")
+        await shop.think("c")
+    shop.made.clear()
+    block = fork(path, at=3, to=to)
+    with pytest.raises(DivergenceError, match=r"cancel\(order_id='W1'\) would run before call 3"), block:
+        await shop.think("a")
+        await asyncio.create_task(shop.cancel("W1"))
+    assert shop.made == []
+
+
+async def test_a_task_that_leaves_out_a_call_before_the_fork_is_refused_its_next_one(shop, path, to):
+    async def run(*prompts: str) -> None:
+        async def inner() -> None:
+            for prompt in prompts:
+                await shop.think(prompt)
+
+        await asyncio.create_task(inner())
+
+    with record(path):
+        await run("a", "b")
+    shop.made.clear()
+    with pytest.raises(DivergenceError, match=r"think\(prompt='b'\) would run before"), fork(path, at=2, to=to):
+        await run("b")
+    assert shop.made == []
+
+
+async def test_a_new_task_need_not_wait_for_another_that_has_begun(shop, path, to):
+    async def run(turns: int, last: str) -> None:
+        async def late() -> None:
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            await shop.think(last)
+
+        async def reader() -> None:
+            await shop.get_order("W1")
+            await shop.get_order("W2")
+            await shop.get_order("W3")
+
+        await asyncio.gather(reader(), late())
+
+    with record(path):
+        await run(20, "a")
+    at = next(call.id for call in Cassette.load(path) if call.name == "think")
+    shop.reset()
+    with fork(path, at=at, to=to):
+        await run(1, "b")
+    assert shop.made == ["think b"]
+
+
+async def test_tasks_of_a_branch_are_in_the_order_of_the_original(shop, path, to):
+    async def agent(order_id: str, turns: int) -> None:
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        await shop.handle(order_id)
+
+    with record(path):
+        await asyncio.gather(agent("W1", 0), agent("W2", 5))
+    shop.reset()
+    with fork(path, at=1, to=to, world="as_is"):
+        await asyncio.gather(agent("W1", 5), agent("W2", 0))
+    assert shop.made[0] == "get W2"
+    assert diff_cassettes(path, to).identical
+
+
 async def test_threads_belong_to_the_run(path, to):
     made: list[int] = []
 
@@ -889,7 +1006,9 @@ async def test_a_write_that_was_under_way_when_the_run_ended_may_have_been_made(
 
     await run()
     assert Cassette.load(path)[0].outcome == {"unfinished": True}
-    with pytest.raises(WorldMovedError, match="at its end, the original made a write"):
+    with pytest.raises(
+        WorldMovedError, match="when it ended, the original made a write, which the world may have already"
+    ):
         fork(path, at=None, to=to)
 
 
@@ -898,3 +1017,54 @@ async def test_a_fork_inside_of_a_recording_is_part_of_it(shop, original, to, tm
     with record(outer), fork(original, at=CANCEL_2, to=to, world="as_is"):
         await shop.run()
     assert [call.name for call in Cassette.load(outer)] == ["cancel"], "only what ran passes through"
+
+
+# Journals
+
+
+@pytest.mark.parametrize("is_sealed", [True, False])
+async def test_a_journal_is_forked_as_a_recording_is(shop, tmp_path, to, is_sealed):
+    async def run() -> None:
+        async with AgentCacheSession("s1", journal=Journal(tmp_path / "journals")):
+            await shop.handle("W1")
+            await shop.get_order("W2")
+            if not is_sealed:
+                raise KeyboardInterrupt
+
+    try:
+        await run()
+    except KeyboardInterrupt:
+        assert not is_sealed
+    [path] = (tmp_path / "journals").glob("*.jsonl")
+    shop.reset()
+    with fork(path, at=4, to=to, world="sandbox") as branch:
+        assert await shop.handle("W1") == "cancelled W1"
+        await shop.get_order("W2")
+    assert shop.made == ["cancel W1", "get W2"]
+    assert diff_cassettes(path, to).identical
+    assert branch.cassette.header.forked_from["path"] == path.name
+
+
+async def test_a_write_that_a_killed_process_had_begun_may_have_been_made(shop, tmp_path, to):
+    with pytest.raises(KeyboardInterrupt):
+        async with AgentCacheSession("s1", journal=Journal(tmp_path / "journals")):
+            await shop.handle("W1")
+            raise KeyboardInterrupt
+    [path] = (tmp_path / "journals").glob("*.jsonl")
+    lines = path.read_bytes().splitlines(keepends=True)
+    assert b"cancel" in lines.pop()
+    path.write_bytes(b"".join(lines))  # as if the process had been killed in the middle of the write
+    with pytest.raises(WorldMovedError, match=r"may have already:\n    call 3: cancel\(order_id='W1'\)"):
+        fork(path, at=None, to=to)
+    shop.reset()
+    with fork(path, at=None, to=to, world="as_is"):
+        await shop.handle("W1")
+    assert shop.made == ["cancel W1"]
+
+
+async def test_a_branch_may_have_a_journal_of_its_own(shop, original, to, tmp_path):
+    with fork(original, at=THINK_2, to=to, world="as_is"):
+        async with AgentCacheSession("s1", journal=Journal(tmp_path / "journals")):
+            await shop.run()
+    [path] = (tmp_path / "journals").glob("*.jsonl")
+    assert diff_cassettes(path, to).identical
