@@ -351,19 +351,16 @@ class _Prefix:
             )
             if self._places[index] >= self._cut:
                 continue
-            is_due = True
             if index in self.edits:
                 state = _ANSWERED
-            elif index in self._enclosing:
+            elif index in self._enclosing or self._has_no_answer(index):
                 state = _OPENED
-            elif self._has_no_answer(index):
-                state, is_due = _OPENED, False
             elif world == "sandbox" and index in self._writes:
                 state = _REPEATED
             else:
                 state = _OPENED if index in opened else _ANSWERED
             self.states[index] = state
-            self.is_due[index] = is_due and is_reached[index]
+            self.is_due[index] = is_reached[index]
         self._is_reached = is_reached
 
     def _has_no_answer(self, index: int) -> bool:
@@ -371,12 +368,10 @@ class _Prefix:
         if self.at is not None and self._places[~index] < self._cut:
             return False
         outcome = self.cassette[index].outcome
-        inner: dict[str, Any] = outcome.get("stream", outcome.get("response", {})).get("end") or {}
+        ends = {*outcome, *_inner_end(outcome)}
         if self.at is None:  # what else was left, was left by the run itself
-            return "unfinished" in outcome or "unfinished" in inner
-        return bool(
-            {"cancelled", "unfinished"} & outcome.keys() or {"cancelled", "unfinished", "closed"} & inner.keys()
-        )
+            return "unfinished" in ends
+        return not {"cancelled", "closed", "unfinished"}.isdisjoint(ends)
 
     def _check_reach_of_edits(self) -> None:
         for index in self.edits:
@@ -461,11 +456,22 @@ class _IntentLine(msgspec.Struct):
     intent: _Intent
 
 
+def _inner_end(outcome: dict[str, Any]) -> dict[str, Any]:
+    """How the stream or the body of a response ended that is in an outcome; empty if it is another one."""
+    for name in ("stream", "response"):
+        found = outcome.get(name)
+        if isinstance(found, dict) and isinstance(found.get("end"), dict):
+            end: dict[str, Any] = found["end"]
+            return end
+    return {}
+
+
 def _has_succeeded(call: RecordedCall) -> bool:
     """Whether a write has returned, or a request was not refused."""
     response = call.outcome.get("response")
     if isinstance(response, dict):
-        return int(response.get("status", 0)) < 400
+        status = response.get("status")
+        return not isinstance(status, int) or status < 400
     return not {"error", "cancelled", "unfinished"} & call.outcome.keys()
 
 

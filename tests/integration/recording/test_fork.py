@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from agent_cache import AgentCache, AgentCacheInvalidator, AgentCacheSession, AgentLoopDetectedError, ConfigurationError
@@ -1068,3 +1069,21 @@ async def test_a_branch_may_have_a_journal_of_its_own(shop, original, to, tmp_pa
             await shop.run()
     [path] = (tmp_path / "journals").glob("*.jsonl")
     assert diff_cassettes(path, to).identical
+
+
+# Files that were edited
+
+
+@pytest.mark.parametrize(
+    "outcome", [{"stream": 5}, {"stream": {"end": []}}, {"response": {"status": "x", "end": 1}}, {"response": []}, {}]
+)
+async def test_an_outcome_that_is_none_is_an_error_of_its_call(shop, original, to, outcome):
+    cassette = Cassette.load(original)
+    calls = list(cassette.steps)
+    for index in (GET_1 - 1, CANCEL_2 - 1):
+        calls[index] = msgspec.structs.replace(calls[index], outcome=outcome)
+    cassette.steps = calls
+    block = fork(cassette, at=GET_2, to=to, world="as_is")
+    with pytest.raises(CassetteError, match=r"(outcome|response) "), block:
+        await shop.run()
+    assert shop.made == []
