@@ -149,7 +149,8 @@ def test_a_header_that_was_edited_breaks_no_command(branch, command):
 
 
 def test_a_branch_is_a_cassette_like_any_other(branch, command):
-    assert command("verify", branch)[0] == 0
+    code, out, _ = command("verify", branch)
+    assert code == 0, out
     assert command("redact", branch, "--name", "order_id")[0] == 0
     cassette = Cassette.load(branch)
     assert cassette[1].arguments == {"order_id": "[redacted]"}
