@@ -263,7 +263,9 @@ class DriftReport:
         if not any(counts.values()):
             return f"no drift in {self.calls} calls"
         total = ", ".join(f"{count} {severity.name.lower()}" for severity, count in counts.items() if count)
-        return "\n".join([f"{sum(counts.values())} drifts in {self.calls} calls: {total}", *map(str, self.drifts)])
+        number = sum(counts.values())
+        shown = "1 drift" if number == 1 else f"{number} drifts"
+        return "\n".join([f"{shown} in {self.calls} calls: {total}", *map(str, self.drifts)])
 
 
 # The rule
