@@ -37,8 +37,10 @@ LEAVES: dict[str, tuple[str, ...]] = {
     "cache": ("async_cache",),  # async-cache's top-level module
     "cryptography": ("remote.codecs",),
     "genai_prices": ("recording.prices",),
+    "langchain_core": ("resume.frameworks",),
+    "langgraph": ("resume.frameworks",),
     "litellm": ("recording.litellm",),
-    "msgspec": ("values.copies", "values.schema", "values.tagged", "recording", "cli"),
+    "msgspec": ("values.copies", "values.schema", "values.tagged", "recording", "resume", "cli"),
     "multidict": ("recording.http.aiohttp_seam",),
     "pytest": ("pytest_plugin", "testing.fixtures"),
     "redis": ("remote.redis", "cli"),

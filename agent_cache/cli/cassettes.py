@@ -1,4 +1,4 @@
-"""`agent-cache cassette`: shows, compares, redacts, verifies, converts and prunes recordings.
+"""`agent-cache cassette`: shows, compares, forks, redacts, verifies, converts and prunes recordings.
 
 Exit codes: 0 no differences or findings, 1 differences or findings, 2 usage, or a file that cannot be read or written.
 
@@ -25,6 +25,7 @@ from typing import Any
 
 import msgspec
 
+from agent_cache.cli import forks
 from agent_cache.cli.output import Printer, escaped, json_text, plural, print_json, progress, shortened
 from agent_cache.errors import CassetteError, CassetteNotFound, ConfigurationError
 from agent_cache.recording import Cassette, RecordedCall, Redaction, Savings, diff_cassettes
@@ -46,7 +47,7 @@ from agent_cache.recording.recorder import recorded_function
 from agent_cache.recording.results import check_outcome, problems_of, read_value
 from agent_cache.values.tagged import encode
 
-__all__ = ["add_options", "run", "secret_places"]
+__all__ = ["add_options", "load_cassette", "run", "secret_places"]
 
 _BAR = 16
 _DEEPEST = 12
@@ -100,6 +101,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     command.add_argument("a", type=Path)
     command.add_argument("b", type=Path)
 
+    command = add("fork", forks.run, "check a fork of a recording, and print how to run it")
+    forks.add_options(command)
+
     cassettes: dict[str, Any] = {"type": Path, "nargs": "+", "metavar": "PATH", "help": "cassettes, or folders of them"}
     command = add("redact", _redact, "remove secrets from recordings, in place")
     command.add_argument("paths", **cassettes)
@@ -151,7 +155,7 @@ def _count(text: str) -> int:
     return number
 
 
-def _load(path: Path) -> Cassette:
+def load_cassette(path: Path) -> Cassette:
     """Load a cassette, with a progress bar if it is large.
 
     Raises:
@@ -266,7 +270,7 @@ _Steps = Iterator[tuple[int, RecordedCall]]
 
 def _show(options: argparse.Namespace) -> int:
     """Print the calls of a cassette in the order in which they started, nested as they were."""
-    cassette = _load(options.path)
+    cassette = load_cassette(options.path)
     order, depths, totals = _timeline(cassette)
 
     def calls() -> _Steps:
@@ -343,14 +347,16 @@ def _show_lines(cassette: Cassette, calls: _Steps, depths: array[int], totals: d
         printer.line(("The recording was killed: calls may be missing.", "red"))
     elif cassette.trailer is not None and cassette.trailer.ended != "returned":
         printer.line((f"The run {cassette.trailer.ended}.", "red"))
-    printer.line((f"{'step':>6}  {'start':>8}  {'took':>8}  {'':{_BAR}}  {'':8}  call", "dim"))
+    if branch := forks.branch_text(cassette):
+        printer.line(branch)
+    printer.line((f"{'step':>6} {'id':>6}  {'start':>8}  {'took':>8}  {'':{_BAR}}  {'':8}  call", "dim"))
     shown = 0
     for index, call in calls:
         shown += 1
         kind, error_style = call.source or call.kind, "red" if _has_error(call) else ""
         style = error_style or _STYLES.get(kind, "")
         printer.line(
-            f"{index:>6}  {_duration_text(call.started_ms):>8}  {_duration_text(call.duration_ms):>8}  ",
+            f"{index:>6} {call.id:>6}  {_duration_text(call.started_ms):>8}  {_duration_text(call.duration_ms):>8}  ",
             (_bar(call, whole), style),
             "  ",
             (f"{kind:<8}", style),
@@ -389,7 +395,7 @@ def _text(options: argparse.Namespace) -> int:
     A file that is no cassette, or is in conflict, is printed as it is: else git could not show its history.
     """
     try:
-        for line in _text_lines(_load(options.path)):
+        for line in _text_lines(load_cassette(options.path)):
             sys.stdout.write(f"{escaped(line)}\n")
     except CassetteNotFound:
         raise
@@ -404,7 +410,9 @@ def _text_lines(cassette: Cassette) -> Iterator[str]:
     for raw in cassette.lines():
         line = msgspec.json.decode(raw)
         if "agent_cache_cassette" in line:
-            yield from _rows("cassette", {name: line[name] for name in ("model", "redact") if line.get(name)}, "")
+            yield from _rows(
+                "cassette", {name: line[name] for name in ("model", "redact", "forked_from") if line.get(name)}, ""
+            )
         elif "trailer" in line:
             yield f"ended: {line['trailer']['ended']}"
         else:
@@ -461,7 +469,7 @@ def _rows(
 
 def _diff(options: argparse.Namespace) -> int:
     """Print how two cassettes differ. Returns 1 if they do."""
-    one, other = _load(options.a), _load(options.b)
+    one, other = load_cassette(options.a), load_cassette(options.b)
     diff = diff_cassettes(one, other)
     exit_code = 0 if diff.identical else 1
     if options.json:
@@ -472,6 +480,9 @@ def _diff(options: argparse.Namespace) -> int:
     printer = Printer()
     printer.line(("--- ", "red"), f"{one.path}  {len(one)} calls")
     printer.line(("+++ ", "green"), f"{other.path}  {len(other)} calls")
+    for cassette in (one, other):
+        if branch := forks.branch_text(cassette):
+            printer.line(f"{cassette.path}: {branch}")
     for index in diff.dropped_steps:
         printer.line((f"- {index:>5}  {_call_text(one[index])} -> {_outcome_text(one[index])}", "red"))
     for index in diff.new_steps:
@@ -576,7 +587,7 @@ def _redact(options: argparse.Namespace) -> int:
     """
     printer, results, count = Printer(), [], 0
     for path in _cassettes_in(options.paths):
-        cassette = _load(path)
+        cassette = load_cassette(path)
         if not _has_our_format(path):
             raise CassetteError("is a cassette of agentcassette; `agent-cache cassette convert` redacts it, too", path)
         rules = _rules(cassette, options)
@@ -607,7 +618,7 @@ def _convert(options: argparse.Namespace) -> int:
         raise ConfigurationError("--output takes one SOURCE")
     printer, results = Printer(), []
     for path in options.paths:
-        cassette = _load(path) if options.to == "reyn" else _load_other(path)
+        cassette = load_cassette(path) if options.to == "reyn" else _load_other(path)
         target = options.output or path.with_suffix(".jsonl")
         if target.exists() and not options.force:
             raise CassetteError("exists already; --force replaces it, --output gives another path", target)
@@ -643,7 +654,7 @@ def _load_other(path: Path) -> Cassette:
         return to_cassette(read_fixture(path), path)
     if not is_ours and is_foreign(path):
         return read_foreign(path)
-    cassette = _load(path)
+    cassette = load_cassette(path)
     if is_ours:
         raise CassetteError("is a cassette of agent-cache already", path)
     return cassette
@@ -730,7 +741,7 @@ def _findings(
         found.append({"kind": kind, "line": line, "message": message})
 
     try:
-        cassette = _load(path)
+        cassette = load_cassette(path)
     except CassetteError as error:
         if isinstance(error, CassetteNotFound) or error.reason.startswith("cannot be read"):
             raise
@@ -842,7 +853,7 @@ def _prune_calls(options: argparse.Namespace) -> list[dict[str, Any]]:
         raise ConfigurationError("prune --calls needs cassettes, or folders of them")
     results = []
     for path in _cassettes_in(options.paths):
-        cassette = _load(path)
+        cassette = load_cassette(path)
         if not _has_our_format(path):
             raise CassetteError("is a cassette of agentcassette; convert it first", path)
         removed: set[int] = set()

@@ -27,13 +27,19 @@ from agent_cache import (
     writing,
 )
 from agent_cache.recording import (
+    Branch,
     Cassette,
     Http,
     Player,
+    Raised,
+    RecordedCall,
     Recorder,
+    Saved,
     cached_llm_call,
     diff_cassettes,
+    fork,
     intercept,
+    observe,
     record,
     register,
     replay,
@@ -443,6 +449,14 @@ class Refused(Exception):
     pass
 
 
+class Listener:
+    def on_start(self, call: RecordedCall) -> None:
+        assert_type(call.is_write, bool)
+
+    def on_end(self, call: RecordedCall) -> None:
+        assert_type(call.tags, list[str])
+
+
 async def record_and_replay() -> None:
     with record("run.jsonl", model="m", redact=["card"], mode="once") as recorder:
         assert_type(recorder, Recorder)
@@ -455,6 +469,18 @@ async def record_and_replay() -> None:
     with record("run.jsonl", http=Http(ignore=["a.example"], only=None, aliases={"a": "b"})), replay("a", redact=None):
         record("run.jsonl", http=True)
         record("run.jsonl", http="yes")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    with fork("a", at=2, to="b", edits={1: Order("a", "b"), 3: Raised(ValueError())}, world="sandbox") as branch:
+        assert_type(branch, Branch)
+        assert_type(branch.live_from, int | None)
+        assert_type(branch.saved, Saved)
+        assert_type(branch.cassette, Cassette)
+    async with fork(Cassette.load("a"), at=None, to="b"):
+        pass
+    assert_type(fork.from_env(), fork | None)
+    fork("a", at="2", to="b")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    fork("a", at=2, to="b", world="new")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    with observe(Listener(), redact=["card"], http=True):
+        observe(Refused)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     assert_type(diff_cassettes("a", Cassette.load("b")).identical, bool)
     assert_type(recording.now(), datetime)
     assert_type(recording.uuid4(), UUID)
