@@ -17,9 +17,11 @@ from typing import Any
 import pytest
 
 import agent_cache
+from agent_cache import AgentCacheSession
 from agent_cache.cli.main import main
 from agent_cache.recording import Cassette, intercept, record
 from agent_cache.recording.accepted_runs import accepted_runs, store_run
+from agent_cache.resume import Journal
 
 SECRET = "sk-" + "a1b2c3d4" * 4
 HOSTILE = "</failure>]]>&\x00\x1b[31m\ud800\ufffe\u202e<script>"
@@ -99,7 +101,7 @@ def test_the_text_names_both_and_each_drift_and_ends_with_the_verdict(command):
     lines = out.splitlines()
     assert (code, err) == (1, "")
     assert lines[:2] == ["--- base.jsonl  1 run", "+++ write.jsonl  3 calls"]
-    assert all(line.startswith("critical  ") and "shop:refund" in line for line in lines[2:-1])
+    assert all(line.startswith("critical  ") and "refund" in line for line in lines[2:-1])
     assert lines[-1].startswith("drift: ")
     assert lines[-1].endswith(" critical, 0 warning, 0 info (fails on warning)")
     out = command("drift", "base.jsonl", "read.jsonl", "--fail-on", "critical")[1]
@@ -142,7 +144,7 @@ def test_the_junit_document_has_one_test_case_for_each_name(command):
     (failure,) = cases["shop:refund"]
     assert failure.tag == "failure"
     assert failure.get("type", "").startswith("critical ")
-    assert "shop:refund" in failure.get("message", "")
+    assert "refund" in failure.get("message", "")
     assert "critical: " in (failure.text or "")
 
 
@@ -395,10 +397,27 @@ def test_a_run_with_secrets_is_refused_with_the_command_that_removes_them(comman
     assert command("baseline", "accept", "base.jsonl", "leak.jsonl", "--as", "baseline")[0] == 0
 
 
-def test_an_accepted_run_has_its_calls_in_the_order_of_a_cassette(command):
-    """Also if it was killed and resumed: git shows changes, and not another order."""
+def test_an_accepted_run_is_the_recording_byte_by_byte(command):
     command("baseline", "accept", "base.jsonl", "--as", "baseline")
     assert Path("baseline/1.jsonl").read_bytes() == Path("base.jsonl").read_bytes()
+
+
+async def test_a_journal_is_a_run_once_it_has_ended(command):
+    async def run(session: str) -> str:
+        async with AgentCacheSession(session, journal=Journal("journals")):
+            show("W1")
+        return f"journals/{session}.jsonl"
+
+    first, second = await run("one"), await run("two")
+    assert command("baseline", "accept", first, "--as", "baseline")[0] == 0
+    assert command("drift", "baseline", second)[0] == 0
+    assert '"secret"' not in Path("baseline/1.jsonl").read_text()  # the key of the run
+    *lines, _ = Path(second).read_bytes().splitlines(keepends=True)
+    Path(second).write_bytes(b"".join(lines))
+    for arguments in (("drift", "baseline", second), ("baseline", "accept", second, "--as", "baseline", "--replace")):
+        code, _, err = command(*arguments)
+        assert code == 2
+        assert f"{second}: " in err
 
 
 # The files
