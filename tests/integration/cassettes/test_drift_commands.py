@@ -214,7 +214,6 @@ def torn(path: str) -> Path:
 
 
 BAD = {
-    "no NEW": (("base.jsonl",), "drift BASE... NEW"),
     "a missing NEW": (("base.jsonl", "no.jsonl"), "no.jsonl"),
     "a missing BASE": (("no.jsonl", "same.jsonl"), "no.jsonl: there is no baseline"),
     "a missing folder": (("no", "same.jsonl"), "no: there is no baseline"),
@@ -253,7 +252,7 @@ def test_where_drift_cannot_be_told_the_exit_code_is_2_in_every_form(arguments, 
 
 
 @pytest.mark.parametrize("arguments", [
-    ("drift",), ("drift", "base.jsonl", "same.jsonl", "--format", "html"),
+    ("drift",), ("drift", "base.jsonl"), ("drift", "base.jsonl", "same.jsonl", "--format", "html"),
     ("drift", "base.jsonl", "same.jsonl", "--fail-on", "error"), ("baseline",), ("baseline", "accept", "base.jsonl"),
     ("baseline", "accept", "base.jsonl", "--as", "x", "--add", "--replace"),
 ])  # fmt: skip
@@ -311,6 +310,19 @@ def test_an_old_baseline_is_neither_replaced_nor_extended_unless_that_is_said(co
     assert command("drift", "baseline", "write.jsonl")[0] == 0
     assert command("baseline", "accept", "write.jsonl", "--as", "baseline.jsonl", "--replace")[0] == 0
     assert command("drift", "baseline.jsonl", "write.jsonl")[0] == 0
+
+
+def test_a_further_run_is_added_and_what_varies_is_said_and_tolerated(command):
+    command("baseline", "accept", "base.jsonl", "--as", "baseline")
+    code, out, _ = command("baseline", "accept", "read.jsonl", "--as", "baseline", "--add")
+    lines = out.splitlines()
+    assert (code, lines[0]) == (0, "accepted  read.jsonl -> baseline/2.jsonl  3 calls")
+    assert lines[1] == "Tolerated from now on:"
+    assert all(line.startswith("warning   ") for line in lines[2:])
+    assert names("baseline") == ["1.jsonl", "2.jsonl"]
+    for run in ("base.jsonl", "read.jsonl"):
+        assert command("drift", "baseline", run, "--fail-on", "info")[0] == 0
+    assert command("drift", "baseline", "write.jsonl")[0] == 1
 
 
 def test_several_runs_are_accepted_together_and_those_that_teach_nothing_are_not_kept(command):
@@ -418,6 +430,15 @@ async def test_a_journal_is_a_run_once_it_has_ended(command):
         code, _, err = command(*arguments)
         assert code == 2
         assert f"{second}: " in err
+
+
+def test_a_run_of_the_baseline_itself_can_be_the_one_that_stays(command):
+    command("baseline", "accept", "base.jsonl", "read.jsonl", "--as", "baseline")
+    assert command("baseline", "accept", "baseline/2.jsonl", "--as", "baseline", "--add")[0] == 0
+    assert names("baseline") == ["1.jsonl", "2.jsonl"]
+    assert command("baseline", "accept", "baseline/2.jsonl", "--as", "baseline", "--replace")[0] == 0
+    assert Path("baseline/1.jsonl").read_bytes() == Path("read.jsonl").read_bytes()
+    assert names("baseline") == ["1.jsonl"]
 
 
 # The files

@@ -166,6 +166,20 @@ def test_the_test_says_how_severe_a_drift_must_be(text: str, fail_on: str, outco
     suite.run(**{outcome: 1})
 
 
+def test_a_tolerance_is_an_object_or_a_file_beside_the_test(suite):
+    suite.write("test_order.py", ORDER)
+    suite.run("--agent-baseline=once", passed=1)
+    suite.environment.setenv("ANSWER", "late")
+    suite.run(failed=1)
+    suite.write("drift.toml", 'ignore = ["shop:get_order:result"]')
+    suite.write("test_order.py", with_marker(ORDER, 'agent_baseline(tolerance="drift.toml")'))
+    suite.run(passed=1)
+    tolerance = "from agent_cache.recording import Tolerance\n    import pytest"
+    text = with_marker(ORDER, 'agent_baseline(tolerance=Tolerance(ignore=["*:result"]), fail_on="info")')
+    suite.write("test_order.py", text.replace("import pytest", tolerance))
+    suite.run(passed=1)
+
+
 def test_a_misspelt_tolerance_is_an_error_that_names_the_key_and_nothing_runs(suite):
     suite.write("drift.toml", 'fail_at = "critical"')
     suite.write("test_order.py", with_marker(ORDER, 'agent_baseline(tolerance="drift.toml")'))
@@ -351,6 +365,25 @@ def test_an_expected_drift_is_an_expected_failure(suite):
     suite.run("--agent-baseline=once", passed=1)
     suite.write("test_order.py", with_marker(OTHER_WRITE, 'agent_baseline\n    @pytest.mark.xfail(reason="known")'))
     suite.run(xfailed=1)
+
+
+def test_a_shared_baseline_is_compared_with_and_never_replaced(suite):
+    text = """
+        import pytest
+        from shop import get_order
+
+        @pytest.mark.agent_baseline("shared")
+        @pytest.mark.parametrize("times", [1, 2])
+        async def test_read(times):
+            for _ in range(times):
+                await get_order("W1")
+    """
+    suite.write("test_order.py", text)
+    for mode in ("once", "accept"):
+        result = suite.run(f"--agent-baseline={mode}", errors=2)
+        result.stdout.fnmatch_lines(["*shared is the baseline of test_order.py::test_read?2?, too*"])
+    suite.run("--agent-baseline=add", passed=2)
+    suite.run(passed=2)
 
 
 def record_another_agent(path: Path) -> None:
