@@ -14,7 +14,7 @@ from agent_cache.engine.state import clear_everything
 from agent_cache.errors import CassetteError, CassetteNotFound, ConfigurationError, MissingFixture
 from agent_cache.pytest_plugin.cassette_run import recorders_of
 from agent_cache.pytest_plugin.markers import Settings
-from agent_cache.recording import Baseline, Cassette, DriftSeverity, Http, Tolerance, record
+from agent_cache.recording import Baseline, Cassette, DriftSeverity, Tolerance, record
 from agent_cache.recording.accepted_runs import accepted_runs, is_folder_of_runs, store_run
 from agent_cache.recording.drift import DriftReport
 from agent_cache.recording.redaction import redaction_of
@@ -76,8 +76,8 @@ class BaselineRun:
             http = http or recorder.http
         for run in runs:  # so that a call of the test is the same as one of these
             redaction = redaction.joined(run.header.redact)
-            if isinstance(run.header.http, dict):
-                http = Http.described(run.header.http)
+        if self._baseline is not None and self._baseline.http is not None:
+            http = self._baseline.http
         self._record = record(self._new, redact=redaction, http=http)
         self._record.ends_refusal = False
 

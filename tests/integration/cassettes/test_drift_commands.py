@@ -19,8 +19,9 @@ import pytest
 import agent_cache
 from agent_cache import AgentCacheSession
 from agent_cache.cli.main import main
-from agent_cache.recording import Cassette, intercept, record
+from agent_cache.recording import Baseline, Cassette, CassetteNotFound, DriftDetector, intercept, record
 from agent_cache.recording.accepted_runs import accepted_runs, store_run
+from agent_cache.recording.drift import DriftReport
 from agent_cache.resume import Journal
 
 SECRET = "sk-" + "a1b2c3d4" * 4
@@ -186,6 +187,18 @@ def test_a_folder_is_a_baseline_of_all_its_runs(command):
     assert json.loads(out)["baseline"] == ["base/1.jsonl", "base/2.jsonl", "base/10.jsonl"]
     out = command("drift", "base", "base.jsonl", "write.jsonl")[1]
     assert out.splitlines()[:2] == ["--- base  3 runs", "--- base.jsonl  1 run"]
+    assert DriftDetector("base").drifts == Baseline.load("base", "base.jsonl").compare("same.jsonl") == []
+    with pytest.raises(CassetteNotFound, match="there is no baseline"):
+        Baseline.load("base", "no such folder")
+
+
+def test_of_a_long_text_the_words_are_shown_that_differ(command):
+    for path, order in (("one.jsonl", "W1"), ("two.jsonl", "W2")):
+        with record(path):
+            show(f"Look up the order of the customer and tell them about it. {'Be polite. ' * 20} It is {order}.")
+    out = command("drift", "one.jsonl", "two.jsonl")[1]
+    assert "arguments.order_id: ...lite. Be polite.  It is [-W1-]{+W2+}." in out
+    assert "1 drift in 1 call" in str(DriftReport(tuple(Baseline.load("one.jsonl").compare("two.jsonl")), 1))
 
 
 def test_a_run_that_ended_by_an_error_drifts_from_those_that_did_not(command):
