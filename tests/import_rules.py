@@ -38,7 +38,7 @@ LEAVES: dict[str, tuple[str, ...]] = {
     "cryptography": ("remote.codecs",),
     "genai_prices": ("recording.prices",),
     "litellm": ("recording.litellm",),
-    "msgspec": ("values.copies", "values.schema", "values.tagged", "recording", "cli"),
+    "msgspec": ("values.copies", "values.schema", "values.tagged", "recording", "resume", "cli"),
     "multidict": ("recording.http.aiohttp_seam",),
     "pytest": ("pytest_plugin", "testing.fixtures"),
     "redis": ("remote.redis", "cli"),

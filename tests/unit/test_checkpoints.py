@@ -1,0 +1,371 @@
+"""Checkpoints: what a state may be, how it is written, and what comes back."""
+
+import dataclasses
+import datetime
+import itertools
+import math
+from typing import Any, NamedTuple
+
+import msgspec
+import pytest
+from hypothesis import given, strategies as st
+
+from agent_cache.errors import CheckpointError, ConfigurationError
+from agent_cache.recording import Redaction
+from agent_cache.resume import Checkpoint, CustomState, LangChainState, OpenAIAgentsState, register_state
+from agent_cache.resume.checkpoints import checkpoint_line, checkpoint_of, state_data, typed_state
+
+_numbers = itertools.count()
+
+
+def checkpoint(state: Any, **fields: Any) -> Checkpoint:
+    return Checkpoint(**{"session_id": "s", "sequence": 1, "state": state, **fields})
+
+
+def written(made: Checkpoint, redaction: Redaction | None = None) -> dict[str, Any]:
+    line = checkpoint_line(made, redaction)
+    assert line.endswith(b"\n")
+    assert line.count(b"\n") == 1
+    return msgspec.json.decode(line)["checkpoint"]
+
+
+def again(made: Checkpoint) -> Checkpoint:
+    return checkpoint_of(written(made), made.session_id)
+
+
+@dataclasses.dataclass
+class Step:
+    name: str
+    at: datetime.date
+
+
+@dataclasses.dataclass
+class Plan:
+    steps: list[Step]
+    done: set[str] = dataclasses.field(default_factory=set)
+    limit: int = 3
+
+
+class PlanStruct(msgspec.Struct):
+    steps: list[Step]
+    limit: int = 3
+
+
+class PlanTuple(NamedTuple):
+    steps: list[Step]
+    limit: int = 3
+
+
+def fresh_name() -> str:
+    return f"test-{next(_numbers)}"
+
+
+STEPS = [Step("look", datetime.date(2026, 1, 2))]
+
+
+def test_a_checkpoint_comes_back_as_it_was():
+    made = checkpoint(
+        {"a": [1, (2, {3})], "at": datetime.datetime(2026, 1, 2, tzinfo=datetime.UTC)}, after=7, label="x", importance=1
+    )
+    assert again(made) == made
+    assert made.framework == "custom"
+    assert made.state.data["a"] == [1, (2, {3})]
+
+
+def test_ids_are_unique():
+    assert checkpoint({}).id != checkpoint({}).id
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        LangChainState(messages=[{"role": "user", "content": "hi"}], intermediate_steps=[("act", 1)], run_name="r"),
+        OpenAIAgentsState(items=[{"role": "user", "content": "hi"}], last_agent="a", last_response_id=None),
+        CustomState({"x": 1}, "crewai"),
+    ],
+)
+def test_states_of_frameworks_come_back(state):
+    back = again(checkpoint(state))
+    assert back.state == state
+    assert back.framework == state.framework
+
+
+@pytest.mark.parametrize("kind", [Plan, PlanStruct, PlanTuple])
+def test_objects_of_a_registered_class_come_back(kind):
+    name = fresh_name()
+    register_state(kind, framework=name)
+    state = kind(list(STEPS))
+    back = again(checkpoint(state))
+    assert type(back.state) is kind
+    assert back.state == state
+    assert back.framework == name
+
+
+def test_models_of_pydantic_come_back():
+    pydantic = pytest.importorskip("pydantic")
+
+    class Inner(pydantic.BaseModel):
+        at: datetime.date
+
+    class Model(pydantic.BaseModel):
+        inner: Inner
+        names: set[str] = set()
+
+    register_state(Model, framework=fresh_name())
+    state = Model(inner=Inner(at=datetime.date(2026, 1, 2)), names={"a"})
+    assert again(checkpoint(state)).state == state
+
+
+def test_classes_of_attrs_come_back():
+    attrs = pytest.importorskip("attrs")
+
+    @attrs.define
+    class State:
+        steps: list[int]
+
+    register_state(State, framework=fresh_name())
+    assert again(checkpoint(State([1]))).state == State([1])
+
+
+def test_a_state_is_kept_as_it_was_when_the_checkpoint_was_made():
+    data = {"messages": [{"content": "a"}]}
+    made = checkpoint(data)
+    state = LangChainState(messages=data["messages"])
+    typed = checkpoint(state)
+    data["messages"][0]["content"] = "b"
+    data["messages"].append({})
+    assert made.state.data == {"messages": [{"content": "a"}]}
+    assert typed.state.messages == [{"content": "a"}]
+
+
+def test_a_dict_may_say_its_framework():
+    assert checkpoint({"framework": "langchain", "messages": [{"a": 1}]}).state == LangChainState(messages=[{"a": 1}])
+    assert checkpoint({"framework": "custom", "data": {"a": 1}}).state == CustomState({"a": 1})
+    assert checkpoint({"framework": "crewai", "a": 1}).state == CustomState({"a": 1}, "crewai")
+    more = checkpoint({"framework": "langchain", "other": 1}).state
+    assert more.metadata == {"_extra": {"other": 1}}
+    register_state(Plan, framework=(name := fresh_name()))
+    assert checkpoint({"framework": name, "steps": []}).state == Plan([])
+
+
+def test_an_unknown_framework_is_kept_whole():
+    line = written(checkpoint(CustomState({"a": {1: (2,)}}, "elsewhere")))
+    line["state"]["b"] = {"$typed": {"$object": ["Unknown", {"x": 1}]}}
+    back = checkpoint_of(line, "s")
+    assert back.state == CustomState({"a": {1: (2,)}}, "elsewhere", {"b": line["state"]["b"]})
+    assert written(back) == line
+
+
+def test_the_state_of_a_class_that_is_gone_is_readable_and_comes_back_with_the_class(monkeypatch):
+    register_state(Plan, framework=(name := fresh_name()))
+    line = written(checkpoint(Plan(list(STEPS), {"x"})))
+    from agent_cache.resume import checkpoints
+
+    monkeypatch.setattr(checkpoints, "_registered", {})
+    monkeypatch.setattr(checkpoints, "_framework_of_class", {})
+    back = checkpoint_of(line, "s")
+    assert type(back.state) is CustomState
+    assert back.framework == name
+    assert written(back) == line
+    assert typed_state(back.state) is back.state
+    register_state(Plan, framework=name)
+    assert typed_state(back.state) == Plan(list(STEPS), {"x"})
+
+
+def test_a_class_may_get_fields_that_have_defaults_and_may_not_lose_any():
+    name = fresh_name()
+    register_state(PlanStruct, framework=name)
+    line = written(checkpoint(PlanStruct(list(STEPS))))
+    del line["state"]["limit"]
+    assert checkpoint_of(line, "s").state == PlanStruct(list(STEPS))
+    line["state"]["owner"] = "x"
+    back = checkpoint_of(line, "s")
+    assert type(back.state) is CustomState
+    assert back.state.data["owner"] == "x"
+    with pytest.raises(CheckpointError, match="no such field") as caught:
+        typed_state(back.state)
+    assert caught.value.field == "owner"
+    del line["state"]["owner"], line["state"]["steps"]
+    with pytest.raises(CheckpointError, match="no default") as caught:
+        typed_state(checkpoint_of(line, "s").state)
+    assert caught.value.field == "steps"
+
+
+@pytest.mark.parametrize(
+    ("make", "field"),
+    [
+        (lambda: LangChainState(messages="not a list"), "messages"),
+        (lambda: LangChainState(messages=[{}, "no dict"]), "messages[1]"),
+        (lambda: LangChainState(metadata=[]), "metadata"),
+        (lambda: LangChainState(next=[1]), "next[0]"),
+        (lambda: OpenAIAgentsState(items={}), "items"),
+        (lambda: OpenAIAgentsState(last_agent=None), "last_agent"),
+        (lambda: CustomState([1]), "data"),
+        (lambda: CustomState({}, ""), "framework"),
+        (lambda: CustomState({}, 3), "framework"),
+        (lambda: checkpoint({"framework": 3}), "framework"),
+        (lambda: checkpoint({"framework": "langchain", "messages": 3}), "messages"),
+        (lambda: checkpoint({"a": {"b": [object()]}}), "a.b[0]"),
+        (lambda: checkpoint(LangChainState(messages=[{"content": object()}])), "messages[0].content"),
+        (lambda: checkpoint({}, label="x" * 201), "label"),
+        (lambda: checkpoint({}, label=None), "label"),
+        (lambda: checkpoint({}, label="\ud800"), "label"),
+        (lambda: checkpoint({}, importance=math.nan), "importance"),
+        (lambda: checkpoint({}, importance=1.01), "importance"),
+        (lambda: checkpoint({}, importance=True), "importance"),
+        (lambda: checkpoint({}, sequence=0), "sequence"),
+        (lambda: checkpoint({}, sequence=1.5), "sequence"),
+        (lambda: checkpoint({}, after=-1), "after"),
+        (lambda: checkpoint({}, session_id=""), "session_id"),
+        (lambda: checkpoint({}, id=7), "id"),
+    ],
+)
+def test_a_wrong_type_is_an_error_that_names_the_field(make, field):
+    with pytest.raises(CheckpointError) as caught:
+        make()
+    assert caught.value.field == field
+    assert str(caught.value).startswith(f"{field}: ")
+
+
+def test_a_field_of_a_registered_class_is_checked_by_its_annotation():
+    register_state(Plan, framework=fresh_name())
+    with pytest.raises(CheckpointError) as caught:
+        checkpoint(Plan([], limit="many"))
+    assert caught.value.field == "limit"
+    odd = Plan([])
+    odd.more = 1
+    with pytest.raises(CheckpointError, match="beside the fields"):
+        checkpoint(odd)
+
+
+def test_a_state_that_contains_itself_is_an_error():
+    loop: dict[str, Any] = {}
+    loop["loop"] = loop
+    with pytest.raises(CheckpointError):
+        checkpoint(loop)
+
+
+@pytest.mark.parametrize("state", [[1], "text", None, object(), [{"role": "user"}], Step("a", datetime.date.min), Plan])
+def test_what_is_no_state_is_an_error_that_says_what_is(state):
+    with pytest.raises(CheckpointError, match="a state is a dict"):
+        checkpoint(state)
+
+
+@pytest.mark.parametrize("name", ["id", "sequence", "after", "label", "importance", "created_at", "framework", "state"])
+def test_a_line_without_a_field_is_an_error_that_names_it(name):
+    line = written(checkpoint({}))
+    del line[name]
+    with pytest.raises(CheckpointError) as caught:
+        checkpoint_of(line, "s")
+    assert caught.value.field == name
+
+
+@given(
+    st.sampled_from(["id", "sequence", "after", "label", "importance", "created_at", "framework", "state"]),
+    st.recursive(st.none() | st.booleans() | st.integers() | st.text() | st.floats(), lambda each: st.lists(each)),
+)
+def test_an_edited_line_is_read_or_is_an_error_of_ours(name, value):
+    line = {**written(checkpoint(LangChainState())), name: value}
+    try:
+        checkpoint_of(line, "s")
+    except CheckpointError:
+        pass
+
+
+plain = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text() | st.floats(allow_nan=False) | st.dates() | st.binary(),
+    lambda each: st.lists(each) | st.tuples(each) | st.dictionaries(st.text() | st.integers(), each),
+    max_leaves=12,
+)
+
+
+@given(st.dictionaries(st.text(), plain), st.sampled_from(["custom", "elsewhere", "langchain"]))
+def test_whatever_plain_state_comes_back_with_its_types(data, framework):
+    made = checkpoint(CustomState(data, framework))
+    back = again(made)
+    state = back.state if framework != "langchain" else CustomState(data, framework)
+    assert state == made.state == CustomState(data, framework)
+    assert repr(state) == repr(made.state)
+
+
+def test_a_state_of_a_known_framework_that_does_not_fit_is_kept_and_reported_when_it_is_needed():
+    line = written(checkpoint(LangChainState()))
+    line["state"]["messages"] = "not a list"
+    back = checkpoint_of(line, "s")
+    assert back.state.data["messages"] == "not a list"
+    with pytest.raises(CheckpointError) as caught:
+        typed_state(back.state)
+    assert caught.value.field == "messages"
+
+
+def test_a_line_is_redacted_as_a_cassette_is():
+    made = checkpoint({"password": "hunter2", "notes": ("bearer " + "a1B2" * 9,)}, label="api_key=" + "a1B2c3" * 6)
+    line = written(made, Redaction())
+    assert "hunter2" not in str(line)
+    assert "a1B2" not in str(line)
+    assert checkpoint_of(line, "s").state.data["password"] == "[redacted]"
+    assert made.state.data["password"] == "hunter2"
+    clean = checkpoint({"notes": ["a"]})
+    assert written(clean, Redaction()) == written(clean)
+
+
+def test_a_state_whose_parts_redaction_removed_is_still_readable():
+    @dataclasses.dataclass
+    class Secret:
+        password: bytes
+
+    register_state(Secret, framework=fresh_name())
+    line = written(checkpoint(Secret(b"hunter2")), Redaction(hook=lambda data: {**data, "password": 7}))
+    back = checkpoint_of(line, "s")
+    assert back.state.data == {"password": 7}
+    with pytest.raises(CheckpointError) as caught:
+        typed_state(back.state)
+    assert caught.value.field == "password"
+
+
+def test_what_cannot_be_registered_is_refused():
+    class Plain: ...
+
+    for bad in (Plain, dict, 3, "x"):
+        with pytest.raises(ConfigurationError):
+            register_state(bad)
+    for name in ("custom", "langchain", "openai_agents", "", 3):
+        with pytest.raises(ConfigurationError):
+            register_state(Plan, framework=name)
+    register_state(Plan, framework=(name := fresh_name()))
+    with pytest.raises(ConfigurationError, match="already"):
+        register_state(PlanTuple, framework=name)
+
+
+def test_a_class_can_be_registered_as_a_decorator_and_again_when_its_module_is_loaded_again():
+    def load() -> type:
+        @register_state
+        @dataclasses.dataclass
+        class Loaded:
+            x: int
+
+        return Loaded
+
+    first, second = load(), load()
+    assert checkpoint(second(1)).framework == f"{__name__}:{second.__qualname__}"
+    assert again(checkpoint(second(1))).state == second(1)
+    with pytest.raises(CheckpointError):
+        checkpoint(first(1))
+
+
+def test_a_class_may_say_its_framework():
+    name = fresh_name()
+
+    @register_state
+    @dataclasses.dataclass
+    class Said:
+        x: int
+        framework: str = name
+
+    assert checkpoint(Said(1)).framework == name
+    assert again(checkpoint(Said(1))).state == Said(1)
+
+
+def test_the_data_of_a_state_is_json():
+    data = state_data(CustomState({"at": datetime.date(2026, 1, 2)}))
+    assert msgspec.json.decode(msgspec.json.encode(data)) == data
