@@ -155,14 +155,16 @@ class AgentCacheSession:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         blocks = self._attached
-        if blocks is None:
-            self._leave(error)
+        if blocks is not None:
+            self._attached = self._journal_block = None
+            with blocks:
+                await self.__aexit__(kind, error, trace)
+                if error is not None:
+                    blocks.pop_all().__exit__(kind, error, trace)
             return
-        self._attached = self._journal_block = None
-        with blocks:
-            self._leave(error)
-            if error is not None:
-                blocks.pop_all().__exit__(kind, error, trace)
+        self._leave(error)
+        if error is None and self._guard.swallowed is not None:
+            raise self._guard.swallowed.with_traceback(None)
 
     def _check_not_entered(self) -> None:
         if self._token is not None:
@@ -211,8 +213,6 @@ class AgentCacheSession:
                 f"session {self.session_id!r} was left before a session that was entered inside it; leave the "
                 "inner one first, as nested `async with` blocks do"
             ) from error
-        if error is None and self._guard.swallowed is not None:
-            raise self._guard.swallowed.with_traceback(None)
 
     async def checkpoint(self, label: str, state: Any, *, importance: float = 0.5) -> Any:
         """Write the state of the agent into the journal, to restore it from there.

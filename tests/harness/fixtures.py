@@ -18,6 +18,7 @@ from tests.harness.clusters import Cluster
 from tests.harness.proxies import Proxy
 from tests.harness.sentinels import Sentinel
 from tests.harness.servers import Server
+from tests.harness.slow import slow
 
 T = TypeVar("T")
 LOG_LINES = 40
@@ -37,7 +38,7 @@ def servers_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("servers")
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(scope="module", params=[KINDS[0], *slow(*KINDS[1:])])
 def module_any_server(request: pytest.FixtureRequest, servers_folder: Path) -> Iterator[Server]:
     """One of each kind in turn. Ask for `any_server`, which empties it."""
     kind: Kind = request.param

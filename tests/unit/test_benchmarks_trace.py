@@ -130,6 +130,7 @@ async def test_the_figure_is_the_time_over_the_bare_tools_of_the_same_round(
     assert costs["bare"].over.seconds == (0.0, 0.0)
 
 
+@pytest.mark.slow
 async def test_the_budget_rows_are_those_of_both_ways(
     trace: Sequence[TraceRun], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -140,6 +141,7 @@ async def test_the_budget_rows_are_those_of_both_ways(
     assert in_sessions.measured.median > 0
 
 
+@pytest.mark.slow
 def test_the_command_names_missing_caches_and_writes_every_figure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -50,12 +50,12 @@ def fail() -> None:
     raise LookupError("gone")
 
 
-@AgentCache(resource="order:{order_id}", name="get_order")
+@AgentCache(resource="order:{order_id}")
 async def get_order(order_id: str) -> str:
     return f"order {order_id}"
 
 
-@AgentCacheInvalidator(resource="order:{order_id}", name="cancel_order")
+@AgentCacheInvalidator(resource="order:{order_id}")
 async def cancel_order(order_id: str, password: str = "") -> str:
     return "cancelled"
 
