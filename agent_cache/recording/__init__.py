@@ -11,6 +11,7 @@ from agent_cache.errors import (
 from agent_cache.recording.api import now, random, record, replay, uuid4
 from agent_cache.recording.cassette import Cassette, CassetteDiff, diff_cassettes
 from agent_cache.recording.cassette_file import RecordedCall
+from agent_cache.recording.drift import Baseline, DriftDetector, DriftEvent, DriftReport, DriftSeverity, Tolerance
 from agent_cache.recording.exceptions import register
 from agent_cache.recording.functions import cached_llm_call, intercept
 from agent_cache.recording.http.exchange import Http
@@ -21,12 +22,17 @@ from agent_cache.recording.recorder import Recorder
 from agent_cache.recording.redaction import Redaction
 
 __all__ = [
+    "Baseline",
     "CallListener",
     "Cassette",
     "CassetteDiff",
     "CassetteError",
     "CassetteNotFound",
     "DivergenceError",
+    "DriftDetector",
+    "DriftEvent",
+    "DriftReport",
+    "DriftSeverity",
     "Http",
     "MissingFixture",
     "Player",
@@ -36,6 +42,7 @@ __all__ = [
     "Redaction",
     "ReplayExhausted",
     "Savings",
+    "Tolerance",
     "cached_llm_call",
     "diff_cassettes",
     "intercept",
