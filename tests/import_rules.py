@@ -37,6 +37,8 @@ LEAVES: dict[str, tuple[str, ...]] = {
     "cache": ("async_cache",),  # async-cache's top-level module
     "cryptography": ("remote.codecs",),
     "genai_prices": ("recording.prices",),
+    "langchain_core": ("resume.frameworks",),
+    "langgraph": ("resume.frameworks",),
     "litellm": ("recording.litellm",),
     "msgspec": ("values.copies", "values.schema", "values.tagged", "recording", "resume", "cli"),
     "multidict": ("recording.http.aiohttp_seam",),

@@ -1,4 +1,4 @@
-"""`agent-cache cassette`: shows, compares, redacts, verifies, converts and prunes recordings.
+"""`agent-cache cassette`: shows, compares, forks, redacts, verifies, converts and prunes recordings.
 
 Exit codes: 0 no differences or findings, 1 differences or findings, 2 usage, or a file that cannot be read or written.
 
@@ -25,6 +25,7 @@ from typing import Any
 
 import msgspec
 
+from agent_cache.cli import forks
 from agent_cache.cli.output import Printer, escaped, json_text, plural, print_json, progress, shortened
 from agent_cache.errors import CassetteError, CassetteNotFound, ConfigurationError
 from agent_cache.recording import Cassette, RecordedCall, Redaction, Savings, diff_cassettes
@@ -99,6 +100,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     command = add("diff", _diff, "compare two recordings")
     command.add_argument("a", type=Path)
     command.add_argument("b", type=Path)
+
+    command = add("fork", forks.run, "check a fork of a recording, and print how to run it")
+    forks.add_options(command)
 
     cassettes: dict[str, Any] = {"type": Path, "nargs": "+", "metavar": "PATH", "help": "cassettes, or folders of them"}
     command = add("redact", _redact, "remove secrets from recordings, in place")
@@ -343,14 +347,16 @@ def _show_lines(cassette: Cassette, calls: _Steps, depths: array[int], totals: d
         printer.line(("The recording was killed: calls may be missing.", "red"))
     elif cassette.trailer is not None and cassette.trailer.ended != "returned":
         printer.line((f"The run {cassette.trailer.ended}.", "red"))
-    printer.line((f"{'step':>6}  {'start':>8}  {'took':>8}  {'':{_BAR}}  {'':8}  call", "dim"))
+    if branch := forks.branch_text(cassette):
+        printer.line(branch)
+    printer.line((f"{'step':>6} {'id':>6}  {'start':>8}  {'took':>8}  {'':{_BAR}}  {'':8}  call", "dim"))
     shown = 0
     for index, call in calls:
         shown += 1
         kind, error_style = call.source or call.kind, "red" if _has_error(call) else ""
         style = error_style or _STYLES.get(kind, "")
         printer.line(
-            f"{index:>6}  {_duration_text(call.started_ms):>8}  {_duration_text(call.duration_ms):>8}  ",
+            f"{index:>6} {call.id:>6}  {_duration_text(call.started_ms):>8}  {_duration_text(call.duration_ms):>8}  ",
             (_bar(call, whole), style),
             "  ",
             (f"{kind:<8}", style),
@@ -404,7 +410,9 @@ def _text_lines(cassette: Cassette) -> Iterator[str]:
     for raw in cassette.lines():
         line = msgspec.json.decode(raw)
         if "agent_cache_cassette" in line:
-            yield from _rows("cassette", {name: line[name] for name in ("model", "redact") if line.get(name)}, "")
+            yield from _rows(
+                "cassette", {name: line[name] for name in ("model", "redact", "forked_from") if line.get(name)}, ""
+            )
         elif "trailer" in line:
             yield f"ended: {line['trailer']['ended']}"
         else:
@@ -472,6 +480,9 @@ def _diff(options: argparse.Namespace) -> int:
     printer = Printer()
     printer.line(("--- ", "red"), f"{one.path}  {len(one)} calls")
     printer.line(("+++ ", "green"), f"{other.path}  {len(other)} calls")
+    for cassette in (one, other):
+        if branch := forks.branch_text(cassette):
+            printer.line(f"{cassette.path}: {branch}")
     for index in diff.dropped_steps:
         printer.line((f"- {index:>5}  {_call_text(one[index])} -> {_outcome_text(one[index])}", "red"))
     for index in diff.new_steps:

@@ -76,7 +76,7 @@ def _imported_later(name: str, summary: str) -> Command:
 
 COMMANDS = (
     Command("demo", demo.SUMMARY, demo.add_options, demo.run),
-    _imported_later("cassette", "show, compare, redact, verify, convert and prune recordings"),
+    _imported_later("cassette", "show, compare, fork, redact, verify, convert and prune recordings"),
     _imported_later("stats", "count what a tier holds for each resource, and its hits"),
     _imported_later("keys", "list the entries of a tier"),
     _imported_later("clear", "drop entries of a tier by tag, in every process"),

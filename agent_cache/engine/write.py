@@ -41,7 +41,17 @@ from agent_cache.values.canonical import MISSING
 if TYPE_CHECKING:
     from agent_cache.remote.protocol import Request, Tier, WriteIntent
 
-__all__ = ["DOUBT", "OUTSIDE", "WRITING", "Fill", "Write", "WriteOperation", "invalidate", "tiers_under"]
+__all__ = [
+    "DOUBT",
+    "OUTSIDE",
+    "WRITING",
+    "Fill",
+    "Write",
+    "WriteOperation",
+    "invalidate",
+    "tags_of_intent",
+    "tiers_under",
+]
 
 DOUBT: Final = 5.0
 """The default of ``doubt=``: seconds in which a write with an unknown outcome may still take effect."""
@@ -114,7 +124,7 @@ class WriteOperation(Operation[WritePolicy]):
         self._without_tiers = None if found else state
         return found
 
-    def cache_keys(self, call: Call) -> tuple[CacheKey, ...]:
+    def cache_keys(self, call: Call | InterceptedCall) -> tuple[CacheKey, ...]:
         """The entries that `key_fn` names.
 
         Raises:
@@ -216,6 +226,17 @@ def _write_of(call: Call) -> Write | None:
         late_region,
         known,
     )
+
+
+def tags_of_intent(call: InterceptedCall) -> tuple[Tag, ...]:
+    """What a write may touch, as far as that is known before it runs: a root where only its result names the rest."""
+    operation: Any = call.operation
+    if operation.policy.key_fn is not None:
+        named = operation.cache_keys(call)
+        return tuple(dict.fromkeys(root for key in named for root in key.request.roots))
+    tags = operation.tags
+    paths, bare = _tags_from(tags.early, call.arguments, None, operation.name, ())
+    return tuple(dict.fromkeys((*tags.static, *paths, *bare, *(rule.root for rule in tags.late))))
 
 
 def _region_of(late: tuple[TagRule, ...], owners: frozenset[object] | None) -> Region | None:

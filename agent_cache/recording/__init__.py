@@ -7,11 +7,14 @@ from agent_cache.errors import (
     MissingFixture,
     RecordedError,
     ReplayExhausted,
+    WorldMovedError,
 )
 from agent_cache.recording.api import now, random, record, replay, uuid4
+from agent_cache.recording.branch import Branch, Saved, fork
 from agent_cache.recording.cassette import Cassette, CassetteDiff, diff_cassettes
 from agent_cache.recording.cassette_file import RecordedCall
 from agent_cache.recording.drift import Baseline, DriftDetector, DriftEvent, DriftReport, DriftSeverity, Tolerance
+from agent_cache.recording.edits import Raised
 from agent_cache.recording.exceptions import register
 from agent_cache.recording.functions import cached_llm_call, intercept
 from agent_cache.recording.http.exchange import Http
@@ -22,6 +25,7 @@ from agent_cache.recording.recorder import Recorder
 from agent_cache.recording.redaction import Redaction
 
 __all__ = [
+    "Branch",
     "Baseline",
     "CallListener",
     "Cassette",
@@ -36,15 +40,19 @@ __all__ = [
     "Http",
     "MissingFixture",
     "Player",
+    "Raised",
     "RecordedCall",
     "RecordedError",
     "Recorder",
     "Redaction",
     "ReplayExhausted",
+    "Saved",
     "Savings",
+    "WorldMovedError",
     "Tolerance",
     "cached_llm_call",
     "diff_cassettes",
+    "fork",
     "intercept",
     "now",
     "observe",

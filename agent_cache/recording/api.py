@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import Token
+from copy import copy
 from datetime import UTC, datetime, tzinfo
 from pathlib import Path
 from types import TracebackType
@@ -36,9 +37,12 @@ __all__ = [
     "Block",
     "LiveCallBlocker",
     "block_live_calls",
+    "checked_path",
+    "loaded",
     "now",
     "random",
     "record",
+    "recorded_http",
     "replay",
     "uuid4",
 ]
@@ -205,7 +209,7 @@ class record(Block[Recorder]):  # noqa: N801 - used as a function, as in vcrpy a
         policy: Mapping[str, Policy] | None = None,
         http: bool | Http | None = None,
     ) -> None:
-        self._path = _checked_path(path, "record")
+        self._path = checked_path(path, "record")
         self._model = model
         self._redaction = redaction_of(redact)
         self._mode = checked_choice(mode, MODES, "record: mode")
@@ -222,14 +226,14 @@ class record(Block[Recorder]):  # noqa: N801 - used as a function, as in vcrpy a
         http = Http.of(self._http, "record")
         if mode != "rewrite":
             try:
-                old, redaction = _loaded(self._path, redaction)
+                old, redaction = loaded(self._path, redaction)
             except CassetteNotFound:
                 if mode == "none":
                     raise
             else:
                 player = Player(old, redaction, strict=self._strict)
                 model = old.model if model is None else model
-                recorded = _recorded_http(old)
+                recorded = recorded_http(old)
                 if self._http is None or (self._http is True and recorded is not None):
                     http = recorded
         described = None if http is None else http.describe()
@@ -281,7 +285,7 @@ class replay(Block[Player]):  # noqa: N801 - as `record`
         policy: Mapping[str, Policy] | None = None,
         redact: Any = None,
     ) -> None:
-        self._path = _checked_path(path, "replay")
+        self._path = checked_path(path, "replay")
         if not isinstance(strict, bool):
             raise ConfigurationError(f"replay: strict must be True or False, got {strict!r}")
         self._strict = strict
@@ -291,7 +295,7 @@ class replay(Block[Player]):  # noqa: N801 - as `record`
     def _open(self) -> tuple[Recorder, Player]:
         if is_being_recorded(self._path):
             raise CassetteError("is being recorded; replay it when that has ended", self._path)
-        cassette, redaction = _loaded(self._path, self._redaction)
+        cassette, redaction = loaded(self._path, self._redaction)
         player = Player(cassette, redaction, strict=self._strict)
         recorder = Recorder(
             self._path,
@@ -300,14 +304,17 @@ class replay(Block[Player]):  # noqa: N801 - as `record`
             player=player,
             policy=self._policy,
             is_guarded=self.is_guarded,
-            http=_recorded_http(cassette),
+            http=recorded_http(cassette),
         )
         return recorder, player
 
 
-def _loaded(path: Path, given: Redaction) -> tuple[Cassette, Redaction]:
-    """Load a cassette, and redact in it what was not redacted when it was recorded. Returns all rules together."""
-    cassette = Cassette.load(path)
+def loaded(source: Path | Cassette, given: Redaction) -> tuple[Cassette, Redaction]:
+    """Load a cassette, and redact in it what was not redacted when it was recorded. Returns all rules together.
+
+    A cassette that is in memory stays as it is.
+    """
+    cassette, path = (copy(source), source.path) if isinstance(source, Cassette) else (Cassette.load(source), source)
     if not cassette.outline.foreign.keys().isdisjoint(CALLS_OF_LITELLM):  # else the model would be called
         raise CassetteError("has calls of litellm, which only recording.litellm.LLMReplay answers", path)
     redaction = given.joined(cassette.header.redact)
@@ -319,7 +326,7 @@ def _loaded(path: Path, given: Redaction) -> tuple[Cassette, Redaction]:
     return cassette, redaction
 
 
-def _recorded_http(cassette: Cassette) -> Http | None:
+def recorded_http(cassette: Cassette) -> Http | None:
     """What HTTP a cassette has."""
     described = cassette.header.http
     try:
@@ -328,7 +335,8 @@ def _recorded_http(cassette: Cassette) -> Http | None:
         raise CassetteError(f"http: {error}", cassette.path, 1) from error
 
 
-def _checked_path(path: Any, caller: str) -> Path:
+def checked_path(path: Any, caller: str) -> Path:
+    """Check for the path of a cassette. The error names the caller."""
     if not isinstance(path, str | os.PathLike) or not os.fspath(path) or "\0" in str(path):
         raise ConfigurationError(f"{caller}: path must be the path of a cassette, got {path!r}")
     return Path(path)

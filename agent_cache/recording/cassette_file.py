@@ -24,6 +24,7 @@ import stat
 import threading
 import weakref
 from array import array
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -57,6 +58,7 @@ except ImportError:  # Windows: only recorders of one process exclude each other
 __all__ = [
     "CALLS_OF_LITELLM",
     "EARLIER",
+    "JOURNAL_VERSION",
     "VERSION",
     "CallLine",
     "Header",
@@ -82,6 +84,8 @@ __all__ = [
 ]
 
 VERSION = 2
+JOURNAL_VERSION = 1
+"""Of a journal (`resume.journal`), whose lines are a log, and others that a cassette does not have."""
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 
 _LOG = logging.getLogger("agent_cache")
@@ -99,6 +103,8 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
         model: label of the recording.
         redact: redaction rules beside the defaults, so that a replay applies the same.
         http: what of the run's HTTP was recorded (`http.exchange.Http`), if any was, so that a replay answers the same.
+        forked_from: of a branch, the run that it left: ``path`` (the name of the file), ``recorded_at``, ``at`` (id of
+            the first call that ran, None if all were answered) and ``edits`` (ids), all of the original.
         log: true if the lines are in the order in which the calls ended, as a running recording writes them.
     """
 
@@ -107,6 +113,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
     model: str | None = None
     redact: dict[str, Any] = {}
     http: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET
+    forked_from: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET
     log: Literal[True] | msgspec.UnsetType = msgspec.UNSET
 
     @property
@@ -391,15 +398,22 @@ class Outline:
         Args:
             like: of an earlier recording. Lanes that both have are in its order, if nothing else determines that.
         """
+        firsts: dict[bytes, deque[int]] = {}  # of the first calls of lanes: several tasks may begin with the same call
         ranks: dict[bytes, int] = {}
         if like is not None:
+            lanes: set[int] = set()
             for place, index in enumerate(like.order_of_lines()):
                 ranks.setdefault(like.digests[index], place)
+                if like.lanes[index] not in lanes:
+                    lanes.add(like.lanes[index])
+                    firsts.setdefault(like.digests[index], deque()).append(place)
 
         def rank(index: int) -> int:
-            return (
-                ranks.get(self.digests[index], len(ranks)) if self.is_log else index
-            )  # a finished file keeps its order
+            if not self.is_log:
+                return index  # a finished file keeps its order
+            if places := firsts.get(self.digests[index]):
+                return places.popleft()
+            return ranks.get(self.digests[index], len(ranks))
 
         return order_of_lines(self.enclosing(), self.lanes, self.forked, self.events(), rank)
 
@@ -579,6 +593,7 @@ class StoredCalls(Sequence[RecordedCall]):
 
 _CONFLICT = (b"<<<<<<< ", b"=======", b">>>>>>> ", b"||||||| ")
 _TRAILER = b'{"trailer":'
+_OF_JOURNALS = (b'{"intent":', b'{"open":', b'{"checkpoint":', b'{"resumed":')
 
 
 _header_decoder = msgspec.json.Decoder(Header)
@@ -646,6 +661,8 @@ def _read_calls(
                 raise CassetteError(str(error), path, number) from error
         elif content and not line.endswith(b"\n"):
             break  # the process was killed while it wrote this
+        elif content.startswith(_OF_JOURNALS):
+            pass
         elif content:
             call = _decoded(path, number, content, _head_decoder)
             if call.id in seen:
@@ -690,6 +707,8 @@ def _read_header(path: Path, line: bytes) -> Header | None:
         data = msgspec.json.decode(content)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         data = None
+    if isinstance(data, dict) and "agent_cache_journal" in data:
+        return _read_journal_header(path, data)
     version = data.get("agent_cache_cassette") if isinstance(data, dict) else None
     if version is None:
         if content.startswith(b'{"agent_cache_cassette"'):
@@ -697,18 +716,39 @@ def _read_header(path: Path, line: bytes) -> Header | None:
         if not content or content[:1] == b"{":
             return None
         raise CassetteError('is no cassette: it does not begin with {"agent_cache_cassette": 1, ...}', path, 1)
+    _check_version(path, version, VERSION)
+    header: Header = _decoded(path, 1, content, _header_decoder)
+    _check_redaction(path, header)
+    return header
+
+
+def _read_journal_header(path: Path, data: dict[str, Any]) -> Header:
+    """What the header of a journal says about its calls, which are a log."""
+    _check_version(path, data["agent_cache_journal"], JOURNAL_VERSION)
+    fields: dict[str, Any] = {name: data[name] for name in ("recorded_at", "redact", "http") if name in data}
+    fields["log"] = True
+    try:
+        header = msgspec.convert(fields, Header)
+    except msgspec.ValidationError as error:
+        raise CassetteError(f"this line is broken: {error}", path, 1) from error
+    _check_redaction(path, header)
+    return header
+
+
+def _check_version(path: Path, version: Any, newest: int) -> None:
     if type(version) is not int or version < 1:
         raise CassetteError(f"has the invalid format version {version!r}", path, 1)
-    if version > VERSION:
+    if version > newest:
         raise CassetteError(
-            f"has format version {version}, and this agent-cache reads up to {VERSION}; update agent-cache", path, 1
+            f"has format version {version}, and this agent-cache reads up to {newest}; update agent-cache", path, 1
         )
-    header: Header = _decoded(path, 1, content, _header_decoder)
+
+
+def _check_redaction(path: Path, header: Header) -> None:
     try:
         Redaction().joined({**header.redact, "hook": False})
     except (ConfigurationError, TypeError, AttributeError) as error:
         raise CassetteError(f"its header has invalid redaction rules: {error}", path, 1) from error
-    return header
 
 
 def _not_found(path: Path) -> CassetteNotFound:

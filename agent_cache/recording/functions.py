@@ -327,8 +327,9 @@ class ActiveCall:
         owner: the recording or replay that it belongs to.
         function: the function that was called.
         arguments: plain data, redacted.
-        given: the same before redaction, if that has changed it; else None.
+        given: the same before redaction, if that has changed them or the key; else None.
         key: what ``cache_key=`` made of them.
+        given_key: the same before redaction, where there is `given`.
         digest: digest of name and arguments, or of name and key.
         matched: the digest that a recorded call has; another one if arguments were written in another way then.
         outer: the innermost call around it, of whatever recording; `parent` the innermost of the same recording.
@@ -348,9 +349,9 @@ class ActiveCall:
     """
 
     __slots__ = (
-        "after", "arguments", "chunks", "counts", "digest", "exchange", "forked", "function", "given", "id", "index",
-        "is_awaited", "is_plain_stream", "key", "lane", "matched", "occurrence", "outer", "owner", "parent", "passed",
-        "place", "recorded", "started", "tool_call", "usage",
+        "after", "arguments", "chunks", "counts", "digest", "exchange", "forked", "function", "given", "given_key",
+        "id", "index", "is_awaited", "is_plain_stream", "key", "lane", "matched", "occurrence", "outer", "owner",
+        "parent", "passed", "place", "recorded", "started", "tool_call", "usage",
     )  # fmt: skip
 
     def __init__(
@@ -361,6 +362,7 @@ class ActiveCall:
         self.arguments = arguments
         self.given: dict[str, Any] | None = None
         self.key = key
+        self.given_key: str | None = None
         self.digest = self.matched = digest
         self.outer = outer = CURRENT_CALL.get()
         while outer is not None and outer.owner is not owner:

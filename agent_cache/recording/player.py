@@ -53,11 +53,13 @@ class Player:
         error: the first of these errors; it is raised again at the end, in case something has swallowed it.
     """
 
-    def __init__(self, cassette: Cassette, redaction: Redaction, *, strict: bool) -> None:
+    def __init__(
+        self, cassette: Cassette, redaction: Redaction, *, strict: bool, matcher: Matcher | None = None
+    ) -> None:
         self.cassette = cassette
         if cassette.is_partial:
             _LOG.warning("%s was left by a recording that was killed; calls may be missing", cassette.path)
-        self.matcher = Matcher(cassette, redaction)
+        self.matcher = Matcher(cassette, redaction) if matcher is None else matcher
         self._answered = bytearray(len(cassette))
         self.strict = strict
         self.cursor = 0
@@ -370,6 +372,10 @@ class Matcher:
         for each in found:
             found += self.children(each)
         return found
+
+    def forget_inside(self, index: int) -> None:
+        """Forget the calls that a call encloses: it has another outcome now, which is not theirs."""
+        self._children.pop(index, None)
 
     def events_of(self, indices: Sequence[int]) -> list[int]:
         """The index of each of these calls where it started, and ``~index`` where it ended, in their order."""

@@ -47,7 +47,15 @@ from agent_cache.recording.streams import failure_outcome, is_stream, leave_call
 from agent_cache.values.arguments import plain_arguments
 from agent_cache.values.tagged import encode
 
-__all__ = ["NO_CONTEXT", "CallLog", "CassetteWriter", "Recorder", "recorded_function"]
+__all__ = [
+    "NO_CONTEXT",
+    "CallLog",
+    "CassetteWriter",
+    "Recorder",
+    "function_of",
+    "recorded_function",
+    "show_in_sessions",
+]
 
 _LOG = logging.getLogger("agent_cache")
 
@@ -144,9 +152,7 @@ class Recorder:
             return self._run_async(call, proceed)
         if function.form == "plain":
             return self._run_plain(call, proceed)
-        if call.recorded is not None:
-            return self._replayed_stream(call)
-        return recorded_stream(call, proceed(), self._redaction, self._stream_ended)
+        return self._run_stream(call, proceed)
 
     async def play(self, call: InterceptedCall) -> Any:
         """Answer a call of a cached tool, or make it.
@@ -154,7 +160,7 @@ class Recorder:
         Raises:
             CassetteError: if it is not recorded, and may not run.
         """
-        active = self._begin(_function_of(call.operation), call.arguments)
+        active = self._begin(function_of(call.operation), call.arguments)
         active.tool_call = call
         return await self._run_async(active, call.proceed)
 
@@ -164,7 +170,7 @@ class Recorder:
         Raises:
             CassetteError: if it may not run then: by its policy, in a strict replay, or in a guarded one.
         """
-        function = called if isinstance(called, RecordedFunction) else _function_of(called)
+        function = called if isinstance(called, RecordedFunction) else function_of(called)
         thread = threading.current_thread().name
         if self.player is not None:
             policy = self._policy_of(function)
@@ -207,12 +213,11 @@ class Recorder:
             data = self._redacted(function, data)
         if key is not None:
             key = redact_key(key, given, data, self._redaction)
-        is_changed = data is not given and data != given
-        is_redacted = is_changed or key != given_key
+        is_redacted = (data is not given and data != given) or key != given_key
         digest = digest_of(function.name, data) if key is None else digest_of_key(function.name, key)
         call = ActiveCall(self, function, data, key, digest)
-        if is_changed:
-            call.given = given
+        if is_redacted:
+            call.given, call.given_key = given, given_key
         with self._lock:
             if self._has_lanes:
                 lane = self.lanes.current()
@@ -367,6 +372,11 @@ class Recorder:
             return self._run_awaitable(call, value)
         return self._returned(call, value)
 
+    def _run_stream(self, call: ActiveCall, proceed: Callable[[], Any]) -> Any:
+        if call.recorded is not None:
+            return self._replayed_stream(call)
+        return recorded_stream(call, proceed(), self._redaction, self._stream_ended)
+
     async def _run_awaitable(self, call: ActiveCall, value: Awaitable[Any]) -> Any:
         """A call of a plain function that returned an awaitable ends when that does."""
         call.is_awaited = True
@@ -494,15 +504,15 @@ class Recorder:
                 try:
                     await player.wait_until_cancelled(call)
                 except cancellations() as cancellation:
-                    _replay_into_sessions(call, None, cancellation)
+                    show_in_sessions(call, None, cancellation)
                     raise
             if "error" in outcome:
                 error = read_error(outcome["error"])
-                _replay_into_sessions(call, None, error)
+                show_in_sessions(call, None, error)
                 raise error
             value = player.read(call, outcome)
             if call.tool_call is not None:
-                _replay_into_sessions(call, value, None)
+                show_in_sessions(call, value, None)
             return value
         finally:
             if "stream" not in outcome:
@@ -607,7 +617,7 @@ _shared_names: set[str] = set()
 _functions: weakref.WeakKeyDictionary[Operation[Any], RecordedFunction] = weakref.WeakKeyDictionary()
 
 
-def _function_of(operation: Operation[Any]) -> RecordedFunction:
+def function_of(operation: Operation[Any]) -> RecordedFunction:
     """The function of a cached tool, described at its first recorded call."""
     found = _functions.get(operation)
     if found is None:
@@ -623,10 +633,10 @@ def recorded_function(value: Any) -> RecordedFunction | None:
     if isinstance(found, RecordedFunction):
         return found
     operation = getattr(value, "__agent_cache__", None)
-    return _function_of(operation) if isinstance(operation, Operation) else None
+    return function_of(operation) if isinstance(operation, Operation) else None
 
 
-def _replay_into_sessions(call: ActiveCall, value: Any, error: BaseException | None) -> None:
+def show_in_sessions(call: ActiveCall, value: Any, error: BaseException | None) -> None:
     """Let the sessions around a replayed tool trace and count it as they did when it was recorded."""
     tool_call, recorded = call.tool_call, call.recorded
     if tool_call is None or recorded is None:
@@ -778,8 +788,16 @@ class CassetteWriter(CallLog):
         CassetteError: if the file cannot be written, or is being recorded.
     """
 
-    def __init__(self, path: Path, model: str | None, redaction: Redaction, http: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        model: str | None,
+        redaction: Redaction,
+        http: dict[str, Any] | None = None,
+        forked_from: dict[str, Any] | None = None,
+    ) -> None:
         self.path = path
+        self._like = path  # an earlier recording: tasks are in its order, where only chance decides
         self._file = PartialFile(path)
         super().__init__(redaction)
         self._written = 0
@@ -788,7 +806,14 @@ class CassetteWriter(CallLog):
         self._copied_lanes = 0
         now = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
         of_http = msgspec.UNSET if http is None else http
-        header = Header(recorded_at=now, model=model, redact=redaction.describe(), http=of_http, log=True)
+        header = Header(
+            recorded_at=now,
+            model=model,
+            redact=redaction.describe(),
+            http=of_http,
+            forked_from=msgspec.UNSET if forked_from is None else forked_from,
+            log=True,
+        )
         try:
             self._file.append(header_line(header))
         except OSError as error:
@@ -833,7 +858,7 @@ class CassetteWriter(CallLog):
                 f"could not be written: {self._failure.strerror}; what could be is in {self.path.name}.partial",
                 self.path,
             ) from self._failure
-        self._file.finish_as(lambda: Cassette.load(self._file.partial).lines(like=self.path))
+        self._file.finish_as(lambda: Cassette.load(self._file.partial).lines(like=self._like))
 
     def discard(self) -> None:
         """Leave the old file as it is."""

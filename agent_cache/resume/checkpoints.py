@@ -442,14 +442,14 @@ def _from_file(framework: str, plain: Mapping[str, Any]) -> Any:
 
 
 def typed_state(state: Any) -> Any:
-    """The state of a checkpoint as the class of its framework, if this program knows that class by now.
+    """A copy of the state of a checkpoint, as the class of its framework if this program knows that class by now.
 
     Raises:
         CheckpointError: if the state does not fit the class. The error names the field.
     """
-    if isinstance(state, CustomState) and _is_known(state.framework):
-        return _typed(state.framework, decode(encode(state_data(state))))
-    return state
+    framework = framework_of(state)
+    plain = decode(encode(state_data(state)))
+    return _typed(framework, plain) if _is_known(framework) else _untyped(framework, plain)
 
 
 # What users pass
@@ -619,8 +619,9 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
         else:
             given = state_of(self.state)
             plain = decode(encode(state_data(given)))
-            known = framework_of(given) if not isinstance(given, CustomState) else ""
-            state = _typed(known, plain) if known else _untyped(given.framework, plain)
+            # A dict that says it is of a framework may be anything until it is restored.
+            is_custom = isinstance(given, CustomState)
+            state = (_untyped if is_custom else _typed)(framework_of(given), plain)
         msgspec.structs.force_setattr(self, "state", state)
 
     @property

@@ -27,13 +27,17 @@ from agent_cache import (
     writing,
 )
 from agent_cache.recording import (
+    Branch,
     Cassette,
     Http,
     Player,
+    Raised,
     RecordedCall,
     Recorder,
+    Saved,
     cached_llm_call,
     diff_cassettes,
+    fork,
     intercept,
     observe,
     record,
@@ -465,6 +469,16 @@ async def record_and_replay() -> None:
     with record("run.jsonl", http=Http(ignore=["a.example"], only=None, aliases={"a": "b"})), replay("a", redact=None):
         record("run.jsonl", http=True)
         record("run.jsonl", http="yes")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    with fork("a", at=2, to="b", edits={1: Order("a", "b"), 3: Raised(ValueError())}, world="sandbox") as branch:
+        assert_type(branch, Branch)
+        assert_type(branch.live_from, int | None)
+        assert_type(branch.saved, Saved)
+        assert_type(branch.cassette, Cassette)
+    async with fork(Cassette.load("a"), at=None, to="b"):
+        pass
+    assert_type(fork.from_env(), fork | None)
+    fork("a", at="2", to="b")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    fork("a", at=2, to="b", world="new")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     with observe(Listener(), redact=["card"], http=True):
         observe(Refused)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     assert_type(diff_cassettes("a", Cassette.load("b")).identical, bool)

@@ -167,7 +167,7 @@ def test_the_state_of_a_class_that_is_gone_is_readable_and_comes_back_with_the_c
     assert type(back.state) is CustomState
     assert back.framework == name
     assert written(back) == line
-    assert typed_state(back.state) is back.state
+    assert typed_state(back.state) == back.state
     register_state(Plan, framework=name)
     assert typed_state(back.state) == Plan(list(STEPS), {"x"})
 

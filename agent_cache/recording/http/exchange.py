@@ -634,6 +634,7 @@ class Exchange:
         self._refusal = refusal
         self._head: tuple[int, str, Pairs] | None = None
         self._body: ResponseBody | None = None
+        self._ending: dict[str, Any] | BaseException | None = None
         self._length: int | None = None
         self._is_encoded = False
         self._is_over = False
@@ -846,10 +847,19 @@ class Exchange:
             return end
         return {"response": response_data(*self._head, self._body, redaction, end)}
 
+    def whole_outcome(self, redaction: Redaction) -> dict[str, Any]:
+        """The outcome by other rules of redaction, once it has ended with a response."""
+        assert self._head is not None
+        assert self._body is not None
+        end = self._ending
+        ended = failure_outcome(end, redaction) if isinstance(end, BaseException) else end
+        return {"response": response_data(*self._head, self._body, redaction, ended)}
+
     def _end(self, end: dict[str, Any] | BaseException | None) -> None:
         if self._is_over:
             return
         self._is_over = True
+        self._ending = end
         head, body = self._head, self._body
         if head is None or body is None:
             return

@@ -1,0 +1,179 @@
+"""Going through what a run did after a checkpoint, event by event, with a function that may stop it.
+
+The events of a run are its calls and its other checkpoints. A checkpoint's place among them is the last call that had
+ended when it was made: times, which two tasks may share and which clocks set back, decide nothing.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from agent_cache.errors import CheckpointError, ConfigurationError
+from agent_cache.recording.cassette_file import RecordedCall
+from agent_cache.resume.checkpoints import Checkpoint
+
+__all__ = ["AutoReplayManager", "Event", "ReplayReport", "importance_of"]
+
+Event: TypeAlias = RecordedCall | Checkpoint
+Source: TypeAlias = "Iterable[Event] | Any"
+
+
+def importance_of(event: Event) -> float:
+    """The importance of an event, from 0 to 1.
+
+    A checkpoint has its own. Of calls, one that failed or did not end has 0.9, a write 0.8, a request to a model 0.7,
+    a time, a random number or another value of the environment 0.2, and any other 0.5.
+    """
+    if isinstance(event, Checkpoint):
+        return event.importance
+    if not event.outcome.keys().isdisjoint(("error", "cancelled", "unfinished")):
+        return 0.9
+    if event.is_write:
+        return 0.8
+    return {"llm": 0.7, "env": 0.2}.get(event.kind, 0.5)
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayReport:
+    """What a replay of events did.
+
+    Attributes:
+        replayed: the events that were replayed, in their order.
+        filtered: the events after the checkpoint that `where` or `min_importance` left out, up to where it ended.
+        cancelled_at: the event at which it was stopped, which was not replayed; None if it came to the end.
+    """
+
+    replayed: tuple[Event, ...]
+    filtered: tuple[Event, ...]
+    cancelled_at: Event | None = None
+
+
+class AutoReplayManager:
+    """Replays the events of a run that come after a checkpoint. Nothing is called again: a function is shown them.
+
+    The function can bring a restored agent to the end of the run, step by step. What else observes the run, such as
+    the drift detector of a session, goes on when the replay is stopped.
+
+    Args:
+        events: the calls and checkpoints of the run, the calls in the order in which they ended; or what has them as
+            ``calls`` or ``steps`` and as ``checkpoints``: a journal that was read, or its cassette.
+        after: the checkpoint. Calls that had ended when it was made are left out; one that was under way is replayed.
+        where: ``where(event)`` says whether an event is replayed; may be a coroutine function.
+        min_importance: events of less importance are left out; see `importance_of`.
+        on_event: ``on_event(event)`` is called for each event before it counts as replayed; may be a coroutine
+            function. False ends the replay before the event.
+
+    Attributes:
+        replayed: the events that have been replayed so far.
+
+    Raises:
+        CheckpointError: if the checkpoint is not of this run, or the calls are not in the order in which they ended.
+        ConfigurationError: if an argument cannot work.
+    """
+
+    def __init__(
+        self,
+        events: Source,
+        *,
+        after: Checkpoint,
+        where: Callable[[Event], Any] | None = None,
+        min_importance: float = 0,
+        on_event: Callable[[Event], Any] | None = None,
+    ) -> None:
+        if not isinstance(after, Checkpoint):
+            raise ConfigurationError(f"AutoReplayManager: after must be a Checkpoint, got {after!r}")
+        for name, function in {"where": where, "on_event": on_event}.items():
+            if function is not None and not callable(function):
+                raise ConfigurationError(f"AutoReplayManager: {name} must be a function of an event, got {function!r}")
+        if isinstance(min_importance, bool) or not (
+            isinstance(min_importance, (int, float)) and math.isfinite(min_importance) and 0 <= min_importance <= 1
+        ):
+            raise ConfigurationError(f"AutoReplayManager: min_importance is from 0 to 1, got {min_importance!r}")
+        self._events = _events_after(events, after)
+        self._where = where
+        self._min_importance = min_importance
+        self._on_event = on_event
+        self.replayed: list[Event] = []
+
+    async def run(self) -> ReplayReport:
+        """Replay the events, from the first.
+
+        Returns:
+            What was replayed. What a function raises is raised here; `replayed` then has the events before.
+        """
+        self.replayed = []
+        filtered: list[Event] = []
+        for event in self._events:
+            if importance_of(event) < self._min_importance or not await _answer(self._where, event):
+                filtered.append(event)
+                continue
+            if self._on_event is not None and await _answer(self._on_event, event) is False:
+                return ReplayReport(tuple(self.replayed), tuple(filtered), event)
+            self.replayed.append(event)
+        return ReplayReport(tuple(self.replayed), tuple(filtered))
+
+
+async def _answer(function: Callable[[Event], Any] | None, event: Event) -> Any:
+    if function is None:
+        return True
+    answer = function(event)
+    return await answer if inspect.isawaitable(answer) else answer
+
+
+def _events_after(source: Source, after: Checkpoint) -> list[Event]:
+    """The events behind a checkpoint, each checkpoint behind the last call that had ended when it was made."""
+    calls, checkpoints = _parts(source)
+    places = {0: -1}
+    for index, call in enumerate(calls):
+        if call.id in places:
+            raise CheckpointError(f"two calls have the number {call.id}, so they are not of one run", "events")
+        places[call.id] = index
+    for call in calls:
+        if call.after in places and places[call.after] >= places[call.id]:
+            raise CheckpointError(
+                f"call {call.id} stands above call {call.after}, which had ended when it began; give the calls in the "
+                "order in which they ended, as a journal has them",
+                "events",
+            )
+    if after.after not in places:
+        raise CheckpointError(
+            f"there is no call {after.after}, after which the checkpoint was made: these are the events of another "
+            "run, or not all of them",
+            "after",
+        )
+    behind: dict[int, list[Checkpoint]] = {}
+    for checkpoint in sorted(checkpoints, key=lambda one: one.sequence):
+        if checkpoint.session_id != after.session_id:
+            raise CheckpointError(f"a checkpoint is of the session {checkpoint.session_id!r}", "session_id")
+        if checkpoint.sequence > after.sequence:
+            behind.setdefault(max(places.get(checkpoint.after, -1), places[after.after]), []).append(checkpoint)
+    events: list[Event] = list(behind.get(places[after.after], ()))
+    for index in range(places[after.after] + 1, len(calls)):
+        events += [calls[index], *behind.get(index, ())]
+    return events
+
+
+def _parts(source: Source) -> tuple[list[RecordedCall], list[Checkpoint]]:
+    header = getattr(source, "header", None)
+    if getattr(header, "is_log", True) is False:
+        raise CheckpointError(
+            "a finished cassette has its calls in another order and under other numbers; give the journal of the run",
+            "events",
+        )
+    events: Iterable[Any] = getattr(source, "calls", getattr(source, "steps", source))
+    calls: list[RecordedCall] = []
+    checkpoints = list(getattr(source, "checkpoints", ()))
+    for event in events:
+        if isinstance(event, Checkpoint):
+            checkpoints.append(event)
+        elif isinstance(event, RecordedCall):
+            calls.append(event)
+        else:
+            raise ConfigurationError(
+                f"AutoReplayManager: events are recorded calls and checkpoints, got {type(event).__name__}"
+            )
+    return calls, checkpoints

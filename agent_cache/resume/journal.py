@@ -1,0 +1,728 @@
+"""The file of a journal: its name, its lines, reading it, and writing it under a lock. JSON Lines, version 1.
+
+    {"agent_cache_journal": 1, "session_id": "order-7", "recorded_at": "...", "run": "5f1c...", "secret": "...", ...}
+    {"id": 1, "kind": "llm", "name": "shop:ask", ..., "place": "90ab..."}
+    {"intent": {"id": 2, "kind": "tool", "name": "shop:pay", "arguments": {...}, "place": "...", "key": "..."}}
+    {"id": 2, "kind": "tool", "name": "shop:pay", ..., "place": "..."}
+    {"trailer": {"calls": 2, "duration_ms": 12.5, "ended": "returned"}}
+
+The calls are a log as a running recording writes it (`recording.cassette_file`), so a journal can be loaded as a
+cassette. An *intent* stands before each write and says that it begins. A write without a line of its own was running
+when the process ended: it is *in doubt*. ``open`` says the place of another call that had not ended and that
+encloses calls which have lines. Only a run that has come to its end has a trailer: the journal is *sealed*.
+
+One process writes, the others read as they like: each line is one `os.write` at the end of the file, and a line that
+could not be written as a whole is taken back.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from functools import cached_property
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from agent_cache.errors import CassetteError, CassetteNotFound, JournalError
+from agent_cache.recording.cassette import Cassette
+from agent_cache.recording.cassette_file import JOURNAL_VERSION, RecordedCall, Trailer
+from agent_cache.resume.checkpoints import Checkpoint, checkpoint_of
+from agent_cache.values.tagged import encode
+
+try:
+    import fcntl
+except ImportError:  # Windows: only writers of one process exclude each other there
+    fcntl = None  # type: ignore[assignment]
+
+__all__ = [
+    "Intent",
+    "JournalFile",
+    "JournalHeader",
+    "JournalLine",
+    "OpenCall",
+    "StoredJournal",
+    "as_cassette",
+    "branch_journal",
+    "check_session",
+    "is_answer",
+    "journal_path",
+    "new_header",
+    "now_text",
+    "read_journal",
+]
+
+
+# Names
+
+
+_PLAIN = frozenset(b"abcdefghijklmnopqrstuvwxyz0123456789_-")
+_MAX_NAME = 180
+"""Bytes of an escaped id: with the part for a sealed journal and the suffix, file systems take 255."""
+
+
+def journal_path(directory: Path, session_id: str) -> Path:
+    """The file of a session's journal. Two ids never have one file, also where case does not matter."""
+    raw = session_id.encode("utf-8", "surrogatepass")
+    name = "".join(chr(byte) if byte in _PLAIN else f"%{byte:02x}" for byte in raw)
+    if len(name) > _MAX_NAME:  # a tilde is in no other name
+        name = f"{name[: _MAX_NAME - 40]}~{blake2b(raw, digest_size=16).hexdigest()}"
+    return directory / f"{name}.jsonl"
+
+
+# Lines
+
+
+class JournalHeader(msgspec.Struct, frozen=True, kw_only=True):
+    """The first line.
+
+    Attributes:
+        agent_cache_journal: version of the format.
+        session_id: id of the session.
+        recorded_at: when the run began, in UTC.
+        run: random; names this run of the session.
+        secret: random; key of the places and of the idempotency keys.
+        redact, http: as in the header of a cassette.
+        check: with a key, data that it has encrypted, so that another key is noticed; else empty.
+    """
+
+    agent_cache_journal: int = JOURNAL_VERSION
+    session_id: str
+    recorded_at: str
+    run: str
+    secret: str
+    redact: dict[str, Any] = {}
+    http: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET
+    check: str = ""
+
+
+class OpenCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Where a call is that had begun. Its fields are those of a `RecordedCall`.
+
+    Attributes:
+        place: hexadecimal digest of the chain of enclosing calls, name, arguments before redaction, and occurrence.
+    """
+
+    id: int
+    parent: int | None = None
+    place: str
+    after: int = 0
+    lane: int = 0
+    forked: int = 0
+
+
+class Intent(OpenCall, frozen=True, kw_only=True, omit_defaults=True):
+    """A write that begins.
+
+    Attributes:
+        kind, name, arguments: as in `RecordedCall`.
+        key: its idempotency key.
+        tags: what it may invalidate, as far as that is known before it runs; a root where an id is not known, or was
+            redacted.
+    """
+
+    kind: str
+    name: str
+    arguments: dict[str, Any] = {}
+    key: str
+    tags: list[str] = []
+
+
+class JournalLine(msgspec.Struct, frozen=True, kw_only=True):
+    """What a resume needs to know of a call before it is made again.
+
+    Attributes:
+        id, parent, name, lane: as in `RecordedCall`.
+        is_write: likewise.
+        place: as in `OpenCall`.
+        until_ms: when it ended, from the beginning of the run.
+        is_cut: whether it has not ended by itself: see `is_answer`.
+        is_lost: whether its outcome cannot be given back, because redaction has changed it or it could not be written.
+        original: the outcome before redaction, encrypted; empty if redaction left it alone, or there is no key.
+    """
+
+    id: int
+    parent: int | None
+    name: str
+    lane: int
+    is_write: bool
+    place: bytes
+    until_ms: float
+    is_cut: bool
+    is_lost: bool
+    original: str
+
+
+class _CallLine(msgspec.Struct, frozen=True, kw_only=True):
+    """The line of a call. The outcome is not decoded."""
+
+    id: int
+    parent: int | None = None
+    kind: str
+    name: str
+    source: str = ""
+    lane: int = 0
+    outcome: dict[str, msgspec.Raw]
+    started_ms: float = 0.0
+    duration_ms: float = 0.0
+    place: str
+    hidden: bool = False
+    original: str = ""
+
+    def summary(self) -> JournalLine:
+        """The same without the outcome.
+
+        Raises:
+            ValueError: if the place is not a hexadecimal number, or the outcome is none.
+        """
+        outcome = self.outcome
+        is_cut = not ("value" in outcome or "typed" in outcome or "any" in outcome) and not is_answer(
+            msgspec.json.decode(encode(outcome))
+        )
+        call = RecordedCall(id=self.id, kind=self.kind, name=self.name, outcome={}, source=self.source)
+        is_lost = self.hidden or "unencodable" in outcome or ("redacted" in outcome and not self.original)
+        return JournalLine(
+            id=self.id,
+            parent=self.parent,
+            name=self.name,
+            lane=self.lane,
+            is_write=call.is_write,
+            place=bytes.fromhex(self.place),
+            until_ms=self.started_ms + self.duration_ms,
+            is_cut=is_cut,
+            is_lost=is_lost,
+            original=self.original,
+        )
+
+
+_SINGLE = ("BaseException", "BaseExceptionGroup", "GeneratorExit", "KeyboardInterrupt", "SystemExit")
+_NO_ANSWERS = frozenset({*_SINGLE, *(f"builtins:{name}" for name in _SINGLE)})
+"""Exceptions that end the run and not the call: they are given back to nobody."""
+
+
+def is_answer(outcome: dict[str, Any]) -> bool:
+    """Whether a call with this outcome has ended by itself, so that a resumed run gets its outcome.
+
+    One that was cancelled, or that the end of the process has cut off, has not: a read runs again, a write is in doubt.
+    """
+    if "value" in outcome:
+        return True
+    if "cancelled" in outcome or "unfinished" in outcome:
+        return False
+    if "error" in outcome:
+        error = outcome["error"]
+        return error.get("type") not in _NO_ANSWERS and error.get("base") not in _NO_ANSWERS
+    inner = outcome.get("stream") or outcome.get("response") or {}
+    end = inner.get("end")
+    return end is None or is_answer(end)
+
+
+def now_text() -> str:
+    """The time in UTC, as headers have it."""
+    return datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
+def new_header(session_id: str, redact: dict[str, Any], http: dict[str, Any] | None) -> JournalHeader:
+    """The header of a new run."""
+    return JournalHeader(
+        session_id=session_id,
+        recorded_at=now_text(),
+        run=os.urandom(16).hex(),
+        secret=os.urandom(16).hex(),
+        redact=redact,
+        http=msgspec.UNSET if http is None else http,
+    )
+
+
+# Reading
+
+_header_decoder = msgspec.json.Decoder(JournalHeader)
+_call_decoder = msgspec.json.Decoder(_CallLine)
+
+
+class _Other(msgspec.Struct, frozen=True, kw_only=True):
+    """A line that is no call. Exactly one field is set."""
+
+    intent: Intent | None = None
+    open: OpenCall | None = None
+    checkpoint: msgspec.Raw = msgspec.Raw()
+    resumed: dict[str, Any] | None = None
+    trailer: Trailer | None = None
+
+
+_other_decoder = msgspec.json.Decoder(_Other)
+
+
+class StoredJournal:
+    """A journal as it was when it was read.
+
+    Attributes:
+        path: the file.
+        header: the first line.
+        lines: those of the calls that have ended, in the order in which they ended.
+        intents, opened: of all writes that have begun, and of other calls that enclose some, by id.
+        trailer: the last line of a sealed journal; None for one that can be resumed.
+        size: bytes of whole lines.
+        is_torn: whether a line without its end follows, of a process that was killed while it wrote it.
+    """
+
+    def __init__(self, path: Path, header: JournalHeader) -> None:
+        self.path = path
+        self.header = header
+        self.lines: list[JournalLine] = []
+        self.intents: dict[int, Intent] = {}
+        self.opened: dict[int, OpenCall] = {}
+        self.trailer: Trailer | None = None
+        self.size = 0
+        self.is_torn = False
+        self._checkpoints: list[tuple[int, msgspec.Raw]] = []
+
+    @property
+    def session_id(self) -> str:
+        """Id of the session."""
+        return self.header.session_id
+
+    @property
+    def run(self) -> str:
+        """Names this run of the session."""
+        return self.header.run
+
+    @property
+    def is_sealed(self) -> bool:
+        """Whether the run has come to its end."""
+        return self.trailer is not None
+
+    @cached_property
+    def calls(self) -> list[RecordedCall]:
+        """The calls that have ended, in the order in which they ended.
+
+        Raises:
+            CassetteError: if the file cannot be read any more.
+        """
+        return list(Cassette.load(self.path).steps[: len(self.lines)])
+
+    @cached_property
+    def checkpoints(self) -> list[Checkpoint]:
+        """The checkpoints, in their order.
+
+        Raises:
+            JournalError: if the line of one is broken.
+        """
+        found = []
+        for number, raw in self._checkpoints:
+            try:
+                found.append(checkpoint_of(msgspec.json.decode(raw), self.session_id))
+            except (msgspec.DecodeError, ValueError) as error:
+                raise JournalError(f"this checkpoint is broken: {error}", self.path, number) from error
+        return found
+
+    @property
+    def in_doubt(self) -> list[Intent]:
+        """The writes that had begun and may or may not have taken effect, in the order in which they began."""
+        ended = {line.id for line in self.lines if not line.is_cut}
+        inside = {line.id: line.parent for line in self.lines}
+        inside |= {
+            one.id: one.parent for one in (*self.opened.values(), *self.intents.values()) if one.id not in inside
+        }
+
+        def is_settled(number: int | None) -> bool:
+            while number is not None:
+                if number in ended:
+                    return True
+                number = inside.get(number)
+            return False
+
+        return [one for _, one in sorted(self.intents.items()) if not is_settled(one.id)]
+
+    def add(self, number: int, content: bytes) -> None:
+        """Add a line.
+
+        Raises:
+            JournalError: if it is broken.
+        """
+        if self.trailer is not None:
+            raise JournalError("a line follows the trailer", self.path, number)
+        try:
+            if content.startswith(b'{"id":'):
+                self.lines.append(_call_decoder.decode(content).summary())
+                return
+            other = _other_decoder.decode(content)
+        except (msgspec.DecodeError, ValueError, AttributeError, RecursionError) as error:
+            raise JournalError(f"this line is broken: {error}", self.path, number) from error
+        if other.intent is not None:
+            self.intents[other.intent.id] = other.intent
+        elif other.open is not None:
+            self.opened[other.open.id] = other.open
+        elif bytes(other.checkpoint):
+            self._checkpoints.append((number, other.checkpoint))
+        elif other.trailer is not None:
+            self.trailer = other.trailer
+        elif other.resumed is None:
+            raise JournalError("this line is broken: it is none of a journal", self.path, number)
+
+
+def read_journal(path: str | os.PathLike[str]) -> StoredJournal:
+    """Read a journal, also one that is being written. Nothing is locked or changed. A torn last line is left out.
+
+    Raises:
+        CassetteNotFound: if there is no such file.
+        JournalError: if it cannot be read, is no journal, or one of a newer version; with the line.
+    """
+    path = Path(path)
+    try:
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0))
+    except FileNotFoundError:
+        raise CassetteNotFound("there is no journal", path) from None
+    except (OSError, ValueError) as error:
+        raise JournalError(f"cannot be read: {getattr(error, 'strerror', None) or error}", path) from error
+    try:
+        found = _read(path, descriptor)
+    finally:
+        os.close(descriptor)
+    if found is None:
+        raise JournalError("is empty: its run was killed before it made a call", path)
+    return found
+
+
+def _read(path: Path, descriptor: int) -> StoredJournal | None:
+    """Read a journal; None if not even its header was written."""
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        raise JournalError("cannot be read: it is not a regular file", path)
+    found: StoredJournal | None = None
+    try:
+        with os.fdopen(os.dup(descriptor), "rb") as file:
+            file.seek(0)
+            for number, line in enumerate(file, 1):
+                if not line.endswith(b"\n"):
+                    if found is None and not b'{"agent_cache_journal":'.startswith(line[:23]):
+                        raise JournalError("is no journal of agent-cache", path, 1)
+                    if found is not None:
+                        found.is_torn = True
+                    break
+                if found is None:
+                    found = StoredJournal(path, _header_of(path, line))
+                elif line.strip():
+                    found.add(number, line)
+                found.size += len(line)
+    except OSError as error:
+        raise JournalError(f"cannot be read: {error.strerror}", path) from error
+    return found
+
+
+def _header_of(path: Path, line: bytes) -> JournalHeader:
+    try:
+        data = msgspec.json.decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        data = None
+    version = data.get("agent_cache_journal") if isinstance(data, dict) else None
+    if version is None:
+        raise JournalError("is no journal of agent-cache", path, 1)
+    if type(version) is not int or version < 1:
+        raise JournalError(f"has the invalid format version {version!r}", path, 1)
+    if version > JOURNAL_VERSION:
+        raise JournalError(
+            f"has format version {version}, and this agent-cache reads up to {JOURNAL_VERSION}; update agent-cache",
+            path,
+            1,
+        )
+    try:
+        return _header_decoder.decode(line)
+    except msgspec.DecodeError as error:
+        raise JournalError(f"its header is broken: {error}", path, 1) from error
+
+
+# Writing
+
+_open_names: set[str] = set()
+_open_files: set[JournalFile] = set()
+_lock = threading.Lock()
+
+
+class JournalFile:
+    """A journal that this process may write, and no other. It is created if there is none.
+
+    A forked child has no part in it.
+
+    Args:
+        path: the file.
+        is_durable: whether `append` may wait for the disk.
+
+    Attributes:
+        path: the same.
+        is_closed: whether nothing can be written any more.
+
+    Raises:
+        JournalError: if it is being written by another, or cannot be opened.
+    """
+
+    def __init__(self, path: Path, *, is_durable: bool) -> None:
+        self.path = path
+        self.is_closed = True
+        self._is_durable = is_durable
+        self._name = os.path.realpath(path)
+        self._size = 0
+        with _lock:
+            if self._name in _open_names:
+                raise _taken(path)
+            _open_names.add(self._name)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._descriptor = self._open_locked()
+        except BaseException as error:
+            _open_names.discard(self._name)
+            if isinstance(error, OSError):
+                raise JournalError(f"cannot be written: {error.strerror}", path) from error
+            raise
+        self.is_closed = False
+        _open_files.add(self)
+
+    def read(self) -> StoredJournal | None:
+        """What is in it; None if not even a header. A torn line at the end is taken off."""
+        found = _read(self.path, self._descriptor)
+        self._size = 0 if found is None else found.size
+        self._take_back()
+        return found
+
+    def append(self, *lines: bytes, is_urgent: bool = False) -> None:
+        """Write lines, all of them or none.
+
+        Args:
+            lines: the lines.
+            is_urgent: wait until they are on the disk, if the file is durable.
+
+        Raises:
+            OSError: if they cannot be written, such as on a full disk.
+        """
+        data = lines[0] if len(lines) == 1 else b"".join(lines)
+        try:
+            done = os.write(self._descriptor, data)
+            while done < len(data):
+                done += os.write(self._descriptor, data[done:])
+            if is_urgent and self._is_durable:
+                _sync(self._descriptor)
+        except OSError:
+            self._take_back()
+            raise
+        self._size += done
+
+    def set_aside(self, run: str) -> None:
+        """Give a sealed journal the name of its run, and close it: the next run of the session has the name.
+
+        Raises:
+            JournalError: if that is not possible.
+        """
+        aside = self.path.with_name(f"{self.path.stem}.{run[:8]}.jsonl")
+        try:
+            if aside.exists():  # as improbable as it is to lose one
+                aside = self.path.with_name(f"{self.path.stem}.{run}.jsonl")
+            self.path.replace(aside)
+        except OSError as error:
+            raise JournalError(f"cannot be renamed to {aside.name}: {error.strerror}", self.path) from error
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Let another process have it."""
+        if not self.is_closed:
+            self.is_closed = True
+            _open_files.discard(self)
+            try:
+                os.close(self._descriptor)
+            finally:
+                _open_names.discard(self._name)
+
+    def abandon(self) -> None:
+        """Forget it in a forked child. The lock remains with the parent."""
+        self.is_closed = True
+        os.close(self._descriptor)
+
+    def _take_back(self) -> None:
+        """Remove what does not belong to a whole line."""
+        try:
+            if os.fstat(self._descriptor).st_size > self._size:
+                os.ftruncate(self._descriptor, self._size)
+        except OSError:
+            self.close()  # nothing must be written behind half a line
+            raise
+
+    def _open_locked(self) -> int:
+        while True:
+            if self.path.is_symlink():
+                raise JournalError("cannot be written: it is a symbolic link; remove it", self.path)
+            flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0) | getattr(os, "O_NOFOLLOW", 0)
+            is_new = not self.path.exists()
+            descriptor = os.open(self.path, flags | getattr(os, "O_NONBLOCK", 0), 0o600)
+            try:
+                self._check_regular(descriptor)
+                if self._lock_file(descriptor):
+                    if is_new and self._is_durable:
+                        _sync_directory(self.path.parent)
+                    return descriptor
+            except BaseException:
+                os.close(descriptor)
+                raise
+            os.close(descriptor)
+
+    def _check_regular(self, descriptor: int) -> None:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise JournalError("cannot be written: it is not a regular file", self.path)
+
+    def _lock_file(self, descriptor: int) -> bool:
+        """Take the lock. False if the file was renamed meanwhile by a process that began another run."""
+        if fcntl is None:
+            return True
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise _taken(self.path) from None
+        try:
+            return os.path.samestat(os.fstat(descriptor), self.path.stat())
+        except FileNotFoundError:
+            return False
+
+
+def _taken(path: Path) -> JournalError:
+    return JournalError("is being written by another session of this id; only one at a time can make its run", path)
+
+
+def _sync(descriptor: int) -> None:
+    getattr(os, "fdatasync", os.fsync)(descriptor)
+
+
+def _sync_directory(directory: Path) -> None:
+    if os.name == "nt":
+        return
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _leave_files_to_parent() -> None:
+    global _lock  # noqa: PLW0603 - another thread of the parent may hold it
+    _lock = threading.Lock()
+    for file in list(_open_files):
+        file.abandon()
+    _open_files.clear()
+    _open_names.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_leave_files_to_parent)
+
+
+# Branches
+
+
+def branch_journal(
+    source: str | os.PathLike[str],
+    to_session_id: str,
+    *,
+    until: Checkpoint,
+    directory: str | os.PathLike[str],
+    events: bool = False,
+) -> Path:
+    """Make a journal for another session that goes on where a run was at a checkpoint.
+
+    The new session gets the outcomes of the calls that had ended by then. Writes that it makes have keys of their own.
+    Writes that had begun and not ended are in doubt in it, too, with the keys that they had.
+
+    Args:
+        source: the journal of the run, also one that is being written.
+        to_session_id: id of the new session. It must not have a journal.
+        until: a checkpoint of the run.
+        directory: of the new journal.
+        events: also take the calls that ended after the checkpoint, as far as the journal has them.
+
+    Returns:
+        The new file.
+
+    Raises:
+        JournalError: if there is a journal of that session already, the checkpoint is not in the source, or a file
+            cannot be read or written.
+        CassetteNotFound: if there is no such source.
+    """
+    found = read_journal(source)
+    if until.id not in {one.id for one in found.checkpoints}:
+        raise JournalError(f"has no checkpoint {until.id!r}", found.path)
+    target = journal_path(Path(directory), to_session_id)
+    header = msgspec.structs.replace(
+        found.header, session_id=to_session_id, run=os.urandom(16).hex(), recorded_at=now_text()
+    )
+    scratch = target.with_name(f".{target.name}.{os.urandom(8).hex()}")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o600)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(encode(header) + b"\n")
+                file.writelines(_lines_until(found, until, events=events))
+                file.flush()
+                os.fsync(file.fileno())
+            os.link(scratch, target)  # which never replaces a file
+        finally:
+            scratch.unlink(missing_ok=True)
+        _sync_directory(target.parent)
+    except FileExistsError:
+        raise JournalError(f"there is a journal of the session {to_session_id!r} already", target) from None
+    except OSError as error:
+        raise JournalError(f"cannot be written: {error.strerror}", target) from error
+    return target
+
+
+def _lines_until(found: StoredJournal, until: Checkpoint, *, events: bool) -> Iterator[bytes]:
+    """The lines of a run as they were at a checkpoint; with `events`, all but those of its end."""
+    try:
+        with found.path.open("rb") as file:
+            file.readline()
+            left = found.size - file.tell()
+            for line in file:
+                left -= len(line)
+                if left < 0:
+                    return
+                if line.startswith(b'{"checkpoint":'):
+                    checkpoint = msgspec.json.decode(line)["checkpoint"]
+                    yield line
+                    if not events and checkpoint.get("id") == until.id:
+                        return
+                elif not line.startswith((b'{"trailer":', b'{"resumed":')) and _is_kept(line):
+                    yield line
+    except (OSError, msgspec.DecodeError) as error:
+        raise JournalError(f"cannot be read: {error}", found.path) from error
+
+
+def _is_kept(line: bytes) -> bool:
+    """Whether a line belongs to a journal that can be resumed: calls that were cut off have none there."""
+    return not line.startswith(b'{"id":') or not _call_decoder.decode(line).summary().is_cut
+
+
+def check_session(found: StoredJournal, session_id: str) -> None:
+    """Check that a journal is that of a session.
+
+    Raises:
+        JournalError: if it is another's.
+    """
+    if found.session_id != session_id:
+        raise JournalError(f"is the journal of the session {found.session_id!r}, and not of {session_id!r}", found.path)
+
+
+def as_cassette(found: StoredJournal) -> Cassette:
+    """The calls of a journal, to answer calls from.
+
+    Raises:
+        JournalError: if the file has changed meanwhile, or is broken.
+    """
+    try:
+        cassette = Cassette.load(found.path)
+    except CassetteError as error:
+        raise JournalError(error.reason, error.path, error.line) from error
+    if len(cassette.steps) != len(found.lines):
+        raise JournalError("was changed while it was read", found.path)
+    cassette.is_partial = False  # it is resumed, and not replayed as it is
+    return cassette

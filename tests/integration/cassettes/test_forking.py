@@ -1,0 +1,153 @@
+"""`agent-cache cassette fork`, `fork.from_env`, and what the other commands say of a branch."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent_cache import ConfigurationError
+from agent_cache.recording import Cassette, CassetteError, fork, intercept, record, replay
+from agent_cache.recording.branch import FORK_VARIABLE
+
+
+@intercept(name="shop:say", kind="llm")
+def say(prompt: str) -> str:
+    return f"yes, {prompt}"
+
+
+@intercept(name="shop:pay", kind="write")
+def pay(order_id: str) -> str:
+    return f"paid {order_id}"
+
+
+@pytest.fixture
+def original(tmp_path: Path) -> Path:
+    path = tmp_path / "run.jsonl"
+    with record(path):
+        say("a")
+        pay("W1")
+        say("b")
+        pay("W2")
+    return path
+
+
+@pytest.fixture
+def to(tmp_path: Path) -> Path:
+    return tmp_path / "a branch.jsonl"
+
+
+def test_it_prints_how_to_run_a_fork_and_the_program_does(original, to, command, monkeypatch):
+    code, out, err = command("fork", original, "--at", 3, "--to", to, "--edit", "1=\"no 'a'\"", "--world", "sandbox")
+    assert (code, err) == (0, "")
+    assert out.startswith(
+        "1 call, 1 edited, will be answered; call 3 and what follows will run. Made again: 1 write before it."
+    )
+    assert not to.exists(), "it runs nothing"
+    [line] = [line for line in out.splitlines() if FORK_VARIABLE in line]
+    [setting] = shlex.split(line)
+    name, _, value = setting.partition("=")
+    monkeypatch.setenv(name, value)
+    with fork.from_env() or record(to):
+        assert say("a") == "no 'a'"
+        assert pay("W1") == "paid W1"
+        assert say("c") == "yes, c"
+    assert Cassette.load(to).header.forked_from["at"] == 3
+
+
+def test_as_json_it_has_the_environment(original, to, document):
+    code, shown = document("fork", original, "--at", "end", "--to", to)
+    assert code == 0
+    assert shown["answered"] == 4
+    assert json.loads(shown["environment"][FORK_VARIABLE]) == {"cassette": str(original), "to": str(to), "at": None}
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (["--at", "3"], "the original made a write, which the world has already:\n    call 4: shop:pay(order_id='W2')"),
+        (["--at", "9"], "there is no call 9; its calls have the ids 1 to 4"),
+        (["--at", "4", "--edit", "1=2", "--world", "as_is"], "is a number, and in the recording it returns a text"),
+        (["--at", "4", "--edit", '1="a"', "--edit", '1="b"', "--world", "as_is"], "a call was edited twice"),
+    ],
+)
+def test_a_fork_that_cannot_work_is_an_error_at_once(original, to, command, options, text):
+    code, out, err = command("fork", original, "--to", to, *options)
+    assert (code, out) == (2, "")
+    assert text in err
+
+
+@pytest.mark.parametrize("edit", ["1", "1=x", "a=1"])
+def test_an_edit_is_an_id_and_json(original, to, command, capsys, edit):
+    with pytest.raises(SystemExit):
+        command("fork", original, "--at", 2, "--to", to, "--edit", edit)
+    assert "is not of the form ID=JSON" in capsys.readouterr().err
+
+
+def test_without_the_variable_a_program_records_as_ever(original, to, monkeypatch):
+    monkeypatch.delenv(FORK_VARIABLE, raising=False)
+    assert fork.from_env() is None
+    monkeypatch.setenv(FORK_VARIABLE, "")
+    assert fork.from_env() is None
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["1", "{", '{"cassette": "a"}', '{"cassette": "a", "to": "b", "at": 1, "more": 2}', '{"edits": {"x": 1}}'],
+)
+def test_a_variable_with_something_else_in_it_is_an_error(monkeypatch, value):
+    monkeypatch.setenv(FORK_VARIABLE, value)
+    with pytest.raises(ConfigurationError, match=f"{FORK_VARIABLE} must be what `agent-cache cassette fork` prints"):
+        fork.from_env()
+
+
+def test_a_replay_never_reads_the_variable(original, to, monkeypatch):
+    given = {"cassette": str(original), "to": str(to), "at": 1, "world": "as_is"}
+    monkeypatch.setenv(FORK_VARIABLE, json.dumps(given))
+    with pytest.raises(CassetteError), replay(original):
+        say("something else")
+    assert not to.exists()
+
+
+@pytest.fixture
+def branch(original: Path, to: Path) -> Path:
+    with fork(original, at=3, to=to, edits={1: "no"}, world="as_is"):
+        say("a")
+        pay("W1")
+        say("c")
+    return to
+
+
+def test_show_says_that_it_is_a_branch_and_has_the_ids_of_its_calls(branch, original, command, document):
+    _, out, _ = command("show", branch)
+    recorded_at = Cassette.load(original).recorded_at
+    assert f"A branch of run.jsonl, recorded {recorded_at}, which it left at call 3; edited: call 1." in out
+    assert [line.split()[:2] for line in out.splitlines()[3:6]] == [["0", "1"], ["1", "2"], ["2", "3"]]
+    _, shown = document("show", branch)
+    assert shown["header"]["forked_from"]["edits"] == [1]
+
+
+def test_diff_says_which_one_is_the_branch(branch, original, command):
+    code, out, _ = command("diff", original, branch)
+    assert code == 1
+    assert f"{branch}: A branch of run.jsonl" in out
+    assert "shop:say: outcome" in out
+
+
+def test_a_header_that_was_edited_breaks_no_command(branch, command):
+    text = branch.read_text()
+    header, _, rest = text.partition("\n")
+    data: dict[str, Any] = json.loads(header)
+    data["forked_from"] = {"at": [], "edits": 5}
+    branch.write_text(f"{json.dumps(data)}\n{rest}")
+    code, out, _ = command("show", branch)
+    assert code == 0
+    assert "A branch of a cassette in memory" in out
+
+
+def test_text_has_it_for_a_diff_of_git(branch, command):
+    _, out, _ = command("text", branch)
+    assert "forked_from" in out

@@ -1,0 +1,725 @@
+"""A recorded run is made again up to a call, and goes on live from there."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent_cache import AgentCache, AgentCacheInvalidator, AgentCacheSession, AgentLoopDetectedError, ConfigurationError
+from agent_cache.recording import (
+    Cassette,
+    CassetteError,
+    CassetteNotFound,
+    DivergenceError,
+    Raised,
+    WorldMovedError,
+    diff_cassettes,
+    fork,
+    intercept,
+    record,
+    replay,
+)
+
+
+@dataclass
+class Order:
+    id: str
+    status: str
+
+
+class Shop:
+    """A world, and an agent in it: it reads orders, asks a model, and does what that says."""
+
+    def __init__(self) -> None:
+        self.reset()
+        shop = self
+
+        @AgentCache("order:{order_id}", name="get_order")
+        async def get_order(order_id: str) -> Order:
+            shop.made.append(f"get {order_id}")
+            return Order(order_id, shop.orders[order_id])
+
+        @AgentCacheInvalidator("order:{order_id}", name="cancel")
+        async def cancel(order_id: str) -> str:
+            shop.made.append(f"cancel {order_id}")
+            if shop.orders[order_id] == "delivered":
+                raise ValueError("is delivered")
+            shop.orders[order_id] = "cancelled"
+            return f"cancelled {order_id}"
+
+        @intercept(name="think", kind="llm")
+        async def think(prompt: str) -> str:
+            shop.made.append(f"think {prompt}")
+            return shop.says.get(prompt, "nothing")
+
+        self.get_order, self.cancel, self.think = get_order, cancel, think
+
+    def reset(self) -> None:
+        from agent_cache.testing import reset
+
+        reset()
+        self.orders = {"W1": "pending", "W2": "pending", "W3": "delivered"}
+        self.says = {"W1 is pending": "cancel", "W2 is pending": "cancel", "W2 is lost": "nothing"}
+        self.made: list[str] = []
+
+    async def handle(self, order_id: str) -> str:
+        """Read, think, and perhaps write: three calls of one task."""
+        order = await self.get_order(order_id)
+        if await self.think(f"{order_id} is {order.status}") == "cancel":
+            try:
+                return await self.cancel(order_id)
+            except ValueError as error:
+                return str(error)
+        return "left alone"
+
+    async def run(self) -> list[str]:
+        return [await self.handle("W1"), await self.handle("W2")]
+
+
+GET_1, THINK_1, CANCEL_1, GET_2, THINK_2, CANCEL_2 = range(1, 7)
+
+
+@pytest.fixture
+def shop() -> Shop:
+    return Shop()
+
+
+@pytest.fixture
+async def original(shop: Shop, path: Path) -> Path:
+    with record(path):
+        assert await shop.run() == ["cancelled W1", "cancelled W2"]
+    assert [call.name for call in Cassette.load(path)] == ["get_order", "think", "cancel"] * 2
+    shop.reset()
+    return path
+
+
+@pytest.fixture
+def to(tmp_path: Path) -> Path:
+    return tmp_path / "branch.jsonl"
+
+
+# Worlds
+
+
+async def test_in_a_sandbox_the_writes_before_the_fork_are_made_again_and_nothing_else(shop, original, to):
+    with fork(original, at=THINK_2, to=to, world="sandbox") as branch:
+        assert await shop.run() == ["cancelled W1", "cancelled W2"]
+    assert shop.made == ["cancel W1", "think W2 is pending", "cancel W2"]
+    assert diff_cassettes(original, to).identical
+    assert branch.live_from == THINK_2
+    assert branch.saved.calls == 3
+
+
+async def test_as_it_is_writes_are_answered_too(shop, original, to):
+    with fork(original, at=THINK_2, to=to, world="as_is"):
+        assert await shop.run() == ["cancelled W1", "cancelled W2"]
+    assert shop.made == ["think W2 is pending", "cancel W2"]
+    assert shop.orders["W1"] == "pending"
+
+
+def test_a_world_that_has_later_writes_is_refused_before_anything_runs(original, to):
+    with pytest.raises(WorldMovedError, match=r"call 6: cancel\(order_id='W2'\)") as caught:
+        fork(original, at=GET_2, to=to)
+    assert caught.value.writes == [{"id": CANCEL_2, "name": "cancel", "arguments": {"order_id": "W2"}}]
+    assert not to.exists()
+
+
+async def test_a_world_without_later_writes_is_not_refused(shop, path, to):
+    shop.says["W2 is pending"] = "nothing"
+    with record(path):
+        await shop.run()
+    shop.made.clear()
+    with fork(path, at=THINK_2, to=to):
+        assert await shop.run() == ["cancelled W1", "left alone"]
+    assert shop.made == ["think W2 is pending"]
+
+
+async def test_a_later_write_that_failed_has_not_moved_the_world(shop, path, to):
+    shop.says["W3 is delivered"] = "cancel"
+    with record(path):
+        assert await shop.handle("W3") == "is delivered"
+    with fork(path, at=2, to=to):
+        assert await shop.handle("W3") == "is delivered"
+
+
+async def test_a_write_that_has_another_outcome_in_the_sandbox_ends_the_run(shop, original, to):
+    shop.orders["W1"] = "delivered"
+    with pytest.raises(DivergenceError, match=r"call 3, cancel.*another outcome than in the original"):
+        async with fork(original, at=THINK_2, to=to, world="sandbox"):
+            await shop.run()
+    assert "think W2 is pending" not in shop.made
+    assert [call.outcome.keys() for call in Cassette.load(to)][2] == {"error"}, "what happened is recorded"
+
+
+async def test_a_call_that_encloses_a_write_runs_in_a_sandbox_and_what_it_reads_does_not(shop, path, to):
+    @intercept(name="step")
+    async def step(order_id: str) -> str:
+        return await shop.handle(order_id)
+
+    with record(path):
+        await step("W1")
+        await step("W2")
+    shop.reset()
+    with fork(path, at=5, to=to, world="sandbox"):
+        await step("W1")
+        await step("W2")
+    assert shop.made == ["cancel W1", "get W2", "think W2 is pending", "cancel W2"]
+    assert diff_cassettes(path, to).identical
+
+
+async def test_a_write_that_a_session_had_blocked_is_not_made_in_a_sandbox(shop, path, to):
+    async def run() -> str:
+        async with AgentCacheSession(loop_policy={"max_tool_calls": {"cancel": 1}}, on_loop="short_circuit"):
+            await shop.cancel("W1")
+            with pytest.raises(AgentLoopDetectedError):
+                await shop.cancel("W2")
+            await shop.get_order("W2")
+        return "blocked"
+
+    with record(path):
+        assert await run() == "blocked"
+    assert [call.source for call in Cassette.load(path)] == ["write", "blocked", "miss"]
+    shop.reset()
+    with fork(path, at=3, to=to, world="sandbox"):
+        assert await run() == "blocked"
+    assert shop.made == ["cancel W1", "get W2"]
+
+
+# What comes before the fork
+
+
+async def test_calls_that_enclose_the_fork_run_and_those_before_it_inside_of_them_do_not(shop, path, to):
+    @intercept(name="step")
+    async def step(order_id: str) -> str:
+        return await shop.handle(order_id)
+
+    with record(path):
+        await step("W1")
+        await step("W2")
+    shop.made.clear()
+    with fork(path, at=7, to=to, world="as_is") as branch:
+        assert await step("W1") == "cancelled W1"
+        assert await step("W2") == "cancelled W2"
+    assert shop.made == ["think W2 is pending", "cancel W2"]
+    assert branch.saved.calls == 2, "the first step, and the read in the second one"
+    assert diff_cassettes(path, to).identical
+
+
+async def test_a_branch_is_complete_and_can_be_replayed(shop, original, to):
+    with fork(original, at=THINK_2, to=to, world="as_is", edits={GET_2: Order("W2", "lost")}):
+        live = await shop.run()
+    shop.made.clear()
+    with replay(to, strict=True):
+        assert await shop.run() == live == ["cancelled W1", "left alone"]
+    assert shop.made == []
+    assert len(Cassette.load(to)) == 5, "nothing of the original after the fork"
+
+
+async def test_a_branch_says_which_run_it_has_left_and_where(shop, original, to):
+    with fork(original, at=THINK_2, to=to, world="as_is", edits={GET_2: Order("W2", "lost")}) as branch:
+        await shop.run()
+    recorded_at = Cassette.load(original).recorded_at
+    assert branch.cassette.header.forked_from == {
+        "path": "run.jsonl", "recorded_at": recorded_at, "at": THINK_2, "edits": [GET_2],
+    }  # fmt: skip
+
+
+async def test_a_branch_can_be_forked(shop, original, to, tmp_path):
+    with fork(original, at=THINK_2, to=to, world="as_is", edits={GET_2: Order("W2", "lost")}):
+        assert await shop.run() == ["cancelled W1", "left alone"]
+    shop.made.clear()
+    second = tmp_path / "second.jsonl"
+    with fork(to, at=None, to=second, edits={THINK_2: "cancel"}) as branch:
+        await shop.handle("W1")
+        assert await shop.get_order("W2") == Order("W2", "lost"), "the edit of the first fork holds"
+        assert await shop.think("W2 is lost") == "cancel"
+        await shop.cancel("W2")
+    assert shop.made == ["cancel W2"]
+    assert branch.cassette.header.forked_from["path"] == "branch.jsonl"
+
+
+async def test_before_the_fork_a_call_that_was_not_recorded_does_not_run(shop, original, to):
+    with (
+        pytest.raises(DivergenceError, match="would run before call 6 is reached") as caught,
+        fork(original, at=CANCEL_2, to=to, world="as_is"),
+    ):
+        await shop.get_order("W1")
+        await shop.cancel("W3")
+    assert "The first is call 2, think(prompt='W1 is pending')" in str(caught.value)
+    assert shop.made == []
+
+
+async def test_an_edit_that_leads_away_from_the_recording_before_the_fork_is_a_divergence(shop, original, to):
+    with (
+        pytest.raises(DivergenceError, match=r"think\(prompt='W1 is lost'\) would run before"),
+        fork(original, at=CANCEL_2, to=to, world="as_is", edits={GET_1: Order("W1", "lost")}),
+    ):
+        await shop.run()
+    assert shop.made == []
+
+
+async def test_a_program_that_swallows_the_divergence_gets_no_further(shop, original, to):
+    with pytest.raises(DivergenceError, match=r"cancel.*'W3'"), fork(original, at=CANCEL_2, to=to, world="as_is"):
+        for order_id in ("W3", "W2"):
+            try:
+                await shop.cancel(order_id)
+            except DivergenceError:
+                continue
+    assert shop.made == []
+
+
+async def test_a_run_that_ends_before_the_fork_has_diverged(shop, original, to):
+    with (
+        pytest.raises(DivergenceError, match=r"ended before the fork: 2 calls.*the first is call 4, get_order"),
+        fork(original, at=CANCEL_2, to=to, world="as_is"),
+    ):
+        await shop.handle("W1")
+    assert len(Cassette.load(to)) == 3
+
+
+async def test_none_answers_everything_and_goes_on_behind_the_end(shop, original, to):
+    with fork(original, at=None, to=to):
+        await shop.run()
+        assert shop.made == []
+        await shop.cancel("W2")
+    assert shop.made == ["cancel W2"]
+    assert len(Cassette.load(to)) == 7
+
+
+async def test_the_whole_run_can_be_live(shop, original, to):
+    with fork(original, at=GET_1, to=to, world="as_is") as branch:
+        await shop.run()
+    assert len(shop.made) == 6
+    assert branch.saved.calls == 0
+    assert diff_cassettes(original, to).identical
+
+
+async def test_it_counts_what_was_saved(path, to):
+    @intercept(name="ask", kind="llm")
+    async def ask(prompt: str) -> dict[str, Any]:
+        return {"model": "large-1", "usage": {"input_tokens": 100, "output_tokens": 7}, "text": prompt}
+
+    with record(path):
+        await ask("a")
+        await ask("b")
+    with fork(path, at=2, to=to) as branch:
+        await ask("a")
+        assert branch.saved.calls == 1
+        await ask("b")
+    saved = branch.saved
+    assert (saved.calls, saved.input_tokens, saved.output_tokens) == (1, 100, 7)
+    assert saved.seconds == pytest.approx(Cassette.load(path)[0].duration_ms / 1000)
+
+
+async def test_sessions_trace_and_count_the_answered_calls(shop, original, to):
+    with fork(original, at=THINK_2, to=to, world="as_is"):
+        async with AgentCacheSession(loop_policy={"max_tool_calls": {"cancel": 2}}, on_loop="short_circuit") as session:
+            await shop.run()
+            names = [each.tool for each in session.get_execution_trace()]
+            with pytest.raises(AgentLoopDetectedError, match="cancel was called 2 times"):
+                await shop.cancel("W3")
+    assert names == ["get_order", "cancel"] * 2
+    assert shop.made == ["think W2 is pending", "cancel W2"]
+
+
+# Edits
+
+
+async def test_a_dataclass_is_edited_by_an_object_or_by_its_data(shop, original, to, tmp_path):
+    for number, edit in enumerate((Order("W2", "lost"), {"id": "W2", "status": "lost"})):
+        with fork(original, at=THINK_2, to=tmp_path / f"{number}.jsonl", world="as_is", edits={GET_2: edit}):
+            assert await shop.handle("W1") == "cancelled W1"
+            order = await shop.get_order("W2")
+            assert order == Order("W2", "lost")
+            assert order is not edit
+
+
+async def test_what_the_model_said_can_be_edited(shop, original, to):
+    with fork(original, at=CANCEL_2, to=to, world="as_is", edits={THINK_2: "nothing"}):
+        assert await shop.run() == ["cancelled W1", "left alone"]
+    assert shop.made == []
+
+
+async def test_a_call_can_be_made_to_raise(shop, original, to):
+    with fork(original, at=GET_2, to=to, world="as_is", edits={CANCEL_1: Raised(ValueError("is delivered"))}):
+        assert await shop.run() == ["is delivered", "cancelled W2"]
+
+
+async def test_an_edited_write_is_not_made_in_a_sandbox(shop, original, to):
+    edits = {CANCEL_1: Raised(ValueError("is delivered"))}
+    with fork(original, at=GET_2, to=to, world="sandbox", edits=edits):
+        assert await shop.run() == ["is delivered", "cancelled W2"]
+    assert "cancel W1" not in shop.made
+
+
+async def test_a_recorded_error_can_be_edited_to_an_object(path, to):
+    works = [False]
+
+    @AgentCache("order", name="flaky")
+    async def flaky(order_id: str) -> Order:
+        if not works[0]:
+            raise ConnectionError("down")
+        return Order(order_id, "fine")
+
+    with pytest.raises(ConnectionError), record(path):
+        await flaky("W1")
+    with fork(path, at=None, to=to, edits={1: {"id": "W1", "status": "edited"}}):
+        assert await flaky("W1") == Order("W1", "edited")
+
+
+async def test_an_edited_stream_has_other_chunks(path, to, tmp_path):
+    @intercept(name="words", kind="llm")
+    async def words(prompt: str):
+        for word in ("it ", "is ", "late"):
+            yield word
+
+    async def run() -> list[str]:
+        return [word async for word in words("a")]
+
+    with record(path):
+        await run()
+    with fork(path, at=None, to=to, edits={1: ["not ", "yet"]}):
+        assert await run() == ["not ", "yet"]
+    with fork(path, at=None, to=tmp_path / "2.jsonl", edits={1: "not yet"}):
+        assert await run() == ["not yet"]
+    slow = {1: Raised(TimeoutError("slow"))}
+    with fork(path, at=None, to=tmp_path / "3.jsonl", edits=slow), pytest.raises(TimeoutError, match="slow"):
+        await run()
+    with replay(to):
+        assert await run() == ["not ", "yet"]
+    with pytest.raises(ConfigurationError, match="returned a stream: give the list of its chunks"):
+        fork(path, at=None, to=tmp_path / "4.jsonl", edits={1: {"words": 3}})
+
+
+async def test_the_words_in_a_models_answer_are_edited(path, to, tmp_path):
+    message: dict[str, Any] = {"role": "assistant", "content": "cancel", "tool_calls": None}
+
+    @intercept(name="ask", kind="llm")
+    async def ask(prompt: str) -> dict[str, Any]:
+        return {"model": "large-1", "choices": [{"message": message}]}
+
+    with record(path):
+        await ask("a")
+    with fork(path, at=None, to=to, edits={1: "wait"}):
+        assert (await ask("a"))["choices"] == [{"message": {**message, "content": "wait"}}]
+    message["tool_calls"] = [{"function": {"name": "cancel"}}]
+    with record(path):
+        await ask("a")
+    with pytest.raises(ConfigurationError, match="called tools in its answer; give the whole answer as data"):
+        fork(path, at=None, to=tmp_path / "2.jsonl", edits={1: "wait"})
+
+
+def test_an_edit_inside_of_an_answered_call_would_change_nothing(path, to):
+    @intercept(name="inner")
+    def inner(number: int) -> int:
+        return number
+
+    @intercept(name="outer")
+    def outer(number: int) -> int:
+        return inner(number) + 1
+
+    with record(path):
+        outer(1)
+        outer(2)
+    with pytest.raises(ConfigurationError, match=r"call 2, inner, is inside of call 1, outer, .*; edit call 1"):
+        fork(path, at=3, to=to, edits={2: 5})
+    with fork(path, at=4, to=to, edits={1: 10}):
+        assert outer(1) == 10
+        assert outer(2) == 3
+    assert [call.name for call in Cassette.load(to)] == ["outer", "outer", "inner"], "what was inside did not happen"
+
+
+@pytest.mark.parametrize(
+    ("number", "edit", "text"),
+    [
+        (GET_1, "pending", "is a text, and in the recording it returns a dict"),
+        (THINK_1, {"text": "cancel"}, "is a dict, and in the recording it returns a text"),
+        (THINK_1, object(), "is a builtins:object, which cannot be written down"),
+        (THINK_2, "cancel", "call 5 is the first that runs"),
+        (CANCEL_2, "cancelled", "call 6 started after call 5"),
+        (7, "x", "there is no call 7; its calls have the ids 1 to 6"),
+        ("2", "x", "ids of calls, which are numbers, got '2'"),
+        (True, "x", "ids of calls, which are numbers, got True"),
+    ],
+)
+def test_an_edit_that_cannot_work_is_refused_at_once(original, to, number, edit, text):
+    with pytest.raises((ConfigurationError, CassetteError), match=text):
+        fork(original, at=THINK_2, to=to, world="as_is", edits={number: edit})
+
+
+def test_a_class_that_cannot_be_raised_is_refused_at_once(original, to):
+    class Local(Exception):
+        def __init__(self, one: object, two: object) -> None:
+            super().__init__("a")
+
+    with pytest.raises(ConfigurationError, match="cannot be written down; register the class"):
+        fork(original, at=THINK_2, to=to, world="as_is", edits={THINK_1: Raised(Local(1, 2))})
+    with pytest.raises(ConfigurationError, match="Raised takes an exception"):
+        Raised("a")  # type: ignore[arg-type]
+
+
+async def test_an_edit_that_does_not_fit_the_annotation_is_an_error_of_that_call(shop, original, to):
+    with (
+        pytest.raises(CassetteError, match="edit of call 1, get_order, does not fit what the function returns"),
+        fork(original, at=THINK_2, to=to, world="as_is", edits={GET_1: {"id": "W1"}}),
+    ):
+        await shop.run()
+    assert shop.made == []
+
+
+# Arguments
+
+
+@pytest.mark.parametrize("at", ["5", 5.0, True])
+def test_at_is_a_number(original, to, at):
+    with pytest.raises(ConfigurationError, match="at must be the id of a call, or None"):
+        fork(original, at=at, to=to)
+
+
+@pytest.mark.parametrize("at", [0, 7, -1])
+def test_at_is_a_call(original, to, at):
+    with pytest.raises(CassetteError, match=f"there is no call {at}; its calls have the ids 1 to 6"):
+        fork(original, at=at, to=to, world="as_is")
+
+
+def test_a_branch_replaces_no_file(original, to):
+    with pytest.raises(CassetteError, match="is the original: give the branch a path of its own"):
+        fork(original, at=2, to=original.parent / "." / original.name, world="as_is")
+    with pytest.raises(CassetteError, match="is the original"):
+        fork(Cassette.load(original), at=2, to=original, world="as_is")
+    block = fork(original, at=2, to=to, world="as_is")
+    to.write_text("mine")
+    with pytest.raises(CassetteError, match="exists: a branch replaces no file"), block:
+        pass
+    with pytest.raises(CassetteError, match="exists: a branch replaces no file"):
+        fork(original, at=2, to=to, world="as_is")
+    assert to.read_text() == "mine"
+
+
+def test_other_arguments_are_checked_at_once(original, to, tmp_path):
+    with pytest.raises(ConfigurationError, match="world must be one of 'refuse', 'sandbox', 'as_is'"):
+        fork(original, at=2, to=to, world="fresh")
+    with pytest.raises(ConfigurationError, match="edits must map ids"):
+        fork(original, at=2, to=to, world="as_is", edits=[1])
+    with pytest.raises(CassetteNotFound):
+        fork(tmp_path / "none.jsonl", at=2, to=to)
+
+
+async def test_a_run_that_is_being_recorded_is_not_forked(shop, path, to):
+    with record(path):
+        await shop.handle("W1")
+        for source in (path, path.with_name(f"{path.name}.partial")):
+            with pytest.raises(CassetteError, match="is being recorded; fork it when that has ended"):
+                fork(source, at=2, to=to, world="as_is")
+
+
+async def test_a_recording_that_was_killed_is_forked_as_far_as_it_goes(shop, original, to, tmp_path):
+    partial = tmp_path / "killed.jsonl"
+    cassette = Cassette.load(original)
+    cassette.trailer, cassette.steps = None, list(cassette.steps)[:4]
+    cassette.save(partial)
+    assert Cassette.load(partial).is_partial
+    with fork(partial, at=None, to=to):
+        assert await shop.run() == ["cancelled W1", "cancelled W2"]
+    assert shop.made == ["think W2 is pending", "cancel W2"]
+    assert len(Cassette.load(to)) == 6
+
+
+async def test_a_cassette_in_memory_is_forked_and_stays_as_it_is(shop, original, to):
+    cassette = Cassette.load(original)
+    before = cassette.to_dict()
+    with fork(cassette, at=THINK_2, to=to, world="as_is"):
+        await shop.run()
+    assert cassette.to_dict() == before
+
+
+async def test_a_cassette_of_agentcassette_is_forked_in_the_world_as_it_is(shop, tmp_path, to):
+    document = {
+        "version": 1,
+        "steps": [
+            {"type": "tool", "name": "think", "arguments": {"args": ["a"], "kwargs": {}}, "result": "b"},
+            {"type": "tool", "name": "think", "arguments": {"args": [], "kwargs": {"prompt": "b"}}, "result": "c"},
+        ],
+    }
+    cassette = Cassette.from_dict(document)
+    with pytest.raises(CassetteError, match="does not say which calls are writes"):
+        fork(cassette, at=2, to=to)
+    with fork(cassette, at=2, to=to, world="as_is"):
+        assert await shop.think("a") == "b"
+        assert await shop.think("b") == "nothing"
+    with replay(to):
+        assert [await shop.think(prompt) for prompt in "ab"] == ["b", "nothing"]
+
+
+async def test_secrets_are_removed_from_a_branch_as_from_its_original(path, to):
+    @intercept(name="login")
+    async def login(user: str, password: str) -> dict[str, str]:
+        return {"user": user, "pin": "4711"}
+
+    with record(path, redact=["pin"]):
+        await login("ann", password="hunter2hunter2")
+        await login("bob", password="hunter2hunter2")
+    with fork(path, at=2, to=to, edits={1: {"user": "eve", "pin": "0815"}}):
+        assert await login("ann", password="another-one-2") == {"user": "eve", "pin": "[redacted]"}
+        assert await login("bob", password="another-one-2") == {"user": "bob", "pin": "4711"}
+    text = to.read_text()
+    assert "0815" not in text
+    assert "4711" not in text
+    assert "another-one-2" not in text
+
+
+# Tasks and threads
+
+
+async def test_each_task_is_live_from_its_own_last_call_before_the_fork(shop, path, to):
+    async def run() -> list[str]:
+        return list(await asyncio.gather(shop.handle("W1"), shop.handle("W2")))
+
+    with record(path):
+        await run()
+    calls = Cassette.load(path)
+    at = next(call.id for call in calls if call.name == "think" and call.arguments["prompt"] == "W2 is pending")
+    shop.reset()
+    with fork(path, at=at, to=to, world="sandbox"):
+        assert await run() == ["cancelled W1", "cancelled W2"]
+    assert "get W1" not in shop.made
+    assert diff_cassettes(path, to).identical
+
+
+async def test_the_fork_may_be_in_the_middle_of_calls_that_overlap(path, to):
+    gate = asyncio.Event()
+    made: list[int] = []
+
+    @intercept(name="slow")
+    async def slow(number: int) -> int:
+        made.append(number)
+        if len(made) == 4:
+            gate.set()
+        await gate.wait()
+        return number * 10
+
+    async def run() -> list[int]:
+        return list(await asyncio.gather(*map(slow, range(4))))
+
+    with record(path):
+        await run()
+    made.clear()
+    gate.set()
+    with fork(path, at=3, to=to):
+        assert await run() == [0, 10, 20, 30]
+    assert made == [2, 3]
+    assert len(Cassette.load(to)) == 4
+
+
+async def test_a_call_that_was_cancelled_by_what_came_after_the_fork_runs(path, to):
+    fails = [True]
+    made: list[str] = []
+    other = asyncio.Event()
+
+    @intercept(name="wait")
+    async def wait() -> str:
+        made.append("wait")
+        await other.wait()
+        return "waited"
+
+    @intercept(name="fail")
+    async def fail() -> str:
+        made.append("fail")
+        if fails[0]:
+            raise ValueError("no")
+        other.set()
+        return "fine"
+
+    async def run() -> list[str]:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(wait()), group.create_task(fail())]
+        return [task.result() for task in tasks]
+
+    with pytest.raises(ExceptionGroup), record(path):
+        await run()
+    assert Cassette.load(path)[0].outcome == {"cancelled": True}
+    fails[0] = False
+    made.clear()
+    with fork(path, at=2, to=to):
+        assert await run() == ["waited", "fine"]
+    assert made == ["wait", "fail"]
+
+
+async def test_a_new_task_that_leaves_the_recording_before_the_fork_is_a_divergence(shop, path, to):
+    """As frameworks do it: the model in one task, each tool call in a task of its own."""
+
+    async def run(*order_ids: str) -> None:
+        for order_id in order_ids:
+            await shop.think(order_id)
+            await asyncio.create_task(shop.cancel(order_id))
+
+    with record(path):
+        await run("W1", "W2")
+    shop.reset()
+    block = fork(path, at=4, to=to, world="as_is")
+    with pytest.raises(DivergenceError, match=r"cancel\(order_id='W3'\) would run before call 4"), block:
+        await shop.think("W1")
+        await asyncio.create_task(shop.cancel("W3"))
+    assert shop.made == []
+
+
+async def test_threads_belong_to_the_run(path, to):
+    made: list[int] = []
+
+    @intercept(name="work")
+    def work(number: int) -> int:
+        made.append(number)
+        return number
+
+    async def run() -> None:
+        await asyncio.to_thread(work, 1)
+        await asyncio.gather(asyncio.to_thread(work, 2), asyncio.to_thread(work, 3))
+        work(4)
+
+    with record(path):
+        await run()
+    made.clear()
+    with fork(path, at=4, to=to):
+        await run()
+    assert made == [4]
+
+
+async def test_before_the_fork_a_thread_without_a_context_makes_no_call(path, to):
+    made: list[int] = []
+    failures: list[Exception] = []
+
+    @intercept(name="work")
+    def work(number: int) -> int:
+        made.append(number)
+        return number
+
+    def outside() -> None:
+        try:
+            work(3)
+        except CassetteError as error:
+            failures.append(error)
+
+    with record(path):
+        work(1)
+        work(2)
+    made.clear()
+    with pytest.raises(CassetteError, match="was called in a thread before the fork"), fork(path, at=2, to=to):
+        thread = threading.Thread(target=outside)
+        thread.start()
+        thread.join()
+        work(1)
+        work(2)
+    assert made == []
+    assert len(failures) == 1
+
+
+async def test_a_fork_inside_of_a_recording_is_part_of_it(shop, original, to, tmp_path):
+    outer = tmp_path / "outer.jsonl"
+    with record(outer), fork(original, at=CANCEL_2, to=to, world="as_is"):
+        await shop.run()
+    assert [call.name for call in Cassette.load(outer)] == ["cancel"], "only what ran passes through"

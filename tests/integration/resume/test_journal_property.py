@@ -1,0 +1,227 @@
+"""A random run, killed at each byte of its journal and resumed: each write once, and no answered model call twice."""
+
+import asyncio
+import contextlib
+import json
+import random
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings, strategies as st
+
+from agent_cache import AgentCache, AgentCacheInvalidator, AgentCacheSession
+from agent_cache.errors import InDoubtError
+from agent_cache.recording import cached_llm_call, intercept, replay
+from agent_cache.resume import Journal, NotDone, idempotency_key
+
+
+class Receiver:
+    """What is outside of the process: it outlives it."""
+
+    def __init__(self, done=()):
+        self.done = dict(done)  # what each key has done
+        self.writes = Counter()
+        self.models = Counter()
+        self.reads = Counter()
+
+
+WORLD = Receiver()
+
+
+@AgentCache("thing:{label}", name="prop:read")
+async def read(label: str) -> str:
+    WORLD.reads[label] += 1
+    await asyncio.sleep(0)
+    return f"read {label}"
+
+
+@cached_llm_call(name="prop:ask")
+async def ask(label: str) -> dict:
+    await asyncio.sleep(0)
+    WORLD.models[label] += 1
+    return {"text": f"answer to {label}", "nonce": random.random()}
+
+
+@AgentCacheInvalidator("thing:{label}", name="prop:write")
+async def write(label: str) -> str:
+    return await effect(label)
+
+
+@intercept(kind="write", name="prop:note")
+def note(label: str) -> str:
+    WORLD.writes[label] += 1
+    WORLD.done[idempotency_key()] = f"done {label}"
+    return f"done {label}"
+
+
+@AgentCacheInvalidator("thing:{label}", name="prop:nested_write")
+async def nested_write(label: str) -> str:
+    inner = await write(f"{label}/inner")
+    return f"{inner}, {await effect(label)}"
+
+
+async def effect(label):
+    await asyncio.sleep(0)
+    WORLD.writes[label] += 1
+    result = WORLD.done[idempotency_key()] = f"done {label}"
+    await asyncio.sleep(0)
+    return result
+
+
+@intercept(name="prop:step")
+async def step(program: list, label: str) -> list:
+    return [await run(one, f"{label}.{at}") for at, one in enumerate(program)]
+
+
+CALLS = {"read": read, "ask": ask, "write": write, "nested": nested_write}
+
+
+async def run(operation, label):
+    kind, *inside = operation
+    if kind == "note":
+        return note(label)
+    if kind in CALLS:
+        return await CALLS[kind](label)
+    if kind == "step":
+        return await step(inside[0], label)
+    parts = [everything(one, f"{label}.{at}") for at, one in enumerate(inside[0])]
+    return await asyncio.gather(*parts)
+
+
+async def everything(program, label="top"):
+    return [await run(one, f"{label}.{at}") for at, one in enumerate(program)]
+
+
+async def session(directory, program, **options):
+    async with AgentCacheSession("run", journal=Journal(directory, **options)):
+        return await everything(program)
+
+
+simple = st.sampled_from(["read", "ask", "write", "note", "nested"]).map(lambda kind: (kind,))
+programs = st.lists(
+    st.recursive(
+        simple,
+        lambda inner: st.one_of(
+            st.lists(inner, min_size=1, max_size=3).map(lambda body: ("step", body)),
+            st.lists(st.lists(inner, min_size=1, max_size=2), min_size=2, max_size=3).map(lambda all_: ("all", all_)),
+        ),
+        max_leaves=5,
+    ),
+    min_size=1,
+    max_size=3,
+)
+
+
+def ended(lines):
+    """Ids of the calls that have a line, and the intents without one that no such call encloses."""
+    calls, begun = {}, {}
+    for line in map(json.loads, lines[1:]):
+        if "id" in line:
+            calls[line["id"]] = line
+        for kind in ("intent", "open"):
+            if kind in line:
+                begun[line[kind]["id"]] = line[kind] | {"is_write": kind == "intent"}
+    parents = {number: one.get("parent") for number, one in (begun | calls).items()}
+
+    def is_enclosed(number):
+        while (number := parents.get(number)) is not None:
+            if number in calls:
+                return True
+        return False
+
+    doubts = [
+        one for number, one in begun.items() if one["is_write"] and number not in calls and not is_enclosed(number)
+    ]
+    return calls, doubts
+
+
+def killed(tmp_path, whole, size, done, chance):
+    """A directory with what a process has left that was killed when its journal had this size."""
+    directory = Path(tmp_path) / "killed"
+    directory.mkdir(exist_ok=True)
+    for old in directory.iterdir():
+        old.unlink()
+    content = whole[:size]
+    (directory / "run.jsonl").write_bytes(content)
+    lines = content[: content.rfind(b"\n") + 1].splitlines()
+    calls, doubts = ended(lines) if lines else ({}, [])
+    global WORLD
+    WORLD = Receiver()
+    intents = {line["intent"]["id"]: line["intent"] for line in map(json.loads, lines) if "intent" in line}
+    in_doubt = {one["id"] for one in doubts}
+    for number, intent in intents.items():
+        is_first = intent["name"] == "prop:nested_write" and number not in {one.get("parent") for one in calls.values()}
+        if number in in_doubt and (is_first or chance.random() < 0.5):
+            continue  # a nested write takes effect after its inner one has ended
+        WORLD.writes[intent["arguments"]["label"]] += 1
+        WORLD.done[intent["key"]] = done[intent["key"]]
+    for call in calls.values():
+        if call["kind"] == "llm":
+            WORLD.models[call["arguments"]["label"]] += 1
+    return directory, doubts
+
+
+def check(arguments, key):
+    assert arguments["label"]
+    return WORLD.done.get(key, NotDone)
+
+
+def sizes(whole):
+    """Each end of a line, and a place in the middle of each line."""
+    start = 0
+    for line in whole.splitlines(keepends=True):
+        yield start + len(line) // 2
+        start += len(line)
+        yield start
+
+
+def without_trailer(whole):
+    lines = whole.splitlines(keepends=True)
+    assert lines[-1].startswith(b'{"trailer"')
+    return b"".join(lines[:-1])
+
+
+@given(programs, st.randoms(use_true_random=False))
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_each_write_takes_effect_once_wherever_the_process_was_killed(tmp_path, program, chance):
+    every_kill(tmp_path, program, chance)
+
+
+@pytest.mark.slow
+@given(programs, st.randoms(use_true_random=False))
+@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_each_write_takes_effect_once_wherever_many_processes_were_killed(tmp_path, program, chance):
+    every_kill(tmp_path, program, chance)
+
+
+def every_kill(tmp_path, program, chance):
+    global WORLD
+    WORLD = Receiver()
+    directory = Path(tmp_path) / "first"
+    with contextlib.suppress(FileNotFoundError):
+        (directory / "run.jsonl").unlink()
+    result = asyncio.run(session(directory, program))
+    first = WORLD
+    sealed = (directory / "run.jsonl").read_bytes()
+    whole = without_trailer(sealed)
+    for size in sizes(whole):
+        place, doubts = killed(tmp_path, whole, size, first.done, chance)
+        if doubts:
+            before = WORLD.writes.copy()
+            with pytest.raises(InDoubtError) as raised:
+                asyncio.run(session(place, program))
+            assert raised.value.key in {one["key"] for one in doubts}
+            assert not [label for label in before if WORLD.writes[label] > before[label]]
+        answered = WORLD.models.copy()
+        asyncio.run(session(place, program, on_doubt=dict.fromkeys((write, note, nested_write), check)))
+        assert WORLD.writes == first.writes, (size, doubts)
+        assert set(WORLD.models) == set(first.models)
+        for label in answered:
+            assert WORLD.models[label] == 1
+        if size == len(whole):
+            assert (place / "run.jsonl").read_bytes().count(b'"intent"') == whole.count(b'"intent"')
+    with replay(directory / "run.jsonl", strict=True):
+        assert asyncio.run(everything(program)) == result
+    with replay(place / "run.jsonl", strict=True):
+        assert asyncio.run(everything(program)) == result

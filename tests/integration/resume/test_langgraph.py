@@ -1,0 +1,258 @@
+"""Checkpoints of LangChain and LangGraph, restored into the real packages."""
+
+import asyncio
+import operator
+import types
+from typing import Annotated, Any
+
+import msgspec
+import pytest
+
+pytest.importorskip("langgraph")
+
+from langchain_core.language_models.fake_chat_models import GenericFakeChatModel
+from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.graph import END, START, MessagesState, StateGraph
+
+from agent_cache.errors import CheckpointError, RestoreError
+from agent_cache.resume import Checkpoint, LangChainState, restore
+from agent_cache.resume.checkpoints import checkpoint_line, checkpoint_of
+
+MESSAGES = [
+    SystemMessage("be brief", id="0"),
+    HumanMessage("hi", id="1"),
+    AIMessage("", id="2", tool_calls=[{"name": "look", "args": {"a": 1}, "id": "c1"}]),
+    ToolMessage("found", id="3", tool_call_id="c1"),
+]
+
+
+class State(MessagesState):
+    steps: Annotated[list[str], operator.add]
+    plan: str
+
+
+class Saver(InMemorySaver):
+    """A checkpointer that can be made to fail, or to wait, at a write."""
+
+    fails_at = -1
+    waits_at = -1
+    puts = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_waiting = asyncio.Event()
+
+    async def aput(self, *arguments: Any) -> Any:
+        self.puts += 1
+        if self.puts == self.fails_at:
+            raise OSError("the disk is full")
+        if self.puts == self.waits_at:
+            self.is_waiting.set()
+            await asyncio.Event().wait()
+        return await super().aput(*arguments)
+
+
+def graph(saver: Any = None, thread: str = "t", state: Any = State, **options: Any) -> Any:
+    model = GenericFakeChatModel(messages=iter([AIMessage(f"answer {number}") for number in range(9)]))
+
+    async def plan(state):
+        return {"steps": ["plan"], "plan": "first"}
+
+    async def answer(state):
+        return {"messages": [await model.ainvoke(state["messages"])], "steps": ["answer"]}
+
+    async def review(state):
+        return {"steps": ["review"], "plan": "reviewed"}
+
+    built = StateGraph(state)
+    for node in (plan, answer, review):
+        built.add_node(node.__name__, node)
+    built.add_edge(START, "plan").add_edge("plan", "answer").add_edge("review", END)
+    built.add_conditional_edges("answer", lambda state: "review" if state["steps"].count("answer") < 3 else END)
+    compiled = built.compile(checkpointer=Saver() if saver is None else saver, **options)
+    return compiled.with_config({"configurable": {"thread_id": thread}})
+
+
+def checkpoint(state: Any) -> Checkpoint:
+    """A checkpoint that was read from a journal."""
+    made = Checkpoint(session_id="s", sequence=1, state=state)
+    return checkpoint_of(msgspec.json.decode(checkpoint_line(made))["checkpoint"], "s")
+
+
+async def snapshot(target: Any) -> Any:
+    return await target.aget_state(target.config)
+
+
+async def test_messages_come_back_as_objects_of_their_classes():
+    made = checkpoint(MESSAGES)
+    assert made.framework == "langchain"
+    agent = types.SimpleNamespace(messages=[HumanMessage("old")])
+    assert await restore(made, agent) is agent
+    assert agent.messages == MESSAGES
+    listed: list[Any] = []
+    await restore(made, listed)
+    assert listed == MESSAGES
+
+
+async def test_messages_that_langchain_cannot_read_are_an_error_that_names_them():
+    for message in ({"type": "unknown", "data": {}}, {"type": "human", "data": {"content": 3}}):
+        agent = types.SimpleNamespace(messages=[HumanMessage("old")])
+        with pytest.raises(CheckpointError) as caught:
+            await restore(checkpoint(LangChainState(messages=[{}, message])), agent)
+        assert caught.value.field == "messages[1]"
+        assert agent.messages == [HumanMessage("old")]
+
+
+async def test_what_a_graph_returns_is_a_state():
+    returned = await graph().ainvoke({"messages": [("user", "hi")]})
+    state = checkpoint(returned).state
+    assert isinstance(state, LangChainState)
+    assert state.values == {"steps": ["plan", "answer", "review"], "plan": "reviewed"}
+    assert [message["type"] for message in state.messages] == ["human", "ai"]
+
+
+async def test_a_thread_goes_back_to_its_checkpoint_and_on_from_there():
+    target = graph()
+    await target.ainvoke({"messages": [("user", "hi")]})
+    before = await snapshot(target)
+    made = checkpoint(before)
+    await target.ainvoke({"messages": [("user", "more")]})
+    assert len((await snapshot(target)).values["messages"]) == 4
+    assert await restore(made, target) is target
+    after = await snapshot(target)
+    assert (after.values, after.next) == (before.values, before.next)
+    await target.ainvoke({"messages": [("user", "again")]})
+    assert [m.content for m in (await snapshot(target)).values["messages"]] == ["hi", "answer 0", "again", "answer 2"]
+
+
+@pytest.mark.parametrize("node", ["plan", "answer", "review"])
+async def test_a_new_process_gets_the_values_and_runs_what_was_next(node):
+    first = graph(interrupt_before=[node])
+    await first.ainvoke({"messages": [("user", "hi")]})
+    before = await snapshot(first)
+    assert before.next == (node,)
+    second = graph(thread="another")
+    await restore(checkpoint(before), second)
+    after = await snapshot(second)
+    assert (after.values, after.next) == (before.values, before.next)
+    await second.ainvoke(None)
+    assert (await snapshot(second)).values["steps"] == ["plan", "answer", "review"]
+
+
+async def test_a_run_that_had_ended_has_ended_in_a_new_process():
+    first = graph()
+    await first.ainvoke({"messages": [("user", "hi")]})
+    second = graph(thread="another")
+    await restore(checkpoint(await snapshot(first)), second)
+    after = await snapshot(second)
+    assert after.next == ()
+    assert after.values == (await snapshot(first)).values
+
+
+async def test_messages_of_your_own_form_are_restored_into_a_thread():
+    target = graph()
+    state = LangChainState(messages=[{"role": "user", "content": "hi"}], values={"steps": ["x"]}, next=["answer"])
+    await restore(checkpoint(state), target)
+    assert (await snapshot(target)).next == ("answer",)
+    found = await target.ainvoke(None)
+    assert [message.content for message in found["messages"]] == ["hi", "answer 0"]
+    assert found["steps"] == ["x", "answer", "review"]
+
+
+class Other(MessagesState):
+    steps: Annotated[list[str], operator.add]
+
+
+@pytest.mark.parametrize(
+    ("state", "reason"),
+    [
+        (LangChainState(values={"unknown": 1}), "no channel 'unknown'"),
+        (LangChainState(next=["unknown"]), "no node 'unknown'"),
+        (LangChainState(next=["plan", "review"]), "next would differ"),
+        (LangChainState(messages=[{"no": "message"}]), r"messages\[0\]"),
+    ],
+)
+@pytest.mark.parametrize("is_fresh", [True, False])
+async def test_a_state_that_the_graph_cannot_have_leaves_the_thread_as_it_was(state, reason, is_fresh):
+    target = graph(interrupt_before=["answer"])
+    if not is_fresh:
+        await target.ainvoke({"messages": [("user", "hi")]})
+    before = await snapshot(target)
+    with pytest.raises((RestoreError, CheckpointError), match=reason):
+        await restore(checkpoint(state), target)
+    after = await snapshot(target)
+    assert (after.values, after.next) == (before.values, before.next)
+    assert is_fresh == ([each async for each in target.aget_state_history(target.config)] == [])
+
+
+async def test_a_channel_that_was_written_later_cannot_be_emptied_and_that_is_said():
+    target = graph()
+    await target.ainvoke({"messages": [("user", "hi")]})
+    before = await snapshot(target)
+    with pytest.raises(RestoreError, match=r"plan would differ.*restore into a new thread"):
+        await restore(checkpoint(LangChainState(values={"steps": []})), target)
+    assert (await snapshot(target)).values == before.values
+
+
+@pytest.mark.parametrize("write", [1, 2])
+async def test_a_thread_whose_database_fails_is_as_it_was(write):
+    target = graph(saver := Saver(), interrupt_before=["answer"])
+    await target.ainvoke({"messages": [("user", "hi")]})
+    before = await snapshot(target)
+    saver.fails_at = saver.puts + write
+    state = LangChainState(messages=[], values={"steps": [], "plan": ""}, next=["plan", "review"])
+    with pytest.raises(RestoreError):
+        await restore(checkpoint(state), target)
+    after = await snapshot(target)
+    assert (after.values, after.next) == (before.values, before.next)
+
+
+async def test_a_cancelled_restore_leaves_the_thread_as_it_was():
+    target = graph(saver := Saver(), interrupt_before=["answer"])
+    await target.ainvoke({"messages": [("user", "hi")]})
+    before = await snapshot(target)
+    saver.waits_at = saver.puts + 2
+    state = LangChainState(messages=[], values={"steps": [], "plan": ""}, next=["plan", "review"])
+    task = asyncio.create_task(restore(checkpoint(state), target))
+    await saver.is_waiting.wait()
+    assert (await snapshot(target)).values["steps"] == []
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    after = await snapshot(target)
+    assert (after.values, after.next) == (before.values, before.next)
+
+
+async def test_a_thread_that_cannot_be_put_back_is_said():
+    target = graph(saver := Saver(), interrupt_before=["answer"])
+    await target.ainvoke({"messages": [("user", "hi")]})
+    put = saver.aput
+    state = LangChainState(messages=[], values={"steps": [], "plan": ""}, next=["plan", "review"])
+
+    async def fails(*arguments: Any) -> Any:
+        if arguments[2].get("source") == "update" and saver.puts >= saver.fails_at > 0:
+            raise OSError("the disk is full")
+        return await put(*arguments)
+
+    saver.fails_at = saver.puts + 2
+    saver.aput = fails
+    with pytest.raises(RestoreError, match=r"is not as it was.*disk is full") as caught:
+        await restore(checkpoint(state), target)
+    assert len(caught.value.errors) == 2
+
+
+async def test_a_graph_without_a_thread_or_a_checkpointer_is_refused():
+    made = checkpoint(MESSAGES)
+    plain = StateGraph(State).add_node("a", lambda state: {}).add_edge(START, "a")
+    with pytest.raises(RestoreError, match="with_config"):
+        await restore(made, plain.compile(checkpointer=InMemorySaver()))
+    with pytest.raises(RestoreError, match="checkpointer"):
+        await restore(made, plain.compile().with_config({"configurable": {"thread_id": "t"}}))
+
+
+async def test_values_that_are_not_plain_are_an_error_that_names_them():
+    found = {"messages": list(MESSAGES), "connection": object()}
+    with pytest.raises(CheckpointError) as caught:
+        checkpoint(found)
+    assert caught.value.field == "values.connection"

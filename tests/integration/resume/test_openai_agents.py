@@ -1,0 +1,173 @@
+"""Checkpoints of OpenAI Agents, restored into the real package's sessions."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+pytest.importorskip("agents")
+
+from agents import Agent, RunConfig, Runner, SQLiteSession, function_tool
+from agents.testing import ScriptedModel, assistant_message, function_call
+
+from agent_cache.errors import CheckpointError, RestoreError
+from agent_cache.resume import Checkpoint, OpenAIAgentsState, register_restore_hook, restore
+from agent_cache.resume.checkpoints import checkpoint_line, checkpoint_of
+
+QUIET = RunConfig(tracing_disabled=True)
+ITEMS: list[Any] = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
+
+
+def checkpoint(state: Any) -> Checkpoint:
+    """A checkpoint that was read from a journal."""
+    made = Checkpoint(session_id="s", sequence=1, state=state)
+    return checkpoint_of(msgspec.json.decode(checkpoint_line(made))["checkpoint"], "s")
+
+
+def agent() -> tuple[Agent, ScriptedModel]:
+    @function_tool
+    async def look(name: str) -> str:
+        return f"found {name}"
+
+    model = ScriptedModel(
+        [
+            [function_call("look", {"name": "a"}, call_id="c1")],
+            [assistant_message("here is a")],
+            [assistant_message("anything else?")],
+            [assistant_message("good bye")],
+        ]
+    )
+    return Agent(name="finder", model=model, tools=[look]), model
+
+
+@pytest.fixture
+def session(tmp_path: Path):
+    made = SQLiteSession("s", tmp_path / "sessions.db")
+    yield made
+    made.close()
+
+
+async def test_the_result_of_a_run_is_a_state_that_the_next_run_goes_on_from():
+    finder, model = agent()
+    result = await Runner.run(finder, "where is a?", run_config=QUIET)
+    state = checkpoint(result).state
+    assert isinstance(state, OpenAIAgentsState)
+    assert state.last_agent == "finder"
+    assert state.items == result.to_input_list()
+    listed: list[Any] = []
+    await restore(checkpoint(result), listed)
+    await Runner.run(finder, [*listed, {"role": "user", "content": "thanks"}], run_config=QUIET)
+    assert len(model.last_call.input) == len(state.items) + 1
+
+
+async def test_a_session_goes_back_to_its_checkpoint_and_on_from_there(session):
+    finder, model = agent()
+    await Runner.run(finder, "where is a?", session=session, run_config=QUIET)
+    items = await session.get_items()
+    made = checkpoint(OpenAIAgentsState(items=items))
+    await Runner.run(finder, "and b?", session=session, run_config=QUIET)
+    assert len(await session.get_items()) == len(items) + 2
+    assert await restore(made, session) is session
+    assert await session.get_items() == items
+    await Runner.run(finder, "bye", session=session, run_config=QUIET)
+    assert len(model.last_call.input) == len(items) + 1
+
+
+async def test_a_new_session_gets_all_items(session):
+    await restore(checkpoint(OpenAIAgentsState(items=ITEMS)), session)
+    assert await session.get_items() == ITEMS
+    await restore(checkpoint(OpenAIAgentsState(items=[])), session)
+    assert await session.get_items() == []
+
+
+async def test_a_session_whose_settings_give_a_part_is_restored_as_a_whole(tmp_path):
+    session = SQLiteSession("s", tmp_path / "sessions.db", session_settings={"limit": 1})
+    try:
+        await session.add_items([*ITEMS, {"role": "user", "content": "later"}])
+        await restore(checkpoint(OpenAIAgentsState(items=ITEMS)), session)
+        assert await session.get_items(10) == ITEMS
+    finally:
+        session.close()
+
+
+class Failing(SQLiteSession):
+    """A session whose database can be made to fail, or to wait."""
+
+    fails_in: frozenset[str] = frozenset()
+    waits = False
+
+    async def add_items(self, items: list[Any]) -> None:
+        if self.waits:
+            self.waits = False
+            await super().add_items(items[:1])
+            self.is_waiting.set()
+            await asyncio.Event().wait()
+        if "add_items" in self.fails_in:
+            self.fails_in -= {"add_items"} if "always" not in self.fails_in else set()
+            raise OSError("the disk is full")
+        await super().add_items(items)
+
+
+@pytest.fixture
+async def failing(tmp_path: Path):
+    made = Failing("s", tmp_path / "sessions.db")
+    made.is_waiting = asyncio.Event()
+    await made.add_items([{"role": "user", "content": "hi"}, {"role": "assistant", "content": "other"}])
+    yield made
+    made.close()
+
+
+async def test_a_session_whose_database_fails_is_as_it_was(failing):
+    before = await failing.get_items()
+    failing.fails_in = frozenset({"add_items"})
+    with pytest.raises(RestoreError, match=r"is as it was.*disk is full"):
+        await restore(checkpoint(OpenAIAgentsState(items=ITEMS)), failing)
+    assert await failing.get_items() == before
+
+
+async def test_a_cancelled_restore_leaves_the_session_as_it_was(failing):
+    before = await failing.get_items()
+    failing.waits = True
+    task = asyncio.create_task(restore(checkpoint(OpenAIAgentsState(items=ITEMS)), failing))
+    await failing.is_waiting.wait()
+    assert await failing.get_items() != before
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert await failing.get_items() == before
+
+
+async def test_a_session_that_cannot_be_put_back_is_said(failing):
+    failing.fails_in = frozenset({"add_items", "always"})
+    with pytest.raises(RestoreError, match="is not as it was") as caught:
+        await restore(checkpoint(OpenAIAgentsState(items=ITEMS)), failing)
+    assert [type(error) for error in caught.value.errors] == [OSError, OSError]
+
+
+async def test_a_hook_of_your_own_takes_the_place_of_that(session):
+    async def mine(state, target):
+        await target.add_items(state.items[:1])
+
+    remove = register_restore_hook("openai_agents", mine)
+    try:
+        await restore(checkpoint(OpenAIAgentsState(items=ITEMS)), session)
+    finally:
+        remove()
+    assert await session.get_items() == ITEMS[:1]
+
+
+async def test_a_result_that_is_still_streaming_is_refused():
+    finder, _ = agent()
+    result = Runner.run_streamed(finder, "where is a?", run_config=QUIET)
+    with pytest.raises(CheckpointError, match="still streaming"):
+        checkpoint(result)
+    async for _ in result.stream_events():
+        pass
+    assert len(checkpoint(result).state.items) == 4
+
+
+async def test_bare_items_are_refused_with_what_to_pass():
+    with pytest.raises(CheckpointError, match=r"OpenAIAgentsState\(items="):
+        checkpoint(list(ITEMS))

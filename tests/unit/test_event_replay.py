@@ -1,0 +1,254 @@
+"""`AutoReplayManager`: only what came after a checkpoint is replayed, by its place and never by its time."""
+
+import asyncio
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given, strategies as st
+
+from agent_cache import AgentCache, AgentCacheSession
+from agent_cache.errors import CheckpointError, ConfigurationError
+from agent_cache.recording import Cassette, RecordedCall, intercept, observe, record
+from agent_cache.resume import AutoReplayManager, Checkpoint
+from agent_cache.resume.event_replay import importance_of
+
+
+def call(number: int, after: int = 0, **fields: Any) -> RecordedCall:
+    return RecordedCall(
+        **{"id": number, "kind": "tool", "name": f"t{number}", "outcome": {"value": 1}, **fields}, after=after
+    )
+
+
+def checkpoint(sequence: int = 1, after: int = 0, **fields: Any) -> Checkpoint:
+    return Checkpoint(**{"session_id": "s", "state": {}, **fields}, sequence=sequence, after=after)
+
+
+def numbers(events: Any) -> list[Any]:
+    return [event.id if isinstance(event, RecordedCall) else f"c{event.sequence}" for event in events]
+
+
+CALLS = [call(number, number - 1) for number in range(1, 6)]
+
+
+async def test_the_events_after_a_checkpoint_are_replayed_in_order():
+    seen: list[Any] = []
+    events = [*CALLS[:2], checkpoint(1, 2), *CALLS[2:4], checkpoint(2, 4), CALLS[4]]
+    report = await AutoReplayManager(events, after=events[2], on_event=seen.append).run()
+    assert numbers(report.replayed) == [3, 4, "c2", 5]
+    assert numbers(seen) == [3, 4, "c2", 5]
+    assert report.filtered == ()
+    assert report.cancelled_at is None
+
+
+async def test_times_decide_nothing():
+    calls = [call(1, started_ms=9e9), call(2, 1, started_ms=-5), call(3, 2, started_ms=0)]
+    made = checkpoint(after=1, created_at="9999-01-01T00:00:00Z")
+    assert numbers((await AutoReplayManager(calls, after=made).run()).replayed) == [2, 3]
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_false_stops_before_the_event(is_async):
+    def stops(event):
+        return event.id != 4
+
+    async def stops_later(event):
+        await asyncio.sleep(0)
+        return event.id != 4
+
+    manager = AutoReplayManager(CALLS, after=checkpoint(after=1), on_event=stops_later if is_async else stops)
+    report = await manager.run()
+    assert numbers(report.replayed) == numbers(manager.replayed) == [2, 3]
+    assert report.cancelled_at is CALLS[3]
+
+
+@pytest.mark.parametrize("answer", [None, 0, "", [], True])
+async def test_nothing_but_false_stops(answer):
+    report = await AutoReplayManager(CALLS, after=checkpoint(), on_event=lambda event: answer).run()
+    assert len(report.replayed) == 5
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_events_are_left_out_by_a_function_and_by_their_importance(is_async):
+    async def later(event):
+        return event.id != 2
+
+    calls = [call(1), call(2, 1, kind="llm"), call(3, 2, source="write"), call(4, 3, outcome={"error": {}})]
+    where = later if is_async else lambda event: event.id != 2
+    report = await AutoReplayManager(calls, after=checkpoint(), where=where, min_importance=0.6).run()
+    assert numbers(report.replayed) == [3, 4]
+    assert numbers(report.filtered) == [1, 2]
+
+
+def test_importance():
+    assert importance_of(checkpoint(importance=0.3)) == 0.3
+    assert importance_of(call(1, outcome={"unfinished": True}, kind="env")) == 0.9
+    assert importance_of(call(1, kind="http", name="POST http://a")) == 0.8
+    assert importance_of(call(1, kind="llm")) == 0.7
+    assert importance_of(call(1)) == importance_of(call(1, kind="http", name="GET http://a")) == 0.5
+    assert importance_of(call(1, kind="env")) == 0.2
+
+
+async def test_an_error_of_a_function_is_raised_and_what_was_replayed_is_known():
+    def fails(event):
+        if event.id == 3:
+            raise RuntimeError
+
+    manager = AutoReplayManager(CALLS, after=checkpoint(), on_event=fails)
+    with pytest.raises(RuntimeError):
+        await manager.run()
+    assert numbers(manager.replayed) == [1, 2]
+
+
+async def test_a_replay_can_be_run_again():
+    manager = AutoReplayManager(CALLS, after=checkpoint(after=4))
+    assert await manager.run() == await manager.run()
+
+
+async def test_what_was_under_way_at_the_checkpoint_is_replayed_and_what_had_ended_is_not():
+    # 1 and 2 start; 3 starts and ends, 2 ends; the checkpoint; 1 ends.
+    calls = [call(3), call(2), call(1), call(4, 1)]
+    report = await AutoReplayManager(calls, after=checkpoint(after=2)).run()
+    assert numbers(report.replayed) == [1, 4]
+
+
+async def test_what_has_calls_and_checkpoints_gives_them():
+    made = [checkpoint(1, 2), checkpoint(2, 2), checkpoint(3, 5)]
+    journal = SimpleNamespace(calls=CALLS, checkpoints=made)
+    assert numbers((await AutoReplayManager(journal, after=made[0]).run()).replayed) == ["c2", 3, 4, 5, "c3"]
+
+
+@pytest.mark.parametrize(
+    ("events", "after"),
+    [
+        (CALLS, checkpoint(after=9)),
+        (list(reversed(CALLS)), checkpoint(after=1)),
+        ([*CALLS, CALLS[0]], checkpoint(after=1)),
+        ([*CALLS, checkpoint(2, session_id="other")], checkpoint()),
+    ],
+)
+def test_events_of_another_run_or_in_another_order_are_refused(events, after):
+    with pytest.raises(CheckpointError):
+        AutoReplayManager(events, after=after)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"after": None},
+        {"where": 3},
+        {"on_event": "x"},
+        {"min_importance": 2},
+        {"min_importance": -0.1},
+        {"min_importance": math.nan},
+        {"min_importance": "high"},
+        {"min_importance": True},
+        {"events": [{"event": 1}]},
+    ],
+)
+def test_bad_arguments_are_refused(options):
+    with pytest.raises(ConfigurationError):
+        AutoReplayManager(options.pop("events", CALLS), **{"after": checkpoint(), **options})
+
+
+async def test_a_finished_cassette_is_refused(tmp_path):
+    @intercept
+    def look(number: int) -> int:
+        return number
+
+    with record(tmp_path / "run.jsonl"):
+        look(1)
+    with pytest.raises(CheckpointError, match="journal"):
+        AutoReplayManager(Cassette.load(tmp_path / "run.jsonl"), after=checkpoint())
+
+
+class Observer:
+    """The calls of a run in the order in which they ended, as a journal has them."""
+
+    def __init__(self) -> None:
+        self.ended: list[RecordedCall] = []
+        self.started: list[RecordedCall] = []
+
+    def on_start(self, call: RecordedCall) -> None:
+        self.started.append(call)
+
+    def on_end(self, call: RecordedCall) -> None:
+        self.ended.append(call)
+
+
+async def test_stopping_a_replay_leaves_what_observes_the_run():
+    @AgentCache("look")
+    async def look(number: int) -> int:
+        return number
+
+    observer = Observer()
+    with observe(observer):
+        async with AgentCacheSession():
+            report = await AutoReplayManager(CALLS, after=checkpoint(), on_event=lambda event: False).run()
+            assert report.cancelled_at is CALLS[0]
+            waiting = asyncio.Event()
+
+            async def waits(event):
+                waiting.set()
+                await asyncio.Event().wait()
+
+            task = asyncio.create_task(AutoReplayManager(CALLS, after=checkpoint(), on_event=waits).run())
+            await waiting.wait()
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            await look(1)
+    assert [each.outcome for each in observer.ended] == [{"value": 1}]
+
+
+# Any interleaving of the calls of several tasks
+
+
+@given(st.lists(st.tuples(st.sampled_from(["call", "checkpoint"]), st.integers(0, 3)), max_size=30))
+def test_only_what_ended_after_the_checkpoint_is_replayed_whatever_the_tasks_do(schedule):
+    """Each task makes its next call, or ends the one that it is in, when it is its turn."""
+    observer = Observer()
+    at: list[tuple[Checkpoint, set[int]]] = []
+
+    async def run() -> None:
+        gates: dict[int, asyncio.Event] = {}
+        tasks = []
+
+        @intercept
+        async def work(lane: int) -> int:
+            await gates[lane].wait()
+            return lane
+
+        async def settle() -> None:
+            for _ in range(6):
+                await asyncio.sleep(0)
+
+        with observe(observer):
+            for what, lane in schedule:
+                if what == "checkpoint":
+                    last = observer.ended[-1].id if observer.ended else 0
+                    made = checkpoint(len(at) + 1, last)
+                    at.append((made, {each.id for each in observer.ended}))
+                elif lane in gates:
+                    gates.pop(lane).set()
+                else:
+                    gates[lane] = asyncio.Event()
+                    tasks.append(asyncio.create_task(work(lane)))
+                await settle()
+            for gate in gates.values():
+                gate.set()
+            await asyncio.gather(*tasks)
+            for index, (made, ended) in enumerate(at):
+                events = [*observer.ended, *(each for each, _ in at)]
+                report = await AutoReplayManager(events, after=made).run()
+                calls = [each for each in report.replayed if isinstance(each, RecordedCall)]
+                assert calls == [each for each in observer.ended if each.id not in ended]
+                others = [each for each in report.replayed if isinstance(each, Checkpoint)]
+                assert others == [each for each, _ in at[index + 1 :]]
+                for other, done in at[index + 1 :]:  # each checkpoint stands behind what had ended when it was made
+                    place = report.replayed.index(other)
+                    before = {each.id for each in report.replayed[:place] if isinstance(each, RecordedCall)}
+                    assert before == done - ended
+
+    asyncio.run(run())

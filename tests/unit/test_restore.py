@@ -1,0 +1,767 @@
+"""`restore`: hooks change the whole target or nothing of it."""
+
+import asyncio
+import collections
+import copy
+import dataclasses
+import functools
+import gc
+import itertools
+import types
+import weakref
+from typing import Any, NamedTuple
+
+import msgspec
+import pytest
+from hypothesis import given, strategies as st
+
+from agent_cache.errors import CheckpointError, ConfigurationError, RestoreError
+from agent_cache.resume import (
+    Checkpoint,
+    CustomState,
+    LangChainState,
+    OpenAIAgentsState,
+    register_restore_hook,
+    register_state,
+    restore,
+)
+
+_numbers = itertools.count()
+
+
+@pytest.fixture
+def hooked():
+    """Restore into a target with these hooks, which are registered for a framework of their own."""
+    removers = []
+
+    async def restored(target: Any, *hooks: Any, **data: Any) -> Any:
+        framework = f"restored-{next(_numbers)}"
+        removers.extend(register_restore_hook(framework, hook) for hook in hooks)
+        return await restore(checkpoint(CustomState(data, framework)), target)
+
+    yield restored
+    for remove in removers:
+        remove()
+
+
+def checkpoint(state: Any) -> Checkpoint:
+    return Checkpoint(session_id="s", sequence=1, state=state)
+
+
+class Agent:
+    kinds: list[str] = []  # of the class
+
+    def __init__(self) -> None:
+        self.messages = ["old"]
+        self.steps: dict[str, Any] = {"a": [1]}
+        self.plan = "old"
+        self.lock = asyncio.Lock()
+        self.pushed = 1
+        self._limit = 5
+
+    def push(self, message: str) -> None:
+        self.messages.append(message)
+        self.pushed += 1
+
+    @property
+    def limit(self) -> int:
+        return self._limit
+
+    @limit.setter
+    def limit(self, value: int) -> None:
+        if value < 0:
+            raise ValueError("limit")
+        self._limit = value
+
+    @functools.cached_property
+    def size(self) -> int:
+        return len(self.messages)
+
+
+class Slotted:
+    __slots__ = ("__secret", "messages", "unset")
+
+    def __init__(self) -> None:
+        self.messages = ["old"]
+        self.__secret = 1
+
+    def tell(self, value: int) -> None:
+        self.__secret = value
+
+    def told(self) -> int:
+        return self.__secret
+
+
+def contents(target: Any) -> Any:
+    """All that an agent has, with the identity of what is not copied."""
+    return copy.deepcopy({name: value for name, value in vars(target).items() if name != "lock"}), target.lock
+
+
+def assigns(state, target):
+    target.messages = ["new"]
+
+
+def changes_in_place(state, target):
+    target.messages.append("new")
+    target.steps["a"].append(2)
+    target.kinds.append("new")
+
+
+def calls_a_method(state, target):
+    target.push("new")
+
+
+def sets_a_property(state, target):
+    target.limit = 7
+    assert target.limit == 7
+
+
+def updates_its_dict(state, target):
+    vars(target).update(plan="new", more=1)
+    del target.pushed
+
+
+CHANGES = [assigns, changes_in_place, calls_a_method, sets_a_property, updates_its_dict]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_what_a_hook_does_is_done_to_the_target(hooked, change, is_async):
+    async def later(state, target):
+        await asyncio.sleep(0)
+        change(state, target)
+        return target
+
+    target, expected = Agent(), Agent()
+    inner = target.steps["a"]
+    try:
+        assert await hooked(target, later if is_async else change) is target
+        kinds = list(Agent.kinds)
+        Agent.kinds.clear()
+        change(None, expected)
+        assert contents(target)[0] == contents(expected)[0]
+        assert Agent.kinds == kinds
+        assert target.steps["a"] is inner
+    finally:
+        Agent.kinds.clear()
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_a_hook_that_fails_in_the_middle_leaves_the_target_as_it_was(hooked, change, is_async):
+    def fails(state, target):
+        change(state, target)
+        raise RuntimeError("in the middle")
+
+    async def fails_later(state, target):
+        await asyncio.sleep(0)
+        fails(state, target)
+
+    target = Agent()
+    before, identities = contents(target), {name: id(value) for name, value in vars(target).items()}
+    with pytest.raises(RestoreError, match="in the middle") as caught:
+        await hooked(target, fails_later if is_async else fails)
+    assert contents(target) == before
+    assert {name: id(value) for name, value in vars(target).items()} == identities
+    assert Agent.kinds == []
+    assert [type(error) for error in caught.value.errors] == [RuntimeError]
+
+
+async def test_a_cancelled_hook_leaves_the_target_as_it_was(hooked):
+    target, begun = Agent(), asyncio.Event()
+
+    async def hangs(state, target):
+        target.messages.append("new")
+        target.plan = "new"
+        begun.set()
+        await asyncio.Event().wait()
+
+    before = contents(target)
+    task = asyncio.create_task(hooked(target, hangs))
+    await begun.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert contents(target) == before
+    await hooked(target, assigns)
+    assert target.messages == ["new"]
+
+
+async def test_slots_are_restored(hooked):
+    def change(state, target):
+        target.messages.append("new")
+        target.tell(2)
+        target.unset = 1
+
+    target = Slotted()
+    await hooked(target, change)
+    assert (target.messages, target.told(), target.unset) == (["old", "new"], 2, 1)
+
+    def removes(state, target):
+        del target.unset
+
+    await hooked(target, removes)
+    assert not hasattr(target, "unset")
+
+
+async def test_a_draft_is_of_the_class_of_its_target(hooked):
+    seen = []
+    target = Agent()
+    await hooked(target, lambda state, draft: seen.append(draft))
+    assert type(seen[0]) is Agent
+    assert isinstance(seen[0], Agent)
+    assert seen[0] is not target
+    assert seen[0].lock is target.lock
+
+
+async def test_what_refers_to_a_container_of_the_target_sees_what_was_done_to_it(hooked):
+    target = Agent()
+    also, nested = target.messages, target.steps["a"]
+
+    def change(state, target):
+        target.messages.append("new")
+        target.steps["b"] = target.steps.pop("a")
+        target.steps["b"].append(2)
+        target.backup = target.messages
+
+    await hooked(target, change)
+    assert also == ["old", "new"]
+    assert target.messages is also
+    assert target.backup is also
+    assert target.steps["b"] is nested
+    assert nested == [1, 2]
+
+
+async def test_a_new_object_takes_the_place_of_the_target(hooked):
+    target = Agent()
+    before = contents(target)
+
+    async def makes(state, target):
+        target.plan = "changed"
+        made = Agent()
+        made.plan = state.data["plan"]
+        return made
+
+    made = await hooked(target, makes, plan="new")
+    assert made is not target
+    assert made.plan == "new"
+    assert contents(target) == before
+    assert (await hooked(None, makes_from_nothing := lambda state, _: dict(state.data), x=1)) == {"x": 1}
+    assert makes_from_nothing
+
+
+async def test_hooks_run_in_order_on_one_draft_and_all_errors_are_reported(hooked):
+    ran = []
+
+    def hook(name, *, fails):
+        def run(state, target):
+            ran.append(name)
+            target.messages.append(name)
+            if fails:
+                raise ValueError(name)
+
+        return run
+
+    target = Agent()
+    await hooked(target, hook("a", fails=False), hook("b", fails=False))
+    assert target.messages == ["old", "a", "b"]
+    with pytest.raises(RestoreError) as caught:
+        await hooked(target, hook("c", fails=True), hook("d", fails=False), hook("e", fails=True))
+    assert ran == ["a", "b", "c", "d", "e"]
+    assert [str(error) for error in caught.value.errors] == ["c", "e"]
+    assert caught.value.__cause__ is caught.value.errors[0]
+    assert target.messages == ["old", "a", "b"]
+
+
+class Strict:
+    """Refuses values, and some values also when they are put back."""
+
+    def __init__(self) -> None:
+        self.is_broken = False
+        self.noted: list[str] = []
+        self.items = [1]
+        self.first = self.second = self.third = "old"
+        self.is_live = True
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if vars(self).get("is_live"):
+            self.noted.append(name)
+            if value == "refused" or (value == "old" and self.is_broken):
+                raise ValueError(f"{name} is {value}")
+        super().__setattr__(name, value)
+
+
+async def test_a_target_that_refuses_a_value_is_as_it_was(hooked):
+    def change(state, target):
+        target.items.append(2)
+        for name, value in {"first": "new", "second": "refused", "third": "new"}.items():
+            vars(target)[name] = value
+
+    target = Strict()
+    before = copy.deepcopy(vars(target))
+    with pytest.raises(RestoreError, match=r"Strict.second did not take its value.*the target is as it was") as caught:
+        await hooked(target, change)
+    assert vars(target) == before
+    assert [str(error) for error in caught.value.errors] == ["second is refused"]
+
+
+async def test_an_error_while_values_are_put_back_is_reported_and_the_target_is_as_it_was(hooked):
+    def change(state, target):
+        vars(target).update(is_broken=True, first="new", second="new", third="refused")
+
+    target = Strict()
+    before = copy.deepcopy(vars(target))
+    with pytest.raises(RestoreError) as caught:
+        await hooked(target, change)
+    assert [str(error) for error in caught.value.errors] == ["third is refused", "second is old", "first is old"]
+    assert vars(target) == before
+
+
+async def test_a_target_that_was_changed_meanwhile_is_not_overwritten(hooked):
+    target = Agent()
+
+    async def assigns_later(state, draft):
+        draft.plan = "new"
+        target.plan = "other"
+
+    async def appends_later(state, draft):
+        draft.messages.append("new")
+        target.messages.append("other")
+
+    with pytest.raises(RestoreError, match=r"Agent.plan was changed by something else"):
+        await hooked(target, assigns_later)
+    with pytest.raises(RestoreError, match=r"container in the target.* was changed by something else"):
+        await hooked(target, appends_later)
+    assert (target.plan, target.messages) == ("other", ["old", "other"])
+
+    async def changes_another(state, draft):
+        draft.plan = "new"
+        target.messages.append("third")
+
+    await hooked(target, changes_another)
+    assert (target.plan, target.messages) == ("new", ["old", "other", "third"])
+
+
+async def test_two_restores_of_one_target_at_once_are_refused_and_those_of_two_are_not(hooked):
+    target, other, go = Agent(), Agent(), asyncio.Event()
+
+    async def waits(state, target):
+        target.plan = state.data["plan"]
+        await go.wait()
+
+    first = asyncio.create_task(hooked(target, waits, plan="first"))
+    second = asyncio.create_task(hooked(other, waits, plan="second"))
+    await asyncio.sleep(0)
+    with pytest.raises(RestoreError, match="another restore of this Agent"):
+        await hooked(target, assigns)
+    go.set()
+    await first
+    await second
+    assert (target.plan, other.plan) == ("first", "second")
+    assert target.messages == ["old"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+    messages: list[str]
+    plan: str = "old"
+
+
+class Pair(NamedTuple):
+    messages: list[str]
+    plan: str = "old"
+
+
+class Struct(msgspec.Struct):
+    messages: list[str]
+    plan: str = "old"
+
+
+class FrozenStruct(msgspec.Struct, frozen=True):
+    messages: list[str]
+    plan: str = "old"
+
+
+@pytest.mark.parametrize("kind", [Frozen, Pair, FrozenStruct])
+async def test_what_cannot_be_changed_is_replaced(hooked, kind):
+    target = kind(["old"])
+    found = await restore(checkpoint({"plan": "new"}), target)
+    assert found == kind(["old"], "new")
+    assert target == kind(["old"])
+    with pytest.raises(RestoreError):
+        await hooked(target, lambda state, target: setattr(target, "plan", "new"))
+
+    def fails(state, target):
+        target.messages.append("new")
+        raise RuntimeError
+
+    with pytest.raises(RestoreError):
+        await hooked(target, fails)
+    assert target == kind(["old"])
+    await hooked(target, lambda state, target: target.messages.append("new"))
+    assert target == kind(["old", "new"])
+
+
+async def test_a_frozen_target_refuses_what_a_hook_forces_on_its_draft(hooked):
+    target = Frozen(["old"])
+    with pytest.raises(RestoreError, match=r"Frozen.plan did not take its value"):
+        await hooked(target, lambda state, target: object.__setattr__(target, "plan", "new"))
+    assert target == Frozen(["old"])
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Struct(["old"]),
+        lambda: types.SimpleNamespace(messages=["old"], plan="old"),
+        lambda: dataclasses.make_dataclass("Slots", ["messages", "plan"], slots=True)(["old"], "old"),
+    ],
+)
+async def test_objects_of_other_kinds_are_changed_in_place(hooked, make):
+    target = make()
+
+    def change(state, target):
+        target.messages.append("new")
+        target.plan = "new"
+
+    def fails(state, target):
+        change(state, target)
+        raise RuntimeError
+
+    with pytest.raises(RestoreError):
+        await hooked(target, fails)
+    assert (target.messages, target.plan) == (["old"], "old")
+    assert await hooked(target, change) is target
+    assert (target.messages, target.plan) == (["old", "new"], "new")
+
+
+async def test_models_of_pydantic_are_changed_and_left_alone(hooked):
+    pydantic = pytest.importorskip("pydantic")
+
+    class Model(pydantic.BaseModel, validate_assignment=True):
+        messages: list[str] = ["old"]
+        limit: pydantic.PositiveInt = 5
+        _count: int = pydantic.PrivateAttr(0)
+
+    target = Model()
+
+    def change(state, target):
+        target.messages.append("new")
+        target.limit = 7
+        target._count += 1
+
+    def refused(state, target):
+        change(state, target)
+        target.limit = -1
+
+    with pytest.raises(RestoreError, match="limit"):
+        await hooked(target, refused)
+    assert (target.messages, target.limit, target._count, target.model_fields_set) == (["old"], 5, 0, set())
+    assert await hooked(target, change) is target
+    assert (target.messages, target.limit, target._count) == (["old", "new"], 7, 1)
+    assert target.model_fields_set == {"limit"}
+    await restore(checkpoint({"limit": 9}), target)
+    assert target.limit == 9
+    with pytest.raises(RestoreError, match="no field limits"):
+        await restore(checkpoint({"limits": 9}), target)
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        {"messages": ["old"]},
+        collections.OrderedDict(messages=["old"]),
+        collections.defaultdict(list, messages=["old"]),
+    ],
+)
+async def test_a_dict_is_changed_in_place(hooked, target):
+    before, inner = copy.deepcopy(target), target["messages"]
+
+    def change(state, target):
+        target["messages"].append("new")
+        target["plan"] = "new"
+
+    def fails(state, target):
+        change(state, target)
+        del target["messages"]
+        raise RuntimeError
+
+    with pytest.raises(RestoreError):
+        await hooked(target, fails)
+    assert target == before
+    assert await hooked(target, change) is target
+    assert target == {"messages": ["old", "new"], "plan": "new"}
+    assert target["messages"] is inner
+
+
+async def test_builtin_containers_of_every_kind_are_put_back_and_changed_in_place(hooked):
+    def values():
+        return [
+            [1],
+            {1: 1},
+            {1},
+            bytearray(b"a"),
+            collections.deque([1], 3),
+            collections.Counter("aab"),
+            collections.OrderedDict(b=1, a=2),
+            collections.defaultdict(list, a=[1]),
+            ([1],),
+            Pair([1]),
+        ]
+
+    def change(state, target):
+        for value in target.values[:5]:
+            for name in ("append", "add"):
+                if hasattr(value, name):
+                    getattr(value, name)(2)
+        target.values[1][2] = 2
+        target.values[5].update("ac")
+        target.values[6].move_to_end("b")
+        target.values[7]["new"].append(1)
+        target.values[8][0].append(2)
+        target.values[9].messages.append(2)
+
+    def fails(state, target):
+        change(state, target)
+        raise RuntimeError
+
+    target, expected = types.SimpleNamespace(values=values()), types.SimpleNamespace(values=values())
+    kept = list(target.values)
+    with pytest.raises(RestoreError):
+        await hooked(target, fails)
+    assert target.values == values()
+    await hooked(target, change)
+    change(None, expected)
+    assert target.values == expected.values
+    assert list(target.values[6]) == ["a", "b"]
+    assert all(one is other for one, other in zip(kept, target.values, strict=True))
+
+
+async def test_a_container_that_contains_itself(hooked):
+    loop: list[Any] = [1]
+    loop.append(loop)
+    target = types.SimpleNamespace(loop=loop)
+    await hooked(target, lambda state, target: target.loop[1].append(2))
+    assert target.loop is loop
+    assert loop[1] is loop
+    assert loop[2] == 2
+
+
+async def test_a_draft_does_not_close_what_its_target_uses(hooked):
+    closed = []
+
+    class Connected:
+        def __init__(self) -> None:
+            self.connection = object()
+
+        def __del__(self) -> None:
+            closed.append(self.connection)
+
+    target = Connected()
+    await hooked(target, lambda state, target: setattr(target, "plan", 1))
+    with pytest.raises(RestoreError):
+        await hooked(target, lambda state, target: 1 / 0)
+    gc.collect()
+    assert closed == []
+    assert target.plan == 1
+
+
+async def test_nothing_keeps_a_target_alive(hooked):
+    target = Agent()
+    await hooked(target, changes_in_place)
+    Agent.kinds.clear()
+    gone = weakref.ref(target)
+    del target
+    gc.collect()
+    assert gone() is None
+
+
+async def test_methods_that_make_more_of_their_class_work_on_a_draft(hooked):
+    class Base:
+        def __init__(self, plan: str = "old") -> None:
+            self.plan = plan
+
+        def set(self, plan: str) -> None:
+            self.plan = plan
+
+    class Derived(Base):
+        def set(self, plan: str) -> None:
+            super().set(type(self)(plan).plan)
+
+    target = Derived()
+    await hooked(target, lambda state, target: target.set("new"))
+    assert target.plan == "new"
+
+
+class Native(dict):
+    """A dict with attributes."""
+
+
+@pytest.mark.parametrize("target", [Native, Native(), ValueError("x"), functools.partial(int), len, iter([])])
+async def test_a_target_that_cannot_be_copied_is_refused_before_a_hook_runs(hooked, target):
+    ran = []
+    with pytest.raises(RestoreError, match="keeps state that cannot be copied"):
+        await hooked(target, lambda state, target: ran.append(1))
+    assert ran == []
+
+
+@pytest.mark.parametrize("returned", [True, False])
+async def test_a_hook_that_returns_a_truth_value_is_a_mistake(hooked, returned):
+    with pytest.raises(RestoreError, match=r"returned (True|False)"):
+        await hooked(Agent(), lambda state, target: returned)
+
+
+def test_hooks_are_checked_when_they_are_registered():
+    with pytest.raises(ConfigurationError):
+        register_restore_hook("", assigns)
+    with pytest.raises(ConfigurationError):
+        register_restore_hook(Agent, assigns)
+    with pytest.raises(ConfigurationError):
+        register_restore_hook("x", "assigns")
+
+
+# Without a hook
+
+
+async def test_without_a_hook_the_fields_of_a_state_are_assigned():
+    target = Agent()
+    assert await restore(checkpoint({"plan": "new", "limit": 9, "fresh": 1}), target) is target
+    assert (target.plan, target.limit, target.fresh) == ("new", 9, 1)
+    found: dict[str, Any] = {"plan": "old"}
+    await restore(checkpoint({"plan": "new"}), found)
+    assert found == {"plan": "new"}
+    with pytest.raises(RestoreError, match="limit"):
+        await restore(checkpoint({"plan": "newer", "limit": -1}), target)
+    assert target.plan == "new"
+
+
+async def test_a_class_that_declares_its_fields_gets_no_others():
+    target = dataclasses.make_dataclass("Declared", ["plan"])("old")
+    with pytest.raises(RestoreError, match="Declared has no field plans"):
+        await restore(checkpoint({"plan": "new", "plans": 1}), target)
+    assert vars(target) == {"plan": "old"}
+    with pytest.raises(RestoreError):
+        await restore(checkpoint({"plans": 1}), Slotted())
+
+
+async def test_the_state_of_a_registered_class_is_given_to_its_hooks_as_an_object():
+    @dataclasses.dataclass
+    class State:
+        plan: str
+
+    name = f"restored-{next(_numbers)}"
+    register_state(State, framework=name)
+    target = Agent()
+    await restore(checkpoint(State("new")), target)
+    assert target.plan == "new"
+    seen = []
+    remove = register_restore_hook(name, lambda state, target: seen.append(state))
+    await restore(checkpoint(State("newer")), target)
+    remove()
+    assert seen == [State("newer")]
+
+
+async def test_a_state_that_does_not_fit_its_class_is_an_error_that_names_the_field():
+    with pytest.raises(CheckpointError) as caught:
+        await restore(checkpoint(CustomState({"messages": "x"}, "langchain")), Agent())
+    assert caught.value.field == "messages"
+
+
+async def test_fields_whose_class_is_not_known_are_not_left_out_silently():
+    state = CustomState({"plan": "new"}, "gone", {"more": {"$typed": {"$object": ["Unknown", {}]}}})
+    target = Agent()
+    with pytest.raises(CheckpointError, match="register_state") as caught:
+        await restore(checkpoint(state), target)
+    assert caught.value.field == "more"
+    assert target.plan == "old"
+
+
+async def test_messages_and_items_are_restored_into_plain_targets():
+    state = LangChainState(messages=[{"role": "user"}], intermediate_steps=[1], values={"plan": "new"})
+    target = Agent()
+    await restore(checkpoint(state), target)
+    assert (target.messages, target.intermediate_steps, target.plan) == ([{"role": "user"}], [1], "new")
+    listed: list[Any] = [1]
+    items = OpenAIAgentsState(items=[{"role": "user"}], last_agent="a")
+    await restore(checkpoint(items), listed)
+    assert listed == [{"role": "user"}]
+    namespace = types.SimpleNamespace(last_agent="")
+    await restore(checkpoint(items), namespace)
+    assert vars(namespace) == {"items": [{"role": "user"}], "last_agent": "a"}
+    with pytest.raises(RestoreError, match="a list has no place"):
+        await restore(checkpoint(state), listed)
+    with pytest.raises(RestoreError, match="no hook that makes one"):
+        await restore(checkpoint(state), None)
+
+
+async def test_what_was_restored_shares_nothing_with_the_checkpoint():
+    made = checkpoint({"messages": [["new"]]})
+    target = Agent()
+    await restore(made, target)
+    target.messages[0].append("more")
+    assert made.state.data == {"messages": [["new"]]}
+
+
+async def test_only_checkpoints_are_restored():
+    with pytest.raises(CheckpointError):
+        await restore({"a": 1}, Agent())  # type: ignore[type-var]
+
+
+# Any sequence of changes
+
+names = st.sampled_from(["a", "b", "c"])
+values = st.recursive(st.integers(0, 3), lambda each: st.lists(each, max_size=2) | st.dictionaries(names, each))
+operations = st.lists(
+    st.tuples(st.sampled_from(["set", "delete", "append", "key", "move", "alias"]), names, names, values), max_size=12
+)
+
+
+def perform(target: Any, operation: Any) -> None:
+    what, one, other, value = operation
+    found = getattr(target, one, None)
+    if what == "set":
+        setattr(target, one, copy.deepcopy(value))
+    elif what == "delete" and one in vars(target):
+        delattr(target, one)
+    elif what == "append" and isinstance(found, list):
+        found.append(copy.deepcopy(value))
+    elif what == "key" and isinstance(found, dict):
+        found[other] = copy.deepcopy(value)
+    elif what == "move" and isinstance(found, list) and found:
+        setattr(target, other, found.pop())
+    elif what == "alias":
+        setattr(target, other, found)
+
+
+@given(st.dictionaries(names, values), operations, operations, st.booleans())
+def test_whatever_hooks_do_is_done_as_if_they_had_no_draft_or_not_at_all(attributes, before, hook, fails):
+    target, expected = types.SimpleNamespace(**copy.deepcopy(attributes)), types.SimpleNamespace(**attributes)
+    for operation in before:
+        perform(target, operation)
+        perform(expected, operation)
+    as_it_was = repr(target)
+
+    def run(state, target):
+        for operation in hook:
+            perform(target, operation)
+        if fails:
+            raise RuntimeError
+
+    framework = f"restored-{next(_numbers)}"
+    remove = register_restore_hook(framework, run)
+    try:
+        asyncio.run(restore(checkpoint(CustomState({}, framework)), target))
+    except RestoreError:
+        assert fails
+        assert repr(target) == as_it_was
+    else:
+        for operation in hook:
+            perform(expected, operation)
+        assert vars(target).keys() == vars(expected).keys()
+        assert {name: repr(value) for name, value in vars(target).items()} == {
+            name: repr(value) for name, value in vars(expected).items()
+        }
+        shared = [(a is b) for a, b in itertools.combinations([getattr(target, n, n) for n in "abc"], 2)]
+        assert shared == [(a is b) for a, b in itertools.combinations([getattr(expected, n, n) for n in "abc"], 2)]
+    finally:
+        remove()
