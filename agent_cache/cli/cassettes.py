@@ -47,7 +47,7 @@ from agent_cache.recording.recorder import recorded_function
 from agent_cache.recording.results import check_outcome, problems_of, read_value
 from agent_cache.values.tagged import encode
 
-__all__ = ["add_options", "run", "secret_places"]
+__all__ = ["add_options", "load_cassette", "run", "secret_places"]
 
 _BAR = 16
 _DEEPEST = 12
@@ -155,7 +155,7 @@ def _count(text: str) -> int:
     return number
 
 
-def _load(path: Path) -> Cassette:
+def load_cassette(path: Path) -> Cassette:
     """Load a cassette, with a progress bar if it is large.
 
     Raises:
@@ -270,7 +270,7 @@ _Steps = Iterator[tuple[int, RecordedCall]]
 
 def _show(options: argparse.Namespace) -> int:
     """Print the calls of a cassette in the order in which they started, nested as they were."""
-    cassette = _load(options.path)
+    cassette = load_cassette(options.path)
     order, depths, totals = _timeline(cassette)
 
     def calls() -> _Steps:
@@ -395,7 +395,7 @@ def _text(options: argparse.Namespace) -> int:
     A file that is no cassette, or is in conflict, is printed as it is: else git could not show its history.
     """
     try:
-        for line in _text_lines(_load(options.path)):
+        for line in _text_lines(load_cassette(options.path)):
             sys.stdout.write(f"{escaped(line)}\n")
     except CassetteNotFound:
         raise
@@ -469,7 +469,7 @@ def _rows(
 
 def _diff(options: argparse.Namespace) -> int:
     """Print how two cassettes differ. Returns 1 if they do."""
-    one, other = _load(options.a), _load(options.b)
+    one, other = load_cassette(options.a), load_cassette(options.b)
     diff = diff_cassettes(one, other)
     exit_code = 0 if diff.identical else 1
     if options.json:
@@ -587,7 +587,7 @@ def _redact(options: argparse.Namespace) -> int:
     """
     printer, results, count = Printer(), [], 0
     for path in _cassettes_in(options.paths):
-        cassette = _load(path)
+        cassette = load_cassette(path)
         if not _has_our_format(path):
             raise CassetteError("is a cassette of agentcassette; `agent-cache cassette convert` redacts it, too", path)
         rules = _rules(cassette, options)
@@ -618,7 +618,7 @@ def _convert(options: argparse.Namespace) -> int:
         raise ConfigurationError("--output takes one SOURCE")
     printer, results = Printer(), []
     for path in options.paths:
-        cassette = _load(path) if options.to == "reyn" else _load_other(path)
+        cassette = load_cassette(path) if options.to == "reyn" else _load_other(path)
         target = options.output or path.with_suffix(".jsonl")
         if target.exists() and not options.force:
             raise CassetteError("exists already; --force replaces it, --output gives another path", target)
@@ -654,7 +654,7 @@ def _load_other(path: Path) -> Cassette:
         return to_cassette(read_fixture(path), path)
     if not is_ours and is_foreign(path):
         return read_foreign(path)
-    cassette = _load(path)
+    cassette = load_cassette(path)
     if is_ours:
         raise CassetteError("is a cassette of agent-cache already", path)
     return cassette
@@ -741,7 +741,7 @@ def _findings(
         found.append({"kind": kind, "line": line, "message": message})
 
     try:
-        cassette = _load(path)
+        cassette = load_cassette(path)
     except CassetteError as error:
         if isinstance(error, CassetteNotFound) or error.reason.startswith("cannot be read"):
             raise
@@ -853,7 +853,7 @@ def _prune_calls(options: argparse.Namespace) -> list[dict[str, Any]]:
         raise ConfigurationError("prune --calls needs cassettes, or folders of them")
     results = []
     for path in _cassettes_in(options.paths):
-        cassette = _load(path)
+        cassette = load_cassette(path)
         if not _has_our_format(path):
             raise CassetteError("is a cassette of agentcassette; convert it first", path)
         removed: set[int] = set()

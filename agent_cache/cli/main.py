@@ -54,6 +54,12 @@ def _functions(command: str) -> tuple[Callable[[argparse.ArgumentParser], None],
         from agent_cache.cli import cassettes
 
         return cassettes.add_options, cassettes.run
+    if command in {"drift", "baseline"}:
+        from agent_cache.cli import baselines
+
+        if command == "drift":
+            return baselines.add_drift_options, baselines.run_drift
+        return baselines.add_baseline_options, baselines.run_baseline
     if command == "doctor":
         from agent_cache.cli import doctor
 
@@ -77,6 +83,8 @@ def _imported_later(name: str, summary: str) -> Command:
 COMMANDS = (
     Command("demo", demo.SUMMARY, demo.add_options, demo.run),
     _imported_later("cassette", "show, compare, fork, redact, verify, convert and prune recordings"),
+    _imported_later("drift", "compare a run with accepted runs: exit code 1 if it has drifted"),
+    _imported_later("baseline", "accept runs, to compare later ones with them"),
     _imported_later("stats", "count what a tier holds for each resource, and its hits"),
     _imported_later("keys", "list the entries of a tier"),
     _imported_later("clear", "drop entries of a tier by tag, in every process"),

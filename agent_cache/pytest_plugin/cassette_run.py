@@ -10,7 +10,7 @@ import inspect
 import shlex
 import traceback
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import astuple
 from decimal import Decimal
 from pathlib import Path
@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from agent_cache.engine.interception import InterceptedScope
 from agent_cache.engine.runtime import PLACE, Scope
 from agent_cache.engine.state import clear_everything
 from agent_cache.errors import CassetteError, CassetteNotFound, ConfigurationError, DivergenceError, MissingFixture
@@ -355,12 +356,12 @@ def check_live_calls(guard: LiveCallBlocker) -> None:
 def same_context(item: pytest.Item) -> Iterator[None]:
     """Let a test's coroutine run in the recording that is open here, and raise a divergence that has ended it."""
     scope = PLACE.get().scope
-    recorder = _recorder_of(scope)
+    recorders = _recorders_of(scope)
     function, instance = getattr(item, "obj", None), getattr(item, "instance", None)
     context = getattr(instance, "_asyncioTestContext", None)
     if context is not None:
         context.run(scope.enter)
-        if recorder is not None:
+        for recorder in recorders:
             context.run(recorder.lanes.enter_context)
     try:
         if not inspect.iscoroutinefunction(function):
@@ -377,7 +378,7 @@ def same_context(item: pytest.Item) -> Iterator[None]:
             if context is not None:
                 delattr(instance, item.name)
     except BaseException as error:
-        if recorder is not None:
+        for recorder in recorders:
             recorder.raise_divergence(error)
         raise
 
@@ -401,17 +402,24 @@ def fixture_in_same_context(fixture: pytest.FixtureDef[Any]) -> Iterator[None]:
         writable.func = function
 
 
-def _recorder_of(scope: Scope) -> Recorder | None:
-    return scope.interceptor if isinstance(scope.interceptor, Recorder) else None
+def _recorders_of(scope: Scope) -> list[Recorder]:
+    """The recorders that are open in a scope, from the inside: a test with a baseline may replay a cassette, too."""
+    found = []
+    while isinstance(scope, InterceptedScope):
+        if isinstance(scope.interceptor, Recorder):
+            found.append(scope.interceptor)
+        scope = scope.outside
+    return found
 
 
 def _within(scope: Scope, function: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[..., Coroutine[Any, Any, Any]]:
     @functools.wraps(function)
     async def body(*args: Any, **kwargs: Any) -> Any:
         token = scope.enter()
-        recorder = _recorder_of(scope)
         try:
-            with nullcontext() if recorder is None else recorder.in_this_task():
+            with ExitStack() as blocks:
+                for recorder in reversed(_recorders_of(scope)):
+                    blocks.enter_context(recorder.in_this_task())
                 return await function(*args, **kwargs)
         finally:
             PLACE.reset(token)

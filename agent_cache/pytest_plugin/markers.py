@@ -1,8 +1,10 @@
-"""Reads which cassette a test has and how it is used, from markers, the `agent_cache_config` fixture and options.
+"""Reads which cassette and which baseline a test has and how they are used, from markers, the `agent_cache_config`
+fixture and options.
 
 A cassette is at ``<folder of the test file>/cassettes/<module>/<Class.test>.jsonl`` unless a marker gives its name or
 path. No two tests have one by accident, also where a file system ignores case. Cassettes in such folders that no
-collected test uses are *orphans*.
+collected test uses are *orphans*. A baseline is at ``<folder of the test file>/baselines/<module>/<Class.test>``, a
+folder of accepted runs, unless the marker gives its paths.
 
 Every test run of every project with this package installed imports this module: it imports nothing of the library.
 """
@@ -21,20 +23,29 @@ from typing import Any, NamedTuple
 import pytest
 
 __all__ = [
+    "BASELINE_MODES",
     "MODES",
+    "BaselineMarkers",
     "CassetteMarkers",
     "Settings",
+    "baseline_markers",
+    "baseline_paths",
     "cassette_markers",
     "cassette_path",
     "check_names",
+    "file_name",
     "find_orphans",
     "settings_of",
 ]
 
 MODES = ("none", "once", "new_episodes", "all", "rewrite")
 
+BASELINE_MODES = ("compare", "once", "add", "accept")
+
 _MARKERS = ("agent_cassette", "replay")
 _OPTIONS = ("mode", "strict", "allow_unplayed", "empty_cache", "redact", "policy", "model", "http")
+_BASELINE_OPTIONS = ("tolerance", "fail_on", "redact", "http")
+_SEVERITIES = ("info", "warning", "critical")
 _FLAGS = frozenset({"strict", "allow_unplayed", "empty_cache"})
 _SUFFIX = ".jsonl"
 
@@ -170,15 +181,19 @@ def cassette_path(item: pytest.Item, markers: CassetteMarkers | None) -> Path:
         return item.path.parent / path
     folder = _cassette_folder(item.config, item.path) / item.path.stem
     if name is None:
-        classes = [node.name for node in item.listchain() if isinstance(node, pytest.Class)]
-        name = ".".join((*classes, item.name))
-        before = _file_name(name) + _SUFFIX
-        name = _file_name(name, has_digest=item.name != item.name.lower()) + _SUFFIX
+        before = file_name(_name_of(item)) + _SUFFIX
+        name = file_name(_name_of(item), has_digest=item.name != item.name.lower()) + _SUFFIX
         if name != before and _exists(folder / before):  # recorded when this name had no digest
             name = before
     elif not name.endswith((_SUFFIX, ".json")):
         name += _SUFFIX
     return folder / name
+
+
+def _name_of(item: pytest.Item) -> str:
+    """The name of a test in its module."""
+    classes = [node.name for node in item.listchain() if isinstance(node, pytest.Class)]
+    return ".".join((*classes, item.name))
 
 
 def check_names(tests_by_cassette: Mapping[Path, list[str]]) -> None:
@@ -204,13 +219,69 @@ def _exists(path: Path) -> bool:
     return path.exists() and any(one.name == path.name for one in path.parent.iterdir())
 
 
-def _file_name(name: str, *, has_digest: bool = False) -> str:
+def file_name(name: str, *, has_digest: bool = False) -> str:
     """Replace what is unsafe in a file name, and add a digest, so that two names never become one."""
     safe = _UNSAFE.sub("-", name)
     if safe == name and len(name) <= _LONGEST and not has_digest:
         return name
     digest = hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=4).hexdigest()
     return f"{safe[:_LONGEST]}-{digest}"
+
+
+# Baselines
+
+
+class BaselineMarkers(NamedTuple):
+    """The `agent_baseline` markers of one test, combined.
+
+    Attributes:
+        paths: of its baselines, from the folder of the test file; empty for the test's own.
+        options: those of `_BASELINE_OPTIONS` that were given.
+    """
+
+    paths: tuple[str, ...]
+    options: dict[str, Any]
+
+
+def baseline_markers(item: pytest.Item) -> BaselineMarkers | None:
+    """Combine the `agent_baseline` markers of a test, of each option the closest one; None if there are none.
+
+    Raises:
+        pytest.UsageError: if one has wrong arguments.
+    """
+    paths: tuple[str, ...] = ()
+    options: dict[str, Any] = {}
+    found = list(item.iter_markers("agent_baseline"))
+    for mark in found:
+        label = f"{item.nodeid}: @pytest.mark.agent_baseline"
+        for path in mark.args:
+            if not isinstance(path, str | os.PathLike) or not os.fspath(path) or "\0" in str(path):
+                raise pytest.UsageError(f"{label} takes paths of baselines, got {path!r}")
+        for name, value in mark.kwargs.items():
+            _check_baseline_option(name, value, label)
+        paths = paths or tuple(map(os.fspath, mark.args))
+        options = {**mark.kwargs, **options}
+    return BaselineMarkers(paths, options) if found else None
+
+
+def _check_baseline_option(name: str, value: Any, label: str) -> None:
+    if name not in _BASELINE_OPTIONS:
+        raise pytest.UsageError(
+            f"{label} does not know {name!r}; it takes paths, and knows {', '.join(_BASELINE_OPTIONS)}"
+        )
+    if name == "fail_on" and value not in _SEVERITIES:
+        raise pytest.UsageError(f"{label}: fail_on must be one of {', '.join(_SEVERITIES)}, got {value!r}")
+    is_path = isinstance(value, str | os.PathLike) and bool(os.fspath(value))
+    if name == "tolerance" and not is_path and type(value).__name__ != "Tolerance":
+        raise pytest.UsageError(f"{label}: tolerance must be a Tolerance, or the path of a file of one, got {value!r}")
+
+
+def baseline_paths(item: pytest.Item, markers: BaselineMarkers) -> list[Path]:
+    """Return the paths of a test's baselines."""
+    if markers.paths:
+        return [item.path.parent / path for path in markers.paths]
+    folder = item.path.parent / str(item.config.getini("agent_baseline_dir")) / item.path.stem
+    return [folder / file_name(_name_of(item), has_digest=item.name != item.name.lower())]
 
 
 # Orphans

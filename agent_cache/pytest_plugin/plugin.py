@@ -1,7 +1,7 @@
-"""The pytest plugin: a test's agent is recorded once, and replayed in every later run.
+"""The pytest plugin: a test's agent is recorded once and replayed in every later run, and compared with a baseline.
 
 Every test run of every project with this package installed imports this module. So the library is imported by the
-first test that records, replays or blocks live calls (`cassette_run`).
+first test that records, replays or blocks live calls (`cassette_run`), or has a baseline (`baseline_run`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from agent_cache.pytest_plugin.markers import (
+    BASELINE_MODES,
     MODES,
+    CassetteMarkers,
+    baseline_markers,
+    baseline_paths,
     cassette_markers,
     cassette_path,
     check_names,
@@ -25,6 +29,7 @@ from agent_cache.pytest_plugin.markers import (
 )
 
 if TYPE_CHECKING:
+    from agent_cache.pytest_plugin.baseline_run import BaselineRun
     from agent_cache.pytest_plugin.cassette_run import CassetteRun, FixtureRun
     from agent_cache.recording import Recorder, Savings
     from agent_cache.recording.api import LiveCallBlocker
@@ -35,8 +40,11 @@ __all__: list[str] = []
 _ON_ORPHANS = ("ignore", "report", "fail")
 
 _RUN: pytest.StashKey[CassetteRun | FixtureRun] = pytest.StashKey()
+_BASELINE_RUN: pytest.StashKey[BaselineRun] = pytest.StashKey()
 _GUARD: pytest.StashKey[LiveCallBlocker] = pytest.StashKey()
 _TESTS_BY_CASSETTE: pytest.StashKey[dict[Path, list[str]]] = pytest.StashKey()
+_TESTS_BY_BASELINE: pytest.StashKey[dict[Path, list[str]]] = pytest.StashKey()
+_ACCEPTED: pytest.StashKey[list[str]] = pytest.StashKey()
 _ORPHANS: pytest.StashKey[list[str]] = pytest.StashKey()
 _SAVINGS: pytest.StashKey[list[Savings]] = pytest.StashKey()
 _OWN_ERROR: pytest.StashKey[BaseException] = pytest.StashKey()
@@ -50,6 +58,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=None,
         help="none: replay only (default). once: record where there is no cassette. new_episodes: also record calls "
         "that are not in it. all: run and record every call. rewrite: record anew.",
+    )
+    group.addoption(
+        "--agent-baseline",
+        choices=BASELINE_MODES,
+        default="compare",
+        help="compare: fail tests whose run has drifted from its baseline (default). once: accept the run where there "
+        "is no baseline. add: accept it beside the accepted ones, and tolerate what varies. accept: accept it instead.",
     )
     group.addoption(
         "--agent-block-live",
@@ -75,6 +90,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     parser.addini("agent_cassette_redact", "names of secrets beside the known ones", type="args", default=[])
     parser.addini("agent_http", "whether requests are recorded, too", type="bool", default=False)
+    parser.addini("agent_baseline_dir", "folder of baselines, from that of the test file", default="baselines")
     parser.addini("agent_block_live", "as --agent-block-live", type="bool", default=False)
     parser.addini("agent_orphans", "default of --agent-orphans", default="report")
 
@@ -91,20 +107,27 @@ def pytest_configure(config: pytest.Config) -> None:
         "it ever after: in the cassette of that name, or of the test's",
         f"replay(path, *, {options})": "the same with the cassette at this path, from the folder of the test file; a "
         "fixture of Reyn answers litellm",
+        "agent_baseline(*paths, tolerance=None, fail_on='warning', redact=None, http=None)": "compare the run of this "
+        "test with the accepted runs at these paths, from the folder of the test file, or with the test's own",
         "agent_live(reason)": "let this test call tools under --agent-block-live",
     }
     for marker, promise in markers.items():
         config.addinivalue_line("markers", f"{marker}: {promise}")
     config.stash[_TESTS_BY_CASSETTE] = {}
+    config.stash[_TESTS_BY_BASELINE] = {}
     config.stash[_SAVINGS] = []
+    config.stash[_ACCEPTED] = []
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:
     mode = config.getoption("agent_record_mode") or config.getini("agent_record_mode")
-    return None if mode == "none" else f"agent-cache: record mode {mode}"
+    facts = [] if mode == "none" else [f"record mode {mode}"]
+    if (mode := config.getoption("agent_baseline")) != "compare":
+        facts.append(f"baselines: {mode}")
+    return f"agent-cache: {', '.join(facts)}" if facts else None
 
 
-# Which cassette belongs to which test
+# Which cassette and which baseline belongs to which test
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -116,6 +139,9 @@ def pytest_collection_modifyitems(
         markers = cassette_markers(item)
         if markers is not None or "agent_cassette" in getattr(item, "fixturenames", ()):
             tests_by_cassette.setdefault(cassette_path(item, markers), []).append(item.nodeid)
+        if (baseline := baseline_markers(item)) is not None:
+            for path in baseline_paths(item, baseline):
+                config.stash[_TESTS_BY_BASELINE].setdefault(path, []).append(item.nodeid)
         for live in item.iter_markers("agent_live"):
             if len(live.args) != 1 or live.kwargs or not isinstance(live.args[0], str) or not live.args[0]:
                 raise pytest.UsageError(f"{item.nodeid}: @pytest.mark.agent_live needs a reason, as a text")
@@ -165,10 +191,47 @@ def agent_cassette(
         run.close()
 
 
+@pytest.fixture
+def _agent_baseline(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Record what the agent of this test calls, inside of the cassette that may answer it, to compare it."""
+    from agent_cache.pytest_plugin.baseline_run import BaselineRun
+
+    item, config = request.node, request.config
+    markers = baseline_markers(item)
+    assert markers is not None
+    fixture, of_cassette = request.getfixturevalue("agent_cache_config"), cassette_markers(item)
+    options = {} if of_cassette is None else of_cassette.options
+    options = {**options, **{name: markers.options[name] for name in ("redact", "http") if name in markers.options}}
+    paths = baseline_paths(item, markers)
+    tests_by_baseline = config.stash[_TESTS_BY_BASELINE]
+    with _own_error(item):
+        run = BaselineRun(
+            paths,
+            config.getoption("agent_baseline"),
+            settings_of(config, fixture, CassetteMarkers(None, None, options)),
+            item,
+            [one for path in paths for one in tests_by_baseline.get(path, ()) if one != item.nodeid],
+            tolerance=markers.options.get("tolerance"),
+            fail_on=markers.options.get("fail_on"),
+            folder=request.getfixturevalue("tmp_path_factory").mktemp("agent-baseline"),
+        )
+        run.begin()
+    item.stash[_BASELINE_RUN] = run
+    try:
+        yield
+    finally:
+        del item.stash[_BASELINE_RUN]
+        config.stash[_ACCEPTED].extend(run.accepted)
+        run.close()
+
+
 @pytest.fixture(autouse=True)
-def _agent_cassette_of_marked(request: pytest.FixtureRequest) -> None:
-    if cassette_markers(request.node) is not None:
+def _agent_runs_of_marked(request: pytest.FixtureRequest) -> None:
+    has_baseline = baseline_markers(request.node) is not None
+    if cassette_markers(request.node) is not None or (has_baseline and "agent_cassette" in request.fixturenames):
         request.getfixturevalue("agent_cassette")
+    if has_baseline:
+        request.getfixturevalue("_agent_baseline")
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -187,8 +250,8 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
 def pytest_fixture_setup(
     fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest
 ) -> Generator[None, Any, Any]:
-    node = request.node
-    if fixturedef.scope != "function" or (_RUN not in node.stash and _GUARD not in node.stash):
+    stash = request.node.stash
+    if fixturedef.scope != "function" or not (_RUN in stash or _BASELINE_RUN in stash or _GUARD in stash):
         return (yield)
     from agent_cache.pytest_plugin.cassette_run import fixture_in_same_context
 
@@ -203,26 +266,33 @@ def pytest_runtest_setup(item: pytest.Item) -> Generator[None, Any, Any]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
-    run, guard = item.stash.get(_RUN, None), item.stash.get(_GUARD, None)
-    if run is None and guard is None:
+    runs: dict[str, CassetteRun | FixtureRun | BaselineRun] = {}
+    if _RUN in item.stash:
+        runs["agent cassette"] = item.stash[_RUN]
+    if _BASELINE_RUN in item.stash:
+        runs["agent baseline"] = item.stash[_BASELINE_RUN]
+    if not runs and _GUARD not in item.stash:
         return (yield)
     from agent_cache.pytest_plugin.cassette_run import same_context
 
+    error: BaseException | None = None
     try:
         with same_context(item):
             result = yield from _watched(item)
-    except BaseException as error:
-        if run is not None:
-            item.add_report_section("call", "agent cassette", run.end_failed(error))
+        if caught := getattr(item, "_excinfo", None):  # unittest catches the error of a test
+            error = caught[0].value
+    except BaseException as raised:
+        error = raised
         raise
-    if run is None:
-        return result
-    caught = getattr(item, "_excinfo", None)  # unittest catches the error of a test
-    if caught:
-        item.add_report_section("call", "agent cassette", run.end_failed(caught[0].value))
-        return result
-    with _own_error(item):
-        run.end_passed()
+    finally:
+        if error is not None:
+            for title, run in runs.items():
+                if text := run.end_failed(error):
+                    item.add_report_section("call", title, text)
+    if error is None:
+        with _own_error(item):
+            for run in runs.values():
+                run.end_passed()
     return result
 
 
@@ -267,6 +337,8 @@ def _own_error(item: pytest.Item) -> Iterator[None]:
     """Let an error raised in the block be reported without a traceback."""
     try:
         yield
+    except pytest.fail.Exception:  # says itself how it is reported
+        raise
     except BaseException as error:
         item.stash[_OWN_ERROR] = error
         raise
@@ -289,6 +361,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
             from agent_cache.pytest_plugin.cassette_run import packed
 
             output["agent_cache_savings"] = packed(savings)
+        output["agent_cache_accepted"] = session.config.stash[_ACCEPTED]
     elif found and _on_orphans(session.config) == "fail" and session.exitstatus == pytest.ExitCode.OK:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
@@ -300,6 +373,7 @@ def pytest_testnodedown(node: Any) -> None:
     found = output.get("agent_cache_orphans")
     if found:
         node.config.stash[_ORPHANS] = found
+    node.config.stash[_ACCEPTED] += output.get("agent_cache_accepted", [])
     savings = output.get("agent_cache_savings")
     if savings:
         from agent_cache.pytest_plugin.cassette_run import unpacked
@@ -312,6 +386,10 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         from agent_cache.pytest_plugin.cassette_run import summary_of
 
         for line in summary_of(config.stash[_SAVINGS]):
+            terminalreporter.line(line)
+    if accepted := config.stash[_ACCEPTED]:
+        terminalreporter.section("accepted baselines")
+        for line in sorted(accepted):
             terminalreporter.line(line)
     found = config.stash.get(_ORPHANS, [])
     if not found:

@@ -25,8 +25,8 @@ from agent_cache.recording.recorder import Recorder
 from agent_cache.recording.redaction import Redaction
 
 __all__ = [
-    "Branch",
     "Baseline",
+    "Branch",
     "CallListener",
     "Cassette",
     "CassetteDiff",

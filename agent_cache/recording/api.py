@@ -67,9 +67,11 @@ class Block(Generic[H]):
 
     Attributes:
         is_guarded: whether a replay refuses calls in threads without a context, also if it is not strict.
+        ends_refusal: whether live calls in it are allowed inside of `block_live_calls`.
     """
 
     is_guarded = False
+    ends_refusal = True
     _path: Path | None = None
     _recorder: Recorder | None = None
     _token: Token[Scope] | None = None
@@ -94,7 +96,8 @@ class Block(Generic[H]):
             if self._recorder.http.guard:
                 socket_guard.install()
         self._recorder.lanes.begin()
-        self._outer, self._scope = scope, InterceptedScope(_without_blocker(scope), self._recorder)
+        around = _without_blocker(scope) if self.ends_refusal else scope
+        self._outer, self._scope = scope, InterceptedScope(around, self._recorder)
         self._token = self._scope.enter()
         return handle
 

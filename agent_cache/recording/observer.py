@@ -62,6 +62,8 @@ class observe(Block[Recorder]):  # noqa: N801 - used as a function, as `record`
         ConfigurationError: if an argument cannot work.
     """
 
+    ends_refusal = False  # it makes no live call a recorded one
+
     def __init__(self, *listeners: CallListener, redact: Any = None, http: bool | Http | None = None) -> None:
         for listener in listeners:
             if isinstance(listener, type) or not isinstance(listener, CallListener):

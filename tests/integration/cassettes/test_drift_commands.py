@@ -1,0 +1,430 @@
+"""`agent-cache drift` and `agent-cache baseline accept`."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+import threading
+import xml.etree.ElementTree as ET
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import agent_cache
+from agent_cache.cli.main import main
+from agent_cache.recording import Cassette, intercept, record
+from agent_cache.recording.accepted_runs import accepted_runs, store_run
+
+SECRET = "sk-" + "a1b2c3d4" * 4
+HOSTILE = "</failure>]]>&\x00\x1b[31m\ud800\ufffe\u202e<script>"
+
+
+@pytest.fixture(autouse=True)
+def in_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Paths of these tests are names in the folder in which runs are recorded."""
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Run `agent-cache ...`: exit code, stdout, stderr."""
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        capsys.readouterr()
+        code = main([str(one) for one in arguments])
+        return code, *capsys.readouterr()
+
+    return run
+
+
+@intercept(name="shop:refund", kind="write")
+def refund(order_id: str) -> str:
+    return "done"
+
+
+@intercept(name="shop:show")
+def show(order_id: str) -> dict[str, Any]:
+    return {"id": order_id, "status": "late"}
+
+
+def run_of(path: str, *orders: str, refunds: str = "W1", fails: bool = False) -> Path:
+    """Record an agent that shows these orders and refunds one."""
+    try:
+        with record(path):
+            for order in orders:
+                show(order)
+            refund(refunds)
+            if fails:
+                raise LookupError("no such customer")
+    except LookupError:
+        pass
+    return Path(path)
+
+
+@pytest.fixture
+def runs() -> None:
+    run_of("base.jsonl", "W1", "W2")
+    run_of("same.jsonl", "W1", "W2")
+    run_of("read.jsonl", "W1", "W9")
+    run_of("write.jsonl", "W1", "W2", refunds="W9")
+
+
+pytestmark = pytest.mark.usefixtures("runs")
+
+
+# drift
+
+
+@pytest.mark.parametrize(
+    ("new", "fail_on", "code"),
+    [
+        ("same", "info", 0), ("same", None, 0), ("read", None, 1), ("read", "warning", 1), ("read", "critical", 0),
+        ("write", None, 1), ("write", "critical", 1),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("form", ["text", "json", "junit"])
+def test_the_exit_code_says_whether_there_is_drift_that_fails(new, fail_on, code, form, command):
+    options = () if fail_on is None else ("--fail-on", fail_on)
+    assert command("drift", "base.jsonl", f"{new}.jsonl", *options, "--format", form)[0] == code
+
+
+def test_the_text_names_both_and_each_drift_and_ends_with_the_verdict(command):
+    code, out, err = command("drift", "base.jsonl", "write.jsonl")
+    lines = out.splitlines()
+    assert (code, err) == (1, "")
+    assert lines[:2] == ["--- base.jsonl  1 run", "+++ write.jsonl  3 calls"]
+    assert all(line.startswith("critical  ") and "shop:refund" in line for line in lines[2:-1])
+    assert lines[-1].startswith("drift: ")
+    assert lines[-1].endswith(" critical, 0 warning, 0 info (fails on warning)")
+    out = command("drift", "base.jsonl", "read.jsonl", "--fail-on", "critical")[1]
+    assert out.splitlines()[-1].startswith("no drift that fails: 0 critical, ")
+    assert command("drift", "base.jsonl", "same.jsonl")[1].endswith("The run does as the baseline.\n")
+
+
+def test_the_json_has_everything(command):
+    code, out, _ = command("drift", "base.jsonl", "write.jsonl", "--format", "json")
+    document = json.loads(out)
+    assert code == 1
+    assert list(document) == ["baseline", "new", "fail_on", "has_drifted", "calls", "worst", "counts", "drifts"]
+    assert document["baseline"] == ["base.jsonl"]
+    assert (document["new"], document["fail_on"], document["has_drifted"]) == ("write.jsonl", "warning", True)
+    assert (document["calls"], document["worst"]) == (3, "critical")
+    assert sum(document["counts"].values()) == len(document["drifts"]) > 0
+    for drift in document["drifts"]:
+        assert list(drift) == [
+            "severity", "kind", "name", "description", "original_value", "restored_value", "event_type", "index",
+            "path", "provisional",
+        ]  # fmt: skip
+        assert (drift["severity"], drift["name"], drift["event_type"]) == ("critical", "shop:refund", "write")
+    assert json.loads(command("drift", "base.jsonl", "same.jsonl", "--format", "json")[1])["drifts"] == []
+
+
+def test_the_junit_document_has_one_test_case_for_each_name(command):
+    out = command("drift", "base.jsonl", "write.jsonl", "--format", "junit")[1]
+    root = ET.fromstring(out)
+    (suite,) = root
+    assert (root.tag, suite.tag) == ("testsuites", "testsuite")
+    assert {name: suite.get(name) for name in ("tests", "failures", "errors", "skipped")} == {
+        "tests": "2", "failures": "1", "errors": "0", "skipped": "0",
+    }  # fmt: skip
+    assert {one.get("name"): one.get("value") for one in suite.iter("property")} == {
+        "baseline": "base.jsonl", "new": "write.jsonl",
+    }  # fmt: skip
+    cases = {case.get("name"): case for case in suite.iter("testcase")}
+    assert {case.get("classname") for case in cases.values()} == {"base.jsonl"}
+    assert list(cases["shop:show"]) == []
+    (failure,) = cases["shop:refund"]
+    assert failure.tag == "failure"
+    assert failure.get("type", "").startswith("critical ")
+    assert "shop:refund" in failure.get("message", "")
+    assert "critical: " in (failure.text or "")
+
+
+def test_drift_that_does_not_fail_is_output_of_its_test_case(command):
+    out = command("drift", "base.jsonl", "read.jsonl", "--format", "junit", "--fail-on", "critical")[1]
+    (suite,) = ET.fromstring(out)
+    assert suite.get("failures") == "0"
+    (case,) = (case for case in suite.iter("testcase") if case.get("name") == "shop:show")
+    assert [one.tag for one in case] == ["system-out"]
+
+
+def test_hostile_text_is_harmless_in_every_form(command):
+    @intercept(name=f"shop:{HOSTILE.encode('utf-8', 'replace').decode()}")
+    def hostile(text: str) -> str:
+        return text
+
+    for path, text in (("one.jsonl", "x"), ("two.jsonl", HOSTILE)):
+        with record(path):
+            hostile(text)
+    for form in ("text", "json", "junit"):
+        code, out, _ = command("drift", "one.jsonl", "two.jsonl", "--format", form)
+        assert code == 1
+        assert not {"\x00", "\x1b", "\ud800", "\u202e"} & {*out}
+        if form == "json":
+            json.loads(out)
+        elif form == "junit":
+            assert out.isascii()
+            (suite,) = ET.fromstring(out)
+            (case,) = suite.iter("testcase")
+            assert [one.tag for one in case] == ["failure"]
+
+
+def test_a_folder_is_a_baseline_of_all_its_runs(command):
+    for number, refunds in ((1, "W1"), (2, "W1"), (10, "W1")):
+        run_of(f"base/{number}.jsonl", "W1", "W2", refunds=refunds)
+    Path("base/notes.txt").write_text("no run")
+    code, out, _ = command("drift", "base", "same.jsonl", "--format", "json")
+    assert code == 0
+    assert json.loads(out)["baseline"] == ["base/1.jsonl", "base/2.jsonl", "base/10.jsonl"]
+    out = command("drift", "base", "base.jsonl", "write.jsonl")[1]
+    assert out.splitlines()[:2] == ["--- base  3 runs", "--- base.jsonl  1 run"]
+
+
+def test_a_run_that_ended_by_an_error_drifts_from_those_that_did_not(command):
+    run_of("failed.jsonl", "W1", "W2", fails=True)
+    code, out, _ = command("drift", "base.jsonl", "failed.jsonl", "--fail-on", "critical")
+    assert code == 1
+    assert "critical  the run raised LookupError, and the baseline returned" in out
+    assert command("drift", "failed.jsonl", "failed.jsonl")[0] == 0
+    code, out, _ = command("drift", "failed.jsonl", "base.jsonl", "--format", "junit")
+    (case,) = (one for one in ET.fromstring(out).iter("testcase") if one.get("name") == "(run)")
+    assert (code, [one.tag for one in case]) == (1, ["failure"])
+
+
+def test_a_tolerance_file_says_what_is_no_drift_and_the_option_what_fails(command):
+    Path("drift.toml").write_text('fail_on = "critical"\n')
+    assert command("drift", "base.jsonl", "read.jsonl", "--tolerance", "drift.toml")[0] == 0
+    assert command("drift", "base.jsonl", "read.jsonl", "--tolerance", "drift.toml", "--fail-on", "warning")[0] == 1
+
+
+def torn(path: str) -> Path:
+    """A run whose process was killed while it was recorded."""
+    lines = Path(path).read_bytes().splitlines(keepends=True)
+    target = Path("torn.jsonl")
+    target.write_bytes(b"".join(lines[:-1]))
+    return target
+
+
+BAD = {
+    "no NEW": (("base.jsonl",), "drift BASE... NEW"),
+    "a missing NEW": (("base.jsonl", "no.jsonl"), "no.jsonl"),
+    "a missing BASE": (("no.jsonl", "same.jsonl"), "no.jsonl: there is no baseline"),
+    "a missing folder": (("no", "same.jsonl"), "no: there is no baseline"),
+    "an empty folder": (("empty", "same.jsonl"), "empty: there is no accepted run in this folder"),
+    "a folder as NEW": (("base.jsonl", "empty"), "empty: is a folder; the last argument is the recording of one run"),
+    "a torn NEW": (("base.jsonl", "torn.jsonl"), "torn.jsonl: "),
+    "a torn BASE": (("torn.jsonl", "same.jsonl"), "torn.jsonl: "),
+    "a broken NEW": (("base.jsonl", "broken.jsonl"), "broken.jsonl"),
+    "another agent": (("base.jsonl", "other.jsonl"), "another agent"),
+    "an unknown key": (("base.jsonl", "same.jsonl", "--tolerance", "bad.toml"), "fail_at"),
+    "no tolerance": (("base.jsonl", "same.jsonl", "--tolerance", "no.toml"), "no.toml"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "text"), BAD.values(), ids=BAD.keys())
+@pytest.mark.parametrize("form", ["text", "json", "junit"])
+def test_where_drift_cannot_be_told_the_exit_code_is_2_in_every_form(arguments, text, form, command, cassette):
+    Path("empty").mkdir()
+    torn("same.jsonl")
+    Path("broken.jsonl").write_text('{"agent_cache_cassette": 2}\n{"id": \n')
+    Path("bad.toml").write_text('fail_at = "critical"\n')
+    cassette("other.jsonl", "who")
+    code, out, err = command("drift", *arguments, "--format", form)
+    assert code == 2
+    assert text in err
+    assert "Traceback" not in err
+    if form == "text":
+        assert out == ""
+    elif form == "json":
+        assert text in json.loads(out)["error"]
+    else:
+        (suite,) = ET.fromstring(out)
+        assert (suite.get("tests"), suite.get("errors")) == ("1", "1")
+        (error,) = suite.iter("error")
+        assert text in (error.text or "")
+
+
+@pytest.mark.parametrize("arguments", [
+    ("drift",), ("drift", "base.jsonl", "same.jsonl", "--format", "html"),
+    ("drift", "base.jsonl", "same.jsonl", "--fail-on", "error"), ("baseline",), ("baseline", "accept", "base.jsonl"),
+    ("baseline", "accept", "base.jsonl", "--as", "x", "--add", "--replace"),
+])  # fmt: skip
+def test_wrong_usage_is_the_exit_code_2(arguments: tuple[str, ...], command):
+    with pytest.raises(SystemExit) as exit_:
+        command(*arguments)
+    assert exit_.value.code == 2
+
+
+def test_it_works_as_a_program_whatever_the_encoding_of_its_output():
+    environment = os.environ | {
+        "PYTHONPATH": str(Path(agent_cache.__file__).parents[1]), "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0",
+    }  # fmt: skip
+    for path, text in (("one.jsonl", "x"), ("two.jsonl", "é")):
+        with record(path):
+            show(text)
+    arguments = [sys.executable, "-m", "agent_cache", "drift", "one.jsonl", "two.jsonl", "--format", "junit"]
+    run = subprocess.run(arguments, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert (run.returncode, run.stderr) == (1, "")
+    ET.fromstring(run.stdout)
+
+
+# baseline accept
+
+
+def names(folder: str = ".") -> list[str]:
+    return sorted(path.relative_to(folder).as_posix() for path in Path(folder).rglob("*") if path.is_file())
+
+
+def test_a_run_is_accepted_to_a_folder_and_compared_with(command):
+    code, out, err = command("baseline", "accept", "base.jsonl", "--as", "baselines/refund")
+    assert (code, err) == (0, "")
+    assert out == "accepted  base.jsonl -> baselines/refund/1.jsonl  3 calls\n"
+    assert names("baselines") == ["refund/1.jsonl"]
+    assert command("cassette", "diff", "base.jsonl", "baselines/refund/1.jsonl")[0] == 0
+    assert command("drift", "baselines/refund", "same.jsonl")[0] == 0
+
+
+def test_an_old_baseline_is_neither_replaced_nor_extended_unless_that_is_said(command):
+    for target in ("baseline", "baseline.jsonl"):
+        command("baseline", "accept", "base.jsonl", "--as", target)
+    before = {path: path.read_bytes() for path in (Path("baseline/1.jsonl"), Path("baseline.jsonl"))}
+    for target, texts in (("baseline", ("--add", "--replace", "1 accepted run")), ("baseline.jsonl", ("--replace",))):
+        code, out, err = command("baseline", "accept", "write.jsonl", "--as", target)
+        assert (code, out) == (2, "")
+        assert all(text in err for text in texts)
+    assert {path: path.read_bytes() for path in before} == before
+    code, out, _ = command("baseline", "accept", "write.jsonl", "--as", "baseline", "--replace")
+    assert code == 0
+    lines = out.splitlines()
+    assert lines[:2] == [
+        "accepted  write.jsonl -> baseline/1.jsonl  3 calls, instead of 1 run", "It differs from the old baseline:",
+    ]  # fmt: skip
+    assert all(line.startswith("critical  ") for line in lines[2:])
+    assert command("drift", "baseline", "write.jsonl")[0] == 0
+    assert command("baseline", "accept", "write.jsonl", "--as", "baseline.jsonl", "--replace")[0] == 0
+    assert command("drift", "baseline.jsonl", "write.jsonl")[0] == 0
+
+
+def test_several_runs_are_accepted_together_and_those_that_teach_nothing_are_not_kept(command):
+    code, out, _ = command("baseline", "accept", "base.jsonl", "same.jsonl", "read.jsonl", "--as", "baseline")
+    assert code == 0
+    assert "unchanged  same.jsonl does as the baseline" in out
+    assert names("baseline") == ["1.jsonl", "2.jsonl"]
+    code, out, _ = command("baseline", "accept", "write.jsonl", "same.jsonl", "--as", "baseline", "--replace", "--json")
+    document = json.loads(out)
+    assert (code, names("baseline")) == (0, ["1.jsonl", "2.jsonl"])
+    assert document["removed"] == ["baseline/1.jsonl", "baseline/2.jsonl"]
+    assert [(one["run"], one["accepted_as"]) for one in document["runs"]] == [
+        ("write.jsonl", "baseline/1.jsonl"), ("same.jsonl", "baseline/2.jsonl"),
+    ]  # fmt: skip
+    assert {drift["severity"] for drift in document["runs"][1]["drifts"]} == {"critical"}
+
+
+def unfit() -> Iterator[tuple[str, str, str]]:
+    yield "torn", "torn.jsonl", "torn.jsonl: "
+    yield "failed", "failed.jsonl", "it raised LookupError; --failed accepts it all the same"
+    yield "missing", "no.jsonl", "no.jsonl: "
+    yield "a folder", "folder", "folder: is a folder"
+    yield "without calls", "nothing.jsonl", "nothing.jsonl: has no calls"
+    yield "of another agent", "other.jsonl", "another agent"
+
+
+@pytest.mark.parametrize(("path", "text"), [case[1:] for case in unfit()], ids=[case[0] for case in unfit()])
+def test_a_run_that_is_not_fit_is_refused_and_nothing_changes(path: str, text: str, command, cassette):
+    command("baseline", "accept", "base.jsonl", "--as", "baseline")
+    Path("folder").mkdir()
+    torn("same.jsonl")
+    run_of("failed.jsonl", "W1", fails=True)
+    cassette("nothing.jsonl")
+    cassette("other.jsonl", "who")
+    before = names()
+    code, out, err = command("baseline", "accept", "read.jsonl", path, "--as", "baseline", "--add")
+    assert (code, out) == (2, "")
+    assert text in err
+    assert names() == before
+    if path == "failed.jsonl":
+        assert command("baseline", "accept", path, "--as", "baseline", "--add", "--failed")[0] == 0
+
+
+def test_a_file_is_the_baseline_of_one_run(command):
+    for arguments in (("base.jsonl", "read.jsonl"), ("base.jsonl", "--add")):
+        code, _, err = command("baseline", "accept", *arguments, "--as", "one.jsonl")
+        assert code == 2
+        assert "one.jsonl is the file of one run; to keep several, accept them to a folder" in err
+    assert not Path("one.jsonl").exists()
+
+
+def test_a_broken_baseline_can_be_replaced_and_not_extended(command):
+    command("baseline", "accept", "base.jsonl", "--as", "baseline")
+    Path("baseline/1.jsonl").write_text("<<<<<<< HEAD\n")
+    code, _, err = command("baseline", "accept", "same.jsonl", "--as", "baseline", "--add")
+    assert code == 2
+    assert "baseline/1.jsonl" in err
+    assert command("baseline", "accept", "same.jsonl", "--as", "baseline", "--replace")[0] == 0
+    assert command("drift", "baseline", "same.jsonl")[0] == 0
+    assert command("baseline", "accept", "other.jsonl", "--as", "baseline", "--replace")[0] == 2
+
+
+def test_another_agent_can_take_the_place_of_a_baseline(command, cassette):
+    command("baseline", "accept", "base.jsonl", "--as", "baseline")
+    assert command("baseline", "accept", cassette("other.jsonl", "who"), "--as", "baseline", "--replace")[0] == 0
+    assert command("drift", "baseline", "other.jsonl")[0] == 0
+
+
+def test_a_run_with_secrets_is_refused_with_the_command_that_removes_them(command):
+    with record("leak.jsonl", redact=None):
+        show("W1")
+    path = Path("leak.jsonl")
+    path.write_text(path.read_text().replace('"late"', json.dumps(SECRET)))
+    code, out, err = command("baseline", "accept", "base.jsonl", "leak.jsonl", "--as", "baseline")
+    assert (code, err) == (1, "")
+    assert SECRET not in out
+    assert "secret  leak.jsonl: 1 x shop:show outcome.value.status" in out
+    assert not Path("baseline").exists()
+    advice = out.splitlines()[-1].partition(": ")[2]
+    assert advice == "agent-cache cassette redact leak.jsonl"
+    code, out, _ = command("baseline", "accept", "leak.jsonl", "--as", "baseline", "--json")
+    assert (code, json.loads(out)["secrets"]) == (1, {"leak.jsonl": {"shop:show outcome.value.status": 1}})
+    assert main(shlex.split(advice)[1:]) == 0
+    assert command("baseline", "accept", "base.jsonl", "leak.jsonl", "--as", "baseline")[0] == 0
+
+
+def test_an_accepted_run_has_its_calls_in_the_order_of_a_cassette(command):
+    """Also if it was killed and resumed: git shows changes, and not another order."""
+    command("baseline", "accept", "base.jsonl", "--as", "baseline")
+    assert Path("baseline/1.jsonl").read_bytes() == Path("base.jsonl").read_bytes()
+
+
+# The files
+
+
+def test_runs_that_are_added_at_the_same_time_are_all_kept():
+    run, started = Cassette.load("base.jsonl"), threading.Barrier(4)
+
+    def add(_: int) -> Path:
+        started.wait()
+        return store_run(run, Path("baseline")).path
+
+    with ThreadPoolExecutor(4) as pool:
+        paths = list(pool.map(add, range(4)))
+    assert (
+        sorted(paths) == accepted_runs(Path("baseline")) == [Path(f"baseline/{number}.jsonl") for number in range(1, 5)]
+    )
+    assert len(names("baseline")) == 4
+
+
+def test_a_disk_that_takes_nothing_leaves_the_old_runs(command):
+    command("baseline", "accept", "base.jsonl", "--as", "baseline")
+    before = Path("baseline/1.jsonl").read_bytes()
+    Path("baseline/1.jsonl.partial").mkdir()  # where it would be written first
+    code, _, err = command("baseline", "accept", "write.jsonl", "--as", "baseline", "--replace")
+    assert code == 2
+    assert "cannot be written" in err
+    assert Path("baseline/1.jsonl").read_bytes() == before
+    assert command("baseline", "accept", "base.jsonl", "--as", "base.jsonl/below")[0] == 2

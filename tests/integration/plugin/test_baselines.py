@@ -1,0 +1,389 @@
+"""A test under `agent_baseline` fails if its run has drifted from the accepted ones."""
+
+from __future__ import annotations
+
+import importlib.util
+import shlex
+
+import pytest
+
+from agent_cache.cli.main import main
+from agent_cache.pytest_plugin.markers import BASELINE_MODES
+from agent_cache.recording import Cassette
+from agent_cache.recording.drift import DriftSeverity
+
+pytest_plugins = ["pytester"]
+
+ORDER = """
+    import pytest
+    from shop import cancel_order, get_order
+
+    @pytest.mark.agent_baseline
+    async def test_cancel():
+        await get_order("W1")
+        await cancel_order("W1")
+"""
+BASELINE = "baselines/test_order/test_cancel"
+OTHER_WRITE = ORDER.replace('cancel_order("W1")', 'cancel_order("W2")')
+OTHER_READ = ORDER.replace('get_order("W1")', 'get_order("W2")')
+FAILS_ON = '@pytest.mark.agent_baseline(fail_on="{}")'
+
+
+def with_marker(text: str, marker: str) -> str:
+    return text.replace("@pytest.mark.agent_baseline\n", f"@pytest.mark.{marker}\n")
+
+
+def test_without_a_baseline_nothing_runs_and_the_error_says_how_to_accept_one(suite):
+    suite.write("test_order.py", ORDER)
+    result = suite.run(errors=1)
+    result.stdout.fnmatch_lines(
+        [
+            f"*MissingFixture: *{BASELINE}: there is no baseline. To accept the next run as its baseline:",
+            "*pytest --agent-baseline=once test_order.py::test_cancel",
+        ]
+    )
+    assert "pytest_plugin" not in result.stdout.str()  # no frames of ours in between
+    assert (suite.live, suite.cassettes) == ([], [])
+
+
+def test_a_live_run_is_accepted_once_and_compared_ever_after(suite):
+    suite.write("test_order.py", ORDER)
+    result = suite.run("--agent-baseline=once", apart=True, passed=1)
+    result.stdout.fnmatch_lines(["agent-cache: baselines: once", "*accepted baselines*", f"{BASELINE}/1.jsonl"])
+    assert (suite.cassettes, suite.live) == ([f"{BASELINE}/1.jsonl"], ["get_order", "cancel_order"])
+    suite.run(apart=True, passed=1)
+    assert suite.live == ["get_order", "cancel_order"]
+    suite.write("test_order.py", OTHER_WRITE)
+    result = suite.run(apart=True, failed=1)
+    result.stdout.fnmatch_lines(
+        [
+            f"The run has drifted from its baseline {BASELINE} (the test fails on warning):",
+            "CRITICAL: *cancel_order*",
+            "The run is in *.jsonl",
+            f"*agent-cache baseline accept *.jsonl --as {BASELINE} --replace",
+            f"*agent-cache baseline accept *.jsonl --as {BASELINE} --add",
+            "FAILED test_order.py::test_cancel*",
+        ]
+    )
+    assert "pytest_plugin" not in result.stdout.str()
+    suite.run("--agent-baseline=once", failed=1)  # there is one
+    assert [one.name for one in (suite.path / BASELINE).iterdir()] == ["1.jsonl"]
+
+
+def test_the_command_that_the_report_shows_accepts_the_run(suite):
+    suite.write("test_order.py", ORDER)
+    suite.run("--agent-baseline=once", passed=1)
+    suite.write("test_order.py", OTHER_WRITE)
+    result = suite.run(failed=1)
+    command = next(line for line in result.outlines if line.strip().endswith("--replace"))
+    assert main(shlex.split(command)[1:]) == 0
+    suite.run(passed=1)
+    assert suite.cassettes == [f"{BASELINE}/1.jsonl"]
+
+
+def test_a_run_is_accepted_instead_of_the_old_ones_or_beside_them(suite):
+    suite.write("test_order.py", ORDER)
+    suite.run("--agent-baseline=accept", passed=1)
+    before = (suite.path / BASELINE / "1.jsonl").read_bytes()
+    for mode in ("accept", "add"):
+        result = suite.run(f"--agent-baseline={mode}", passed=1)
+        assert "accepted baselines" not in result.stdout.str()  # it does the same
+    assert (suite.path / BASELINE / "1.jsonl").read_bytes() == before
+    suite.write("test_order.py", OTHER_READ)
+    suite.run("--agent-baseline=add", passed=1).stdout.fnmatch_lines([f"{BASELINE}/2.jsonl; it differs by ? warning*"])
+    suite.write("test_order.py", OTHER_WRITE)
+    result = suite.run("--agent-baseline=accept", passed=1)
+    result.stdout.fnmatch_lines([f"{BASELINE}/1.jsonl, instead of 2; it differs by ? critical*"])
+    assert suite.cassettes == [f"{BASELINE}/1.jsonl"]
+    suite.run(passed=1)
+
+
+def test_what_varies_between_accepted_runs_is_tolerated(suite):
+    suite.write("test_order.py", ORDER)
+    for answer in ("pending", "late"):
+        suite.environment.setenv("ANSWER", answer)
+        suite.run("--agent-baseline=add", passed=1)
+    suite.environment.setenv("ANSWER", "lost")
+    suite.run(passed=1)
+    suite.write("test_order.py", OTHER_WRITE)
+    suite.run(failed=1)
+
+
+def test_a_replayed_run_is_compared_too(suite):
+    suite.write("test_order.py", with_marker(ORDER, "agent_baseline\n    @pytest.mark.agent_cassette"))
+    suite.run("--agent-record-mode=once", "--agent-baseline=once", passed=1)
+    cassette = "cassettes/test_order/test_cancel.jsonl"
+    assert suite.cassettes == [f"{BASELINE}/1.jsonl", cassette]
+    calls = [
+        [(call.name, call.source, call.lane) for call in Cassette.load(suite.path / one)] for one in suite.cassettes
+    ]
+    assert calls[0] == calls[1] == [("shop:get_order", "miss", 0), ("shop:cancel_order", "write", 0)]
+    suite.run(passed=1)
+    assert suite.live == []
+    suite.write("test_order.py", with_marker(OTHER_WRITE, "agent_baseline\n    @pytest.mark.agent_cassette"))
+    suite.run("--agent-record-mode=rewrite", failed=1).stdout.fnmatch_lines(["CRITICAL: *"])
+    result = suite.run(failed=1)  # the cassette was written, and the baseline has not changed
+    result.stdout.fnmatch_lines(["CRITICAL: *cancel_order*"])
+    assert suite.live == []
+
+
+def test_a_divergence_of_the_replay_comes_first(suite):
+    suite.write("test_order.py", with_marker(ORDER, "agent_baseline\n    @pytest.mark.agent_cassette"))
+    suite.run("--agent-record-mode=once", "--agent-baseline=once", passed=1)
+    suite.write("test_order.py", with_marker(OTHER_WRITE, "agent_baseline\n    @pytest.mark.agent_cassette"))
+    result = suite.run(failed=1)
+    result.stdout.fnmatch_lines(["*DivergenceError: *W2*", "*Captured agent baseline call*", "CRITICAL: *"])
+
+
+@pytest.mark.parametrize(("text", "fail_on", "outcome"), [
+    (OTHER_WRITE, "critical", "failed"), (OTHER_READ, "critical", "passed"), (OTHER_READ, "warning", "failed"),
+])  # fmt: skip
+def test_the_test_says_how_severe_a_drift_must_be(text: str, fail_on: str, outcome: str, suite):
+    suite.write("test_order.py", ORDER)
+    suite.run("--agent-baseline=once", passed=1)
+    suite.write("test_order.py", with_marker(text, f'agent_baseline(fail_on="{fail_on}")'))
+    suite.run(**{outcome: 1})
+
+
+def test_a_misspelt_tolerance_is_an_error_that_names_the_key_and_nothing_runs(suite):
+    suite.write("drift.toml", 'fail_at = "critical"')
+    suite.write("test_order.py", with_marker(ORDER, 'agent_baseline(tolerance="drift.toml")'))
+    result = suite.run("--agent-baseline=once", errors=1)
+    result.stdout.fnmatch_lines(["*drift.toml*fail_at*fail_on*"])
+    suite.write("test_order.py", with_marker(ORDER, 'agent_baseline(tolerance="no.toml")'))
+    suite.run(errors=1).stdout.fnmatch_lines(["*no.toml cannot be read*"])
+    assert suite.live == []
+
+
+@pytest.mark.parametrize(
+    ("marker", "text"),
+    [
+        ("agent_baseline(7)", "takes paths of baselines, got 7"),
+        ('agent_baseline("")', "takes paths of baselines, got ''"),
+        ('agent_baseline(path="x")', "does not know 'path'*"),
+        ('agent_baseline(fail_on="error")', "fail_on must be one of info, warning, critical, got 'error'"),
+        ("agent_baseline(tolerance=0.2)", "tolerance must be a Tolerance, or the path of a file of one, got 0.2"),
+        ('agent_baseline(http="no")', "http*'no'*"),
+    ],
+)
+def test_bad_arguments_of_the_marker_are_clear_errors(marker: str, text: str, suite):
+    suite.write("test_order.py", with_marker(ORDER, marker))
+    result = suite.run("--agent-baseline=once")
+    assert result.ret != 0
+    (result.stderr if result.ret == pytest.ExitCode.USAGE_ERROR else result.stdout).fnmatch_lines([f"*{text}"])
+    assert suite.live == []
+
+
+def test_a_baseline_is_at_the_path_of_the_marker(suite):
+    suite.write("sub/test_order.py", with_marker(ORDER, 'agent_baseline("approved/cancel.jsonl")'))
+    suite.run("--agent-baseline=once", passed=1)
+    assert suite.cassettes == ["sub/approved/cancel.jsonl"]
+    suite.run(passed=1)
+    result = suite.run("--agent-baseline=add", errors=1)
+    result.stdout.fnmatch_lines(["*approved/cancel.jsonl is the file of one run; to keep several, name a folder"])
+    suite.write("sub/test_order.py", with_marker(OTHER_WRITE, 'agent_baseline("approved/cancel.jsonl")'))
+    assert "--add" not in suite.run(failed=1).stdout.str()
+    suite.run("--agent-baseline=accept", passed=1).stdout.fnmatch_lines(
+        ["*cancel.jsonl, instead of 1; it differs by ? critical"]
+    )
+    suite.run(passed=1)
+
+
+def test_several_baselines_are_read_and_none_is_written(suite):
+    marker = 'agent_baseline("one.jsonl", "two")'
+    suite.write("test_order.py", with_marker(ORDER, 'agent_baseline("one.jsonl")'))
+    suite.run("--agent-baseline=once", passed=1)
+    suite.environment.setenv("ANSWER", "late")
+    suite.write("test_order.py", with_marker(ORDER, marker))
+    suite.run(errors=1).stdout.fnmatch_lines(
+        ["*two: there is no baseline*", "*agent-cache baseline accept RUN --as */two"]
+    )
+    suite.write("test_order.py", with_marker(ORDER, 'agent_baseline("two")'))
+    suite.run("--agent-baseline=once", passed=1)
+    suite.environment.setenv("ANSWER", "lost")
+    suite.write("test_order.py", with_marker(ORDER, marker))
+    suite.run(passed=1)  # learned from both
+    for mode in ("once", "add", "accept"):
+        suite.run(f"--agent-baseline={mode}", errors=1).stdout.fnmatch_lines(["*the test has 2 baselines*"])
+
+
+def test_markers_of_the_class_and_of_the_module_count(suite):
+    suite.write(
+        "test_order.py",
+        """
+        import pytest
+        from shop import cancel_order, get_order
+
+        pytestmark = pytest.mark.agent_baseline(fail_on="critical")
+
+        class TestOrders:
+            @pytest.fixture
+            async def order(self):
+                return await get_order("W1")
+
+            @pytest.fixture
+            async def stream(self):
+                await get_order("W2")
+                yield
+                await get_order("after")
+
+            @pytest.mark.parametrize("order_id", ["W1", "w1"])
+            async def test_cancel(self, order, stream, order_id):
+                await cancel_order(order_id)
+        """,
+    )
+    suite.run("--agent-baseline=once", passed=2)
+    names = [f"baselines/test_order/TestOrders.test_cancel[{one}]" for one in ("W1", "w1")]
+    assert [one.partition("]")[0] + "]" for one in suite.cassettes] == names
+    for one in suite.cassettes:
+        calls = [(call.arguments["order_id"], call.lane) for call in Cassette.load(suite.path / one)]
+        assert [*calls[:2], calls[2][1]] == [("W1", 0), ("W2", 0), 0]  # those of fixtures, too
+    suite.environment.setenv("ANSWER", "late")
+    suite.run(passed=2)  # a changed result of a read is no critical drift
+
+
+def test_tests_of_unittest_are_compared(suite):
+    suite.write(
+        "test_order.py",
+        """
+        import unittest
+        import pytest
+        from shop import cancel_order, get_order
+
+        @pytest.mark.agent_cassette
+        @pytest.mark.agent_baseline
+        class TestOrder(unittest.IsolatedAsyncioTestCase):
+            async def test_cancel(self):
+                await get_order("W1")
+                await cancel_order("W1")
+        """,
+    )
+    suite.run("--agent-record-mode=once", "--agent-baseline=once", passed=1)
+    for one in suite.cassettes:
+        calls = [(call.name, call.lane) for call in Cassette.load(suite.path / one)]
+        assert calls == [("shop:get_order", 0), ("shop:cancel_order", 0)]
+    suite.run(passed=1)
+    (path,) = (suite.path / "baselines/test_order").glob("*/1.jsonl")
+    path.write_text(path.read_text().replace("cancel_order", "cancel_all"))
+    suite.run(failed=1)
+
+
+ANYIO = """
+    import pytest
+    from shop import cancel_order, get_order
+
+    @pytest.fixture(scope="module")
+    def anyio_backend():
+        return "asyncio"
+
+    @pytest.fixture(scope="module")
+    async def wide(anyio_backend):
+        yield
+
+    @pytest.mark.anyio
+    @pytest.mark.agent_cassette
+    @pytest.mark.agent_baseline
+    async def test_cancel(wide):
+        await get_order("W1")
+        await cancel_order("W1")
+"""
+
+
+def test_a_runner_that_outlives_the_test_is_in_both_recordings(suite):
+    pytest.importorskip("anyio")
+    suite.write("test_order.py", ANYIO)
+    suite.run("-o", "asyncio_mode=strict", "--agent-record-mode=once", "--agent-baseline=once", passed=1)
+    assert len(suite.cassettes) == 2
+    for one in suite.cassettes:
+        assert [(call.name, call.lane) for call in Cassette.load(suite.path / one)] == [
+            ("shop:get_order", 0), ("shop:cancel_order", 0),
+        ]  # fmt: skip
+
+
+def test_a_live_run_is_refused_where_live_calls_are(suite):
+    suite.write("test_order.py", ORDER)
+    result = suite.run("--agent-baseline=once", "--agent-block-live", failed=1)
+    result.stdout.fnmatch_lines(["*get_order was called outside of a recording*"])
+    assert (suite.live, suite.cassettes) == ([], [])
+    suite.write("test_order.py", with_marker(ORDER, 'agent_baseline\n    @pytest.mark.agent_live("nightly")'))
+    suite.run("--agent-baseline=once", "--agent-block-live", passed=1)
+    suite.write("test_order.py", with_marker(ORDER, "agent_baseline\n    @pytest.mark.agent_cassette"))
+    suite.run("--agent-record-mode=once", "--agent-block-live", passed=1)
+    suite.run("--agent-block-live", passed=1)
+
+
+def test_a_test_that_fails_or_is_skipped_accepts_nothing_and_says_what_has_drifted(suite):
+    suite.write("test_order.py", f"{ORDER}        assert False, 'of itself'\n")
+    for mode in ("once", "add", "accept"):
+        suite.run(f"--agent-baseline={mode}", failed=1)
+    suite.write("test_order.py", f"{ORDER}        pytest.skip('not today')\n")
+    suite.run("--agent-baseline=once", skipped=1)
+    assert suite.cassettes == []
+    suite.write("test_order.py", ORDER)
+    suite.run("--agent-baseline=once", passed=1)
+    suite.write("test_order.py", f"{OTHER_WRITE}        assert False, 'of itself'\n")
+    result = suite.run(failed=1)
+    result.stdout.fnmatch_lines(["*of itself*", "*Captured agent baseline call*", "CRITICAL: *cancel_order*"])
+
+
+def test_an_expected_drift_is_an_expected_failure(suite):
+    suite.write("test_order.py", ORDER)
+    suite.run("--agent-baseline=once", passed=1)
+    suite.write("test_order.py", with_marker(OTHER_WRITE, 'agent_baseline\n    @pytest.mark.xfail(reason="known")'))
+    suite.run(xfailed=1)
+
+
+@pytest.mark.parametrize(
+    ("damage", "text"),
+    [
+        (lambda path: path.write_text(path.read_text()[:-40]), "*1.jsonl*"),
+        (lambda path: path.write_text("<<<<<<< HEAD\n"), "*1.jsonl*"),
+        (lambda path: path.rename(path.with_suffix(".txt")), "*there is no accepted run in this folder*"),
+        (lambda path: path.write_text(path.read_text().replace("shop:", "bank:")), "*another agent*"),
+    ],
+    ids=["torn", "in conflict", "gone", "of another agent"],
+)
+def test_a_baseline_that_cannot_be_used_fails_the_test(damage, text: str, suite):
+    suite.write("test_order.py", ORDER)
+    suite.run("--agent-baseline=once", passed=1)
+    damage(suite.path / BASELINE / "1.jsonl")
+    result = suite.run()
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.stdout.fnmatch_lines([text])
+    assert "pytest_plugin" not in result.stdout.str()
+
+
+def test_secrets_do_not_get_into_a_baseline_and_calls_are_the_same_without_them(suite):
+    suite.write("test_order.py", ORDER)
+    suite.write(
+        "conftest.py",
+        """
+        import pytest
+
+        @pytest.fixture
+        def agent_cache_config():
+            return {"redact": ["order_id"]}
+        """,
+    )
+    suite.run("--agent-baseline=once", passed=1)
+    assert "W1" not in (suite.path / BASELINE / "1.jsonl").read_text()
+    (suite.path / "conftest.py").unlink()
+    suite.run(passed=1)  # the baseline knows its rules
+
+
+@pytest.mark.skipif(importlib.util.find_spec("xdist") is None, reason="needs pytest-xdist")
+def test_workers_accept_and_compare(suite):
+    text = "\n".join(ORDER.replace("test_cancel", f"test_{number}") for number in range(4))
+    suite.write("test_order.py", text)
+    result = suite.run("-n", "2", "-p", "xdist", "--agent-baseline=once", apart=True, passed=4)
+    result.stdout.fnmatch_lines([f"baselines/test_order/test_{number}/1.jsonl" for number in range(4)])
+    suite.run("-n", "2", "-p", "xdist", apart=True, passed=4)
+    suite.write("test_order.py", text.replace('cancel_order("W1")', 'cancel_order("W2")', 1))
+    suite.run("-n", "2", "-p", "xdist", apart=True, passed=3, failed=1)
+
+
+def test_the_words_of_the_marker_are_those_of_the_library():
+    from agent_cache.pytest_plugin.markers import _SEVERITIES
+
+    assert tuple(one.name.lower() for one in DriftSeverity) == _SEVERITIES
+    assert BASELINE_MODES[0] == "compare"
