@@ -44,6 +44,15 @@ from agent_cache.recording import (
     register,
     replay,
 )
+from agent_cache.resume import (
+    AutoReplayManager,
+    Checkpoint,
+    CustomState,
+    ReplayReport,
+    register_restore_hook,
+    register_state,
+    restore,
+)
 
 
 @dataclass
@@ -487,3 +496,24 @@ async def record_and_replay() -> None:
     record("run.jsonl", mode="onse")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     replay("run.jsonl", policy={"ask": "maybe"})  # type: ignore[dict-item]  # pyright: ignore[reportArgumentType]
     double("x")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+# Checkpoints
+
+
+@register_state
+@dataclass
+class Plan:
+    steps: list[str]
+
+
+async def go_back(made: Checkpoint, plan: Plan) -> None:
+    assert_type(await restore(made, plan, accept_redacted=True), Plan)
+    assert_type(Plan(["look"]).steps, list[str])
+    remove = register_restore_hook("planner", lambda state, target: None)
+    assert_type(remove(), None)
+    report = await AutoReplayManager([], after=made, min_importance=0.5, on_event=print).run()
+    assert_type(report, ReplayReport)
+    assert_type(CustomState({"a": 1}).data, dict[str, Any])
+    register_restore_hook("planner", 3)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    await restore(made)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]

@@ -305,7 +305,12 @@ def test_a_line_is_redacted_as_a_cassette_is():
     assert "a1B2" not in str(line)
     assert checkpoint_of(line, "s").state.data["password"] == "[redacted]"
     assert made.state.data["password"] == "hunter2"
+    assert line["redacted"] == ["notes", "password"]
+    assert checkpoint_of(line, "s").redacted == ("notes", "password")
+    assert written(checkpoint_of(line, "s")) == line
+    assert made.redacted == ()
     clean = checkpoint({"notes": ["a"]})
+    assert "redacted" not in written(clean, Redaction())
     assert written(clean, Redaction()) == written(clean)
 
 

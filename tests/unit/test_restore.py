@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from agent_cache.errors import CheckpointError, ConfigurationError, RestoreError
+from agent_cache.recording import Redaction
 from agent_cache.resume import (
     Checkpoint,
     CustomState,
@@ -25,6 +26,7 @@ from agent_cache.resume import (
     register_state,
     restore,
 )
+from agent_cache.resume.checkpoints import checkpoint_line, checkpoint_of
 
 _numbers = itertools.count()
 
@@ -576,6 +578,19 @@ async def test_nothing_keeps_a_target_alive(hooked):
     assert gone() is None
 
 
+async def test_a_hook_may_empty_its_draft_and_may_return_what_it_was_given_or_the_target_itself(hooked):
+    target = Agent()
+
+    def empties(state, draft):
+        assert draft.kinds == []
+        vars(draft).clear()
+        draft.plan = "new"
+        return target
+
+    assert await hooked(target, empties) is target
+    assert vars(target) == {"plan": "new"}
+
+
 async def test_methods_that_make_more_of_their_class_work_on_a_draft(hooked):
     class Base:
         def __init__(self, plan: str = "old") -> None:
@@ -700,6 +715,20 @@ async def test_what_was_restored_shares_nothing_with_the_checkpoint():
     await restore(made, target)
     target.messages[0].append("more")
     assert made.state.data == {"messages": [["new"]]}
+
+
+async def test_a_state_without_its_secrets_is_restored_only_if_that_is_accepted():
+    made = checkpoint({"plan": "new", "password": "hunter2"})
+    line = msgspec.json.decode(checkpoint_line(made, Redaction()))["checkpoint"]
+    target = Agent()
+    with pytest.raises(CheckpointError, match="accept_redacted") as caught:
+        await restore(checkpoint_of(line, "s"), target)
+    assert caught.value.field == "password"
+    assert target.plan == "old"
+    await restore(checkpoint_of(line, "s"), target, accept_redacted=True)
+    assert (target.plan, target.password) == ("new", "[redacted]")
+    await restore(made, target)
+    assert target.password == "hunter2"
 
 
 async def test_only_checkpoints_are_restored():

@@ -18,6 +18,7 @@ from langgraph.graph import END, START, MessagesState, StateGraph
 from agent_cache.errors import CheckpointError, RestoreError
 from agent_cache.resume import Checkpoint, LangChainState, restore
 from agent_cache.resume.checkpoints import checkpoint_line, checkpoint_of
+from tests.harness.page_examples import examples
 
 MESSAGES = [
     SystemMessage("be brief", id="0"),
@@ -122,6 +123,7 @@ async def test_a_thread_goes_back_to_its_checkpoint_and_on_from_there():
     assert await restore(made, target) is target
     after = await snapshot(target)
     assert (after.values, after.next) == (before.values, before.next)
+    assert after.parent_config == before.config  # as LangGraph's own time travel does it
     await target.ainvoke({"messages": [("user", "again")]})
     assert [m.content for m in (await snapshot(target)).values["messages"]] == ["hi", "answer 0", "again", "answer 2"]
 
@@ -256,3 +258,9 @@ async def test_values_that_are_not_plain_are_an_error_that_names_them():
     with pytest.raises(CheckpointError) as caught:
         checkpoint(found)
     assert caught.value.field == "values.connection"
+
+
+def test_the_example_of_the_page_prints_what_stands_below_it(capsys):
+    [(code, printed)] = examples("how-to/restore-an-agent.md", "langgraph")
+    exec(compile(code, "restore-an-agent.md", "exec"), {"__name__": "__main__"})
+    assert capsys.readouterr().out == printed

@@ -15,6 +15,7 @@ from agents.testing import ScriptedModel, assistant_message, function_call
 from agent_cache.errors import CheckpointError, RestoreError
 from agent_cache.resume import Checkpoint, OpenAIAgentsState, register_restore_hook, restore
 from agent_cache.resume.checkpoints import checkpoint_line, checkpoint_of
+from tests.harness.page_examples import examples
 
 QUIET = RunConfig(tracing_disabled=True)
 ITEMS: list[Any] = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
@@ -171,3 +172,9 @@ async def test_a_result_that_is_still_streaming_is_refused():
 async def test_bare_items_are_refused_with_what_to_pass():
     with pytest.raises(CheckpointError, match=r"OpenAIAgentsState\(items="):
         checkpoint(list(ITEMS))
+
+
+def test_the_example_of_the_page_prints_what_stands_below_it(capsys):
+    [(code, printed)] = examples("how-to/restore-an-agent.md", "agents")
+    exec(compile(code, "restore-an-agent.md", "exec"), {"__name__": "__main__"})
+    assert capsys.readouterr().out == printed
