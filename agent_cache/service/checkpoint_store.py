@@ -22,6 +22,7 @@ import secrets
 import shutil
 import threading
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -608,12 +609,28 @@ class CheckpointStore:
             extra = {one.index for one in drifts if one.kind == "extra"}
             last = max((index for index in range(len(other)) if index not in extra), default=-1)
             drifts = [one for one in drifts if one.kind != "extra" or one.index < last]
-        if not new.is_sealed:
-            end = len(approved)
-            while end - 1 in missing:
-                end -= 1
-            drifts = [one for one in drifts if one.kind != "missing" or one.index < end]
-        return drifts
+        return drifts if new.is_sealed else _without_trailing(drifts, approved)
+
+
+def _without_trailing(drifts: list[DriftEvent], approved: Cassette) -> list[DriftEvent]:
+    """The drifts without the calls that are missing at the end, which may still come. Identical calls are one call."""
+
+    def identity(index: int) -> tuple[str, str]:
+        return approved[index].name, approved[index].digest
+
+    missing = Counter(identity(one.index) for one in drifts if one.kind == "missing")
+    trailing: Counter[tuple[str, str]] = Counter()
+    for index in reversed(range(len(approved))):
+        if trailing[identity(index)] == missing[identity(index)]:
+            break
+        trailing[identity(index)] += 1
+    kept = []
+    for one in reversed(drifts):
+        if one.kind == "missing" and trailing[identity(one.index)]:
+            trailing[identity(one.index)] -= 1
+        else:
+            kept.append(one)
+    return kept[::-1]
 
 
 def _stage_of(record: _Record) -> Path:
