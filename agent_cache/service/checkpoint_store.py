@@ -25,6 +25,7 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from hashlib import blake2b
 from hmac import compare_digest
@@ -54,6 +55,7 @@ __all__ = [
     "Drift",
     "DriftOfSession",
     "KeyReusedError",
+    "NotComparableError",
     "NotRestorableError",
     "RestoreRequest",
     "RestoreResponse",
@@ -86,6 +88,10 @@ class SessionExistsError(AgentCacheError):
 
 class NotRestorableError(AgentCacheError):
     """The files that are needed are gone or broken, so that nothing can be restored or compared."""
+
+
+class NotComparableError(AgentCacheError):
+    """The new session cannot be compared with the original: it is of another agent, or was redacted in another way."""
 
 
 # What is sent and answered
@@ -427,6 +433,7 @@ class CheckpointStore:
             KeyReusedError: if the key was used with another request.
             SessionExistsError: if the request names a session that has a journal.
             NotRestorableError: if the journal is broken.
+            NotComparableError: if drift is to be tracked, and nothing can be compared with this session.
             OSError: if something cannot be written.
         """
         secret = secrets.token_hex(16) if key is None else key
@@ -569,6 +576,7 @@ class CheckpointStore:
 
         Raises:
             NotRestorableError: if the journal of one of them is gone or broken.
+            NotComparableError: if the two cannot be compared.
         """
         claim, answer = restored
         new = self._journal(claim.new_session_id, answer.run)
@@ -600,16 +608,26 @@ class CheckpointStore:
         extra: it has nothing to compare them with.
         """
         approved, other = _known(lambda: (Cassette.load(original.path), Cassette.load(new.path)))
-        if not len(approved) or not len(other):
+        if not _has_calls(approved) or not _has_calls(other):
             return []
         approved.is_partial = other.is_partial = False
-        drifts = _known(lambda: Baseline(approved).compare(other, self._tolerance))
+        are_whole = original.is_sealed and new.is_sealed
+        tolerance = self._tolerance if are_whole else replace(self._tolerance, tokens=None)
+        try:
+            drifts = Baseline(approved).compare(other, tolerance)
+        except (CassetteError, ConfigurationError) as error:
+            raise NotComparableError(str(error)) from error
         missing = {one.index for one in drifts if one.kind == "missing"}
         if not original.is_sealed and not missing:
             extra = {one.index for one in drifts if one.kind == "extra"}
             last = max((index for index in range(len(other)) if index not in extra), default=-1)
             drifts = [one for one in drifts if one.kind != "extra" or one.index < last]
         return drifts if new.is_sealed else _without_trailing(drifts, approved)
+
+
+def _has_calls(cassette: Cassette) -> bool:
+    """Whether there is something to compare: times and random numbers are not."""
+    return any(call.kind != "env" for call in cassette)
 
 
 def _without_trailing(drifts: list[DriftEvent], approved: Cassette) -> list[DriftEvent]:

@@ -33,6 +33,7 @@ from agent_cache.service.checkpoint_store import (
     Drift,
     DriftOfSession,
     KeyReusedError,
+    NotComparableError,
     NotRestorableError,
     RestoreRequest,
     RestoreResponse,
@@ -297,6 +298,8 @@ class _RestoreApi:
         except NotRestorableError as error:
             _LOG.warning("the checkpoint %r cannot be restored: %s", row.entry.id, error)
             raise _ProblemError(409, "the journal of this checkpoint is gone or broken") from None
+        except NotComparableError as error:
+            raise _not_comparable(row.entry.session_id, error) from None
         if response is None:
             raise _ProblemError(404, _NO_CHECKPOINT)
         return _json(response)
@@ -318,11 +321,19 @@ class _RestoreApi:
             _LOG.warning("the drift of the session %r cannot be judged: %s", session_id, error)
             raise _ProblemError(409, "a journal that is to be compared is gone or broken") from None
 
+        except NotComparableError as error:
+            raise _not_comparable(session_id, error) from None
+
     async def _found(self, request: Request, action: str) -> Row:
         row: Row | None = await run_in_threadpool(self._store.find, request.path_params["checkpoint_id"])
         if row is None or not await self._may_see(request, action, row.entry.session_id):
             raise _ProblemError(404, _NO_CHECKPOINT)
         return row
+
+
+def _not_comparable(session_id: str, error: Exception) -> _ProblemError:
+    _LOG.warning("the drift of the session %r cannot be judged: %s", session_id, error)
+    return _ProblemError(409, "the session cannot be compared with the original; the log of the server says why")
 
 
 # What is sent

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from agent_cache.recording.cassette_file import RecordedCall, Trailer, call_line, digest_of, trailer_line
-from agent_cache.resume.journal import journal_path
+from agent_cache.resume.journal import journal_path, read_journal
 
 _START = datetime(2026, 1, 1, tzinfo=UTC)
 _minutes = itertools.count()
@@ -38,6 +38,17 @@ class WrittenJournal:
         }
         self.append(json.dumps(first, separators=(",", ":")).encode() + b"\n")
 
+    @classmethod
+    def of(cls, path: Path) -> WrittenJournal:
+        """A journal that is there, to go on with."""
+        found = read_journal(path)
+        made = cls.__new__(cls)
+        made.session_id, made.run, made.path = found.session_id, found.run, path
+        made.last_id = max([0, *(call.id for call in found.calls), *(one.id for one in found.in_doubt)])
+        made.last_ended = found.calls[-1].id if found.calls else 0
+        made.sequence = len(found.checkpoints)
+        return made
+
     def append(self, data: bytes) -> None:
         with self.path.open("ab") as file:
             file.write(data)
@@ -53,17 +64,20 @@ class WrittenJournal:
         self.last_id -= 1
         return self._call(name, arguments, {"value": value}, "write")
 
-    def _call(self, name: str, arguments: dict[str, Any], outcome: dict[str, Any], source: str) -> int:
+    def ask(self, prompt: str, tokens: int) -> int:
+        return self._call("think", {"prompt": prompt}, {"value": "so"}, "", kind="llm", input_tokens=tokens)
+
+    def _call(self, name: str, arguments: dict[str, Any], outcome: dict[str, Any], source: str, **fields: Any) -> int:
         self.last_id += 1
         call = RecordedCall(
             id=self.last_id,
-            kind="tool",
             name=name,
             arguments=arguments,
             digest=digest_of(name, arguments).hex(),
             after=self.last_ended,
             outcome=outcome,
             source=source,
+            **{"kind": "tool", **fields},
         )
         place = os.urandom(16).hex().encode()
         self.append(call_line(call)[:-2] + b',"place":"%s"}\n' % place)

@@ -29,6 +29,7 @@ from agent_cache.recording import Tolerance
 from agent_cache.resume.journal import read_journal
 from agent_cache.service import restore_app
 from tests.harness.checkpoint_service import Client, by_name, running
+from tests.harness.stored_journals import WrittenJournal
 
 
 @pytest.fixture
@@ -67,6 +68,12 @@ def sessions_in(store):
 def problem(response):
     assert response.headers["Content-Type"] == "application/problem+json"
     return response.status_code, [one["field"] for one in response.json().get("errors", [])]
+
+
+def continued(store, session_id):
+    """The journal of a restored session, for a worker that goes on by hand."""
+    [path] = [path for path in store.glob("*.jsonl") if read_journal(path).session_id == session_id]
+    return WrittenJournal.of(path)
 
 
 # Reading
@@ -564,15 +571,10 @@ def test_a_failure_inside_tells_nothing_of_it(store, killed, caplog):
 
 
 def test_the_drift_of_a_session_is_compared_with_the_original(client, killed, store):
-    from tests.harness.stored_journals import WrittenJournal
-
     [_, checkpoint_id] = ids(client)
     answer = restored(client, checkpoint_id, track_drift=True, session_id="ann-2").json()
     assert (answer["drift_detected"], answer["drifts"]) == (False, [])
-    [path] = [path for path in store.glob("*.jsonl") if path != killed.path]
-
-    worker = WrittenJournal.__new__(WrittenJournal)
-    worker.path, worker.last_id, worker.last_ended = path, 2, 2
+    worker = continued(store, "ann-2")
 
     def drift():
         return client.get("/sessions/ann-2/drift").raise_for_status().json()
@@ -599,12 +601,8 @@ def test_the_drift_of_a_session_is_compared_with_the_original(client, killed, st
 
 
 def test_what_goes_beyond_an_original_that_was_killed_is_no_drift(client, killed, store):
-    from tests.harness.stored_journals import WrittenJournal
-
     restored(client, ids(client)[0], track_drift=True, session_id="ann-2").raise_for_status()
-    [path] = [path for path in store.glob("*.jsonl") if path != killed.path]
-    worker = WrittenJournal.__new__(WrittenJournal)
-    worker.path, worker.last_id, worker.last_ended = path, 5, 4
+    worker = continued(store, "ann-2")
     worker.write("shop:mail", "sent", to="ann")
     worker.seal()
     assert client.get("/sessions/ann-2/drift").json()["drifts"] == []
@@ -616,15 +614,45 @@ def test_the_tolerance_of_the_service_is_applied(store, killed):
     tolerance = Tolerance(fail_on="critical")
     with running(restore_app(store, authorize=by_name, tolerance=tolerance)) as url, Client(url) as client:
         restored(client, ids(client)[0], track_drift=True, session_id="ann-2").raise_for_status()
-        [path] = [path for path in store.glob("*.jsonl") if path != killed.path]
-        from tests.harness.stored_journals import WrittenJournal
-
-        worker = WrittenJournal.__new__(WrittenJournal)
-        worker.path, worker.last_id, worker.last_ended = path, 4, 4
+        worker = continued(store, "ann-2")
         worker.read("shop:get_news", {})
         killed.seal()
         found = client.get("/sessions/ann-2/drift").json()
         assert (found["worst"], found["drift_detected"]) == ("warning", False)
+
+
+def test_tokens_are_compared_when_both_runs_are_over(client, journal, store):
+    run = journal()
+    run.ask("one", tokens=100)
+    checkpoint_id = run.checkpoint()
+    run.ask("two", tokens=900)
+    restored(client, checkpoint_id, track_drift=True, session_id="ann-2").raise_for_status()
+    worker = continued(store, "ann-2")
+
+    def kinds():
+        return [one["kind"] for one in client.get("/sessions/ann-2/drift").raise_for_status().json()["drifts"]]
+
+    assert kinds() == []
+    worker.ask("two", tokens=100)
+    worker.seal()
+    assert kinds() == []
+    run.seal()
+    assert kinds() == ["tokens"]
+
+
+def test_a_session_that_has_nothing_in_common_is_not_compared(client, journal, store, caplog):
+    run = journal()
+    checkpoint_id = run.checkpoint()
+    run.read("shop:get_order")
+    restored(client, checkpoint_id, track_drift=True, session_id="ann-2").raise_for_status()
+    worker = continued(store, "ann-2")
+    for number in range(5):
+        worker.read(f"bank:get_{number}")
+    worker.seal()
+    answer = client.get("/sessions/ann-2/drift")
+    assert problem(answer) == (409, [])
+    assert "cannot be compared" in answer.json()["detail"]
+    assert "cannot be judged" in caplog.text
 
 
 def test_only_sessions_whose_drift_is_tracked_have_one(client, killed):
@@ -636,8 +664,6 @@ def test_drift_is_found_of_runs_whose_journals_have_been_set_aside(client, kille
     restored(client, ids(client)[0], track_drift=True, session_id="ann-2").raise_for_status()
     for path in list(store.glob("*.jsonl")):
         path.rename(path.with_name(f"{path.stem}.{read_journal(path).run[:8]}.jsonl"))
-    from tests.harness.stored_journals import WrittenJournal
-
     for session in ("ann-1", "ann-2"):
         WrittenJournal(store, session).read("other:thing")
     assert client.get("/sessions/ann-2/drift").json()["calls"] == 4
