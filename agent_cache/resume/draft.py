@@ -289,8 +289,9 @@ class Draft:
                 place.assign(target, value)
         except BaseException as error:
             errors = [error, *self._roll_back(contents, begun, before)]
-            if not isinstance(error, Exception):
-                raise
+            for each in errors:
+                if not isinstance(each, Exception):
+                    raise each from None
             refused = self._name(begun[-1].name) if begun else "a container"
             left = [place.name for place in self._differing(before)]
             state = f"{', '.join(left)} could not be put back" if left else "the target is as it was"
@@ -327,7 +328,7 @@ class Draft:
             if place.read(self._target) is not old:
                 try:
                     place.assign(self._target, old)
-                except Exception as error:  # noqa: BLE001 - a setter may raise anything
+                except BaseException as error:  # noqa: BLE001 - a setter may raise anything; the rest is put back
                     errors.append(error)
         for place in self._differing(before):
             try:
