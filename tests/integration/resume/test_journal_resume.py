@@ -8,6 +8,7 @@ import contextlib
 import contextvars
 import json
 import logging
+import re
 import threading
 from collections import Counter
 
@@ -141,6 +142,20 @@ def test_the_numbers_of_calls_go_on(world, directory):
     assert [calls[number].name for number in (2, 6)] == ["shop:handle", "shop:ask"]
     assert [calls[number].after for number in (1, 2, 5, 6)] == [0, 1, 4, 2]
     assert calls[6].started_ms >= calls[4].started_ms + calls[4].duration_ms
+
+
+def test_times_go_on_and_calls_are_after_those_of_the_process_before(world, directory):
+    async def program():
+        return await ask("a"), await ask("b")
+
+    world.dies_in = {"ask b"}
+    dies(Journal(directory), program)
+    path = directory / "run.jsonl"
+    path.write_text(re.sub(r'"duration_ms":[\d.]+', '"duration_ms":5000.0', path.read_text()))
+    journaled(Journal(directory), program)
+    first, second = Cassette.load(path).steps
+    assert (first.after, second.after) == (0, first.id)
+    assert second.started_ms >= 5000
 
 
 def test_an_error_that_a_call_has_raised_is_its_answer(world, directory):
