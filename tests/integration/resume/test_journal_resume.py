@@ -629,6 +629,23 @@ def test_a_write_of_a_worker_that_nothing_identifies_is_said_at_the_end(world, d
     assert not read_journal(directory / "run.jsonl").is_sealed
 
 
+def test_a_worker_that_is_identified_behind_its_new_write_is_stopped_there(world, directory):
+    async def worker(order, day):
+        await pay(order, day)
+        await ask(order)
+        await pay(order, f"{day} again")
+
+    async def program(day):
+        await asyncio.gather(worker("1", day), worker("2", day))
+        ship("3")
+
+    world.dies_in = {"ship 3"}
+    dies(Journal(directory), lambda: program("monday"))
+    with pytest.raises(DivergenceError, match="which the same task had made before, was not made again"):
+        journaled(Journal(directory), lambda: program("tuesday"))
+    assert not [name for name in world.calls if name.endswith("tuesday again")]
+
+
 def test_workers_that_share_a_queue_may_take_other_parts_of_it(world, directory):
     async def worker(queue, pauses):
         while queue:
