@@ -259,6 +259,7 @@ class _JournalRecorder(Recorder):
         self._choices = journal._choices
         self._left = WritesLeft()
         self._new_writes: dict[str, str] = {}  # that may be others of the journal with other arguments, by name
+        self._new_in: dict[int, str] = {}  # the first of them in each lane of this process
         self._originals = threading.local()
         self._doubts: dict[str, Intent] = {}  # by place
         self._reruns: dict[str, str] = {}  # keys, by place
@@ -314,6 +315,8 @@ class _JournalRecorder(Recorder):
         numbers = self._lane_numbers
         if index is not None:
             numbers.identify(call.lane, index, player.cassette.outline.lanes[index])
+            if call.lane in self._new_in:
+                self._check_identified(call, player.cassette.outline.ids[index])
         call.lane, call.forked = numbers.number(call.lane), numbers.number(call.forked)
         return index
 
@@ -434,7 +437,25 @@ class _JournalRecorder(Recorder):
             actual = {"name": name, "arguments": call.arguments}
             self._refuse(call, DivergenceError(-1, None, actual, text, self._writer.path))
         if self._left.first(name=name) is not None:
-            self._new_writes.setdefault(name, described(name, call.arguments))
+            shown = described(name, call.arguments)
+            self._new_writes.setdefault(name, shown)
+            self._new_in.setdefault(self.lanes.current().number, shown)
+
+    def _check_identified(self, call: ActiveCall, number: int) -> None:
+        """Stop a task that is now known, and that has made a new write in the place of one that it had made before.
+
+        Args:
+            call: the call that is answered here.
+            number: the id of its answer, which the other write is in front of.
+        """
+        lane = self._lane_numbers.certain(call.lane)
+        first = None if lane is None else self._left.first(lane=lane)
+        if first is not None and first[0] < number:
+            text = (
+                f"{self._new_in[call.lane]} was made as a new write, and call {first[0]} of {first[1]}, which the same "
+                "task had made before, was not made again: it may have taken effect twice, with other arguments"
+            )
+            self._refuse(call, DivergenceError(-1, None, None, text, self._writer.path))
 
     def _intent(self, call: ActiveCall) -> Intent:
         tags: list[str] = []

@@ -8,6 +8,7 @@ import contextlib
 import contextvars
 import json
 import logging
+import re
 import threading
 from collections import Counter
 
@@ -18,7 +19,7 @@ from agent_cache.errors import ConfigurationError, DivergenceError, InDoubtError
 from agent_cache.recording import Cassette, cached_llm_call, intercept, replay
 from agent_cache.resume import Journal, NotDone, idempotency_key
 from agent_cache.resume.journal import read_journal
-from agent_cache.testing import MemoryTier
+from agent_cache.testing import MemoryTier, reset
 
 
 class Killed(BaseException):
@@ -139,6 +140,22 @@ def test_the_numbers_of_calls_go_on(world, directory):
     assert sorted(calls) == [1, 2, 3, 4, 5, 6]
     assert [calls[number].parent for number in (3, 4, 5)] == [2, 2, 2]
     assert [calls[number].name for number in (2, 6)] == ["shop:handle", "shop:ask"]
+    assert [calls[number].after for number in (1, 2, 5, 6)] == [0, 1, 4, 2]
+    assert calls[6].started_ms >= calls[4].started_ms + calls[4].duration_ms
+
+
+def test_times_go_on_and_calls_are_after_those_of_the_process_before(world, directory):
+    async def program():
+        return await ask("a"), await ask("b")
+
+    world.dies_in = {"ask b"}
+    dies(Journal(directory), program)
+    path = directory / "run.jsonl"
+    path.write_text(re.sub(r'"duration_ms":[\d.]+', '"duration_ms":5000.0', path.read_text()))
+    journaled(Journal(directory), program)
+    first, second = Cassette.load(path).steps
+    assert (first.after, second.after) == (0, first.id)
+    assert second.started_ms >= 5000
 
 
 def test_an_error_that_a_call_has_raised_is_its_answer(world, directory):
@@ -457,22 +474,23 @@ def test_caches_drop_what_a_write_in_doubt_may_have_changed(world, directory):
     @AgentCacheInvalidator("order:{order}", name="shop:change")
     async def change(order: str) -> None:
         WORLD.call("change")
-        raise Killed
 
     async def program():
-        if not WORLD.calls["change"]:
-            await change("1")
+        return await get_order("2"), await change("1")
+
+    async def resumed():
         return await get_order("1")
 
     tier = MemoryTier()
     with configure(remote=tier):
-        asyncio.run(get_order("1"))
+        world.dies_after = {"change"}
         dies(Journal(directory), program)
+        reset()  # another process
         asyncio.run(get_order("1"))  # an entry of which it is not known whether it is from before the change
-        before = world.calls["get 1"]
-        with pytest.raises(InDoubtError):
-            journaled(Journal(directory), program)
-        assert world.calls["get 1"] == before + 1
+        asyncio.run(get_order("1"))
+        assert world.calls["get 1"] == 1
+        journaled(Journal(directory, on_doubt="notice"), resumed)
+        assert world.calls["get 1"] == 2
 
 
 # Idempotency keys
@@ -611,6 +629,23 @@ def test_a_write_of_a_worker_that_nothing_identifies_is_said_at_the_end(world, d
     assert not read_journal(directory / "run.jsonl").is_sealed
 
 
+def test_a_worker_that_is_identified_behind_its_new_write_is_stopped_there(world, directory):
+    async def worker(order, day):
+        await pay(order, day)
+        await ask(order)
+        await pay(order, f"{day} again")
+
+    async def program(day):
+        await asyncio.gather(worker("1", day), worker("2", day))
+        ship("3")
+
+    world.dies_in = {"ship 3"}
+    dies(Journal(directory), lambda: program("monday"))
+    with pytest.raises(DivergenceError, match="which the same task had made before, was not made again"):
+        journaled(Journal(directory), lambda: program("tuesday"))
+    assert not [name for name in world.calls if name.endswith("tuesday again")]
+
+
 def test_workers_that_share_a_queue_may_take_other_parts_of_it(world, directory):
     async def worker(queue, pauses):
         while queue:
@@ -629,6 +664,57 @@ def test_workers_that_share_a_queue_may_take_other_parts_of_it(world, directory)
     journaled(Journal(directory, on_doubt="rerun"), lambda: program(7, 0))
     assert {name: count for name, count in world.calls.items() if count != 1} == {}
     assert len(world.calls) == 16
+
+
+def test_a_worker_that_takes_over_a_part_of_another_does_not_make_that_one_suspect(world, directory):
+    async def worker(names, gates):
+        for name in names:
+            await ask(name)
+            await gates.get(f"before {name}", asyncio.sleep)(0)
+            await pay(name)
+            await gates.get(f"after {name}", asyncio.sleep)(0)
+
+    async def first():
+        await asyncio.gather(worker(["a", "c"], {}), worker(["b"], {}))
+        ship("3")
+
+    async def second():
+        asked, paid = asyncio.Event(), asyncio.Event()
+
+        async def let_d_go_and_wait(_):
+            asked.set()
+            await paid.wait()
+
+        async def wait_for_c(_):
+            await asked.wait()
+
+        async def tell(_):
+            paid.set()
+
+        gates = {"before c": let_d_go_and_wait, "before d": wait_for_c, "after d": tell}
+        await asyncio.gather(worker(["a", "d"], gates), worker(["b", "c"], gates))
+        ship("3")
+
+    world.dies_in = {"ship 3"}
+    dies(Journal(directory), first)
+    journaled(Journal(directory, on_doubt="rerun"), second)
+    assert {world.calls[f"pay {name}"] for name in "abcd"} == {1}
+
+
+def test_workers_that_begin_with_the_same_call_are_not_taken_for_each_other(world, directory):
+    async def worker(order):
+        await ask("what everybody asks")
+        if order == "2":
+            await ask("more")
+        await pay(order)
+
+    async def program(*orders):
+        await asyncio.gather(*map(worker, orders))
+
+    world.dies_in = {"ask more"}
+    dies(Journal(directory), lambda: program("1", "2"))
+    journaled(Journal(directory, on_doubt="rerun"), lambda: program("2", "1"))
+    assert (world.calls["pay 1"], world.calls["pay 2"]) == (1, 1)
 
 
 def test_what_a_task_does_that_the_run_has_left_behind_is_refused(world, directory):
@@ -697,6 +783,22 @@ def test_with_a_key_what_redaction_has_removed_is_given_back(world, directory):
     found = journaled(Journal(directory, key=key, on_doubt="rerun"), uses_token)
     assert found == {"password": "correct horse battery", "order": "1"}
     assert world.calls == {"token": 1, "pay 1": 1}
+
+
+def test_secrets_among_the_arguments_are_no_part_of_the_outcome(world, directory):
+    @intercept(name="shop:log_in")
+    async def log_in(password: str) -> str:
+        WORLD.call("log_in")
+        return "welcome"
+
+    async def program():
+        return await log_in("correct horse"), await pay("1")
+
+    world.dies_in = {"pay 1"}
+    dies(Journal(directory), program)
+    assert "horse" not in (directory / "run.jsonl").read_text()
+    assert journaled(Journal(directory, on_doubt="rerun"), program) == ("welcome", "paid 1")
+    assert world.calls == {"log_in": 1, "pay 1": 1}
 
 
 def test_errors_and_streams_that_redaction_has_changed_are_given_back(world, directory):
