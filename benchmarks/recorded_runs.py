@@ -85,6 +85,13 @@ def load_runs(directory: Path, name: str, limit: int | None = None) -> list[Run]
     return [Run(row["id"], bool(row["success"]), tuple(map(_call, row["calls"]))) for row in rows]
 
 
+def load_raw_calls(directory: Path, name: str, limit: int | None = None) -> list[list[tuple[str, dict[str, Any]]]]:
+    """The tools and arguments of the same runs as the model sent them: some lists are texts. Oddities are left out."""
+    with gzip.open(directory / f"{name}.jsonl.gz", "rt", encoding="utf-8") as lines:
+        rows = [json.loads(line) for line in islice(lines, limit)]
+    return [[(call["tool"], dict(call["args"])) for call in row["calls"] if not _is_oddity(call)] for row in rows]
+
+
 def identity_of(arguments: Mapping[str, Any]) -> str:
     """The arguments as JSON with sorted keys."""
     return json.dumps(arguments, sort_keys=True)

@@ -1,0 +1,1 @@
+"""Drift of retail runs, repeated, changed and natural: `python -m benchmarks.drift`."""

@@ -1,0 +1,223 @@
+"""`python -m benchmarks.drift`: false alarms in repeats of retail runs, changes that are found, and what it costs."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from benchmarks.commands import command_parser, describe_machine, positive, put_table, run_progress
+from benchmarks.drift.cost import SIZES, Cost, measured
+from benchmarks.drift.measure import REPEATS, Counts, Measurement, Natural, natural
+from benchmarks.drift.runs import SHAPES, Call, Injector
+from benchmarks.recorded_runs import RETAIL_SETS, DataAbsentError, Run, data_directory, load_raw_calls, load_runs
+from benchmarks.retail.store import READ_TOOLS, WRITE_TOOLS, RetailStore, load_store
+from benchmarks.table import markdown
+
+VOLATILE_RUNS = 150
+LIMIT_US = 25.0
+
+
+@dataclass(slots=True)
+class Results:
+    """All that was measured.
+
+    Attributes:
+        shapes: by shape of the runs.
+        volatile: with one recording as the baseline, and with two.
+        natural: with the arguments as they are, and with `same_arguments`.
+        costs: in microseconds.
+    """
+
+    shapes: dict[str, Counts] = field(default_factory=dict)
+    volatile: tuple[Counts, Counts] = field(default_factory=lambda: (Counts(), Counts()))
+    natural: tuple[Natural, Natural] = field(default_factory=lambda: (Natural(), Natural()))
+    costs: list[Cost] = field(default_factory=list)
+
+    @property
+    def is_perfect(self) -> bool:
+        """Whether there was no false alarm, and every change was found that the tape knows of."""
+        counts = [*self.shapes.values(), self.volatile[1]]
+        return not any(one.alarms or one.missed for one in counts)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure and print. Exit code 0: no false alarm, and no change missed; 1: not so; 2: no data."""
+    options = _parser().parse_args(arguments)
+    try:
+        directory = data_directory()
+    except DataAbsentError as absent:
+        print(absent, file=sys.stderr)
+        return 2
+    logging.getLogger("agent_cache").setLevel(logging.CRITICAL)
+    store = load_store(directory)
+    runs = [run for name in RETAIL_SETS for run in load_runs(directory, name, options.limit)]
+    known = (*READ_TOOLS, *WRITE_TOOLS)
+    raw = [
+        (run.id.rpartition("/")[2], run.success, [call for call in calls if call[0] in known])
+        for run, calls in zip(
+            load_runs(directory, RETAIL_SETS[0], options.limit),
+            load_raw_calls(directory, RETAIL_SETS[0], options.limit),
+            strict=True,
+        )
+    ]
+    results = asyncio.run(_measured(runs, raw, store, options.repeats))
+    with run_progress("cost", 2 * len(SIZES)) as advance:
+        results.costs = measured(advance)
+    if options.json:
+        print(json.dumps(_facts(results), indent=1))
+    else:
+        print(*_tables(results).values(), sep="\n\n")
+    for counts in (*results.shapes.values(), *results.volatile[1:]):
+        print(*counts.examples[:5], sep="\n", file=sys.stderr)
+    if options.page:
+        for name, table in _tables(results).items():
+            put_table(f"drift: {name}", table)
+    return 0 if results.is_perfect else 1
+
+
+async def _measured(
+    runs: Sequence[Run], raw: Sequence[tuple[str, bool, list[Call]]], store: RetailStore, repeats: int
+) -> Results:
+    results = Results()
+    for shape in SHAPES:
+        measurement = Measurement(store, runs)
+        try:
+            with run_progress(shape, len(measurement)) as advance:
+                results.shapes[shape] = await measurement.shape(shape, repeats=repeats, advance=advance)
+        finally:
+            measurement.close()
+    measurement = Measurement(store, runs)
+    try:
+        with run_progress("volatile fields", min(VOLATILE_RUNS, len(measurement))) as advance:
+            results.volatile = await measurement.volatile(VOLATILE_RUNS, advance=advance)
+    finally:
+        measurement.close()
+    with run_progress("natural runs", len(raw)) as advance:
+        results.natural = await natural(raw, store, advance)
+    return results
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = command_parser("benchmarks.drift", __doc__)
+    parser.add_argument("--repeats", type=positive, default=REPEATS, metavar="N", help=f"of each run; {REPEATS}")
+    parser.add_argument("--page", action="store_true", help="also put the tables into docs/benchmarks.md")
+    return parser
+
+
+# Tables
+
+
+def _tables(results: Results) -> dict[str, str]:
+    return {
+        "shapes": _shapes_table(results),
+        "changes": _changes_table(results),
+        "varying": _varying_table(results),
+        "cost": f"{describe_machine(['agent-cache'])}\n\n{_cost_table(results)}",
+    }
+
+
+def _of(part: int, whole: int) -> str:
+    return f"{part:,} of {whole:,}"
+
+
+def _shapes_table(results: Results) -> str:
+    headings = ("made", "false alarms in repeats", "by position", "changes found", "order of tasks", "missed")
+    total = Counts()
+    rows = []
+    for shape, one in results.shapes.items():
+        rows.append((shape, *_counts_row(one)))
+        total.alarms += one.alarms
+        total.repeats += one.repeats
+        total.by_position += one.by_position
+        total.found += one.found
+        total.injected += one.injected
+        total.in_hole += one.in_hole
+    rows.append(("**all**", *_counts_row(total)))
+    return markdown(headings, rows)
+
+
+def _counts_row(one: Counts) -> tuple[str, ...]:
+    return (
+        _of(one.alarms, one.repeats),
+        _of(one.by_position, one.repeats),
+        _of(one.found.total(), one.injected.total()),
+        f"{one.in_hole.total():,}",
+        f"{one.missed:,}",
+    )
+
+
+def _changes_table(results: Results) -> str:
+    found: Counter[str] = Counter()
+    injected: Counter[str] = Counter()
+    in_hole: Counter[str] = Counter()
+    by_position: Counter[str] = Counter()
+    for one in results.shapes.values():
+        found += one.found
+        injected += one.injected
+        in_hole += one.in_hole
+        by_position += one.found_by_position
+    return markdown(
+        ("change", "found", "order of tasks", "found by position"),
+        (
+            (kind, _of(found[kind], injected[kind]), f"{in_hole[kind]:,}", _of(by_position[kind], injected[kind]))
+            for kind in Injector.KINDS
+        ),
+    )
+
+
+def _varying_table(results: Results) -> str:
+    one, two = results.volatile
+    plain, same = results.natural
+    return markdown(
+        ("runs", "judged by", "false alarms", "found"),
+        (
+            ("request ids in answers", "one recording", _of(one.alarms, one.repeats), ""),
+            (
+                "request ids in answers",
+                "two recordings",
+                _of(two.alarms, two.repeats),
+                _of(two.found.total(), two.injected.total()),
+            ),
+            *(
+                (
+                    "other runs of the task",
+                    f'a successful run, `fail_on="critical"`{more}',
+                    f"{_of(each.alarms, each.successes)} successes",
+                    f"{_of(each.found, each.failures)} failures",
+                )
+                for each, more in ((plain, ""), (same, ", `same_arguments`"))
+            ),
+        ),
+    )
+
+
+def _cost_table(results: Results) -> str:
+    return markdown(
+        ("run", "calls", "detector, a call", "at the end, a call", "`Baseline.compare`, a call"),
+        (
+            (one.what, f"{one.calls:,}", f"{one.online:.1f} us", f"{one.at_end:.1f} us", f"{one.compared:.1f} us")
+            for one in results.costs
+        ),
+    )
+
+
+def _facts(results: Results) -> dict[str, Any]:
+    """For `--json`."""
+    return {
+        "shapes": {shape: asdict(one) | {"missed": one.missed} for shape, one in results.shapes.items()},
+        "volatile": [asdict(one) for one in results.volatile],
+        "natural": [asdict(one) for one in results.natural],
+        "costs": [asdict(one) for one in results.costs],
+        "is_perfect": results.is_perfect,
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())
