@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import threading
 from dataclasses import dataclass
 from pathlib import Path
@@ -759,6 +760,32 @@ async def test_a_new_task_that_leaves_the_recording_before_the_fork_is_a_diverge
         await shop.think("W1")
         await asyncio.create_task(shop.cancel("W3"))
     assert shop.made == []
+
+
+async def test_an_edited_model_calls_other_tools_each_in_a_task_of_its_own(shop, path, to):
+    """The usual fork of an agent in a framework: what the model asked for last is something else."""
+    says = {"turn 1": "W1 W2", "turn 2": "W1", "turn 3": ""}
+    shop.says = says
+
+    async def agent() -> None:
+        for turn in itertools.count(1):
+            wanted = (await shop.think(f"turn {turn}")).split()
+            if not wanted:
+                return
+            await asyncio.gather(*(asyncio.create_task(shop.get_order(order_id)) for order_id in wanted))
+
+    with record(path):
+        await agent()
+    names = [(call.id, call.name, call.arguments) for call in Cassette.load(path)]
+    turn_2 = next(number for number, _, arguments in names if arguments == {"prompt": "turn 2"})
+    shop.reset()
+    shop.says = says
+    with fork(path, at=turn_2 + 1, edits={turn_2: "W3 W2"}, to=to):
+        await agent()
+    assert shop.made == ["get W3", "get W2", "think turn 3"]
+    with replay(to, strict=True):
+        await agent()
+    assert len(shop.made) == 3
 
 
 async def test_a_task_that_was_never_there_waits_for_the_one_that_started_it(shop, path, to):
