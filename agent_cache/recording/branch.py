@@ -292,7 +292,7 @@ class _Prefix:
         states = Counter(itertools.compress(self.states, self._is_reached))
         return {"answered": states[_ANSWERED], "edited": len(self.edits), "repeated": states[_REPEATED]}
 
-    def described(self) -> dict[str, Any]:
+    def origin(self) -> dict[str, Any]:
         """What the header of the branch says of it."""
         return {
             "path": Path(self.cassette.path).name,
@@ -496,6 +496,7 @@ class _BranchPlayer(Player):
         self._left = Counter(prefix.lanes[index] for index, is_due in enumerate(prefix.is_due) if is_due)
         self.remaining_prefix = self._left.total()
         self.has_edits = bool(prefix.edits)
+        self._goal = "the end of the recording" if prefix.at is None else f"call {prefix.at}"
         self._forked = dict(zip(prefix.lanes, prefix.forked, strict=True))
         self._lanes_of: dict[int, set[int]] = {}  # recorded lanes, by lanes of the run
         self._made: set[int] = set()  # recorded lanes of which a call was made
@@ -546,7 +547,7 @@ class _BranchPlayer(Player):
             missing = self._first_due(None)
             call = self.matcher.shown(missing)
             text = (
-                f"the run ended before the fork: {self.remaining_prefix} calls that come before call {self._prefix.at} "
+                f"the run ended before the fork: {self.remaining_prefix} calls that come before {self._goal} "
                 f"were not made, the first is call {call.id}, {described(call.name, call.arguments)}"
             )
             raise self._noted(DivergenceError(missing, self._expected(missing), None, text, self.cassette.path))
@@ -593,10 +594,9 @@ class _BranchPlayer(Player):
         missing = self._first_due(lanes)
         first = self.matcher.shown(missing)
         left = sum(self._left[lane] for lane in lanes)
-        goal = "the end of the recording" if self._prefix.at is None else f"call {self._prefix.at}"
         text = (
-            f"{described(call.function.name, call.arguments)} would run before {goal} is reached: its task has not "
-            f"made {left} recorded call{'' if left == 1 else 's'}. The first is call {first.id}, "
+            f"{described(call.function.name, call.arguments)} would run before {self._goal} is reached: its task has "
+            f"not made {left} recorded call{'' if left == 1 else 's'}. The first is call {first.id}, "
             f"{described(first.name, first.arguments)}"
         )
         nearest = missing if first.name == call.function.name else nearest_to(self.matcher, call)
@@ -675,6 +675,13 @@ class _BranchRecorder(Recorder):
     def _look_up(self, call: ActiveCall, index: int | None, player: Player) -> None:  # noqa: ARG002 - it is its own
         self.player.choose(call, index)
 
+    def _raised(self, call: ActiveCall, error: BaseException) -> None:
+        try:
+            super()._raised(call, error)
+        except DivergenceError:  # it is raised by the next call, and at the end
+            if isinstance(error, Exception):  # else it ends the task, and must arrive
+                raise
+
     def _write(self, call: ActiveCall, outcome: dict[str, Any]) -> None:
         super()._write(call, outcome)
         error = self.player.compare(call, outcome)
@@ -690,7 +697,7 @@ class _BranchWriter(CassetteWriter):
 
     def __init__(self, path: Path, prefix: _Prefix, redaction: Redaction, http: dict[str, Any] | None) -> None:
         original = prefix.cassette
-        super().__init__(path, original.model, redaction, http, prefix.described())
+        super().__init__(path, original.model, redaction, http, prefix.origin())
         if original.path:
             self._like = Path(original.path)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
 import threading
 from dataclasses import dataclass
 from pathlib import Path
@@ -167,6 +169,37 @@ async def test_a_write_that_has_another_outcome_in_the_sandbox_ends_the_run(shop
     assert [call.outcome.keys() for call in Cassette.load(to)][2] == {"error"}, "what happened is recorded"
 
 
+async def test_a_write_that_is_cancelled_in_the_sandbox_ends_its_task_and_then_the_run(shop, path, to):
+    hangs = [False]
+
+    @intercept(name="pay", kind="write")
+    async def pay() -> str:
+        if hangs[0]:
+            await asyncio.Event().wait()
+        return "paid"
+
+    async def run() -> str:
+        task = asyncio.create_task(pay())
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+        assert task.cancelled() == hangs[0]
+        return await shop.think("a")
+
+    with record(path):
+        await run()
+    hangs[0] = True
+    shop.made.clear()
+    with (
+        pytest.raises(DivergenceError, match=r"call 1, pay.*has another outcome"),
+        fork(path, at=2, to=to, world="sandbox"),
+    ):
+        await run()
+    assert shop.made == []
+
+
 async def test_a_call_that_encloses_a_write_runs_in_a_sandbox_and_what_it_reads_does_not(shop, path, to):
     @intercept(name="step")
     async def step(order_id: str) -> str:
@@ -313,6 +346,14 @@ async def test_none_answers_everything_and_goes_on_behind_the_end(shop, original
         await shop.cancel("W2")
     assert shop.made == ["cancel W2"]
     assert len(Cassette.load(to)) == 7
+
+
+async def test_a_run_that_ends_before_the_end_of_the_recording_has_diverged(shop, original, to):
+    with (
+        pytest.raises(DivergenceError, match="3 calls that come before the end of the recording were not made"),
+        fork(original, at=None, to=to),
+    ):
+        await shop.handle("W1")
 
 
 async def test_the_whole_run_can_be_live(shop, original, to):
@@ -719,6 +760,32 @@ async def test_a_new_task_that_leaves_the_recording_before_the_fork_is_a_diverge
         await shop.think("W1")
         await asyncio.create_task(shop.cancel("W3"))
     assert shop.made == []
+
+
+async def test_an_edited_model_calls_other_tools_each_in_a_task_of_its_own(shop, path, to):
+    """The usual fork of an agent in a framework: what the model asked for last is something else."""
+    says = {"turn 1": "W1 W2", "turn 2": "W1", "turn 3": ""}
+    shop.says = says
+
+    async def agent() -> None:
+        for turn in itertools.count(1):
+            wanted = (await shop.think(f"turn {turn}")).split()
+            if not wanted:
+                return
+            await asyncio.gather(*(asyncio.create_task(shop.get_order(order_id)) for order_id in wanted))
+
+    with record(path):
+        await agent()
+    names = [(call.id, call.name, call.arguments) for call in Cassette.load(path)]
+    turn_2 = next(number for number, _, arguments in names if arguments == {"prompt": "turn 2"})
+    shop.reset()
+    shop.says = says
+    with fork(path, at=turn_2 + 1, edits={turn_2: "W3 W2"}, to=to):
+        await agent()
+    assert shop.made == ["get W3", "get W2", "think turn 3"]
+    with replay(to, strict=True):
+        await agent()
+    assert len(shop.made) == 3
 
 
 async def test_a_task_that_was_never_there_waits_for_the_one_that_started_it(shop, path, to):
