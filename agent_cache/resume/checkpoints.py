@@ -4,7 +4,8 @@
                     "created_at": "2026-01-01T12:00:00Z", "framework": "langchain", "state": {"messages": [...]}}}
 
 ``state`` has the fields of the state by name, each as plain data that gives the value back as it was
-(`agent_cache.values.schema`). ``framework`` chooses among the classes that this program knows: `LangChainState`,
+(`agent_cache.values.schema`). ``redacted`` names the fields from which secrets were removed, if there
+are any. ``framework`` chooses among the classes that this program knows: `LangChainState`,
 `OpenAIAgentsState`, and those given to `register_state`. No name that is found in a file is imported. The state of any
 other framework, and one that its class cannot take any more, is a `CustomState` that keeps all of it.
 """
@@ -578,6 +579,7 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
         created_at: time in UTC.
         state: the state, as it was when the checkpoint was made: a `LangChainState`, `OpenAIAgentsState` or
             `CustomState`, or an object of a class given to `register_state`. What else `state_of` takes is converted.
+        redacted: the fields of the state from which redaction has removed something; none until it is in a file.
 
     Raises:
         CheckpointError: if a field is of a wrong type or out of range. The error names it.
@@ -591,6 +593,7 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     label: str = ""
     importance: float = 0.5
     created_at: str = msgspec.field(default_factory=lambda: datetime.now(UTC).isoformat().replace("+00:00", "Z"))
+    redacted: tuple[str, ...] = ()
 
     _ENVELOPE: ClassVar[Mapping[str, Any]] = MappingProxyType(
         {"id": str, "session_id": str, "sequence": int, "after": int, "label": str, "importance": float,
@@ -640,30 +643,28 @@ def checkpoint_line(checkpoint: Checkpoint, redaction: Redaction | None = None) 
     Raises:
         CheckpointError: if the class of its state is not registered any more.
     """
-    state, label = state_data(checkpoint.state), checkpoint.label
+    state, label, redacted = state_data(checkpoint.state), checkpoint.label, set(checkpoint.redacted)
     if redaction is not None:
         label = redaction.text(label)
         if redaction.may_change(encode(state)):
-            state = redaction.apply(decode(encode(state)))
-            if not isinstance(state, dict):
+            clean = redaction.apply(decode(encode(state)))
+            if not isinstance(clean, dict):
                 raise ConfigurationError("the redaction hook must return the fields of a state as a dict")
-    return (
-        encode(
-            {
-                "checkpoint": {
-                    "id": checkpoint.id,
-                    "sequence": checkpoint.sequence,
-                    "after": checkpoint.after,
-                    "label": label,
-                    "importance": checkpoint.importance,
-                    "created_at": checkpoint.created_at,
-                    "framework": checkpoint.framework,
-                    "state": state,
-                }
-            }
-        )
-        + b"\n"
-    )
+            redacted |= {name for name in {**state, **clean} if state.get(name) != clean.get(name)}
+            state = clean
+    line: dict[str, Any] = {
+        "id": checkpoint.id,
+        "sequence": checkpoint.sequence,
+        "after": checkpoint.after,
+        "label": label,
+        "importance": checkpoint.importance,
+        "created_at": checkpoint.created_at,
+        "framework": checkpoint.framework,
+        "state": state,
+    }
+    if redacted:
+        line["redacted"] = sorted(redacted)
+    return encode({"checkpoint": line}) + b"\n"
 
 
 def checkpoint_of(data: Any, session_id: str) -> Checkpoint:
@@ -687,6 +688,8 @@ def checkpoint_of(data: Any, session_id: str) -> Checkpoint:
     framework, plain = data["framework"], data["state"]
     _check(framework, str, "framework")
     _check(plain, dict[str, Any], "state")
+    redacted = data.get("redacted", [])
+    _check(redacted, list[str], "redacted")
     return Checkpoint(
         id=data["id"],
         session_id=session_id,
@@ -696,4 +699,5 @@ def checkpoint_of(data: Any, session_id: str) -> Checkpoint:
         importance=data["importance"],
         created_at=data["created_at"],
         state=_Detached(_from_file(framework, plain)),
+        redacted=tuple(redacted),
     )

@@ -97,8 +97,8 @@ async def restore_thread(state: LangChainState, graph: Any) -> None:
     values = _values_of(state, graph)
     try:
         before = await graph.aget_state({"configurable": thread})
-    except ValueError as error:  # it has no checkpointer
-        raise RestoreError(f"the thread cannot be read: {error}", (error,)) from error
+    except Exception as error:  # it has no checkpointer, or one without asynchronous methods
+        raise RestoreError(f"the thread cannot be read: {error!r}", (error,)) from error
 
     async def undo() -> None:
         if "checkpoint_id" in before.config["configurable"]:
@@ -191,8 +191,11 @@ def is_session(target: Any) -> bool:
     return all(inspect.iscoroutinefunction(getattr(kind, name, None)) for name in names)
 
 
-_ALL = 2**31 - 1
-"""Number of items to ask for: without one, a session gives only as many as its settings say."""
+async def _items_of(session: Any) -> list[Any]:
+    """All items. A session whose settings have a limit gives only as many, unless it is asked for more."""
+    limit = getattr(getattr(session, "session_settings", None), "limit", None)
+    items: list[Any] = await session.get_items(None if limit is None else 2**31 - 1)
+    return items
 
 
 async def restore_session(state: OpenAIAgentsState, session: Any) -> None:
@@ -204,10 +207,10 @@ async def restore_session(state: OpenAIAgentsState, session: Any) -> None:
     Raises:
         RestoreError: if the session raised, or does not keep items as they are. It then has those that it had.
     """
-    before = await session.get_items(_ALL)
+    before = await _items_of(session)
 
     async def undo() -> None:
-        await _write_items(session, await session.get_items(_ALL), before)
+        await _write_items(session, await _items_of(session), before)
 
     try:
         await _write_items(session, before, state.items)
@@ -223,5 +226,5 @@ async def _write_items(session: Any, before: list[Any], items: list[Any]) -> Non
         await session.pop_item()
     if items[common:]:
         await session.add_items(items[common:])
-    if await session.get_items(_ALL) != items:
+    if await _items_of(session) != items:
         raise RestoreError("the session does not keep items as they are")

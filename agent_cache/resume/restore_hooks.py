@@ -69,7 +69,7 @@ def register_restore_hook(framework: str, hook: Hook) -> Callable[[], None]:
     return remove
 
 
-async def restore(checkpoint: Checkpoint, target: T) -> T:
+async def restore(checkpoint: Checkpoint, target: T, *, accept_redacted: bool = False) -> T:
     """Put the state of a checkpoint into an agent. If that fails, the agent is as it was.
 
     The hooks that are registered for the checkpoint's framework change a *draft* of the target: an object of the same
@@ -89,17 +89,26 @@ async def restore(checkpoint: Checkpoint, target: T) -> T:
     Args:
         checkpoint: the checkpoint.
         target: the agent, or None if a hook makes one.
+        accept_redacted: True restores also a state from which redaction has removed something when it was written. In
+            place of a secret there is then a text such as ``[redacted]``.
 
     Returns:
         The target, or the object that a hook returned in its place; the target is then as it was.
 
     Raises:
-        CheckpointError: if the state does not fit the class of its framework, or has fields that could not be read.
+        CheckpointError: if the state does not fit the class of its framework, has fields that could not be read, or
+            lacks what redaction has removed.
         RestoreError: if a hook raised, with the errors of all hooks; if the target refused a value, or was changed by
             something else in the meantime; if another restore of this target is running.
     """
     if not isinstance(checkpoint, Checkpoint):
         raise CheckpointError(f"restore takes a Checkpoint, got {type(checkpoint).__name__}")
+    if checkpoint.redacted and not accept_redacted:
+        raise CheckpointError(
+            "redaction removed something from it when the checkpoint was written; keep secrets out of states, or "
+            "restore with accept_redacted=True and set them again",
+            checkpoint.redacted[0],
+        )
     state = typed_state(checkpoint.state)
     hooks = tuple(_hooks.get(framework_of(state), ()))
     place = id(target)
@@ -121,7 +130,16 @@ async def restore(checkpoint: Checkpoint, target: T) -> T:
 
 
 async def _restored(state: Any, target: Any, hooks: tuple[Hook, ...]) -> Any:
-    draft = Draft(target)
+    try:
+        draft = Draft(target)
+    except (RestoreError, MemoryError):
+        raise
+    except Exception as error:
+        raise RestoreError(
+            f"there can be no draft of a {type(target).__qualname__} ({type(error).__name__}: {error}); give restore "
+            "the object that your hook changes, or None if it makes a new one",
+            (error,),
+        ) from error
     try:
         given = draft.value
         errors: list[Exception] = []
@@ -151,9 +169,9 @@ async def _called(hook: Hook, state: Any, given: Any) -> Any:
     returned = hook(state, given)
     if inspect.isawaitable(returned):
         returned = await returned
-    if isinstance(returned, bool):
+    if isinstance(returned, bool) or inspect.isgenerator(returned) or inspect.isasyncgen(returned):
         raise TypeError(
-            f"the hook {getattr(hook, '__qualname__', hook)!s} returned {returned}; a hook returns None, what it was "
+            f"the hook {getattr(hook, '__qualname__', hook)!s} returned {returned!r}; a hook returns None, what it was "
             "given, or the object that takes its place"
         )
     return returned

@@ -7,8 +7,12 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Any, Literal, ParamSpec, Protocol, TypeVar, assert_type
 from uuid import UUID
+
+from starlette.applications import Starlette
+from starlette.requests import Request
 
 from agent_cache import (
     AgentCache,
@@ -50,6 +54,19 @@ from agent_cache.recording import (
     register,
     replay,
 )
+from agent_cache.resume import (
+    AutoReplayManager,
+    Checkpoint,
+    CustomState,
+    Journal,
+    NotDone,
+    ReplayReport,
+    idempotency_key,
+    register_restore_hook,
+    register_state,
+    restore,
+)
+from agent_cache.service import Authorize, restore_app
 
 
 @dataclass
@@ -520,3 +537,59 @@ async def record_and_replay() -> None:
     record("run.jsonl", mode="onse")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     replay("run.jsonl", policy={"ask": "maybe"})  # type: ignore[dict-item]  # pyright: ignore[reportArgumentType]
     double("x")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+# A journal
+
+
+def find_out(arguments: dict[str, Any], key: str) -> Any:
+    return NotDone if key else arguments
+
+
+async def journaled() -> None:
+    journal = Journal("runs", on_doubt={double: find_out, "shop:pay": "rerun"}, durability="machine", key=b"0" * 32)
+    async with AgentCacheSession("run", journal=journal) as session:
+        assert_type(session.session_id, str)
+    assert_type(idempotency_key(), str | None)
+    assert_type(journal.path("run"), Path)
+    Journal("runs", on_doubt="notice", redact=["card"], http=True)
+    Journal("runs", on_doubt="retry")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    Journal("runs", durability="disk")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    Journal("runs", key="secret")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+# Checkpoints
+
+
+@register_state
+@dataclass
+class Plan:
+    steps: list[str]
+
+
+async def go_back(made: Checkpoint, plan: Plan) -> None:
+    assert_type(await restore(made, plan, accept_redacted=True), Plan)
+    assert_type(Plan(["look"]).steps, list[str])
+    remove = register_restore_hook("planner", lambda state, target: None)
+    assert_type(remove(), None)
+    report = await AutoReplayManager([], after=made, min_importance=0.5, on_event=print).run()
+    assert_type(report, ReplayReport)
+    assert_type(CustomState({"a": 1}).data, dict[str, Any])
+    register_restore_hook("planner", 3)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    await restore(made)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+
+
+def refuses(request: Request, action: str, session_id: str | None) -> bool:
+    return False
+
+
+async def asks(request: Request, action: str, session_id: str | None) -> bool:
+    return session_id is None
+
+
+def serve(authorize: Authorize) -> None:
+    assert_type(restore_app("runs", authorize=authorize), Starlette)
+    restore_app(Path("runs"), authorize=refuses)
+    restore_app("runs", authorize=asks)
+    restore_app("runs")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    restore_app("runs", authorize=lambda request: True)  # type: ignore[arg-type,misc]  # pyright: ignore[reportArgumentType]

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 
 from agent_cache.errors import CheckpointError, ConfigurationError
 from agent_cache.recording import Redaction
@@ -279,6 +279,7 @@ plain = st.recursive(
 )
 
 
+@settings(max_examples=50)
 @given(st.dictionaries(st.text(), plain), st.sampled_from(["custom", "elsewhere", "langchain"]))
 def test_whatever_plain_state_comes_back_with_its_types(data, framework):
     made = checkpoint(CustomState(data, framework))
@@ -305,7 +306,12 @@ def test_a_line_is_redacted_as_a_cassette_is():
     assert "a1B2" not in str(line)
     assert checkpoint_of(line, "s").state.data["password"] == "[redacted]"
     assert made.state.data["password"] == "hunter2"
+    assert line["redacted"] == ["notes", "password"]
+    assert checkpoint_of(line, "s").redacted == ("notes", "password")
+    assert written(checkpoint_of(line, "s")) == line
+    assert made.redacted == ()
     clean = checkpoint({"notes": ["a"]})
+    assert "redacted" not in written(clean, Redaction())
     assert written(clean, Redaction()) == written(clean)
 
 
