@@ -40,12 +40,13 @@ LEAVES: dict[str, tuple[str, ...]] = {
     "langchain_core": ("resume.frameworks",),
     "langgraph": ("resume.frameworks",),
     "litellm": ("recording.litellm",),
-    "msgspec": ("values.copies", "values.schema", "values.tagged", "recording", "resume", "cli"),
+    "msgspec": ("values.copies", "values.schema", "values.tagged", "recording", "resume", "service", "cli"),
     "multidict": ("recording.http.aiohttp_seam",),
     "pytest": ("pytest_plugin", "testing.fixtures"),
     "redis": ("remote.redis", "cli"),
     "regex": ("recording.redaction",),
     "rich": ("cli",),
+    "starlette": ("service",),
 }
 
 # What waits, looks at a clock or at the world. `core` is values and functions of values.

@@ -104,6 +104,7 @@ def test_the_extras_bring_what_they_are_named_after(metadata: Message):
     assert set(metadata.get_all("Provides-Extra")) >= EXTRAS
     assert names_required(requirements, "redis") == {"redis"}
     assert names_required(requirements, "crypto") == {"cryptography"}
+    assert names_required(requirements, "service") == {"starlette"}
     assert names_required(requirements, "cli") == {"rich"}
     assert names_required(requirements, "redact") == {"regex"}
 

@@ -11,6 +11,9 @@ from pathlib import Path
 from typing import Any, Literal, ParamSpec, Protocol, TypeVar, assert_type
 from uuid import UUID
 
+from starlette.applications import Starlette
+from starlette.requests import Request
+
 from agent_cache import (
     AgentCache,
     AgentCacheInvalidator,
@@ -57,6 +60,7 @@ from agent_cache.resume import (
     register_state,
     restore,
 )
+from agent_cache.service import Authorize, restore_app
 
 
 @dataclass
@@ -540,3 +544,19 @@ async def go_back(made: Checkpoint, plan: Plan) -> None:
     assert_type(CustomState({"a": 1}).data, dict[str, Any])
     register_restore_hook("planner", 3)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     await restore(made)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+
+
+def refuses(request: Request, action: str, session_id: str | None) -> bool:
+    return False
+
+
+async def asks(request: Request, action: str, session_id: str | None) -> bool:
+    return session_id is None
+
+
+def serve(authorize: Authorize) -> None:
+    assert_type(restore_app("runs", authorize=authorize), Starlette)
+    restore_app(Path("runs"), authorize=refuses)
+    restore_app("runs", authorize=asks)
+    restore_app("runs")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    restore_app("runs", authorize=lambda request: True)  # type: ignore[arg-type,misc]  # pyright: ignore[reportArgumentType]

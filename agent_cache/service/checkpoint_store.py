@@ -1,0 +1,737 @@
+"""A directory of journals as a store of checkpoints: what is read, restored and compared there.
+
+A restore writes three files, each of which is put in place in one step:
+
+- ``.restores/<hash of checkpoint and idempotency key>.jsonl``, the record: a line that claims the key for one request,
+  a line with the answer, and a line that says that the new journal is in place. It is locked while it is written, so
+  that of several servers one makes the session and the others repeat its answer.
+- the journal of the new session, which is made in a folder of its own beside the record and then linked into the
+  directory. A session that has a journal is never replaced.
+- ``.restores/session-<hash of the new session's id>.jsonl``, another name of the record.
+
+A server that is killed between two of these leaves a record without its last lines: the same request, sent again,
+goes on from there. Idempotency keys and tokens are not in the files, only their hashes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import shutil
+import threading
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime
+from hashlib import blake2b
+from hmac import compare_digest
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple, TypeVar
+
+import msgspec
+
+from agent_cache.errors import AgentCacheError, CassetteError, CassetteNotFound, CheckpointError, ConfigurationError
+from agent_cache.recording.cassette import Cassette
+from agent_cache.recording.cassette_file import RecordedCall
+from agent_cache.recording.drift import Baseline, DriftEvent, DriftReport, Tolerance
+from agent_cache.recording.redaction import Redaction
+from agent_cache.resume.checkpoints import Checkpoint
+from agent_cache.resume.event_replay import AutoReplayManager
+from agent_cache.resume.journal import StoredJournal, branch_journal, read_journal
+from agent_cache.service.checkpoint_index import CheckpointEntry, CheckpointIndex, Position, Row, open_journal
+from agent_cache.values.tagged import encode
+
+try:
+    import fcntl
+except ImportError:  # Windows: only servers of one process wait for each other there
+    fcntl = None  # type: ignore[assignment]
+
+__all__ = [
+    "CheckpointStore",
+    "Drift",
+    "DriftOfSession",
+    "KeyReusedError",
+    "NotComparableError",
+    "NotRestorableError",
+    "RestoreRequest",
+    "RestoreResponse",
+    "Restored",
+    "SessionExistsError",
+    "StoredCheckpoint",
+    "Write",
+    "WriteInDoubt",
+]
+
+T = TypeVar("T")
+
+RECORDS = ".restores"
+"""Name of the folder of the records of restores."""
+
+_LOG = logging.getLogger("agent_cache")
+_lock = threading.Lock()
+
+
+# Errors
+
+
+class KeyReusedError(AgentCacheError):
+    """An idempotency key was used for another request already."""
+
+
+class SessionExistsError(AgentCacheError):
+    """There is a session of the id that the new one was to have."""
+
+
+class NotRestorableError(AgentCacheError):
+    """The files that are needed are gone or broken, so that nothing can be restored or compared."""
+
+
+class NotComparableError(AgentCacheError):
+    """The new session cannot be compared with the original: it is of another agent, or was redacted in another way."""
+
+
+# What is sent and answered
+
+
+class RestoreRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is to be restored from a checkpoint.
+
+    Attributes:
+        session_id: id of the new session; a new one is made if it is null or empty.
+        label: of the checkpoint that the new session begins with.
+        replay_events: whether the new session also gets the calls that had ended after the checkpoint.
+        track_drift: whether the new session can be compared with the original.
+    """
+
+    session_id: Annotated[str, msgspec.Meta(max_length=500)] | None = None
+    label: Annotated[str, msgspec.Meta(max_length=200)] = ""
+    replay_events: bool = False
+    track_drift: bool = False
+
+
+class Write(msgspec.Struct, frozen=True, kw_only=True):
+    """A write of the original session.
+
+    Attributes:
+        id: number of the call in the original session.
+        name: name of the function.
+        arguments: its arguments, redacted as in the journal.
+    """
+
+    id: int
+    name: str
+    arguments: dict[str, Any]
+
+
+class WriteInDoubt(Write, frozen=True, kw_only=True):
+    """A write of the original session that had begun and not ended.
+
+    Attributes:
+        key: its idempotency key: the one that the receiver got, if it got one.
+    """
+
+    key: str
+
+
+class Drift(msgspec.Struct, frozen=True, kw_only=True):
+    """A difference of the new session from the original.
+
+    Attributes:
+        severity: how much it matters.
+        kind: what differs: arguments, missing, extra, repeated, order, result, error or tokens.
+        name: name of the function.
+        description: one sentence.
+        original_value: the value in the original session.
+        restored_value: the value in the new session.
+        event_type: kind of the call.
+        index: index of the call in the new session; of one that is missing, in the original.
+        path: the place that differs, inside of the call.
+        provisional: whether the new session goes on, so that what follows may change this.
+    """
+
+    severity: Annotated[str, msgspec.Meta(extra_json_schema={"enum": ["info", "warning", "critical"]})]
+    kind: str
+    name: str
+    description: str
+    original_value: Any
+    restored_value: Any
+    event_type: str
+    index: int
+    path: str
+    provisional: bool
+
+
+class RestoreResponse(msgspec.Struct, frozen=True, kw_only=True):
+    """The new session.
+
+    Attributes:
+        checkpoint_id: id of the checkpoint.
+        original_session_id: id of its session.
+        new_session_id: id of the new session.
+        restored_at: time of the restore, in UTC.
+        state: the state of the checkpoint, with its kind as `framework`.
+        restore_token: proves to this service that its holder made the new session.
+        replayed_events_count: number of calls after the checkpoint that the new session has got.
+        drift_detected: whether the new session differs from the original by now; null if that is not tracked.
+        copied_call_count: number of calls until the checkpoint that the new session has got.
+        in_doubt: the writes of the original that had begun and not ended.
+        later_writes: the writes of the original after the checkpoint that the new session has not got. If it makes
+            them, they are made twice.
+        drifts: the differences by now.
+        new_checkpoint_id: id of the checkpoint that the new session begins with.
+    """
+
+    checkpoint_id: str
+    original_session_id: str
+    new_session_id: str
+    restored_at: str
+    state: dict[str, Any]
+    restore_token: str
+    replayed_events_count: int
+    drift_detected: bool | None
+    copied_call_count: int
+    in_doubt: list[WriteInDoubt]
+    later_writes: list[Write]
+    drifts: list[Drift]
+    new_checkpoint_id: str
+
+
+class DriftOfSession(msgspec.Struct, frozen=True, kw_only=True):
+    """What a restored session has done so far, compared with the original.
+
+    Attributes:
+        session_id: id of the restored session.
+        original_session_id: id of the original.
+        checkpoint_id: the checkpoint that it was restored from.
+        is_ended: whether the restored session has come to its end. Until then nothing is missing that may still come.
+        calls: number of its calls that have ended.
+        drift_detected: whether a drift is as severe as the tolerance of the service allows not.
+        worst: the greatest severity; null without drifts.
+        counts: number of drifts by severity.
+        drifts: the drifts.
+    """
+
+    session_id: str
+    original_session_id: str
+    checkpoint_id: str
+    is_ended: bool
+    calls: int
+    drift_detected: bool
+    worst: str | None
+    counts: dict[str, int]
+    drifts: list[Drift]
+
+
+class StoredCheckpoint(CheckpointEntry, frozen=True, kw_only=True):
+    """A checkpoint.
+
+    Attributes:
+        state: the state as the journal has it, with its kind as `framework`.
+    """
+
+    state: dict[str, Any]
+
+
+class _State(msgspec.Struct, frozen=True):
+    id: str
+    framework: str
+    state: dict[str, Any]
+
+
+class _StateLine(msgspec.Struct, frozen=True):
+    checkpoint: _State
+
+
+# Records
+
+
+class _Claim(msgspec.Struct, frozen=True, kw_only=True):
+    """The first line of a record.
+
+    Attributes:
+        fingerprint: hash of the request.
+        salt: makes the token another than that of the same key elsewhere.
+        token: hash of the token.
+        restored_at: time of the restore.
+        track_drift: as in the request.
+    """
+
+    fingerprint: str
+    salt: str
+    token: str
+    checkpoint_id: str
+    original_session_id: str
+    new_session_id: str
+    restored_at: str
+    track_drift: bool
+
+
+class _Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """The second line.
+
+    Attributes:
+        run: the run of the new journal.
+        original_run: the run of the original session whose checkpoint it is.
+        journal: the name of the new journal.
+        response: the answer, without the token.
+    """
+
+    run: str
+    original_run: str
+    journal: str
+    response: RestoreResponse
+
+
+class Restored(NamedTuple):
+    """The record of a restored session."""
+
+    claim: _Claim
+    answer: _Answer
+
+    def is_token(self, token: str) -> bool:
+        """Whether a token is the one that the restore has answered."""
+        return compare_digest(self.claim.token, _hash(token))
+
+
+class _RecordLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    claim: _Claim | None = None
+    answer: _Answer | None = None
+    done: bool = False
+
+
+_record_decoder = msgspec.json.Decoder(_RecordLine)
+_state_decoder = msgspec.json.Decoder(_StateLine)
+_CHECKPOINT = b'{"checkpoint":'
+
+
+class _Record:
+    """A record that this process has locked, or that it only reads."""
+
+    def __init__(self, path: Path, descriptor: int) -> None:
+        self.path = path
+        self.claim: _Claim | None = None
+        self.answer: _Answer | None = None
+        self.is_done = False
+        self._descriptor = descriptor
+        size = 0
+        with os.fdopen(os.dup(descriptor), "rb") as file:
+            for line in file:
+                if not line.endswith(b"\n"):
+                    break
+                try:
+                    found = _record_decoder.decode(line)
+                except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                    raise NotRestorableError(f"the record {path.name} is broken: {error}") from error
+                self._add(found)
+                size += len(line)
+        self._size = size
+
+    def append(self, line: _RecordLine) -> None:
+        """Write a line, in the place of one that was not finished."""
+        os.ftruncate(self._descriptor, self._size)
+        data = encode(line) + b"\n"
+        done = os.write(self._descriptor, data)
+        while done < len(data):
+            done += os.write(self._descriptor, data[done:])
+        os.fsync(self._descriptor)
+        self._size += done
+        self._add(line)
+
+    def clear(self) -> None:
+        """Take everything back, so that the key is unused."""
+        self._size, self.claim, self.answer, self.is_done = 0, None, None, False
+        os.ftruncate(self._descriptor, 0)
+
+    def _add(self, line: _RecordLine) -> None:
+        self.claim = line.claim or self.claim
+        self.answer = line.answer or self.answer
+        self.is_done = line.done or self.is_done
+
+
+def _hash(*parts: str, key: str = "") -> str:
+    digest = blake2b(digest_size=32, key=key.encode())
+    for part in parts:
+        data = part.encode("utf-8", "surrogatepass")
+        digest.update(len(data).to_bytes(8, "big") + data)
+    return digest.hexdigest()
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat().replace("+00:00", "Z")
+
+
+class CheckpointStore:
+    """The checkpoints of a directory of journals. Every method may be called from any thread, and waits for the disk.
+
+    Args:
+        directory: the directory.
+        tolerance: what of a drift is accepted.
+
+    Raises:
+        ConfigurationError: if it is not a directory.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str], *, tolerance: Tolerance | None = None) -> None:
+        try:
+            self._directory = Path(os.path.realpath(directory))
+            is_directory = self._directory.is_dir()
+        except (TypeError, ValueError) as error:
+            raise ConfigurationError(f"store must be a directory of journals, got {directory!r}") from error
+        if not is_directory:
+            raise ConfigurationError(
+                f"store must be a directory of journals, and {str(directory)!r} is none; create it first, if no "
+                "session has written a journal yet"
+            )
+        self._records = self._directory / RECORDS
+        self._tolerance = Tolerance() if tolerance is None else tolerance
+        self._index = CheckpointIndex(self._directory)
+
+    def page(self, *, session_id: str | None, label: str | None, after: Position | None, limit: int) -> list[Row]:
+        """As `CheckpointIndex.page`."""
+        return self._index.page(session_id=session_id, label=label, after=after, limit=limit)
+
+    def find(self, checkpoint_id: str) -> Row | None:
+        """As `CheckpointIndex.find`."""
+        return self._index.find(checkpoint_id)
+
+    def read(self, row: Row) -> StoredCheckpoint | None:
+        """A checkpoint of the list with its state. None if it is gone."""
+        for _ in range(2):
+            try:
+                descriptor = open_journal(self._directory / row.journal)
+                try:
+                    found = _state_decoder.decode(os.pread(descriptor, row.length, row.start)).checkpoint
+                finally:
+                    os.close(descriptor)
+                if found.id == row.entry.id:
+                    state = {"framework": found.framework, **found.state}
+                    return StoredCheckpoint(**msgspec.structs.asdict(row.entry), state=state)
+            except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+                pass  # it was replaced since it was listed
+            self._index.forget(row.journal)
+            again = self._index.find(row.entry.id)
+            if again is None:
+                return None
+            row = again
+        return None
+
+    # Restoring
+
+    def restore(self, row: Row, request: RestoreRequest, key: str | None = None) -> RestoreResponse | None:
+        """Make a session that goes on from a checkpoint. None if the checkpoint is gone.
+
+        Args:
+            row: the checkpoint, from `find`.
+            request: what is asked for.
+            key: idempotency key: the same key, checkpoint and request give the same answer, and one session.
+
+        Raises:
+            KeyReusedError: if the key was used with another request.
+            SessionExistsError: if the request names a session that has a journal.
+            NotRestorableError: if the journal is broken.
+            NotComparableError: if drift is to be tracked, and nothing can be compared with this session.
+            OSError: if something cannot be written.
+        """
+        secret = secrets.token_hex(16) if key is None else key
+        fingerprint = _hash(encode(request).decode())
+        self._records.mkdir(mode=0o700, exist_ok=True)
+        with self._locked(self._records / f"{_hash(row.entry.id, secret)}.jsonl") as record:
+            if record.claim is not None and record.claim.fingerprint != fingerprint:
+                raise KeyReusedError("this key was used with another request")
+            if not record.is_done and not self._finish(record, row, request, secret, fingerprint):
+                return None
+            assert record.claim is not None
+            assert record.answer is not None
+            shutil.rmtree(_stage_of(record), ignore_errors=True)
+            return msgspec.structs.replace(record.answer.response, restore_token=_token(secret, record.claim.salt))
+
+    def _finish(self, record: _Record, row: Row, request: RestoreRequest, secret: str, fingerprint: str) -> bool:
+        """Do what is left of a restore. False if the checkpoint is gone."""
+        stage = _stage_of(record)
+        if record.answer is None or not (stage / record.answer.journal).exists():
+            checkpoint = self.read(row)
+            if checkpoint is None:
+                return False
+            if record.claim is None:
+                if request.session_id and self._index.journal_of(request.session_id) is not None:
+                    raise SessionExistsError(request.session_id)
+                record.append(_RecordLine(claim=_claim(checkpoint, request, secret, fingerprint)))
+            assert record.claim is not None
+            source = self._directory / row.journal
+            record.append(_RecordLine(answer=self._stage(stage, record.claim, checkpoint, source, request)))
+        assert record.claim is not None
+        assert record.answer is not None
+        if not self._publish(stage / record.answer.journal, record.answer):
+            session_id = record.claim.new_session_id
+            record.clear()
+            raise SessionExistsError(session_id)
+        self._name_after_session(record.path, record.claim.new_session_id)
+        record.append(_RecordLine(done=True))
+        return True
+
+    def _stage(
+        self, stage: Path, claim: _Claim, checkpoint: StoredCheckpoint, original: Path, request: RestoreRequest
+    ) -> _Answer:
+        """Make the new journal where nobody sees it, and the answer."""
+        shutil.rmtree(stage, ignore_errors=True)
+        stage.mkdir(mode=0o700)
+        until = _known(lambda: _without_state(checkpoint))
+        path = _known(
+            lambda: branch_journal(
+                original, claim.new_session_id, until=until, directory=stage, events=request.replay_events
+            )
+        )
+        new_checkpoint_id = _rename_checkpoints(path, checkpoint.id, request.label)
+        new = _known(lambda: read_journal(path))
+        source = _known(lambda: read_journal(original))  # it may have grown, and has all that the new one has
+        later = _known(lambda: asyncio.run(AutoReplayManager(source.calls, after=until).run())).replayed
+        copied = {call.id for call in new.calls}
+        replayed = [call for call in later if call.id in copied]
+        drifts = self._drifts(source, new) if request.track_drift else []
+        response = RestoreResponse(
+            checkpoint_id=checkpoint.id,
+            original_session_id=checkpoint.session_id,
+            new_session_id=claim.new_session_id,
+            restored_at=claim.restored_at,
+            state=checkpoint.state,
+            restore_token="",
+            replayed_events_count=len(replayed),
+            drift_detected=self._tolerance.fails(drifts) if request.track_drift else None,
+            copied_call_count=len(new.calls) - len(replayed),
+            in_doubt=[
+                WriteInDoubt(id=one.id, name=one.name, arguments=one.arguments, key=one.key) for one in source.in_doubt
+            ],
+            later_writes=[
+                Write(id=call.id, name=call.name, arguments=call.arguments)
+                for call in later
+                if isinstance(call, RecordedCall)
+                and call.is_write
+                and "error" not in call.outcome
+                and call.id not in copied
+            ],
+            drifts=[_drift(one, is_provisional=True) for one in drifts],
+            new_checkpoint_id=new_checkpoint_id,
+        )
+        return _Answer(run=new.run, original_run=source.run, journal=path.name, response=response)
+
+    def _publish(self, staged: Path, answer: _Answer) -> bool:
+        """Put the new journal in its place. False if the session has another."""
+        try:
+            os.link(staged, self._directory / staged.name)
+        except FileExistsError:
+            # A server that was killed may have put this one there, and the session may be over by now.
+            return self._index.journal_of(answer.response.new_session_id, answer.run) is not None
+        _sync_directory(self._directory)
+        return True
+
+    def _name_after_session(self, record: Path, session_id: str) -> None:
+        """Give a record another name, by which the session finds it. The session may have had one before."""
+        name = self._session_record(session_id)
+        link = name.with_suffix(f".{secrets.token_hex(8)}")
+        os.link(record, link)
+        link.replace(name)
+        link.unlink(missing_ok=True)  # two names of one file: the system has nothing to replace, and keeps both
+        _sync_directory(self._records)
+
+    def _session_record(self, session_id: str) -> Path:
+        return self._records / f"session-{_hash(session_id)}.jsonl"
+
+    @contextmanager
+    def _locked(self, path: Path) -> Iterator[_Record]:
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
+        descriptor = os.open(path, flags | getattr(os, "O_CLOEXEC", 0), 0o600)
+        try:
+            if fcntl is not None:
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+                yield _Record(path, descriptor)
+            else:
+                with _lock:
+                    yield _Record(path, descriptor)
+        finally:
+            os.close(descriptor)
+
+    # Drift
+
+    def restored(self, session_id: str) -> Restored | None:
+        """The restore that made a session whose drift is tracked. None for any other session."""
+        path = self._session_record(session_id)
+        try:
+            descriptor = open_journal(path)
+        except FileNotFoundError:
+            return None
+        try:
+            record = _Record(path, descriptor)
+        finally:
+            os.close(descriptor)
+        if record.claim is None or record.answer is None or not record.claim.track_drift:
+            return None
+        return Restored(record.claim, record.answer)
+
+    def drift(self, restored: Restored) -> DriftOfSession:
+        """Compare a restored session with the original.
+
+        Raises:
+            NotRestorableError: if the journal of one of them is gone or broken.
+            NotComparableError: if the two cannot be compared.
+        """
+        claim, answer = restored
+        new = self._journal(claim.new_session_id, answer.run)
+        original = self._journal(claim.original_session_id, answer.original_run)
+        drifts = self._drifts(original, new)
+        about = DriftReport(tuple(drifts), len(new.calls)).to_dict()
+        return DriftOfSession(
+            session_id=claim.new_session_id,
+            original_session_id=claim.original_session_id,
+            checkpoint_id=claim.checkpoint_id,
+            is_ended=new.is_sealed,
+            calls=about["calls"],
+            drift_detected=self._tolerance.fails(drifts),
+            worst=about["worst"],
+            counts=about["counts"],
+            drifts=[_drift(one, is_provisional=not new.is_sealed) for one in drifts],
+        )
+
+    def _journal(self, session_id: str, run: str) -> StoredJournal:
+        name = self._index.journal_of(session_id, run)
+        if name is None:
+            raise NotRestorableError(f"the journal of the session {session_id!r} is gone")
+        return _known(lambda: read_journal(self._directory / name))
+
+    def _drifts(self, original: StoredJournal, new: StoredJournal) -> list[DriftEvent]:
+        """The drifts of a session from the original, as far as both have got.
+
+        Calls that may still come are not missing, and calls beyond the end of an original that was killed are not
+        extra: it has nothing to compare them with.
+        """
+        approved, other = _known(lambda: (Cassette.load(original.path), Cassette.load(new.path)))
+        if not _has_calls(approved) or not _has_calls(other):
+            return []
+        approved.is_partial = other.is_partial = False
+        are_whole = original.is_sealed and new.is_sealed
+        tolerance = self._tolerance if are_whole else replace(self._tolerance, tokens=None)
+        try:
+            drifts = Baseline(approved).compare(other, tolerance)
+        except (CassetteError, ConfigurationError) as error:
+            raise NotComparableError(str(error)) from error
+        missing = {one.index for one in drifts if one.kind == "missing"}
+        if not original.is_sealed and not missing:
+            extra = {one.index for one in drifts if one.kind == "extra"}
+            last = max((index for index in range(len(other)) if index not in extra), default=-1)
+            drifts = [one for one in drifts if one.kind != "extra" or one.index < last]
+        return drifts if new.is_sealed else _without_trailing(drifts, approved)
+
+
+def _has_calls(cassette: Cassette) -> bool:
+    """Whether there is something to compare: times and random numbers are not."""
+    return any(call.kind != "env" for call in cassette)
+
+
+def _without_trailing(drifts: list[DriftEvent], approved: Cassette) -> list[DriftEvent]:
+    """The drifts without the calls that are missing at the end, which may still come. Identical calls are one call."""
+
+    def identity(index: int) -> tuple[str, str]:
+        return approved[index].name, approved[index].digest
+
+    missing = Counter(identity(one.index) for one in drifts if one.kind == "missing")
+    trailing: Counter[tuple[str, str]] = Counter()
+    for index in reversed(range(len(approved))):
+        if trailing[identity(index)] == missing[identity(index)]:
+            break
+        trailing[identity(index)] += 1
+    kept = []
+    for one in reversed(drifts):
+        if one.kind == "missing" and trailing[identity(one.index)]:
+            trailing[identity(one.index)] -= 1
+        else:
+            kept.append(one)
+    return kept[::-1]
+
+
+def _stage_of(record: _Record) -> Path:
+    """The folder in which a restore makes the new journal."""
+    return record.path.with_suffix("")
+
+
+def _token(secret: str, salt: str) -> str:
+    """The token of a restore: it can be computed again from the idempotency key, and not from what is in the files."""
+    return _hash("restore token", secret, key=salt)
+
+
+def _claim(checkpoint: StoredCheckpoint, request: RestoreRequest, secret: str, fingerprint: str) -> _Claim:
+    salt = secrets.token_hex(16)
+    return _Claim(
+        fingerprint=fingerprint,
+        salt=salt,
+        token=_hash(_token(secret, salt)),
+        checkpoint_id=checkpoint.id,
+        original_session_id=checkpoint.session_id,
+        new_session_id=request.session_id or str(uuid.uuid4()),
+        restored_at=_now(),
+        track_drift=request.track_drift,
+    )
+
+
+def _rename_checkpoints(path: Path, until: str, label: str) -> str:
+    """Give the checkpoints of a branch ids of their own, and its last one a label. Returns the id of that one."""
+    redact = _known(lambda: read_journal(path)).header.redact
+    label = Redaction().joined({**redact, "hook": False}).text(label)
+    new_id = uuid.uuid4().hex
+    scratch = path.with_suffix(".new")
+    with path.open("rb") as source, open(scratch, "xb", opener=_private) as target:
+        for line in source:
+            if line.startswith(_CHECKPOINT):
+                data = msgspec.json.decode(line)
+                checkpoint = data["checkpoint"]
+                is_last = checkpoint["id"] == until
+                checkpoint["id"] = new_id if is_last else uuid.uuid4().hex
+                if is_last:
+                    checkpoint["label"] = label or f"restored from {until[:8]}"
+                target.write(encode(data) + b"\n")
+            else:
+                target.write(line)
+        target.flush()
+        os.fsync(target.fileno())
+    scratch.replace(path)
+    return new_id
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+def _without_state(checkpoint: StoredCheckpoint) -> Checkpoint:
+    """The place of a checkpoint in its run."""
+    fields = {name: getattr(checkpoint, name) for name in CheckpointEntry.__struct_fields__ if name != "framework"}
+    return Checkpoint(**fields, state={})
+
+
+def _drift(event: DriftEvent, *, is_provisional: bool) -> Drift:
+    return msgspec.convert({**event.to_dict(), "provisional": is_provisional}, Drift)
+
+
+def _known(read: Callable[[], T]) -> T:
+    """What a function returns, which reads journals.
+
+    Raises:
+        NotRestorableError: if one is gone or broken.
+    """
+    try:
+        return read()
+    except CassetteNotFound as error:
+        raise NotRestorableError("the journal is gone") from error
+    except (CassetteError, CheckpointError, ConfigurationError) as error:
+        raise NotRestorableError(f"the journal cannot be used: {error}") from error
+
+
+def _sync_directory(directory: Path) -> None:
+    if os.name == "nt":
+        return
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,706 @@
+"""Checkpoints over HTTP: a real server, a real client, and journals of runs that were killed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("starlette")
+pytest.importorskip("uvicorn")
+pytest.importorskip("httpx")
+pytest.importorskip("openapi_spec_validator")
+
+import httpx
+from openapi_spec_validator import validate
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.routing import Mount
+
+from agent_cache import ConfigurationError
+from agent_cache.recording import Tolerance
+from agent_cache.resume.journal import read_journal
+from agent_cache.service import restore_app
+from tests.harness.checkpoint_service import Client, by_name, running
+from tests.harness.stored_journals import WrittenJournal
+
+
+@pytest.fixture
+def client(served):
+    with Client(served) as client:
+        yield client
+
+
+@pytest.fixture
+def killed(journal):
+    """A run that was killed in the middle of a write, after two checkpoints."""
+    run = journal("ann-1")
+    run.read("shop:get_order", {"status": "pending"}, order_id="7")
+    run.write("shop:pay", "paid", order_id="7")
+    run.checkpoint("paid", {"step": 2, "messages": ["hi"]})
+    run.read("shop:get_order", {"status": "paid"}, order_id="7")
+    run.write("shop:ship", "shipped", order_id="7")
+    run.checkpoint("shipped", {"step": 4})
+    run.key = run.begin_write("shop:mail", to="ann")
+    return run
+
+
+def restored(client, checkpoint_id, key=None, **body):
+    headers = {} if key is None else {"Idempotency-Key": key}
+    return client.post(f"/checkpoints/{checkpoint_id}/restore", json=body, headers=headers)
+
+
+def ids(client, **query):
+    return [one["id"] for one in client.get("/checkpoints", params=query).raise_for_status().json()["checkpoints"]]
+
+
+def sessions_in(store):
+    return sorted(read_journal(path).session_id for path in store.glob("*.jsonl"))
+
+
+def problem(response):
+    assert response.headers["Content-Type"] == "application/problem+json"
+    return response.status_code, [one["field"] for one in response.json().get("errors", [])]
+
+
+def continued(store, session_id):
+    """The journal of a restored session, for a worker that goes on by hand."""
+    [path] = [path for path in store.glob("*.jsonl") if read_journal(path).session_id == session_id]
+    return WrittenJournal.of(path)
+
+
+# Reading
+
+
+def test_checkpoints_are_listed_newest_first_and_read_with_their_state(client, killed):
+    page = client.get("/checkpoints").json()
+    assert [one["label"] for one in page["checkpoints"]] == ["shipped", "paid"]
+    assert page["next_cursor"] is None
+    first = page["checkpoints"][1]
+    assert {name: first[name] for name in ("session_id", "sequence", "after", "importance", "framework")} == {
+        "session_id": "ann-1", "sequence": 1, "after": 2, "importance": 0.5, "framework": "custom",
+    }  # fmt: skip
+    whole = client.get(f"/checkpoints/{first['id']}").json()
+    assert whole == {**first, "state": {"framework": "custom", "step": 2, "messages": ["hi"]}}
+
+
+def test_the_list_is_filtered_by_session_and_label(client, journal):
+    one, other = journal("ann-1"), journal("ann-2")
+    first, second = one.checkpoint("a"), other.checkpoint("a")
+    third = other.checkpoint("b")
+    assert ids(client) == [third, second, first]
+    assert ids(client, session_id="ann-2") == [third, second]
+    assert ids(client, label="a") == [second, first]
+    assert ids(client, label="a", session_id="ann-1") == [first]
+    assert ids(client, label="", session_id="ann-1") == []
+    assert ids(client, session_id="ann-3") == []
+
+
+def test_pages_stay_the_same_while_checkpoints_are_added(client, journal):
+    runs = [journal(f"ann-{number}") for number in range(3)]
+    made = [runs[number % 3].checkpoint(str(number)) for number in range(10)]
+    seen, cursor = [], None
+    while True:
+        page = client.get("/checkpoints", params={"limit": 3} | ({"cursor": cursor} if cursor else {})).json()
+        seen += [one["id"] for one in page["checkpoints"]]
+        cursor = page["next_cursor"]
+        if cursor is None:
+            break
+        runs[0].checkpoint("later")
+        journal(f"ann-new-{len(seen)}").checkpoint("later")
+    assert seen == made[::-1]
+
+
+def test_a_page_that_ends_with_the_list_has_no_next_one(client, journal):
+    run = journal()
+    for number in range(4):
+        run.checkpoint(str(number))
+    page = client.get("/checkpoints", params={"limit": 4}).json()
+    assert (len(page["checkpoints"]), page["next_cursor"]) == (4, None)
+
+
+@pytest.mark.parametrize(
+    "query",
+    [{"cursor": "x"}, {"cursor": ""}, {"cursor": "é"}, {"cursor": "W10"}, {"cursor": "W1siYSIsMV1d"}, {"limit": "0"},
+     {"limit": "201"}, {"limit": "-1"}, {"limit": "\u0661"}, {"limit": ""}, {"label": ["a", "b"]}, {"offset": "3"}],
+)  # fmt: skip
+def test_a_wrong_query_is_refused_with_the_name_of_the_parameter(client, query):
+    assert problem(client.get("/checkpoints", params=query)) == (400, list(query))
+
+
+def test_a_cursor_of_another_list_is_refused(client, journal):
+    run = journal()
+    for number in range(3):
+        run.checkpoint(str(number))
+    cursor = client.get("/checkpoints", params={"limit": 1}).json()["next_cursor"]
+    assert client.get("/checkpoints", params={"limit": 2, "cursor": cursor}).status_code == 200
+    assert problem(client.get("/checkpoints", params={"label": "1", "cursor": cursor})) == (400, ["cursor"])
+
+
+# Restoring
+
+
+def test_a_restore_makes_a_session_with_the_calls_until_the_checkpoint(client, killed, store):
+    [_, checkpoint_id] = ids(client)
+    answer = restored(client, checkpoint_id, label="second try").json()
+    assert answer["checkpoint_id"] == checkpoint_id
+    assert answer["original_session_id"] == "ann-1"
+    assert answer["state"] == {"framework": "custom", "step": 2, "messages": ["hi"]}
+    assert (answer["copied_call_count"], answer["replayed_events_count"]) == (2, 0)
+    assert (answer["drift_detected"], answer["drifts"]) == (None, [])
+    assert answer["in_doubt"] == [{"id": 5, "name": "shop:mail", "key": killed.key, "arguments": {"to": "ann"}}]
+    assert answer["later_writes"] == [{"id": 4, "name": "shop:ship", "arguments": {"order_id": "7"}}]
+    assert len(answer["restore_token"]) >= 32
+    [path] = [path for path in store.glob("*.jsonl") if path != killed.path]
+    new = read_journal(path)
+    assert new.session_id == answer["new_session_id"]
+    assert [call.name for call in new.calls] == ["shop:get_order", "shop:pay"]
+    assert not new.is_sealed
+    assert [(one.id, one.label) for one in new.checkpoints] == [(answer["new_checkpoint_id"], "second try")]
+
+
+def test_events_after_the_checkpoint_are_replayed_on_request_and_counted(client, killed, store):
+    [_, checkpoint_id] = ids(client)
+    answer = restored(client, checkpoint_id, replay_events=True, session_id="ann-new").json()
+    assert (answer["copied_call_count"], answer["replayed_events_count"]) == (2, 2)
+    assert answer["new_session_id"] == "ann-new"
+    assert answer["later_writes"] == []
+    [path] = [path for path in store.glob("*.jsonl") if path != killed.path]
+    new = read_journal(path)
+    assert [call.id for call in new.calls] == [1, 2, 3, 4]
+    assert [one.key for one in new.in_doubt] == [killed.key]
+
+
+def test_a_restored_session_can_be_restored_again(client, killed):
+    [_, checkpoint_id] = ids(client)
+    first = restored(client, checkpoint_id, replay_events=True, session_id="ann-2").json()
+    assert len(set(ids(client))) == 4
+    again = restored(client, first["new_checkpoint_id"], session_id="ann-3").json()
+    assert (again["original_session_id"], again["copied_call_count"]) == ("ann-2", 2)
+    assert again["state"] == first["state"]
+
+
+def test_the_original_is_left_as_it_was(client, killed):
+    before = killed.path.read_bytes()
+    for checkpoint_id in ids(client):
+        restored(client, checkpoint_id, replay_events=True, track_drift=True).raise_for_status()
+    assert killed.path.read_bytes() == before
+
+
+def test_a_checkpoint_before_all_calls_gives_an_empty_session(client, journal):
+    run = journal()
+    checkpoint_id = run.checkpoint()
+    run.read("shop:get_order", order_id="1")
+    answer = restored(client, checkpoint_id, replay_events=True, track_drift=True).json()
+    assert (answer["copied_call_count"], answer["replayed_events_count"], answer["drift_detected"]) == (0, 1, False)
+    assert restored(client, checkpoint_id).json()["copied_call_count"] == 0
+
+
+def test_a_label_is_redacted_as_the_journal_is(client, journal, store):
+    run = journal(redact={"names": [], "patterns": ["ord-[0-9]+"]})
+    answer = restored(client, run.checkpoint(), label="of ord-77", session_id="ann-2").json()
+    assert client.get(f"/checkpoints/{answer['new_checkpoint_id']}").json()["label"] == "of [redacted]"
+    assert not any(b"ord-77" in path.read_bytes() for path in store.rglob("*") if path.is_file())
+
+
+def test_tokens_and_keys_are_in_no_file(client, killed, store):
+    answer = restored(client, ids(client)[0], key="a-key-of-the-sender").json()
+    for path in store.rglob("*"):
+        if path.is_file():
+            assert answer["restore_token"].encode() not in path.read_bytes()
+            assert b"a-key-of-the-sender" not in path.read_bytes()
+
+
+# Repeated requests
+
+
+def test_a_repeated_request_makes_one_session_and_gets_the_same_answer(client, killed, store):
+    [_, checkpoint_id] = ids(client)
+    first = restored(client, checkpoint_id, key='"k-1"', track_drift=True)
+    killed.write("shop:later", order_id="7")
+    again = restored(client, checkpoint_id, key="k-1", track_drift=True, label="")
+    assert first.status_code == again.status_code == 200
+    assert first.content == again.content
+    assert len(sessions_in(store)) == 2
+    assert restored(client, checkpoint_id, key="k-2").json()["new_session_id"] != first.json()["new_session_id"]
+    assert restored(client, checkpoint_id).json()["restore_token"] != first.json()["restore_token"]
+    assert len(sessions_in(store)) == 4
+
+
+def test_a_key_with_another_body_is_refused_and_with_another_checkpoint_it_is_another(client, killed, store):
+    [later, checkpoint_id] = ids(client)
+    restored(client, checkpoint_id, key="k").raise_for_status()
+    assert problem(restored(client, checkpoint_id, key="k", replay_events=True)) == (422, ["Idempotency-Key"])
+    assert len(sessions_in(store)) == 2
+    assert restored(client, later, key="k").json()["checkpoint_id"] == later
+
+
+def test_two_servers_make_one_session_of_requests_at_the_same_time(served, store, killed):
+    with running(restore_app(store, authorize=by_name)) as other, ThreadPoolExecutor(8) as pool:
+        with Client(served) as one, Client(other) as two:
+            [_, checkpoint_id] = ids(one)
+            asked = [pool.submit(restored, (one, two)[turn % 2], checkpoint_id, key="k") for turn in range(16)]
+            answers = {each.result().content for each in asked}
+        assert len(answers) == 1
+    assert len(sessions_in(store)) == 2
+
+
+def test_a_session_that_exists_is_never_replaced(client, killed, store):
+    [_, checkpoint_id] = ids(client)
+    before = killed.path.read_bytes()
+    assert problem(restored(client, checkpoint_id, session_id="ann-1", key="k")) == (409, ["session_id"])
+    assert killed.path.read_bytes() == before
+    assert restored(client, checkpoint_id, session_id="ann-2", key="k").status_code == 200  # the key was not used up
+
+
+def test_one_of_two_requests_for_one_session_id_gets_it(served, store, killed):
+    with Client(served) as client, ThreadPoolExecutor(8) as pool:
+        [_, checkpoint_id] = ids(client)
+        asked = [pool.submit(restored, client, checkpoint_id, key=f"k{turn}", session_id="ann-2") for turn in range(8)]
+        assert sorted(each.result().status_code for each in asked) == [200] + [409] * 7
+    assert sessions_in(store) == ["ann-1", "ann-2"]
+
+
+def served_by_process(store):
+    """A server in a process of its own."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    code = f"from tests.harness.checkpoint_service import main; main({str(store)!r}, {listener.fileno()})"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], pass_fds=[listener.fileno()], cwd=Path(__file__).parents[3]
+    )
+    return process, f"http://127.0.0.1:{listener.getsockname()[1]}", listener
+
+
+@pytest.mark.skipif(os.name == "nt", reason="sockets are not inherited there")
+def test_a_restarted_server_gives_the_same_answer(store, killed):
+    contents = []
+    for _ in range(2):
+        process, url, listener = served_by_process(store)
+        with listener, Client(url) as client:
+            try:
+                [checkpoint_id] = ids(client, label="paid", session_id="ann-1")
+                contents.append(restored(client, checkpoint_id, key="k").raise_for_status().content)
+            finally:
+                process.kill()
+                process.wait()
+    assert contents[0] == contents[1]
+    assert len(sessions_in(store)) == 2
+
+
+@pytest.mark.parametrize("step", ["_stage", "_publish", "_name_after_session", "append-1", "append-2", "append-3"])
+@pytest.mark.parametrize("is_before", [True, False])
+def test_a_restore_that_was_cut_off_is_completed_by_its_repetition(store, killed, monkeypatch, step, is_before):
+    from agent_cache.service import checkpoint_store
+
+    class CutOff(BaseException):
+        pass
+
+    name, _, turn = step.partition("-")
+    owner = checkpoint_store._Record if turn else checkpoint_store.CheckpointStore
+    real = getattr(owner, name)
+    turns = []
+
+    def cut(*args, **kwargs):
+        turns.append(1)
+        is_it = len(turns) == int(turn or 1)
+        if is_it and is_before:
+            raise CutOff
+        result = real(*args, **kwargs)
+        if is_it:
+            raise CutOff
+        return result
+
+    request = checkpoint_store.RestoreRequest(session_id="ann-2", track_drift=True)
+    first = checkpoint_store.CheckpointStore(store)
+    [row] = first.page(session_id=None, label="paid", after=None, limit=10)
+    with monkeypatch.context() as patched:
+        patched.setattr(owner, name, cut)
+        with pytest.raises(CutOff):
+            first.restore(row, request, "k")
+    second = checkpoint_store.CheckpointStore(store)
+    answer = second.restore(row, request, "k")
+    assert second.restore(row, request, "k") == answer
+    assert sessions_in(store) == ["ann-1", "ann-2"]
+    assert second.drift(second.restored("ann-2")).drifts == []
+    assert [path for path in (store / ".restores").iterdir() if path.is_dir()] == []
+
+
+# Who may
+
+
+def test_nobody_is_answered_without_a_name_and_everything_is_refused_to_a_guest(served, killed):
+    [path] = [f"/checkpoints/{one}" for one in (killed.checkpoint(),)]
+    with Client(served, "") as nobody, Client(served, "guest") as guest:
+        for method, url in [
+            ("GET", "/checkpoints"), ("GET", path), ("GET", "/checkpoints/none"), ("POST", f"{path}/restore"),
+            ("POST", "/checkpoints/none/restore"), ("GET", "/sessions/ann-1/drift"), ("GET", "/sessions/none/drift"),
+        ]:  # fmt: skip
+            refused = nobody.request(method, url)
+            assert (refused.status_code, refused.headers["WWW-Authenticate"]) == (401, "Bearer")
+            assert guest.request(method, url).status_code == 403
+
+
+def test_what_is_not_ones_own_looks_as_if_it_were_not_there(served, killed, store):
+    with Client(served) as ann, Client(served, "bob") as bob:
+        [_, checkpoint_id] = ids(ann)
+        session = restored(ann, checkpoint_id, session_id="ann-2", track_drift=True).json()["new_session_id"]
+        for method, path, body in [
+            ("GET", "/checkpoints/{}", None),
+            ("POST", "/checkpoints/{}/restore", {}),
+            ("POST", "/checkpoints/{}/restore", {"session_id": "ann-2"}),
+        ]:
+            hidden = bob.request(method, path.format(checkpoint_id), json=body)
+            absent = bob.request(method, path.format("0" * 32), json=body)
+            assert hidden.status_code == 404
+            assert (hidden.content, hidden.headers.raw[2:]) == (absent.content, absent.headers.raw[2:])
+        assert bob.get(f"/sessions/{session}/drift").content == bob.get("/sessions/bob-9/drift").content
+        assert bob.get("/checkpoints").json() == {"checkpoints": [], "next_cursor": None}
+        assert ids(bob, session_id="ann-1") == []
+    assert sessions_in(store) == ["ann-1", "ann-2"]
+
+
+def test_a_page_is_full_although_some_sessions_are_hidden(served, journal):
+    mine, others = journal("bob-1"), journal("ann-1")
+    made = []
+    for number in range(300):
+        others.checkpoint()
+        if number % 60 == 0:
+            made.append(mine.checkpoint())
+    with Client(served, "bob") as bob:
+        page = bob.get("/checkpoints", params={"limit": 3}).json()
+        assert [one["id"] for one in page["checkpoints"]] == made[:1:-1]
+        rest = bob.get("/checkpoints", params={"limit": 3, "cursor": page["next_cursor"]}).json()
+        assert [one["id"] for one in rest["checkpoints"]] == made[1::-1]
+        assert rest["next_cursor"] is None
+
+
+def test_a_new_session_gets_no_id_that_the_sender_may_not_use(served, killed, journal, store):
+    journal("bob-1")
+    with Client(served) as ann:
+        [_, checkpoint_id] = ids(ann)
+        taken = restored(ann, checkpoint_id, session_id="bob-1")
+        free = restored(ann, checkpoint_id, session_id="bob-2")
+        assert taken.status_code == free.status_code == 403
+        assert taken.content == free.content
+    assert sessions_in(store) == ["ann-1", "bob-1"]
+
+
+def test_the_token_shows_the_drift_of_its_session_and_nothing_else(served, killed):
+    with Client(served) as ann:
+        [_, checkpoint_id] = ids(ann)
+        first = restored(ann, checkpoint_id, track_drift=True).json()  # its id does not begin with the name
+        other = restored(ann, checkpoint_id, track_drift=True).json()
+        path = f"/sessions/{first['new_session_id']}/drift"
+        assert ann.get(path).status_code == 404
+        assert ann.get(path, headers={"Restore-Token": other["restore_token"]}).status_code == 404
+        headers = {"Restore-Token": first["restore_token"]}
+        assert ann.get(path, headers=headers).json()["drifts"] == []
+        assert ann.get(f"/checkpoints/{first['new_checkpoint_id']}", headers=headers).status_code == 404
+    with Client(served, "guest") as guest:
+        assert guest.get(path, headers=headers).status_code == 403
+
+
+async def allow(request, action, session_id):
+    await asyncio.sleep(0)
+    return True
+
+
+class Allowing:
+    async def __call__(self, request, action, session_id):
+        return await allow(request, action, session_id)
+
+
+@pytest.mark.parametrize("authorize", [allow, Allowing(), lambda *asked: allow(*asked), lambda *asked: True])
+def test_authorize_may_be_any_function(store, killed, authorize):
+    with running(restore_app(store, authorize=authorize)) as url, Client(url, "") as client:
+        assert len(ids(client)) == 2
+
+
+def refuse(*asked):
+    raise PermissionError("because of an internal reason")
+
+
+def fail(*asked):
+    raise RuntimeError("an internal reason")
+
+
+def limited(*asked):
+    raise HTTPException(429, "slowly", {"Retry-After": "3"})
+
+
+@pytest.mark.parametrize(
+    ("authorize", "status"),
+    [(refuse, 403), (fail, 500), (limited, 429), (lambda *asked: None, 500), (lambda *asked: 1, 500)],
+)
+def test_whatever_authorize_does_but_allow_refuses(store, killed, authorize, status):
+    with running(restore_app(store, authorize=authorize)) as url:
+        answer = httpx.get(f"{url}/checkpoints")
+    assert problem(answer) == (status, [])
+    assert "internal reason" not in answer.text
+    assert ("Retry-After" in answer.headers) == (status == 429)
+
+
+def test_a_session_is_hidden_however_authorize_refuses_it(store, killed):
+    for error in (PermissionError(), HTTPException(401), HTTPException(403), HTTPException(404)):
+
+        def authorize(request, action, session_id, error=error):
+            if session_id is not None:
+                raise error
+            return True
+
+        with running(restore_app(store, authorize=authorize)) as url, Client(url) as client:
+            assert ids(client) == []
+            assert client.get(f"/checkpoints/{killed.checkpoint()}").json()["detail"] == "there is no such checkpoint"
+
+
+@pytest.mark.parametrize("arguments", [{}, {"authorize": None}, {"authorize": "yes"}])
+def test_there_is_no_service_without_authorize(store, arguments):
+    with pytest.raises((TypeError, ConfigurationError), match="authorize"):
+        restore_app(store, **arguments)
+
+
+def test_a_store_must_be_a_directory_that_exists(tmp_path):
+    (tmp_path / "file").touch()
+    for store in (tmp_path / "none", tmp_path / "file", "a\0b", 3):
+        with pytest.raises(ConfigurationError, match="store must be a directory"):
+            restore_app(store, authorize=by_name)
+    with pytest.raises(ConfigurationError, match="tolerance"):
+        restore_app(tmp_path, authorize=by_name, tolerance=0.5)
+
+
+# What is sent
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "field"),
+    [
+        (b"", 400, None),
+        (b"{", 400, None),
+        (b"\xff", 400, None),
+        (b"[" * 60_000, 422, "$"),
+        (b'{"session_id": "\\ud800"}', 400, None),
+        (b"[]", 422, "$"),
+        (b"null", 422, "$"),
+        (b'{"session_id": 3}', 422, "session_id"),
+        (b'{"label": null}', 422, "label"),
+        (b'{"replay_events": "yes"}', 422, "replay_events"),
+        (b'{"replay_events": 1}', 422, "replay_events"),
+        (b'{"track_drift": null}', 422, "track_drift"),
+        (json.dumps({"label": "x" * 201}).encode(), 422, "label"),
+        (json.dumps({"session_id": "x" * 501}).encode(), 422, "session_id"),
+        (b'{"replay": true}', 422, "replay"),
+        (b'{"label": "' + b"x" * 70_000 + b'"}', 413, None),
+    ],
+)  # fmt: skip
+def test_a_wrong_body_is_refused_with_the_name_of_the_field(client, killed, store, body, status, field):
+    [_, checkpoint_id] = ids(client)
+    headers = {"Content-Type": "application/json"}
+    answer = client.post(f"/checkpoints/{checkpoint_id}/restore", content=body, headers=headers)
+    assert problem(answer) == (status, [field] if field else [])
+    assert sessions_in(store) == ["ann-1"]
+
+
+@pytest.mark.parametrize("content_type", [None, "text/plain", "application/x-www-form-urlencoded", "application/jsonx"])
+def test_only_json_is_taken(client, killed, content_type):
+    headers = {} if content_type is None else {"Content-Type": content_type}
+    answer = client.post(f"/checkpoints/{ids(client)[0]}/restore", content=b"{}", headers=headers)
+    assert problem(answer) == (415, [])
+
+
+@pytest.mark.parametrize("keys", [[""], ['"'], ['""'], ["a b"], ["a,b"], ["x" * 256], ["a", "b"], ["é"], ['"a\\b"']])
+def test_a_malformed_idempotency_key_is_refused(client, killed, store, keys):
+    headers = [("Idempotency-Key", key.encode()) for key in keys]
+    answer = client.post(f"/checkpoints/{ids(client)[0]}/restore", json={}, headers=headers)
+    assert problem(answer) == (400, ["Idempotency-Key"])
+    assert sessions_in(store) == ["ann-1"]
+
+
+def test_texts_are_stripped_and_an_empty_session_id_means_a_new_one(client, killed):
+    answer = restored(client, ids(client)[0], session_id="  ", label="  a  ").json()
+    assert len(answer["new_session_id"]) == 36
+
+
+HOSTILE = ["..", "../..", "../../etc/passwd", "/etc/passwd", "a/b", "con", ".", "a\0b", "x.jsonl", "ä" * 200, "%2e%2e"]
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_no_id_leads_out_of_the_store(served, killed, store, name):
+    before = sorted(store.parent.rglob("*"))
+    with Client(served) as client:
+        [_, checkpoint_id] = ids(client)
+        quoted = "".join(f"%{byte:02X}" for byte in name.encode())
+        for path in (f"/checkpoints/{quoted}", f"/sessions/{quoted}/drift"):
+            assert client.get(path).status_code == 404
+        answer = restored(client, checkpoint_id, session_id=f"ann-{name}", track_drift=True)
+        assert answer.json()["new_session_id"] == f"ann-{name}"
+    new = [path for path in store.parent.rglob("*") if path not in before]
+    assert {path.parent for path in new} <= {store, store / ".restores"}
+    assert sessions_in(store) == sorted(["ann-1", f"ann-{name}"])
+
+
+def test_what_there_is_not_is_a_problem_document(client, killed):
+    for method, path, status in [
+        ("GET", "/", 404), ("GET", "/checkpoints/", 404), ("GET", "/checkpoints/none", 404),
+        ("POST", "/checkpoints", 405), ("DELETE", f"/checkpoints/{killed.checkpoint()}", 405),
+        ("GET", "/checkpoints/none/restore", 405), ("GET", "/sessions/ann-1/drift", 404), ("GET", "/sessions/x", 404),
+    ]:  # fmt: skip
+        answer = client.request(method, path)
+        assert problem(answer) == (status, [])
+        assert ("Allow" in answer.headers) == (status == 405)
+
+
+def test_a_failure_inside_tells_nothing_of_it(store, killed, caplog):
+    app = restore_app(store, authorize=by_name)
+    with running(app) as url, Client(url) as client:
+        checkpoint_id = ids(client)[0]
+        (store / ".restores").write_text("in the way")
+        answer = restored(client, checkpoint_id)
+    assert problem(answer) == (500, [])
+    assert str(store) not in answer.text
+    assert "failed" in caplog.text
+
+
+# Drift
+
+
+def test_the_drift_of_a_session_is_compared_with_the_original(client, killed, store):
+    [_, checkpoint_id] = ids(client)
+    answer = restored(client, checkpoint_id, track_drift=True, session_id="ann-2").json()
+    assert (answer["drift_detected"], answer["drifts"]) == (False, [])
+    worker = continued(store, "ann-2")
+
+    def drift():
+        return client.get("/sessions/ann-2/drift").raise_for_status().json()
+
+    first = drift()
+    assert (first["drift_detected"], first["calls"], first["is_ended"], first["worst"]) == (False, 2, False, None)
+    assert (first["original_session_id"], first["checkpoint_id"]) == ("ann-1", checkpoint_id)
+    worker.read("shop:get_order", {"status": "paid"}, order_id="7")
+    assert drift()["drifts"] == []
+    worker.write("shop:refund", "refunded", order_id="7")
+    found = drift()
+    assert found["drift_detected"] is True
+    assert found["worst"] == "critical"
+    assert [(one["kind"], one["name"], one["provisional"]) for one in found["drifts"]] == [
+        ("extra", "shop:refund", True)
+    ]
+    worker.seal()
+    ended = drift()
+    assert ended["is_ended"] is True
+    assert {(one["kind"], one["name"], one["provisional"]) for one in ended["drifts"]} == {
+        ("extra", "shop:refund", False),
+        ("missing", "shop:ship", False),
+    }
+
+
+def test_what_goes_beyond_an_original_that_was_killed_is_no_drift(client, killed, store):
+    restored(client, ids(client)[0], track_drift=True, session_id="ann-2").raise_for_status()
+    worker = continued(store, "ann-2")
+    worker.write("shop:mail", "sent", to="ann")
+    worker.seal()
+    assert client.get("/sessions/ann-2/drift").json()["drifts"] == []
+    killed.seal()
+    assert client.get("/sessions/ann-2/drift").json()["drift_detected"] is True
+
+
+def test_the_tolerance_of_the_service_is_applied(store, killed):
+    tolerance = Tolerance(fail_on="critical")
+    with running(restore_app(store, authorize=by_name, tolerance=tolerance)) as url, Client(url) as client:
+        restored(client, ids(client)[0], track_drift=True, session_id="ann-2").raise_for_status()
+        worker = continued(store, "ann-2")
+        worker.read("shop:get_news", {})
+        killed.seal()
+        found = client.get("/sessions/ann-2/drift").json()
+        assert (found["worst"], found["drift_detected"]) == ("warning", False)
+
+
+def test_tokens_are_compared_when_both_runs_are_over(client, journal, store):
+    run = journal()
+    run.ask("one", tokens=100)
+    checkpoint_id = run.checkpoint()
+    run.ask("two", tokens=900)
+    restored(client, checkpoint_id, track_drift=True, session_id="ann-2").raise_for_status()
+    worker = continued(store, "ann-2")
+
+    def kinds():
+        return [one["kind"] for one in client.get("/sessions/ann-2/drift").raise_for_status().json()["drifts"]]
+
+    assert kinds() == []
+    worker.ask("two", tokens=100)
+    worker.seal()
+    assert kinds() == []
+    run.seal()
+    assert kinds() == ["tokens"]
+
+
+def test_a_session_that_has_nothing_in_common_is_not_compared(client, journal, store, caplog):
+    run = journal()
+    checkpoint_id = run.checkpoint()
+    run.read("shop:get_order")
+    restored(client, checkpoint_id, track_drift=True, session_id="ann-2").raise_for_status()
+    worker = continued(store, "ann-2")
+    for number in range(5):
+        worker.read(f"bank:get_{number}")
+    worker.seal()
+    answer = client.get("/sessions/ann-2/drift")
+    assert problem(answer) == (409, [])
+    assert "cannot be compared" in answer.json()["detail"]
+    assert "cannot be judged" in caplog.text
+
+
+def test_only_sessions_whose_drift_is_tracked_have_one(client, killed):
+    restored(client, ids(client)[0], session_id="ann-2").raise_for_status()
+    assert problem(client.get("/sessions/ann-2/drift")) == (404, [])
+
+
+def test_drift_is_found_of_runs_whose_journals_have_been_set_aside(client, killed, store):
+    restored(client, ids(client)[0], track_drift=True, session_id="ann-2").raise_for_status()
+    for path in list(store.glob("*.jsonl")):
+        path.rename(path.with_name(f"{path.stem}.{read_journal(path).run[:8]}.jsonl"))
+    for session in ("ann-1", "ann-2"):
+        WrittenJournal(store, session).read("other:thing")
+    assert client.get("/sessions/ann-2/drift").json()["calls"] == 4
+
+
+def test_without_the_journals_there_is_nothing_to_compare(client, killed, store):
+    restored(client, ids(client)[0], track_drift=True, session_id="ann-2").raise_for_status()
+    killed.path.unlink()
+    assert problem(client.get("/sessions/ann-2/drift")) == (409, [])
+
+
+# The description
+
+
+def test_the_description_is_valid_openapi_and_asks_for_nothing(client):
+    answer = httpx.get(f"{client.base_url}/openapi.json")
+    assert answer.status_code == 200
+    document = answer.json()
+    validate(document)
+    assert document["openapi"].startswith("3.1")
+    named = document["components"]["schemas"]
+    assert set(named["RestoreRequest"]["properties"]) == {"session_id", "label", "replay_events", "track_drift"}
+    assert set(named["RestoreResponse"]["properties"]) >= {
+        "checkpoint_id", "original_session_id", "new_session_id", "restored_at", "state", "restore_token",
+        "replayed_events_count", "drift_detected", "copied_call_count", "in_doubt", "drifts",
+    }  # fmt: skip
+    assert [
+        (name, field)
+        for name, schema in named.items()
+        for field, about in schema["properties"].items()
+        if not about.get("description")
+    ] == []
+
+
+def test_the_app_can_be_mounted_under_a_path(store, killed):
+    app = Starlette(routes=[Mount("/api", app=restore_app(store, authorize=by_name))])
+    with running(app) as url, Client(f"{url}/api") as client:
+        assert client.description()["servers"] == [{"url": "/api"}]
+        assert restored(client, ids(client)[0]).status_code == 200
+        assert problem(client.get("/nothing")) == (404, [])
