@@ -8,6 +8,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -64,6 +65,10 @@ def ids(client, **query):
 
 def sessions_in(store):
     return sorted(read_journal(path).session_id for path in store.glob("*.jsonl"))
+
+
+def ids_of(journal):
+    return [one.id for one in read_journal(journal.path).checkpoints][::-1]
 
 
 def problem(response):
@@ -219,6 +224,27 @@ def test_tokens_and_keys_are_in_no_file(client, killed, store):
             assert b"a-key-of-the-sender" not in path.read_bytes()
 
 
+def test_a_checkpoint_that_is_gone_is_no_longer_there(client, killed):
+    [later, checkpoint_id] = ids(client)
+    content = killed.path.read_bytes()
+    killed.path.unlink()
+    assert client.get(f"/checkpoints/{checkpoint_id}").status_code == 404
+    assert restored(client, checkpoint_id).status_code == 404
+    killed.path.write_bytes(content[: content.index(later.encode())])
+    assert client.get(f"/checkpoints/{checkpoint_id}").status_code == 200
+    assert client.get(f"/checkpoints/{later}").status_code == 404
+
+
+def test_a_journal_that_is_broken_is_not_restored_and_the_log_says_where(client, killed, store, caplog):
+    killed.append(b'{"id":9,"kind"}\n')
+    answer = restored(client, ids(client)[0], key="k")
+    assert problem(answer) == (409, [])
+    assert str(store) not in answer.text
+    assert f"{killed.path}:11: this line is broken" in caplog.text
+    os.truncate(killed.path, killed.path.stat().st_size - len(b'{"id":9,"kind"}\n'))
+    assert restored(client, ids(client)[0], key="k").status_code == 200
+
+
 # Repeated requests
 
 
@@ -265,8 +291,21 @@ def test_one_of_two_requests_for_one_session_id_gets_it(served, store, killed):
     with Client(served) as client, ThreadPoolExecutor(8) as pool:
         [_, checkpoint_id] = ids(client)
         asked = [pool.submit(restored, client, checkpoint_id, key=f"k{turn}", session_id="ann-2") for turn in range(8)]
-        assert sorted(each.result().status_code for each in asked) == [200] + [409] * 7
-    assert sessions_in(store) == ["ann-1", "ann-2"]
+        statuses = [each.result().status_code for each in asked]
+        assert sorted(statuses) == [200] + [409] * 7
+        assert sessions_in(store) == ["ann-1", "ann-2"]
+        for turn, status in enumerate(statuses):  # what was refused has not used its key up
+            if status == 409:
+                restored(client, checkpoint_id, key=f"k{turn}", session_id=f"ann-3-{turn}").raise_for_status()
+
+
+def test_a_session_whose_journal_was_deleted_can_be_made_again(client, killed, store):
+    [later, checkpoint_id] = ids(client)
+    restored(client, checkpoint_id, session_id="ann-2", track_drift=True).raise_for_status()
+    killed.path.with_name("ann-2.jsonl").unlink()
+    assert client.get("/sessions/ann-2/drift").status_code == 409
+    restored(client, later, session_id="ann-2", track_drift=True).raise_for_status()
+    assert client.get("/sessions/ann-2/drift").json()["checkpoint_id"] == later
 
 
 def served_by_process(store):
@@ -448,6 +487,18 @@ class Allowing:
 def test_authorize_may_be_any_function(store, killed, authorize):
     with running(restore_app(store, authorize=authorize)) as url, Client(url, "") as client:
         assert len(ids(client)) == 2
+
+
+def test_an_authorize_that_waits_keeps_nobody_else_waiting(store, killed):
+    both = threading.Barrier(2, timeout=30)
+
+    def authorize(request, action, session_id):
+        if session_id is None:
+            both.wait()
+        return True
+
+    with running(restore_app(store, authorize=authorize)) as url, Client(url) as client, ThreadPoolExecutor(2) as pool:
+        assert [each.result() for each in [pool.submit(ids, client) for _ in range(2)]] == [ids_of(killed)] * 2
 
 
 def refuse(*asked):
