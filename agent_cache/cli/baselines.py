@@ -44,9 +44,9 @@ def add_drift_options(parser: argparse.ArgumentParser) -> None:
         "same, 1 drift at or above --fail-on, 2 it cannot be told, such as for an unreadable file or another agent."
     )
     parser.add_argument(
-        "paths", type=Path, nargs="+", metavar="BASE... NEW",
-        help="recordings, or folders of accepted runs; the last one is the recording of the new run",
-    )  # fmt: skip
+        "bases", type=Path, nargs="+", metavar="BASE", help="accepted runs: recordings, or folders of them"
+    )
+    parser.add_argument("new", type=Path, metavar="NEW", help="the recording of the run to compare")
     parser.add_argument(
         "--fail-on", choices=_SEVERITIES, help="the least severity for exit code 1 (default: warning, or the file's)"
     )
@@ -94,7 +94,7 @@ def run_drift(options: argparse.Namespace) -> int:
         if options.format == "json":
             print_json({"error": str(error)})
         elif options.format == "junit":
-            _print_junit(_junit_of_error(options.paths, error))
+            _print_junit(_junit_of_error(options.bases, options.new, error))
         return 2
     if options.format == "json":
         print_json(_document(comparison))
@@ -106,18 +106,13 @@ def run_drift(options: argparse.Namespace) -> int:
 
 
 def _compared(options: argparse.Namespace) -> Comparison:
-    """Compare the last path with the others.
+    """Compare a run with the baseline.
 
     Raises:
         CassetteError: if a recording cannot be read, or cannot be compared.
         ConfigurationError: if the arguments cannot work.
     """
-    *bases, path = options.paths
-    if not bases:
-        raise ConfigurationError(
-            f"drift takes a baseline and the recording of a new run, and was given {str(path)!r} alone: "
-            "agent-cache drift BASE... NEW"
-        )
+    bases, path = options.bases, options.new
     tolerance = Tolerance() if options.tolerance is None else Tolerance.load(options.tolerance)
     if options.fail_on is not None:
         tolerance = replace(tolerance, fail_on=options.fail_on)
@@ -203,15 +198,15 @@ def _print_junit(suite: ET.Element) -> None:
     sys.stdout.write(f"{text.decode()}\n")
 
 
-def _suite(paths: list[Path], tests: int, failures: int = 0, errors: int = 0) -> ET.Element:
+def _suite(bases: list[Path], new: Path, tests: int, failures: int = 0, errors: int = 0) -> ET.Element:
     numbers = {"tests": tests, "failures": failures, "errors": errors, "skipped": 0}
     suite = ET.Element(
         "testsuite", {"name": "agent-cache drift", **{name: str(number) for name, number in numbers.items()}}
     )
     properties = ET.SubElement(suite, "properties")
-    for path in paths[:-1]:
-        ET.SubElement(properties, "property", name="baseline", value=escaped(path))
-    ET.SubElement(properties, "property", name="new", value=escaped(paths[-1]))
+    for base in bases:
+        ET.SubElement(properties, "property", name="baseline", value=escaped(base))
+    ET.SubElement(properties, "property", name="new", value=escaped(new))
     return suite
 
 
@@ -220,7 +215,7 @@ def _junit(comparison: Comparison) -> ET.Element:
     for drift in comparison.drifts:
         by_name.setdefault(drift.name or _WHOLE_RUN, []).append(drift)
     failing = {name for name, drifts in by_name.items() if comparison.tolerance.fails(drifts)}
-    suite = _suite([*comparison.bases, Path(comparison.new.path)], len(by_name), failures=len(failing))
+    suite = _suite(comparison.bases, Path(comparison.new.path), len(by_name), failures=len(failing))
     for name, drifts in by_name.items():
         case = _case(suite, comparison.bases[0], name)
         text = "\n".join(f"{_severity(drift)}: {drift.description}" for drift in drifts)
@@ -233,9 +228,9 @@ def _junit(comparison: Comparison) -> ET.Element:
     return suite
 
 
-def _junit_of_error(paths: list[Path], error: Exception) -> ET.Element:
-    suite = _suite(paths, 1, errors=1)
-    case = _case(suite, paths[0], _WHOLE_RUN)
+def _junit_of_error(bases: list[Path], new: Path, error: Exception) -> ET.Element:
+    suite = _suite(bases, new, 1, errors=1)
+    case = _case(suite, bases[0], _WHOLE_RUN)
     message = shortened(escaped(error), _SHORT)
     ET.SubElement(case, "error", type=type(error).__name__, message=message).text = _clean(str(error))
     return suite

@@ -55,7 +55,7 @@ _LEAST_FOR_A_PROGRESS_BAR = 1_000_000  # bytes
 _LONG, _SHORT = 200, 60
 _ONE_LINE = 80
 _STYLES = {"hit": "green", "shared": "green", "miss": "yellow", "write": "magenta", "blocked": "red", "llm": "cyan"}
-_KINDS = frozenset({"tool", "llm", "call", "env", "http"})
+_KINDS = frozenset({"tool", "llm", "call", "write", "env", "http"})
 _TOKENS = ("input_tokens", "output_tokens", "cache_read_tokens", "cache_write_tokens", "cache_write_1h_tokens")
 _FORMS = frozenset(
     {"value", "typed", "any", "object", "error", "stream", "response", "cancelled", "unencodable", "unfinished"}

@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 
+from agent_cache.engine.runtime import PLACE
 from agent_cache.engine.state import clear_everything
 from agent_cache.errors import CassetteError, CassetteNotFound, ConfigurationError, MissingFixture
+from agent_cache.pytest_plugin.cassette_run import recorders_of
 from agent_cache.pytest_plugin.markers import Settings
-from agent_cache.recording import Baseline, Cassette, DriftSeverity, Http, Tolerance, record
+from agent_cache.recording import Baseline, Cassette, DriftSeverity, Tolerance, record
 from agent_cache.recording.accepted_runs import accepted_runs, is_folder_of_runs, store_run
 from agent_cache.recording.drift import DriftReport
 from agent_cache.recording.redaction import redaction_of
@@ -69,10 +71,13 @@ class BaselineRun:
         runs = list(map(Cassette.load, self._accepted_runs()))
         self._baseline = Baseline(*runs) if runs else None
         redaction, http = redaction_of(settings.redact), settings.http
+        for recorder in recorders_of(PLACE.get().scope):  # the cassette's, which knows what it was recorded with
+            redaction = redaction.joined(recorder.redaction.without_hook().describe())
+            http = http or recorder.http
         for run in runs:  # so that a call of the test is the same as one of these
             redaction = redaction.joined(run.header.redact)
-            if isinstance(run.header.http, dict):
-                http = Http.described(run.header.http)
+        if self._baseline is not None and self._baseline.http is not None:
+            http = self._baseline.http
         self._record = record(self._new, redact=redaction, http=http)
         self._record.ends_refusal = False
 
@@ -185,7 +190,9 @@ class BaselineRun:
         return str(path.relative_to(start) if path.is_relative_to(start) else path)
 
     def _command(self, mode: str) -> str:
-        return f"pytest --agent-baseline={mode} {shlex.quote(self._item.nodeid)}"
+        record_mode = self._item.config.getoption("agent_record_mode")  # else that of the cassette would be missing
+        first = f"--agent-record-mode={record_mode} " if record_mode else ""
+        return f"pytest {first}--agent-baseline={mode} {shlex.quote(self._item.nodeid)}"
 
 
 def _quoted(path: object) -> str:

@@ -35,6 +35,7 @@ __all__ = [
     "fixture_in_same_context",
     "live_guard",
     "packed",
+    "recorders_of",
     "run_of",
     "same_context",
     "summary_of",
@@ -356,7 +357,7 @@ def check_live_calls(guard: LiveCallBlocker) -> None:
 def same_context(item: pytest.Item) -> Iterator[None]:
     """Let a test's coroutine run in the recording that is open here, and raise a divergence that has ended it."""
     scope = PLACE.get().scope
-    recorders = _recorders_of(scope)
+    recorders = recorders_of(scope)
     function, instance = getattr(item, "obj", None), getattr(item, "instance", None)
     context = getattr(instance, "_asyncioTestContext", None)
     if context is not None:
@@ -402,7 +403,7 @@ def fixture_in_same_context(fixture: pytest.FixtureDef[Any]) -> Iterator[None]:
         writable.func = function
 
 
-def _recorders_of(scope: Scope) -> list[Recorder]:
+def recorders_of(scope: Scope) -> list[Recorder]:
     """The recorders that are open in a scope, from the inside: a test with a baseline may replay a cassette, too."""
     found = []
     while isinstance(scope, InterceptedScope):
@@ -418,7 +419,7 @@ def _within(scope: Scope, function: Callable[..., Coroutine[Any, Any, Any]]) -> 
         token = scope.enter()
         try:
             with ExitStack() as blocks:
-                for recorder in reversed(_recorders_of(scope)):
+                for recorder in reversed(recorders_of(scope)):
                     blocks.enter_context(recorder.in_this_task())
                 return await function(*args, **kwargs)
         finally:

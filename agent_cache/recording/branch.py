@@ -351,19 +351,16 @@ class _Prefix:
             )
             if self._places[index] >= self._cut:
                 continue
-            is_due = True
             if index in self.edits:
                 state = _ANSWERED
-            elif index in self._enclosing:
+            elif index in self._enclosing or self._has_no_answer(index):
                 state = _OPENED
-            elif self._has_no_answer(index):
-                state, is_due = _OPENED, False
             elif world == "sandbox" and index in self._writes:
                 state = _REPEATED
             else:
                 state = _OPENED if index in opened else _ANSWERED
             self.states[index] = state
-            self.is_due[index] = is_due and is_reached[index]
+            self.is_due[index] = is_reached[index]
         self._is_reached = is_reached
 
     def _has_no_answer(self, index: int) -> bool:
@@ -371,12 +368,10 @@ class _Prefix:
         if self.at is not None and self._places[~index] < self._cut:
             return False
         outcome = self.cassette[index].outcome
-        inner: dict[str, Any] = outcome.get("stream", outcome.get("response", {})).get("end") or {}
+        ends = {*outcome, *_inner_end(outcome)}
         if self.at is None:  # what else was left, was left by the run itself
-            return "unfinished" in outcome or "unfinished" in inner
-        return bool(
-            {"cancelled", "unfinished"} & outcome.keys() or {"cancelled", "unfinished", "closed"} & inner.keys()
-        )
+            return "unfinished" in ends
+        return not {"cancelled", "closed", "unfinished"}.isdisjoint(ends)
 
     def _check_reach_of_edits(self) -> None:
         for index in self.edits:
@@ -401,24 +396,82 @@ class _Prefix:
             call = self.cassette[index]
             if _has_succeeded(call) or self._places[index] < self._cut:  # the latter may have, and would run again
                 writes.append(call)
+        writes += _writes_in_doubt(self.cassette)
         if writes:
+            has = "may have" if self.at is None else "has"
             count = "a write" if len(writes) == 1 else f"{len(writes)} writes"
+            where = "when it ended" if self.at is None else f"from call {self.at} on"
             named = (f"\n    call {one.id}: {described(one.name, one.arguments)}" for one in writes[:_MAX_NAMED])
-            shown = "".join(named)
             more = f"\n    and {len(writes) - _MAX_NAMED} more" if len(writes) > _MAX_NAMED else ""
             reason = (
-                f"from call {self.at} on, the original made {count}, which the world has already:{shown}{more}\n"
+                f"{where}, the original made {count}, which the world {has} already:{''.join(named)}{more}\n"
                 'Give it a fresh world and world="sandbox", or accept the world as it is with world="as_is".'
             )
             facts = [{"id": one.id, "name": one.name, "arguments": one.arguments} for one in writes]
             raise WorldMovedError(facts, self.cassette.path, reason)
 
 
+def _writes_in_doubt(cassette: Cassette) -> list[RecordedCall]:
+    """The writes of a journal that had begun when its process was killed: nothing says whether they were made.
+
+    Each is announced by a line of its own, which a cassette does not have.
+    """
+    if not cassette.is_partial or not cassette.path:
+        return []
+    begun: dict[int, RecordedCall] = {}
+    try:
+        with Path(cassette.path).open("rb") as file:
+            for line in file:
+                if line.startswith(b'{"intent":') and line.endswith(b"\n"):
+                    intent = msgspec.json.decode(line, type=_IntentLine).intent
+                    begun[intent.id] = RecordedCall(
+                        id=intent.id, parent=intent.parent, kind="write", name=intent.name,
+                        arguments=intent.arguments, outcome={"unfinished": True},
+                    )  # fmt: skip
+    except (OSError, msgspec.DecodeError):  # a cassette in memory, whose file is another one now
+        return []
+    parents = {call.id: call.parent for call in begun.values()}
+    ended = frozenset(cassette.outline.ids)
+
+    def is_settled(number: int | None) -> bool:
+        while number is not None:
+            if number in ended:
+                return True
+            number = parents.get(number)
+        return False
+
+    return [call for number, call in sorted(begun.items()) if not is_settled(number)]
+
+
+class _Intent(msgspec.Struct):
+    id: int
+    name: str
+    parent: int | None = None
+    arguments: dict[str, Any] = {}
+
+
+class _IntentLine(msgspec.Struct):
+    """A line of a journal that announces a write."""
+
+    intent: _Intent
+
+
+def _inner_end(outcome: dict[str, Any]) -> dict[str, Any]:
+    """How the stream or the body of a response ended that is in an outcome; empty if it is another one."""
+    for name in ("stream", "response"):
+        found = outcome.get(name)
+        if isinstance(found, dict) and isinstance(found.get("end"), dict):
+            end: dict[str, Any] = found["end"]
+            return end
+    return {}
+
+
 def _has_succeeded(call: RecordedCall) -> bool:
     """Whether a write has returned, or a request was not refused."""
     response = call.outcome.get("response")
     if isinstance(response, dict):
-        return int(response.get("status", 0)) < 400
+        status = response.get("status")
+        return not isinstance(status, int) or status < 400
     return not {"error", "cancelled", "unfinished"} & call.outcome.keys()
 
 

@@ -593,7 +593,8 @@ class StoredCalls(Sequence[RecordedCall]):
 
 _CONFLICT = (b"<<<<<<< ", b"=======", b">>>>>>> ", b"||||||| ")
 _TRAILER = b'{"trailer":'
-_OF_JOURNALS = (b'{"intent":', b'{"open":', b'{"checkpoint":', b'{"resumed":')
+_OF_JOURNAL = b'{"agent_cache_journal":'
+_LINES_OF_JOURNALS = (b'{"intent":', b'{"open":', b'{"checkpoint":', b'{"resumed":')
 
 
 _header_decoder = msgspec.json.Decoder(Header)
@@ -661,7 +662,7 @@ def _read_calls(
                 raise CassetteError(str(error), path, number) from error
         elif content and not line.endswith(b"\n"):
             break  # the process was killed while it wrote this
-        elif content.startswith(_OF_JOURNALS):
+        elif content.startswith(_LINES_OF_JOURNALS):
             pass
         elif content:
             call = _decoded(path, number, content, _head_decoder)
@@ -1025,8 +1026,8 @@ class PartialFile:
     def _open(self) -> int:
         try:
             self.partial.parent.mkdir(parents=True, exist_ok=True)
-            if self._target.exists() and not os.access(self._target, os.W_OK):
-                raise CassetteError("cannot be written: it is read-only", self.path)
+            if self._target.exists():
+                self._check_replaceable()
             while True:
                 descriptor = self._open_partial()
                 try:
@@ -1043,6 +1044,13 @@ class PartialFile:
                     self._keep_remains()
         except OSError as error:
             raise CassetteError(f"cannot be written: {error.strerror}", self.path) from error
+
+    def _check_replaceable(self) -> None:
+        if not os.access(self._target, os.W_OK):
+            raise CassetteError("cannot be written: it is read-only", self.path)
+        with self._target.open("rb") as file:
+            if file.read(len(_OF_JOURNAL)) == _OF_JOURNAL:
+                raise CassetteError("cannot be written: it is a journal, by which a run is resumed", self.path)
 
     def _lock_file(self, descriptor: int) -> bool:
         """Take the lock. False if a recorder that has just finished has renamed the file meanwhile."""

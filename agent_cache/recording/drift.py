@@ -27,8 +27,10 @@ import msgspec
 
 from agent_cache.core.tags import meet
 from agent_cache.errors import CassetteError, ConfigurationError
+from agent_cache.recording.accepted_runs import accepted_runs
 from agent_cache.recording.cassette import Cassette, recorded_rules, redact_call
 from agent_cache.recording.cassette_file import EARLIER, RecordedCall
+from agent_cache.recording.differences import changes
 from agent_cache.recording.http.exchange import Http
 from agent_cache.recording.observer import observe
 from agent_cache.recording.pairing import (
@@ -260,10 +262,12 @@ class DriftReport:
 
     def __str__(self) -> str:
         counts = self.counts
-        if not any(counts.values()):
-            return f"no drift in {self.calls} calls"
+        number, run = sum(counts.values()), f"{self.calls} call{'' if self.calls == 1 else 's'}"
+        if not number:
+            return f"no drift in {run}"
         total = ", ".join(f"{count} {severity.name.lower()}" for severity, count in counts.items() if count)
-        return "\n".join([f"{sum(counts.values())} drifts in {self.calls} calls: {total}", *map(str, self.drifts)])
+        head = f"{number} drift{'' if number == 1 else 's'} in {run}: {total}"
+        return "\n".join([head, *map(str, self.drifts)])
 
 
 # The rule
@@ -643,9 +647,15 @@ def _shown_error(was: Any) -> str:
 
 
 def _shown_places(where: Mapping[Place, Difference]) -> str:
-    parts = [f"{shown_path(at)} was {_shown(was)} and is {_shown(now)}" for at, (was, now) in list(where.items())[:3]]
+    parts = [_shown_change(shown_path(at), was, now) for at, (was, now) in list(where.items())[:3]]
     more = len(where) - len(parts)
     return "; ".join(parts) + (f"; and {more} more" if more else "")
+
+
+def _shown_change(path: str, was: Any, now: Any) -> str:
+    if isinstance(was, str) and isinstance(now, str) and max(len(was), len(now)) > _LONG:  # a prompt: where it differs
+        return "; ".join(changes(was, now, path))
+    return f"{path} was {_shown(was)} and is {_shown(now)}"
 
 
 def _shown_call(call: RecordedCall) -> str:
@@ -714,12 +724,15 @@ class Baseline:
 
     @classmethod
     def load(cls, *paths: str | os.PathLike[str]) -> Self:
-        """Load recordings from these files.
+        """Load recordings.
+
+        Args:
+            paths: their files, or folders, of which every ``*.jsonl`` directly in it is one: the accepted runs.
 
         Raises:
             CassetteError: if one cannot be read, or cannot serve as a baseline.
         """
-        return cls(*map(Cassette.load, paths))
+        return cls(*(Cassette.load(run) for path in paths for run in accepted_runs(Path(path))))
 
     def compare(self, new: Cassette | str | os.PathLike[str], tolerance: Tolerance | None = None) -> list[DriftEvent]:
         """The drifts of another recording, in its order; what is missing in it comes last.

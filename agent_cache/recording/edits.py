@@ -184,11 +184,28 @@ def _value_outcome(recorded: RecordedCall, edit: Any, schema: Schema, redaction:
         return {"object": [name, _readable(recorded, redaction.apply(edit), schema_of(kind))]}
     form = "typed" if "typed" in recorded.outcome or _needs_type(schema, edit, recorded) else "value"
     plain = redaction.apply(edit)
+    if form == "typed" and schema.beside and isinstance(plain, dict | list):
+        return _outcome_beside(recorded, plain, schema, redaction)
     if form == "typed":
         return {form: _readable(recorded, plain, schema)}
     if "value" in recorded.outcome and _fits(schema, recorded.outcome["value"]):
         _readable(recorded, plain, schema)
     return {form: plain}
+
+
+def _outcome_beside(recorded: RecordedCall, plain: Any, schema: Schema, redaction: Redaction) -> Outcome:
+    """Plain data in the place of an object of a class that the caller passed, which no annotation names."""
+    try:
+        kind = type(schema.from_plain(recorded.outcome.get("typed")))
+    except Undecodable:
+        kind = None
+    if kind not in schema.beside:
+        raise ConfigurationError(
+            f"{_named(recorded)}, is plain data of an answer with an object of a class in it that the program passes; "
+            "give the object"
+        )
+    _readable(recorded, plain, schema_of(kind))
+    return value_outcome(schema_of(kind).from_plain(plain), schema, redaction)
 
 
 def _needs_type(schema: Schema, edit: Any, recorded: RecordedCall) -> bool:

@@ -426,7 +426,8 @@ def _twin_lanes(
 ) -> dict[int, int]:
     """Which lane is which: by the calls that each side makes once, writes before others.
 
-    Lanes that this leaves over belong together if they make the same calls in the same order, or begin alike.
+    Lanes that this leaves over belong together if they were forked from lanes that belong together, and make the same
+    calls in the same order, as the lanes do that were forked from them. Then each time less of this is asked for.
     """
     votes: Counter[tuple[int, int]] = Counter()
     for key, steps in asked.items():
@@ -444,71 +445,55 @@ def _twin_lanes(
     for (lane, other), _ in sorted(votes.items(), key=lambda vote: (-vote[1], vote[0])):
         add(lane, other)
     lanes, others = _by_lane(base), _by_lane(new)
-    if len(twins) == len(lanes) or len(taken) == len(others):
-        return twins
     for lane in range(len(parents) - 1, 0, -1):  # a forked lane has a higher number than its parent
         if lane in twins and parents[lane] >= 0 and new_parents[twins[lane]] >= 0:
             add(parents[lane], new_parents[twins[lane]])
-    back = {other: lane for lane, other in twins.items()}
-    for signature in range(_SIGNATURES):
-        of_base = _signatures(signature, lanes, parents, None)
-        of_new = _signatures(signature, others, new_parents, back)
+    add(0, 0)  # those of the blocks
+    for of_lanes, has_parent in (
+        (_trees_with_places, True),
+        (_trees_with_outcomes, True),
+        (_trees, True),
+        (_trees, False),
+        (_sequences, True),
+        (_sequences, False),
+        (_beginnings, True),
+        (_chains, False),
+    ):
+        if twins.keys() >= lanes.keys() or taken >= others.keys():
+            break
+        signatures, of_new = of_lanes(lanes, parents), of_lanes(others, new_parents)
         waiting: dict[Hashable, deque[int]] = {}
         for other in others:
             if other not in taken:
-                waiting.setdefault(of_new[other], deque()).append(other)
-        if not waiting:
-            break
-        for lane in lanes:
-            if lane not in twins and (queue := waiting.get(of_base[lane])):
-                other = queue.popleft()
-                add(lane, other)
-                back[other] = lane
+                parent = new_parents[other] if has_parent else -1
+                waiting.setdefault((parent, of_new[other]), deque()).append(other)
+        for lane in sorted(lanes):  # a forked lane has a higher number than its parent, so its parent is paired
+            parent = parents[lane] if has_parent else -1
+            twin = twins.get(parent, parent if parent < 0 else -2)
+            if lane not in twins and (queue := waiting.get((twin, signatures[lane]))):
+                add(lane, queue.popleft())
     return twins
 
 
-_SIGNATURES = 7
+_Lanes: TypeAlias = Mapping[int, list[Step]]
+"""The calls of each lane."""
 
 
-def _signatures(
-    number: int, lanes: Mapping[int, list[Step]], parents: Sequence[int], back: Mapping[int, int] | None
-) -> dict[int, Hashable]:
-    """What two lanes have in common that belong together, each time less.
+def _trees_with_places(lanes: _Lanes, parents: Sequence[int]) -> dict[int, Hashable]:
+    return _trees(lanes, parents, has_outcomes=True, has_places=True)
 
-    First, their calls, their outcomes, and all that was forked from them, with its place and without; then their calls
-    and the lane that they were forked from; at last, how they begin.
 
-    Args:
-        number: from 0, how little.
-        lanes: the calls of each lane.
-        parents: as `Run.parents`.
-        back: lanes of the baseline by their twins; None if these are the lanes of the baseline.
-    """
-
-    def parent_of(lane: int) -> int:
-        parent = parents[lane]
-        return parent if back is None else back.get(parent, -2 - parent)
-
-    match number:
-        case 0 | 1 | 2:
-            return _trees(lanes, parents, has_outcomes=number < 2, has_places=number == 0)
-        case 3:
-            return {lane: (parent_of(lane), *(step.key for step in steps)) for lane, steps in lanes.items()}
-        case 4:
-            return {lane: tuple(step.key for step in steps) for lane, steps in lanes.items()}
-        case 5:
-            return {lane: (parent_of(lane), steps[0].key) for lane, steps in lanes.items()}
-        case _:
-            return {lane: (lane == 0, steps[0].chain) for lane, steps in lanes.items()}
+def _trees_with_outcomes(lanes: _Lanes, parents: Sequence[int]) -> dict[int, Hashable]:
+    return _trees(lanes, parents, has_outcomes=True)
 
 
 def _trees(
-    lanes: Mapping[int, list[Step]], parents: Sequence[int], *, has_outcomes: bool, has_places: bool
+    lanes: _Lanes, parents: Sequence[int], *, has_outcomes: bool = False, has_places: bool = False
 ) -> dict[int, Hashable]:
     """For each lane, a number for its calls and for those of the lanes that were forked from it."""
     inner: dict[int, list[int]] = {}
     found: dict[int, Hashable] = {}
-    for lane in sorted(lanes, reverse=True):  # a forked lane has a higher number than its parent
+    for lane in sorted(lanes, reverse=True):
         steps = lanes[lane]
         own = tuple((step.key, step.outcome) for step in steps) if has_outcomes else tuple(step.key for step in steps)
         found[lane] = tree = hash((own, tuple(sorted(inner.pop(lane, ())))))
@@ -517,6 +502,18 @@ def _trees(
             place = bisect_left(lanes.get(parent, ()), steps[0].start, key=_start) if has_places else 0
             inner.setdefault(parent, []).append(hash((tree, place)))
     return found
+
+
+def _sequences(lanes: _Lanes, _: Sequence[int]) -> dict[int, Hashable]:
+    return {lane: tuple(step.key for step in steps) for lane, steps in lanes.items()}
+
+
+def _beginnings(lanes: _Lanes, _: Sequence[int]) -> dict[int, Hashable]:
+    return {lane: steps[0].key for lane, steps in lanes.items()}
+
+
+def _chains(lanes: _Lanes, _: Sequence[int]) -> dict[int, Hashable]:
+    return {lane: (lane == 0, steps[0].chain) for lane, steps in lanes.items()}
 
 
 def _start(step: Step) -> int:

@@ -14,6 +14,7 @@ import copy
 import types
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator
+from itertools import chain
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -51,7 +52,7 @@ def _fill(target: Any, members: tuple[Any, ...]) -> None:
 
 
 def _pairs(value: dict[Any, Any]) -> tuple[Any, ...]:
-    return tuple(part for pair in value.items() for part in pair)
+    return tuple(chain.from_iterable(value.items()))
 
 
 _DICT = _Kind(lambda value: type(value)(), _pairs, _fill_dict)
@@ -288,8 +289,9 @@ class Draft:
                 place.assign(target, value)
         except BaseException as error:
             errors = [error, *self._roll_back(contents, begun, before)]
-            if not isinstance(error, Exception):
-                raise
+            for each in errors:
+                if not isinstance(each, Exception):
+                    raise each from None
             refused = self._name(begun[-1].name) if begun else "a container"
             left = [place.name for place in self._differing(before)]
             state = f"{', '.join(left)} could not be put back" if left else "the target is as it was"
@@ -326,7 +328,7 @@ class Draft:
             if place.read(self._target) is not old:
                 try:
                     place.assign(self._target, old)
-                except Exception as error:  # noqa: BLE001 - a setter may raise anything
+                except BaseException as error:  # noqa: BLE001 - a setter may raise anything; the rest is put back
                     errors.append(error)
         for place in self._differing(before):
             try:

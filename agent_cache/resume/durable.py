@@ -16,8 +16,9 @@ import inspect
 import logging
 import os
 import threading
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
@@ -27,7 +28,8 @@ import msgspec
 
 from agent_cache.core.policies import checked_choice
 from agent_cache.core.tags import root_of, unescape
-from agent_cache.engine.interception import InterceptedCall
+from agent_cache.engine.interception import InterceptedCall, InterceptedScope
+from agent_cache.engine.runtime import PLACE
 from agent_cache.engine.write import tags_of_intent
 from agent_cache.errors import CassetteError, ConfigurationError, DivergenceError, InDoubtError, JournalError
 from agent_cache.recording.api import Block
@@ -43,7 +45,7 @@ from agent_cache.recording.player import Player, described, place_of
 from agent_cache.recording.recorder import Recorder, recorded_function, show_in_sessions
 from agent_cache.recording.redaction import redact_key, redaction_of
 from agent_cache.recording.results import check_outcome, value_outcome
-from agent_cache.recording.streams import failure_outcome, is_stream
+from agent_cache.recording.streams import failure_outcome, is_stream, leave_call
 from agent_cache.remote.codecs import EncryptedCodec, MessagePackCodec, Undecodable
 from agent_cache.resume.checkpoints import Checkpoint, checkpoint_line, checkpoint_of
 from agent_cache.resume.journal import (
@@ -109,7 +111,8 @@ class Journal:
             A mapping gives one of these words, or a function, by tool: the decorated function itself, or its name, with
             or without the module; of a request its method and URL, or its host. Others raise. The function
             ``check(arguments, key)`` asks the receiver: it returns what the call returns, or `NotDone`. It may be
-            asynchronous if the tool is. If it raises, the write stays in doubt.
+            asynchronous if the tool is. If it raises, the write stays in doubt. What it calls is made each time and
+            never written down, so it may use tools of the run to look.
         durability: ``"process"``: what is in the journal outlives the process. ``"machine"``: it also outlives the
             machine; each write then waits twice for the disk.
         key: 16, 24 or 32 random bytes that encrypt the outcomes which redaction changes. Without it, a run that has
@@ -134,9 +137,13 @@ class Journal:
         if not isinstance(directory, str | os.PathLike) or not os.fspath(directory) or "\0" in str(directory):
             raise ConfigurationError(f"Journal: directory must be the path of a directory, got {directory!r}")
         self.directory = Path(directory)
-        if self.directory.exists() and not self.directory.is_dir():
+        try:
+            is_there = self.directory.exists()
+        except OSError as error:
+            raise ConfigurationError(f"Journal: {str(self.directory)!r} cannot be used: {error.strerror}") from error
+        if is_there and not self.directory.is_dir():
             raise ConfigurationError(f"Journal: {str(self.directory)!r} is no directory")
-        if self.directory.exists() and not os.access(self.directory, os.W_OK | os.X_OK):
+        if is_there and not os.access(self.directory, os.W_OK | os.X_OK):
             raise ConfigurationError(f"Journal: {str(self.directory)!r} is a directory that cannot be written to")
         self._choices = _Choices(on_doubt)
         self._is_durable = checked_choice(durability, _DURABILITIES, "Journal: durability") == "machine"
@@ -158,8 +165,13 @@ class Journal:
         Raises:
             JournalError: when it is entered: if the journal is being written by another session of this id, is broken,
                 is no journal or one of a newer version, cannot be written, or has an outcome that cannot be given back.
-            ConfigurationError: when it is entered, if the run was begun with other settings.
+            ConfigurationError: if the id is no whole text; when it is entered, if the run was begun with other
+                settings.
         """
+        try:
+            session_id.encode()
+        except UnicodeEncodeError as error:
+            raise ConfigurationError(f"Journal: the session id {session_id!r} has a part of a character") from error
         return _Attached(self, session_id)
 
 
@@ -308,7 +320,7 @@ class _JournalRecorder(Recorder):
     def _look_up(self, call: ActiveCall, index: int | None, player: Player) -> None:
         if index is not None:
             player.take(call, index)
-        elif player.error is not None and not self._writer.is_closed:
+        elif player.error is not None and not self._writer.is_over:
             self._refuse(call, player.error)
 
     def _refuse(self, call: ActiveCall, error: CassetteError) -> NoReturn:
@@ -316,17 +328,25 @@ class _JournalRecorder(Recorder):
         self._writer.void(call)
         raise self.player.latch(error).with_traceback(None)
 
+    def run(
+        self, function: RecordedFunction, args: tuple[Any, ...], kwargs: dict[str, Any], proceed: Callable[[], Any]
+    ) -> Any:
+        """As a recorder; what a check function calls is only made."""
+        return proceed() if _CHECKING.get() is self else super().run(function, args, kwargs, proceed)
+
     async def play(self, call: InterceptedCall) -> Any:
+        """Likewise."""
         if self._stale_tags:
             await self._drop_stale()
-        return await super().play(call)
+        return await (call.proceed() if _CHECKING.get() is self else super().play(call))
 
     async def _run_async(self, call: ActiveCall, proceed: Callable[[], Awaitable[Any]]) -> Any:
         if call.recorded is None and (doubt := self._admit(call)) is not None:
             value = self._decide(call, doubt)
             if inspect.isawaitable(value):
                 try:
-                    value = await value
+                    with self._checking(call):
+                        value = await value
                 except NotDone as not_done:
                     value = not_done
                 except Exception as error:  # noqa: BLE001 - the user's function
@@ -376,7 +396,7 @@ class _JournalRecorder(Recorder):
             return None
         writer = self._writer
         with self._lock:
-            if writer.is_closed:
+            if writer.is_over:
                 if writer.is_sealed:
                     return None
                 raise writer.ended()
@@ -474,11 +494,28 @@ class _JournalRecorder(Recorder):
         if not callable(choice):
             self._in_doubt(call, doubt)
         try:
-            return choice(_given_arguments(call), doubt.key)
+            with self._checking(call):
+                return choice(_given_arguments(call), doubt.key)
         except NotDone as not_done:
             return not_done
         except Exception as error:  # noqa: BLE001 - the user's function
             self._check_failed(call, doubt, error)
+
+    @contextmanager
+    def _checking(self, call: ActiveCall) -> Iterator[None]:
+        """Make what a check function calls as if there were no journal.
+
+        The next process must look again: what this one has seen may not be true any more, once the write ran again.
+        """
+        current, checking = CURRENT_CALL.set(call), _CHECKING.set(self)  # no request inside of a call is written down
+        try:
+            yield
+        finally:
+            leave_call(current)
+            try:
+                _CHECKING.reset(checking)
+            except ValueError:
+                pass  # closed by the garbage collector, in another context than it ran in
 
     def _decide_at_once(self, call: ActiveCall, doubt: Intent) -> Any:
         value = self._decide(call, doubt)
@@ -574,7 +611,7 @@ class _JournalRecorder(Recorder):
         self._originals.of = None
         if call.exchange is not None and "response" in outcome:
             original = partial(call.exchange.whole_outcome, UNREDACTED)
-        if has_changed and not self._writer.is_closed:
+        if has_changed and not self._writer.is_over:
             self._writer.keep_original(call, self._encrypted(call, original))
         super()._write(call, outcome)
         self._redaction.take_note()  # of the tags
@@ -638,6 +675,8 @@ class _JournalRecorder(Recorder):
 
 
 _MAYBE_WRITES = frozenset({"http", "write"})
+_CHECKING: ContextVar[_JournalRecorder | None] = ContextVar("agent_cache_checking", default=None)
+"""The journal whose check function runs here."""
 _hidden: set[str] = set()
 
 
@@ -711,6 +750,14 @@ def _is_same_checkpoint(one: Checkpoint, other: Checkpoint) -> bool:
     return all(getattr(one, name) == getattr(other, name) for name in fields) and one.state == other.state
 
 
+def _interceptors() -> Iterator[object]:
+    """The recordings around this place."""
+    scope = PLACE.get().scope
+    while isinstance(scope, InterceptedScope):
+        yield scope.interceptor
+        scope = scope.outside
+
+
 class _Attached(Block[Run]):
     """The block of one session's run."""
 
@@ -723,6 +770,11 @@ class _Attached(Block[Run]):
 
     def _open(self) -> tuple[Recorder, Run]:
         journal = self._journal
+        if any(isinstance(one, _JournalRecorder) for one in _interceptors()):
+            raise ConfigurationError(
+                f"the session {self._session_id!r} is inside of one that has a journal, which has its calls; give only "
+                "the outer one a journal"
+            )
         file, stored = self._open_file()
         try:
             if stored is None:

@@ -455,6 +455,7 @@ class JournalFile:
     Attributes:
         path: the same.
         is_closed: whether nothing can be written any more.
+        is_of_parent: whether this is a forked child, and the file is its parent's.
 
     Raises:
         JournalError: if it is being written by another, or cannot be opened.
@@ -463,6 +464,7 @@ class JournalFile:
     def __init__(self, path: Path, *, is_durable: bool) -> None:
         self.path = path
         self.is_closed = True
+        self.is_of_parent = False
         self._is_durable = is_durable
         self._name = os.path.realpath(path)
         self._size = 0
@@ -520,6 +522,8 @@ class JournalFile:
         try:
             if aside.exists():  # as improbable as it is to lose one
                 aside = self.path.with_name(f"{self.path.stem}.{run}.jsonl")
+            if fcntl is None:  # Windows does not rename an open file
+                self.close()
             self.path.replace(aside)
         except OSError as error:
             raise JournalError(f"cannot be renamed to {aside.name}: {error.strerror}", self.path) from error
@@ -538,7 +542,7 @@ class JournalFile:
 
     def abandon(self) -> None:
         """Forget it in a forked child. The lock remains with the parent."""
-        self.is_closed = True
+        self.is_closed = self.is_of_parent = True
         os.close(self._descriptor)
 
     def _take_back(self) -> None:

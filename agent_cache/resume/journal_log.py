@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 import logging
-import os
 import threading
 import time
 from array import array
@@ -276,7 +275,6 @@ class JournalWriter(CallLog):
         self._file = file
         self._player = player
         self._lanes = lanes
-        self._process = os.getpid()
         self._begun: dict[str, OpenCall] = {}  # calls that had begun in an earlier process and not ended, by place
         self._known: set[int] = set()  # ids of calls whose place is in the journal
         self._void: set[int] = set()  # of calls in which the run was stopped: they will be made again
@@ -296,6 +294,11 @@ class JournalWriter(CallLog):
             self._began -= max((line.until_ms for line in stored.lines), default=0.0) / 1000
 
     @property
+    def is_over(self) -> bool:
+        """Whether nothing is written any more: the run has ended, or this is a forked child."""
+        return self.is_closed or self._file.is_of_parent
+
+    @property
     def last_id(self) -> int:
         """Id of the last call that has ended."""
         return self._last_id
@@ -310,7 +313,7 @@ class JournalWriter(CallLog):
         if call.recorded is not None:
             call.id, call.after = call.recorded.id, call.recorded.after
             return
-        if self._closed and (closed := self._closed.pop(call.lane, None)) is not None:
+        if self._closed and not self.is_over and (closed := self._closed.pop(call.lane, None)) is not None:
             for stream, line in closed:
                 self._put(stream, line)
         begun = self._begun.get(call.place.hex()) if self._begun else None
@@ -344,7 +347,7 @@ class JournalWriter(CallLog):
         """Write a call that has ended."""
         has_changed = call.id in self._originals
         original = self._originals.pop(call.id, None)
-        if self.is_closed or self._open.pop(call.id, None) is None:
+        if self.is_over or self._open.pop(call.id, None) is None:
             return
         recorded = self.recorded(call, outcome, source, tags)
         if call.id in self._void:
@@ -369,7 +372,7 @@ class JournalWriter(CallLog):
         Raises:
             JournalError: if that is not possible.
         """
-        if self.is_closed:
+        if self.is_over:
             raise self.ended()
         self._append(None, line, is_urgent=True)
 
@@ -381,7 +384,7 @@ class JournalWriter(CallLog):
 
     def ended(self) -> JournalError:
         """The error for what would have to be written behind the end."""
-        if os.getpid() != self._process:
+        if self._file.is_of_parent:
             reason = "this is a forked process, which has no part in the journal of its parent"
         else:
             reason = "its run has ended with an error, and what a task that is left of it does now would be lost in it"
@@ -397,7 +400,7 @@ class JournalWriter(CallLog):
             JournalError: if it cannot be sealed. It can be resumed then.
         """
         try:
-            if error is None and not self.is_closed:
+            if error is None and not self.is_over:
                 running = [call.function.name for call in self._open.values() if self.has_begun(call)]
                 self.end_open_calls()
                 rest = [line for closed in self._closed.values() for _, line in closed]
@@ -414,8 +417,7 @@ class JournalWriter(CallLog):
     def discard(self) -> None:
         """Close the journal. It can be resumed, unless it is sealed."""
         super().discard()
-        if os.getpid() == self._process:
-            self._file.close()
+        self._file.close()
 
     def _put(self, call: ActiveCall, line: bytes, *, is_urgent: bool = False) -> None:
         self._append(call, line, is_urgent=is_urgent)

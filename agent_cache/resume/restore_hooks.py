@@ -130,7 +130,16 @@ async def restore(checkpoint: Checkpoint, target: T, *, accept_redacted: bool = 
 
 
 async def _restored(state: Any, target: Any, hooks: tuple[Hook, ...]) -> Any:
-    draft = Draft(target)
+    try:
+        draft = Draft(target)
+    except (RestoreError, MemoryError):
+        raise
+    except Exception as error:
+        raise RestoreError(
+            f"there can be no draft of a {type(target).__qualname__} ({type(error).__name__}: {error}); give restore "
+            "the object that your hook changes, or None if it makes a new one",
+            (error,),
+        ) from error
     try:
         given = draft.value
         errors: list[Exception] = []
@@ -160,9 +169,9 @@ async def _called(hook: Hook, state: Any, given: Any) -> Any:
     returned = hook(state, given)
     if inspect.isawaitable(returned):
         returned = await returned
-    if isinstance(returned, bool):
+    if isinstance(returned, bool) or inspect.isgenerator(returned) or inspect.isasyncgen(returned):
         raise TypeError(
-            f"the hook {getattr(hook, '__qualname__', hook)!s} returned {returned}; a hook returns None, what it was "
+            f"the hook {getattr(hook, '__qualname__', hook)!s} returned {returned!r}; a hook returns None, what it was "
             "given, or the object that takes its place"
         )
     return returned

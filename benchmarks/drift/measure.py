@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from agent_cache.recording import Baseline, Cassette, DriftSeverity, Tolerance
-from benchmarks.drift.runs import LEAST_CALLS, SHAPES, Call, Injector, Scene, calls_of, recorded
+from benchmarks.drift.runs import LEAST_CALLS, SHAPES, Call, Injector, RunRecorder, Scene, calls_of
 from benchmarks.recorded_runs import Run
 from benchmarks.retail.store import RetailStore
 
@@ -68,7 +68,7 @@ class Measurement:
     """
 
     def __init__(self, store: RetailStore, runs: Iterable[Run]) -> None:
-        self._store = store
+        self._recorder = RunRecorder(store)
         self._calls = [(run.id, calls) for run in runs if len(calls := calls_of(run)) >= LEAST_CALLS]
         self._injector = Injector(store)
         self._folder = tempfile.TemporaryDirectory()
@@ -85,7 +85,7 @@ class Measurement:
         """Repeat each run in one shape, and change it in each way that it has a place for."""
         counts = Counts()
         for place, (name, calls) in enumerate(self._calls):
-            other = self._calls[place - 1][1] if shape == "two agents" else ()
+            other = self._about_others(place) if shape == "two agents" else ()
             seed = zlib.crc32(f"{name} {shape}".encode())
             scene = Scene(shape, calls, other, seed)
             first = await self._made(scene)
@@ -101,6 +101,12 @@ class Measurement:
                 await self._inject(kind, scene, first, baseline, counts)
             advance()
         return counts
+
+    def _about_others(self, place: int) -> list[Call]:
+        """The calls of the next run that has no customer and no order in common with this one."""
+        own = _entities(self._calls[place][1])
+        following = (*self._calls[place + 1 :], *self._calls[:place])
+        return next((calls for _, calls in following if own.isdisjoint(_entities(calls))), [])
 
     async def _inject(self, kind: str, scene: Scene, first: Cassette, baseline: Baseline, counts: Counts) -> None:
         chance = random.Random(zlib.crc32(f"{kind} {scene.seed}".encode()))
@@ -136,7 +142,12 @@ class Measurement:
 
     async def _made(self, scene: Scene) -> Cassette:
         self._count = (self._count + 1) % 8  # a loaded cassette reads its file, also when it has been replaced
-        return await recorded(scene, self._store, Path(self._folder.name) / f"{self._count}.jsonl")
+        return await self._recorder.record(scene, Path(self._folder.name) / f"{self._count}.jsonl")
+
+
+def _entities(calls: Iterable[Call]) -> set[str]:
+    names = ("order_id", "user_id", "email", "last_name")
+    return {str(arguments[name]).lower() for _, arguments in calls for name in names if name in arguments}
 
 
 # Natural runs
@@ -243,6 +254,6 @@ def _count(baseline: Baseline, other: Cassette, tolerance: Tolerance, counts: Na
 async def _recorded(
     runs: Sequence[tuple[str, bool, list[Call]]], store: RetailStore, folder: Path
 ) -> AsyncIterator[tuple[str, bool, Cassette]]:
+    recorder = RunRecorder(TextLists(store))
     for number, (task, success, calls) in enumerate(runs):
-        scene = Scene(SHAPES[0], calls, seed=number)
-        yield task, success, await recorded(scene, TextLists(store), folder / f"{number}.jsonl")  # type: ignore[arg-type]
+        yield task, success, await recorder.record(Scene(SHAPES[0], calls, seed=number), folder / f"{number}.jsonl")

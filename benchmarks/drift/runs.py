@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
 from agent_cache import AgentCacheSession
 from agent_cache.recording import Cassette, intercept, record
@@ -38,6 +38,20 @@ async def _model(prompt: str) -> str:
     return f"calls of {prompt}"
 
 
+class Store(Protocol):
+    """A retail store, or what stands before one."""
+
+    @property
+    def owner_of(self) -> Callable[[str], str | None]:
+        """Gives the user of an order."""
+
+    def copy(self) -> Store:
+        """A copy with the same records."""
+
+    def answer(self, tool: str, arguments: Mapping[str, Any]) -> str:
+        """Run one tool and return its text."""
+
+
 class Backend:
     """The store, with a request id in each answer, or one answer changed.
 
@@ -48,7 +62,7 @@ class Backend:
     """
 
     def __init__(
-        self, store: RetailStore, change: tuple[str, str, str] | None = None, volatile: random.Random | None = None
+        self, store: Store, change: tuple[str, str, str] | None = None, volatile: random.Random | None = None
     ) -> None:
         self._store = store
         self._change = change
@@ -165,24 +179,39 @@ class Scene:
     is_warm: bool = False
 
 
-async def recorded(scene: Scene, store: RetailStore, path: Path) -> Cassette:
-    """Make a run on a store of its own, and record it."""
-    reset()
-    chance = random.Random(scene.seed)
-    volatile = random.Random(scene.seed + 1) if scene.is_volatile else None
-    tools = make_tools(
-        Backend(store.copy(), scene.change, volatile),
-        policy=tags_from_results(store.owner_of),
-        latency=partial(some_turns, chance),
-    )
-    if scene.is_warm:
-        reads = [call for call in scene.calls if call[0] in READ_TOOLS]
-        for call in chance.sample(reads, min(2, len(reads))):
-            await _call(tools, call)
-    async with AgentCacheSession(loop_detection=False):
-        with record(path):
-            await _made(tools, scene, chance)
-    return Cassette.load(path)
+class RunRecorder:
+    """Makes runs, each on a store of its own, and records them. Its tools are made once.
+
+    Args:
+        store: what each run starts from.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._backend = Backend(store)
+        self._chance = random.Random(0)
+        self._tools = make_tools(
+            self, policy=tags_from_results(store.owner_of), latency=lambda: some_turns(self._chance)
+        )
+
+    async def record(self, scene: Scene, path: Path) -> Cassette:
+        """Make a run and record it."""
+        reset()
+        self._chance = random.Random(scene.seed)
+        volatile = random.Random(scene.seed + 1) if scene.is_volatile else None
+        self._backend = Backend(self._store.copy(), scene.change, volatile)
+        if scene.is_warm:
+            reads = [call for call in scene.calls if call[0] in READ_TOOLS]
+            for call in self._chance.sample(reads, min(2, len(reads))):
+                await _call(self._tools, call)
+        async with AgentCacheSession(loop_detection=False):
+            with record(path):
+                await _made(self._tools, scene, self._chance)
+        return Cassette.load(path)
+
+    def answer(self, tool: str, arguments: Mapping[str, Any]) -> str:
+        """Run one tool of the run that is being made."""
+        return self._backend.answer(tool, arguments)
 
 
 def _made(tools: Tools, scene: Scene, chance: random.Random) -> Awaitable[Any]:

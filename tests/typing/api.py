@@ -52,7 +52,10 @@ from agent_cache.resume import (
     AutoReplayManager,
     Checkpoint,
     CustomState,
+    Journal,
+    NotDone,
     ReplayReport,
+    idempotency_key,
     register_restore_hook,
     register_state,
     restore,
@@ -501,6 +504,25 @@ async def record_and_replay() -> None:
     record("run.jsonl", mode="onse")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     replay("run.jsonl", policy={"ask": "maybe"})  # type: ignore[dict-item]  # pyright: ignore[reportArgumentType]
     double("x")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+# A journal
+
+
+def find_out(arguments: dict[str, Any], key: str) -> Any:
+    return NotDone if key else arguments
+
+
+async def journaled() -> None:
+    journal = Journal("runs", on_doubt={double: find_out, "shop:pay": "rerun"}, durability="machine", key=b"0" * 32)
+    async with AgentCacheSession("run", journal=journal) as session:
+        assert_type(session.session_id, str)
+    assert_type(idempotency_key(), str | None)
+    assert_type(journal.path("run"), Path)
+    Journal("runs", on_doubt="notice", redact=["card"], http=True)
+    Journal("runs", on_doubt="retry")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    Journal("runs", durability="disk")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    Journal("runs", key="secret")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
 # Checkpoints

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 
 from agent_cache.errors import CheckpointError, ConfigurationError
 from agent_cache.recording import Redaction
@@ -279,6 +279,7 @@ plain = st.recursive(
 )
 
 
+@settings(max_examples=50)
 @given(st.dictionaries(st.text(), plain), st.sampled_from(["custom", "elsewhere", "langchain"]))
 def test_whatever_plain_state_comes_back_with_its_types(data, framework):
     made = checkpoint(CustomState(data, framework))

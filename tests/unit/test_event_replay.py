@@ -10,7 +10,7 @@ from hypothesis import given, strategies as st
 
 from agent_cache import AgentCache, AgentCacheSession
 from agent_cache.errors import CheckpointError, ConfigurationError
-from agent_cache.recording import Cassette, RecordedCall, intercept, observe, record
+from agent_cache.recording import Baseline, Cassette, DriftDetector, RecordedCall, intercept, observe, record
 from agent_cache.resume import AutoReplayManager, Checkpoint
 from agent_cache.resume.event_replay import importance_of
 
@@ -177,29 +177,30 @@ class Observer:
         self.ended.append(call)
 
 
-async def test_stopping_a_replay_leaves_what_observes_the_run():
+async def test_stopping_a_replay_leaves_drift_tracking_on(tmp_path):
     @AgentCache("look")
     async def look(number: int) -> int:
         return number
 
-    observer = Observer()
-    with observe(observer):
-        async with AgentCacheSession():
-            report = await AutoReplayManager(CALLS, after=checkpoint(), on_event=lambda event: False).run()
-            assert report.cancelled_at is CALLS[0]
-            waiting = asyncio.Event()
+    with record(tmp_path / "baseline.jsonl"):
+        await look(1)
+    detector = DriftDetector(Baseline.load(tmp_path / "baseline.jsonl"))
+    async with AgentCacheSession(drift=detector):
+        report = await AutoReplayManager(CALLS, after=checkpoint(), on_event=lambda event: False).run()
+        assert report.cancelled_at is CALLS[0]
+        waiting = asyncio.Event()
 
-            async def waits(event):
-                waiting.set()
-                await asyncio.Event().wait()
+        async def waits(event):
+            waiting.set()
+            await asyncio.Event().wait()
 
-            task = asyncio.create_task(AutoReplayManager(CALLS, after=checkpoint(), on_event=waits).run())
-            await waiting.wait()
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-            await look(1)
-    assert [each.outcome for each in observer.ended] == [{"value": 1}]
+        task = asyncio.create_task(AutoReplayManager(CALLS, after=checkpoint(), on_event=waits).run())
+        await waiting.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await look(2)
+    assert {drift.name.rpartition(".")[2] for drift in detector.drifts} == {"look"}
 
 
 # Any interleaving of the calls of several tasks

@@ -319,6 +319,50 @@ async def test_an_error_while_values_are_put_back_is_reported_and_the_target_is_
     assert vars(target) == before
 
 
+@pytest.mark.parametrize("at", range(4))
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+async def test_whichever_assignment_is_refused_the_target_is_as_it_was(hooked, at, error):
+    class Counting:
+        def __init__(self) -> None:
+            vars(self).update(a=[1], b={"x": [2]}, c=3, left=None)
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            vars(self)[name] = value
+            vars(self)["a"].append(name)  # a setter may change other parts, too
+            if self.left == 0:
+                raise error(name)
+            if self.left is not None:
+                vars(self)["left"] -= 1
+
+    def change(state, target):
+        target.b["x"].append(3)
+        target.a.append(2)
+        vars(target).update(c=4, d=5, e=6)
+        vars(target)["b"] = {"new": target.b}
+
+    target = Counting()
+    vars(target)["left"] = at
+    before, inner = copy.deepcopy(vars(target)), target.b["x"]
+    with pytest.raises(KeyboardInterrupt if error is KeyboardInterrupt else RestoreError):
+        await hooked(target, change)
+    assert {**vars(target), "left": at} == before
+    assert target.b["x"] is inner
+
+
+def test_hooks_run_under_any_library_for_tasks():
+    trio = pytest.importorskip("trio")
+
+    async def later(state, target):
+        await trio.lowlevel.checkpoint()
+        target.plan = state.data["plan"]
+
+    target = Agent()
+    remove = register_restore_hook("under-trio", later)
+    trio.run(restore, checkpoint(CustomState({"plan": "new"}, "under-trio")), target)
+    remove()
+    assert target.plan == "new"
+
+
 async def test_a_target_that_was_changed_meanwhile_is_not_overwritten(hooked):
     target = Agent()
 
@@ -620,10 +664,23 @@ async def test_a_target_that_cannot_be_copied_is_refused_before_a_hook_runs(hook
     assert ran == []
 
 
-@pytest.mark.parametrize("returned", [True, False])
-async def test_a_hook_that_returns_a_truth_value_is_a_mistake(hooked, returned):
-    with pytest.raises(RestoreError, match=r"returned (True|False)"):
-        await hooked(Agent(), lambda state, target: returned)
+async def yields(state, target):
+    target.messages.append("new")
+    yield target
+
+
+@pytest.mark.parametrize("hook", [lambda state, target: True, lambda state, target: False, yields])
+async def test_a_hook_that_returns_what_can_be_no_target_is_a_mistake(hooked, hook):
+    with pytest.raises(RestoreError, match="returned"):
+        await hooked(Agent(), hook)
+
+
+async def test_a_target_that_is_too_deep_for_a_draft_is_refused(hooked):
+    deep: list[Any] = []
+    for _ in range(100_000):
+        deep = [deep]
+    with pytest.raises(RestoreError, match="RecursionError"):
+        await hooked(types.SimpleNamespace(deep=deep), assigns)
 
 
 def test_hooks_are_checked_when_they_are_registered():

@@ -17,9 +17,12 @@ from typing import Any
 import pytest
 
 import agent_cache
+from agent_cache import AgentCacheSession
 from agent_cache.cli.main import main
-from agent_cache.recording import Cassette, intercept, record
+from agent_cache.recording import Baseline, Cassette, CassetteNotFound, DriftDetector, intercept, record
 from agent_cache.recording.accepted_runs import accepted_runs, store_run
+from agent_cache.recording.drift import DriftReport
+from agent_cache.resume import Journal
 
 SECRET = "sk-" + "a1b2c3d4" * 4
 HOSTILE = "</failure>]]>&\x00\x1b[31m\ud800\ufffe\u202e<script>"
@@ -99,7 +102,7 @@ def test_the_text_names_both_and_each_drift_and_ends_with_the_verdict(command):
     lines = out.splitlines()
     assert (code, err) == (1, "")
     assert lines[:2] == ["--- base.jsonl  1 run", "+++ write.jsonl  3 calls"]
-    assert all(line.startswith("critical  ") and "shop:refund" in line for line in lines[2:-1])
+    assert all(line.startswith("critical  ") and "refund" in line for line in lines[2:-1])
     assert lines[-1].startswith("drift: ")
     assert lines[-1].endswith(" critical, 0 warning, 0 info (fails on warning)")
     out = command("drift", "base.jsonl", "read.jsonl", "--fail-on", "critical")[1]
@@ -142,7 +145,7 @@ def test_the_junit_document_has_one_test_case_for_each_name(command):
     (failure,) = cases["shop:refund"]
     assert failure.tag == "failure"
     assert failure.get("type", "").startswith("critical ")
-    assert "shop:refund" in failure.get("message", "")
+    assert "refund" in failure.get("message", "")
     assert "critical: " in (failure.text or "")
 
 
@@ -184,6 +187,18 @@ def test_a_folder_is_a_baseline_of_all_its_runs(command):
     assert json.loads(out)["baseline"] == ["base/1.jsonl", "base/2.jsonl", "base/10.jsonl"]
     out = command("drift", "base", "base.jsonl", "write.jsonl")[1]
     assert out.splitlines()[:2] == ["--- base  3 runs", "--- base.jsonl  1 run"]
+    assert DriftDetector("base").drifts == Baseline.load("base", "base.jsonl").compare("same.jsonl") == []
+    with pytest.raises(CassetteNotFound, match="there is no baseline"):
+        Baseline.load("base", "no such folder")
+
+
+def test_of_a_long_text_the_words_are_shown_that_differ(command):
+    for path, order in (("one.jsonl", "W1"), ("two.jsonl", "W2")):
+        with record(path):
+            show(f"Look up the order of the customer and tell them about it. {'Be polite. ' * 20} It is {order}.")
+    out = command("drift", "one.jsonl", "two.jsonl")[1]
+    assert "arguments.order_id: ...lite. Be polite.  It is [-W1-]{+W2+}." in out
+    assert "1 drift in 1 call" in str(DriftReport(tuple(Baseline.load("one.jsonl").compare("two.jsonl")), 1))
 
 
 def test_a_run_that_ended_by_an_error_drifts_from_those_that_did_not(command):
@@ -212,7 +227,6 @@ def torn(path: str) -> Path:
 
 
 BAD = {
-    "no NEW": (("base.jsonl",), "drift BASE... NEW"),
     "a missing NEW": (("base.jsonl", "no.jsonl"), "no.jsonl"),
     "a missing BASE": (("no.jsonl", "same.jsonl"), "no.jsonl: there is no baseline"),
     "a missing folder": (("no", "same.jsonl"), "no: there is no baseline"),
@@ -251,7 +265,7 @@ def test_where_drift_cannot_be_told_the_exit_code_is_2_in_every_form(arguments, 
 
 
 @pytest.mark.parametrize("arguments", [
-    ("drift",), ("drift", "base.jsonl", "same.jsonl", "--format", "html"),
+    ("drift",), ("drift", "base.jsonl"), ("drift", "base.jsonl", "same.jsonl", "--format", "html"),
     ("drift", "base.jsonl", "same.jsonl", "--fail-on", "error"), ("baseline",), ("baseline", "accept", "base.jsonl"),
     ("baseline", "accept", "base.jsonl", "--as", "x", "--add", "--replace"),
 ])  # fmt: skip
@@ -309,6 +323,19 @@ def test_an_old_baseline_is_neither_replaced_nor_extended_unless_that_is_said(co
     assert command("drift", "baseline", "write.jsonl")[0] == 0
     assert command("baseline", "accept", "write.jsonl", "--as", "baseline.jsonl", "--replace")[0] == 0
     assert command("drift", "baseline.jsonl", "write.jsonl")[0] == 0
+
+
+def test_a_further_run_is_added_and_what_varies_is_said_and_tolerated(command):
+    command("baseline", "accept", "base.jsonl", "--as", "baseline")
+    code, out, _ = command("baseline", "accept", "read.jsonl", "--as", "baseline", "--add")
+    lines = out.splitlines()
+    assert (code, lines[0]) == (0, "accepted  read.jsonl -> baseline/2.jsonl  3 calls")
+    assert lines[1] == "Tolerated from now on:"
+    assert all(line.startswith("warning   ") for line in lines[2:])
+    assert names("baseline") == ["1.jsonl", "2.jsonl"]
+    for run in ("base.jsonl", "read.jsonl"):
+        assert command("drift", "baseline", run, "--fail-on", "info")[0] == 0
+    assert command("drift", "baseline", "write.jsonl")[0] == 1
 
 
 def test_several_runs_are_accepted_together_and_those_that_teach_nothing_are_not_kept(command):
@@ -395,10 +422,36 @@ def test_a_run_with_secrets_is_refused_with_the_command_that_removes_them(comman
     assert command("baseline", "accept", "base.jsonl", "leak.jsonl", "--as", "baseline")[0] == 0
 
 
-def test_an_accepted_run_has_its_calls_in_the_order_of_a_cassette(command):
-    """Also if it was killed and resumed: git shows changes, and not another order."""
+def test_an_accepted_run_is_the_recording_byte_by_byte(command):
     command("baseline", "accept", "base.jsonl", "--as", "baseline")
     assert Path("baseline/1.jsonl").read_bytes() == Path("base.jsonl").read_bytes()
+
+
+async def test_a_journal_is_a_run_once_it_has_ended(command):
+    async def run(session: str) -> str:
+        async with AgentCacheSession(session, journal=Journal("journals")):
+            show("W1")
+        return f"journals/{session}.jsonl"
+
+    first, second = await run("one"), await run("two")
+    assert command("baseline", "accept", first, "--as", "baseline")[0] == 0
+    assert command("drift", "baseline", second)[0] == 0
+    assert '"secret"' not in Path("baseline/1.jsonl").read_text()  # the key of the run
+    *lines, _ = Path(second).read_bytes().splitlines(keepends=True)
+    Path(second).write_bytes(b"".join(lines))
+    for arguments in (("drift", "baseline", second), ("baseline", "accept", second, "--as", "baseline", "--replace")):
+        code, _, err = command(*arguments)
+        assert code == 2
+        assert f"{second}: " in err
+
+
+def test_a_run_of_the_baseline_itself_can_be_the_one_that_stays(command):
+    command("baseline", "accept", "base.jsonl", "read.jsonl", "--as", "baseline")
+    assert command("baseline", "accept", "baseline/2.jsonl", "--as", "baseline", "--add")[0] == 0
+    assert names("baseline") == ["1.jsonl", "2.jsonl"]
+    assert command("baseline", "accept", "baseline/2.jsonl", "--as", "baseline", "--replace")[0] == 0
+    assert Path("baseline/1.jsonl").read_bytes() == Path("read.jsonl").read_bytes()
+    assert names("baseline") == ["1.jsonl"]
 
 
 # The files

@@ -148,6 +148,16 @@ def test_a_header_that_was_edited_breaks_no_command(branch, command):
     assert "A branch of a cassette in memory" in out
 
 
+def test_a_branch_is_a_cassette_like_any_other(branch, command):
+    code, out, _ = command("verify", branch)
+    assert code == 0, out
+    assert command("redact", branch, "--name", "order_id")[0] == 0
+    cassette = Cassette.load(branch)
+    assert cassette[1].arguments == {"order_id": "[redacted]"}
+    assert cassette.header.forked_from["at"] == 3
+    assert Cassette.from_dict(cassette.to_dict()).header == cassette.header
+
+
 def test_text_has_it_for_a_diff_of_git(branch, command):
     _, out, _ = command("text", branch)
     assert "forked_from" in out

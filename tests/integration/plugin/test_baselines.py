@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import importlib.util
 import shlex
+import shutil
+from pathlib import Path
 
 import pytest
 
 from agent_cache.cli.main import main
 from agent_cache.pytest_plugin.markers import BASELINE_MODES
-from agent_cache.recording import Cassette
+from agent_cache.recording import Cassette, intercept, record
 from agent_cache.recording.drift import DriftSeverity
+from tests.harness.http_server import http_server
 
 pytest_plugins = ["pytester"]
 
@@ -26,7 +29,6 @@ ORDER = """
 BASELINE = "baselines/test_order/test_cancel"
 OTHER_WRITE = ORDER.replace('cancel_order("W1")', 'cancel_order("W2")')
 OTHER_READ = ORDER.replace('get_order("W1")', 'get_order("W2")')
-FAILS_ON = '@pytest.mark.agent_baseline(fail_on="{}")'
 
 
 def with_marker(text: str, marker: str) -> str:
@@ -44,6 +46,18 @@ def test_without_a_baseline_nothing_runs_and_the_error_says_how_to_accept_one(su
     )
     assert "pytest_plugin" not in result.stdout.str()  # no frames of ours in between
     assert (suite.live, suite.cassettes) == ([], [])
+
+
+def test_the_errors_lead_to_a_cassette_and_a_baseline(suite):
+    suite.write("test_order.py", with_marker(ORDER, "agent_baseline\n    @pytest.mark.agent_cassette"))
+    arguments: list[str] = []
+    for _ in range(2):
+        result = suite.run(*arguments, errors=1)
+        command = next(line for line in result.outlines if line.startswith("    pytest --"))
+        arguments = shlex.split(command)[1:]
+    assert arguments == ["--agent-record-mode=once", "--agent-baseline=once", "test_order.py::test_cancel"]
+    suite.run(*arguments, passed=1)
+    suite.run(passed=1)
 
 
 def test_a_live_run_is_accepted_once_and_compared_ever_after(suite):
@@ -109,6 +123,13 @@ def test_what_varies_between_accepted_runs_is_tolerated(suite):
     suite.run(failed=1)
 
 
+def test_a_run_does_not_depend_on_what_the_tests_before_it_have_cached(suite):
+    text = ORDER.replace('        await cancel_order("W1")\n', "")
+    suite.write("test_order.py", text + text.replace("test_cancel", "test_again"))
+    suite.run("--agent-baseline=once", passed=2)
+    assert suite.live == ["get_order", "get_order"]
+
+
 def test_a_replayed_run_is_compared_too(suite):
     suite.write("test_order.py", with_marker(ORDER, "agent_baseline\n    @pytest.mark.agent_cassette"))
     suite.run("--agent-record-mode=once", "--agent-baseline=once", passed=1)
@@ -143,6 +164,20 @@ def test_the_test_says_how_severe_a_drift_must_be(text: str, fail_on: str, outco
     suite.run("--agent-baseline=once", passed=1)
     suite.write("test_order.py", with_marker(text, f'agent_baseline(fail_on="{fail_on}")'))
     suite.run(**{outcome: 1})
+
+
+def test_a_tolerance_is_an_object_or_a_file_beside_the_test(suite):
+    suite.write("test_order.py", ORDER)
+    suite.run("--agent-baseline=once", passed=1)
+    suite.environment.setenv("ANSWER", "late")
+    suite.run(failed=1)
+    suite.write("drift.toml", 'ignore = ["shop:get_order:result"]')
+    suite.write("test_order.py", with_marker(ORDER, 'agent_baseline(tolerance="drift.toml")'))
+    suite.run(passed=1)
+    tolerance = "from agent_cache.recording import Tolerance\n    import pytest"
+    text = with_marker(ORDER, 'agent_baseline(tolerance=Tolerance(ignore=["*:result"]), fail_on="info")')
+    suite.write("test_order.py", text.replace("import pytest", tolerance))
+    suite.run(passed=1)
 
 
 def test_a_misspelt_tolerance_is_an_error_that_names_the_key_and_nothing_runs(suite):
@@ -242,30 +277,29 @@ def test_markers_of_the_class_and_of_the_module_count(suite):
     suite.run(passed=2)  # a changed result of a read is no critical drift
 
 
-def test_tests_of_unittest_are_compared(suite):
-    suite.write(
-        "test_order.py",
-        """
-        import unittest
-        import pytest
-        from shop import cancel_order, get_order
+UNITTEST = """
+    import unittest
+    import pytest
+    from shop import cancel_order, get_order
 
-        @pytest.mark.agent_cassette
-        @pytest.mark.agent_baseline
-        class TestOrder(unittest.IsolatedAsyncioTestCase):
-            async def test_cancel(self):
-                await get_order("W1")
-                await cancel_order("W1")
-        """,
-    )
+    @pytest.mark.agent_cassette
+    @pytest.mark.agent_baseline
+    class TestOrder(unittest.IsolatedAsyncioTestCase):
+        async def test_cancel(self):
+            await get_order("W1")
+            await cancel_order("W1")
+"""
+
+
+def test_tests_of_unittest_are_compared(suite):
+    suite.write("test_order.py", UNITTEST)
     suite.run("--agent-record-mode=once", "--agent-baseline=once", passed=1)
     for one in suite.cassettes:
         calls = [(call.name, call.lane) for call in Cassette.load(suite.path / one)]
         assert calls == [("shop:get_order", 0), ("shop:cancel_order", 0)]
     suite.run(passed=1)
-    (path,) = (suite.path / "baselines/test_order").glob("*/1.jsonl")
-    path.write_text(path.read_text().replace("cancel_order", "cancel_all"))
-    suite.run(failed=1)
+    suite.write("test_order.py", UNITTEST.replace('cancel_order("W1")', 'cancel_order("W2")'))
+    suite.run("--agent-record-mode=rewrite", failed=1).stdout.fnmatch_lines(["CRITICAL: *"])
 
 
 ANYIO = """
@@ -333,13 +367,41 @@ def test_an_expected_drift_is_an_expected_failure(suite):
     suite.run(xfailed=1)
 
 
+def test_a_shared_baseline_is_compared_with_and_never_replaced(suite):
+    text = """
+        import pytest
+        from shop import get_order
+
+        @pytest.mark.agent_baseline("shared")
+        @pytest.mark.parametrize("times", [1, 2])
+        async def test_read(times):
+            for _ in range(times):
+                await get_order("W1")
+    """
+    suite.write("test_order.py", text)
+    for mode in ("once", "accept"):
+        result = suite.run(f"--agent-baseline={mode}", errors=2)
+        result.stdout.fnmatch_lines(["*shared is the baseline of test_order.py::test_read?2?, too*"])
+    suite.run("--agent-baseline=add", passed=2)
+    suite.run(passed=2)
+
+
+def record_another_agent(path: Path) -> None:
+    @intercept(name="bank:balance")
+    def balance() -> int:
+        return 7
+
+    with record(path):
+        balance()
+
+
 @pytest.mark.parametrize(
     ("damage", "text"),
     [
         (lambda path: path.write_text(path.read_text()[:-40]), "*1.jsonl*"),
         (lambda path: path.write_text("<<<<<<< HEAD\n"), "*1.jsonl*"),
         (lambda path: path.rename(path.with_suffix(".txt")), "*there is no accepted run in this folder*"),
-        (lambda path: path.write_text(path.read_text().replace("shop:", "bank:")), "*another agent*"),
+        (record_another_agent, "*another agent*"),
     ],
     ids=["torn", "in conflict", "gone", "of another agent"],
 )
@@ -369,6 +431,54 @@ def test_secrets_do_not_get_into_a_baseline_and_calls_are_the_same_without_them(
     assert "W1" not in (suite.path / BASELINE / "1.jsonl").read_text()
     (suite.path / "conftest.py").unlink()
     suite.run(passed=1)  # the baseline knows its rules
+    twice = ORDER.replace('get_order("W1")', 'get_order("W1"), await get_order("W1")')
+    suite.write("test_order.py", with_marker(twice, 'agent_baseline(fail_on="info")'))
+    result = suite.run("--basetemp=runs", failed=1)
+    result.stdout.fnmatch_lines([f"The run is in {suite.path}/runs/*/run.jsonl"])
+    (path,) = (suite.path / "runs").rglob("run.jsonl")
+    assert "W1" not in path.read_text()
+    suite.write("test_order.py", with_marker(ORDER, 'agent_baseline("other", redact=["order_id"])'))
+    suite.run("--agent-baseline=once", passed=1)
+    assert "W1" not in (suite.path / "other/1.jsonl").read_text()
+
+
+REQUEST = """
+    import json, urllib.request
+    import pytest
+
+    {markers}
+    def test_it():
+        for order in ("W1", "W2"):
+            request = urllib.request.Request("{url}/" + order, json.dumps({{"order": order}}).encode())
+            with urllib.request.urlopen(request) as response:
+                assert response.status == 200
+"""
+
+
+@pytest.mark.parametrize(
+    ("markers", "options"),
+    [
+        ("@pytest.mark.agent_baseline('base', http=True)", []),
+        ("@pytest.mark.agent_baseline('base')\n    @pytest.mark.agent_cassette(http=True)", []),
+        ("@pytest.mark.agent_baseline('base')\n    @pytest.mark.agent_cassette", ["-o", "agent_http=true"]),
+    ],
+    ids=["of a live run", "by the cassette's marker", "by the cassette"],
+)
+def test_requests_are_compared_too(markers: str, options: list[str], suite):
+    with http_server() as server:
+        suite.write("test_it.py", REQUEST.format(markers=markers, url=server.url))
+        suite.run("--agent-record-mode=once", "--agent-baseline=once", *options, passed=1)
+        if options:  # what the cassette has is known without them, too
+            shutil.rmtree(suite.path / "base")
+            suite.run("--agent-baseline=once", passed=1)
+        assert [call.kind for call in Cassette.load(suite.path / "base/1.jsonl")] == ["http", "http"]
+        suite.run(passed=1)
+        assert len(server.requests) == (2 if "cassette" in markers else 4)
+        markers = "@pytest.mark.agent_baseline('base')"
+        suite.write("test_it.py", REQUEST.format(markers=markers, url=server.url).replace('"W2"', '"W3"'))
+        suite.run(failed=1).stdout.fnmatch_lines(
+            ["CRITICAL: *W3*"]
+        )  # a POST writes, and the baseline knows its requests
 
 
 @pytest.mark.skipif(importlib.util.find_spec("xdist") is None, reason="needs pytest-xdist")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from agent_cache import AgentCache, AgentCacheInvalidator, AgentCacheSession, AgentLoopDetectedError, ConfigurationError
@@ -24,12 +25,21 @@ from agent_cache.recording import (
     record,
     replay,
 )
+from agent_cache.recording.api import block_live_calls
+from agent_cache.resume import Journal
 
 
 @dataclass
 class Order:
     id: str
     status: str
+
+
+@dataclass
+class Answer:
+    """Of a model, with what a client has made of it: an object of a class that its caller passed."""
+
+    parsed: Any
 
 
 class Shop:
@@ -42,6 +52,7 @@ class Shop:
         @AgentCache("order:{order_id}", name="get_order")
         async def get_order(order_id: str) -> Order:
             shop.made.append(f"get {order_id}")
+            await asyncio.sleep(0)
             return Order(order_id, shop.orders[order_id])
 
         @AgentCacheInvalidator("order:{order_id}", name="cancel")
@@ -210,6 +221,19 @@ async def test_calls_that_enclose_the_fork_run_and_those_before_it_inside_of_the
     assert diff_cassettes(path, to).identical
 
 
+async def test_the_calls_that_enclose_the_fork_come_before_anything_new(shop, path, to):
+    @intercept(name="step")
+    async def step(order_id: str) -> str:
+        return await shop.handle(order_id)
+
+    with record(path):
+        await step("W1")
+    shop.made.clear()
+    with pytest.raises(DivergenceError, match="The first is call 1, step"), fork(path, at=2, to=to, world="as_is"):
+        await shop.cancel("W3")
+    assert shop.made == []
+
+
 async def test_a_branch_is_complete_and_can_be_replayed(shop, original, to):
     with fork(original, at=THINK_2, to=to, world="as_is", edits={GET_2: Order("W2", "lost")}):
         live = await shop.run()
@@ -337,6 +361,35 @@ async def test_a_dataclass_is_edited_by_an_object_or_by_its_data(shop, original,
             order = await shop.get_order("W2")
             assert order == Order("W2", "lost")
             assert order is not edit
+
+
+async def test_an_object_of_a_class_that_the_caller_passed_is_edited(path, to, tmp_path):
+    @intercept(name="parse", kind="llm")
+    async def parse(prompt: str, response_format: Any) -> Any:
+        return response_format("W1", "pending")
+
+    with record(path):
+        await parse("a", response_format=Order)
+    for number, edit in enumerate((Order("W1", "lost"), {"id": "W1", "status": "lost"})):
+        with fork(path, at=None, to=tmp_path / f"{number}.jsonl", edits={1: edit}):
+            assert await parse("a", response_format=Order) == Order("W1", "lost")
+    block = fork(path, at=None, to=to, edits={1: {"id": "W1"}})
+    with pytest.raises(CassetteError, match="does not fit what the function returns"), block:
+        await parse("a", response_format=Order)
+
+
+async def test_data_of_an_answer_with_an_object_of_such_a_class_in_it_is_refused(path, to):
+    @intercept(name="parse", kind="llm")
+    async def parse(prompt: str, response_format: Any) -> Answer:
+        return Answer(response_format("W1", "pending"))
+
+    with record(path):
+        await parse("a", response_format=Order)
+    with replay(path):
+        assert await parse("a", response_format=Order) == Answer(Order("W1", "pending"))
+    block = fork(path, at=None, to=to, edits={1: {"parsed": {"id": "W1", "status": "lost"}}})
+    with pytest.raises(CassetteError, match="give the object"), block:
+        await parse("a", response_format=Order)
 
 
 async def test_what_the_model_said_can_be_edited(shop, original, to):
@@ -668,6 +721,73 @@ async def test_a_new_task_that_leaves_the_recording_before_the_fork_is_a_diverge
     assert shop.made == []
 
 
+async def test_a_task_that_was_never_there_waits_for_the_one_that_started_it(shop, path, to):
+    with record(path):
+        await shop.think("a")
+        await shop.think("b")
+        await shop.think("c")
+    shop.made.clear()
+    block = fork(path, at=3, to=to)
+    with pytest.raises(DivergenceError, match=r"cancel\(order_id='W1'\) would run before call 3"), block:
+        await shop.think("a")
+        await asyncio.create_task(shop.cancel("W1"))
+    assert shop.made == []
+
+
+async def test_a_task_that_leaves_out_a_call_before_the_fork_is_refused_its_next_one(shop, path, to):
+    async def run(*prompts: str) -> None:
+        async def inner() -> None:
+            for prompt in prompts:
+                await shop.think(prompt)
+
+        await asyncio.create_task(inner())
+
+    with record(path):
+        await run("a", "b")
+    shop.made.clear()
+    with pytest.raises(DivergenceError, match=r"think\(prompt='b'\) would run before"), fork(path, at=2, to=to):
+        await run("b")
+    assert shop.made == []
+
+
+async def test_a_new_task_need_not_wait_for_another_that_has_begun(shop, path, to):
+    async def run(turns: int, last: str) -> None:
+        async def late() -> None:
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            await shop.think(last)
+
+        async def reader() -> None:
+            await shop.get_order("W1")
+            await shop.get_order("W2")
+            await shop.get_order("W3")
+
+        await asyncio.gather(reader(), late())
+
+    with record(path):
+        await run(20, "a")
+    at = next(call.id for call in Cassette.load(path) if call.name == "think")
+    shop.reset()
+    with fork(path, at=at, to=to):
+        await run(1, "b")
+    assert shop.made == ["think b"]
+
+
+async def test_tasks_of_a_branch_are_in_the_order_of_the_original(shop, path, to):
+    async def agent(order_id: str, turns: int) -> None:
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        await shop.handle(order_id)
+
+    with record(path):
+        await asyncio.gather(agent("W1", 0), agent("W2", 5))
+    shop.reset()
+    with fork(path, at=1, to=to, world="as_is"):
+        await asyncio.gather(agent("W1", 5), agent("W2", 0))
+    assert shop.made[0] == "get W2"
+    assert diff_cassettes(path, to).identical
+
+
 async def test_threads_belong_to_the_run(path, to):
     made: list[int] = []
 
@@ -718,8 +838,252 @@ async def test_before_the_fork_a_thread_without_a_context_makes_no_call(path, to
     assert len(failures) == 1
 
 
+async def test_two_agents_at_once_are_live_each_after_its_own_calls(shop, path, to):
+    async def agent(*order_ids: str) -> None:
+        for order_id in order_ids:
+            await shop.handle(order_id)
+
+    with record(path):
+        await asyncio.gather(agent("W1"), agent("W2", "W3"))
+    calls = Cassette.load(path)
+    at = next(call.id for call in calls if call.arguments.get("prompt") == "W1 is pending")
+    shop.reset()
+    with (
+        pytest.raises(DivergenceError, match=r"think\(prompt='another'\) would run before"),
+        fork(path, at=at, to=to, world="as_is"),
+    ):
+        await asyncio.gather(agent("W1"), shop.think("another"))
+    assert "think another" not in shop.made
+
+
+async def test_workers_that_share_a_queue_may_share_it_in_another_way(path, to):
+    made: list[int] = []
+
+    @intercept(name="work")
+    async def work(number: int) -> int:
+        made.append(number)
+        for _ in range(number % 3):
+            await asyncio.sleep(0)
+        return number
+
+    async def run() -> None:
+        queue = iter(range(8))
+
+        async def worker() -> None:
+            for number in queue:
+                await work(number)
+
+        await asyncio.gather(*(worker() for _ in range(3)))
+
+    with record(path):
+        await run()
+    calls = Cassette.load(path)
+    for call in calls:
+        made.clear()
+        starts = [calls[index].id for index in calls.outline.starts()]
+        with fork(path, at=call.id, to=to):
+            await run()
+        assert len(made) == 8 - starts.index(call.id)
+        to.unlink()
+
+
+async def test_a_stream_that_was_open_at_the_fork_and_left_later_runs(path, to):
+    made: list[str] = []
+
+    @intercept(name="count")
+    async def count():
+        made.append("count")
+        for number in range(100):
+            yield number
+
+    @intercept(name="ask")
+    async def ask(prompt: str) -> str:
+        made.append("ask")
+        return prompt
+
+    async def run(wanted: int) -> list[Any]:
+        stream = count()
+        seen: list[Any] = [await anext(stream)]
+        seen.append(await ask("more?"))
+        seen += [await anext(stream) for _ in range(wanted)]
+        await stream.aclose()
+        return seen
+
+    with record(path):
+        await run(1)
+    assert [call.name for call in Cassette.load(path)] == ["count", "ask"]
+    made.clear()
+    with fork(path, at=2, to=to):
+        assert await run(3) == [0, "more?", 1, 2, 3]
+    assert made == ["count", "ask"]
+
+
+async def test_tasks_of_trio_are_lanes_too(path, to):
+    trio = pytest.importorskip("trio")
+    made: list[int] = []
+
+    @intercept(name="work")
+    async def work(number: int) -> int:
+        made.append(number)
+        await trio.lowlevel.checkpoint()
+        return number
+
+    async def run() -> None:
+        async with trio.open_nursery() as nursery:
+            for number in range(3):
+                nursery.start_soon(work, number)
+        await work(3)
+
+    def in_thread() -> None:
+        with record(path):
+            trio.run(run)
+        made.clear()
+        with fork(path, at=4, to=to):
+            trio.run(run)
+
+    await asyncio.to_thread(in_thread)
+    assert made == [3]
+
+
+async def test_where_live_calls_are_refused_a_fork_makes_its_own(shop, original, to):
+    with block_live_calls("record it"):
+        with fork(original, at=CANCEL_2, to=to, world="as_is"):
+            await shop.run()
+        with pytest.raises(CassetteError, match="outside of a recording"):
+            await shop.think("x")
+
+
+async def test_what_ran_in_a_fork_can_be_recorded_once_and_replayed(shop, original, tmp_path):
+    """So a test can have a fork in it."""
+
+    async def forked(name: str) -> list[str]:
+        with fork(original, at=THINK_2, to=tmp_path / name, world="as_is"):
+            return await shop.run()
+
+    with record(tmp_path / "outer.jsonl"):
+        live = await forked("one.jsonl")
+    shop.made.clear()
+    with replay(tmp_path / "outer.jsonl", strict=True):
+        assert await forked("two.jsonl") == live
+    assert shop.made == []
+
+
+async def test_a_hook_that_redacted_the_original_is_given_again(path, to):
+    def hide(data: Any) -> Any:
+        return {**data, "user": "somebody"} if isinstance(data, dict) and "user" in data else data
+
+    @intercept(name="greet")
+    def greet(user: str) -> str:
+        return f"hello {user}"
+
+    with record(path, redact=hide):
+        greet("ann")
+        greet("bob")
+    with fork(path, at=2, to=to, redact=hide):
+        assert greet("carl") == "hello ann"
+        greet("dora")
+    assert Cassette.load(to).header.redact == Cassette.load(path).header.redact
+
+
+def test_a_recording_of_version_1_is_forked(to):
+    cassette = Cassette.load(Path(__file__).parent / "earlier.jsonl")
+    assert cassette.header.agent_cache_cassette == 1
+    block = fork(cassette, at=cassette[-1].id, to=to, world="as_is")
+    assert block.counts["answered"] > 0
+    with pytest.raises(DivergenceError, match="ended before the fork"), block:
+        pass
+
+
+async def test_a_write_that_was_under_way_when_the_run_ended_may_have_been_made(path, to):
+    @intercept(name="pay", kind="write")
+    async def pay(order_id: str) -> None:
+        await asyncio.Event().wait()
+
+    async def run() -> None:
+        with record(path):
+            task = asyncio.create_task(pay("W1"))
+            await asyncio.sleep(0)
+        task.cancel()
+
+    await run()
+    assert Cassette.load(path)[0].outcome == {"unfinished": True}
+    with pytest.raises(
+        WorldMovedError, match="when it ended, the original made a write, which the world may have already"
+    ):
+        fork(path, at=None, to=to)
+
+
 async def test_a_fork_inside_of_a_recording_is_part_of_it(shop, original, to, tmp_path):
     outer = tmp_path / "outer.jsonl"
     with record(outer), fork(original, at=CANCEL_2, to=to, world="as_is"):
         await shop.run()
     assert [call.name for call in Cassette.load(outer)] == ["cancel"], "only what ran passes through"
+
+
+# Journals
+
+
+@pytest.mark.parametrize("is_sealed", [True, False])
+async def test_a_journal_is_forked_as_a_recording_is(shop, tmp_path, to, is_sealed):
+    async def run() -> None:
+        async with AgentCacheSession("s1", journal=Journal(tmp_path / "journals")):
+            await shop.handle("W1")
+            await shop.get_order("W2")
+            if not is_sealed:
+                raise KeyboardInterrupt
+
+    try:
+        await run()
+    except KeyboardInterrupt:
+        assert not is_sealed
+    [path] = (tmp_path / "journals").glob("*.jsonl")
+    shop.reset()
+    with fork(path, at=4, to=to, world="sandbox") as branch:
+        assert await shop.handle("W1") == "cancelled W1"
+        await shop.get_order("W2")
+    assert shop.made == ["cancel W1", "get W2"]
+    assert diff_cassettes(path, to).identical
+    assert branch.cassette.header.forked_from["path"] == path.name
+
+
+async def test_a_write_that_a_killed_process_had_begun_may_have_been_made(shop, tmp_path, to):
+    with pytest.raises(KeyboardInterrupt):
+        async with AgentCacheSession("s1", journal=Journal(tmp_path / "journals")):
+            await shop.handle("W1")
+            raise KeyboardInterrupt
+    [path] = (tmp_path / "journals").glob("*.jsonl")
+    lines = path.read_bytes().splitlines(keepends=True)
+    assert b"cancel" in lines.pop()
+    path.write_bytes(b"".join(lines))  # as if the process had been killed in the middle of the write
+    with pytest.raises(WorldMovedError, match=r"may have already:\n    call 3: cancel\(order_id='W1'\)"):
+        fork(path, at=None, to=to)
+    shop.reset()
+    with fork(path, at=None, to=to, world="as_is"):
+        await shop.handle("W1")
+    assert shop.made == ["cancel W1"]
+
+
+async def test_a_branch_may_have_a_journal_of_its_own(shop, original, to, tmp_path):
+    with fork(original, at=THINK_2, to=to, world="as_is"):
+        async with AgentCacheSession("s1", journal=Journal(tmp_path / "journals")):
+            await shop.run()
+    [path] = (tmp_path / "journals").glob("*.jsonl")
+    assert diff_cassettes(path, to).identical
+
+
+# Files that were edited
+
+
+@pytest.mark.parametrize(
+    "outcome", [{"stream": 5}, {"stream": {"end": []}}, {"response": {"status": "x", "end": 1}}, {"response": []}, {}]
+)
+async def test_an_outcome_that_is_none_is_an_error_of_its_call(shop, original, to, outcome):
+    cassette = Cassette.load(original)
+    calls = list(cassette.steps)
+    for index in (GET_1 - 1, CANCEL_2 - 1):
+        calls[index] = msgspec.structs.replace(calls[index], outcome=outcome)
+    cassette.steps = calls
+    block = fork(cassette, at=GET_2, to=to, world="as_is")
+    with pytest.raises(CassetteError, match=r"outcome|malformed"), block:
+        await shop.run()
+    assert shop.made == []

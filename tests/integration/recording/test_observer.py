@@ -10,7 +10,17 @@ import msgspec
 import pytest
 
 from agent_cache import AgentCache, AgentCacheInvalidator, AgentCacheSession, ConfigurationError, tags_from
-from agent_cache.recording import Cassette, DivergenceError, Redaction, intercept, observe, record, replay
+from agent_cache.recording import (
+    Cassette,
+    CassetteError,
+    DivergenceError,
+    Redaction,
+    intercept,
+    observe,
+    record,
+    replay,
+)
+from agent_cache.recording.api import block_live_calls
 
 
 class Seen:
@@ -118,6 +128,15 @@ async def test_calls_pass_through_to_the_replay_around_it(path):
     assert seen.ends[0].outcome == {"value": 1}
     assert seen.ends[1].outcome["error"]["type"] == "agent_cache.errors:DivergenceError"
     assert [type(error) for error in seen.closed] == [DivergenceError]
+
+
+async def test_live_calls_are_refused_in_it_as_without_it(path):
+    with block_live_calls("not here"):
+        with observe(Seen()), pytest.raises(CassetteError, match="not here"):
+            look(1)
+        with record(path), observe(seen := Seen()):
+            look(1)
+    assert [call.name for call in seen.ends] == ["look"]
 
 
 async def test_a_listener_that_raises_is_removed_and_the_run_goes_on(caplog):

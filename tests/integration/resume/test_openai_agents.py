@@ -12,9 +12,11 @@ pytest.importorskip("agents")
 from agents import Agent, RunConfig, Runner, SQLiteSession, function_tool
 from agents.testing import ScriptedModel, assistant_message, function_call
 
+from agent_cache import AgentCacheSession
 from agent_cache.errors import CheckpointError, RestoreError
-from agent_cache.resume import Checkpoint, OpenAIAgentsState, register_restore_hook, restore
+from agent_cache.resume import Checkpoint, Journal, OpenAIAgentsState, register_restore_hook, restore
 from agent_cache.resume.checkpoints import checkpoint_line, checkpoint_of
+from agent_cache.resume.journal import read_journal
 from tests.harness.page_examples import examples
 
 QUIET = RunConfig(tracing_disabled=True)
@@ -61,6 +63,17 @@ async def test_the_result_of_a_run_is_a_state_that_the_next_run_goes_on_from():
     await restore(checkpoint(result), listed)
     await Runner.run(finder, [*listed, {"role": "user", "content": "thanks"}], run_config=QUIET)
     assert len(model.last_call.input) == len(state.items) + 1
+
+
+async def test_a_journal_keeps_the_items_of_a_run_and_removes_nothing_from_them(tmp_path):
+    finder, _ = agent()
+    journal = Journal(tmp_path)
+    async with AgentCacheSession("run", journal=journal) as session:
+        result = await Runner.run(finder, "where is a?", run_config=QUIET)
+        await session.checkpoint("found", result)
+    [made] = read_journal(journal.path("run")).checkpoints
+    assert made.redacted == ()
+    assert made.state.items == result.to_input_list()
 
 
 async def test_a_session_goes_back_to_its_checkpoint_and_on_from_there(session):

@@ -1,0 +1,172 @@
+"""`python -m benchmarks.crashes`: kill the processes of agents at random moments, resume them, and count what they did.
+
+Each row is a way to resume. A run makes writes, reads, calls of a model, nested calls, tasks at once and bare
+requests; up to three of its processes are killed by SIGKILL, those that resume it among them. Half of the kills come at
+a random time, half at a named moment of a random call: before its intent, before or after its effect, when it has
+returned, while its request or its answer is under way. A receiver in another process counts.
+
+The exit code is 1 if a row of the journal doubled or lost a write, or made an answered call of the model again.
+
+DBOS runs where `--dbos-python` or this Python has it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import itertools
+import json
+import sys
+import tempfile
+import threading
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from pathlib import Path
+
+from benchmarks.commands import describe_machine, positive, put_table
+from benchmarks.crashes.kills import ROOT, Killer, Row, Verdict
+from benchmarks.crashes.receiver import Receiver
+from benchmarks.table import markdown
+from benchmarks.timing import progress
+
+HEADINGS = (
+    "on a write in doubt", "kills", "runs", "writes doubled", "writes lost", "answered model calls paid twice",
+    "stopped in doubt", "told in doubt", "ended as if undisturbed",
+)  # fmt: skip
+KILLS = 200
+QUICK = 30
+
+
+def journal_is_sealed(folder: Path, run: str) -> bool:
+    """Whether a run under a journal has ended."""
+    from agent_cache.resume.journal import read_journal
+
+    return read_journal(folder / f"{run}.jsonl").is_sealed
+
+
+def recording_is_there(folder: Path, run: str) -> bool:
+    """Whether a run under `record` has ended since its last process began."""
+    return not (folder / f"{run}.jsonl.partial").exists()
+
+
+JOURNAL = ("raise", "rerun", "check", "notice")
+_TRIED = Path("benchmarks", "crashes", "dbos_worker.py")
+
+
+def rows(dbos_python: str) -> dict[str, Row]:
+    """By name."""
+    found = (
+        Row("raise", "raise an error", is_over=journal_is_sealed),
+        Row("rerun", "run again; the receiver knows the key", is_idempotent=True, is_over=journal_is_sealed),
+        Row("check", "ask the receiver by the key", is_over=journal_is_sealed),
+        Row("notice", "tell the model", is_over=journal_is_sealed),
+        Row("new_episodes", '`record(mode="new_episodes")` over the partial file', is_over=recording_is_there),
+        Row("dbos", "DBOS, steps on SQLite", command=(dbos_python, str(ROOT / _TRIED))),
+    )
+    return {row.name: row for row in found}
+
+
+def verdicts_of(row: Row, kills: int, folder: Path, jobs: int, first: int = 0) -> list[Verdict]:
+    """Runs of a row, until so many processes were killed."""
+    verdicts: list[Verdict] = []
+    lock = threading.Lock()
+    numbers = itertools.count(first)
+    done = 0
+    title = f"{row.label}: kills"
+    progress(title, 0, kills)
+    receiver = Receiver()
+    with receiver.running(), ThreadPoolExecutor(jobs) as pool:
+        killer = Killer(row, receiver, folder)
+
+        def work() -> None:
+            nonlocal done
+            while done < kills:
+                verdict = killer.run(next(numbers))
+                with lock:
+                    verdicts.append(verdict)
+                    done += len(verdict.kills)
+                    progress(title, max(1, min(done, kills)), kills)
+                if verdict.failure:
+                    print(f"{row.name}: {verdict.failure}", file=sys.stderr)
+
+        for future in [pool.submit(work) for _ in range(jobs)]:
+            future.result()
+    return verdicts
+
+
+def line_of(row: Row, verdicts: Sequence[Verdict]) -> tuple[str, ...]:
+    """The row of the table."""
+    total = Counter[str]()
+    for verdict in verdicts:
+        total.update(doubled=verdict.doubled, lost=verdict.lost, paid=verdict.paid_twice)
+        total.update(kills=len(verdict.kills), in_doubt=verdict.in_doubt, notices=verdict.notices)
+        total.update(equal=verdict.is_equal, doubled_runs=verdict.doubled > 0, lost_runs=verdict.lost > 0)
+        total.update(paid_runs=verdict.paid_twice > 0)
+    return (
+        row.label,
+        str(total["kills"]),
+        str(len(verdicts)),
+        _in_runs(total["doubled"], total["doubled_runs"]),
+        _in_runs(total["lost"], total["lost_runs"]),
+        _in_runs(total["paid"], total["paid_runs"]),
+        str(total["in_doubt"]) if row.name == "raise" else "",
+        str(total["notices"]) if row.name == "notice" else "",
+        str(total["equal"]),
+    )
+
+
+def _in_runs(times: int, runs: int) -> str:
+    return "0" if not times else f"{times} in {runs} {'run' if runs == 1 else 'runs'}"
+
+
+def is_kept(verdicts: Sequence[Verdict]) -> bool:
+    """Whether every run ended, and no write was doubled or lost, and no answered call of the model made again."""
+    return not any(verdict.doubled or verdict.lost or verdict.paid_twice or verdict.failure for verdict in verdicts)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """0: every promise was kept; 1: one was not."""
+    options = _parser().parse_args(arguments)
+    known = rows(options.dbos_python)
+    kills = options.kills or (QUICK if options.quick else KILLS)
+    has_dbos = options.dbos_python != sys.executable or importlib.util.find_spec("dbos") is not None
+    lines: list[tuple[str, ...]] = []
+    facts: dict[str, list[dict[str, object]]] = {}
+    broken = False
+    for name in options.rows:
+        row = known[name]
+        if name == "dbos" and not has_dbos:
+            lines.append((row.label, "not installed", *[""] * (len(HEADINGS) - 2)))
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            verdicts = verdicts_of(row, kills, Path(folder), options.jobs, options.first)
+        lines.append(line_of(row, verdicts))
+        facts[name] = [asdict(verdict) for verdict in verdicts]
+        broken = broken or (name in JOURNAL and not is_kept(verdicts))
+    table = markdown(HEADINGS, lines)
+    print(json.dumps(facts, indent=2) if options.json else table)
+    if options.page:
+        put_table("crashes", f"{describe_machine(['agent-cache'])}\n\n{table}")
+    return int(broken)
+
+
+def _parser() -> argparse.ArgumentParser:
+    names = list(rows(""))
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.crashes", description=__doc__)
+    parser.add_argument("--rows", nargs="+", choices=names, default=names, metavar="NAME")
+    parser.add_argument("--kills", type=positive, metavar="N", help=f"of each row; by default {KILLS}")
+    parser.add_argument("--quick", action="store_true", help=f"{QUICK} kills of each row")
+    parser.add_argument("--jobs", type=positive, default=2, metavar="N", help="runs at once")
+    parser.add_argument(
+        "--first", type=int, default=0, metavar="N", help="number of the first run, which seeds its kills"
+    )
+    parser.add_argument("--dbos-python", default=sys.executable, metavar="PATH", help="a Python that has DBOS")
+    parser.add_argument("--json", action="store_true", help="the facts of each run in place of the table")
+    parser.add_argument("--page", action="store_true", help="also put the table into docs/benchmarks.md")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,262 @@
+"""`python -m benchmarks.forks`: fork every retail run at a random call, and compare the branch with the original.
+
+A run is recorded on a fresh store. It is forked without edits, so a branch that is right equals its original: the same
+calls in the same order, with the same answers, and in a fresh world the same store afterwards. Beside the sandbox stand
+two worlds in which it cannot always be equal: the store as the original left it, and a fresh one in which the writes
+before the fork were answered but not made.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, Literal, TypeAlias
+
+from agent_cache import AgentCacheSession
+from agent_cache.recording import Cassette, diff_cassettes, fork, record
+from agent_cache.testing import reset
+from benchmarks.commands import command_parser, put_table, run_progress
+from benchmarks.recorded_runs import RETAIL_SETS, DataAbsentError, RecordedCall, Run, data_directory, load_runs
+from benchmarks.retail.policies import tags_from_results
+from benchmarks.retail.store import READ_TOOLS, WRITE_TOOLS, RetailStore, load_store
+from benchmarks.retail.tools import make_tools, some_turns
+from benchmarks.table import markdown
+
+LEAST: Final = 3
+"""Calls of a run that is forked: one before, the first live one, one behind it."""
+TOGETHER: Final = 3
+"""Reads that are in flight at the same time, where they are made at once."""
+
+World: TypeAlias = Literal["a sandbox", "as the original left it", "fresh, without the writes before"]
+WORLDS: Final[tuple[World, ...]] = ("a sandbox", "as the original left it", "fresh, without the writes before")
+Ways: TypeAlias = Literal["one after the other", "reads at once"]
+WAYS: Final[tuple[Ways, ...]] = ("one after the other", "reads at once")
+
+_COLUMNS: Final = (
+    "calls are made", "world of the branch", "forks", "equal", "a write matters", "equal of those",
+    "calls answered", "reads before the fork that ran", "writes made again",
+)  # fmt: skip
+
+_number: ContextVar[int] = ContextVar("number of the agent's call")
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What became of the forks of one kind.
+
+    Attributes:
+        way: how the agent makes its calls.
+        world: of the branches.
+        forks, equal: how many there were, and how many were like their original.
+        with_writes, equal_with_writes: likewise, of those where the world is another one because of a write: any write
+            of the original if the branch runs where that left the store, else one before the fork.
+        answered: calls that were answered from the recording.
+        reads_before: reads before the fork that a tool executed; should be 0.
+        writes_again: writes before the fork that were made again.
+        different: ids of the runs that were not equal.
+    """
+
+    way: Ways
+    world: World
+    forks: int = 0
+    equal: int = 0
+    with_writes: int = 0
+    equal_with_writes: int = 0
+    answered: int = 0
+    reads_before: int = 0
+    writes_again: int = 0
+    different: list[str] = field(default_factory=list)
+
+    @property
+    def is_perfect(self) -> bool:
+        """Whether it is as a sandbox must be; the other worlds are shown for comparison."""
+        return not self.reads_before and (self.world != WORLDS[0] or self.equal == self.forks)
+
+
+class Shop:
+    """The tools, the store behind them, and the agent that makes a recorded run again.
+
+    Attributes:
+        store: behind the tools.
+        executed: tool and number of the agent's call, of each that a tool executed.
+    """
+
+    def __init__(self, store: RetailStore, way: Ways) -> None:
+        self._original = store
+        self._way = way
+        self._chance = random.Random(0)
+        self.store = store
+        self.executed: list[tuple[str, int]] = []
+        self._tools = make_tools(
+            self, policy=tags_from_results(store.owner_of), latency=partial(some_turns, self._chance)
+        )
+
+    def open(self, store: RetailStore | None = None) -> None:
+        """Put a store behind the tools, by default a fresh one, and clear the caches."""
+        reset()
+        self.store = self._original.copy() if store is None else store
+        self.executed.clear()
+
+    def answer(self, tool: str, arguments: Mapping[str, Any]) -> str:
+        """Run one tool on the store, as `Backend.answer`."""
+        self.executed.append((tool, _number.get()))
+        return self.store.answer(tool, arguments)
+
+    async def make(self, calls: Sequence[RecordedCall], seed: str) -> list[str]:
+        """Make the calls of a run in a session, and return the answers. The seed sets how long the tools take."""
+        self._chance.seed(seed)
+        answers = [""] * len(calls)
+        gate = asyncio.Semaphore(TOGETHER)
+
+        async def make_one(number: int) -> None:
+            async with gate:
+                _number.set(number)
+                answers[number] = await self._tools[calls[number].tool](**calls[number].arguments)
+
+        async with AgentCacheSession(loop_detection=False):
+            together: list[int] = []
+            for number, call in enumerate(calls):
+                if call.tool in READ_TOOLS and self._way == "reads at once":
+                    together.append(number)
+                    continue
+                await asyncio.gather(*map(make_one, together))
+                together.clear()
+                await make_one(number)
+            await asyncio.gather(*map(make_one, together))
+        return answers
+
+
+def forked_calls(run: Run) -> list[RecordedCall]:
+    """The calls of a run to the tools that read and write."""
+    return [call for call in run.calls if not call.is_oddity and call.tool in READ_TOOLS + WRITE_TOOLS]
+
+
+async def fork_all(
+    runs: Iterable[Run], store: RetailStore, way: Ways, world: World, advance: Callable[[], None]
+) -> Outcome:
+    """Record and fork each run that is long enough."""
+    outcome = Outcome(way, world)
+    shop = Shop(store, way)
+    for run in runs:
+        calls = forked_calls(run)
+        if len(calls) >= LEAST:
+            with tempfile.TemporaryDirectory() as folder:
+                await _fork_one(run.id, calls, shop, outcome, Path(folder))
+        advance()
+    return outcome
+
+
+async def _fork_one(run: str, calls: Sequence[RecordedCall], shop: Shop, outcome: Outcome, folder: Path) -> None:
+    original, branch = folder / "run.jsonl", folder / "branch.jsonl"
+    shop.open()
+    with record(original):
+        seen = await shop.make(calls, run)
+    left = shop.store
+    cassette = Cassette.load(original)
+    chance = random.Random(f"{outcome.way} {run}")
+    at = chance.choice(cassette.steps).id
+    before = _numbers_before(cassette, calls, at)
+    shop.open(left.copy() if outcome.world == WORLDS[1] else None)
+    is_sandbox = outcome.world == WORLDS[0]
+    with fork(original, at=at, to=branch, world="sandbox" if is_sandbox else "as_is") as handle:
+        again = await shop.make(calls, f"{run} again")
+    is_equal = again == seen and diff_cassettes(original, branch).identical
+    if is_sandbox:
+        is_equal = is_equal and (shop.store.users, shop.store.orders) == (left.users, left.orders)
+    matters = any(
+        call.tool in WRITE_TOOLS and (number in before or outcome.world == WORLDS[1])
+        for number, call in enumerate(calls)
+    )
+    outcome.forks += 1
+    outcome.equal += is_equal
+    outcome.with_writes += matters
+    outcome.equal_with_writes += matters and is_equal
+    outcome.answered += handle.saved.calls
+    outcome.reads_before += sum(tool in READ_TOOLS and number in before for tool, number in shop.executed)
+    outcome.writes_again += sum(tool in WRITE_TOOLS and number in before for tool, number in shop.executed)
+    if not is_equal:
+        outcome.different.append(run)
+
+
+def _numbers_before(cassette: Cassette, calls: Sequence[RecordedCall], at: int) -> set[int]:
+    """The numbers of the agent's calls that had started before a call of the cassette.
+
+    Equal calls were recorded in the order in which the agent made them.
+    """
+    numbers: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for number in reversed(range(len(calls))):
+        numbers[calls[number].tool, calls[number].identity].append(number)
+    found: set[int] = set()
+    for index in cassette.outline.starts():
+        call = cassette[index]
+        if call.id == at:
+            break
+        identity = json.dumps(call.arguments, sort_keys=True)
+        found.add(numbers[call.name.partition(":")[2], identity].pop())
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure and print. Exit code 0: sandboxes were equal, and nothing was read again; 1: not so; 2: no data."""
+    options = _parser().parse_args(arguments)
+    try:
+        directory = data_directory()
+    except DataAbsentError as absent:
+        print(absent, file=sys.stderr)
+        return 2
+    runs = [run for name in RETAIL_SETS for run in load_runs(directory, name, options.limit)]
+    outcomes = asyncio.run(_measured(runs, load_store(directory)))
+    if options.json:
+        print(json.dumps([asdict(one) | {"is_perfect": one.is_perfect} for one in outcomes], indent=1))
+    else:
+        print(_table(outcomes))
+    if options.page:
+        put_table("forks", _table(outcomes))
+    return 0 if all(one.is_perfect for one in outcomes) else 1
+
+
+async def _measured(runs: list[Run], store: RetailStore) -> list[Outcome]:
+    outcomes = []
+    for way in WAYS:
+        for world in WORLDS:
+            with run_progress(f"{way}, {world}", len(runs)) as advance:
+                outcomes.append(await fork_all(runs, store, way, world, advance))
+    return outcomes
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = command_parser("benchmarks.forks", __doc__)
+    parser.add_argument("--page", action="store_true", help="also put the table into docs/benchmarks.md")
+    return parser
+
+
+def _table(outcomes: Iterable[Outcome]) -> str:
+    return markdown(_COLUMNS, map(_row, outcomes))
+
+
+def _row(outcome: Outcome) -> tuple[str, ...]:
+    return (
+        outcome.way,
+        outcome.world,
+        f"{outcome.forks:,}",
+        f"{outcome.equal:,}",
+        f"{outcome.with_writes:,}",
+        f"{outcome.equal_with_writes:,}",
+        f"{outcome.answered:,}",
+        f"{outcome.reads_before:,}",
+        f"{outcome.writes_again:,}",
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,791 @@
+"""Drift of runs that tools, tasks and models make: what counts, how much, and what is accepted."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from agent_cache import AgentCache, AgentCacheInvalidator, AgentCacheSession, ConfigurationError
+from agent_cache.recording import (
+    Baseline,
+    Cassette,
+    CassetteError,
+    CassetteNotFound,
+    DriftDetector,
+    DriftEvent,
+    DriftReport,
+    DriftSeverity,
+    RecordedCall,
+    Redaction,
+    Tolerance,
+    intercept,
+    observe,
+    record,
+)
+from agent_cache.testing import reset
+
+INFO, WARNING, CRITICAL = DriftSeverity.INFO, DriftSeverity.WARNING, DriftSeverity.CRITICAL
+
+
+class Shop:
+    """A shop whose tools are recorded. Each run has a new one."""
+
+    def __init__(self, **status: str) -> None:
+        self.status = {"W1": "pending", "W2": "pending"} | status
+        self.failing: set[str] = set()
+        self.request = 0
+
+        @AgentCache("order:{order_id}", name="shop:get_order", maxsize=None)
+        async def get_order(order_id: str) -> dict[str, Any]:
+            return self.answer("get_order", {"id": order_id, "status": self.status.get(order_id, "none")})
+
+        @AgentCacheInvalidator("order:{order_id}", name="shop:cancel")
+        async def cancel(order_id: str, reason: str = "") -> dict[str, Any]:
+            self.status[order_id] = "cancelled"
+            return self.answer("cancel", {"id": order_id})
+
+        @AgentCacheInvalidator("order", name="shop:cancel_all")
+        async def cancel_all() -> str:
+            return "done"
+
+        @intercept(kind="llm", name="model:ask")
+        async def ask(prompt: str) -> str:
+            return f"about {prompt}"
+
+        @intercept(kind="write", name="mail:send")
+        async def send(text: str) -> str:
+            return self.answer("send", "sent")
+
+        self.get_order, self.cancel, self.cancel_all, self.ask, self.send = get_order, cancel, cancel_all, ask, send
+
+    def answer(self, tool: str, value: Any) -> Any:
+        if tool in self.failing:
+            raise ConnectionError("the backend is down")
+        if self.request and isinstance(value, dict):
+            self.request += 1
+            value = {**value, "request_id": self.request, "meta": {"took": self.request * 7}}
+        return value
+
+
+Script = Callable[[Shop], Awaitable[Any]]
+
+
+class Runs:
+    """Records runs into a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.count = 0
+
+    async def __call__(
+        self, script: Script, shop: Shop | None = None, *, drift: Any = None, **options: Any
+    ) -> Cassette:
+        reset()
+        self.count += 1
+        path = self.folder / f"{self.count}.jsonl"
+        async with AgentCacheSession(loop_detection=False, drift=drift):
+            with record(path, **options):
+                await script(shop or Shop())
+        return Cassette.load(path)
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Runs:
+    return Runs(tmp_path)
+
+
+def script(*calls: tuple[Any, ...]) -> Script:
+    """Calls in sequence: a tool's name and its arguments."""
+
+    async def make(shop: Shop) -> None:
+        for name, *arguments in calls:
+            try:
+                await getattr(shop, name)(*arguments)
+            except ConnectionError:
+                pass
+
+    return make
+
+
+def brief(drifts: list[DriftEvent]) -> list[tuple[DriftSeverity, str, str]]:
+    return [(one.severity, one.kind, one.name) for one in drifts]
+
+
+ASK, READ, WRITE, OTHER = ("ask", "a"), ("get_order", "W1"), ("cancel", "W1"), ("get_order", "W2")
+LATE = ("cancel", "W1", "late")
+BASE = (ASK, READ, WRITE, OTHER, ("cancel", "W2"), ("ask", "b"))
+
+
+# Severities, row by row
+
+
+@pytest.mark.parametrize(
+    ("new", "drift"),
+    [
+        pytest.param([ASK, READ, LATE, *BASE[3:]], (CRITICAL, "arguments", "shop:cancel"), id="write changed"),
+        pytest.param([*BASE[:2], *BASE[3:]], (CRITICAL, "missing", "shop:cancel"), id="write missing"),
+        pytest.param([*BASE, ("send", "hello")], (CRITICAL, "extra", "mail:send"), id="write new"),
+        pytest.param([*BASE, ("cancel", "W2")], (CRITICAL, "repeated", "shop:cancel"), id="write repeated"),
+        pytest.param([("ask", "c"), *BASE[1:]], (WARNING, "arguments", "model:ask"), id="model call changed"),
+        pytest.param([ASK, *BASE[2:]], (WARNING, "missing", "shop:get_order"), id="read missing"),
+        pytest.param([*BASE, ("get_order", "W3")], (WARNING, "extra", "shop:get_order"), id="read new"),
+        pytest.param([*BASE[:2], READ, *BASE[2:]], (INFO, "repeated", "shop:get_order"), id="read repeated"),
+        pytest.param([READ, ASK, *BASE[2:]], (INFO, "order", "shop:get_order"), id="read and model call swapped"),
+        pytest.param([ASK, OTHER, WRITE, READ, *BASE[4:]], (WARNING, "order", "shop:get_order"), id="read over write"),
+    ],
+)  # fmt: skip
+async def test_each_drift_has_its_severity(runs: Runs, new: list[Any], drift: tuple[Any, ...]) -> None:
+    baseline = Baseline(await runs(script(*BASE)))
+    drifts = baseline.compare(await runs(script(*new)))
+    assert drift in brief(drifts)
+    assert max(one.severity for one in drifts) is drift[0]
+
+
+async def test_a_read_that_is_made_less_often_is_information(runs: Runs) -> None:
+    baseline = Baseline(await runs(script(READ, READ, ASK)))
+    (drift,) = baseline.compare(await runs(script(READ, ASK)))
+    assert (drift.severity, drift.kind) == (INFO, "missing")
+    assert drift.description == "get_order(order_id='W1') was made less often"
+
+
+async def test_a_changed_result_of_a_read_is_a_warning(runs: Runs) -> None:
+    baseline = Baseline(await runs(script(ASK, READ)))
+    (drift,) = baseline.compare(await runs(script(ASK, READ), Shop(W1="delivered")))
+    assert drift == DriftEvent(
+        WARNING,
+        "result",
+        "shop:get_order",
+        "get_order(order_id='W1') had another outcome: result.status was 'pending' and is 'delivered'",
+        "pending",
+        "delivered",
+        "tool",
+        1,
+        "result.status",
+    )
+    assert (drift.expected, drift.actual) == ("pending", "delivered")
+
+
+async def test_a_write_that_answers_otherwise_is_critical(runs: Runs) -> None:
+    baseline = Baseline(await runs(script(WRITE)))
+    shop = Shop()
+    shop.request = 1
+    (drift,) = baseline.compare(await runs(script(WRITE), shop))
+    assert (drift.severity, drift.kind, drift.path) == (CRITICAL, "result", "result.request_id, result.meta")
+
+
+@pytest.mark.parametrize("tool", ["get_order", "cancel", "send"])
+async def test_a_new_error_is_critical(runs: Runs, tool: str) -> None:
+    baseline = Baseline(await runs(script((tool, "W1"))))
+    shop = Shop()
+    shop.failing.add(tool)
+    (drift,) = baseline.compare(await runs(script((tool, "W1")), shop))
+    assert (drift.severity, drift.kind) == (CRITICAL, "error")
+    assert drift.description.endswith(
+        "(W1') raised ConnectionError('the backend is down'), and in the baseline did not"
+    ) or ("raised ConnectionError('the backend is down'), and in the baseline did not" in drift.description)
+
+
+@pytest.mark.parametrize(("tool", "severity"), [("get_order", WARNING), ("cancel", CRITICAL)])
+async def test_an_error_that_is_gone_is_drift_too(runs: Runs, tool: str, severity: DriftSeverity) -> None:
+    shop = Shop()
+    shop.failing.add(tool)
+    baseline = Baseline(await runs(script((tool, "W1")), shop))
+    (drift,) = baseline.compare(await runs(script((tool, "W1"))))
+    assert (drift.severity, drift.kind) == (severity, "error")
+    assert "no longer raises" in drift.description
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "severity"),
+    [
+        (("cancel", "W1"), ("cancel", "W1", "again"), CRITICAL),  # of one order
+        (("cancel", "W1"), ("cancel", "W2"), INFO),
+        (("cancel", "W1"), ("cancel_all",), CRITICAL),  # all orders, and one of them
+        (("send", "x"), ("cancel", "W1"), CRITICAL),  # what a mail touches is not known
+    ],
+)
+async def test_the_order_of_writes_is_critical_unless_they_touch_different_things(
+    runs: Runs, first: Any, second: Any, severity: DriftSeverity
+) -> None:
+    baseline = Baseline(await runs(script(first, second)))
+    (drift,) = baseline.compare(await runs(script(second, first)))
+    assert (drift.severity, drift.kind) == (severity, "order")
+
+
+async def test_the_same_run_has_no_drift_and_recorded_times_and_random_values_do_not_count(runs: Runs) -> None:
+    from agent_cache.recording import now, uuid4
+
+    async def make(shop: Shop) -> None:
+        now()
+        await script(*BASE)(shop)
+        uuid4()
+
+    baseline = Baseline(await runs(make))
+    assert baseline.compare(await runs(make)) == []
+    assert baseline.compare(await runs(script(*BASE))) == []
+
+
+async def test_a_call_inside_of_another_one_is_not_the_same_call_outside(runs: Runs) -> None:
+    def nested(shop: Shop) -> Awaitable[Any]:
+        @intercept(name="agent:plan")
+        async def plan() -> None:
+            await shop.get_order("W1")
+
+        return plan()
+
+    async def flat(shop: Shop) -> None:
+        @intercept(name="agent:plan")
+        async def plan() -> None: ...
+
+        await plan()
+        await shop.get_order("W1")
+
+    baseline = Baseline(await runs(nested))
+    drifts = baseline.compare(await runs(flat))
+    assert brief(drifts) == [(WARNING, "extra", "shop:get_order"), (WARNING, "missing", "shop:get_order")]
+
+
+# Tasks
+
+
+async def test_the_order_of_tasks_that_run_side_by_side_is_not_judged(runs: Runs) -> None:
+    def at_once(*orders: str) -> Script:
+        return lambda shop: asyncio.gather(*(shop.get_order(one) for one in orders))
+
+    baseline = Baseline(await runs(at_once("W1", "W2", "W3")))
+    assert baseline.compare(await runs(at_once("W3", "W1", "W2"))) == []
+    (drift,) = baseline.compare(await runs(at_once("W3", "W1")))
+    assert (drift.kind, drift.original_value) == ("missing", {"order_id": "W2"})
+
+
+async def test_a_write_is_known_to_come_behind_the_tasks_before_it(runs: Runs) -> None:
+    async def reads_first(shop: Shop) -> None:
+        await asyncio.gather(shop.get_order("W1"), shop.get_order("W2"))
+        await shop.cancel("W3")
+
+    async def write_first(shop: Shop) -> None:
+        await shop.cancel("W3")
+        await asyncio.gather(shop.get_order("W1"), shop.get_order("W2"))
+
+    baseline = Baseline(await runs(reads_first))
+    drifts = baseline.compare(await runs(write_first))
+    assert brief(drifts) == [(WARNING, "order", "shop:cancel")]
+
+
+async def test_a_read_beside_a_task_that_nobody_waits_for_may_come_before_or_behind_it(runs: Runs) -> None:
+    def beside(turns: int) -> Script:
+        async def make(shop: Shop) -> None:
+            async def other() -> None:
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                await shop.get_order("W2")
+
+            task = asyncio.create_task(other())
+            for _ in range(10):
+                await asyncio.sleep(0)
+            await shop.get_order("W1")
+            await task
+
+        return make
+
+    baseline = Baseline(await runs(beside(0)))
+    assert baseline.compare(await runs(beside(40))) == []
+
+
+async def test_tasks_that_do_the_same_are_paired_with_what_they_started(runs: Runs) -> None:
+    def make(turns: int, others: int) -> Script:
+        async def agent(shop: Shop, order: str, wait: int) -> None:
+            for _ in range(wait):
+                await asyncio.sleep(0)
+            await shop.ask("what next")
+            await shop.ask("what else")
+            await asyncio.gather(shop.get_order(order))
+
+        return lambda shop: asyncio.gather(agent(shop, "W1", turns), agent(shop, "W2", others))
+
+    baseline = Baseline(await runs(make(0, 60)))
+    assert baseline.compare(await runs(make(60, 0))) == []
+    assert baseline.compare(await runs(make(0, 0))) == []
+
+
+# Several recordings
+
+
+async def test_what_varies_between_the_recordings_of_a_baseline_is_accepted(runs: Runs) -> None:
+    async def made(request: int, status: str = "pending") -> Cassette:
+        shop = Shop(W1=status)
+        shop.request = request
+        return await runs(script(READ, OTHER), shop)
+
+    one = Baseline(await made(10))
+    two = Baseline(await made(10), await made(20))
+    new = await made(30)
+    assert brief(one.compare(new)) == [(WARNING, "result", "shop:get_order")] * 2
+    assert two.compare(new) == []
+    (drift,) = two.compare(await made(40, "delivered"))
+    assert (drift.path, drift.restored_value) == ("result.status", "delivered")
+
+
+async def test_an_argument_that_always_varies_is_accepted_and_one_that_is_another_call_is_not(runs: Runs) -> None:
+    def made(today: str, order: str) -> Script:
+        return script(("ask", f"{today}"), ("get_order", "W1"), ("get_order", order))
+
+    baseline = Baseline(await runs(made("monday", "W2")), await runs(made("tuesday", "W3")))
+    assert baseline.compare(await runs(made("friday", "W2"))) == []
+    assert baseline.compare(await runs(made("friday", "W3"))) == []
+    assert brief(baseline.compare(await runs(made("friday", "W4")))) == [(WARNING, "arguments", "shop:get_order")]
+    assert brief(baseline.compare(await runs(script(("ask", "friday"))))) == [(WARNING, "missing", "shop:get_order")]
+
+
+async def test_calls_and_orders_that_vary_are_accepted_and_others_are_not(runs: Runs) -> None:
+    write, model = ("cancel", "W3"), ("ask", "b")
+    approved = ((ASK, READ, OTHER, write), (ASK, OTHER, READ, write, model))
+    baseline = Baseline(*[await runs(script(*calls)) for calls in approved])
+    for calls in (*approved, (ASK, OTHER, READ, write)):
+        assert baseline.compare(await runs(script(*calls))) == []
+    (moved,) = baseline.compare(await runs(script(ASK, write, READ, OTHER)))
+    assert (moved.severity, moved.kind) == (WARNING, "order")
+    assert brief(baseline.compare(await runs(script(ASK, READ, OTHER)))) == [(CRITICAL, "missing", "shop:cancel")]
+
+
+async def test_an_error_that_only_some_recordings_have_is_accepted(runs: Runs) -> None:
+    down = Shop()
+    down.failing.add("get_order")
+    baseline = Baseline(await runs(script(READ)), await runs(script(READ), down))
+    assert baseline.compare(await runs(script(READ), down)) == []
+    assert baseline.compare(await runs(script(READ))) == []
+
+
+# Tolerance
+
+
+async def test_ignored_places_do_not_count(runs: Runs) -> None:
+    shop, later = Shop(), Shop(W1="delivered")
+    shop.request, later.request = 10, 50
+    baseline, new = Baseline(await runs(script(READ), shop)), await runs(script(READ), later)
+    for ignored in (
+        ("get_order:result.request_id", "get_order:result.meta.took"),
+        ("shop:get_order:result.request_id", "shop:get_order:result.meta"),
+        ("*:result.request_id", "get_*:result.meta.*"),
+    ):
+        (drift,) = baseline.compare(new, Tolerance(ignore=ignored))
+        assert drift.path == "result.status"
+    assert baseline.compare(new, Tolerance(ignore=["get_order:result"])) == []
+    assert len(baseline.compare(new, Tolerance(ignore=["cancel:result"]))) == 1
+
+
+async def test_the_path_of_an_event_can_be_ignored_as_it_stands(runs: Runs) -> None:
+    def answering(*values: Any) -> Script:
+        async def make(_: Shop) -> None:
+            @intercept(name="tool:look")
+            async def look(number: int) -> Any:
+                return values[number]
+
+            for number in range(len(values)):
+                await look(number)
+
+        return make
+
+    was = [
+        {"a.b": 1},
+        {"items": [{"price": 1, "n": 1}, {"price": 2, "n": 1}]},
+        '{"id": "x"}',
+        {'with "': {"*": 1}},
+        "text",
+    ]
+    now = [
+        {"a.b": 2},
+        {"items": [{"price": 3, "n": 1}, {"price": 2, "n": 1}]},
+        '{"id": "y"}',
+        {'with "': {"*": 2}},
+        "other",
+    ]
+    baseline, new = Baseline(await runs(answering(*was))), await runs(answering(*now))
+    drifts = baseline.compare(new)
+    assert [one.path for one in drifts] == [
+        'result["a.b"]', "result.items[*].price", "result.id", 'result["with \\""]["*"]', "result",
+    ]  # fmt: skip
+    for drift in drifts:
+        ignored = Tolerance(ignore=[f"{drift.name}:{drift.path}"])
+        assert drift.path == "result" or len(baseline.compare(new, ignored)) == len(drifts) - 1
+    assert baseline.compare(new, Tolerance(ignore=[f"tool:look:{one.path}" for one in drifts])) == []
+
+
+async def test_ignored_arguments_find_their_call_wherever_it_stands(runs: Runs) -> None:
+    def sends(*texts: str) -> Script:
+        async def make(_: Shop) -> None:
+            @intercept(kind="write", name="mail:send")
+            async def send(to: str, at: str) -> None: ...
+
+            for number, text in enumerate(texts):
+                await send(text, f"{number} o'clock")
+
+        return make
+
+    baseline = Baseline(await runs(sends(*"abcdefghijklmnopqrstuvwxyz")))
+    tolerance = Tolerance(ignore=["send:arguments.at"])
+    drifts = baseline.compare(await runs(sends(*"bcdefghijklmnopqrstuvwxyz")), tolerance)
+    assert brief(drifts) == [(CRITICAL, "missing", "mail:send")]
+    assert drifts[0].original_value["to"] == "a"
+
+
+async def test_arguments_are_the_same_that_a_function_says_are(runs: Runs) -> None:
+    def same(expected: dict[str, Any], actual: dict[str, Any]) -> bool:
+        return bool(expected["order_id"].lower() == actual["order_id"].lower())
+
+    baseline = Baseline(await runs(script(("cancel", "w1"), ("get_order", "w1"))))
+    new = await runs(script(("cancel", "W1"), ("get_order", "W1")))
+    tolerance = Tolerance(same_arguments={"cancel": same}, ignore=["*:result"])
+    assert brief(baseline.compare(new, tolerance)) == [(WARNING, "arguments", "shop:get_order")]
+    assert baseline.compare(new, Tolerance(same_arguments={"*": same}, ignore=["*:result"])) == []
+    with pytest.raises(ConfigurationError, match=r"same_arguments of 'shop:cancel' raised KeyError\('id'\)"):
+        baseline.compare(new, Tolerance(same_arguments={"shop:cancel": lambda one, _: one["id"]}))
+
+
+async def test_a_number_of_calls_more_or_less_is_accepted_but_no_write(runs: Runs) -> None:
+    baseline = Baseline(await runs(script(*BASE)))
+    new = await runs(script(ASK, WRITE, OTHER, ("get_order", "W3"), ("cancel", "W2"), ("ask", "b"), ("send", "x")))
+    assert len(baseline.compare(new, Tolerance(calls=0))) == 2  # one read by another, which is one drift
+    new = await runs(script(*BASE, READ, ("get_order", "W3"), ("send", "x")))
+    assert len(baseline.compare(new, Tolerance(calls=1))) == 3
+    assert brief(baseline.compare(new, Tolerance(calls=2))) == [(CRITICAL, "extra", "mail:send")]
+
+
+def tokens(cassette: Cassette, count: int) -> Cassette:
+    """The same recording, whose model calls took so many tokens each."""
+    calls = [
+        msgspec.structs.replace(one, input_tokens=count - 10, output_tokens=10) if one.kind == "llm" else one
+        for one in cassette
+    ]
+    return Cassette.from_dict({**cassette.to_dict(), "calls": msgspec.to_builtins(calls)})
+
+
+async def test_tokens_of_the_run_may_vary_by_a_fifth(runs: Runs) -> None:
+    recorded = await runs(script(ASK, ("ask", "b")))
+    baseline = Baseline(tokens(recorded, 100))
+    assert baseline.compare(tokens(recorded, 119)) == []
+    assert baseline.compare(tokens(recorded, 81)) == []
+    (more,) = baseline.compare(tokens(recorded, 130))
+    assert (more.severity, more.kind, more.original_value, more.restored_value, more.index) == (
+        WARNING,
+        "tokens",
+        200,
+        260,
+        -1,
+    )
+    assert (
+        more.description
+        == "the model calls of the run took 260 tokens, and in the baseline 200: +30%, of which 20% are accepted"
+    )
+    (fewer,) = baseline.compare(tokens(recorded, 70))
+    assert fewer.severity is INFO
+    assert baseline.compare(tokens(recorded, 130), Tolerance(tokens=0.3)) == []
+    assert baseline.compare(tokens(recorded, 900), Tolerance(tokens=None)) == []
+    assert len(baseline.compare(tokens(recorded, 101), Tolerance(tokens=0))) == 1
+    assert baseline.compare(recorded) == []  # it does not know its tokens
+    assert Baseline(tokens(recorded, 100), tokens(recorded, 200)).compare(tokens(recorded, 150)) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"ignore": "get_order:result"}, "ignore takes a list of texts"),
+        ({"ignore": ["get_order"]}, "ignore: 'get_order' is not a function and a path"),
+        ({"ignore": ["get_order:status"]}, "ignore: 'get_order:status' is not a function and a path"),
+        ({"ignore": ["get_order:result..x"]}, "ignore: 'get_order:result..x' is not"),
+        ({"ignore": [7]}, "ignore: 7 is not"),
+        ({"same_arguments": ["x"]}, "same_arguments takes a function"),
+        ({"same_arguments": {"x": "y"}}, "same_arguments takes a function"),
+        ({"tokens": -1}, "tokens must be a part"),
+        ({"tokens": "20%"}, "tokens must be a part"),
+        ({"tokens": float("nan")}, "tokens must be a part"),
+        ({"tokens": True}, "tokens must be a part"),
+        ({"calls": -1}, "calls must be a number of calls"),
+        ({"calls": 1.5}, "calls must be a number of calls"),
+        ({"fail_on": "fatal"}, "fail_on must be 'info', 'warning' or 'critical', got 'fatal'"),
+    ],
+)
+def test_a_tolerance_that_cannot_work_is_refused_with_the_field(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        Tolerance(**arguments)
+    assert message in str(refused.value)
+
+
+@pytest.mark.parametrize("suffix", ["toml", "json"])
+def test_a_tolerance_is_read_from_a_file(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"tolerance.{suffix}"
+    data = {"ignore": ["get_order:result.id"], "tokens": 0.5, "calls": 2, "fail_on": "critical"}
+    lines = [f"{name} = {json.dumps(value)}" for name, value in data.items()]
+    path.write_text(json.dumps(data) if suffix == "json" else "\n".join(lines))
+    assert Tolerance.load(path) == Tolerance(ignore=("get_order:result.id",), tokens=0.5, calls=2, fail_on=CRITICAL)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.toml", "calls = ", "cannot be read"),
+        ("a.toml", "call = 1", "there is no 'call', only ignore, tokens, calls, fail_on"),
+        ("a.toml", "calls = 'x'", "calls must be a number of calls from 0, got 'x' (in "),
+        ("a.toml", "same_arguments = {}", "same_arguments are functions, which a file cannot have"),
+        ("a.json", "[]", "must have the arguments by name, got list"),
+        ("a.json", "{", "cannot be read"),
+        ("b.toml", None, "No such file or directory"),
+    ],
+)
+def test_a_file_that_is_no_tolerance_is_refused(tmp_path: Path, name: str, content: str | None, message: str) -> None:
+    if content is not None:
+        (tmp_path / name).write_text(content)
+    with pytest.raises(ConfigurationError) as refused:
+        Tolerance.load(tmp_path / name)
+    assert message in str(refused.value)
+    assert name in str(refused.value)
+
+
+def test_a_tolerance_fails_from_its_severity_on() -> None:
+    drifts = [DriftEvent(WARNING, "extra", "x", "x was made")]
+    assert Tolerance().fails(drifts)
+    assert Tolerance(fail_on="info").fails(drifts)
+    assert not Tolerance(fail_on="critical").fails(drifts)
+    assert not Tolerance(fail_on=INFO).fails([])
+
+
+# What cannot be compared
+
+
+async def test_a_baseline_of_another_agent_is_said_so(runs: Runs) -> None:
+    baseline = Baseline(await runs(script(READ, WRITE, ASK)))
+    other = await runs(script(("send", "x"), ("ask", "quite another prompt")))
+    with pytest.raises(CassetteError) as refused:
+        baseline.compare(other)
+    assert "no call in common with its baseline, so it is of another agent" in str(refused.value)
+    assert "calls send, ask, and the baseline get_order, cancel, ask" in str(refused.value)
+    with pytest.raises(CassetteError, match="cannot be a baseline together with the others"):
+        Baseline(await runs(script(READ, WRITE)), other)
+
+
+async def test_a_run_that_makes_no_calls_any_more_misses_all_of_them(runs: Runs) -> None:
+    baseline = Baseline(await runs(script(READ, WRITE)))
+    assert [one.kind for one in baseline.compare(await runs(script()))] == ["missing", "missing"]
+
+
+async def test_a_baseline_without_calls_or_of_a_killed_recording_is_refused(runs: Runs, tmp_path: Path) -> None:
+    with pytest.raises(CassetteError, match="has no calls, so nothing can be compared with it"):
+        Baseline(await runs(script()))
+    await runs(script(READ, WRITE))
+    killed = tmp_path / "killed.jsonl"
+    killed.write_text("".join((tmp_path / "2.jsonl").read_text().splitlines(keepends=True)[:-1]))
+    with pytest.raises(CassetteError, match="is partial, so calls may be missing in it; record it again"):
+        Baseline.load(killed)
+    with pytest.raises(CassetteNotFound):
+        Baseline.load(tmp_path / "none.jsonl")
+    with pytest.raises(ConfigurationError, match="needs a recording"):
+        Baseline()
+    with pytest.raises(ConfigurationError, match=r"Baseline\.load takes paths"):
+        Baseline("a.jsonl")  # type: ignore[arg-type]
+
+
+async def test_a_cassette_of_agentcassette_is_not_compared_with_one_of_agent_cache(runs: Runs, tmp_path: Path) -> None:
+    path = tmp_path / "foreign.json"
+    step = {"name": "get_order", "type": "tool", "arguments": {"args": ["W1"], "kwargs": {}}, "result": {"id": "W1"}}
+    path.write_text(json.dumps({"version": 1, "steps": [step]}))
+    with pytest.raises(CassetteError, match="one of them is of agentcassette"):
+        Baseline.load(path).compare(await runs(script(READ)))
+    assert Baseline.load(path).compare(path) == []
+
+
+async def test_a_recording_of_version_1_is_compared_as_far_as_its_arguments_are_the_same(
+    runs: Runs, tmp_path: Path
+) -> None:
+    cassette = await runs(script(READ, WRITE))
+    data = cassette.to_dict()
+    data["agent_cache_cassette"] = 1
+    for call in data["calls"]:
+        call.pop("forked", None)
+        call["after"] = call["id"] - 1
+    old = Cassette.from_dict(data)
+    assert Baseline(old).compare(cassette) == []
+    assert len(Baseline(old).compare(Cassette.from_dict({**data, "calls": data["calls"][:1]}))) == 1
+    with pytest.raises(CassetteError, match="one of them is of version 1 of the format"):
+        Baseline(old).compare(await runs(script(READ, ("cancel", "W2"))))
+
+
+async def test_recordings_with_other_rules_of_redaction_are_redacted_alike(runs: Runs) -> None:
+    plain, redacted = await runs(script(READ, WRITE)), await runs(script(READ, WRITE), redact=["order_id"])
+    assert Baseline(redacted).compare(plain) == []
+    assert Baseline(plain, redacted).compare(plain) == []
+    assert Baseline(redacted).redaction.names == ("order_id",)
+
+
+# Runs that go on
+
+
+async def test_a_session_tells_its_drifts_at_the_calls_that_show_them(runs: Runs) -> None:
+    told: list[tuple[str, str, bool]] = []
+    seen: list[str] = []
+    detector = DriftDetector(
+        Baseline(await runs(script(*BASE))), on_drift=lambda one: told.append((seen[-1], one.kind, one.provisional))
+    )
+
+    async def make(shop: Shop) -> None:
+        for name, argument in (ASK, READ, ("cancel", "W9"), OTHER, ("get_order", "W9"), ("cancel", "W2")):
+            seen.append(f"{name} {argument}")
+            await getattr(shop, name)(argument)
+        seen.append("the end")
+
+    cassette = await runs(make, drift=detector)
+    assert told == [
+        ("cancel W9", "arguments", True),
+        ("get_order W9", "extra", True),
+        ("the end", "missing", False),
+    ]
+    assert detector.drifts == Baseline(await runs(script(*BASE))).compare(cassette)
+    assert detector.report().counts == {CRITICAL: 1, WARNING: 2, INFO: 0}
+
+
+async def test_a_detector_of_a_path_watches_one_run_after_another_and_two_at_once(runs: Runs, tmp_path: Path) -> None:
+    await runs(script(READ, WRITE))
+    detector = DriftDetector(tmp_path / "1.jsonl")
+    for new, count in (((READ,), 1), ((READ, WRITE), 0)):
+        reset()
+        with observe(detector):
+            await script(*new)(Shop())
+        assert len(detector.drifts) == count
+    with observe(detector):
+        pass
+    assert len(detector.drifts) == 2
+    reset()
+    first, second = detector.attach("a"), detector.attach("b")
+    with first:
+        await script(READ)(Shop())
+        with second:
+            await script(READ, WRITE)(Shop())
+        assert detector.drifts == []
+
+
+async def test_a_callback_that_raises_is_called_once_and_the_run_goes_on(
+    runs: Runs, caplog: pytest.LogCaptureFixture
+) -> None:
+    calls: list[DriftEvent] = []
+
+    def fail(drift: DriftEvent) -> None:
+        calls.append(drift)
+        raise ValueError("the callback")
+
+    detector = DriftDetector(Baseline(await runs(script(*BASE))), on_drift=fail)
+    with caplog.at_level(logging.ERROR, "agent_cache"):
+        cassette = await runs(script(READ, ("send", "x")), drift=detector)
+    assert len(cassette) == 2
+    assert len(calls) == 1
+    assert len(detector.drifts) == 6
+    assert caplog.text.count("on_drift raised, and is not called again in this run") == 1
+
+
+async def test_a_function_of_the_tolerance_that_raises_does_not_change_the_run(
+    runs: Runs, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(expected: dict[str, Any], actual: dict[str, Any]) -> bool:
+        raise ValueError("the function")
+
+    detector = DriftDetector(Baseline(await runs(script(*BASE))), tolerance=Tolerance(same_arguments={"cancel": fail}))
+    with caplog.at_level(logging.ERROR, "agent_cache"):
+        await runs(script(ASK, READ, ("cancel", "W9"), *BASE[3:]), drift=detector)
+    assert [one.kind for one in detector.drifts] == ["arguments"]
+    assert "same_arguments of shop:cancel" in caplog.text
+
+
+async def test_the_report_of_a_run_of_another_agent_says_so_and_the_run_does_not_notice(runs: Runs) -> None:
+    detector = DriftDetector(Baseline(await runs(script(READ, WRITE))))
+    cassette = await runs(script(("send", "x")), drift=detector)
+    assert len(cassette) == 1
+    with pytest.raises(CassetteError, match="no call in common with its baseline"):
+        detector.report()
+    with pytest.raises(CassetteError, match="no call in common with its baseline"):
+        detector.report()
+
+
+async def test_the_error_that_ends_a_session_leaves_it_and_what_it_did_is_judged(runs: Runs) -> None:
+    detector = DriftDetector(Baseline(await runs(script(READ, WRITE))))
+
+    async def make(shop: Shop) -> None:
+        await shop.get_order("W1")
+        raise KeyError("of the agent")
+
+    with pytest.raises(KeyError, match="of the agent"):
+        await runs(make, drift=detector)
+    assert brief(detector.drifts) == [(CRITICAL, "missing", "shop:cancel")]
+
+
+async def test_a_detector_redacts_as_its_baseline_does(runs: Runs) -> None:
+    recorded = await runs(script(READ, WRITE), redact=["order_id"])
+    detector = DriftDetector(Baseline(recorded))
+    await runs(script(READ, WRITE), drift=detector)
+    assert detector.drifts == []
+    assert isinstance(detector.redaction, Redaction)
+    assert detector.http is None
+
+
+@pytest.mark.parametrize(
+    "arguments", [{"on_drift": 7}, {"tolerance": 0.2}], ids=["a callback that is none", "a tolerance that is none"]
+)
+async def test_a_detector_that_cannot_work_is_refused(runs: Runs, arguments: dict[str, Any]) -> None:
+    baseline = Baseline(await runs(script(READ)))
+    with pytest.raises(ConfigurationError, match=f"DriftDetector: {next(iter(arguments))}"):
+        DriftDetector(baseline, **arguments)
+
+
+def test_a_run_that_makes_calls_for_ever_does_not_fill_the_memory() -> None:
+    def call(number: int, of: int) -> RecordedCall:
+        return RecordedCall(
+            id=number, kind="call", name="poll", arguments={"n": of}, digest=f"{of:024x}", outcome={"value": of}
+        )
+
+    kept: list[DriftEvent] = []
+    detector = DriftDetector(
+        Baseline(Cassette([call(1, 1), call(2, 2)])), tolerance=Tolerance(calls=3), on_drift=kept.append
+    )
+    numbers = [1, *range(10, 5010), 2]
+    for number, of in enumerate(numbers, 1):
+        detector.on_start(call(number, of))
+        detector.on_end(call(number, of))
+    detector.on_close(None)
+    report = detector.report()
+    assert len(report.drifts) == 1003
+    assert report.counts == {CRITICAL: 0, WARNING: 5000, INFO: 0}
+    assert len(kept) == 5001  # the first one might have been the second call, with another argument
+    assert {one.kind for one in report.drifts} == {"extra"}  # the second call came late, and was found
+
+
+def test_a_report_says_what_there_is_and_is_plain_data() -> None:
+    report = DriftReport(
+        (DriftEvent(CRITICAL, "missing", "shop:cancel", "cancel() was not made", {}, None, "tool", 3),), 4
+    )
+    assert str(report) == "1 drift in 4 calls: 1 critical\nCRITICAL: cancel() was not made"
+    assert report.worst is CRITICAL
+    assert json.loads(json.dumps(report.to_dict())) == {
+        "calls": 4,
+        "worst": "critical",
+        "counts": {"critical": 1, "warning": 0, "info": 0},
+        "drifts": [
+            {
+                "severity": "critical",
+                "kind": "missing",
+                "name": "shop:cancel",
+                "description": "cancel() was not made",
+                "original_value": {},
+                "restored_value": None,
+                "event_type": "tool",
+                "index": 3,
+                "path": "",
+                "provisional": False,
+            }
+        ],
+    }
+    assert str(DriftReport((), 4)) == "no drift in 4 calls"
+    assert DriftReport().worst is None

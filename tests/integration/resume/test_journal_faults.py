@@ -1,0 +1,608 @@
+"""Journals that are torn, full, foreign or taken: a clear error each, nothing changed and nothing lost."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+import textwrap
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from agent_cache import AgentCache, AgentCacheSession, ConfigurationError, invalidate
+from agent_cache.recording import Cassette, intercept
+from agent_cache.resume import CustomState, InDoubtError, Journal, JournalError, NotDone
+from agent_cache.resume.journal import read_journal
+
+ROOT = Path(__file__).parents[3]
+carried_out: list[str] = []
+"""What has been carried out."""
+
+
+@intercept(name="look")
+async def look(order: str) -> str:
+    carried_out.append(f"look {order}")
+    return f"{order} is open"
+
+
+@intercept(name="pay", kind="write")
+async def pay(order: str) -> str:
+    carried_out.append(f"pay {order}")
+    return f"{order} is paid"
+
+
+@intercept(name="ask", kind="llm")
+async def ask(question: str) -> str:
+    carried_out.append(f"ask {question}")
+    return f"answer to {question}"
+
+
+@pytest.fixture(autouse=True)
+def nothing_ran() -> Iterator[None]:
+    carried_out.clear()
+    yield
+    carried_out.clear()
+
+
+class Crash(Exception):
+    """Ends a run before its end."""
+
+
+Step = Callable[[], Awaitable[str]]
+STEPS: Sequence[tuple[Callable[[str], Awaitable[str]], str]] = (
+    (look, "o1"), (pay, "o1"), (ask, "next"), (look, "o2"), (pay, "o2"), (ask, "end"),
+)  # fmt: skip
+NAMES = [f"{tool.__name__} {argument}" for tool, argument in STEPS]
+
+
+async def run(directory: Path, session_id: str = "s", *, until: int = len(STEPS), on_doubt: Any = "raise") -> list[str]:
+    """The run; it crashes after so many calls."""
+    async with AgentCacheSession(session_id, journal=Journal(directory, on_doubt=on_doubt)) as session:
+        answers = []
+        for number, (tool, argument) in enumerate(STEPS):
+            if number == until:
+                raise Crash
+            answers.append(await tool(argument))
+            if number == 2:
+                await session.checkpoint("third", CustomState(data={"at": 3}))
+    return answers
+
+
+async def crash(directory: Path, session_id: str = "s", *, until: int = 4) -> Path:
+    """A run that has made some calls and can be resumed. Returns its journal."""
+    with pytest.raises(Crash):
+        await run(directory, session_id, until=until)
+    carried_out.clear()
+    return Journal(directory).path(session_id)
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    return {
+        path.relative_to(directory).as_posix(): path.read_bytes() for path in directory.rglob("*") if path.is_file()
+    }
+
+
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    return [msgspec.json.decode(line) for line in path.read_bytes().splitlines()]
+
+
+ANSWERS = ["o1 is open", "o1 is paid", "answer to next", "o2 is open", "o2 is paid", "answer to end"]
+
+
+async def test_a_run_that_was_cut_off_goes_on_where_it_was(tmp_path):
+    path = await crash(tmp_path)
+    before = path.read_bytes()
+    assert await run(tmp_path) == ANSWERS
+    assert carried_out == NAMES[4:]
+    assert path.read_bytes().startswith(before)
+    assert read_journal(path).is_sealed
+    assert [call.name for call in Cassette.load(path).steps] == [name.split()[0] for name in NAMES]
+
+
+# Torn lines
+
+
+async def resumes_after_a_cut(tmp_path: Path, whole: bytes, line: bytes, cut: int) -> None:
+    """A process was killed when it had written so much of the line behind these whole ones."""
+    directory = tmp_path / f"{cut}"
+    directory.mkdir(parents=True)
+    path = Journal(directory).path("s")
+    path.write_bytes(whole + line[:cut])
+    carried_out.clear()
+    assert await run(directory, on_doubt="rerun") == ANSWERS, cut
+    after = path.read_bytes()
+    assert after.startswith(whole), cut
+    assert all(isinstance(one, dict) for one in lines_of(path)), cut
+    assert read_journal(path).is_sealed, cut
+    assert [call.name for call in Cassette.load(path).steps] == [name.split()[0] for name in NAMES], cut
+    ended = [one["name"] for one in map(msgspec.json.decode, whole.splitlines()) if "id" in one]
+    assert [name.split()[0] for name in carried_out] == [name.split()[0] for name in NAMES][len(ended) :], cut
+
+
+@pytest.mark.parametrize("until", [1, 2, 3, 4])
+async def test_a_line_torn_at_any_byte_is_dropped_and_the_run_goes_on(tmp_path, until):
+    """The last lines are those of a read, an intent and its write, a call of a model, a checkpoint."""
+    path = await crash(tmp_path / "crashed", until=until)
+    lines = path.read_bytes().splitlines(keepends=True)
+    tried = 0
+    for number in range(max(1, len(lines) - 2), len(lines)):
+        whole, line = b"".join(lines[:number]), lines[number]
+        for cut in range(0, len(line), 1 if len(line) < 100 else 7):
+            await resumes_after_a_cut(tmp_path / f"{number}", whole, line, cut)
+            tried += 1
+    assert tried > 10
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("until", [1, 2, 3, 4, 5, 6])
+async def test_each_line_torn_at_each_byte(tmp_path, until):
+    if until == len(STEPS):  # with its trailer
+        await run(tmp_path / "crashed")
+        path = Journal(tmp_path / "crashed").path("s")
+    else:
+        path = await crash(tmp_path / "crashed", until=until)
+    lines = path.read_bytes().splitlines(keepends=True)
+    for number in range(1, len(lines)):
+        for cut in range(len(lines[number])):
+            await resumes_after_a_cut(tmp_path / f"{number}", b"".join(lines[:number]), lines[number], cut)
+
+
+async def test_a_torn_trailer_is_a_run_that_has_not_come_to_its_end(tmp_path):
+    await run(tmp_path / "whole")
+    content = Journal(tmp_path / "whole").path("s").read_bytes()
+    *rest, trailer = content.splitlines(keepends=True)
+    for cut in (0, 1, len(trailer) // 2, len(trailer) - 1):
+        await resumes_after_a_cut(tmp_path, b"".join(rest), trailer, cut)
+        assert carried_out == []
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.99])
+async def test_a_torn_header_is_a_run_that_has_not_begun(tmp_path, share):
+    header = (await crash(tmp_path)).read_bytes().splitlines(keepends=True)[0]
+    path = Journal(tmp_path).path("s")
+    path.write_bytes(header[: int(len(header) * share)])
+    assert await run(tmp_path) == ANSWERS
+    assert carried_out == NAMES
+
+
+async def test_a_header_without_calls_is_a_run_that_has_not_made_one(tmp_path):
+    path = await crash(tmp_path)
+    header = path.read_bytes().splitlines(keepends=True)[0]
+    path.write_bytes(header)
+    assert await run(tmp_path) == ANSWERS
+    assert carried_out == NAMES
+    assert path.read_bytes().startswith(header)
+
+
+async def test_an_intent_without_its_end_is_in_doubt_and_said_so(tmp_path):
+    path = await crash(tmp_path, until=2)
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[:-1]))  # all but the end of the write
+    intent = msgspec.json.decode(lines[-2])["intent"]
+    for _ in range(3):  # as often as it is tried
+        with pytest.raises(InDoubtError) as caught:
+            await run(tmp_path)
+        assert (caught.value.tool, caught.value.arguments) == ("pay", {"order": "o1"})
+        assert caught.value.key == intent["key"]
+        assert carried_out == []
+    assert [one.key for one in read_journal(path).in_doubt] == [intent["key"]]
+    assert await run(tmp_path, on_doubt={"pay": lambda arguments, key: "o1 is paid"}) == ANSWERS
+    assert carried_out == NAMES[2:]
+
+
+@AgentCache("order:{order}", name="status")
+async def status(order: str) -> str:
+    return "paid" if f"pay {order}" in carried_out else "open"
+
+
+@intercept(name="status_of")
+def status_of(order: str) -> str:
+    return "paid" if f"pay {order}" in carried_out else "open"
+
+
+@pytest.mark.parametrize("look_up", [status, status_of])
+async def test_what_a_check_has_read_is_read_again_by_the_next_process(tmp_path, look_up):
+    """Else it would hear that the write is not done, as it was before the last process made it."""
+
+    async def check(arguments: dict[str, Any], key: str) -> Any:
+        answer = look_up(arguments["order"])
+        answer = await answer if look_up is status else answer
+        return f"{arguments['order']} is paid" if answer == "paid" else NotDone
+
+    path = await crash(tmp_path, until=2)
+
+    def cut_off_in_the_write() -> None:
+        lines = path.read_bytes().splitlines(keepends=True)
+        ends = [number for number, line in enumerate(lines) if b'"name":"pay"' in line and b'"outcome"' in line]
+        path.write_bytes(b"".join(lines[: ends[0]]))
+
+    cut_off_in_the_write()
+    with pytest.raises(Crash):
+        await run(tmp_path, until=2, on_doubt={"pay": check})
+    assert carried_out == ["pay o1"]
+    cut_off_in_the_write()
+    await invalidate("order")  # the next process has nothing in its caches
+    assert await run(tmp_path, on_doubt={"pay": check}) == ANSWERS
+    assert carried_out == ["pay o1", *NAMES[2:]]
+    assert {call.name for call in read_journal(path).calls} == {"look", "pay", "ask"}
+
+
+# Files that are not this journal
+
+
+async def refused(directory: Path, match: str | None, session_id: str = "s") -> JournalError:
+    """A run does not begin, and all files stay as they are."""
+    before = contents(directory)
+    with pytest.raises(JournalError, match=match) as caught:
+        await run(directory, session_id)
+    assert carried_out == []
+    assert contents(directory) == before
+    return caught.value
+
+
+async def test_an_edited_line_in_the_middle_is_named(tmp_path):
+    path = await crash(tmp_path)
+    lines = path.read_bytes().splitlines(keepends=True)
+    for number in range(1, len(lines) - 1):
+        for broken in (b"{\n", b'{"a": 1}\n', b"[]\n", b'"x"\n', lines[number][:-2] + b"\n", b"\xff\n"):
+            path.write_bytes(b"".join([*lines[:number], broken, *lines[number + 1 :]]))
+            error = await refused(tmp_path, "broken")
+            assert error.line == number + 1
+    path.write_bytes(b"".join(lines))
+    assert await run(tmp_path) == ANSWERS
+
+
+async def test_a_journal_of_a_newer_version_is_refused(tmp_path):
+    path = await crash(tmp_path)
+    content = path.read_bytes()
+    path.write_bytes(content.replace(b'"agent_cache_journal":1', b'"agent_cache_journal":2', 1))
+    await refused(tmp_path, "version 2.*update")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b'{"agent_cache_cassette":2}\n', b"hello\n", b"\n", b"\x00\x00\n", b"[1]\n", b'{"agent_cache_journal":true}\n'],
+)
+async def test_a_file_that_is_no_journal_is_refused(tmp_path, content):
+    path = Journal(tmp_path).path("s")
+    path.write_bytes(content)
+    await refused(tmp_path, None)
+
+
+async def test_the_journal_of_another_session_is_refused(tmp_path):
+    path = await crash(tmp_path, "one")
+    Journal(tmp_path).path("two").write_bytes(path.read_bytes())
+    error = await refused(tmp_path, "one", "two")
+    assert "two" in str(error)
+
+
+async def test_a_folder_in_the_place_of_the_journal_is_refused(tmp_path):
+    Journal(tmp_path).path("s").mkdir()
+    await refused(tmp_path, None)
+
+
+async def test_a_file_in_the_place_of_the_directory_is_refused(tmp_path):
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises((JournalError, ConfigurationError)):
+        await run(tmp_path / "file")
+    assert (tmp_path / "file").read_text() == "mine"
+    assert carried_out == []
+
+
+async def test_a_symbolic_link_is_not_written_through(tmp_path):
+    outside = tmp_path / "outside"
+    outside.write_bytes(b"mine\n")
+    (tmp_path / "journals").mkdir()
+    Journal(tmp_path / "journals").path("s").symlink_to(outside)
+    with pytest.raises(JournalError):
+        await run(tmp_path / "journals")
+    assert outside.read_bytes() == b"mine\n"
+    assert carried_out == []
+
+
+# Session ids
+
+
+HOSTILE = [
+    "../../x", "..", ".", "a/b", "a\\b", "/etc/passwd", "a" * 300, "a" * 299 + "b", "grün", "gru\u0308n", "日本" * 100,
+    "X", "x",
+    "%", "%2e", "con", "NUL", "a b", "a\nb", "-rf", "~", "x.jsonl", "\u202e", " x", "x ",
+]  # fmt: skip
+
+
+async def test_each_session_id_has_a_file_of_its_own_in_the_directory(tmp_path):
+    directory = tmp_path / "deep" / "journals"
+    for session_id in HOSTILE:
+        await crash(directory, session_id, until=2)
+    names = [path.name for path in directory.iterdir()]
+    assert len(names) == len(HOSTILE)
+    assert len({name.casefold() for name in names}) == len(HOSTILE), "also where case does not matter"
+    assert all(name.isascii() and len(name) < 256 for name in names)
+    assert sorted(contents(tmp_path)) == sorted(f"deep/journals/{name}" for name in names)
+    for session_id in HOSTILE:
+        carried_out.clear()
+        assert await run(directory, session_id) == ANSWERS
+        assert carried_out == NAMES[2:]
+        assert read_journal(Journal(directory).path(session_id)).session_id == session_id
+
+
+@pytest.mark.parametrize("session_id", ["", 7, b"x", "\ud800"])
+async def test_a_session_id_is_a_text(tmp_path, session_id):
+    with pytest.raises((ConfigurationError, JournalError)):
+        await run(tmp_path, session_id)
+    assert contents(tmp_path) == {}
+    assert carried_out == []
+
+
+def test_a_journal_needs_a_session_id(tmp_path):
+    with pytest.raises(ConfigurationError, match="session_id"):
+        AgentCacheSession(journal=Journal(tmp_path))
+
+
+async def test_a_run_that_has_ended_is_kept_when_its_session_id_comes_again(tmp_path):
+    await run(tmp_path)
+    path = Journal(tmp_path).path("s")
+    first = path.read_bytes()
+    carried_out.clear()
+    assert await run(tmp_path) == ANSWERS
+    assert carried_out == NAMES
+    assert path.read_bytes() != first
+    assert first in contents(tmp_path).values()
+    keys = [{one["intent"]["key"] for one in lines_of(file) if "intent" in one} for file in tmp_path.iterdir()]
+    assert len(keys) == 2
+    assert all(keys)
+    assert keys[0].isdisjoint(keys[1])
+    await run(tmp_path)
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+# Who else resumes
+
+
+async def test_a_second_session_of_an_id_is_refused_while_the_first_one_runs(tmp_path):
+    begun, over = asyncio.Event(), asyncio.Event()
+
+    async def first() -> list[str]:
+        async with AgentCacheSession("s", journal=Journal(tmp_path)):
+            answers = [await look("o1")]
+            begun.set()
+            await over.wait()
+            return [*answers, await pay("o1")]
+
+    task = asyncio.create_task(first())
+    await begun.wait()
+    carried_out.clear()
+    await refused(tmp_path, "another session")
+    over.set()
+    assert await task == ANSWERS[:2]
+    assert await run(tmp_path) == ANSWERS  # which is a new one
+
+
+def script(text: str, *arguments: object) -> list[str]:
+    """The command of a process that runs this, after the imports and tools of this module."""
+    folders = [str(Path(__file__).parent)]
+    if (ROOT / "agent_cache").exists():  # else a wheel is tested
+        folders.append(str(ROOT))
+    begin = f"import os, sys\nsys.path[:0] = {folders!r}\nfrom test_journal_faults import *\n"
+    return [sys.executable, "-c", begin + textwrap.dedent(text), *map(str, arguments)]
+
+
+def said(text: str, *arguments: object, timeout: float = 60) -> str:
+    """What a process prints that runs this."""
+    done = subprocess.run(script(text, *arguments), capture_output=True, text=True, timeout=timeout, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+HOLD = """
+    async def hold():
+        async with AgentCacheSession("s", journal=Journal(sys.argv[1])):
+            await look("o1")
+            print("begun", flush=True)
+            sys.stdin.read()
+            await pay("o1")
+            raise Crash
+    try:
+        asyncio.run(hold())
+    except Crash:
+        pass
+"""
+
+
+async def test_a_second_process_is_refused_while_the_first_one_runs(tmp_path):
+    with subprocess.Popen(script(HOLD, tmp_path), stdin=subprocess.PIPE, stdout=subprocess.PIPE) as first:
+        assert first.stdin is not None
+        assert first.stdout is not None
+        assert first.stdout.readline() == b"begun\n"
+        await refused(tmp_path, "another session")
+        first.stdin.close()
+        assert first.wait() == 0
+    assert await run(tmp_path) == ANSWERS
+    assert carried_out == NAMES[2:]
+
+
+async def test_a_process_that_is_killed_leaves_no_lock(tmp_path):
+    with subprocess.Popen(script(HOLD, tmp_path), stdin=subprocess.PIPE, stdout=subprocess.PIPE) as first:
+        assert first.stdout is not None
+        assert first.stdout.readline() == b"begun\n"
+        first.kill()
+    assert await run(tmp_path) == ANSWERS
+    assert carried_out == NAMES[1:]
+
+
+FORK = """
+    import threading
+    def resume_in_child(errors):
+        try:
+            asyncio.run(run(Path(sys.argv[1])))
+        except BaseException as error:
+            errors.append(error)
+    async def main():
+        async with AgentCacheSession("s", journal=Journal(sys.argv[1])):
+            await look("o1")
+            child = os.fork()
+            if not child:
+                errors = []
+                try:
+                    %s
+                    raise errors[0]
+                except BaseException as error:
+                    print(type(error).__name__, carried_out, flush=True)
+                finally:
+                    os._exit(0)
+            os.waitpid(child, 0)
+            print(await pay("o1"), flush=True)
+            raise Crash
+    try:
+        asyncio.run(main())
+    except Crash:
+        pass
+"""
+needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+
+
+@needs_fork
+async def test_a_forked_child_does_not_write_into_the_journal_of_its_parent(tmp_path):
+    assert said(FORK % 'await pay("child")', tmp_path).splitlines() == ["JournalError ['look o1']", "o1 is paid"]
+    assert [call.name for call in read_journal(Journal(tmp_path).path("s")).calls] == ["look", "pay"]
+    assert await run(tmp_path) == ANSWERS
+    assert carried_out == NAMES[2:]
+
+
+@needs_fork
+async def test_a_forked_child_cannot_resume_the_run_of_its_parent(tmp_path):
+    # In a thread, which has neither the loop nor the session of its parent.
+    resume = "t = threading.Thread(target=resume_in_child, args=(errors,)); t.start(); t.join()"
+    assert said(FORK % resume, tmp_path).splitlines() == ["JournalError ['look o1']", "o1 is paid"]
+    assert await run(tmp_path) == ANSWERS
+    assert carried_out == NAMES[2:]
+
+
+# Disks that take nothing
+
+
+LIMITED = """
+    import resource, signal
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    directory = Path(sys.argv[1])
+    size = Journal(directory).path("s").stat().st_size if Journal(directory).path("s").exists() else 0
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size + int(sys.argv[2]), resource.RLIM_INFINITY))
+    try:
+        print(asyncio.run(run(directory)))
+    except JournalError as error:
+        print("refused", carried_out)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no limits of files there")
+@pytest.mark.parametrize("room", [0, 100, *range(300, 1500, 150)])
+async def test_a_full_disk_stops_the_run_and_loses_nothing(tmp_path, room):
+    """A run that has room again goes on behind the last whole line, and asks about a write without an end."""
+    path = await crash(tmp_path, until=1)
+    before = path.read_bytes()
+    printed = said(LIMITED, tmp_path, room)
+    assert printed.startswith("refused"), printed
+    ran = printed.removeprefix("refused ").strip("[]").replace("'", "").split(", ")
+    assert path.read_bytes().startswith(before)
+    assert all(isinstance(one, dict) for one in lines_of(path))
+    stored = read_journal(path)
+    writes = [name for name in ran if name.startswith("pay")]
+    ended = [f"pay {call.arguments['order']}" for call in stored.calls if call.name == "pay"]
+    in_doubt = [f"pay {one.arguments['order']}" for one in stored.in_doubt]
+    assert set(writes) <= {*ended, *in_doubt}, "no write is carried out without a trace"
+    done = []
+
+    def look_up(arguments: dict[str, Any], key: str) -> str:
+        done.append(f"pay {arguments['order']}")
+        return f"{arguments['order']} is paid"
+
+    assert await run(tmp_path, on_doubt={"pay": look_up}) == ANSWERS
+    assert done == in_doubt
+    assert sorted([*ended, *in_doubt, *(name for name in carried_out if name.startswith("pay"))]) == [
+        "pay o1",
+        "pay o2",
+    ]
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 16 KB."""
+    mounted = tmp_path / "small"
+    mounted.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=16k", "tmpfs", str(mounted)]
+    if os.name != "posix" or os.geteuid() != 0 or subprocess.run(command, capture_output=True, check=False).returncode:
+        pytest.skip("only root can mount a small file system here, and not in every container")
+    try:
+        yield mounted
+    finally:
+        subprocess.run(["umount", "-l", str(mounted)], check=True)
+
+
+async def test_a_real_full_disk_stops_the_run_and_loses_nothing(small_disk):
+    ballast = small_disk / "ballast"
+    taken: list[str] = []
+
+    async def pay_often(on_doubt: Any = "raise") -> None:
+        async with AgentCacheSession("s", journal=Journal(small_disk, on_doubt=on_doubt)):
+            await look("o1")
+            if not taken:
+                with ballast.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+                    while file.write(b"x" * 512):
+                        pass
+            for number in range(40):
+                await pay(f"x{number}")
+
+    def take(arguments: dict[str, Any], key: str) -> str:
+        taken.append(f"pay {arguments['order']}")
+        return "paid"
+
+    with pytest.raises(JournalError, match=r"(?i)space"):
+        await pay_often()
+    paid = [name for name in carried_out if name.startswith("pay")]
+    assert 0 < len(paid) < 40
+    ballast.unlink()
+    taken.append("the disk has room")
+    carried_out.clear()
+    await pay_often({"pay": take})
+    assert "look o1" not in carried_out
+    in_doubt = taken[1:]
+    assert in_doubt in ([], paid[-1:])
+    assert [*paid, *carried_out] == [f"pay x{number}" for number in range(40)]
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid"), reason="no rights of files there")
+@pytest.mark.parametrize("may_search", [True, False])
+def test_a_directory_that_cannot_be_written_is_said_before_anything_runs(may_search):
+    """As a user without the right: root has all rights. pytest's own folders are not for other users."""
+    with tempfile.TemporaryDirectory() as name:
+        above, journals = Path(name), Path(name) / "journals"
+        asyncio.run(crash(journals))
+        before = contents(journals)
+        Journal(journals).path("s").chmod(0o444)
+        journals.chmod(0o555)
+        above.chmod(0o755 if may_search else 0o600)
+        text = """
+            with tempfile.TemporaryDirectory() as warm:  # what is imported late, while it can be read
+                asyncio.run(run(Path(warm)))
+            carried_out.clear()
+            if os.geteuid() == 0:
+                os.setuid(65534)
+            for session_id in ("s", "new"):
+                try:
+                    asyncio.run(run(Path(sys.argv[1]), session_id))
+                except (JournalError, ConfigurationError) as error:
+                    print(session_id, sys.argv[1] in str(error), carried_out)
+        """
+        try:
+            assert said(text, journals).splitlines() == ["s True []", "new True []"]
+        finally:
+            above.chmod(0o700)
+            journals.chmod(0o755)
+        assert contents(journals) == before

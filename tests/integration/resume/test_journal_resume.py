@@ -1,0 +1,886 @@
+"""A run whose process has ended in the middle goes on: what answers, what runs again, and what is in doubt.
+
+A process that dies is played by `Killed`, which no tool and no agent catches. `test_journal_processes` kills real ones.
+"""
+
+import asyncio
+import contextlib
+import contextvars
+import json
+import logging
+import threading
+from collections import Counter
+
+import pytest
+
+from agent_cache import AgentCache, AgentCacheInvalidator, AgentCacheSession, AgentLoopDetectedError, configure
+from agent_cache.errors import ConfigurationError, DivergenceError, InDoubtError, JournalError
+from agent_cache.recording import Cassette, cached_llm_call, intercept, replay
+from agent_cache.resume import Journal, NotDone, idempotency_key
+from agent_cache.resume.journal import read_journal
+from agent_cache.testing import MemoryTier
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+class World:
+    """What is outside of the process."""
+
+    def __init__(self):
+        self.calls = Counter()
+        self.keys = {}
+        self.dies_in = set()
+        self.dies_after = set()
+
+    def call(self, name):
+        if name in self.dies_in:
+            raise Killed(name)
+        self.calls[name] += 1
+        self.keys.setdefault(name, []).append(idempotency_key())
+        if name in self.dies_after:
+            raise Killed(name)
+
+
+@pytest.fixture
+def world():
+    global WORLD
+    WORLD = World()
+    return WORLD
+
+
+@pytest.fixture
+def directory(tmp_path):
+    return tmp_path / "journals"
+
+
+@AgentCache("order:{order}", name="shop:get_order")
+async def get_order(order: str) -> dict:
+    WORLD.call(f"get {order}")
+    return {"order": order, "state": "open"}
+
+
+@AgentCacheInvalidator("order:{order}", name="shop:pay")
+async def pay(order: str, note: str = "") -> str:
+    WORLD.call(f"pay {order}{note}")
+    return f"paid {order}"
+
+
+@intercept(kind="write", name="shop:ship")
+def ship(order: str) -> str:
+    WORLD.call(f"ship {order}")
+    return f"shipped {order}"
+
+
+@cached_llm_call(name="shop:ask")
+async def ask(prompt: str) -> str:
+    WORLD.call(f"ask {prompt}")
+    return f"answer {WORLD.calls[f'ask {prompt}']} to {prompt}"
+
+
+@intercept(name="shop:handle")
+async def handle(order: str) -> list:
+    return [await ask(f"about {order}"), await pay(order), ship(order)]
+
+
+def journaled(journal, program, session_id="run", **options):
+    """Run a program in a session that has this journal."""
+
+    async def run():
+        async with AgentCacheSession(session_id, journal=journal, **options):
+            return await program()
+
+    return asyncio.run(run())
+
+
+def dies(journal, program, **options):
+    with pytest.raises(Killed):
+        journaled(journal, program, **options)
+    WORLD.dies_in, WORLD.dies_after = set(), set()
+
+
+# What answers
+
+
+def test_calls_that_had_ended_are_answered_and_do_not_run(world, directory):
+    async def program():
+        return [await get_order("1"), await ask("hello"), await pay("1"), ship("1"), await handle("2")]
+
+    world.dies_in = {"ship 2"}
+    dies(Journal(directory), program)
+    before = world.calls.copy()
+    result = journaled(Journal(directory, on_doubt="rerun"), program)
+    assert world.calls - before == Counter({"ship 2": 1})
+    assert result[1] == "answer 1 to hello"
+    assert result[4] == ["answer 1 to about 2", "paid 2", "shipped 2"]
+    with replay(Journal(directory).path("run"), strict=True):
+        assert asyncio.run(program()) == result
+
+
+def test_calls_inside_of_one_that_had_not_ended_are_answered(world, directory):
+    world.dies_in = {"pay 7"}
+    dies(Journal(directory), lambda: handle("7"))
+    with pytest.raises(InDoubtError):
+        journaled(Journal(directory), lambda: handle("7"))
+    assert world.calls["ask about 7"] == 1
+
+
+def test_the_numbers_of_calls_go_on(world, directory):
+    async def program():
+        await ask("a")
+        await handle("1")
+        await ask("b")
+
+    world.dies_in = {"ship 1"}
+    dies(Journal(directory), program)
+    journaled(Journal(directory, on_doubt="rerun"), program)
+    calls = {call.id: call for call in Cassette.load(directory / "run.jsonl").steps}
+    assert sorted(calls) == [1, 2, 3, 4, 5, 6]
+    assert [calls[number].parent for number in (3, 4, 5)] == [2, 2, 2]
+    assert [calls[number].name for number in (2, 6)] == ["shop:handle", "shop:ask"]
+
+
+def test_an_error_that_a_call_has_raised_is_its_answer(world, directory):
+    @AgentCacheInvalidator("order:{order}", name="shop:refuse")
+    async def refuse(order: str) -> None:
+        WORLD.call("refuse")
+        raise LookupError(order)
+
+    async def program():
+        with pytest.raises(LookupError):
+            await refuse("1")
+        await pay("1")
+
+    world.dies_in = {"pay 1"}
+    dies(Journal(directory), program)
+    journaled(Journal(directory, on_doubt="rerun"), program)
+    assert world.calls == {"refuse": 1, "pay 1": 1}
+
+
+def test_an_interrupted_read_is_no_answer_and_runs_again(world, directory):
+    async def program():
+        return await get_order("1")
+
+    world.dies_in = {"get 1"}
+    dies(Journal(directory), program)
+    assert journaled(Journal(directory), program)["order"] == "1"
+
+
+def test_a_cancelled_read_runs_again_and_a_cancelled_write_is_in_doubt(world, directory):
+    @AgentCache("order:{order}", name="shop:slow_read")
+    async def slow_read(order: str) -> str:
+        WORLD.call("read")
+        await asyncio.sleep(3600 if WORLD.calls["read"] == 1 else 0)
+        return "read"
+
+    @AgentCacheInvalidator("order:{order}", name="shop:slow_write")
+    async def slow_write(order: str) -> str:
+        WORLD.call("write")
+        await asyncio.sleep(3600 if WORLD.calls["write"] == 1 else 0)
+        return "written"
+
+    async def cancelled(call):
+        task = asyncio.ensure_future(call)
+        while not WORLD.calls["read" if call.__name__ == "slow_read" else "write"]:
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    async def first():
+        await cancelled(slow_read("1"))
+        await cancelled(slow_write("1"))
+        raise Killed
+
+    async def second():
+        return await asyncio.gather(slow_read("1")), await asyncio.gather(slow_write("1"))
+
+    dies(Journal(directory), first)
+    with pytest.raises(InDoubtError) as raised:
+        journaled(Journal(directory), second)
+    assert raised.value.tool == "shop:slow_write"
+    assert world.calls == {"read": 2, "write": 1}
+    assert journaled(Journal(directory, on_doubt={slow_write: "rerun"}), second) == (["read"], ["written"])
+    assert world.calls == {"read": 2, "write": 2}
+
+
+def test_a_cancelled_call_is_in_the_journal_of_a_run_that_has_come_to_its_end(world, directory):
+    @intercept(name="shop:wait")
+    async def wait() -> None:
+        await asyncio.sleep(3600)
+
+    async def program():
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0):
+                await wait()
+        return await ask("hello")
+
+    journaled(Journal(directory), program)
+    outcomes = [call.outcome for call in Cassette.load(directory / "run.jsonl").steps]
+    assert {"cancelled": True} in outcomes
+    with replay(directory / "run.jsonl", strict=True):
+        asyncio.run(program())
+
+
+def test_streams_that_were_cut_are_read_again_and_whole_ones_are_not(world, directory):
+    @cached_llm_call(name="shop:stream")
+    async def stream(prompt: str):
+        WORLD.call(f"stream {prompt}")
+        for word in ("one", "two", "three"):
+            yield word
+
+    async def program():
+        found = [word async for word in stream("whole")]
+        async with contextlib.aclosing(stream("left")) as words:
+            async for word in words:
+                if word == "two":
+                    break
+        await ask("between")
+        async for word in stream("cut"):
+            found.append(word)
+            if WORLD.dies_in:
+                raise Killed
+        return found
+
+    world.dies_in = {"now"}
+    dies(Journal(directory), program)
+    assert journaled(Journal(directory), program) == ["one", "two", "three"] * 2
+    assert world.calls == {"stream whole": 1, "stream left": 1, "ask between": 1, "stream cut": 2}
+
+
+def test_tasks_threads_and_groups_are_answered(world, directory):
+    async def program():
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(pay(str(number))) for number in range(4)]
+        in_threads = await asyncio.gather(*(asyncio.to_thread(ship, str(number)) for number in range(4)))
+        context = contextvars.copy_context()
+        thread = threading.Thread(target=context.run, args=(ship, "own"))
+        thread.start()
+        await asyncio.to_thread(thread.join)
+        await pay("last")
+        return [task.result() for task in tasks], in_threads
+
+    world.dies_in = {"pay last"}
+    dies(Journal(directory), program)
+    before = world.calls.copy()
+    assert journaled(Journal(directory, on_doubt="rerun"), program)[1] == [f"shipped {number}" for number in range(4)]
+    assert world.calls - before == Counter({"pay last": 1})
+    assert set(world.calls.values()) == {1}
+
+
+def test_a_run_that_has_returned_is_not_resumed_and_its_journal_is_kept(world, directory):
+    journaled(Journal(directory), lambda: pay("1"))
+    journaled(Journal(directory), lambda: pay("1"))
+    assert world.calls == {"pay 1": 2}
+    assert len(set(world.keys["pay 1"])) == 2
+    kept = sorted(directory.iterdir())
+    assert [path.name.count(".") for path in kept] == [2, 1]
+    assert [Cassette.load(path).is_partial for path in kept] == [False, False]
+    assert len({read_journal(path).run for path in kept}) == 2
+
+
+# Writes in doubt
+
+
+def in_doubt(directory, *programs):
+    """Kill the process in the middle of paying order 1, after it took effect."""
+    WORLD.dies_after = {"pay 1"}
+    dies(Journal(directory), programs[0] if programs else lambda: pay("1"))
+
+
+def test_a_write_in_doubt_raises_with_its_call_and_its_key(world, directory):
+    in_doubt(directory)
+    for _ in range(3):  # and stays in doubt
+        with pytest.raises(InDoubtError) as raised:
+            journaled(Journal(directory), lambda: pay("1"))
+    error = raised.value
+    assert (error.tool, error.arguments, error.key) == ("shop:pay", {"order": "1", "note": ""}, world.keys["pay 1"][0])
+    assert error.path == str(Journal(directory).path("run"))
+    assert [one.key for one in read_journal(error.path).in_doubt] == [error.key]
+    assert world.calls == {"pay 1": 1}
+
+
+def test_a_write_that_can_be_repeated_runs_again_with_its_key_however_often_the_process_dies(world, directory):
+    in_doubt(directory)
+    for _ in range(3):
+        world.dies_after = {"pay 1"}
+        dies(Journal(directory, on_doubt={"pay": "rerun"}), lambda: pay("1"))
+    assert journaled(Journal(directory, on_doubt={pay: "rerun"}), lambda: pay("1")) == "paid 1"
+    assert len(world.keys["pay 1"]) == 5
+    assert len(set(world.keys["pay 1"])) == 1
+
+
+def test_the_model_can_be_told(world, directory):
+    in_doubt(directory)
+    said = journaled(Journal(directory, on_doubt="notice"), lambda: pay("1"))
+    assert "not known whether shop:pay took effect" in said
+    with replay(directory / "run.jsonl", strict=True):
+        assert asyncio.run(pay("1")) == said
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+def test_a_check_finds_out(world, directory, is_async):
+    asked = []
+
+    def check(arguments, key):
+        asked.append((arguments, key))
+        return f"paid {arguments['order']}, as I see" if key in world.keys["pay 1"] else NotDone
+
+    async def async_check(arguments, key):
+        return check(arguments, key)
+
+    in_doubt(directory)
+    journal = Journal(directory, on_doubt={pay: async_check if is_async else check})
+    assert journaled(journal, lambda: pay("1")) == "paid 1, as I see"
+    assert asked == [({"order": "1", "note": ""}, world.keys["pay 1"][0])]
+    assert world.calls == {"pay 1": 1}
+
+
+@pytest.mark.parametrize("answer", ["return", "return class", "raise"])
+def test_a_check_that_finds_nothing_done_lets_the_write_run(world, directory, answer):
+    def check(arguments, key):
+        if answer == "raise":
+            raise NotDone
+        return NotDone if answer == "return class" else NotDone()
+
+    world.dies_in = {"ship 1"}
+
+    async def program():
+        return ship("1")
+
+    dies(Journal(directory), program)
+    assert journaled(Journal(directory, on_doubt={ship: check}), program) == "shipped 1"
+    assert world.calls == {"ship 1": 1}
+
+
+def test_what_a_check_has_found_out_is_the_answer_of_the_next_process(world, directory):
+    async def program():
+        return await pay("1"), await pay("2")
+
+    in_doubt(directory, program)
+    world.dies_in = {"pay 2"}
+    dies(Journal(directory, on_doubt={pay: lambda *_: "found"}), program)
+    journal = Journal(directory, on_doubt={pay: lambda *_: NotDone})
+    assert journaled(journal, program) == ("found", "paid 2")
+
+
+def test_a_check_that_raises_leaves_the_write_in_doubt(world, directory):
+    def check(arguments, key):
+        raise ConnectionError("no route")
+
+    in_doubt(directory)
+    with pytest.raises(InDoubtError, match="check function raised ConnectionError") as raised:
+        journaled(Journal(directory, on_doubt={pay: check}), lambda: pay("1"))
+    assert isinstance(raised.value.__cause__, ConnectionError)
+    world.dies_in = {"check"}
+    dies(Journal(directory, on_doubt={pay: lambda *_: world.call("check")}), lambda: pay("1"))
+    assert journaled(Journal(directory, on_doubt={pay: lambda *_: "found"}), lambda: pay("1")) == "found"
+
+
+def test_an_asynchronous_check_of_a_plain_function_is_refused_and_the_write_stays_in_doubt(world, directory):
+    async def check(arguments, key):
+        return "found"
+
+    async def program():
+        return ship("1")
+
+    world.dies_in = {"ship 1"}
+    dies(Journal(directory), program)
+    with pytest.raises(InDoubtError, match="is not asynchronous, and its check function is"):
+        journaled(Journal(directory, on_doubt={ship: check}), program)
+    assert journaled(Journal(directory, on_doubt="rerun"), program) == "shipped 1"
+
+
+def test_a_retried_write_is_in_doubt_and_its_first_attempt_is_not(world, directory):
+    @AgentCacheInvalidator("order:{order}", name="shop:flaky")
+    async def flaky(order: str) -> str:
+        WORLD.call("flaky")
+        if WORLD.calls["flaky"] == 1:
+            raise ConnectionError
+        if WORLD.calls["flaky"] == 2:
+            raise Killed
+        return "done"
+
+    async def program():
+        try:
+            return await flaky("1")
+        except ConnectionError:
+            return await flaky("1")
+
+    dies(Journal(directory), program)
+    assert journaled(Journal(directory, on_doubt={flaky: "rerun"}), program) == "done"
+    first, second, third = world.keys["flaky"]
+    assert first != second == third
+
+
+def test_a_write_in_doubt_inside_of_a_write_in_doubt(world, directory):
+    @AgentCacheInvalidator("order:{order}", name="shop:outer")
+    async def outer(order: str) -> str:
+        WORLD.call("outer")
+        return await pay(order)
+
+    in_doubt(directory, lambda: outer("1"))
+    assert len(read_journal(directory / "run.jsonl").in_doubt) == 2
+    with pytest.raises(InDoubtError, match="shop:pay"):
+        journaled(Journal(directory, on_doubt={outer: "rerun"}), lambda: outer("1"))
+    assert journaled(Journal(directory, on_doubt={outer: lambda *_: "known"}), lambda: outer("1")) == "known"
+    assert world.calls == {"outer": 2, "pay 1": 1}
+
+
+def test_the_error_of_a_write_in_doubt_is_no_outcome_of_the_calls_that_enclose_it(world, directory):
+    @intercept(name="shop:careful")
+    async def careful() -> str:
+        try:
+            return await pay("1")
+        except InDoubtError:
+            return "could not pay"
+
+    async def program():
+        return await careful(), await ask("what now?")
+
+    in_doubt(directory, program)
+    with pytest.raises(InDoubtError):  # also the model is not asked what to do about it
+        journaled(Journal(directory), program)
+    assert journaled(Journal(directory, on_doubt="rerun"), program) == ("paid 1", "answer 1 to what now?")
+
+
+def test_a_write_in_doubt_that_is_not_made_again_is_said(world, directory, caplog):
+    in_doubt(directory)
+    with pytest.raises(InDoubtError, match="has not made it again"):
+        journaled(Journal(directory), lambda: ask("nothing"))
+    with caplog.at_level(logging.WARNING, "agent_cache"):
+        journaled(Journal(directory, on_doubt={"shop:pay": "rerun"}), lambda: ask("nothing"))
+    assert "has not come to writes that it had made: shop:pay" in caplog.text
+
+
+def test_caches_drop_what_a_write_in_doubt_may_have_changed(world, directory):
+    @AgentCacheInvalidator("order:{order}", name="shop:change")
+    async def change(order: str) -> None:
+        WORLD.call("change")
+        raise Killed
+
+    async def program():
+        if not WORLD.calls["change"]:
+            await change("1")
+        return await get_order("1")
+
+    tier = MemoryTier()
+    with configure(remote=tier):
+        asyncio.run(get_order("1"))
+        dies(Journal(directory), program)
+        asyncio.run(get_order("1"))  # an entry of which it is not known whether it is from before the change
+        before = world.calls["get 1"]
+        with pytest.raises(InDoubtError):
+            journaled(Journal(directory), program)
+        assert world.calls["get 1"] == before + 1
+
+
+# Idempotency keys
+
+
+def test_each_write_of_each_run_has_a_key_of_its_own(world, directory):
+    async def program():
+        await asyncio.gather(pay("1"), pay("1"), pay("2"))
+        await asyncio.to_thread(ship, "1")
+        assert idempotency_key() is None
+
+    for session_id in ("a", "a", "b"):
+        journaled(Journal(directory), program, session_id)
+    keys = [key for keys in world.keys.values() for key in keys]
+    assert len(set(keys)) == len(keys) == 12
+    assert all(len(bytes.fromhex(key)) == 16 for key in keys)
+
+
+def test_outside_of_a_journaled_write_there_is_no_key(world, directory):
+    seen = []
+
+    @intercept(name="shop:peek")
+    async def peek() -> None:
+        seen.append(idempotency_key())
+
+    journaled(Journal(directory), peek)
+    asyncio.run(pay("1"))
+    assert seen == [None]
+    assert world.keys["pay 1"] == [None]
+
+
+def test_arguments_that_redaction_makes_equal_are_different_writes(world, directory):
+    @AgentCacheInvalidator("card:{password}", name="shop:charge")
+    async def charge(password: str) -> str:
+        WORLD.call(f"charge {password}")
+        return password.upper()
+
+    async def first():
+        return [await charge("alpha"), await charge("beta")]
+
+    async def swapped():
+        return [await charge("beta"), await charge("alpha")]
+
+    key = bytes(range(32))
+    pytest.importorskip("cryptography")
+    world.dies_in = {"charge beta"}
+    dies(Journal(directory, key=key, redact=["password"]), first)
+    text = (directory / "run.jsonl").read_text()
+    assert "alpha" not in text
+    assert "beta" not in text
+    journal = Journal(directory, key=key, redact=["password"], on_doubt="rerun")
+    assert journaled(journal, swapped) == ["BETA", "ALPHA"]
+    assert world.calls == {"charge alpha": 1, "charge beta": 1}
+
+
+# Runs that differ
+
+
+def test_a_write_with_other_arguments_is_refused_before_it_runs(world, directory):
+    async def program(day):
+        await pay("1", f" on {day}")
+        await ask("more")
+
+    world.dies_in = {"ask more"}
+    dies(Journal(directory), lambda: program("monday"))
+    with pytest.raises(DivergenceError, match=r"the same task made shop:pay \(call 1\)"):
+        journaled(Journal(directory), lambda: program("tuesday"))
+    assert world.calls == {"pay 1 on monday": 1}
+    journaled(Journal(directory), lambda: program("monday"))
+    assert world.calls == {"pay 1 on monday": 1, "ask more": 1}
+
+
+def test_a_write_with_other_arguments_than_one_in_doubt_is_refused_before_it_runs(world, directory):
+    world.dies_after = {"pay 1 on monday"}
+    dies(Journal(directory), lambda: pay("1", " on monday"))
+    for _ in range(2):
+        with pytest.raises(DivergenceError):
+            journaled(Journal(directory, on_doubt="rerun"), lambda: pay("1", " on tuesday"))
+    assert world.calls == {"pay 1 on monday": 1}
+
+
+def test_a_divergence_that_the_agent_swallows_stops_the_run_all_the_same(world, directory):
+    async def program(day):
+        try:
+            await pay("1", day)
+        except DivergenceError:
+            await asyncio.gather(pay("2"), return_exceptions=True)
+        ship("3")
+
+    world.dies_in = {"ship 3"}
+    dies(Journal(directory), lambda: program("monday"))
+    with pytest.raises(DivergenceError):
+        journaled(Journal(directory), lambda: program("tuesday"))
+    assert world.calls == {"pay 1monday": 1}
+
+
+def test_reads_and_model_calls_may_differ(world, directory):
+    async def program(day):
+        await get_order(day)
+        await ask(day)
+        await pay("1")
+        await pay("2")
+
+    world.dies_in = {"pay 2"}
+    dies(Journal(directory), lambda: program("monday"))
+    journaled(Journal(directory, on_doubt="rerun"), lambda: program("tuesday"))
+    assert world.calls["pay 1"] == 1
+    assert world.calls["ask tuesday"] == 1
+
+
+def test_a_worker_whose_calls_say_which_one_it_is_may_not_make_another_write(world, directory):
+    async def worker(order, day):
+        await ask(order)
+        await pay(order, day)
+
+    async def program(day):
+        await asyncio.gather(worker("1", day), worker("2", day))
+        ship("3")
+
+    world.dies_in = {"ship 3"}
+    dies(Journal(directory), lambda: program("monday"))
+    with pytest.raises(DivergenceError, match="the same task made shop:pay"):
+        journaled(Journal(directory), lambda: program("tuesday"))
+    assert sum(world.calls[name] for name in world.calls if name.startswith("pay")) == 2
+
+
+def test_a_write_of_a_worker_that_nothing_identifies_is_said_at_the_end(world, directory):
+    async def program(day):
+        await asyncio.gather(pay("1", day), pay("2", day))
+        ship("3")
+
+    world.dies_in = {"ship 3"}
+    dies(Journal(directory), lambda: program("monday"))
+    with pytest.raises(DivergenceError, match="it may have taken effect twice, with other arguments"):
+        journaled(Journal(directory, on_doubt="rerun"), lambda: program("tuesday"))
+    assert not read_journal(directory / "run.jsonl").is_sealed
+
+
+def test_workers_that_share_a_queue_may_take_other_parts_of_it(world, directory):
+    async def worker(queue, pauses):
+        while queue:
+            order = queue.pop(0)
+            for _ in range(pauses):
+                await asyncio.sleep(0)
+            await ask(order)
+            await pay(order)
+
+    async def program(*pauses):
+        queue = [str(number) for number in range(8)]
+        await asyncio.gather(*(worker(queue, each) for each in pauses))
+
+    world.dies_in = {"pay 4"}
+    dies(Journal(directory), lambda: program(0, 7))
+    journaled(Journal(directory, on_doubt="rerun"), lambda: program(7, 0))
+    assert {name: count for name, count in world.calls.items() if count != 1} == {}
+    assert len(world.calls) == 16
+
+
+def test_what_a_task_does_that_the_run_has_left_behind_is_refused(world, directory):
+    async def program():
+        async def straggler():
+            await left.wait()
+            with pytest.raises(JournalError, match="its run has ended with an error"):
+                await pay("late")
+            with pytest.raises(JournalError):
+                ship("late")
+            return await get_order("late")
+
+        left = asyncio.Event()
+        try:
+            async with AgentCacheSession("run", journal=Journal(directory)):
+                task = asyncio.create_task(straggler())
+                await asyncio.sleep(0)
+                raise Killed
+        except Killed:
+            pass
+        left.set()
+        return await task
+
+    asyncio.run(program())
+    assert world.calls == {"get late": 1}
+
+
+# What redaction has changed
+
+
+@intercept(name="shop:token")
+async def token(order: str) -> dict:
+    WORLD.call("token")
+    return {"password": "correct horse battery", "order": order}
+
+
+async def uses_token():
+    found = await token("1")
+    await pay("1")
+    return found
+
+
+def test_a_run_that_needs_what_redaction_has_removed_is_not_resumed(world, directory, caplog):
+    world.dies_in = {"pay 1"}
+    with caplog.at_level(logging.WARNING, "agent_cache"):
+        dies(Journal(directory), uses_token)
+    assert "so this run cannot be resumed behind it; give the journal a key=" in caplog.text
+    before = (directory / "run.jsonl").read_bytes()
+    with pytest.raises(JournalError, match=r"the outcome of shop:token \(call 1\) cannot be given back"):
+        journaled(Journal(directory, on_doubt="rerun"), uses_token)
+    assert world.calls == {"token": 1}
+    assert (directory / "run.jsonl").read_bytes() == before
+
+
+def test_with_a_key_what_redaction_has_removed_is_given_back(world, directory):
+    pytest.importorskip("cryptography")
+    key = bytes(range(32))
+    world.dies_in = {"pay 1"}
+    dies(Journal(directory, key=key), uses_token)
+    assert "horse" not in (directory / "run.jsonl").read_text()
+    with pytest.raises(JournalError, match="another key="):
+        journaled(Journal(directory, key=bytes(32)), uses_token)
+    with pytest.raises(ConfigurationError, match="another key="):
+        journaled(Journal(directory), uses_token)
+    assert world.calls == {"token": 1}
+    found = journaled(Journal(directory, key=key, on_doubt="rerun"), uses_token)
+    assert found == {"password": "correct horse battery", "order": "1"}
+    assert world.calls == {"token": 1, "pay 1": 1}
+
+
+def test_errors_and_streams_that_redaction_has_changed_are_given_back(world, directory):
+    pytest.importorskip("cryptography")
+
+    @intercept(name="shop:failing")
+    async def failing() -> None:
+        WORLD.call("failing")
+        raise ValueError({"password": "correct horse"})
+
+    @intercept(name="shop:secrets")
+    async def secrets():
+        WORLD.call("secrets")
+        yield {"password": "battery staple"}
+
+    async def program():
+        with pytest.raises(ValueError, match="correct horse"):
+            await failing()
+        found = [one async for one in secrets()]
+        await pay("1")
+        return found
+
+    world.dies_in = {"pay 1"}
+    key = bytes(range(32))
+    dies(Journal(directory, key=key), program)
+    text = (directory / "run.jsonl").read_text()
+    assert "horse" not in text
+    assert "staple" not in text
+    assert journaled(Journal(directory, key=key, on_doubt="rerun"), program) == [{"password": "battery staple"}]
+    assert world.calls == {"failing": 1, "secrets": 1, "pay 1": 1}
+
+
+def test_what_is_inside_of_an_answered_call_need_not_be_given_back(world, directory):
+    @intercept(name="shop:around")
+    async def around() -> str:
+        await token("1")
+        return "done"
+
+    async def program():
+        return await around(), await pay("1")
+
+    world.dies_in = {"pay 1"}
+    dies(Journal(directory), program)
+    assert journaled(Journal(directory, on_doubt="rerun"), program) == ("done", "paid 1")
+    assert world.calls["token"] == 1
+
+
+def test_a_read_whose_result_cannot_be_written_runs_again(world, directory):
+    @intercept(name="shop:connect")
+    async def connect():
+        WORLD.call("connect")
+        return threading.Lock()
+
+    async def program():
+        lock = await connect()
+        await pay("1")
+        return lock.locked()
+
+    world.dies_in = {"pay 1"}
+    dies(Journal(directory), program)
+    assert journaled(Journal(directory, on_doubt="rerun"), program) is False
+    assert world.calls == {"connect": 2, "pay 1": 1}
+
+
+def test_settings_that_the_run_was_not_begun_with_are_refused(world, directory):
+    world.dies_in = {"pay 1"}
+    dies(Journal(directory, redact=["customer"]), lambda: pay("1"))
+    for journal in (Journal(directory), Journal(directory, redact=["customer"], http=True)):
+        with pytest.raises(ConfigurationError, match="can only be resumed with the same"):
+            journaled(journal, lambda: pay("1"))
+    journaled(Journal(directory, redact=["customer"], on_doubt="rerun"), lambda: pay("1"))
+
+
+# Sessions
+
+
+def test_trace_metrics_and_budgets_go_on(world, directory):
+    async def program():
+        for number in range(4):
+            await get_order(str(number))
+        await pay("1")
+        await get_order("over")
+
+    world.dies_in = {"pay 1"}
+    dies(Journal(directory), program)
+
+    async def resumed():
+        session = AgentCacheSession("run", max_execution_depth=5, journal=Journal(directory, on_doubt="rerun"))
+        with pytest.raises(AgentLoopDetectedError):
+            async with session:
+                await program()
+        return session
+
+    session = asyncio.run(resumed())
+    assert [one.tool for one in session.get_execution_trace()[:5]] == ["shop:get_order"] * 4 + ["shop:pay"]
+    assert session.get_metrics()["tools"]["shop:get_order"]["calls"] >= 4
+    assert world.calls == {**{f"get {number}": 1 for number in range(4)}, "pay 1": 1}
+
+
+def test_a_settled_write_is_traced_and_counted(world, directory):
+    in_doubt(directory)
+
+    async def resumed():
+        async with AgentCacheSession("run", journal=Journal(directory, on_doubt={pay: lambda *_: "ok"})) as session:
+            await pay("1")
+        return session
+
+    session = asyncio.run(resumed())
+    assert [one.tool for one in session.get_execution_trace()] == ["shop:pay"]
+
+
+def test_a_loop_that_had_stopped_the_run_stops_it_again(world, directory):
+    async def program():
+        while True:
+            await get_order("loop")
+
+    for _ in range(2):
+        with pytest.raises(AgentLoopDetectedError):
+            journaled(Journal(directory), program, max_tool_repeats=3)
+    assert world.calls == {"get loop": 1}
+
+
+def test_a_write_that_the_session_refuses_is_not_in_doubt(world, directory):
+    async def program():
+        for number in range(3):
+            await pay(str(number))
+
+    with pytest.raises(AgentLoopDetectedError):
+        journaled(Journal(directory), program, max_execution_depth=2)
+    assert read_journal(directory / "run.jsonl").in_doubt == []
+
+
+def test_checkpoints_are_written_once(world, directory):
+    async def run(journal):
+        async with AgentCacheSession("run", journal=journal) as session:
+            made = []
+            for number in range(3):
+                await ask(str(number))
+                made.append(await session.checkpoint("turn", {"number": number}, importance=0.1))
+            await pay("1")
+            made.append(await session.checkpoint("end", {"password": "correct horse"}))
+            return made
+
+    world.dies_in = {"pay 1"}
+    with pytest.raises(Killed):
+        asyncio.run(run(Journal(directory)))
+    first = read_journal(directory / "run.jsonl").checkpoints
+    world.dies_in = set()
+    made = asyncio.run(run(Journal(directory, on_doubt="rerun")))
+    stored = read_journal(directory / "run.jsonl").checkpoints
+    assert made[:3] == stored[:3] == first
+    assert [one.sequence for one in stored] == [1, 2, 3, 4]
+    assert [one.after for one in stored] == [1, 2, 3, 4]
+    assert "horse" not in (directory / "run.jsonl").read_text()
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"on_doubt": "retry"}, "on_doubt"),
+        ({"on_doubt": {"pay": "retry"}}, "on_doubt of pay"),
+        ({"on_doubt": {len: "rerun"}}, "a tool is a function that was decorated"),
+        ({"durability": "disk"}, "durability"),
+        ({"key": "secret"}, "key must be"),
+        ({"http": "yes"}, "http"),
+        ({"redact": "password"}, "redact"),
+    ],
+)
+def test_arguments_that_cannot_work_are_refused(directory, options, reason):
+    with pytest.raises(ConfigurationError, match=reason):
+        Journal(directory, **options)
+
+
+def test_the_intent_is_in_the_journal_before_the_write_runs(world, directory):
+    seen = []
+
+    @intercept(kind="write", name="shop:look")
+    def look(order: str) -> None:
+        lines = [json.loads(line) for line in (directory / "run.jsonl").read_text().splitlines()]
+        seen.append(lines[-1]["intent"])
+        assert lines[-1]["intent"]["key"] == idempotency_key()
+
+    async def program():
+        look("1")
+
+    journaled(Journal(directory, durability="machine"), program)
+    assert seen[0]["arguments"] == {"order": "1"}
