@@ -70,7 +70,7 @@ from agent_cache.resume.journal_log import (
     WritesLeft,
     ambiguous_calls,
 )
-from agent_cache.tools import invalidate
+from agent_cache.tools import bypass, invalidate
 from agent_cache.values.tagged import decode, encode
 
 __all__ = ["Journal", "NotDone", "idempotency_key"]
@@ -111,8 +111,8 @@ class Journal:
             A mapping gives one of these words, or a function, by tool: the decorated function itself, or its name, with
             or without the module; of a request its method and URL, or its host. Others raise. The function
             ``check(arguments, key)`` asks the receiver: it returns what the call returns, or `NotDone`. It may be
-            asynchronous if the tool is. If it raises, the write stays in doubt. What it calls is made each time and
-            never written down, so it may use tools of the run to look.
+            asynchronous if the tool is. If it raises, the write stays in doubt. What it calls is made each time, and
+            neither cached nor written down, so it may use tools of the run to look.
         durability: ``"process"``: what is in the journal outlives the process. ``"machine"``: it also outlives the
             machine; each write then waits twice for the disk.
         key: 16, 24 or 32 random bytes that encrypt the outcomes which redaction changes. Without it, a run that has
@@ -503,13 +503,14 @@ class _JournalRecorder(Recorder):
 
     @contextmanager
     def _checking(self, call: ActiveCall) -> Iterator[None]:
-        """Make what a check function calls as if there were no journal.
+        """Make what a check function calls as if there were neither a journal nor a cache.
 
         The next process must look again: what this one has seen may not be true any more, once the write ran again.
         """
         current, checking = CURRENT_CALL.set(call), _CHECKING.set(self)  # no request inside of a call is written down
         try:
-            yield
+            with bypass():
+                yield
         finally:
             leave_call(current)
             try:
