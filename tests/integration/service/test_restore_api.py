@@ -678,6 +678,26 @@ def test_the_drift_of_a_session_is_compared_with_the_original(client, killed, st
     }
 
 
+def test_times_and_random_numbers_are_no_calls_that_come_last(client, journal, store):
+    run = journal()
+    run.read("shop:get_order", {}, order_id="7")
+    run.now()
+    checkpoint_id = run.checkpoint()
+    run.read("shop:get_news", {})
+    run.now()
+    answer = restored(client, checkpoint_id, track_drift=True, session_id="ann-2").json()
+    assert answer["drifts"] == []
+    worker = continued(store, "ann-2")
+    worker.now()
+    assert client.get("/sessions/ann-2/drift").json()["drifts"] == []
+    worker.read("shop:get_news", {})
+    worker.read("shop:get_order", {}, order_id="7")
+    worker.write("shop:pay")
+    worker.now()
+    worker.seal()
+    assert client.get("/sessions/ann-2/drift").json()["drifts"] == []  # the original was killed before
+
+
 def test_what_goes_beyond_an_original_that_was_killed_is_no_drift(client, killed, store):
     restored(client, ids(client)[0], track_drift=True, session_id="ann-2").raise_for_status()
     worker = continued(store, "ann-2")
