@@ -954,6 +954,52 @@ async def test_workers_that_share_a_queue_may_share_it_in_another_way(path, to):
         to.unlink()
 
 
+async def test_a_worker_does_not_wait_for_an_item_that_another_one_has_taken_this_time(path, to):
+    """As when what they do in between takes another time: in threads, for instance."""
+    made: list[str] = []
+
+    @intercept(name="begin")
+    async def begin(item: str) -> None:
+        made.append(f"begin {item}")
+
+    @intercept(name="end")
+    async def end(item: str) -> None:
+        made.append(f"end {item}")
+
+    async def run(*, takes_c_first: bool) -> None:
+        is_begun, may_end, is_over = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+        async def item_b() -> None:
+            await begin("b")
+            is_begun.set()
+            if takes_c_first:
+                await may_end.wait()
+            await end("b")
+            is_over.set()
+
+        async def item_c() -> None:
+            await (is_begun if takes_c_first else is_over).wait()
+            await begin("c")
+            await end("c")
+            may_end.set()
+
+        async def worker(first: str, second: Any) -> None:
+            await begin(first)
+            await end(first)
+            await second()
+
+        items = (item_c, item_b) if takes_c_first else (item_b, item_c)
+        await asyncio.gather(worker("a", items[0]), worker("x", items[1]))
+
+    with record(path):
+        await run(takes_c_first=False)
+    at = next(call.id for call in Cassette.load(path) if call.arguments == {"item": "c"})
+    made.clear()
+    with fork(path, at=at, to=to):
+        await run(takes_c_first=True)
+    assert made == ["begin c", "end c"]
+
+
 async def test_a_stream_that_was_open_at_the_fork_and_left_later_runs(path, to):
     made: list[str] = []
 
