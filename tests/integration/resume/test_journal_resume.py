@@ -763,7 +763,7 @@ def test_a_run_that_needs_what_redaction_has_removed_is_not_resumed(world, direc
         dies(Journal(directory), uses_token)
     assert "so this run cannot be resumed behind it; give the journal a key=" in caplog.text
     before = (directory / "run.jsonl").read_bytes()
-    with pytest.raises(JournalError, match=r"the outcome of shop:token \(call 1\) cannot be given back"):
+    with pytest.raises(JournalError, match=r"the outcome of resumed:token \(call 1\) cannot be given back"):
         journaled(Journal(directory, on_doubt="rerun"), uses_token)
     assert world.calls == {"token": 1}
     assert (directory / "run.jsonl").read_bytes() == before
