@@ -30,6 +30,7 @@ __all__ = ["Raised", "check_edit", "edited_call", "is_edited_response"]
 Outcome: TypeAlias = dict[str, Any]
 
 _PLAIN_FORMS = ("value", "typed", "any")
+_NO_RETURN = frozenset({"error", "cancelled", "unfinished"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +189,7 @@ def _value_outcome(recorded: RecordedCall, edit: Any, schema: Schema, redaction:
         return _outcome_beside(recorded, plain, schema, redaction)
     if form == "typed":
         return {form: _readable(recorded, plain, schema)}
-    if "value" in recorded.outcome and _fits(schema, recorded.outcome["value"]):
+    if "value" not in recorded.outcome or _fits(schema, recorded.outcome["value"]):
         _readable(recorded, plain, schema)
     return {form: plain}
 
@@ -209,8 +210,9 @@ def _outcome_beside(recorded: RecordedCall, plain: Any, schema: Schema, redactio
 
 
 def _needs_type(schema: Schema, edit: Any, recorded: RecordedCall) -> bool:
-    """Whether plain data stands for an object, of a call that did not return when it was recorded."""
-    if not {"error", "cancelled", "unfinished"} & recorded.outcome.keys():
+    """Whether plain data stands for an object, of a call that did not return one when it was recorded."""
+    returned = recorded.outcome.keys().isdisjoint(_NO_RETURN)
+    if returned and ("value" not in recorded.outcome or recorded.outcome["value"] is not None):
         return False
     try:
         return bool(schema.from_plain(edit) != edit)

@@ -466,6 +466,32 @@ async def test_a_recorded_error_can_be_edited_to_an_object(path, to):
         assert await flaky("W1") == Order("W1", "edited")
 
 
+async def test_nothing_that_was_recorded_can_be_edited_to_an_object(path, to):
+    @AgentCache("order", name="absent")
+    async def absent(order_id: str) -> Order | None:
+        return None
+
+    with record(path):
+        assert await absent("W1") is None
+    with fork(path, at=None, to=to, edits={1: {"id": "W1", "status": "edited"}}):
+        assert await absent("W1") == Order("W1", "edited")
+
+
+@pytest.mark.parametrize("edit", ["x", None, {"x": 1}])
+async def test_an_edit_of_a_recorded_error_has_to_fit_the_annotation(path, to, edit):
+    @intercept(name="count")
+    async def count() -> int:
+        raise ConnectionError("down")
+
+    with pytest.raises(ConnectionError), record(path):
+        await count()
+    with (
+        pytest.raises(CassetteError, match="does not fit what the function returns"),
+        fork(path, at=None, to=to, edits={1: edit}),
+    ):
+        await count()
+
+
 async def test_an_edited_stream_has_other_chunks(path, to, tmp_path):
     @intercept(name="words", kind="llm")
     async def words(prompt: str):
