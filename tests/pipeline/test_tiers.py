@@ -647,7 +647,7 @@ async def test_a_server_that_is_away_costs_hits_and_nothing_else(
     assert await process.get_order("7") == "new"
     server.start()
     assert await process.get_order("7") == "new"
-    assert await value_of(elsewhere, read("order:7", tool="get_order", key="7")) == "new"
+    assert await value_of(elsewhere, read("order:7", tool="process:get_order", key="7")) == "new"
 
 
 def test_a_tier_that_cannot_be_forgotten_is_refused():
