@@ -16,7 +16,17 @@ from pathlib import Path
 from agent_cache import testing
 from benchmarks import against
 from benchmarks.commands import describe_machine, put_table
-from benchmarks.rows import calls, invalidation, process, recording, requests_of_clients, scale, typed, writes
+from benchmarks.rows import (
+    calls,
+    invalidation,
+    journals,
+    process,
+    recording,
+    requests_of_clients,
+    scale,
+    typed,
+    writes,
+)
 from benchmarks.table import HEADINGS, SHOWN, Row, markdown
 from benchmarks.timing import QUICK, Effort
 from benchmarks.trace import runs as trace
@@ -32,6 +42,7 @@ GROUPS: dict[str, Callable[[Effort], Awaitable[list[Row]]]] = {
     "import": process.imports,
     "invalidation": invalidation.rows,
     "recording": recording.rows,
+    "journal": journals.rows,
     "requests": requests_of_clients.rows,
     "trace": trace.rows,
     "write": writes.writes,

@@ -292,7 +292,7 @@ class _Prefix:
         states = Counter(itertools.compress(self.states, self._is_reached))
         return {"answered": states[_ANSWERED], "edited": len(self.edits), "repeated": states[_REPEATED]}
 
-    def described(self) -> dict[str, Any]:
+    def origin(self) -> dict[str, Any]:
         """What the header of the branch says of it."""
         return {
             "path": Path(self.cassette.path).name,
@@ -496,9 +496,10 @@ class _BranchPlayer(Player):
         self._left = Counter(prefix.lanes[index] for index, is_due in enumerate(prefix.is_due) if is_due)
         self.remaining_prefix = self._left.total()
         self.has_edits = bool(prefix.edits)
+        self._goal = "the end of the recording" if prefix.at is None else f"call {prefix.at}"
         self._forked = dict(zip(prefix.lanes, prefix.forked, strict=True))
         self._lanes_of: dict[int, set[int]] = {}  # recorded lanes, by lanes of the run
-        self._made: set[int] = set()  # recorded lanes of which a call was made
+        self._made: dict[int, dict[int, int]] = {}  # lanes of the run, by recorded lanes and indices of calls made
         self._origins: dict[int, int] = {}  # by lanes of the run, those that they were forked from
         self._live_lanes: set[int] = set()
 
@@ -543,10 +544,10 @@ class _BranchPlayer(Player):
         if self.error is not None:
             raise self.error.with_traceback(None)
         if self.remaining_prefix:
-            missing = self._first_due(None)
+            missing = next(index for index in self._prefix.starts if self._is_due[index])
             call = self.matcher.shown(missing)
             text = (
-                f"the run ended before the fork: {self.remaining_prefix} calls that come before call {self._prefix.at} "
+                f"the run ended before the fork: {self.remaining_prefix} calls that come before {self._goal} "
                 f"were not made, the first is call {call.id}, {described(call.name, call.arguments)}"
             )
             raise self._noted(DivergenceError(missing, self._expected(missing), None, text, self.cassette.path))
@@ -580,23 +581,24 @@ class _BranchPlayer(Player):
         self._is_due[index] = 0
         self._left[lane] -= 1
         self.remaining_prefix -= 1
-        self._made.add(lane)
+        self._made.setdefault(lane, {})[index] = call.lane
         self._lanes_of.setdefault(call.lane, set()).add(lane)
 
     def _check_live(self, call: ActiveCall, index: int | None) -> None:
         lanes = self._lanes_of.get(call.lane)
-        if lanes is None:
+        if lanes is not None:
+            due = self._due_of(call.lane, lanes)
+        else:
             lanes = self._lanes_behind(call) if index is None else {self._prefix.lanes[index]}
-        if not any(self._left[lane] for lane in lanes):
+            due = self._due_in(lanes) if any(self._left[lane] for lane in lanes) else []
+        if not due:
             self._live_lanes.add(call.lane)
             return
-        missing = self._first_due(lanes)
+        missing, left = due[0], len(due)
         first = self.matcher.shown(missing)
-        left = sum(self._left[lane] for lane in lanes)
-        goal = "the end of the recording" if self._prefix.at is None else f"call {self._prefix.at}"
         text = (
-            f"{described(call.function.name, call.arguments)} would run before {goal} is reached: its task has not "
-            f"made {left} recorded call{'' if left == 1 else 's'}. The first is call {first.id}, "
+            f"{described(call.function.name, call.arguments)} would run before {self._goal} is reached: its task has "
+            f"not made {left} recorded call{'' if left == 1 else 's'}. The first is call {first.id}, "
             f"{described(first.name, first.arguments)}"
         )
         nearest = missing if first.name == call.function.name else nearest_to(self.matcher, call)
@@ -623,12 +625,27 @@ class _BranchPlayer(Player):
             return unmade
         return known | {lane for lane in unmade if lane == 0 or self._forked[lane] in known}
 
-    def _first_due(self, lanes: set[int] | None) -> int:
-        return next(
-            index
-            for index in self._prefix.starts
-            if self._is_due[index] and (lanes is None or self._prefix.lanes[index] in lanes)
-        )
+    def _due_in(self, lanes: set[int]) -> list[int]:
+        return [index for index in self._prefix.starts if self._is_due[index] and self._prefix.lanes[index] in lanes]
+
+    def _due_of(self, maker: int, lanes: set[int]) -> list[int]:
+        """The calls that a lane of the run has to make of these recorded lanes, of each of which it has made some.
+
+        A call is due of the lane that made the last one before it: where workers share a queue in another way, the
+        rest of a recorded lane may be another one's.
+        """
+        due = []
+        makers: dict[int, int] = {}
+        for index in self._prefix.starts:
+            lane = self._prefix.lanes[index]
+            if lane not in lanes:
+                continue
+            if self._is_due[index]:
+                if makers.get(lane, maker) == maker:
+                    due.append(index)
+            elif index in self._made[lane]:
+                makers[lane] = self._made[lane][index]
+        return due
 
 
 def _comparable(outcome: dict[str, Any]) -> Any:
@@ -675,6 +692,13 @@ class _BranchRecorder(Recorder):
     def _look_up(self, call: ActiveCall, index: int | None, player: Player) -> None:  # noqa: ARG002 - it is its own
         self.player.choose(call, index)
 
+    def _raised(self, call: ActiveCall, error: BaseException) -> None:
+        try:
+            super()._raised(call, error)
+        except DivergenceError:  # it is raised by the next call, and at the end
+            if isinstance(error, Exception):  # else it ends the task, and must arrive
+                raise
+
     def _write(self, call: ActiveCall, outcome: dict[str, Any]) -> None:
         super()._write(call, outcome)
         error = self.player.compare(call, outcome)
@@ -690,7 +714,7 @@ class _BranchWriter(CassetteWriter):
 
     def __init__(self, path: Path, prefix: _Prefix, redaction: Redaction, http: dict[str, Any] | None) -> None:
         original = prefix.cassette
-        super().__init__(path, original.model, redaction, http, prefix.described())
+        super().__init__(path, original.model, redaction, http, prefix.origin())
         if original.path:
             self._like = Path(original.path)
 

@@ -12,6 +12,7 @@ import logging
 import math
 import os
 import re
+import threading
 import tomllib
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -308,14 +309,29 @@ class _Finding:
     where: Mapping[Place, Difference] = field(default_factory=dict)
     over: Sequence[Step] = ()
 
+    @property
+    def shown(self) -> Step:
+        """The call that people are shown: of the new run, if it has one."""
+        found = self.step if self.other is None else self.other
+        assert found is not None
+        return found
+
 
 class _Rule:
-    """The rule, for one baseline and one tolerance: it finds the drifts of a run, and says how much they matter."""
+    """The rule, for one baseline and one tolerance: it finds the drifts of a run, and says how much they matter.
 
-    def __init__(self, baseline: Baseline, tolerance: Tolerance) -> None:
+    Args:
+        baseline, tolerance: these two.
+        is_lenient: a function of `same_arguments` that raises is logged and not asked again, since a run goes on.
+    """
+
+    def __init__(self, baseline: Baseline, tolerance: Tolerance, *, is_lenient: bool = False) -> None:
         self.baseline = baseline
         self.tolerance = tolerance
         self.learned = baseline._learned
+        self.names = {step.name for step in baseline._run.steps}
+        self.writes = {step.name for step in baseline._run.steps if step.is_write}
+        self._is_lenient = is_lenient
         self._ignored: list[tuple[str, Place]] = []
         for one in tolerance.ignore:
             parts = _IGNORED.fullmatch(one)
@@ -327,8 +343,6 @@ class _Rule:
         self.asked: dict[Hashable, list[Step]] = {}
         for step in self.steps:
             self.asked.setdefault(step.key, []).append(step)
-        self.names = {step.name for step in self.steps}
-        self.writes = {step.name for step in self.steps if step.is_write}
 
     # What counts
 
@@ -343,8 +357,10 @@ class _Rule:
 
     def digest(self, call: RecordedCall) -> Hashable:
         """What identifies a call beside its chain."""
+        if call.name not in self.names or call.key is not None:  # of other names there may be any number
+            return call.digest
         patterns = self.patterns(call.name)
-        if not patterns.of_arguments or call.key is not None:
+        if not patterns.of_arguments:
             return call.digest
         return blake2b(encode_sorted([call.name, pruned(call.arguments, ("arguments",), patterns)])).digest()
 
@@ -367,7 +383,10 @@ class _Rule:
                 if same(was.arguments, now.arguments):
                     return {}
             except Exception as error:
-                raise ConfigurationError(f"Tolerance: same_arguments of {step.name!r} raised {error!r}") from error
+                if not self._is_lenient:
+                    raise ConfigurationError(f"Tolerance: same_arguments of {step.name!r} raised {error!r}") from error
+                self._same[step.name] = None
+                _LOG.exception("same_arguments of %s raised, and is not asked again", step.name)
         found = differences(was.arguments, now.arguments, "arguments", _MAX_PLACES)
         if was.key != now.key and not found:
             found["arguments",] = was.key, now.key
@@ -480,9 +499,7 @@ class _Rule:
             fetch: gives the call of a step of the new run.
             again: whether the new run makes a call that is missing another time.
         """
-        step, other = finding.step, finding.other
-        shown_step = other if other is not None else step
-        assert shown_step is not None
+        step, other, shown_step = finding.step, finding.other, finding.shown
         call = fetch(other) if other is not None else self.baseline._call(shown_step)
         shown = _shown_call(call)
         is_write = self.is_write(shown_step) or (step is not None and self.is_write(step))
@@ -535,12 +552,8 @@ class _Rule:
     ) -> Iterator[DriftEvent]:
         """The events of a whole run, with those of its tokens."""
         made = {step.key for step in run.steps}
-        few = [
-            id(one)
-            for one in findings
-            if one.kind in _OF_NUMBER and not self.is_write(one.other or one.step)  # type: ignore[arg-type]
-        ]
-        accepted = set(few) if len(few) <= self.tolerance.calls else set()
+        few = {id(one) for one in findings if one.kind in _OF_NUMBER and not self.is_write(one.shown)}
+        accepted = few if len(few) <= self.tolerance.calls else set()
         for one in findings:
             if id(one) not in accepted:
                 yield self.event(one, fetch, again=one.step is not None and one.step.key in made)
@@ -698,6 +711,7 @@ class Baseline:
             if cassette.is_partial:
                 raise CassetteError("is partial, so calls may be missing in it; record it again", cassette.path)
         self._cassettes = cassettes
+        self._lock = threading.Lock()
         self.redaction = _joined_rules(cassettes)
         self.http = _http_of(cassettes)
         self._changes = [_change_of(cassette, self.redaction) for cassette in cassettes]
@@ -747,7 +761,7 @@ class Baseline:
         run = read_run(other, self._chains, learn=False, change=change)
         fetch = _fetcher(other, change)
         for step in run.steps:
-            if rule.patterns(step.name).of_arguments:
+            if step.name in rule.names and rule.patterns(step.name).of_arguments:
                 step.digest = rule.digest(fetch(step))
         findings, pairing = rule.findings(run, fetch)
         rule.check_comparable(run, pairing, findings, other.path)
@@ -760,7 +774,8 @@ class Baseline:
         return self._rule
 
     def _call(self, step: Step) -> RecordedCall:
-        call = self._cassettes[step.source].steps[step.index]
+        with self._lock:  # runs in several threads may have one baseline
+            call = self._cassettes[step.source].steps[step.index]
         change = self._changes[step.source]
         return call if change is None else change(call)
 
@@ -925,7 +940,7 @@ class DriftDetector:
         if tolerance is not None and not isinstance(tolerance, Tolerance):
             raise ConfigurationError(f"DriftDetector: tolerance must be a Tolerance, got {tolerance!r}")
         self._baseline = baseline if isinstance(baseline, Baseline) else Baseline.load(baseline)
-        self._rule = _Rule(self._baseline, Tolerance() if tolerance is None else tolerance)
+        self._rule = _Rule(self._baseline, Tolerance() if tolerance is None else tolerance, is_lenient=True)
         self._on_drift = on_drift
         self._latest = _Watch(self._rule, None)
         self._is_listening = False
@@ -1149,12 +1164,7 @@ class _Watch:
         for one in islice(named, _MAX_SCANNED):
             if self._state[one.number] != _FREE or not self._is_due(one):
                 continue
-            try:
-                count = len(rule.changes(one, rule.baseline._call(one), call))
-            except ConfigurationError:
-                _LOG.exception("same_arguments of %s does not count for this run", step.name)
-                rule._same[step.name] = None
-                count = len(rule.changes(one, rule.baseline._call(one), call))
+            count = len(rule.changes(one, rule.baseline._call(one), call))
             if found is None or count < least:
                 found, least = one, count
         if found is not None:
@@ -1215,10 +1225,8 @@ class _Watch:
             finding.step is not None and finding.kind == "missing" and len(self._rule.asked[finding.step.key]) > 1
         )
         event = replace(self._rule.event(finding, fetch, again=is_again), provisional=True)
-        counted = finding.step or finding.other
-        assert counted is not None
         accepted = self._rule.tolerance.calls
-        if accepted and finding.kind in _OF_NUMBER and not self._rule.is_write(counted):
+        if accepted and finding.kind in _OF_NUMBER and not self._rule.is_write(finding.shown):
             self._few += 1
             if self._few <= accepted:
                 self._withheld.append(event)

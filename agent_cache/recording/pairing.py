@@ -131,8 +131,6 @@ class Run:
             self._lanes[lane] = known = len(self.parents)
             self.parents.append(outer)
             self.lane_starts.append(position)
-        elif self.parents[known] < 0 and self._lanes.get(forked, known) < known:  # a child of it was seen first
-            self.parents[known] = self._lanes[forked]
         return known
 
 

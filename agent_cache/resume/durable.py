@@ -70,7 +70,7 @@ from agent_cache.resume.journal_log import (
     WritesLeft,
     ambiguous_calls,
 )
-from agent_cache.tools import invalidate
+from agent_cache.tools import bypass, invalidate
 from agent_cache.values.tagged import decode, encode
 
 __all__ = ["Journal", "NotDone", "idempotency_key"]
@@ -111,8 +111,8 @@ class Journal:
             A mapping gives one of these words, or a function, by tool: the decorated function itself, or its name, with
             or without the module; of a request its method and URL, or its host. Others raise. The function
             ``check(arguments, key)`` asks the receiver: it returns what the call returns, or `NotDone`. It may be
-            asynchronous if the tool is. If it raises, the write stays in doubt. What it calls is made each time and
-            never written down, so it may use tools of the run to look.
+            asynchronous if the tool is. If it raises, the write stays in doubt. What it calls is made each time, and
+            neither cached nor written down, so it may use tools of the run to look.
         durability: ``"process"``: what is in the journal outlives the process. ``"machine"``: it also outlives the
             machine; each write then waits twice for the disk.
         key: 16, 24 or 32 random bytes that encrypt the outcomes which redaction changes. Without it, a run that has
@@ -259,6 +259,7 @@ class _JournalRecorder(Recorder):
         self._choices = journal._choices
         self._left = WritesLeft()
         self._new_writes: dict[str, str] = {}  # that may be others of the journal with other arguments, by name
+        self._new_in: dict[int, str] = {}  # the first of them in each lane of this process
         self._originals = threading.local()
         self._doubts: dict[str, Intent] = {}  # by place
         self._reruns: dict[str, str] = {}  # keys, by place
@@ -314,6 +315,8 @@ class _JournalRecorder(Recorder):
         numbers = self._lane_numbers
         if index is not None:
             numbers.identify(call.lane, index, player.cassette.outline.lanes[index])
+            if call.lane in self._new_in:
+                self._check_identified(call, player.cassette.outline.ids[index])
         call.lane, call.forked = numbers.number(call.lane), numbers.number(call.forked)
         return index
 
@@ -434,7 +437,25 @@ class _JournalRecorder(Recorder):
             actual = {"name": name, "arguments": call.arguments}
             self._refuse(call, DivergenceError(-1, None, actual, text, self._writer.path))
         if self._left.first(name=name) is not None:
-            self._new_writes.setdefault(name, described(name, call.arguments))
+            shown = described(name, call.arguments)
+            self._new_writes.setdefault(name, shown)
+            self._new_in.setdefault(self.lanes.current().number, shown)
+
+    def _check_identified(self, call: ActiveCall, number: int) -> None:
+        """Stop a task that is now known, and that has made a new write in the place of one that it had made before.
+
+        Args:
+            call: the call that is answered here.
+            number: the id of its answer, which the other write is in front of.
+        """
+        lane = self._lane_numbers.certain(call.lane)
+        first = None if lane is None else self._left.first(lane=lane)
+        if first is not None and first[0] < number:
+            text = (
+                f"{self._new_in[call.lane]} was made as a new write, and call {first[0]} of {first[1]}, which the same "
+                "task had made before, was not made again: it may have taken effect twice, with other arguments"
+            )
+            self._refuse(call, DivergenceError(-1, None, None, text, self._writer.path))
 
     def _intent(self, call: ActiveCall) -> Intent:
         tags: list[str] = []
@@ -503,13 +524,14 @@ class _JournalRecorder(Recorder):
 
     @contextmanager
     def _checking(self, call: ActiveCall) -> Iterator[None]:
-        """Make what a check function calls as if there were no journal.
+        """Make what a check function calls as if there were neither a journal nor a cache.
 
         The next process must look again: what this one has seen may not be true any more, once the write ran again.
         """
         current, checking = CURRENT_CALL.set(call), _CHECKING.set(self)  # no request inside of a call is written down
         try:
-            yield
+            with bypass():
+                yield
         finally:
             leave_call(current)
             try:

@@ -582,7 +582,7 @@ class JournalFile:
             return True
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:  # any other error is of a file system without locks
             raise _taken(self.path) from None
         try:
             return os.path.samestat(os.fstat(descriptor), self.path.stat())

@@ -295,7 +295,8 @@ class CheckpointIndex:
                 file.seek(read_to)
             else:
                 self._remove(database, name)
-            lines, start = [], read_to
+            start = read_to
+            lines: list[tuple[int, bytes]] = []
             for line in file if head is not None else ():
                 if not line.endswith(b"\n"):
                     break  # it is being written, or its process was killed

@@ -306,6 +306,7 @@ class _RecordLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 _record_decoder = msgspec.json.Decoder(_RecordLine)
 _state_decoder = msgspec.json.Decoder(_StateLine)
 _CHECKPOINT = b'{"checkpoint":'
+_NO_EFFECT = ("error", "cancelled", "unfinished")  # the latter two are in doubt
 
 
 class _Record:
@@ -510,7 +511,7 @@ class CheckpointStore:
                 for call in later
                 if isinstance(call, RecordedCall)
                 and call.is_write
-                and "error" not in call.outcome
+                and call.outcome.keys().isdisjoint(_NO_EFFECT)
                 and call.id not in copied
             ],
             drifts=[_drift(one, is_provisional=True) for one in drifts],
@@ -608,7 +609,7 @@ class CheckpointStore:
         extra: it has nothing to compare them with.
         """
         approved, other = _known(lambda: (Cassette.load(original.path), Cassette.load(new.path)))
-        if not _has_calls(approved) or not _has_calls(other):
+        if not _judged(approved) or not _judged(other):
             return []
         approved.is_partial = other.is_partial = False
         are_whole = original.is_sealed and new.is_sealed
@@ -619,15 +620,15 @@ class CheckpointStore:
             raise NotComparableError(str(error)) from error
         missing = {one.index for one in drifts if one.kind == "missing"}
         if not original.is_sealed and not missing:
-            extra = {one.index for one in drifts if one.kind == "extra"}
-            last = max((index for index in range(len(other)) if index not in extra), default=-1)
-            drifts = [one for one in drifts if one.kind != "extra" or one.index < last]
+            beyond = {one.index for one in drifts if one.kind in ("extra", "repeated")}
+            last = max((index for index in _judged(other) if index not in beyond), default=-1)
+            drifts = [one for one in drifts if one.index not in beyond or one.index < last]
         return drifts if new.is_sealed else _without_trailing(drifts, approved)
 
 
-def _has_calls(cassette: Cassette) -> bool:
-    """Whether there is something to compare: times and random numbers are not."""
-    return any(call.kind != "env" for call in cassette)
+def _judged(cassette: Cassette) -> list[int]:
+    """Indices of the calls that are compared: times and random numbers are not."""
+    return [index for index, call in enumerate(cassette) if call.kind != "env"]
 
 
 def _without_trailing(drifts: list[DriftEvent], approved: Cassette) -> list[DriftEvent]:
@@ -638,11 +639,11 @@ def _without_trailing(drifts: list[DriftEvent], approved: Cassette) -> list[Drif
 
     missing = Counter(identity(one.index) for one in drifts if one.kind == "missing")
     trailing: Counter[tuple[str, str]] = Counter()
-    for index in reversed(range(len(approved))):
+    for index in reversed(_judged(approved)):
         if trailing[identity(index)] == missing[identity(index)]:
             break
         trailing[identity(index)] += 1
-    kept = []
+    kept: list[DriftEvent] = []
     for one in reversed(drifts):
         if one.kind == "missing" and trailing[identity(one.index)]:
             trailing[identity(one.index)] -= 1

@@ -25,7 +25,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 
-from benchmarks.commands import describe_machine, positive, put_table
+from benchmarks.commands import BENCHMARKS, describe_machine, positive, put_table
 from benchmarks.crashes.kills import ROOT, Killer, Row, Verdict
 from benchmarks.crashes.receiver import Receiver
 from benchmarks.table import markdown
@@ -132,24 +132,36 @@ def main(arguments: Sequence[str] | None = None) -> int:
     known = rows(options.dbos_python)
     kills = options.kills or (QUICK if options.quick else KILLS)
     has_dbos = options.dbos_python != sys.executable or importlib.util.find_spec("dbos") is not None
-    lines: list[tuple[str, ...]] = []
+    lines: dict[str, tuple[str, ...]] = {}
     facts: dict[str, list[dict[str, object]]] = {}
     broken = False
     for name in options.rows:
         row = known[name]
         if name == "dbos" and not has_dbos:
-            lines.append((row.label, "not installed", *[""] * (len(HEADINGS) - 2)))
+            lines[row.label] = (row.label, "not installed", *[""] * (len(HEADINGS) - 2))
             continue
         with tempfile.TemporaryDirectory() as folder:
             verdicts = verdicts_of(row, kills, Path(folder), options.jobs, options.first)
-        lines.append(line_of(row, verdicts))
+        lines[row.label] = line_of(row, verdicts)
         facts[name] = [asdict(verdict) for verdict in verdicts]
         broken = broken or (name in JOURNAL and not is_kept(verdicts))
-    table = markdown(HEADINGS, lines)
-    print(json.dumps(facts, indent=2) if options.json else table)
+    print(json.dumps(facts, indent=2) if options.json else markdown(HEADINGS, lines.values()))
     if options.page:
+        shown = {**_lines_of_page(), **lines}
+        table = markdown(HEADINGS, [shown[row.label] for row in known.values() if row.label in shown])
         put_table("crashes", f"{describe_machine(['agent-cache'])}\n\n{table}")
     return int(broken)
+
+
+def _lines_of_page() -> dict[str, tuple[str, ...]]:
+    """The rows of the page by their first cell: those that are not made anew stay."""
+    text = (
+        BENCHMARKS.read_text(encoding="utf-8").partition("<!-- crashes: begin -->")[2].partition("<!-- crashes: end")[0]
+    )
+    cells = [
+        tuple(cell.strip() for cell in line.split("|")[1:-1]) for line in text.splitlines() if line.startswith("| ")
+    ]
+    return {line[0]: line for line in cells if len(line) == len(HEADINGS)}
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -164,7 +176,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--dbos-python", default=sys.executable, metavar="PATH", help="a Python that has DBOS")
     parser.add_argument("--json", action="store_true", help="the facts of each run in place of the table")
-    parser.add_argument("--page", action="store_true", help="also put the table into docs/benchmarks.md")
+    parser.add_argument("--page", action="store_true", help="also put these rows into docs/benchmarks.md")
     return parser
 
 

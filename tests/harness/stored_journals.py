@@ -64,6 +64,9 @@ class WrittenJournal:
         self.last_id -= 1
         return self._call(name, arguments, {"value": value}, "write")
 
+    def now(self) -> int:
+        return self._call("time", {}, {"value": 1.5}, "", kind="env")
+
     def ask(self, prompt: str, tokens: int) -> int:
         return self._call("think", {"prompt": prompt}, {"value": "so"}, "", kind="llm", input_tokens=tokens)
 

@@ -172,7 +172,7 @@ def test_a_fork_at_any_call_in_a_sandbox_equals_the_original(program):
 
 
 @pytest.mark.slow
-@settings(max_examples=300)
+@settings(max_examples=200)
 @given(PROGRAMS)
 def test_a_fork_at_any_call_of_many_programs_equals_the_original(program):
     check_all_forks(program)
@@ -218,7 +218,7 @@ def test_what_changes_before_the_fork_is_refused_and_what_changes_after_it_runs(
 
 
 @pytest.mark.slow
-@settings(max_examples=400)
+@settings(max_examples=250)
 @given(agents())
 def test_many_runs_that_change_are_refused_before_the_fork_only(agents):
     check_changed(agents)

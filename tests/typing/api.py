@@ -31,14 +31,20 @@ from agent_cache import (
     writing,
 )
 from agent_cache.recording import (
+    Baseline,
     Branch,
     Cassette,
+    DriftDetector,
+    DriftEvent,
+    DriftReport,
+    DriftSeverity,
     Http,
     Player,
     Raised,
     RecordedCall,
     Recorder,
     Saved,
+    Tolerance,
     cached_llm_call,
     diff_cassettes,
     fork,
@@ -472,6 +478,33 @@ class Listener:
 
     def on_end(self, call: RecordedCall) -> None:
         assert_type(call.tags, list[str])
+
+
+def same_order(expected: dict[str, Any], actual: dict[str, Any]) -> bool:
+    return bool(expected["order_id"] == actual["order_id"])
+
+
+async def judge_drift() -> None:
+    tolerance = Tolerance(
+        ignore=["get_order:result.id"], same_arguments={"cancel": same_order}, tokens=None, fail_on="info"
+    )
+    assert_type(Tolerance.load("tolerance.toml"), Tolerance)
+    baseline = Baseline.load("a.jsonl", "b.jsonl")
+    assert_type(baseline, Baseline)
+    drifts = baseline.compare("new.jsonl", tolerance)
+    assert_type(drifts, list[DriftEvent])
+    assert_type(baseline.compare(Cassette.load("new.jsonl")), list[DriftEvent])
+    assert_type(drifts[0].severity, DriftSeverity)
+    assert_type(tolerance.fails(drifts), bool)
+    detector = DriftDetector(baseline, tolerance=tolerance, on_drift=print)
+    async with AgentCacheSession(drift=detector):
+        assert_type(detector.drifts, list[DriftEvent])
+    with observe(detector, Listener()):
+        assert_type(detector.report(), DriftReport)
+    assert_type(detector.report().worst, DriftSeverity | None)
+    DriftDetector("a.jsonl", on_drift=True)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    Tolerance(["get_order:result"])  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    baseline.compare(7)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
 async def record_and_replay() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from benchmarks.budgets import measured
-from benchmarks.rows import calls, process, requests_of_clients, scale, typed, writes
+from benchmarks.rows import calls, journals, process, requests_of_clients, scale, typed, writes
 from benchmarks.timing import Effort
 
 SMALL = Effort(rounds=2, seconds=0.0001, entries=1_000)
@@ -18,6 +18,8 @@ SMALL = Effort(rounds=2, seconds=0.0001, entries=1_000)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"SESSIONS": 20, "MANY_TOOLS": 40, "HIDDEN": 4, "MISSES_OF_A_THREAD": 50}.items():
         monkeypatch.setattr(scale, name, value)
+    for name, value in {"CALLS": 20, "RESUMED": 50}.items():
+        monkeypatch.setattr(journals, name, value)
     for name, value in {"READERS": 10, "NAMED": 50, "MANY_TOOLS": 3}.items():
         monkeypatch.setattr(writes, name, value)
 
@@ -28,6 +30,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
         ("write", ["local write, 1 ", "local write, 3 ", "the same, 3 ", "in a session", "one write, 10 sessions"]),
         ("named", ["50 ids: a read", "50 ids: invalidate()", "50 ids: a write"]),
         ("sessions", ["first call", "the same, memory", "opening", "20 at once, a call", "20 at once, each"]),
+        ("journal", ["a call", "a write: its intent", "resuming a run of 50 calls", "the same with all"]),
         ("typed", ["dataclass", "Struct", "tree with a datetime", "pydantic model"]),
         ("nested", ["hit inside a load"]),
         ("tools", ["decoration, each of 40", "get_metrics(), 40 tools", "decorating 4 tools"]),

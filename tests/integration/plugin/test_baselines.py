@@ -277,6 +277,32 @@ def test_markers_of_the_class_and_of_the_module_count(suite):
     suite.run(passed=2)  # a changed result of a read is no critical drift
 
 
+def test_of_each_option_the_closest_marker_counts(suite):
+    text = ORDER.replace(
+        "    @pytest.mark.agent_baseline\n",
+        """
+    pytestmark = pytest.mark.agent_baseline("far", fail_on="critical")
+
+    @pytest.mark.agent_baseline("near")
+    async def test_near():
+        await get_order("W1")
+
+    @pytest.mark.agent_baseline(fail_on="warning")
+""",
+    )
+    suite.write("test_order.py", text)
+    suite.run("--agent-baseline=once", passed=2)
+    assert suite.cassettes == ["far/1.jsonl", "near/1.jsonl"]
+    suite.environment.setenv("ANSWER", "late")
+    suite.run(passed=1, failed=1).stdout.fnmatch_lines(["*its baseline far (the test fails on warning)*"])
+
+
+def test_the_folder_of_baselines_may_have_another_name(suite):
+    suite.write("test_order.py", ORDER)
+    suite.run("--agent-baseline=once", "-o", "agent_baseline_dir=approved", passed=1)
+    assert suite.cassettes == ["approved/test_order/test_cancel/1.jsonl"]
+
+
 UNITTEST = """
     import unittest
     import pytest

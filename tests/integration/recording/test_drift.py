@@ -252,6 +252,22 @@ async def test_a_call_inside_of_another_one_is_not_the_same_call_outside(runs: R
     assert brief(drifts) == [(WARNING, "extra", "shop:get_order"), (WARNING, "missing", "shop:get_order")]
 
 
+async def test_a_read_that_is_made_twice_instead_of_another_is_no_changed_one(runs: Runs) -> None:
+    baseline = Baseline(await runs(script(READ, OTHER)))
+    drifts = baseline.compare(await runs(script(READ, READ)))
+    assert brief(drifts) == [(INFO, "repeated", "shop:get_order"), (WARNING, "missing", "shop:get_order")]
+
+
+async def test_drifts_come_in_the_order_of_the_run_and_what_is_missing_last(runs: Runs) -> None:
+    baseline = Baseline(await runs(script(("cancel", "W7"), READ, ASK, OTHER)))
+    drifts = baseline.compare(
+        await runs(script(("ask", "new"), READ, ("send", "x"), OTHER), Shop(W1="gone", W2="gone"))
+    )
+    assert [(one.kind, one.index) for one in drifts] == [
+        ("arguments", 0), ("result", 1), ("extra", 2), ("result", 3), ("missing", 0),
+    ]  # fmt: skip
+
+
 # Tasks
 
 
@@ -313,6 +329,83 @@ async def test_tasks_that_do_the_same_are_paired_with_what_they_started(runs: Ru
     baseline = Baseline(await runs(make(0, 60)))
     assert baseline.compare(await runs(make(60, 0))) == []
     assert baseline.compare(await runs(make(0, 0))) == []
+
+
+async def test_a_task_of_a_task_is_over_before_the_write_behind_both(runs: Runs) -> None:
+    async def inner(shop: Shop) -> None:
+        await shop.get_order("W4")
+        await asyncio.gather(shop.get_order("W2"))
+        await shop.get_order("W1")
+
+    async def before(shop: Shop) -> None:
+        await asyncio.gather(inner(shop))
+        await shop.cancel("W3")
+
+    async def without(shop: Shop) -> None:
+        await shop.get_order("W4")
+        await shop.get_order("W1")
+
+    async def behind(shop: Shop) -> None:
+        await asyncio.gather(without(shop))
+        await shop.cancel("W3")
+        await asyncio.gather(shop.get_order("W2"))
+
+    (drift,) = Baseline(await runs(before)).compare(await runs(behind))
+    assert (drift.severity, drift.kind) == (WARNING, "order")
+
+
+async def test_a_read_is_known_to_come_behind_the_write_of_a_task_before_it(runs: Runs) -> None:
+    async def write_first(shop: Shop) -> None:
+        await asyncio.gather(shop.cancel("W3"))
+        await shop.get_order("W1")
+
+    async def read_first(shop: Shop) -> None:
+        await shop.get_order("W1")
+        await asyncio.gather(shop.cancel("W3"))
+
+    (drift,) = Baseline(await runs(write_first)).compare(await runs(read_first))
+    assert (drift.severity, drift.kind) == (WARNING, "order")
+
+
+async def test_of_tasks_that_are_alike_each_change_is_one_drift(runs: Runs) -> None:
+    def make(turns: int, others: int, last: str) -> Script:
+        async def reads(shop: Shop, order: str) -> None:
+            await shop.get_order(order)
+            await shop.get_order(last)
+
+        async def agent(shop: Shop, order: str, wait: int) -> None:
+            for _ in range(wait):
+                await asyncio.sleep(0)
+            await shop.ask("what next")
+            await asyncio.gather(reads(shop, order))
+
+        return lambda shop: asyncio.gather(agent(shop, "W1", turns), agent(shop, "W2", others))
+
+    baseline = Baseline(await runs(make(0, 60, "W5")))
+    drifts = baseline.compare(await runs(make(60, 0, "W6")))
+    assert [(one.kind, one.original_value, one.restored_value) for one in drifts] == [("arguments", "W5", "W6")] * 2
+
+
+async def test_tasks_that_make_the_same_calls_are_told_apart_by_where_their_own_tasks_start(runs: Runs) -> None:
+    def make(turns: int, others: int) -> Script:
+        async def early(shop: Shop) -> None:
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            await shop.ask("a")
+            await asyncio.gather(shop.get_order("W1"))
+            await shop.ask("a")
+
+        async def late(shop: Shop) -> None:
+            for _ in range(others):
+                await asyncio.sleep(0)
+            await shop.ask("a")
+            await shop.ask("a")
+            await asyncio.gather(shop.get_order("W1"))
+
+        return lambda shop: asyncio.gather(early(shop), late(shop))
+
+    baseline = Baseline(await runs(make(0, 60)))
+    assert baseline.compare(await runs(make(60, 0))) == []
 
 
 # Several recordings

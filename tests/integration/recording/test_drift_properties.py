@@ -237,7 +237,7 @@ def compared(baseline: Baseline, cassette: Cassette) -> list[DriftEvent] | None:
         return None
 
 
-examples = pytest.mark.parametrize("examples", [25, *slow(1500)])
+examples = pytest.mark.parametrize("examples", [25, *slow(500)])
 seeds = st.integers(0, 999)
 chances = st.randoms(use_true_random=False)
 
@@ -253,7 +253,7 @@ def test_a_run_that_does_the_same_has_no_drift_however_its_tasks_are_interleaved
 
 
 @pytest.mark.parametrize("what", CHANGES)
-@pytest.mark.parametrize("examples", [10, *slow(500)])
+@pytest.mark.parametrize("examples", [10, *slow(150)])
 def test_a_single_change_is_found(what: str, examples: int) -> None:
     @settings(max_examples=examples, deadline=None)
     @given(programs(), seeds, seeds, chances)

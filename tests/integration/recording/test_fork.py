@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
 import threading
 from dataclasses import dataclass
 from pathlib import Path
@@ -167,6 +169,37 @@ async def test_a_write_that_has_another_outcome_in_the_sandbox_ends_the_run(shop
     assert [call.outcome.keys() for call in Cassette.load(to)][2] == {"error"}, "what happened is recorded"
 
 
+async def test_a_write_that_is_cancelled_in_the_sandbox_ends_its_task_and_then_the_run(shop, path, to):
+    hangs = [False]
+
+    @intercept(name="pay", kind="write")
+    async def pay() -> str:
+        if hangs[0]:
+            await asyncio.Event().wait()
+        return "paid"
+
+    async def run() -> str:
+        task = asyncio.create_task(pay())
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+        assert task.cancelled() == hangs[0]
+        return await shop.think("a")
+
+    with record(path):
+        await run()
+    hangs[0] = True
+    shop.made.clear()
+    with (
+        pytest.raises(DivergenceError, match=r"call 1, pay.*has another outcome"),
+        fork(path, at=2, to=to, world="sandbox"),
+    ):
+        await run()
+    assert shop.made == []
+
+
 async def test_a_call_that_encloses_a_write_runs_in_a_sandbox_and_what_it_reads_does_not(shop, path, to):
     @intercept(name="step")
     async def step(order_id: str) -> str:
@@ -313,6 +346,14 @@ async def test_none_answers_everything_and_goes_on_behind_the_end(shop, original
         await shop.cancel("W2")
     assert shop.made == ["cancel W2"]
     assert len(Cassette.load(to)) == 7
+
+
+async def test_a_run_that_ends_before_the_end_of_the_recording_has_diverged(shop, original, to):
+    with (
+        pytest.raises(DivergenceError, match="3 calls that come before the end of the recording were not made"),
+        fork(original, at=None, to=to),
+    ):
+        await shop.handle("W1")
 
 
 async def test_the_whole_run_can_be_live(shop, original, to):
@@ -721,6 +762,32 @@ async def test_a_new_task_that_leaves_the_recording_before_the_fork_is_a_diverge
     assert shop.made == []
 
 
+async def test_an_edited_model_calls_other_tools_each_in_a_task_of_its_own(shop, path, to):
+    """The usual fork of an agent in a framework: what the model asked for last is something else."""
+    says = {"turn 1": "W1 W2", "turn 2": "W1", "turn 3": ""}
+    shop.says = says
+
+    async def agent() -> None:
+        for turn in itertools.count(1):
+            wanted = (await shop.think(f"turn {turn}")).split()
+            if not wanted:
+                return
+            await asyncio.gather(*(asyncio.create_task(shop.get_order(order_id)) for order_id in wanted))
+
+    with record(path):
+        await agent()
+    names = [(call.id, call.name, call.arguments) for call in Cassette.load(path)]
+    turn_2 = next(number for number, _, arguments in names if arguments == {"prompt": "turn 2"})
+    shop.reset()
+    shop.says = says
+    with fork(path, at=turn_2 + 1, edits={turn_2: "W3 W2"}, to=to):
+        await agent()
+    assert shop.made == ["get W3", "get W2", "think turn 3"]
+    with replay(to, strict=True):
+        await agent()
+    assert len(shop.made) == 3
+
+
 async def test_a_task_that_was_never_there_waits_for_the_one_that_started_it(shop, path, to):
     with record(path):
         await shop.think("a")
@@ -885,6 +952,52 @@ async def test_workers_that_share_a_queue_may_share_it_in_another_way(path, to):
             await run()
         assert len(made) == 8 - starts.index(call.id)
         to.unlink()
+
+
+async def test_a_worker_does_not_wait_for_an_item_that_another_one_has_taken_this_time(path, to):
+    """As when what they do in between takes another time: in threads, for instance."""
+    made: list[str] = []
+
+    @intercept(name="begin")
+    async def begin(item: str) -> None:
+        made.append(f"begin {item}")
+
+    @intercept(name="end")
+    async def end(item: str) -> None:
+        made.append(f"end {item}")
+
+    async def run(*, takes_c_first: bool) -> None:
+        is_begun, may_end, is_over = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+        async def item_b() -> None:
+            await begin("b")
+            is_begun.set()
+            if takes_c_first:
+                await may_end.wait()
+            await end("b")
+            is_over.set()
+
+        async def item_c() -> None:
+            await (is_begun if takes_c_first else is_over).wait()
+            await begin("c")
+            await end("c")
+            may_end.set()
+
+        async def worker(first: str, second: Any) -> None:
+            await begin(first)
+            await end(first)
+            await second()
+
+        items = (item_c, item_b) if takes_c_first else (item_b, item_c)
+        await asyncio.gather(worker("a", items[0]), worker("x", items[1]))
+
+    with record(path):
+        await run(takes_c_first=False)
+    at = next(call.id for call in Cassette.load(path) if call.arguments == {"item": "c"})
+    made.clear()
+    with fork(path, at=at, to=to):
+        await run(takes_c_first=True)
+    assert made == ["begin c", "end c"]
 
 
 async def test_a_stream_that_was_open_at_the_fork_and_left_later_runs(path, to):

@@ -14,10 +14,11 @@ import pytest
 from agent_cache import AgentCacheInvalidator, AgentCacheSession
 from agent_cache.errors import CassetteError, CassetteNotFound, ConfigurationError, InDoubtError, JournalError
 from agent_cache.recording import Cassette, intercept, record
-from agent_cache.resume import Journal
+from agent_cache.resume import Journal, NotDone, idempotency_key
 from agent_cache.resume.journal import branch_journal, journal_path, read_journal
 
 MADE = []
+KEYS = []
 
 
 @AgentCacheInvalidator("order:{order}", name="file:pay")
@@ -289,7 +290,7 @@ SECOND = """
 import asyncio, sys
 from agent_cache import AgentCacheSession
 from agent_cache.errors import JournalError
-from agent_cache.resume import Journal
+from agent_cache.resume import Journal, NotDone, idempotency_key
 
 async def main():
     async with AgentCacheSession("run", journal=Journal(sys.argv[1])):
@@ -320,7 +321,7 @@ import asyncio, os, sys
 from agent_cache import AgentCacheSession
 from agent_cache.errors import JournalError
 from agent_cache.recording import intercept
-from agent_cache.resume import Journal
+from agent_cache.resume import Journal, NotDone, idempotency_key
 
 @intercept(kind="write")
 def ship(order):
@@ -365,7 +366,7 @@ from pathlib import Path
 from agent_cache import AgentCacheSession
 from agent_cache.errors import JournalError
 from agent_cache.recording import intercept
-from agent_cache.resume import Journal
+from agent_cache.resume import Journal, NotDone, idempotency_key
 
 path = Path(sys.argv[1]) / "run.jsonl"
 made = []
@@ -385,12 +386,20 @@ def ship(order):
 def look(order):
     return order * 200
 
+@intercept
+def around(order):
+    try:
+        return ship(order)
+    except JournalError:
+        limit(-1)
+        raise
+
 async def main():
     async with AgentCacheSession("run", journal=Journal(sys.argv[1], on_doubt=sys.argv[3])):
         ship("1")
         if sys.argv[2] == "intent":
             limit(5)
-        for call in (lambda: ship("2"), lambda: look("x"), lambda: ship("3")):
+        for call in (lambda: around("2") if sys.argv[2] == "end" else ship("2"), lambda: look("x"), lambda: ship("3")):
             try:
                 call()
             except JournalError as error:
@@ -432,10 +441,11 @@ def test_a_write_whose_end_cannot_be_written_is_in_doubt_and_the_run_is_told(tmp
     assert "__main__:ship is in doubt then: it has ended, and its outcome is lost" in said[0]
     assert said[-1].startswith("raised")
     assert [one.arguments["order"] for one in read_journal(tmp_path / "run.jsonl").in_doubt] == ["2"]
-    again = on_full_disk(tmp_path, "never")
+    assert [call.arguments["order"] for call in read_journal(tmp_path / "run.jsonl").calls] == ["1"]
+    again = on_full_disk(tmp_path, "end")
     assert "nothing says whether it took effect" in again[0]
     assert again[-1] == "[]"
-    assert on_full_disk(tmp_path, "never", "rerun")[-1] == "['2', '3']"
+    assert on_full_disk(tmp_path, "end", "rerun")[-1] == "['2']"
 
 
 # Branches
@@ -465,6 +475,7 @@ def run_with_checkpoints(tmp_path):
 @AgentCacheInvalidator("order:{order}", name="file:slow_pay")
 async def slow_pay(order: str) -> None:
     MADE.append(f"slow {order}")
+    KEYS.append(idempotency_key())
     await asyncio.sleep(3600)
 
 
@@ -491,6 +502,23 @@ def test_a_write_that_was_running_at_the_checkpoint_is_in_doubt_in_the_branch(ru
     assert doubt.key == next(one for one in read_journal(source).intents.values() if one.name == doubt.name).key
     with pytest.raises(InDoubtError):
         asyncio.run(make(tmp_path, "1", "2", session_id="branch"))
+
+    keys = []
+
+    def look(_arguments, key):
+        keys.append(key)
+        return NotDone
+
+    async def resumed():
+        async with AgentCacheSession("branch", journal=Journal(tmp_path, on_doubt={slow_pay: look})):
+            await pay("1")
+            await pay("2")
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0):
+                    await slow_pay("3")
+
+    asyncio.run(resumed())
+    assert keys == KEYS[-1:] == [doubt.key]
 
 
 def test_a_branch_can_have_the_calls_after_the_checkpoint_too(run_with_checkpoints, tmp_path):

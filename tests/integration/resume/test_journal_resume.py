@@ -8,6 +8,7 @@ import contextlib
 import contextvars
 import json
 import logging
+import re
 import threading
 from collections import Counter
 
@@ -18,7 +19,7 @@ from agent_cache.errors import ConfigurationError, DivergenceError, InDoubtError
 from agent_cache.recording import Cassette, cached_llm_call, intercept, replay
 from agent_cache.resume import Journal, NotDone, idempotency_key
 from agent_cache.resume.journal import read_journal
-from agent_cache.testing import MemoryTier
+from agent_cache.testing import MemoryTier, reset
 
 
 class Killed(BaseException):
@@ -55,31 +56,31 @@ def directory(tmp_path):
     return tmp_path / "journals"
 
 
-@AgentCache("order:{order}", name="shop:get_order")
+@AgentCache("order:{order}", name="resumed:get_order")
 async def get_order(order: str) -> dict:
     WORLD.call(f"get {order}")
     return {"order": order, "state": "open"}
 
 
-@AgentCacheInvalidator("order:{order}", name="shop:pay")
+@AgentCacheInvalidator("order:{order}", name="resumed:pay")
 async def pay(order: str, note: str = "") -> str:
     WORLD.call(f"pay {order}{note}")
     return f"paid {order}"
 
 
-@intercept(kind="write", name="shop:ship")
+@intercept(kind="write", name="resumed:ship")
 def ship(order: str) -> str:
     WORLD.call(f"ship {order}")
     return f"shipped {order}"
 
 
-@cached_llm_call(name="shop:ask")
+@cached_llm_call(name="resumed:ask")
 async def ask(prompt: str) -> str:
     WORLD.call(f"ask {prompt}")
     return f"answer {WORLD.calls[f'ask {prompt}']} to {prompt}"
 
 
-@intercept(name="shop:handle")
+@intercept(name="resumed:handle")
 async def handle(order: str) -> list:
     return [await ask(f"about {order}"), await pay(order), ship(order)]
 
@@ -138,11 +139,27 @@ def test_the_numbers_of_calls_go_on(world, directory):
     calls = {call.id: call for call in Cassette.load(directory / "run.jsonl").steps}
     assert sorted(calls) == [1, 2, 3, 4, 5, 6]
     assert [calls[number].parent for number in (3, 4, 5)] == [2, 2, 2]
-    assert [calls[number].name for number in (2, 6)] == ["shop:handle", "shop:ask"]
+    assert [calls[number].name for number in (2, 6)] == ["resumed:handle", "resumed:ask"]
+    assert [calls[number].after for number in (1, 2, 5, 6)] == [0, 1, 4, 2]
+    assert calls[6].started_ms >= calls[4].started_ms + calls[4].duration_ms
+
+
+def test_times_go_on_and_calls_are_after_those_of_the_process_before(world, directory):
+    async def program():
+        return await ask("a"), await ask("b")
+
+    world.dies_in = {"ask b"}
+    dies(Journal(directory), program)
+    path = directory / "run.jsonl"
+    path.write_text(re.sub(r'"duration_ms":[\d.]+', '"duration_ms":5000.0', path.read_text()))
+    journaled(Journal(directory), program)
+    first, second = Cassette.load(path).steps
+    assert (first.after, second.after) == (0, first.id)
+    assert second.started_ms >= 5000
 
 
 def test_an_error_that_a_call_has_raised_is_its_answer(world, directory):
-    @AgentCacheInvalidator("order:{order}", name="shop:refuse")
+    @AgentCacheInvalidator("order:{order}", name="resumed:refuse")
     async def refuse(order: str) -> None:
         WORLD.call("refuse")
         raise LookupError(order)
@@ -168,13 +185,13 @@ def test_an_interrupted_read_is_no_answer_and_runs_again(world, directory):
 
 
 def test_a_cancelled_read_runs_again_and_a_cancelled_write_is_in_doubt(world, directory):
-    @AgentCache("order:{order}", name="shop:slow_read")
+    @AgentCache("order:{order}", name="resumed:slow_read")
     async def slow_read(order: str) -> str:
         WORLD.call("read")
         await asyncio.sleep(3600 if WORLD.calls["read"] == 1 else 0)
         return "read"
 
-    @AgentCacheInvalidator("order:{order}", name="shop:slow_write")
+    @AgentCacheInvalidator("order:{order}", name="resumed:slow_write")
     async def slow_write(order: str) -> str:
         WORLD.call("write")
         await asyncio.sleep(3600 if WORLD.calls["write"] == 1 else 0)
@@ -198,14 +215,14 @@ def test_a_cancelled_read_runs_again_and_a_cancelled_write_is_in_doubt(world, di
     dies(Journal(directory), first)
     with pytest.raises(InDoubtError) as raised:
         journaled(Journal(directory), second)
-    assert raised.value.tool == "shop:slow_write"
+    assert raised.value.tool == "resumed:slow_write"
     assert world.calls == {"read": 2, "write": 1}
     assert journaled(Journal(directory, on_doubt={slow_write: "rerun"}), second) == (["read"], ["written"])
     assert world.calls == {"read": 2, "write": 2}
 
 
 def test_a_cancelled_call_is_in_the_journal_of_a_run_that_has_come_to_its_end(world, directory):
-    @intercept(name="shop:wait")
+    @intercept(name="resumed:wait")
     async def wait() -> None:
         await asyncio.sleep(3600)
 
@@ -223,7 +240,7 @@ def test_a_cancelled_call_is_in_the_journal_of_a_run_that_has_come_to_its_end(wo
 
 
 def test_streams_that_were_cut_are_read_again_and_whole_ones_are_not(world, directory):
-    @cached_llm_call(name="shop:stream")
+    @cached_llm_call(name="resumed:stream")
     async def stream(prompt: str):
         WORLD.call(f"stream {prompt}")
         for word in ("one", "two", "three"):
@@ -294,7 +311,8 @@ def test_a_write_in_doubt_raises_with_its_call_and_its_key(world, directory):
         with pytest.raises(InDoubtError) as raised:
             journaled(Journal(directory), lambda: pay("1"))
     error = raised.value
-    assert (error.tool, error.arguments, error.key) == ("shop:pay", {"order": "1", "note": ""}, world.keys["pay 1"][0])
+    assert (error.tool, error.arguments) == ("resumed:pay", {"order": "1", "note": ""})
+    assert error.key == world.keys["pay 1"][0]
     assert error.path == str(Journal(directory).path("run"))
     assert [one.key for one in read_journal(error.path).in_doubt] == [error.key]
     assert world.calls == {"pay 1": 1}
@@ -313,7 +331,7 @@ def test_a_write_that_can_be_repeated_runs_again_with_its_key_however_often_the_
 def test_the_model_can_be_told(world, directory):
     in_doubt(directory)
     said = journaled(Journal(directory, on_doubt="notice"), lambda: pay("1"))
-    assert "not known whether shop:pay took effect" in said
+    assert "not known whether resumed:pay took effect" in said
     with replay(directory / "run.jsonl", strict=True):
         assert asyncio.run(pay("1")) == said
 
@@ -392,7 +410,7 @@ def test_an_asynchronous_check_of_a_plain_function_is_refused_and_the_write_stay
 
 
 def test_a_retried_write_is_in_doubt_and_its_first_attempt_is_not(world, directory):
-    @AgentCacheInvalidator("order:{order}", name="shop:flaky")
+    @AgentCacheInvalidator("order:{order}", name="resumed:flaky")
     async def flaky(order: str) -> str:
         WORLD.call("flaky")
         if WORLD.calls["flaky"] == 1:
@@ -414,21 +432,21 @@ def test_a_retried_write_is_in_doubt_and_its_first_attempt_is_not(world, directo
 
 
 def test_a_write_in_doubt_inside_of_a_write_in_doubt(world, directory):
-    @AgentCacheInvalidator("order:{order}", name="shop:outer")
+    @AgentCacheInvalidator("order:{order}", name="resumed:outer")
     async def outer(order: str) -> str:
         WORLD.call("outer")
         return await pay(order)
 
     in_doubt(directory, lambda: outer("1"))
     assert len(read_journal(directory / "run.jsonl").in_doubt) == 2
-    with pytest.raises(InDoubtError, match="shop:pay"):
+    with pytest.raises(InDoubtError, match="resumed:pay"):
         journaled(Journal(directory, on_doubt={outer: "rerun"}), lambda: outer("1"))
     assert journaled(Journal(directory, on_doubt={outer: lambda *_: "known"}), lambda: outer("1")) == "known"
     assert world.calls == {"outer": 2, "pay 1": 1}
 
 
 def test_the_error_of_a_write_in_doubt_is_no_outcome_of_the_calls_that_enclose_it(world, directory):
-    @intercept(name="shop:careful")
+    @intercept(name="resumed:careful")
     async def careful() -> str:
         try:
             return await pay("1")
@@ -449,30 +467,31 @@ def test_a_write_in_doubt_that_is_not_made_again_is_said(world, directory, caplo
     with pytest.raises(InDoubtError, match="has not made it again"):
         journaled(Journal(directory), lambda: ask("nothing"))
     with caplog.at_level(logging.WARNING, "agent_cache"):
-        journaled(Journal(directory, on_doubt={"shop:pay": "rerun"}), lambda: ask("nothing"))
-    assert "has not come to writes that it had made: shop:pay" in caplog.text
+        journaled(Journal(directory, on_doubt={"resumed:pay": "rerun"}), lambda: ask("nothing"))
+    assert "has not come to writes that it had made: resumed:pay" in caplog.text
 
 
 def test_caches_drop_what_a_write_in_doubt_may_have_changed(world, directory):
-    @AgentCacheInvalidator("order:{order}", name="shop:change")
+    @AgentCacheInvalidator("order:{order}", name="resumed:change")
     async def change(order: str) -> None:
         WORLD.call("change")
-        raise Killed
 
     async def program():
-        if not WORLD.calls["change"]:
-            await change("1")
+        return await get_order("2"), await change("1")
+
+    async def resumed():
         return await get_order("1")
 
     tier = MemoryTier()
     with configure(remote=tier):
-        asyncio.run(get_order("1"))
+        world.dies_after = {"change"}
         dies(Journal(directory), program)
+        reset()  # another process
         asyncio.run(get_order("1"))  # an entry of which it is not known whether it is from before the change
-        before = world.calls["get 1"]
-        with pytest.raises(InDoubtError):
-            journaled(Journal(directory), program)
-        assert world.calls["get 1"] == before + 1
+        asyncio.run(get_order("1"))
+        assert world.calls["get 1"] == 1
+        journaled(Journal(directory, on_doubt="notice"), resumed)
+        assert world.calls["get 1"] == 2
 
 
 # Idempotency keys
@@ -494,7 +513,7 @@ def test_each_write_of_each_run_has_a_key_of_its_own(world, directory):
 def test_outside_of_a_journaled_write_there_is_no_key(world, directory):
     seen = []
 
-    @intercept(name="shop:peek")
+    @intercept(name="resumed:peek")
     async def peek() -> None:
         seen.append(idempotency_key())
 
@@ -505,7 +524,7 @@ def test_outside_of_a_journaled_write_there_is_no_key(world, directory):
 
 
 def test_arguments_that_redaction_makes_equal_are_different_writes(world, directory):
-    @AgentCacheInvalidator("card:{password}", name="shop:charge")
+    @AgentCacheInvalidator("card:{password}", name="resumed:charge")
     async def charge(password: str) -> str:
         WORLD.call(f"charge {password}")
         return password.upper()
@@ -538,7 +557,7 @@ def test_a_write_with_other_arguments_is_refused_before_it_runs(world, directory
 
     world.dies_in = {"ask more"}
     dies(Journal(directory), lambda: program("monday"))
-    with pytest.raises(DivergenceError, match=r"the same task made shop:pay \(call 1\)"):
+    with pytest.raises(DivergenceError, match=r"the same task made resumed:pay \(call 1\)"):
         journaled(Journal(directory), lambda: program("tuesday"))
     assert world.calls == {"pay 1 on monday": 1}
     journaled(Journal(directory), lambda: program("monday"))
@@ -594,7 +613,7 @@ def test_a_worker_whose_calls_say_which_one_it_is_may_not_make_another_write(wor
 
     world.dies_in = {"ship 3"}
     dies(Journal(directory), lambda: program("monday"))
-    with pytest.raises(DivergenceError, match="the same task made shop:pay"):
+    with pytest.raises(DivergenceError, match="the same task made resumed:pay"):
         journaled(Journal(directory), lambda: program("tuesday"))
     assert sum(world.calls[name] for name in world.calls if name.startswith("pay")) == 2
 
@@ -609,6 +628,23 @@ def test_a_write_of_a_worker_that_nothing_identifies_is_said_at_the_end(world, d
     with pytest.raises(DivergenceError, match="it may have taken effect twice, with other arguments"):
         journaled(Journal(directory, on_doubt="rerun"), lambda: program("tuesday"))
     assert not read_journal(directory / "run.jsonl").is_sealed
+
+
+def test_a_worker_that_is_identified_behind_its_new_write_is_stopped_there(world, directory):
+    async def worker(order, day):
+        await pay(order, day)
+        await ask(order)
+        await pay(order, f"{day} again")
+
+    async def program(day):
+        await asyncio.gather(worker("1", day), worker("2", day))
+        ship("3")
+
+    world.dies_in = {"ship 3"}
+    dies(Journal(directory), lambda: program("monday"))
+    with pytest.raises(DivergenceError, match="which the same task had made before, was not made again"):
+        journaled(Journal(directory), lambda: program("tuesday"))
+    assert not [name for name in world.calls if name.endswith("tuesday again")]
 
 
 def test_workers_that_share_a_queue_may_take_other_parts_of_it(world, directory):
@@ -629,6 +665,57 @@ def test_workers_that_share_a_queue_may_take_other_parts_of_it(world, directory)
     journaled(Journal(directory, on_doubt="rerun"), lambda: program(7, 0))
     assert {name: count for name, count in world.calls.items() if count != 1} == {}
     assert len(world.calls) == 16
+
+
+def test_a_worker_that_takes_over_a_part_of_another_does_not_make_that_one_suspect(world, directory):
+    async def worker(names, gates):
+        for name in names:
+            await ask(name)
+            await gates.get(f"before {name}", asyncio.sleep)(0)
+            await pay(name)
+            await gates.get(f"after {name}", asyncio.sleep)(0)
+
+    async def first():
+        await asyncio.gather(worker(["a", "c"], {}), worker(["b"], {}))
+        ship("3")
+
+    async def second():
+        asked, paid = asyncio.Event(), asyncio.Event()
+
+        async def let_d_go_and_wait(_):
+            asked.set()
+            await paid.wait()
+
+        async def wait_for_c(_):
+            await asked.wait()
+
+        async def tell(_):
+            paid.set()
+
+        gates = {"before c": let_d_go_and_wait, "before d": wait_for_c, "after d": tell}
+        await asyncio.gather(worker(["a", "d"], gates), worker(["b", "c"], gates))
+        ship("3")
+
+    world.dies_in = {"ship 3"}
+    dies(Journal(directory), first)
+    journaled(Journal(directory, on_doubt="rerun"), second)
+    assert {world.calls[f"pay {name}"] for name in "abcd"} == {1}
+
+
+def test_workers_that_begin_with_the_same_call_are_not_taken_for_each_other(world, directory):
+    async def worker(order):
+        await ask("what everybody asks")
+        if order == "2":
+            await ask("more")
+        await pay(order)
+
+    async def program(*orders):
+        await asyncio.gather(*map(worker, orders))
+
+    world.dies_in = {"ask more"}
+    dies(Journal(directory), lambda: program("1", "2"))
+    journaled(Journal(directory, on_doubt="rerun"), lambda: program("2", "1"))
+    assert (world.calls["pay 1"], world.calls["pay 2"]) == (1, 1)
 
 
 def test_what_a_task_does_that_the_run_has_left_behind_is_refused(world, directory):
@@ -659,7 +746,7 @@ def test_what_a_task_does_that_the_run_has_left_behind_is_refused(world, directo
 # What redaction has changed
 
 
-@intercept(name="shop:token")
+@intercept(name="resumed:token")
 async def token(order: str) -> dict:
     WORLD.call("token")
     return {"password": "correct horse battery", "order": order}
@@ -677,7 +764,7 @@ def test_a_run_that_needs_what_redaction_has_removed_is_not_resumed(world, direc
         dies(Journal(directory), uses_token)
     assert "so this run cannot be resumed behind it; give the journal a key=" in caplog.text
     before = (directory / "run.jsonl").read_bytes()
-    with pytest.raises(JournalError, match=r"the outcome of shop:token \(call 1\) cannot be given back"):
+    with pytest.raises(JournalError, match=r"the outcome of resumed:token \(call 1\) cannot be given back"):
         journaled(Journal(directory, on_doubt="rerun"), uses_token)
     assert world.calls == {"token": 1}
     assert (directory / "run.jsonl").read_bytes() == before
@@ -699,15 +786,31 @@ def test_with_a_key_what_redaction_has_removed_is_given_back(world, directory):
     assert world.calls == {"token": 1, "pay 1": 1}
 
 
+def test_secrets_among_the_arguments_are_no_part_of_the_outcome(world, directory):
+    @intercept(name="resumed:log_in")
+    async def log_in(password: str) -> str:
+        WORLD.call("log_in")
+        return "welcome"
+
+    async def program():
+        return await log_in("correct horse"), await pay("1")
+
+    world.dies_in = {"pay 1"}
+    dies(Journal(directory), program)
+    assert "horse" not in (directory / "run.jsonl").read_text()
+    assert journaled(Journal(directory, on_doubt="rerun"), program) == ("welcome", "paid 1")
+    assert world.calls == {"log_in": 1, "pay 1": 1}
+
+
 def test_errors_and_streams_that_redaction_has_changed_are_given_back(world, directory):
     pytest.importorskip("cryptography")
 
-    @intercept(name="shop:failing")
+    @intercept(name="resumed:failing")
     async def failing() -> None:
         WORLD.call("failing")
         raise ValueError({"password": "correct horse"})
 
-    @intercept(name="shop:secrets")
+    @intercept(name="resumed:secrets")
     async def secrets():
         WORLD.call("secrets")
         yield {"password": "battery staple"}
@@ -730,7 +833,7 @@ def test_errors_and_streams_that_redaction_has_changed_are_given_back(world, dir
 
 
 def test_what_is_inside_of_an_answered_call_need_not_be_given_back(world, directory):
-    @intercept(name="shop:around")
+    @intercept(name="resumed:around")
     async def around() -> str:
         await token("1")
         return "done"
@@ -745,7 +848,7 @@ def test_what_is_inside_of_an_answered_call_need_not_be_given_back(world, direct
 
 
 def test_a_read_whose_result_cannot_be_written_runs_again(world, directory):
-    @intercept(name="shop:connect")
+    @intercept(name="resumed:connect")
     async def connect():
         WORLD.call("connect")
         return threading.Lock()
@@ -791,8 +894,8 @@ def test_trace_metrics_and_budgets_go_on(world, directory):
         return session
 
     session = asyncio.run(resumed())
-    assert [one.tool for one in session.get_execution_trace()[:5]] == ["shop:get_order"] * 4 + ["shop:pay"]
-    assert session.get_metrics()["tools"]["shop:get_order"]["calls"] >= 4
+    assert [one.tool for one in session.get_execution_trace()[:5]] == ["resumed:get_order"] * 4 + ["resumed:pay"]
+    assert session.get_metrics()["tools"]["resumed:get_order"]["calls"] >= 4
     assert world.calls == {**{f"get {number}": 1 for number in range(4)}, "pay 1": 1}
 
 
@@ -805,7 +908,7 @@ def test_a_settled_write_is_traced_and_counted(world, directory):
         return session
 
     session = asyncio.run(resumed())
-    assert [one.tool for one in session.get_execution_trace()] == ["shop:pay"]
+    assert [one.tool for one in session.get_execution_trace()] == ["resumed:pay"]
 
 
 def test_a_loop_that_had_stopped_the_run_stops_it_again(world, directory):
@@ -873,7 +976,7 @@ def test_arguments_that_cannot_work_are_refused(directory, options, reason):
 def test_the_intent_is_in_the_journal_before_the_write_runs(world, directory):
     seen = []
 
-    @intercept(kind="write", name="shop:look")
+    @intercept(kind="write", name="resumed:look")
     def look(order: str) -> None:
         lines = [json.loads(line) for line in (directory / "run.jsonl").read_text().splitlines()]
         seen.append(lines[-1]["intent"])

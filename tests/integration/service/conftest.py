@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,13 +29,33 @@ def journal(store: Path) -> Callable[..., WrittenJournal]:
     return begin
 
 
-@pytest.fixture
-def served(store: Path) -> Iterator[str]:
-    """URL of a server of the store. Whoever is named may see the sessions that begin with the name."""
+class Switch:
+    """An app that is another for each test: to start and stop a server takes as long as all else that a test does."""
+
+    app: Any = None
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        await self.app(scope, receive, send)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[tuple[str, Switch]]:
+    """A server, and what it serves."""
     for name in ("starlette", "uvicorn", "httpx", "openapi_spec_validator"):
         pytest.importorskip(name)
-    from agent_cache.service import restore_app
-    from tests.harness.checkpoint_service import by_name, running
+    from tests.harness.checkpoint_service import running
 
-    with running(restore_app(store, authorize=by_name)) as url:
-        yield url
+    switch = Switch()
+    with running(switch) as url:
+        yield url, switch
+
+
+@pytest.fixture
+def served(store: Path, server: tuple[str, Switch]) -> str:
+    """URL of a server of the store. Whoever is named may see the sessions that begin with the name."""
+    from agent_cache.service import restore_app
+    from tests.harness.checkpoint_service import by_name
+
+    url, switch = server
+    switch.app = restore_app(store, authorize=by_name)
+    return url

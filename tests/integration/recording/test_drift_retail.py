@@ -1,0 +1,64 @@
+"""Drift of recorded retail runs: none in a repeat, in any shape of concurrency, and every change that a tape knows."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import pytest
+
+from benchmarks.drift.measure import Measurement, natural
+from benchmarks.drift.runs import SHAPES
+from benchmarks.recorded_runs import RETAIL_SETS, data_directory, load_raw_calls, load_runs
+from benchmarks.retail.store import READ_TOOLS, WRITE_TOOLS, RetailStore, load_store
+from tests.harness.slow import slow
+
+
+@pytest.fixture(scope="module")
+def store() -> RetailStore:
+    return load_store(data_directory())
+
+
+@contextlib.contextmanager
+def measurement(store: RetailStore, every: int) -> Iterator[Measurement]:
+    runs = [run for name in RETAIL_SETS for run in load_runs(data_directory(), name)]
+    found = Measurement(store, runs[::every])
+    try:
+        yield found
+    finally:
+        found.close()
+
+
+@pytest.mark.parametrize("every", [200, *slow(9)])
+@pytest.mark.parametrize("shape", SHAPES)
+async def test_repeats_have_no_drift_and_changes_have(store: RetailStore, shape: str, every: int) -> None:
+    with measurement(store, every) as measured:
+        counts = await measured.shape(shape, repeats=2)
+    assert counts.examples == []
+    assert (counts.alarms, counts.missed) == (0, 0)
+    assert counts.found.total() > 0.75 * counts.injected.total()
+    if shape in ("in sequence", "two agents"):
+        assert not counts.in_hole
+
+
+@pytest.mark.parametrize("every", [100, *slow(5)])
+async def test_volatile_fields_alarm_with_one_recording_and_not_with_two(store: RetailStore, every: int) -> None:
+    with measurement(store, every) as measured:
+        one, two = await measured.volatile(len(measured))
+    assert one.alarms == one.repeats > 0
+    assert two.examples == []
+    assert (two.alarms, two.missed) == (0, 0)
+
+
+@pytest.mark.slow
+async def test_successful_runs_of_a_task_write_the_same_and_most_others_do_not(store: RetailStore) -> None:
+    name, directory = RETAIL_SETS[0], data_directory()
+    known = (*READ_TOOLS, *WRITE_TOOLS)
+    runs = [
+        (run.id.rpartition("/")[2], run.success, [call for call in calls if call[0] in known])
+        for run, calls in zip(load_runs(directory, name), load_raw_calls(directory, name), strict=True)
+    ]
+    plain, same = await natural(runs, store)
+    assert plain.successes == same.successes > 400
+    assert same.alarms < plain.alarms
+    assert same.found > 0.8 * same.failures
