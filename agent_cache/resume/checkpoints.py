@@ -650,7 +650,9 @@ def checkpoint_line(checkpoint: Checkpoint, redaction: Redaction | None = None) 
             clean = redaction.apply(decode(encode(state)))
             if not isinstance(clean, dict):
                 raise ConfigurationError("the redaction hook must return the fields of a state as a dict")
-            redacted |= {name for name in {**state, **clean} if state.get(name) != clean.get(name)}
+            # The name of a field that is not there any more may itself have been the secret.
+            changed = {name for name in {**state, **clean} if state.get(name) != clean.get(name)}
+            redacted |= {name if name in clean else redaction.text(name) for name in changed}
             state = clean
     line: dict[str, Any] = {
         "id": checkpoint.id,

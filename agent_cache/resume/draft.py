@@ -13,16 +13,19 @@ from __future__ import annotations
 import copy
 import types
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from itertools import chain
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 
 from agent_cache.errors import RestoreError
 from agent_cache.values.canonical import full_name, has_native_state, is_model
 
-__all__ = ["Draft"]
+__all__ = ["Draft", "assign_all"]
+
+T = TypeVar("T")
 
 
 # Containers
@@ -105,19 +108,30 @@ def _is_tuple(value: Any) -> bool:
 class _Copies:
     """Copies of containers within each other. What occurs twice, or contains itself, does so in the copy."""
 
-    def __init__(self) -> None:
-        self._copies: dict[int, tuple[Any, Any]] = {}  # by the address of the original, which is kept alive
-        self.originals: dict[int, tuple[Any, Any]] = {}  # by the address of the copy
+    def __init__(self, target: Any) -> None:
         self.pairs: list[_Pair] = []
+        self._target = target
+        self._draft = target
+        self._copies: dict[int, tuple[Any, Any]] = {}  # by the address of the original, which is kept alive
+        self._originals: dict[int, tuple[Any, Any]] = {}  # by the address of the copy
+
+    def begin(self, draft: Any) -> None:
+        """Have this object stand for the target wherever the target occurs."""
+        self._draft = draft
+        self._note(self._target, draft)
 
     def of(self, value: Any) -> Any:
-        """The copy of a container, or any other value itself."""
-        kind = _KINDS.get(type(value))
-        if kind is None and not _is_tuple(value):
-            return value
+        """The copy of a container, the draft for the target, or any other value itself."""
         known = self._copies.get(id(value))
         if known is not None:
             return known[1]
+        if type(value) is types.MethodType and value.__self__ is self._target:
+            method = types.MethodType(value.__func__, self._draft)
+            self._note(value, method)
+            return method
+        kind = _KINDS.get(type(value))
+        if kind is None and not _is_tuple(value):
+            return value
         if kind is None:
             members = tuple(self.of(member) for member in value)
             twin = value if _are_same(members, value, value) else tuple.__new__(type(value), members)
@@ -133,12 +147,30 @@ class _Copies:
 
     def _note(self, value: Any, twin: Any) -> None:
         self._copies[id(value)] = (value, twin)
-        self.originals[id(twin)] = (twin, value)
+        self._originals[id(twin)] = (twin, value)
 
     def original_of(self, value: Any) -> Any:
-        """The container that a copy stands for, or any other value itself."""
-        found = self.originals.get(id(value))
-        return value if found is None else found[1]
+        """What the target is to have for a value of the draft.
+
+        Of a copy it is the original. A container that a hook has made is changed in place to contain originals.
+        """
+        found = self._originals.get(id(value))
+        if found is not None:
+            return found[1]
+        if type(value) is types.MethodType and value.__self__ is self._draft:
+            return types.MethodType(value.__func__, self._target)
+        kind = _KINDS.get(type(value))
+        if kind is not None:
+            self._originals[id(value)] = (value, value)
+            members = kind.members(value)
+            originals = tuple(map(self.original_of, members))
+            if not _are_same(originals, members, value):
+                kind.fill(value, originals)
+        elif _is_tuple(value):
+            members = tuple(map(self.original_of, value))
+            if not _are_same(members, value, value):
+                return tuple.__new__(type(value), members)
+        return value
 
 
 # Attributes
@@ -202,6 +234,25 @@ def _attributes(owner: Any) -> dict[_Place, Any]:
     return {place: value for place, value in found.items() if value is not _MISSING}
 
 
+def assign_all(names: Iterable[T], assign: Callable[[T], None]) -> None:
+    """Assign attributes in an order that the class accepts: what it refuses is tried again after the others.
+
+    Raises:
+        Exception: the last refusal, when the class accepts no more.
+    """
+    left = list(names)
+    while left:
+        refused: dict[T, Exception] = {}
+        for name in left:
+            try:
+                assign(name)
+            except Exception as error:  # noqa: BLE001 - a setter may raise anything
+                refused[name] = error
+        if len(refused) == len(left):
+            raise refused[left[-1]]
+        left = list(refused)
+
+
 class _Discarded:
     """The class of a draft after use, if its own has a ``__del__`` that would close what the target still uses."""
 
@@ -221,7 +272,7 @@ class Draft:
 
     def __init__(self, target: Any) -> None:
         self._target = target
-        self._copies = _Copies()
+        self._copies = _Copies(target)
         self._before: dict[_Place, Any] = {}
         self._made: dict[_Place, Any] = {}
         self._of_class: frozenset[str] = frozenset()
@@ -241,6 +292,7 @@ class Draft:
                     "object that your hook changes, or None if it makes a new one"
                 )
             draft = _unset(target, kind)
+        self._copies.begin(draft)
         self._before = _attributes(target)
         for place, value in self._before.items():
             place.write(draft, self._copies.of(value))
@@ -267,26 +319,39 @@ class Draft:
                 refuses a value. The target is then as it was, unless the text says which part could not be put back.
         """
         target = self._target
-        changed = [pair for pair in self._copies.pairs if pair.is_changed()]
-        assigned = list(self._assigned())
-        for place, _ in assigned:
+        try:
+            changed = [
+                (pair, tuple(map(self._copies.original_of, pair.kind.members(pair.copy))))
+                for pair in self._copies.pairs
+                if pair.is_changed()
+            ]
+            assigned = dict(self._assigned())
+        except RecursionError as error:
+            raise RestoreError("a hook has given the target a value that is nested too deep", (error,)) from error
+        for place in assigned:
             if place.read(target) is not self._before.get(place, _MISSING):
                 raise RestoreError(f"{self._name(place.name)} was changed by something else while its hooks ran")
-        if any(pair.is_moved() for pair in changed):
+        if any(pair.is_moved() for pair, _ in changed):
             raise RestoreError(
                 f"a container in the target, a {full_name(type(target))}, was changed by something else while its "
                 "hooks ran"
             )
         before = _attributes(target) if self._has_attributes else {}
-        contents = [(pair, pair.kind.members(pair.original)) for pair in (self._copies.pairs if assigned else changed)]
+        touched = self._copies.pairs if assigned else [pair for pair, _ in changed]
+        contents = [(pair, pair.kind.members(pair.original)) for pair in touched]
         begun: list[_Place] = []
+
+        def assign(place: _Place) -> None:
+            begun.append(place)
+            place.assign(target, assigned[place])
+
         try:
-            for pair in changed:
-                members = pair.kind.members(pair.copy)
-                pair.kind.fill(pair.original, tuple(map(self._copies.original_of, members)))
-            for place, value in assigned:
-                begun.append(place)
-                place.assign(target, value)
+            for pair, members in changed:
+                pair.kind.fill(pair.original, members)
+            assign_all(assigned, assign)
+            for place, value in assigned.items():
+                if place.read(target) is not value:  # its class makes something of what is assigned, a second time
+                    place.write(target, value)
         except BaseException as error:
             errors = [error, *self._roll_back(contents, begun, before)]
             for each in errors:
@@ -296,6 +361,18 @@ class Draft:
             left = [place.name for place in self._differing(before)]
             state = f"{', '.join(left)} could not be put back" if left else "the target is as it was"
             raise RestoreError(f"{refused} did not take its value: {error!r}; {state}", errors) from error
+        self._share_attributes()
+
+    def _share_attributes(self) -> None:
+        """Have the draft, to which a hook may have left references, read and change the attributes of the target."""
+        if not self._has_attributes:
+            return
+        for place, value in _attributes(self._target).items():
+            if place.slot is not None:
+                place.write(self.value, value)
+        if _has_dict(type(self._target)):
+            with suppress(AttributeError):  # of a SimpleNamespace, it cannot be replaced
+                object.__setattr__(self.value, "__dict__", object.__getattribute__(self._target, "__dict__"))
 
     def discard(self) -> None:
         """End the use of the draft."""

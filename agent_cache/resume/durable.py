@@ -47,7 +47,7 @@ from agent_cache.recording.redaction import redact_key, redaction_of
 from agent_cache.recording.results import check_outcome, value_outcome
 from agent_cache.recording.streams import failure_outcome, is_stream, leave_call
 from agent_cache.remote.codecs import EncryptedCodec, MessagePackCodec, Undecodable
-from agent_cache.resume.checkpoints import Checkpoint, checkpoint_line, checkpoint_of
+from agent_cache.resume.checkpoints import Checkpoint, checkpoint_line, checkpoint_of, state_data
 from agent_cache.resume.journal import (
     Intent,
     JournalFile,
@@ -769,7 +769,9 @@ class Run:
 
 def _is_same_checkpoint(one: Checkpoint, other: Checkpoint) -> bool:
     fields = ("label", "importance", "framework")
-    return all(getattr(one, name) == getattr(other, name) for name in fields) and one.state == other.state
+    return all(getattr(one, name) == getattr(other, name) for name in fields) and (
+        one.state == other.state or state_data(one.state) == state_data(other.state)  # NaN does not equal itself
+    )
 
 
 def _interceptors() -> Iterator[object]:

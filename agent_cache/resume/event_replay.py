@@ -105,16 +105,16 @@ class AutoReplayManager:
         Returns:
             What was replayed. What a function raises is raised here; `replayed` then has the events before.
         """
-        self.replayed = []
+        replayed = self.replayed = []
         filtered: list[Event] = []
         for event in self._events:
             if importance_of(event) < self._min_importance or not await _answer(self._where, event):
                 filtered.append(event)
                 continue
             if self._on_event is not None and await _answer(self._on_event, event) is False:
-                return ReplayReport(tuple(self.replayed), tuple(filtered), event)
-            self.replayed.append(event)
-        return ReplayReport(tuple(self.replayed), tuple(filtered))
+                return ReplayReport(tuple(replayed), tuple(filtered), event)
+            replayed.append(event)
+        return ReplayReport(tuple(replayed), tuple(filtered))
 
 
 async def _answer(function: Callable[[Event], Any] | None, event: Event) -> Any:
@@ -139,6 +139,8 @@ def _events_after(source: Source, after: Checkpoint) -> list[Event]:
                 "order in which they ended, as a journal has them",
                 "events",
             )
+    if hasattr(source, "checkpoints") and after.id not in {checkpoint.id for checkpoint in checkpoints}:
+        raise CheckpointError("the checkpoint is not in this journal: it is of another run", "id")
     if after.after not in places:
         raise CheckpointError(
             f"there is no call {after.after}, after which the checkpoint was made: these are the events of another "

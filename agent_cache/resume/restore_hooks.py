@@ -20,7 +20,7 @@ from agent_cache.resume.checkpoints import (
     framework_of,
     typed_state,
 )
-from agent_cache.resume.draft import Draft
+from agent_cache.resume.draft import Draft, assign_all
 from agent_cache.resume.frameworks import is_graph, is_session, messages_of, restore_session, restore_thread
 from agent_cache.values.canonical import declared_names, is_model
 
@@ -167,9 +167,10 @@ async def _restored(state: Any, target: Any, hooks: tuple[Hook, ...]) -> Any:
 
 async def _called(hook: Hook, state: Any, given: Any) -> Any:
     returned = hook(state, given)
-    if inspect.isawaitable(returned):
+    if returned is not given and inspect.isawaitable(returned):
         returned = await returned
-    if isinstance(returned, bool) or inspect.isgenerator(returned) or inspect.isasyncgen(returned):
+    is_builtin = type(returned).__module__ == "builtins" and type(returned) is not type(given)
+    if isinstance(returned, bool) or (is_builtin and returned is not None and given is not None):
         raise TypeError(
             f"the hook {getattr(hook, '__qualname__', hook)!s} returned {returned!r}; a hook returns None, what it was "
             "given, or the object that takes its place"
@@ -207,8 +208,7 @@ def _assign_fields(state: Any, target: Any) -> Any:
         return dataclasses.replace(cast("Any", target), **fields)
     if isinstance(target, msgspec.Struct) and target.__struct_config__.frozen:
         return msgspec.structs.replace(target, **fields)
-    for name, value in fields.items():
-        setattr(target, name, value)
+    assign_all(fields, lambda name: setattr(target, name, fields[name]))
     return target
 
 

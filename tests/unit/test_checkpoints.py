@@ -315,6 +315,14 @@ def test_a_line_is_redacted_as_a_cassette_is():
     assert written(clean, Redaction()) == written(clean)
 
 
+def test_a_secret_that_is_the_name_of_a_field_is_nowhere_in_the_line():
+    line = written(checkpoint({"bearer " + "a1B2" * 9: 1}), Redaction())
+    assert "a1B2" not in str(line)
+    [name] = line["state"]
+    assert line["redacted"] == [name]
+    assert checkpoint_of(line, "s").redacted == (name,)
+
+
 def test_a_state_whose_parts_redaction_removed_is_still_readable():
     @dataclasses.dataclass
     class Secret:

@@ -669,10 +669,22 @@ async def yields(state, target):
     yield target
 
 
-@pytest.mark.parametrize("hook", [lambda state, target: True, lambda state, target: False, yields])
+@pytest.mark.parametrize(
+    "hook",
+    [
+        lambda state, target: True,
+        lambda state, target: target.messages.pop(),
+        lambda state, target: target.steps,
+        lambda state, target: Agent,
+        yields,
+    ],
+)
 async def test_a_hook_that_returns_what_can_be_no_target_is_a_mistake(hooked, hook):
+    target = Agent()
+    before = contents(target)
     with pytest.raises(RestoreError, match="returned"):
-        await hooked(Agent(), hook)
+        await hooked(target, hook)
+    assert contents(target) == before
 
 
 async def test_a_target_that_is_too_deep_for_a_draft_is_refused(hooked):
@@ -681,6 +693,10 @@ async def test_a_target_that_is_too_deep_for_a_draft_is_refused(hooked):
         deep = [deep]
     with pytest.raises(RestoreError, match="RecursionError"):
         await hooked(types.SimpleNamespace(deep=deep), assigns)
+    target = Agent()
+    with pytest.raises(RestoreError, match="nested too deep"):
+        await hooked(target, lambda state, target: setattr(target, "messages", deep))
+    assert target.messages == ["old"]
 
 
 def test_hooks_are_checked_when_they_are_registered():
@@ -791,6 +807,124 @@ async def test_a_state_without_its_secrets_is_restored_only_if_that_is_accepted(
 async def test_only_checkpoints_are_restored():
     with pytest.raises(CheckpointError):
         await restore({"a": 1}, Agent())  # type: ignore[type-var]
+
+
+class Member:
+    """A part of a team that knows its team."""
+
+    def __init__(self, team: "Team") -> None:
+        self.team = team
+
+
+class Team:
+    def __init__(self) -> None:
+        self.messages = ["old"]
+        self.steps: dict[str, Any] = {}
+        self.tools = {"push": self.push}
+
+    def push(self, message: str) -> None:
+        self.messages.append(message)
+
+
+async def test_a_target_refers_to_itself_and_its_containers_not_to_the_draft(hooked):
+    def change(state, team):
+        team.itself = team
+        team.pushes = [team.push]
+        team.steps["new"] = [{"of": team.messages}]
+        team.pair = (team, [team.messages])
+        team.member = Member(team)
+
+    target = Team()
+    await hooked(target, change)
+    assert target.itself is target
+    assert target.pair[0] is target
+    assert target.pair[1][0] is target.messages
+    assert target.steps["new"][0]["of"] is target.messages
+    target.pushes[0]("by the method")
+    target.member.team.push("by the member")
+    target.member.team.plan = "new"
+    assert target.messages == ["old", "by the method", "by the member"]
+    assert target.plan == "new"
+
+
+async def test_methods_in_a_table_of_the_target_change_the_draft_while_it_is_one(hooked):
+    def change(state, team):
+        team.tools["push"]("new")
+        assert target.messages == ["old"]
+
+    target = Team()
+    before = target.tools["push"]
+    await hooked(target, change)
+    assert target.messages == ["old", "new"]
+    assert target.tools["push"] is before
+
+
+async def test_a_task_that_a_hook_leaves_behind_changes_the_target(hooked):
+    go_on, tasks = asyncio.Event(), []
+
+    async def later(team):
+        await go_on.wait()
+        team.push("late")
+        team.plan = "late"
+
+    target = Team()
+    await hooked(target, lambda state, team: tasks.append(asyncio.ensure_future(later(team))))
+    go_on.set()
+    await tasks[0]
+    assert target.messages == ["old", "late"]
+    assert target.plan == "late"
+
+
+async def test_an_attribute_has_the_value_that_the_hook_saw_whatever_its_class_makes_of_an_assignment(hooked):
+    class Doubled:
+        def __setattr__(self, name: str, value: Any) -> None:
+            super().__setattr__(name, value * 2)
+
+    target = Doubled()
+    await hooked(target, lambda state, target: setattr(target, "count", 5))
+    assert target.count == 10
+
+
+class Interval:
+    def __init__(self) -> None:
+        vars(self).update(low=1, high=5)
+
+    def __setattr__(self, name: str, value: int) -> None:
+        after = {**vars(self), name: value}
+        if after["low"] > after["high"]:
+            raise ValueError("low is above high")
+        super().__setattr__(name, value)
+
+
+def moves_an_interval(state, target):
+    target.high = state.data["high"]
+    target.low = state.data["low"]
+
+
+@pytest.mark.parametrize("hooks", [[], [moves_an_interval]])
+async def test_attributes_are_assigned_in_an_order_that_the_class_accepts(hooked, hooks):
+    target = Interval()
+    await hooked(target, *hooks, low=10, high=20)
+    assert vars(target) == {"low": 10, "high": 20}
+    with pytest.raises(RestoreError, match="low is above high"):
+        await hooked(target, *hooks, low=30, high=25)
+    assert vars(target) == {"low": 10, "high": 20}
+
+
+async def test_a_target_that_can_be_awaited_is_not(hooked):
+    class Awaitable:
+        plan = "old"
+
+        def __await__(self):
+            raise AssertionError
+
+    def change(state, target):
+        target.plan = "new"
+        return target
+
+    target = Awaitable()
+    assert await hooked(target, change) is target
+    assert target.plan == "new"
 
 
 # Any sequence of changes
