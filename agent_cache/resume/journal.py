@@ -55,6 +55,7 @@ __all__ = [
     "new_header",
     "now_text",
     "read_journal",
+    "sync_directory",
 ]
 
 
@@ -565,7 +566,7 @@ class JournalFile:
                 self._check_regular(descriptor)
                 if self._lock_file(descriptor):
                     if is_new and self._is_durable:
-                        _sync_directory(self.path.parent)
+                        sync_directory(self.path.parent)
                     return descriptor
             except BaseException:
                 os.close(descriptor)
@@ -598,7 +599,8 @@ def _sync(descriptor: int) -> None:
     getattr(os, "fdatasync", os.fsync)(descriptor)
 
 
-def _sync_directory(directory: Path) -> None:
+def sync_directory(directory: Path) -> None:
+    """Wait until the names in a directory are on the disk."""
     if os.name == "nt":
         return
     descriptor = os.open(directory, os.O_RDONLY)
@@ -672,7 +674,7 @@ def branch_journal(
             os.link(scratch, target)  # which never replaces a file
         finally:
             scratch.unlink(missing_ok=True)
-        _sync_directory(target.parent)
+        sync_directory(target.parent)
     except FileExistsError:
         raise JournalError(f"there is a journal of the session {to_session_id!r} already", target) from None
     except OSError as error:

@@ -41,7 +41,7 @@ from agent_cache.recording.drift import Baseline, DriftEvent, DriftReport, Toler
 from agent_cache.recording.redaction import Redaction
 from agent_cache.resume.checkpoints import Checkpoint
 from agent_cache.resume.event_replay import AutoReplayManager
-from agent_cache.resume.journal import StoredJournal, branch_journal, read_journal
+from agent_cache.resume.journal import StoredJournal, branch_journal, read_journal, sync_directory
 from agent_cache.service.checkpoint_index import CheckpointEntry, CheckpointIndex, Position, Row, open_journal
 from agent_cache.values.tagged import encode
 
@@ -526,7 +526,7 @@ class CheckpointStore:
         except FileExistsError:
             # A server that was killed may have put this one there, and the session may be over by now.
             return self._index.journal_of(answer.response.new_session_id, answer.run) is not None
-        _sync_directory(self._directory)
+        sync_directory(self._directory)
         return True
 
     def _name_after_session(self, record: Path, session_id: str) -> None:
@@ -536,7 +536,7 @@ class CheckpointStore:
         os.link(record, link)
         link.replace(name)
         link.unlink(missing_ok=True)  # two names of one file: the system has nothing to replace, and keeps both
-        _sync_directory(self._records)
+        sync_directory(self._records)
 
     def _session_record(self, session_id: str) -> Path:
         return self._records / f"session-{_hash(session_id)}.jsonl"
@@ -726,13 +726,3 @@ def _known(read: Callable[[], T]) -> T:
         raise NotRestorableError("the journal is gone") from error
     except (CassetteError, CheckpointError, ConfigurationError) as error:
         raise NotRestorableError(f"the journal cannot be used: {error}") from error
-
-
-def _sync_directory(directory: Path) -> None:
-    if os.name == "nt":
-        return
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
