@@ -10,6 +10,8 @@ if typing.TYPE_CHECKING:
     from agent_cache.config import configure
     from agent_cache.core.policies import LoopHints, RemotePolicy
     from agent_cache.core.tags import tags_from
+    from agent_cache.engine.audit import StaleHit
+    from agent_cache.engine.middleware import ToolCall
     from agent_cache.errors import (
         AgentCacheError,
         AgentLoopDetectedError,
@@ -21,7 +23,9 @@ if typing.TYPE_CHECKING:
     from agent_cache.session import AgentCacheSession
     from agent_cache.session.loop_policy import LoopPolicy
     from agent_cache.session.trace import TraceRecord
-    from agent_cache.tools import AgentCache, AgentCacheInvalidator, bypass, invalidate, writing
+    from agent_cache.toolbox import Pass, Read, Toolbox, Watch, Write
+    from agent_cache.tools import AgentCache, AgentCacheInvalidator, bypass, invalidate, invalidate_sync, writing
+    from agent_cache.tuning import Recommendation, get_ttl, recommendations, set_ttl
 
 __all__ = [
     "AgentCache",
@@ -33,14 +37,26 @@ __all__ = [
     "ConfigurationError",
     "LoopHints",
     "LoopPolicy",
+    "Pass",
+    "Read",
+    "Recommendation",
     "RemotePolicy",
     "RemoteTierError",
+    "StaleHit",
+    "ToolCall",
+    "Toolbox",
     "TraceRecord",
     "UncacheableArgumentsError",
+    "Watch",
+    "Write",
     "bypass",
     "configure",
     "get_metrics",
+    "get_ttl",
     "invalidate",
+    "invalidate_sync",
+    "recommendations",
+    "set_ttl",
     "tags_from",
     "writing",
 ]
@@ -54,16 +70,28 @@ _HOMES = {
     "AsyncCache": "async_cache",
     "LoopHints": "core.policies",
     "LoopPolicy": "session.loop_policy",
+    "Pass": "toolbox",
+    "Read": "toolbox",
+    "Recommendation": "tuning",
     "RemotePolicy": "core.policies",
+    "StaleHit": "engine.audit",
+    "ToolCall": "engine.middleware",
+    "Toolbox": "toolbox",
     "TraceRecord": "session.trace",
+    "Watch": "toolbox",
+    "Write": "toolbox",
     "bypass": "tools",
     "configure": "config",
     "get_metrics": "metrics",
+    "get_ttl": "tuning",
     "invalidate": "tools",
+    "invalidate_sync": "tools",
+    "recommendations": "tuning",
+    "set_ttl": "tuning",
     "tags_from": "core.tags",
     "writing": "tools",
 }
-_MODULES = frozenset({"config", "errors", "recording", "remote", "testing"})
+_MODULES = frozenset({"config", "errors", "otel", "prometheus", "recording", "remote", "testing"})
 
 if not typing.TYPE_CHECKING:
 

@@ -7,16 +7,18 @@ that overlap, of two requests for example, may be left in any order.
 
 from __future__ import annotations
 
+import inspect
 import os
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
+from agent_cache.core.policies import checked_function, checked_share
 from agent_cache.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -29,6 +31,8 @@ __all__ = [
     "UNCHANGED",
     "Change",
     "Configuration",
+    "Installed",
+    "Middleware",
     "Plain",
     "Saved",
     "Unchanged",
@@ -50,6 +54,36 @@ UNCHANGED: Final = Unchanged.UNCHANGED
 """The default of every argument of `configure`: the setting stays as it is."""
 
 
+Middleware = Callable[[Any, Callable[[], Awaitable[Any]]], Awaitable[Any]]
+"""``async def observe(call, proceed)``: given an `agent_cache.ToolCall`, and what runs the rest of the call."""
+
+
+class Installed:
+    """A middleware as one call of `configure` has installed it.
+
+    Attributes:
+        function: the middleware.
+        name: how messages call it.
+    """
+
+    __slots__ = ("_kinds", "function", "name")
+
+    def __init__(self, function: Middleware) -> None:
+        self.function = function
+        self.name = f"{function.__module__}:{getattr(function, '__qualname__', type(function).__qualname__)}"
+        self._kinds = {False, True}
+
+    def observes(self, *, is_sync: bool) -> bool:
+        """Whether it observes tools that are a `def`, or those that are an `async def`."""
+        return is_sync in self._kinds
+
+    def remove(self, *, is_sync: bool) -> bool:
+        """Let it observe tools of this kind no more. Returns whether it did."""
+        was_there = is_sync in self._kinds
+        self._kinds.discard(is_sync)
+        return was_there
+
+
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Configuration:
     """Process-wide settings. See `configure`."""
@@ -58,6 +92,9 @@ class Configuration:
     backup: Tier | None = None
     enabled: bool = True
     max_bytes: int | None = None
+    middleware: tuple[Installed, ...] = ()
+    audit: float = 0.0
+    on_stale: Callable[[Any], object] | None = None
 
     def has_tiers_of(self, other: Configuration) -> bool:
         """Whether the tiers are the same."""
@@ -70,7 +107,14 @@ class Configuration:
             and self.backup is other.backup
             and self.enabled == other.enabled
             and self.max_bytes == other.max_bytes
+            and self.middleware == other.middleware
+            and self.audit == other.audit
+            and self.on_stale is other.on_stale
         )
+
+    def middleware_of(self, *, is_sync: bool) -> tuple[Installed, ...]:
+        """The middleware that observe tools of this kind, outermost first."""
+        return tuple(one for one in self.middleware if one.observes(is_sync=is_sync))
 
 
 Settings = Mapping[str, Any]
@@ -94,6 +138,7 @@ class Saved(NamedTuple):
     base: tuple[Plain, ...]
     layers: tuple[Change, ...]
     once_configured: tuple[weakref.ref[Tier], ...]
+    installed: tuple[Installed, ...]
 
 
 class Current:
@@ -107,13 +152,24 @@ class Current:
         once_configured: every tier that was ever configured, weakly. Replaced by a new tuple when it grows.
     """
 
-    __slots__ = ("_base", "_is_updating", "_layers", "_pending", "listeners", "lock", "once_configured", "value")
+    __slots__ = (
+        "_base",
+        "_installed",
+        "_is_updating",
+        "_layers",
+        "_pending",
+        "listeners",
+        "lock",
+        "once_configured",
+        "value",
+    )
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.listeners: list[Callable[[Configuration, Configuration], None]] = []
         self._base: tuple[Plain, ...] = ()
         self._layers: tuple[Change, ...] = ()
+        self._installed: tuple[Installed, ...] = ()
         self._pending: deque[Callable[[], None]] = deque()
         self._is_updating = False
         self.once_configured: tuple[weakref.ref[Tier], ...] = ()
@@ -147,7 +203,7 @@ class Current:
     def save(self) -> Saved:
         """Return everything that is set, for `restore`."""
         with self.lock:
-            return Saved(self._base, self._layers, self.once_configured)
+            return Saved(self._base, self._layers, self.once_configured, self._installed)
 
     def restore(self, saved: Saved) -> None:
         """Set everything as it was saved. Blocks that were left meanwhile stay left. Every plan is compiled anew."""
@@ -155,7 +211,43 @@ class Current:
 
     def reset(self) -> None:
         """Set the default configuration. A block that is left later changes nothing."""
-        self.restore(Saved((), (), ()))
+        self.restore(Saved((), (), (), ()))
+
+    def compile_anew(self) -> None:
+        """Let every plan be compiled again, because of something that it depends on beside the settings."""
+        self._update(lambda: None, is_same_new=True)
+
+    # Middleware
+
+    def install(self, function: Middleware) -> None:
+        """Install a middleware outside of those that `configure` sets, and of those that were installed before.
+
+        Nothing happens if it is there. For instrumentation, which must not replace what the program has configured.
+
+        Raises:
+            ConfigurationError: if it is no middleware.
+        """
+        one = checked_middleware((function,), "middleware")[0]
+        self._update(lambda: self._install(one))
+
+    def uninstall(self, function: Middleware) -> None:
+        """Undo `install`. Nothing happens if it is not there."""
+        self._update(lambda: self._uninstall(function))
+
+    def remove(self, middleware: Installed, *, is_sync: bool) -> bool:
+        """Let a middleware observe tools of this kind no more. Returns whether it did."""
+        with self.lock:
+            if not middleware.remove(is_sync=is_sync):
+                return False
+        self.compile_anew()
+        return True
+
+    def _install(self, one: Installed) -> None:
+        if all(one.function != other.function for other in self._installed):
+            self._installed = (one, *self._installed)
+
+    def _uninstall(self, function: Middleware) -> None:
+        self._installed = tuple(one for one in self._installed if one.function != function)
 
     # Tiers
 
@@ -214,6 +306,7 @@ class Current:
         self._base = saved.base
         self._layers = tuple(layer for layer in saved.layers if layer.is_entered)
         self.once_configured = saved.once_configured
+        self._installed = saved.installed
         self._merge()
 
     def _merge(self) -> None:
@@ -241,6 +334,7 @@ class Current:
         for layer in self._layers:
             settings.update(layer.settings)
         settings["enabled"] = settings.get("enabled", True) and _enabled_by_environment()
+        settings["middleware"] = self._installed + settings.get("middleware", ())
         return Configuration(**settings)
 
 
@@ -277,6 +371,9 @@ def configure(
     backup: Tier | Unchanged | None = UNCHANGED,
     enabled: bool | Unchanged = UNCHANGED,
     max_bytes: int | Unchanged | None = UNCHANGED,
+    middleware: Sequence[Middleware] | Unchanged = UNCHANGED,
+    audit: float | Unchanged = UNCHANGED,
+    on_stale: Callable[[Any], object] | Unchanged | None = UNCHANGED,
 ) -> Change:
     """Change what tools use by default, also those that are decorated already. What is left out stays as it is.
 
@@ -297,15 +394,34 @@ def configure(
         max_bytes: bound on the estimated size of everything stored locally from now on: values, keys and tags; None for
             no bound, the default. The largest store evicts first. An answer that is larger than the bound alone is not
             stored.
+        middleware: what observes the calls of tools that no local hit has answered, outermost first: each an
+            ``async def observe(call, proceed)``, given an `agent_cache.ToolCall`. ``await proceed()`` runs the rest of
+            the call, and gives its result or raises its error. What the tool does is untouched: it runs once, and its
+            caller gets its outcome, whatever a middleware returns. One that raises an error of its own is removed and
+            logged. Of a tool that is a `def` there is no event loop: await nothing but ``proceed()`` where
+            ``call.is_sync``. An empty tuple for none, the default.
+        audit: the share of the local hits that is checked, from 0, the default, to 1: the tool runs again beside the
+            hit, without delaying it, and the two results are compared. For tools without an ``audit=`` of their own,
+            but for those of a `Toolbox`.
+        on_stale: a function called with an `agent_cache.StaleHit` for each hit that was found to be stale; None for
+            none, the default. It is called in the event loop or in the thread of the audit.
 
     Returns:
         A context manager: ``with configure(enabled=False): ...``
 
     Raises:
-        ConfigurationError: if a tier is not a `Tier`, or `max_bytes` is not a positive int; on entering a block that is
-            already entered.
+        ConfigurationError: if a tier is not a `Tier`, `max_bytes` is not a positive int, or a middleware is not an
+            `async def` of two arguments, `audit` is no share, or `on_stale` is no plain function; on entering a
+            block that is already entered.
     """
     settings: dict[str, Any] = {}
+    if middleware is not UNCHANGED:
+        settings["middleware"] = checked_middleware(middleware, "configure: middleware")
+    if audit is not UNCHANGED:
+        settings["audit"] = checked_share(audit, "configure: audit")
+    if on_stale is not UNCHANGED:
+        checked_function(on_stale, "configure: on_stale")
+        settings["on_stale"] = on_stale
     if max_bytes is not UNCHANGED:
         if max_bytes is not None and (isinstance(max_bytes, bool) or not isinstance(max_bytes, int) or max_bytes < 1):
             raise ConfigurationError(f"configure: max_bytes must be a positive int or None, got {max_bytes!r}")
@@ -341,6 +457,37 @@ def checked_tier(tier: Any, where: str) -> Tier | None:
     wanted = ("lease", "lookup", "store", "discard", "begin", "renew", "commit", "trusted_until", "subscribe", "aclose")
     lacking = [name for name in wanted if not hasattr(tier, name)]
     raise ConfigurationError(f"{where} must be a Tier; {type(tier).__qualname__} has no {', '.join(lacking)}")
+
+
+def checked_middleware(given: Any, where: str) -> tuple[Installed, ...]:
+    """Check middleware. Each is to be an `async def` that can be called with two arguments."""
+    if callable(given) or isinstance(given, str | bytes) or not isinstance(given, Sequence):
+        hint = "; write middleware=(observe,)" if callable(given) else "; () for none"
+        raise ConfigurationError(f"{where} must be a sequence of functions, got {given!r}{hint}")
+    seen: list[Any] = []
+    for one in given:
+        _check_middleware(one, where)
+        if any(one is other for other in seen):
+            raise ConfigurationError(f"{where} has {one!r} twice, which would observe each call twice; once is enough")
+        seen.append(one)
+    return tuple(Installed(one) for one in seen)
+
+
+def _check_middleware(function: Any, where: str) -> None:
+    shape = "an `async def observe(call, proceed)`"
+    if not callable(function) or isinstance(function, type):
+        raise ConfigurationError(f"{where} must be {shape}, got {function!r}")
+    if not (inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)):
+        raise ConfigurationError(
+            f"{where} must be {shape}, got {function!r}, which is none; an `async def` observes tools that are "
+            "a `def`, too, if it awaits nothing but proceed() there"
+        )
+    try:
+        inspect.signature(function).bind(None, None)
+    except TypeError as error:
+        raise ConfigurationError(f"{where} must be {shape}; {function!r} cannot be called so: {error}") from error
+    except ValueError:
+        pass  # without a signature it may well take them
 
 
 def _tiers_of(settings: Settings) -> list[Tier]:

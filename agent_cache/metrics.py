@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
-__all__ = ["METRICS", "Metrics", "Stats", "get_metrics"]
+from agent_cache.core.evidence import Evidence, Seen
+
+__all__ = [
+    "EVIDENCE",
+    "METRICS",
+    "CounterFamily",
+    "Metrics",
+    "Stats",
+    "ToolLabels",
+    "clear_evidence",
+    "counter_families",
+    "evidence_by_tool",
+    "get_metrics",
+]
 
 _COUNTERS = (
+    "audits",
     "bypassed",
     "errors",
     "evictions",
@@ -20,6 +36,7 @@ _COUNTERS = (
     "misses",
     "shared",
     "stale",
+    "stale_found",
     "time_saved",
     "unstored",
     "writes",
@@ -39,6 +56,8 @@ class Stats:
         writes: calls of an invalidator.
         invalidations: writes and explicit invalidations that were carried out.
         evictions: entries that were evicted for others.
+        audits: hits that were compared with what the tool returns now, to a result.
+        stale_found: those of them that were found to be stale.
         errors: exceptions raised by the tool.
         stale: calls answered with an expired result, by `grace` or `stale_if_error`. Each is counted as a hit, a miss
             or a shared call, too.
@@ -47,6 +66,7 @@ class Stats:
 
     __slots__ = (*_COUNTERS, "__weakref__")
 
+    audits: int
     bypassed: int
     errors: int
     evictions: int
@@ -55,6 +75,7 @@ class Stats:
     misses: int
     shared: int
     stale: int
+    stale_found: int
     time_saved: float
     unstored: int
     writes: int
@@ -65,7 +86,7 @@ class Stats:
     def clear(self) -> None:
         """Reset to zero in place, since generated code refers to this object."""
         self.bypassed = self.errors = self.evictions = self.hits = self.invalidations = self.misses = 0
-        self.shared = self.stale = self.unstored = self.writes = 0
+        self.shared = self.stale = self.unstored = self.writes = self.audits = self.stale_found = 0
         self.time_saved = 0.0
 
     @property
@@ -87,7 +108,8 @@ def _sum(rows: Iterable[tuple[Any, ...]]) -> tuple[Any, ...]:
 
 def _as_dict(counts: tuple[Any, ...]) -> dict[str, Any]:
     """What a user sees of what `_read` gives. `hit_rate` is the share of the cacheable calls that were hits."""
-    bypassed, errors, evictions, hits, invalidations, misses, shared, stale, time_saved, unstored, writes = counts
+    audits, bypassed, errors, evictions, hits, invalidations, misses, shared, *rest = counts
+    stale, stale_found, time_saved, unstored, writes = rest
     reads = hits + misses + shared
     return {
         "calls": reads + bypassed + writes,
@@ -96,9 +118,12 @@ def _as_dict(counts: tuple[Any, ...]) -> dict[str, Any]:
         "shared": shared,
         "invalidations": invalidations,
         "uncached": bypassed + unstored,
+        "writes": writes,
         "evictions": evictions,
         "errors": errors,
         "stale": stale,
+        "audits": audits,
+        "stale_found": stale_found,
         "time_saved": time_saved,
         "hit_rate": hits / reads if reads else 0.0,
     }
@@ -265,14 +290,51 @@ class Metrics:
 
 METRICS = Metrics()
 
+EVIDENCE: weakref.WeakValueDictionary[int, Evidence] = weakref.WeakValueDictionary()
+"""What the loads of each tool have shown, by its `id`. Kept by the tools."""
+
+
+def _all_evidence() -> list[Evidence]:
+    # In one step of the interpreter: other threads decorate tools.
+    return [evidence for known in EVIDENCE.valuerefs() if (evidence := known()) is not None]
+
+
+def evidence_by_tool() -> dict[str, Seen]:
+    """What was seen of the tools of each name, in sum. Those of which no load was looked at are left out.
+
+    Two tools with the same name and roots share their counters.
+    """
+    found: dict[str, Seen] = {}
+    counted: set[tuple[str, int]] = set()
+    for evidence in _all_evidence():
+        if not evidence.latest:
+            continue
+        seen = evidence.seen()
+        if (evidence.tool, id(evidence.stats)) in counted:
+            seen.hits = seen.loads = 0
+        counted.add((evidence.tool, id(evidence.stats)))
+        former = found.get(evidence.tool)
+        found[evidence.tool] = seen if former is None else former.with_sums_of(seen)
+    return found
+
+
+def clear_evidence() -> None:
+    """Forget what the loads of all tools have shown: also in the child of a fork, which has seen none of it."""
+    for evidence in _all_evidence():
+        evidence.clear()
+
+
+os.register_at_fork(after_in_child=clear_evidence)
+
 
 def get_metrics() -> dict[str, Any]:
     """Counts of this process since it started, with and without sessions.
 
     Returns:
         A copy as a dict, with the keys ``calls``, ``hits``, ``misses``, ``shared``, ``invalidations``, ``uncached``,
-        ``evictions``, ``errors``, ``stale``, ``time_saved`` (seconds), ``hit_rate`` and ``loop_detections``; the same
-        by root under ``"resources"`` and by tool (``"module:qualname"``) under ``"tools"``.
+        ``writes``, ``evictions``, ``errors``, ``stale``, ``audits``, ``stale_found``, ``time_saved`` (seconds),
+        ``hit_rate`` and ``loop_detections``; the same by root under ``"resources"`` and by tool
+        (``"module:qualname"``) under ``"tools"``.
         What has no row of its own any more is in the row ``"(others)"``: tools that are gone, and roots of explicit
         invalidations, beyond 10,000 each.
         ``hit_rate = hits / (hits + misses + shared)``, 0.0 if there were none.
@@ -281,3 +343,128 @@ def get_metrics() -> dict[str, Any]:
         itself.
     """
     return METRICS.snapshot()
+
+
+# What monitoring reads
+
+MAX_TOOL_LABELS = 1_000
+"""Tools that have time series of their own."""
+
+NO_TOOL = "(no tool)"
+"""The label of invalidations without a tool: `invalidate(...)` and `writing(...)`."""
+
+
+class ToolLabels:
+    """The values of the label ``tool``: the first 1,000 tools have their own, all later ones share ``"(others)"``.
+
+    A tool keeps its label, so no series goes down because another tool was called. Programs that name a tool after an
+    id would otherwise make a time series for each of them.
+    """
+
+    def __init__(self) -> None:
+        self._named: dict[str, None] = {}
+
+    def of(self, tool: str) -> str:
+        """The label of a tool."""
+        if tool in self._named:
+            return tool
+        if len(self._named) >= MAX_TOOL_LABELS:
+            return OTHERS
+        self._named[tool] = None
+        return tool
+
+
+@dataclass(frozen=True, slots=True)
+class CounterFamily:
+    """A counter as monitoring reads it.
+
+    Attributes:
+        name: its name in OpenTelemetry. Prometheus has ``_`` for each ``.``, the unit if there is one, and ``_total``.
+        unit: the unit as in OpenTelemetry: ``s``, or a noun in braces, which is no unit in Prometheus.
+        description: one sentence.
+        labels: the names of its labels.
+        values: the values of the labels, and the count.
+    """
+
+    name: str
+    unit: str
+    description: str
+    labels: tuple[str, ...]
+    values: Mapping[tuple[str, ...], float]
+
+
+_OF_TOOLS = (
+    ("audits", "{audit}", "Hits that an audit has compared with what the tool returns, to a result."),
+    ("errors", "{error}", "Exceptions raised by the tool."),
+    ("evictions", "{entry}", "Entries removed to make room for others."),
+    ("invalidations", "{invalidation}", "Writes and explicit invalidations that were carried out."),
+    ("stale", "{request}", "Calls answered with an expired result, by grace or stale_if_error."),
+    ("stale_found", "{audit}", "Audits that have found a stale answer."),
+    ("time_saved", "s", "Time that runs of the tool would have taken for the calls that the cache has answered."),
+    ("unstored", "{result}", "Results that could not be stored: not copyable, or tags not computable."),
+)
+_OF_LOOPS = (
+    ("loops", "Calls that a session refused, replaced or warned of, by kind of loop or budget."),
+    ("loop_notices", "Loops noticed before they were acted upon, by kind."),
+)
+
+
+def counter_families(labels: ToolLabels) -> list[CounterFamily]:
+    """Everything that `get_metrics` counts, as counters with labels: ``tool``, ``source`` and ``kind``, never an id.
+
+    Args:
+        labels: those of one exporter, which keeps them as long as it exports.
+    """
+    snapshot = METRICS.snapshot()
+    requests: defaultdict[tuple[str, ...], float] = defaultdict(int)
+    counts: dict[str, defaultdict[tuple[str, ...], float]] = {name: defaultdict(int) for name, *_ in _OF_TOOLS}
+    of_no_tool = snapshot["invalidations"]
+    for tool, row in snapshot["tools"].items():
+        label = labels.of(tool)
+        reads = row["hits"] + row["misses"] + row["shared"]
+        bypassed = row["calls"] - reads - row["writes"]
+        by_source = (
+            ("hit", row["hits"], reads),
+            ("miss", row["misses"], reads),
+            ("shared", row["shared"], reads),
+            ("uncached", bypassed, bypassed),
+            ("write", row["writes"], row["writes"]),
+        )
+        for source, count, is_shown in by_source:
+            if is_shown:  # a read that never was a hit has a hit rate of 0, and not none
+                requests[label, source] += count
+        for name, counted in counts.items():
+            counted[(label,)] += row["uncached"] - bypassed if name == "unstored" else row[name]
+        of_no_tool -= row["invalidations"]
+    if of_no_tool > 0:
+        counts["invalidations"][(NO_TOOL,)] += of_no_tool
+    return [
+        CounterFamily(
+            "agent_cache.requests",
+            "{request}",
+            "Calls of a tool, by the source of their answer: hit, miss, shared, uncached or write.",
+            ("tool", "source"),
+            requests,
+        ),
+        *(
+            CounterFamily(f"agent_cache.{name}", unit, description, ("tool",), counts[name])
+            for name, unit, description in _OF_TOOLS
+        ),
+        *(
+            CounterFamily(
+                f"agent_cache.{name}",
+                "{call}",
+                description,
+                ("kind",),
+                {(kind,): count for kind, count in snapshot[name].items()},
+            )
+            for name, description in _OF_LOOPS
+        ),
+        CounterFamily(
+            "agent_cache.callback_errors",
+            "{error}",
+            "Failures of users' functions for loops, and of the loop guard itself.",
+            (),
+            {(): snapshot["callback_errors"]},
+        ),
+    ]

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterable, Awaitable, Callable, Coroutine, Hashable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, aclosing
 from contextvars import Token
+from copy import copy as copy_of
 from datetime import timedelta
-from types import CoroutineType, TracebackType
-from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Protocol, Self, TypeVar, overload
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Self, TypeVar, overload
 
 from agent_cache.config import checked_tier
 from agent_cache.core.parameters import Parameters
 from agent_cache.core.policies import (
     DEFAULT_REMOTE,
+    DEFAULT_STREAM_BYTES,
     NO_HINTS,
     LoopHints,
     ReadPolicy,
@@ -30,17 +32,39 @@ from agent_cache.core.policies import (
     checked_function,
     checked_hints,
     checked_life,
+    checked_share,
     seconds,
 )
-from agent_cache.core.tags import ComputedTags, Region, TagSet, parse_tags, root_of
-from agent_cache.engine.codegen import read_body, write_body
+from agent_cache.core.tags import Region, TagSet, parse_tags, root_of
+from agent_cache.engine.blocking import blocking, run_blocking
+from agent_cache.engine.codegen import read_body, stream_body, write_body
 from agent_cache.engine.plan import read_plan, write_plan
-from agent_cache.engine.read import CacheInfo, ReadOperation
+from agent_cache.engine.read import ReadOperation
 from agent_cache.engine.runtime import PLACE, ROOT, CacheKey, Scope, closes_generator, leave_scope
 from agent_cache.engine.state import drop, mark_written
-from agent_cache.engine.write import DOUBT, OUTSIDE, Write, WriteOperation
+from agent_cache.engine.streaming import StreamingRead, StreamingWrite
+from agent_cache.engine.write import DOUBT, OUTSIDE, BlockingWrite, Write, WriteOperation
 from agent_cache.errors import ConfigurationError
 from agent_cache.metrics import METRICS
+from agent_cache.tool_types import (
+    AnyFunction,
+    CachedClassMethod,
+    CachedMethod,
+    CachedTool,
+    ClassMethodFunction,
+    InvalidatingClassMethod,
+    InvalidatingMethod,
+    InvalidatingTool,
+    MethodFunction,
+    Resource,
+    StreamingMethod,
+    StreamingTool,
+    SyncCachedClassMethod,
+    SyncCachedMethod,
+    SyncCachedTool,
+    SyncInvalidatingMethod,
+    SyncInvalidatingTool,
+)
 from agent_cache.values.copies import copy_rule_named
 
 if TYPE_CHECKING:
@@ -55,12 +79,15 @@ __all__ = [
     "CachedTool",
     "InvalidatingTool",
     "Resource",
+    "SyncCachedTool",
+    "SyncInvalidatingTool",
     "bypass",
     "check_resource",
     "checked_remote",
     "checked_tool",
     "identity_of",
     "invalidate",
+    "invalidate_sync",
     "writing",
 ]
 
@@ -76,8 +103,15 @@ _FRAMEWORKS = {
 }
 
 
-def checked_tool(function: Any, decorator: str) -> Callable[..., Coroutine[Any, Any, Any]]:
-    """Check the object passed to a decorator. Raises `TypeError` with the fix if it is not an `async def` function."""
+def checked_tool(function: Any, decorator: str) -> Callable[..., Any]:
+    """Check the object passed to a decorator.
+
+    Returns:
+        The function; for a callable object or a `functools.partial`, a function that calls it.
+
+    Raises:
+        TypeError: with the fix, if it cannot be decorated.
+    """
     package = type(function).__module__.partition(".")[0]
     if package in _FRAMEWORKS:
         raise TypeError(
@@ -96,25 +130,75 @@ def checked_tool(function: Any, decorator: str) -> Callable[..., Coroutine[Any, 
         raise TypeError(
             f"{_name(function)} is already decorated with AgentCache or AgentCacheInvalidator; one of them is enough"
         )
-    if inspect.isasyncgenfunction(function) or inspect.isgeneratorfunction(function):
+    if isinstance(function, type):
         raise TypeError(
-            f"{decorator} cannot take the generator {_name(function)}, because a stream is not one result. Collect it "
-            "in an `async def` that returns a list, or leave it undecorated"
+            f"{decorator} cannot take the class {_name(function)}, whose instances would be the results; decorate a "
+            "`def` or an `async def` that returns one"
         )
-    if isinstance(function, functools.partial):
+    if not callable(function):
         raise TypeError(
-            f"{decorator} cannot take a functools.partial; decorate the function, and pass all arguments to it"
-        )
-    if not inspect.iscoroutinefunction(function) or not inspect.isroutine(function):
-        what = f"the synchronous function {_name(function)}" if inspect.isroutine(function) else f"{function!r}"
-        raise TypeError(
-            f"{decorator} cannot take {what}; it takes `async def` functions. Make it one, for example with "
-            f"`return await asyncio.to_thread(...)`"
+            f"{decorator} cannot take {function!r}, which is no function; put it above a `def` or an `async def`"
         )
     if inspect.ismethod(function):
         raise TypeError(f"{decorator} was given the bound method {_name(function)}; decorate it in the class body")
-    checked: Callable[..., Coroutine[Any, Any, Any]] = function
+    if not inspect.isroutine(function):
+        return _function_of(function, decorator)
+    if not inspect.iscoroutinefunction(function) and inspect.iscoroutinefunction(inspect.unwrap(function)):
+        raise TypeError(
+            f"{decorator} was given {_name(function)}, a `def` around an `async def`, whose result is to be awaited; "
+            f"put @{decorator} closest to the function, or make the wrapper an `async def`"
+        )
+    checked: Callable[..., Any] = function
     return checked
+
+
+def _function_of(instance: Any, decorator: str) -> Callable[..., Any]:
+    """A function that calls a callable object or a `functools.partial`, with its signature.
+
+    Raises:
+        TypeError: as `checked_tool`, of what it calls.
+    """
+    called: Any = instance
+    while isinstance(called, functools.partial):
+        called = called.func
+    if isinstance(called, type) or hasattr(called, "__agent_cache__"):
+        checked_tool(called, decorator)
+    if not inspect.isroutine(called):
+        checked_tool(getattr(type(called).__call__, "__func__", type(called).__call__), decorator)
+    elif not inspect.ismethod(called):
+        checked_tool(called, decorator)
+    is_async = inspect.iscoroutinefunction(called) or inspect.iscoroutinefunction(type(called).__call__)
+
+    async def call_async(*args: Any, **kwargs: Any) -> Any:
+        return await instance(*args, **kwargs)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return instance(*args, **kwargs)
+
+    async def stream_async(*args: Any, **kwargs: Any) -> Any:
+        async with aclosing(instance(*args, **kwargs)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+    def stream(*args: Any, **kwargs: Any) -> Any:
+        yield from instance(*args, **kwargs)
+
+    named: Any = called if inspect.isroutine(called) else type(called)
+    made: Any = call_async if is_async else call
+    body = called if inspect.isroutine(called) else type(called).__call__
+    if is_generator(body):
+        made = stream_async if inspect.isasyncgenfunction(body) else stream
+    made.__name__, made.__qualname__ = named.__name__, named.__qualname__
+    made.__module__, made.__doc__ = named.__module__, named.__doc__
+    made.__signature__ = inspect.signature(instance)
+    made.__wrapped__ = instance
+    checked: Callable[..., Any] = made
+    return checked
+
+
+def is_generator(function: Any) -> bool:
+    """Whether a tool is a generator function, async or not."""
+    return inspect.isasyncgenfunction(function) or inspect.isgeneratorfunction(function)
 
 
 def check_resource(resource: Any, decorator: str) -> None:
@@ -149,19 +233,10 @@ def _name(function: Any) -> str:
 # Reads
 
 
+I = TypeVar("I", bound=AsyncIterable[Any])
 P = ParamSpec("P")
-Q = ParamSpec("Q")
 R = TypeVar("R")
-R_co = TypeVar("R_co", covariant=True)
 S = TypeVar("S")
-S_co = TypeVar("S_co", covariant=True)
-S_contra = TypeVar("S_contra", contravariant=True)
-
-Resource = str | ComputedTags | Sequence[str | ComputedTags]
-"""A tag, a template over the tool's parameters and its result, the result of `tags_from`, or several of these."""
-
-
-# How type checkers see a decorated tool. At run time it is a plain function.
 
 MYPY = False
 """Mypy takes it for True. It binds descriptors when it compares classes, so `CachedTool` and `InvalidatingTool` do for
@@ -169,162 +244,10 @@ methods as well. Pyright compares descriptors by their own attributes, so a meth
 """
 
 
-class AsyncMethod(Protocol[S_contra, P, R_co]):
-    """A coroutine function whose first parameter is called ``self``."""
-
-    def __call__(_, self: S_contra, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R_co]: ...  # noqa: N805 - of the function
-
-
-class AsyncClassMethod(Protocol[S_contra, P, R_co]):
-    """A coroutine function whose first parameter is called ``cls``."""
-
-    def __call__(_, cls: S_contra, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R_co]: ...  # noqa: N805 - of the function
-
-
-class AnyAsyncFunction(Protocol[R_co]):
-    """A coroutine function of unknown parameters: `Callable[..., Coroutine]`. No written signature is like this one."""
-
-    def __call__(
-        self, a: MarkerArgument, b: MarkerArgument, c: MarkerArgument, /, *, marker: MarkerArgument
-    ) -> Coroutine[Any, Any, R_co]: ...
-
-
-class MarkerArgument(Protocol):
-    """An argument that no tool takes, unless it takes any."""
-
-    def is_marker(self) -> None: ...
-
-
-class Method(Protocol[P, R_co]):
-    """A decorated method as pyright compares it with another one: of a subclass, or of a protocol.
-
-    The first overload is what a subclass's plain method must agree with, the second lets it pass for the bound method
-    of a protocol, whose parameters are not compared.
-    """
-
-    @overload
-    def __call__(self, receiver: Any, /, *args: P.args, **kwargs: P.kwargs) -> CoroutineType[Any, Any, R_co]: ...
-    @overload
-    def __call__(self, *args: Any, **kwargs: Any) -> CoroutineType[Any, Any, R_co]: ...
-
-
-class CachedAttributes(Protocol[P, R_co]):
-    """What a tool decorated with `AgentCache` has beside its call."""
-
-    __agent_cache__: ReadOperation
-    __name__: str
-    __qualname__: str
-
-    @property
-    def __wrapped__(self) -> Callable[P, Coroutine[Any, Any, R_co]]: ...
-    @property
-    def resource(self) -> Resource:
-        """The ``resource=`` option."""
-        ...
-
-    @property
-    def scope(self) -> Literal["global", "session"]:
-        """The ``scope=`` option."""
-        ...
-
-    def cache_key(self, *args: P.args, **kwargs: P.kwargs) -> CacheKey:
-        """The identity of a call with these arguments: opaque and hashable, equal for every spelling."""
-        ...
-
-    async def invalidate(self, *args: P.args, **kwargs: P.kwargs) -> bool:
-        """Drop the cached result of one call, in every scope. Returns whether there was one."""
-        ...
-
-    async def fresh(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
-        """Run the tool, even if its result is cached; store the new result and return it."""
-        ...
-
-    async def refresh(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
-        """The same as `fresh`."""
-        ...
-
-    async def set(self, value: Any, /, *args: P.args, **kwargs: P.kwargs) -> bool:
-        """Store a result that the caller has, as if a load of the call with these arguments had returned it.
-
-        Inside a write tool or `writing` it is stored when that write commits, unless it fails, settles, or another
-        write overlaps it. Elsewhere it is itself a write of that entry, which drops it everywhere first. It is stored
-        in this process alone; other processes load it. `ttl`, `cache_if`, `copy` and tags of the result apply.
-
-        Returns:
-            Whether it was stored, or inside a write, whether it will be if none of that happens. False means that
-            nothing is stored for these arguments: they have no identity, the result may not be stored, or the write
-            does not touch what the result depends on, or does not name all the roots of that.
-        """
-        ...
-
-    def clear(self) -> int:
-        """Drop all local results of this tool, in every scope. Returns how many there were."""
-        ...
-
-    def contains(self, *args: P.args, **kwargs: P.kwargs) -> bool:
-        """Whether this call, made here and now, would be answered from the local store. It counts as no use."""
-        ...
-
-    def cache_info(self) -> CacheInfo:
-        """Hits, misses, ``maxsize`` and the number of entries, as `functools.lru_cache` gives them."""
-        ...
-
-
-class CachedTool(CachedAttributes[P, R_co], Protocol[P, R_co]):
-    """A tool decorated with `AgentCache`: a coroutine function with the tool's own signature, and a few attributes.
-
-    For a method the attributes are reached through the class, with the instance as first argument:
-    ``await Shop.get_order.invalidate(shop, "7")``. They raise `TypeError` without it, so also after
-    ``shop.get_order.``, which does not pass ``shop``.
-    """
-
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R_co]: ...
-    @overload
-    def __get__(
-        self: AsyncClassMethod[S, Q, R_co], instance: None, owner: type[Any] | None = None
-    ) -> BoundTool[Concatenate[S, Q], Q, R_co]: ...
-    @overload
-    def __get__(
-        self: AsyncClassMethod[S, Q, R_co], instance: object, owner: type[Any] | None = None
-    ) -> Callable[Q, Coroutine[Any, Any, R_co]]: ...
-    @overload
-    def __get__(
-        self: AsyncMethod[S, Q, R_co], instance: None, owner: type[Any] | None = None
-    ) -> CachedTool[P, R_co]: ...
-    @overload
-    def __get__(
-        self: AsyncMethod[S, Q, R_co], instance: object, owner: type[Any] | None = None
-    ) -> Callable[Q, Coroutine[Any, Any, R_co]]: ...
-    @overload
-    def __get__(self, instance: object, owner: type[Any] | None = None) -> CachedTool[P, R_co]: ...
-
-
-class BoundTool(CachedAttributes[P, R_co], Protocol[P, Q, R_co]):
-    """A class method decorated with `AgentCache`: only its call knows the class."""
-
-    def __call__(self, *args: Q.args, **kwargs: Q.kwargs) -> Coroutine[Any, Any, R_co]: ...
-
-
-class CachedMethod(Method[P, R_co], Protocol[S_co, P, R_co]):
-    """A method decorated with `AgentCache`, in the body of its class."""
-
-    @overload
-    def __get__(self, instance: None, owner: type[Any] | None = None) -> CachedTool[Concatenate[S_co, P], R_co]: ...
-    @overload
-    def __get__(self, instance: object, owner: type[Any] | None = None) -> Callable[P, Coroutine[Any, Any, R_co]]: ...
-
-
-class CachedClassMethod(Method[P, R_co], Protocol[S_co, P, R_co]):
-    """A class method decorated with `AgentCache`, in the body of its class."""
-
-    @overload
-    def __get__(self, instance: None, owner: type[Any] | None = None) -> BoundTool[Concatenate[S_co, P], P, R_co]: ...
-    @overload
-    def __get__(self, instance: object, owner: type[Any] | None = None) -> Callable[P, Coroutine[Any, Any, R_co]]: ...
-
-
 class Decorator:
     """The options that both decorators have."""
+
+    _parse: Callable[[Any], Any] | None = None
 
     def _check(
         self, decorator: str, resource: Any, name: str | None, backup: Tier | None, remote_cache: Tier | None
@@ -337,6 +260,28 @@ class Decorator:
         self._backup = checked_tier(backup, f"{where}: backup")
         self._remote = checked_tier(remote_cache, f"{where}: remote_cache")
         return where
+
+    @property
+    def tiers(self) -> tuple[Tier | None, Tier | None]:
+        """The tiers that it names: ``backup`` and ``remote_cache``."""
+        return self._backup, self._remote
+
+    def named(self, name: str) -> Self:
+        """The same decorator for a tool of this name."""
+        other = copy_of(self)
+        other._name = name
+        return other
+
+    def parsing(self, parse: Callable[[Any], Any]) -> Self:
+        """The same decorator for a tool whose templates see `parse` of the result."""
+        other = copy_of(self)
+        other._parse = parse
+        return other
+
+    def tags(self, parameters: Sequence[str], tool: str) -> TagSet:
+        """The tags of a tool with these parameters. Raises as `TagSet.compile`."""
+        tags = TagSet.compile(self._resource, parameters, tool)
+        return tags if self._parse is None else tags.parsing(self._parse)
 
 
 class AgentCache(Decorator):
@@ -356,6 +301,8 @@ class AgentCache(Decorator):
         maxsize: how many results are stored in each scope; the least recently used is evicted first. None: no bound.
         skip_args: how many leading positional parameters are left out of the identity (1 leaves ``self`` out, so that
             all instances share their results).
+        ignore: names of parameters that are left out of the identity, of the loop guard's comparisons and of
+            recordings: what a framework passes beside the model's arguments. Known contexts are left out without it.
         backup: a tier between the local store and the remote one.
         remote_cache: a tier shared with other processes.
         key: ``key(*args, **kwargs)`` is the identity of a call, instead of its arguments.
@@ -380,10 +327,14 @@ class AgentCache(Decorator):
             are answered: it is dropped with them, expires no later, and is not stored if a write has overlapped one of
             them. If one could not be cached, the result is cached only if the tool has a `ttl` of its own. False: it
             depends on `resource` alone.
+        audit: the share of its local hits that is checked, from 0 to 1: see `configure`. None: as configured there.
+        max_stream_bytes: of a generator, how many bytes of chunks are kept in memory: for callers that join while it
+            runs, for one that is slower than the others, and to be stored. A longer stream reaches its callers, and is
+            not stored. None: 1,000,000.
 
     Raises:
         ConfigurationError: at decoration, naming the tool and the fix, if an option cannot work.
-        TypeError: at decoration, if the decorated object is not an `async def` function.
+        TypeError: at decoration, if the decorated object cannot be: a class, a bound method, a framework's tool object.
     """
 
     def __init__(
@@ -401,6 +352,7 @@ class AgentCache(Decorator):
         cache_if: Callable[[Any], bool] | None = None,
         copy: Literal["auto", "never"] | Callable[[Any], Any] = "auto",
         uncacheable: Literal["bypass", "raise"] = "bypass",
+        ignore: Sequence[str] = (),
         loop: LoopHints = NO_HINTS,
         name: str | None = None,
         jitter: float = 0.0,
@@ -408,9 +360,11 @@ class AgentCache(Decorator):
         stale_if_error: float | timedelta = 0.0,
         remote: RemotePolicy | None = None,
         inherit: bool = True,
+        max_stream_bytes: int | None = None,
+        audit: float | None = None,
     ) -> None:
         where = self._check("AgentCache", resource, name, backup, remote_cache)
-        self._skip_args = skip_args
+        self._skip_args, self._ignore = skip_args, _checked_names(ignore, where)
         if callable(copy):
             checked_function(copy, f"{where}: copy")
         copy_rule = copy_rule_named(copy)
@@ -439,7 +393,10 @@ class AgentCache(Decorator):
             jitter=checked_fraction(jitter, f"{where}: jitter"),
             grace=seconds(grace, f"{where}: grace", zero=True),
             stale_if_error=seconds(stale_if_error, f"{where}: stale_if_error", zero=True),
+            max_stream_bytes=_checked_bytes(max_stream_bytes, where),
+            audit=None if audit is None else checked_share(audit, f"{where}: audit"),
         ).checked(where)
+        self._is_for_streams = max_stream_bytes is not None
         if scope == "session" and (backup is not None or remote_cache is not None) and not self._policy.remote.share:
             raise ConfigurationError(
                 f"{where}: results of a session do not leave the process; leave out backup and remote_cache, or add "
@@ -448,49 +405,115 @@ class AgentCache(Decorator):
 
     if MYPY:
 
-        def __call__(self, function: Callable[P, Coroutine[Any, Any, R]]) -> CachedTool[P, R]:
-            tool: CachedTool[P, R] = self._decorate(function)
-            return tool
+        @overload
+        def __call__(  # type: ignore[overload-overlap]  # an `async def` returns a coroutine, which is some result
+            self, function: Callable[P, Coroutine[Any, Any, R]]
+        ) -> CachedTool[P, R]: ...
+        @overload
+        def __call__(  # type: ignore[overload-overlap]  # likewise, a stream is
+            self, function: Callable[P, I]
+        ) -> StreamingTool[P, I]: ...
+        @overload
+        def __call__(self, function: Callable[P, R]) -> SyncCachedTool[P, R]: ...
+        def __call__(self, function: Any) -> Any:
+            return self._decorate(function)
 
     else:
 
         @overload
-        def __call__(self, function: AnyAsyncFunction[R]) -> CachedTool[..., R]: ...
+        def __call__(self, function: AnyFunction[Coroutine[Any, Any, R]]) -> CachedTool[..., R]: ...
         @overload
-        def __call__(self, function: AsyncMethod[S, P, R]) -> CachedMethod[S, P, R]: ...
+        def __call__(self, function: MethodFunction[S, P, Coroutine[Any, Any, R]]) -> CachedMethod[S, P, R]: ...
         @overload
-        def __call__(self, function: AsyncClassMethod[S, P, R]) -> CachedClassMethod[S, P, R]: ...
+        def __call__(
+            self, function: ClassMethodFunction[S, P, Coroutine[Any, Any, R]]
+        ) -> CachedClassMethod[S, P, R]: ...
         @overload
         def __call__(self, function: Callable[P, Coroutine[Any, Any, R]]) -> CachedTool[P, R]: ...
+        @overload
+        def __call__(self, function: AnyFunction[I]) -> StreamingTool[..., I]: ...
+        @overload
+        def __call__(self, function: MethodFunction[S, P, I]) -> StreamingMethod[S, P, I]: ...
+        @overload
+        def __call__(self, function: Callable[P, I]) -> StreamingTool[P, I]: ...
+        @overload
+        def __call__(self, function: AnyFunction[R]) -> SyncCachedTool[..., R]: ...
+        @overload
+        def __call__(self, function: MethodFunction[S, P, R]) -> SyncCachedMethod[S, P, R]: ...
+        @overload
+        def __call__(self, function: ClassMethodFunction[S, P, R]) -> SyncCachedClassMethod[S, P, R]: ...
+        @overload
+        def __call__(self, function: Callable[P, R]) -> SyncCachedTool[P, R]: ...
         def __call__(self, function: Any) -> Any:
             return self._decorate(function)
+
+    @property
+    def policy(self) -> ReadPolicy:
+        """Its options, checked."""
+        return self._policy
 
     def _decorate(self, function: Any) -> Any:
         tool = checked_tool(function, "AgentCache")
         name = identity_of(tool, self._name)
-        parameters = Parameters.of(tool, self._skip_args, name)
-        operation = ReadOperation(
+        parameters = Parameters.of(tool, self._skip_args, name, self._ignore)
+        is_stream = is_generator(tool)
+        if self._is_for_streams and not is_stream:
+            raise ConfigurationError(
+                f"{name}: max_stream_bytes is for generators, and has no effect here; leave it out"
+            )
+        tags = self.tags(parameters.names, name)
+        if self._policy.vary is None and self._policy.key is None:
+            _check_ignored(self._resource, parameters.names, self._ignore, name)
+        operation = (StreamingRead if is_stream else ReadOperation)(
             tool,
             name,
             parameters,
-            TagSet.compile(self._resource, parameters.names, name),
+            tags,
             self._policy,
             self._backup,
             self._remote,
             compile=read_plan,
+            is_sync=_is_sync(tool),
         )
-        body: Any = read_body(operation)
+        body: Any = stream_body(operation) if isinstance(operation, StreamingRead) else read_body(operation)
         body.resource = self._resource
         body.scope = self._policy.scope
         body.__agent_cache__ = operation
         body.cache_key = operation.cache_key
-        body.invalidate = operation.invalidate
-        body.fresh = body.refresh = operation.fresh
-        body.set = operation.set
+        waited = blocking if operation.is_sync else _as_it_is
+        body.invalidate = waited(operation.invalidate)
+        body.fresh = body.refresh = operation.fresh if is_stream else waited(operation.fresh)
+        body.set = waited(operation.set)
         body.clear = operation.clear
         body.contains = operation.contains
         body.cache_info = operation.cache_info
         return body
+
+
+def _is_sync(function: Callable[..., Any]) -> bool:
+    return not (inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function))
+
+
+def _as_it_is(method: Callable[..., Any]) -> Callable[..., Any]:
+    return method
+
+
+def _checked_names(ignore: Any, where: str) -> tuple[str, ...]:
+    if isinstance(ignore, Sequence) and not isinstance(ignore, str) and all(isinstance(one, str) for one in ignore):
+        return tuple(ignore)
+    raise ConfigurationError(f'{where}: ignore must be a sequence of parameter names, as in ("ctx",), got {ignore!r}')
+
+
+def _check_ignored(resource: Any, parameters: Sequence[str], ignore: Sequence[str], tool: str) -> None:
+    """Refuse a template over a parameter that does not identify a call: an entry would have the tag of another call."""
+    for ignored in ignore:
+        try:
+            TagSet.compile(resource, [one for one in parameters if one != ignored], tool)
+        except ConfigurationError as error:
+            raise ConfigurationError(
+                f"{tool}: resource {resource!r} depends on {ignored!r}, which ignore= leaves out of the identity, so "
+                "calls with another value would share the result; leave it in, or add vary=lambda arguments: ..."
+            ) from error
 
 
 def checked_remote(remote: Any, where: str) -> RemotePolicy:
@@ -502,6 +525,14 @@ def checked_remote(remote: Any, where: str) -> RemotePolicy:
             f"{where}: remote must be a RemotePolicy(...), got {remote!r}; pass a tier as remote_cache"
         )
     return remote
+
+
+def _checked_bytes(given: Any, where: str) -> int:
+    if given is None:
+        return DEFAULT_STREAM_BYTES
+    if isinstance(given, bool) or not isinstance(given, int) or given < 1:
+        raise ConfigurationError(f"{where}: max_stream_bytes must be 1 or more bytes, got {given!r}")
+    return int(given)
 
 
 def _takes_arguments(vary: Callable[..., Any]) -> bool:
@@ -520,54 +551,6 @@ def _takes_arguments(vary: Callable[..., Any]) -> bool:
 # Writes
 
 
-class InvalidatingTool(Protocol[P, R_co]):
-    """A tool decorated with `AgentCacheInvalidator`: a coroutine function with the tool's own signature."""
-
-    __agent_cache__: WriteOperation
-    __name__: str
-    __qualname__: str
-
-    @property
-    def __wrapped__(self) -> Callable[P, Coroutine[Any, Any, R_co]]: ...
-    @property
-    def resource(self) -> Resource: ...
-    @property
-    def scope(self) -> Literal["global", "session"]: ...
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R_co]: ...
-
-    @overload
-    def __get__(
-        self: AsyncClassMethod[S, Q, R_co], instance: object, owner: type[Any] | None = None
-    ) -> Callable[Q, Coroutine[Any, Any, R_co]]: ...
-    @overload
-    def __get__(
-        self: AsyncMethod[S, Q, R_co], instance: None, owner: type[Any] | None = None
-    ) -> InvalidatingTool[P, R_co]: ...
-    @overload
-    def __get__(
-        self: AsyncMethod[S, Q, R_co], instance: object, owner: type[Any] | None = None
-    ) -> Callable[Q, Coroutine[Any, Any, R_co]]: ...
-    @overload
-    def __get__(self, instance: object, owner: type[Any] | None = None) -> InvalidatingTool[P, R_co]: ...
-
-
-class InvalidatingMethod(Method[P, R_co], Protocol[S_co, P, R_co]):
-    """A method decorated with `AgentCacheInvalidator`, in the body of its class."""
-
-    @overload
-    def __get__(
-        self, instance: None, owner: type[Any] | None = None
-    ) -> InvalidatingTool[Concatenate[S_co, P], R_co]: ...
-    @overload
-    def __get__(self, instance: object, owner: type[Any] | None = None) -> Callable[P, Coroutine[Any, Any, R_co]]: ...
-
-
-class InvalidatingClassMethod(Method[P, R_co], Protocol[P, R_co]):
-    """A class method decorated with `AgentCacheInvalidator`, in the body of its class."""
-
-    def __get__(self, instance: object, owner: type[Any] | None = None) -> Callable[P, Coroutine[Any, Any, R_co]]: ...
-
-
 class AgentCacheInvalidator(Decorator):
     """Drop the entries that a write tool makes stale: before it runs, and again when it has ended, however it ended.
 
@@ -583,6 +566,8 @@ class AgentCacheInvalidator(Decorator):
         scope: ``"global"`` drops in every scope and tenant; ``"session"`` only in the current session and those
             around it.
         skip_args: must be 0. To drop single entries, use `key_fn`.
+        ignore: names of parameters that are left out of the loop guard's comparisons and of recordings, as those of
+            `AgentCache`.
         clear_all: True drops everything under `resource`; False only what `key_fn` names.
         key_fn: ``key_fn(args, kwargs)`` returns ``tool.cache_key(...)`` or several of them. It is called before the
             side effect.
@@ -601,7 +586,7 @@ class AgentCacheInvalidator(Decorator):
 
     Raises:
         ConfigurationError: at decoration, naming the tool and the fix, if an option cannot work.
-        TypeError: at decoration, if the decorated object is not an `async def` function, or `skip_args` is not 0.
+        TypeError: at decoration, if the decorated object cannot be, as for `AgentCache`, or `skip_args` is not 0.
     """
 
     def __init__(
@@ -617,6 +602,7 @@ class AgentCacheInvalidator(Decorator):
         in_doubt: Sequence[type[BaseException]] = (),
         no_effect: Sequence[type[BaseException]] = (),
         ok: Callable[[Any], bool] | None = None,
+        ignore: Sequence[str] = (),
         loop: LoopHints = NO_HINTS,
         remote_cache: Tier | None = None,
         backup: Tier | None = None,
@@ -624,12 +610,12 @@ class AgentCacheInvalidator(Decorator):
         remote: RemotePolicy | None = None,
     ) -> None:
         where = self._check("AgentCacheInvalidator", resource, name, backup, remote_cache)
+        self._ignore = _checked_names(ignore, where)
         if skip_args != 0:
             raise TypeError(
                 f"{where}: skip_args has no effect on a write; to drop single entries, use clear_all=False, key_fn=..."
             )
-        if not isinstance(clear_all, bool):
-            raise ConfigurationError(f"{where}: clear_all must be True or False, got {clear_all!r}")
+        checked_flag(clear_all, f"{where}: clear_all")
         if not clear_all and key_fn is None:
             raise ConfigurationError(
                 f"{where}: clear_all=False drops nothing by itself; add key_fn=lambda args, kwargs: tool.cache_key(...)"
@@ -654,38 +640,57 @@ class AgentCacheInvalidator(Decorator):
 
     if MYPY:
 
-        def __call__(self, function: Callable[P, Coroutine[Any, Any, R]]) -> InvalidatingTool[P, R]:
-            tool: InvalidatingTool[P, R] = self._decorate(function)
-            return tool
+        @overload
+        def __call__(self, function: Callable[P, Coroutine[Any, Any, R]]) -> InvalidatingTool[P, R]: ...
+        @overload
+        def __call__(self, function: Callable[P, R]) -> SyncInvalidatingTool[P, R]: ...
+        def __call__(self, function: Any) -> Any:
+            return self._decorate(function)
 
     else:
 
         @overload
-        def __call__(self, function: AnyAsyncFunction[R]) -> InvalidatingTool[..., R]: ...
+        def __call__(self, function: AnyFunction[Coroutine[Any, Any, R]]) -> InvalidatingTool[..., R]: ...
         @overload
-        def __call__(self, function: AsyncMethod[S, P, R]) -> InvalidatingMethod[S, P, R]: ...
+        def __call__(self, function: MethodFunction[S, P, Coroutine[Any, Any, R]]) -> InvalidatingMethod[S, P, R]: ...
         @overload
-        def __call__(self, function: AsyncClassMethod[S, P, R]) -> InvalidatingClassMethod[P, R]: ...
+        def __call__(
+            self, function: ClassMethodFunction[S, P, Coroutine[Any, Any, R]]
+        ) -> InvalidatingClassMethod[P, Coroutine[Any, Any, R]]: ...
         @overload
         def __call__(self, function: Callable[P, Coroutine[Any, Any, R]]) -> InvalidatingTool[P, R]: ...
+        @overload
+        def __call__(self, function: AnyFunction[R]) -> SyncInvalidatingTool[..., R]: ...
+        @overload
+        def __call__(self, function: MethodFunction[S, P, R]) -> SyncInvalidatingMethod[S, P, R]: ...
+        @overload
+        def __call__(self, function: ClassMethodFunction[S, P, R]) -> InvalidatingClassMethod[P, R]: ...
+        @overload
+        def __call__(self, function: Callable[P, R]) -> SyncInvalidatingTool[P, R]: ...
         def __call__(self, function: Any) -> Any:
             return self._decorate(function)
+
+    @property
+    def policy(self) -> WritePolicy:
+        """Its options, checked."""
+        return self._policy
 
     def _decorate(self, function: Any) -> Any:
         tool = checked_tool(function, "AgentCacheInvalidator")
         name = identity_of(tool, self._name)
-        parameters = Parameters.of(tool, 0, name)
-        operation = WriteOperation(
+        parameters = Parameters.of(tool, 0, name, self._ignore)
+        operation = (StreamingWrite if is_generator(tool) else WriteOperation)(
             tool,
             name,
             parameters,
-            TagSet.compile(self._resource, parameters.names, name),
+            self.tags(parameters.names, name),
             self._policy,
             self._backup,
             self._remote,
             compile=write_plan,
+            is_sync=_is_sync(tool),
         )
-        body: Any = write_body(operation)
+        body: Any = stream_body(operation) if isinstance(operation, StreamingWrite) else write_body(operation)
         body.resource = self._resource
         body.scope = self._policy.scope
         body.__agent_cache__ = operation
@@ -713,12 +718,30 @@ async def invalidate(*tags: str | Sequence[object]) -> int:
     Raises:
         ConfigurationError: if no tag is given, or one is malformed.
     """
-    region = Region(_parsed(tags, "invalidate"))
+    return await _invalidate(_parsed(tags, "invalidate"), Write)
+
+
+def invalidate_sync(*tags: str | Sequence[object]) -> int:
+    """The same as `invalidate` for code that is not asynchronous. It waits for the tiers in this thread.
+
+    Args:
+        tags: as for `invalidate`.
+
+    Returns:
+        The number of local entries that were dropped.
+
+    Raises:
+        ConfigurationError: if no tag is given, or one is malformed.
+    """
+    return run_blocking(_invalidate(_parsed(tags, "invalidate_sync"), BlockingWrite))
+
+
+async def _invalidate(paths: tuple[str, ...], kind: type[Write]) -> int:
+    PLACE.get().scope.check_write("invalidate()")
+    region = Region(paths)
     dropped = drop(region)
     _count(region.paths)
-    write = _write(region.paths)
-    await write.begin()
-    await write.succeed(None)
+    await _write(region.paths, kind).complete()
     return dropped
 
 
@@ -728,7 +751,8 @@ def writing(*tags: str | Sequence[object]) -> _Writing:
     Args:
         tags: as for `invalidate`.
 
-    Example: ``async with writing("order:7"): await database.execute(...)``
+    Example: ``async with writing("order:7"): await database.execute(...)``, or, where nothing is asynchronous,
+    ``with writing("order:7"): database.execute(...)``. It also decorates functions, `async def` and `def`.
 
     Raises:
         ConfigurationError: if there is no tag, or one is malformed.
@@ -736,7 +760,7 @@ def writing(*tags: str | Sequence[object]) -> _Writing:
     return _Writing(_parsed(tags, "writing"))
 
 
-class _Writing(AbstractAsyncContextManager[None]):
+class _Writing(AbstractAsyncContextManager[None], AbstractContextManager[None]):
     """What `writing` returns: enters one write, or surrounds each call of a function that it decorates.
 
     A class, since `contextlib.asynccontextmanager` sets the traceback of the error that leaves the block. An exception
@@ -748,22 +772,70 @@ class _Writing(AbstractAsyncContextManager[None]):
     def __init__(self, paths: tuple[str, ...]) -> None:
         self._paths = paths
 
-    def __call__(self, function: Callable[P, Awaitable[R]]) -> Callable[P, Coroutine[Any, Any, R]]:
+    @overload
+    def __call__(self, function: Callable[P, Coroutine[Any, Any, R]]) -> Callable[P, Coroutine[Any, Any, R]]: ...
+    @overload
+    def __call__(self, function: Callable[P, Awaitable[R]]) -> Callable[P, Coroutine[Any, Any, R]]: ...
+    @overload
+    def __call__(self, function: Callable[P, R]) -> Callable[P, R]: ...
+    def __call__(self, function: Any) -> Any:
+        if not inspect.iscoroutinefunction(inspect.unwrap(function)):
+            return self._around(function)
+
         @functools.wraps(function)
-        async def within(*args: P.args, **kwargs: P.kwargs) -> R:
+        async def within(*args: Any, **kwargs: Any) -> Any:
             async with _Writing(self._paths):
                 return await function(*args, **kwargs)
 
         return within
 
+    def _around(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Surround a function that is no `async def`. If it returns something to be awaited, surround that."""
+
+        async def awaited(work: Awaitable[Any]) -> Any:
+            async with _Writing(self._paths):
+                return await work
+
+        @functools.wraps(function)
+        def within(*args: Any, **kwargs: Any) -> Any:
+            with _Writing(self._paths):
+                result = function(*args, **kwargs)
+            return awaited(result) if hasattr(type(result), "__await__") else result
+
+        return within
+
     async def __aenter__(self) -> None:
-        _count(self._paths)
-        self._begun = write = _write(self._paths)
-        await write.begin()
+        await self._new_write(Write).begin()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        await self._end(error)
+
+    def __enter__(self) -> None:
+        write = self._new_write(BlockingWrite)
+        try:
+            run_blocking(write.begin())
+        except KeyboardInterrupt:
+            run_blocking(write.abandon())
+            raise
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            run_blocking(self._end(error))
+        except KeyboardInterrupt as interrupt:
+            run_blocking(self._end(error or interrupt))
+            raise
+
+    def _new_write(self, kind: type[Write]) -> Write:
+        PLACE.get().scope.check_write("a block of writing()")
+        _count(self._paths)
+        self._begun = write = _write(self._paths, kind)
+        return write
+
+    async def _end(self, error: BaseException | None) -> None:
         if error is None:
             await self._begun.succeed(None)
         else:
@@ -828,7 +900,7 @@ def bypass() -> Bypass:
     return Bypass()
 
 
-def _write(paths: tuple[str, ...]) -> Write:
+def _write(paths: tuple[str, ...], kind: type[Write]) -> Write:
     roots = tuple(dict.fromkeys(map(root_of, paths)))
     mark_written(roots)
-    return Write("writing " + ", ".join(roots), OUTSIDE, paths, roots=roots)
+    return kind("writing " + ", ".join(roots), OUTSIDE, paths, roots=roots)

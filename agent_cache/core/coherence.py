@@ -150,13 +150,14 @@ class Root:
         written_above: the same for tags that were touched as they are, without what lies below them.
         unread: how many names these have.
         floor: the serial number up to which nothing is known, because there was too much of it.
+        last: the serial number of the latest write that has named anything at or below it.
         new_holds: holds that have no places in the indexes yet, since nothing was to be stored under this root.
         held: the other holds, by (owner, tag) that they name.
         held_above: the same for tags that are touched as they are.
     """
 
     __slots__ = (
-        "__weakref__", "floor", "groups", "held", "held_above", "late", "late_joinable", "loads", "name",
+        "__weakref__", "floor", "groups", "held", "held_above", "last", "late", "late_joinable", "loads", "name",
         "new_holds", "noted", "starting", "unread", "watchers", "written", "written_above",
     )  # fmt: skip
 
@@ -170,6 +171,7 @@ class Root:
         self.late_joinable = Places()
         self.watchers: set[object] = set()
         self.floor = 0
+        self.last = 0
         self.noted: list[tuple[Part, Iterable[object], int]] = []
         self.unread = 0
         self.written: dict[tuple[object, Tag], int] = {}
@@ -303,6 +305,7 @@ class Root:
         Args:
             serial: the serial number of the write.
         """
+        self.last = serial
         if any(self.starting.values()):
             for starting in list(self.starting.values()):
                 _index(starting, serial - 1)
@@ -328,11 +331,14 @@ class Root:
 def _index(starting: set[Load], serial: int) -> None:
     """Give the loads that have started since the write with this serial number their places in the indexes."""
     while starting:
-        try:
-            load = starting.pop()
-        except KeyError:
-            return  # the last one has just ended
-        load.enter_indexes(serial)
+        for load in list(starting):  # in one step of the interpreter: other threads start loads meanwhile
+            if load not in starting:
+                continue  # it has just ended
+            try:
+                load.enter_indexes(serial)
+            except KeyboardInterrupt:  # half-way: a later write might not find it
+                load.mark_dirty()
+                raise
 
 
 # Partitions
@@ -835,7 +841,7 @@ class Ledger:
         holds: every hold.
         serial: the number of invalidations so far.
         links: how often a root was given another tool.
-        writes: how many writes are in flight. While there are any, the entries that invalidations name are noted.
+        writes: the holds of writes in flight. While there are any, the entries that invalidations name are noted.
     """
 
     def __init__(self) -> None:
@@ -848,7 +854,7 @@ class Ledger:
         self.timed_holds: list[tuple[float, int, Hold]] = []
         self.serial = 0
         self.links = 0
-        self.writes = 0
+        self.writes: set[Hold] = set()
         self._named: dict[tuple[int, Hashable], int] = {}
         self._named_floor = 0
         os.register_at_fork(
@@ -1030,6 +1036,7 @@ class Ledger:
         """End a write: release its hold, and invalidate what it has touched.
 
         Under a hold nothing is stored. So there are no entries to look for in the region that it began with.
+        If Ctrl-C interrupts it, it may be repeated.
 
         Args:
             region: the region that it began with.
@@ -1037,7 +1044,7 @@ class Ledger:
             settled: what is held further on.
             until: the clock reading until which it is.
         """
-        is_empty = hold.emptied is region and not hold.is_released
+        is_empty = hold.emptied is region and not hold.is_released  # so never when it is repeated
         roots = hold.roots if hold.region is region else ()
         self.release(hold)
         if settled is not None and (settled.parts or settled.keys):
@@ -1062,23 +1069,28 @@ class Ledger:
                 return widest
             region, roots = _widened(region), ()
         hold = Hold(region, until, self.serial, roots or self._roots_of(region))
-        self.holds.add(hold)
-        self.writes += not is_timed
-        for root in hold.roots:
-            root.new_holds.add(hold)
+        try:
+            self.holds.add(hold)
             if not is_timed:
-                root.watchers.add(hold)
-        if is_timed or len(self.holds) > _UNLISTED:
-            hold.enter_indexes()
-        for tool, key in region.keys:
-            self._key_holds.add(id(tool) if key is EVERY_KEY else (id(tool), key), hold)
-        if region.keys and not is_timed:
-            named = [group for tool, _ in region.keys if (group := self._groups.get(id(tool))) is not None]
-            hold.watched = tuple({root for group in named for root in group.roots.values() if root is not None})
-            for root in hold.watched:
-                root.watchers.add(hold)
-        if is_timed:
-            heapq.heappush(self.timed_holds, (until, id(hold), hold))
+                self.writes.add(hold)
+            for root in hold.roots:
+                root.new_holds.add(hold)
+                if not is_timed:
+                    root.watchers.add(hold)
+            if is_timed or len(self.holds) > _UNLISTED:
+                hold.enter_indexes()
+            for tool, key in region.keys:
+                self._key_holds.add(id(tool) if key is EVERY_KEY else (id(tool), key), hold)
+            if region.keys and not is_timed:
+                named = [group for tool, _ in region.keys if (group := self._groups.get(id(tool))) is not None]
+                hold.watched = tuple({root for group in named for root in group.roots.values() if root is not None})
+                for root in hold.watched:
+                    root.watchers.add(hold)
+            if is_timed:
+                heapq.heappush(self.timed_holds, (until, id(hold), hold))
+        except KeyboardInterrupt:  # the caller does not know it, so nobody would release it
+            self.release(hold)
+            raise
         return hold
 
     def _widest_timed(self, region: Region, until: float) -> Hold | None:
@@ -1097,12 +1109,10 @@ class Ledger:
         return None
 
     def release(self, hold: Hold) -> None:
-        """End a hold. Nothing happens if it has ended."""
-        if hold.is_released:
-            return
+        """End a hold. It may have ended, or half-way: Ctrl-C may have interrupted this."""
         hold.is_released = True
         self.holds.discard(hold)
-        self.writes -= hold.until == NEVER
+        self.writes.discard(hold)
         if not self.writes and self._named:
             self._named = {}
         for root in hold.roots:

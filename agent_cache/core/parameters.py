@@ -14,20 +14,33 @@ import sys
 import types
 import typing
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from agent_cache.core.keys import Part, Uncacheable, key_part
 from agent_cache.errors import ConfigurationError
 from agent_cache.values.canonical import Default, serial_of
 
-__all__ = ["POSITIONAL", "Parameter", "Parameters", "default_part", "is_injected", "receiver_part"]
+__all__ = [
+    "POSITIONAL",
+    "JsonArguments",
+    "Named",
+    "Parameter",
+    "Parameters",
+    "default_part",
+    "is_injected",
+    "receiver_part",
+]
 
 
 _CONTEXTS: dict[str, frozenset[str]] = {
-    "RunContext": frozenset({"pydantic_ai"}),
+    "RunContext": frozenset({"pydantic_ai", "agno"}),
     "RunContextWrapper": frozenset({"agents"}),
-    "ToolContext": frozenset({"agents"}),
+    "ToolContext": frozenset({"agents", "google.adk", "strands"}),
+    "CallbackContext": frozenset({"google.adk"}),
+    "InvocationContext": frozenset({"google.adk"}),
+    "ReadonlyContext": frozenset({"google.adk"}),
+    "CancellationToken": frozenset({"autogen_core"}),
     "ToolRuntime": frozenset({"langchain", "langgraph"}),
     "Runtime": frozenset({"langgraph"}),
     "RunnableConfig": frozenset({"langchain_core"}),
@@ -35,8 +48,10 @@ _CONTEXTS: dict[str, frozenset[str]] = {
     "InjectedToolCallId": frozenset({"langchain_core"}),
     "InjectedState": frozenset({"langchain", "langgraph"}),
     "InjectedStore": frozenset({"langchain", "langgraph"}),
-    "Context": frozenset({"fastmcp", "mcp"}),
+    "Context": frozenset({"fastmcp", "mcp", "google.adk", "llama_index", "workflows.context.context"}),
 }
+"""Packages and modules that define a context of this name, or re-export it. LlamaIndex's is defined in its package
+`workflows`, a name that others use, too."""
 _DEPENDENCIES = frozenset({"docket", "fastapi", "fast_depends", "fastmcp", "mcp", "uncalled_for"})
 _TRANSPARENT = frozenset({"Annotated", "Optional", "Union"})
 
@@ -64,7 +79,13 @@ def _package(module: str) -> str:
 
 
 def _is_context(name: str, module: str) -> bool:
-    return _package(module) in _CONTEXTS.get(name, ())
+    return any(f"{module}.".startswith(f"{package}.") for package in _CONTEXTS.get(name, ()))
+
+
+def _imported_is_context(name: str, module: str) -> bool:
+    """Whether a name that is imported from a module is a context. A module that is loaded tells what it names."""
+    loaded = sys.modules.get(module)
+    return _is_context(name, module) or (loaded is not None and _object_is_context(vars(loaded).get(name)))
 
 
 def _object_is_injected(hint: Any, function: Callable[..., Any]) -> bool:
@@ -128,7 +149,7 @@ def _name_is_context(name: str, function: Callable[..., Any]) -> bool:
     if hasattr(builtins, name):
         return False
     module, _, original = _imported_for_typing(function).get(name, "").rpartition(":")
-    return _is_context(original, module)
+    return _imported_is_context(original, module)
 
 
 def _attribute_is_context(node: ast.Attribute, function: Callable[..., Any]) -> bool:
@@ -141,7 +162,8 @@ def _attribute_is_context(node: ast.Attribute, function: Callable[..., Any]) -> 
         return False
     found = getattr(function, "__globals__", {}).get(base.id)
     if found is None:
-        return _is_context(path[-1], _imported_for_typing(function).get(base.id, base.id).replace(":", "."))
+        module = _imported_for_typing(function).get(base.id, base.id).replace(":", ".")
+        return _imported_is_context(path[-1], ".".join((module, *path[:-1])))
     for attribute in path:
         found = getattr(found, attribute, None)
     return _object_is_context(found)
@@ -181,7 +203,8 @@ def _imported_in(lines: list[str]) -> dict[str, str]:
         if isinstance(node, ast.ImportFrom) and node.module and not node.level:
             names |= {alias.asname or alias.name: f"{node.module}:{alias.name}" for alias in node.names}
         elif isinstance(node, ast.Import):
-            names |= {alias.asname or _package(alias.name): alias.name for alias in node.names}
+            for alias in node.names:
+                names[alias.asname or _package(alias.name)] = alias.name if alias.asname else _package(alias.name)
     return names
 
 
@@ -196,7 +219,7 @@ class Parameter(NamedTuple):
     """One parameter of a tool.
 
     Attributes:
-        in_key: whether its value identifies the call. False if it is skipped or filled in by a framework.
+        in_key: whether its value identifies the call. False if it is skipped, ignored or filled in by a framework.
         is_receiver: whether it is the ``self`` or ``cls`` of a method.
         is_sentinel: whether its default is an object without an identity, such as ``UNSET = object()``. That object
             itself is a constant of the key then.
@@ -255,11 +278,18 @@ class Parameters:
         self.owner: Final = owner
 
     @classmethod
-    def of(cls, function: Callable[..., Any], skip_args: int, tool: str) -> Parameters:
+    def of(cls, function: Callable[..., Any], skip_args: int, tool: str, ignore: Sequence[str] = ()) -> Parameters:
         """Inspect the signature of a tool.
 
+        Args:
+            function: the tool.
+            skip_args: how many leading positional parameters do not identify a call.
+            ignore: names of others that do not.
+            tool: its name, for errors.
+
         Raises:
-            ConfigurationError: if `skip_args` is negative, or larger than the number of positional parameters.
+            ConfigurationError: if `skip_args` is negative, or larger than the number of positional parameters; if
+                `ignore` names what is no parameter.
         """
         signature = inspect.signature(function)
         positional = [parameter for parameter in signature.parameters.values() if parameter.kind in POSITIONAL]
@@ -268,7 +298,7 @@ class Parameters:
                 f"{tool}: skip_args must be a number from 0 to {len(positional)}, the number of the tool's positional "
                 f"parameters, got {skip_args!r}"
             )
-        skipped = {parameter.name for parameter in positional[:skip_args]}
+        skipped = {parameter.name for parameter in positional[:skip_args]} | _ignored(ignore, signature, tool)
         receiver = _receiver(function, positional)
         return cls(
             tuple(
@@ -379,6 +409,94 @@ class Parameters:
         """
         parts = tuple(parameter.part(arguments[parameter.name]) for parameter in self.all if parameter.in_key)
         return parts[0] if len(parts) == 1 else parts
+
+
+class Named(dict[str, Any]):
+    """The arguments of a tool that is known by name.
+
+    Attributes:
+        vary: what else identifies the call, None without.
+        is_read: whether one that is not there is None to a template, which stands for the whole root then. To a write,
+            None names nothing below the root, and an argument that is not there may name anything.
+    """
+
+    __slots__ = ("is_read", "vary")
+
+    def __init__(self, arguments: Mapping[str, Any], vary: Any, *, is_read: bool = True) -> None:
+        super().__init__(arguments)
+        self.vary = vary
+        self.is_read = is_read
+
+    def __missing__(self, name: str) -> None:
+        if not self.is_read:
+            raise KeyError(name)
+
+
+def _known_by_name(run: Any, vary: Any = None, /, **arguments: Any) -> None:
+    """The signature of every tool that is known by name."""
+
+
+class JsonArguments(Parameters):
+    """The parameters of a tool that is known by name: whatever names there are in the JSON object that it is given.
+
+    A call has two positional arguments that no template sees: the function that runs the tool, and what the calls of
+    the tool vary by. Arguments that are absent differ from those that are null.
+
+    Args:
+        is_read: whether the tool reads.
+        form: what its answers are to its callers, where others call the same tool and get others; None without.
+    """
+
+    __slots__ = ("_form", "_is_read")
+
+    def __init__(self, *, is_read: bool, form: str | None = None) -> None:
+        super().__init__((), inspect.signature(_known_by_name), (), False, (), None, "")  # noqa: FBT003 - as Parameters has them
+        self._is_read = is_read
+        self._form = form
+
+    def named(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        return Named(kwargs, args[1] if len(args) > 1 else None, is_read=self._is_read)
+
+    def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, with_defaults: bool = True) -> dict[str, Any]:  # noqa: ARG002 - as Parameters has it
+        return self.named(args, kwargs)
+
+    def filled(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        return dict(arguments)
+
+    def split(self, arguments: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return (None, getattr(arguments, "vary", None)), dict(arguments)
+
+    def identities(self, arguments: Mapping[str, Any]) -> list[tuple[str, Any]]:
+        vary = getattr(arguments, "vary", None)
+        others = {"vary": vary, "form": self._form}
+        return [("arguments", dict(arguments)), *((name, one) for name, one in others.items() if one is not None)]
+
+    def key(self, arguments: Mapping[str, Any]) -> Part:
+        vary = getattr(arguments, "vary", None)
+        return self.key_of(key_part(dict(arguments)), vary, self._form)
+
+    @staticmethod
+    def key_of(part: Part, vary: Any, form: str | None) -> Part:
+        """The key of a call.
+
+        Args:
+            part: that of its arguments.
+            vary: what else identifies it, None without.
+            form: as for the class.
+        """
+        if vary is not None:
+            part = key_part(vary), part
+        return part if form is None else (form, part)
+
+
+def _ignored(names: Sequence[str], signature: inspect.Signature, tool: str) -> set[str]:
+    for name in names:
+        if name not in signature.parameters:
+            raise ConfigurationError(
+                f"{tool}: ignore names {name!r}, which is not a parameter of the tool. Its parameters are: "
+                + (", ".join(signature.parameters) or "none")
+            )
+    return set(names)
 
 
 def receiver_part(value: Any) -> Part:

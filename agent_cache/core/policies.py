@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any, Final, Literal
 
@@ -15,6 +15,7 @@ from agent_cache.errors import ConfigurationError
 from agent_cache.values.copies import CopyRule
 
 __all__ = [
+    "DEFAULT_STREAM_BYTES",
     "ReadPolicy",
     "RemotePolicy",
     "Scope",
@@ -25,8 +26,10 @@ __all__ = [
     "checked_fraction",
     "checked_function",
     "checked_life",
+    "checked_share",
     "checked_text",
     "count",
+    "no_life",
     "refresh_window",
     "seconds",
     "LoopHints",
@@ -88,10 +91,22 @@ def checked_life(value: Any, what: str) -> float | Callable[[Any], Any] | None:
     return life
 
 
+def no_life(_result: Any) -> float:
+    """The ``ttl`` of a tool whose results are never stored."""
+    return 0.0
+
+
 def checked_fraction(value: Any, what: str) -> float:
     """Check for a number of at least 0 and below 1."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
         raise ConfigurationError(f"{what} must be a number from 0 to below 1, got {value!r}")
+    return float(value)
+
+
+def checked_share(value: Any, what: str) -> float:
+    """Check for a number from 0 to 1."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+        raise ConfigurationError(f"{what} must be a share of the hits, a number from 0 to 1, got {value!r}")
     return float(value)
 
 
@@ -293,13 +308,19 @@ class RemotePolicy(Value):
 DEFAULT_REMOTE: Final = RemotePolicy()
 
 
+DEFAULT_STREAM_BYTES: Final = 1_000_000
+"""The default of ``max_stream_bytes=``, and the bound for streaming write tools."""
+
+
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class ReadPolicy:
     """How the results of a read tool are cached. See `AgentCache` for each field.
 
     Attributes:
+        bound: of a `ttl` that is a function: seconds that no result outlives, whatever it returns; None for no bound.
         kept_for: seconds beyond its expiry for which a result may still be served, by `grace` or `stale_if_error`.
         life_varies: whether results of one tool live for different times, by a `ttl` that is a function or by `jitter`.
+        longest_ttl: the bound of a result's life that is known before it is loaded; None if there is none.
     """
 
     scope: Scope
@@ -317,17 +338,26 @@ class ReadPolicy:
     jitter: float = 0.0
     grace: float = 0.0
     stale_if_error: float = 0.0
+    max_stream_bytes: int = DEFAULT_STREAM_BYTES
+    audit: float | None = None
+    bound: float | None = None
     kept_for: float = field(init=False)
     life_varies: bool = field(init=False)
+    longest_ttl: float | None = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "kept_for", max(self.grace, self.stale_if_error))
         object.__setattr__(self, "life_varies", callable(self.ttl) or self.jitter > 0)
+        object.__setattr__(self, "longest_ttl", self.bound if callable(self.ttl) else self.ttl)
 
-    @property
-    def longest_ttl(self) -> float | None:
-        """The bound of a result's life that is known before it is loaded; None if there is none."""
-        return None if callable(self.ttl) else self.ttl
+    def with_ttl(self, ttl: float | None) -> ReadPolicy:
+        """The policy with a ttl that was set at run time; the same for None.
+
+        A `ttl` that is a function stays, with this as its bound: it may forbid to store a result.
+        """
+        if ttl is None:
+            return self
+        return replace(self, bound=ttl) if callable(self.ttl) else replace(self, ttl=ttl)
 
     def life_of(self, result: Any, random: Callable[[], float]) -> float | None:
         """Seconds that a result may live; None for ever; 0 or less if it must not be stored.
@@ -341,11 +371,16 @@ class ReadPolicy:
         """
         life: Any = self.ttl(result) if callable(self.ttl) else self.ttl
         if life is None:
+            life = self.bound
+        if life is None:
             return None
         number = life.total_seconds() if isinstance(life, timedelta) else life
         if isinstance(number, int | float) and not isinstance(number, bool) and number <= 0:
             return 0.0
-        return seconds(number, "a ttl") * (1.0 - random() * self.jitter if self.jitter else 1.0)
+        number = seconds(number, "a ttl")
+        if self.bound is not None and number > self.bound:
+            number = self.bound
+        return number * (1.0 - random() * self.jitter if self.jitter else 1.0)
 
     def checked(self, where: str) -> ReadPolicy:
         """Refuse options that have no effect together.
@@ -359,6 +394,11 @@ class ReadPolicy:
         if self.grace and self.remote.grace:
             raise ConfigurationError(
                 f"{where}: grace is given twice; leave it out of RemotePolicy, where it is for the tier alone"
+            )
+        if self.audit and self.remote.is_strong:
+            raise ConfigurationError(
+                f"{where}: audit has no effect with consistency='strong', which keeps no local copy; leave one "
+                "of them out"
             )
         if self.stale_if_error and self.remote.is_strong:
             raise ConfigurationError(

@@ -13,11 +13,12 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from heapq import heapify, heappop, heappush, heapreplace
 from types import MappingProxyType
 from typing import Any, Final
 
+from agent_cache.core.evidence import BY_NUMBER, BY_SIZE
 from agent_cache.core.tags import Part, Tag, ancestors
 from agent_cache.values.canonical import MISSING, size_of
 
@@ -27,6 +28,7 @@ __all__ = [
     "GuardedEntry",
     "NEVER",
     "KeptEntry",
+    "Lookup",
     "Plain",
     "SizedEntry",
     "Sizes",
@@ -273,6 +275,8 @@ def _no_entry(_key: Key) -> None:
     """Takes the place of `Store.lookup` while the store is switched off."""
 
 
+_NO_LOADS: Final[Mapping[Hashable, Any]] = MappingProxyType({})
+
 _TAGS_OF_ENTRY = 8
 """How many tags are removed from the index in the time of an entry."""
 
@@ -310,6 +314,8 @@ class Store:
         sizes: the sum over several stores that this one counts in; None for a store on its own.
         recorded: what `sizes` has on record for it: at least `bytes`.
         stats: the counters of its owner.
+        latest: the latest loads that its owner remembers, to be told of evictions: see `core.evidence`.
+        session: the id of the session that the entries belong to, which is a part of the keys there; None without one.
     """
 
     __slots__ = (
@@ -318,14 +324,17 @@ class Store:
         "_data",
         "_exact",
         "_find",
+        "_gate",
         "_guard",
         "_shown",
         "_unswept",
         "bytes",
+        "latest",
         "lookup",
         "maxsize",
         "newest",
         "recorded",
+        "session",
         "sizes",
         "stats",
         "touch",
@@ -338,9 +347,12 @@ class Store:
         self.maxsize = maxsize
         self._guard = guard
         self._shown: tuple[dict[str, Any], str] | None = None
+        self._gate: Callable[[Lookup], Lookup] | None = None
         self.sizes: Sizes | None = None
         self.recorded = 0
         self.stats: Any = None
+        self.latest: Mapping[Hashable, Any] = _NO_LOADS
+        self.session: str | None = None
         self._renew()
 
     def _renew(self) -> None:
@@ -383,14 +395,22 @@ class Store:
     def switch(self, *, on: bool) -> None:
         """Switch lookups on or off. Entries stay, and can be dropped, either way."""
         self.lookup = self._find if on else _no_entry
-        if self._shown is not None:
-            names, name = self._shown
-            names[name] = self.lookup
+        self._show()
 
     def show_in(self, names: dict[str, Any], name: str) -> None:
         """Keep `lookup` among the global names of generated code, too, under this name."""
         self._shown = names, name
-        names[name] = self.lookup
+        self._show()
+
+    def sample(self, gate: Callable[[Lookup], Lookup] | None) -> None:
+        """Let generated code look up entries by what `gate` makes of `lookup`; None for `lookup` itself."""
+        self._gate = gate
+        self._show()
+
+    def _show(self) -> None:
+        if self._shown is not None:
+            names, name = self._shown
+            names[name] = self.lookup if self._gate is None else self._gate(self.lookup)
 
     def use(self, key: Key, entry: Stored) -> None:
         """Make an entry the most recently used. Not needed if it is `newest`, which the caller checks first."""
@@ -427,6 +447,8 @@ class Store:
         if self.maxsize is None or len(data) <= self.maxsize:
             return None
         key, entry = data.popitem(last=False)
+        if self.latest:
+            self._note_evicted(key, BY_NUMBER)
         if type(entry) is not tuple:
             self._forget(key, entry)
         elif len(entry) > 3:
@@ -435,9 +457,48 @@ class Store:
 
     def evict(self) -> Stored:
         """Remove the least recently used entry."""
-        entry = self.discard(next(iter(self._data)))
+        key = next(iter(self._data))
+        self._note_evicted(key, BY_SIZE)
+        entry = self.discard(key)
         assert entry is not None
         return entry
+
+    def _note_evicted(self, key: Key, why: int) -> None:
+        load = self.latest.get(key if self.session is None else (self.session, key))
+        if load is not None:
+            load.evicted = why
+
+    def shorten(self, keys: Iterable[Key], former: float | None, life: float) -> list[Stored]:
+        """Let entries expire no later than `life` seconds after their loads began.
+
+        When that was is not noted in an entry. It is known to be no earlier than `former` seconds before the entry
+        expires, so none expires too late. Where that is not known either, the entry is dropped.
+
+        Args:
+            keys: of the entries, as far as there are any.
+            former: seconds that no entry may have lived so far; None if there was no bound.
+
+        Returns:
+            What is not stored any more: entries that were dropped or replaced.
+        """
+        garbage: list[Stored] = []
+        data = self._data
+        for key in keys:
+            entry = data.get(key)
+            if entry is None:
+                continue
+            if former is None:
+                self.discard(key)
+            elif isinstance(entry, tuple):
+                shorter = expiring_by(entry, entry[1] - former + life)
+                data[key] = shorter
+                if entry is self.newest:
+                    self.newest = shorter
+            else:
+                entry.expire_by(entry.expires - former + life)
+                continue
+            garbage.append(entry)
+        return garbage
 
     def discard(self, key: Key) -> Stored | None:
         """Remove the entry under a key, if there is one."""

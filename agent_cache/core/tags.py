@@ -7,7 +7,7 @@ all of ``order``; writing ``order`` drops the tree.
 
 A *template*, ``order:{order_id}``, gives a call its tags. Its fields are those of `str.format` without conversions and
 formats. Each names a parameter of the tool, or ``result`` for what the tool returns, and may continue with attributes
-and keys. `tags_from` computes tags by a function instead.
+and keys; ``{result[orders][][id]}`` gives one tag for each item. `tags_from` computes tags by a function instead.
 """
 
 from __future__ import annotations
@@ -45,11 +45,14 @@ __all__ = [
 ]
 
 
-_STEP = r"\.(?P<attribute>[^.\[\]]+)|\[(?P<key>[^\]]+)\]"
+_STEP = r"\.(?P<attribute>[^.\[\]]+)|\[(?P<key>[^\]]*)\]"
+
+_EVERY: Final = (False, "")
+"""The step ``[]``: each item of what was reached so far."""
 
 
 class Field(NamedTuple):
-    """A replacement field of a template: ``{name}``, ``{name.attribute}`` or ``{name[key]}``."""
+    """A replacement field of a template: ``{name}``, ``{name.attribute}``, ``{name[key]}`` or ``{name[]}``."""
 
     name: str
     of_result: bool
@@ -59,11 +62,27 @@ class Field(NamedTuple):
     def is_bare(self) -> bool:
         return not self.path
 
+    @property
+    def is_of_many(self) -> bool:
+        """Whether it stands for each item of something."""
+        return _EVERY in self.path
+
     def value(self, arguments: Mapping[str, Any], result: Any) -> Any:
+        """What it stands for; of one that `is_of_many`, a list."""
         found = result if self.of_result else arguments[self.name]
-        for is_attribute, step in self.path:
-            found = getattr(found, str(step)) if is_attribute else found[step]
-        return found
+        return _followed(found, self.path)
+
+
+def _followed(found: Any, path: tuple[tuple[bool, str | int], ...]) -> Any:
+    for at, (is_attribute, step) in enumerate(path):
+        if not is_attribute and step == "":
+            if isinstance(found, str | bytes | Mapping):
+                raise TypeError(f"[] stands for each item of a list, and not for those of a {type(found).__name__}")
+            rest = path[at + 1 :]
+            items = [_followed(item, rest) for item in found]
+            return [inner for item in items for inner in item] if _EVERY in rest else items
+        found = getattr(found, str(step)) if is_attribute else found[step]
+    return found
 
 
 Segment = list[str | Field]
@@ -109,7 +128,7 @@ def _pieces(template: str, parameters: Sequence[str], tool: str) -> list[str | F
         if read is None:
             raise ConfigurationError(
                 f"{tool}: resource {template!r} has a malformed field {{{name_and_path}}}; write it as {{name}}, "
-                "{name.attribute} or {name[key]}"
+                "{name.attribute}, {name[key]} or {name[]} for each item"
             )
         name, path = read
         if name not in parameters and name != "result":
@@ -438,6 +457,14 @@ class TagSet(NamedTuple):
             roots=roots,
         )
 
+    def parsing(self, parse: Callable[[Any], Any]) -> TagSet:
+        """The same for a tool whose templates see `parse` of the result."""
+
+        def of_parsed(rule: TagRule) -> Callable[[Mapping[str, Any], Any], tuple[Tag, ...]]:
+            return lambda arguments, result: rule.make(arguments, parse(result))
+
+        return self._replace(late=tuple(rule._replace(make=of_parsed(rule)) for rule in self.late))
+
 
 def _as_sequence(resource: Any, tool: str) -> list[Any]:
     if not isinstance(resource, Sequence | frozenset | set) or not resource:
@@ -510,11 +537,16 @@ def _compile_template(template: str, parameters: Sequence[str], tool: str) -> Ta
         tag = ":".join((root, *(escape("".join(map(str, segment))) for segment in below)))
         return TagRule(root, "static", lambda _arguments, _result: (tag,), template)
     late = any(field.of_result for field in fields)
-
+    many = [field for field in fields if field.is_of_many]
+    if len(many) > 1:
+        raise ConfigurationError(
+            f"{tool}: resource {template!r} has several fields with []; write one template for each, or compute the "
+            "tags with tags_from(...)"
+        )
     if len(below) == 1 and len(below[0]) == 1 and fields[0].is_bare:
         return _compile_bare(root, fields[0], template)
 
-    def make(arguments: Mapping[str, Any], result: Any) -> tuple[Tag, ...]:
+    def made_of(arguments: Mapping[str, Any], result: Any, item: Any) -> Tag:
         made = [root]
         for segment in below:
             text = ""
@@ -522,12 +554,18 @@ def _compile_template(template: str, parameters: Sequence[str], tool: str) -> Ta
                 if isinstance(piece, str):
                     text += piece
                     continue
-                value = piece.value(arguments, result)
+                value = item if piece.is_of_many else piece.value(arguments, result)
                 if value is None:
-                    return (root,)
+                    return root
                 text += str(value)
             made.append(escape(text))
-        return (":".join(made),)
+        return ":".join(made)
+
+    def make(arguments: Mapping[str, Any], result: Any) -> tuple[Tag, ...]:
+        if not many:
+            return (made_of(arguments, result, None),)
+        items = many[0].value(arguments, result)
+        return tuple(dict.fromkeys([made_of(arguments, result, item) for item in items])) or (root,)
 
     is_of_result = all(field.of_result for field in fields)
     return TagRule(root, "late" if late else "early", make, template, is_of_result=is_of_result)

@@ -1,4 +1,4 @@
-"""Generates the body of a decorated tool: a real `async def` with the tool's own signature, made once at decoration.
+"""Generates the body of a decorated tool: a real function with the tool's own signature, made once at decoration.
 
 The interpreter itself binds positional, keyword and default spellings, and a local hit of a global tool is answered
 inline, in one Python frame outside of sessions. For
@@ -42,6 +42,8 @@ this is generated (names shortened; ``root`` is the scope outside of any session
                 return value
         return await answer(here, key, (order_id,), {"full": full})
 
+Of a `def` the body is a `def`, and its last line is ``return run_blocking(answer(...))``.
+
 It repeats `ReadOperation.key_of` and the local lookup of `engine.plan`, to save frames: without its branch for
 sessions, a hit in a session takes 13 % longer (benchmarks.budgets, "hit": the same in a session). The property tests
 and tests/unit/test_codegen.py run with and without generation, and hold both to the same answers. The technique is that
@@ -54,7 +56,7 @@ import inspect
 import linecache
 import marshal
 import weakref
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from functools import lru_cache, wraps
 from types import CodeType, FunctionType
 from typing import Any, NamedTuple
@@ -63,14 +65,16 @@ from agent_cache.clock import CLOCK
 from agent_cache.core.keys import ALIASES, PLAIN, Uncacheable, key_part
 from agent_cache.core.parameters import POSITIONAL, Parameter, Parameters, default_part, receiver_part
 from agent_cache.core.store import NEVER
+from agent_cache.engine.blocking import blocking, run_blocking
 from agent_cache.engine.read import ReadOperation
 from agent_cache.engine.runtime import PLACE, ROOT, Operation
+from agent_cache.engine.streaming import END, StreamingRead, StreamingWrite
 from agent_cache.engine.write import WriteOperation
 from agent_cache.values.canonical import MISSING
 
-__all__ = ["GENERATION", "read_body", "write_body"]
+__all__ = ["GENERATION", "read_body", "stream_body", "write_body"]
 
-Body = Callable[..., Awaitable[Any]]
+Body = Callable[..., Any]
 
 
 class _Generation:
@@ -96,6 +100,7 @@ def read_body(operation: ReadOperation) -> Body:
         has_loop_key=policy.loop.loop_key is not None,
         is_of_session=policy.scope == "session",
         expires=policy.ttl is not None,
+        is_sync=operation.is_sync,
     )
     names = _READ_NAMES | {
         "unkeyed": operation.unkeyed,
@@ -117,8 +122,19 @@ def write_body(operation: WriteOperation) -> Body:
     if not GENERATION.is_on:
         return _plain_body(operation)
     parameters = operation.parameters
-    generated = _generated_write(_prefix(parameters), _header(parameters), _canonical_call(parameters))
-    return _function(operation, generated, {"write": operation.write, "place": PLACE.get})
+    generated = _generated_write(
+        _prefix(parameters), _header(parameters), _canonical_call(parameters), is_sync=operation.is_sync
+    )
+    return _function(operation, generated, {"write": operation.write, "place": PLACE.get, "run": run_blocking})
+
+
+def stream_body(operation: StreamingRead | StreamingWrite) -> Body:
+    """Make the generator function that replaces a streaming tool."""
+    parameters = operation.parameters
+    generated = _generated_stream(
+        _prefix(parameters), _header(parameters), _passed_on(parameters), is_sync=operation.is_sync
+    )
+    return _function(operation, generated, {"begin": operation.begin, "END": END})
 
 
 _READ_NAMES = {
@@ -139,6 +155,7 @@ _READ_NAMES = {
     "NEVER": NEVER,
     "known": ALIASES.get,
     "image": marshal.dumps,
+    "run": run_blocking,
 }
 """What the bodies of all read tools name."""
 
@@ -210,6 +227,8 @@ def _inline(arguments: str, *, expires: bool) -> list[str]:
 
 def _plain_body(operation: Operation[Any]) -> Body:
     invoke = operation.invoke
+    if operation.is_sync:
+        return blocking(invoke, operation.function)
 
     @wraps(operation.function)
     async def body(*args: Any, **kwargs: Any) -> Any:
@@ -351,6 +370,7 @@ def _generated_read(
     has_loop_key: bool,
     is_of_session: bool,
     expires: bool,
+    is_sync: bool,
 ) -> _Generated:
     """The body of every read tool with these parameters. It depends on nothing else."""
     arguments = mapping if has_loop_key else "None"
@@ -362,19 +382,52 @@ def _generated_read(
         "    $key = $unkeyed($error)",
         *(("except ValueError:", f"    $key = $key_or_unkeyed({mapping})") if "$image" in key else ()),
         *(_by_the_plan(arguments) if is_of_session else _inline(arguments, expires=expires)),
-        f"return await $answer($here, $key, {call})",
+        f"return {_waited(f'$answer($here, $key, {call})', is_sync=is_sync)}",
     ]
-    return _compiled(prefix, header, lines)
+    return _compiled(prefix, header, lines, is_sync=is_sync)
 
 
 @lru_cache(maxsize=_MAX_SHAPES)
-def _generated_write(prefix: str, header: str, call: str) -> _Generated:
+def _generated_write(prefix: str, header: str, call: str, *, is_sync: bool) -> _Generated:
     """The body of every write tool with these parameters."""
-    return _compiled(prefix, header, ["$here = $place()", *_SCOPE, f"return await $write($here, {call})"])
+    written = _waited(f"$write($here, {call})", is_sync=is_sync)
+    return _compiled(prefix, header, ["$here = $place()", *_SCOPE, f"return {written}"], is_sync=is_sync)
 
 
-def _compiled(prefix: str, header: str, lines: list[str]) -> _Generated:
-    text = "\n".join([f"async def $body({header}):", *_indented(lines, 1), ""])
+@lru_cache(maxsize=_MAX_SHAPES)
+def _generated_stream(prefix: str, header: str, call: str, *, is_sync: bool) -> _Generated:
+    """The body of every streaming tool with these parameters: `engine.streaming.consume` with a signature."""
+    wait = "" if is_sync else "await "
+    lines = [
+        f"$reader = $begin({call})",
+        "try:",
+        "    while True:",
+        f"        $chunk = {wait}$reader.next()",
+        "        if $chunk is $END:",
+        "            return",
+        "        try:",
+        "            $sent = yield $chunk",
+        "        except GeneratorExit:",
+        "            raise",
+        "        except BaseException as $error:",
+        "            $reader.throw($error)",
+        "        else:",
+        "            if $sent is not None:",
+        "                $reader.send($sent)",
+        "finally:",
+        f"    {wait}$reader.leave()",
+    ]
+    return _compiled(prefix, header, lines, is_sync=is_sync)
+
+
+def _waited(call: str, *, is_sync: bool) -> str:
+    """The expression that waits for what the stages do."""
+    return f"$run({call})" if is_sync else f"await {call}"
+
+
+def _compiled(prefix: str, header: str, lines: list[str], *, is_sync: bool) -> _Generated:
+    start = "def" if is_sync else "async def"
+    text = "\n".join([f"{start} $body({header}):", *_indented(lines, 1), ""])
     source = text.replace("$", prefix)
     module = compile(source, "<agent_cache body>", "exec", dont_inherit=True)
     code = next(constant for constant in module.co_consts if isinstance(constant, CodeType))

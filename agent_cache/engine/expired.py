@@ -14,21 +14,10 @@ from agent_cache.clock import CLOCK
 from agent_cache.core.store import Entry, Stored, entry_of
 from agent_cache.engine.runtime import Call, Proceed
 from agent_cache.engine.state import warn_once
-from agent_cache.engine.store_result import inherit_entry, reload_expired
+from agent_cache.engine.store_result import ServedEntry, inherit_entry, reload_expired
 from agent_cache.values.canonical import MISSING
 
 __all__ = ["serve_expired"]
-
-
-class _ServedEntry:
-    """The flight of a call that an expired entry has answered: there was no load, and nothing was stored."""
-
-    __slots__ = ("result",)
-
-    stored_tags = None
-
-    def __init__(self, result: Entry) -> None:
-        self.result = result
 
 
 async def serve_expired(proceed: Proceed, call: Call) -> Entry:
@@ -46,7 +35,7 @@ async def serve_expired(proceed: Proceed, call: Call) -> Entry:
                 inherit_entry(within, call.plan, call.key, entry)
             reload_expired(call, entry, proceed)
             call.source = "hit"
-            call.flight = _ServedEntry(entry)  # type: ignore[assignment]  # as much of one as sessions ask for
+            call.flight = ServedEntry(entry)  # type: ignore[assignment]  # as much of one as sessions ask for
             return Entry(value, 0.0, entry.cost)
     try:
         return await proceed(call)

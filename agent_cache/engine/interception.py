@@ -7,7 +7,7 @@ every call reaches `Interceptor.play` as an `InterceptedCall`, which can `procee
 from __future__ import annotations
 
 from collections.abc import Awaitable, Hashable
-from contextvars import ContextVar
+from contextvars import ContextVar, Token
 from copy import copy
 from functools import partial
 from typing import Any
@@ -110,24 +110,28 @@ class InterceptedCall:
         outside = self.scope.outside
         try:
             if outside.interceptor is not None:
-                inner = InterceptedCall(
-                    self.operation, outside, self.key, self.args, self.kwargs, is_fresh=self.is_fresh, outer=self
-                )
-                return await outside.interceptor.play(inner)
+                return await outside.interceptor.play(self.inside_of(outside))
             return await self._run(self.scope.beneath)
         finally:
-            if self.call is not None:
-                self.source = self.call.source
-            if self.outer is not None:
-                self.outer.source, self.outer.call, self.outer.replaced = self.source, self.call, self.replaced
-                self.outer.loops = self.loops
+            self.note_source()
+
+    def inside_of(self, outside: Scope) -> InterceptedCall:
+        """The same call at the interceptor of an outer scope."""
+        return InterceptedCall(
+            self.operation, outside, self.key, self.args, self.kwargs, is_fresh=self.is_fresh, outer=self
+        )
+
+    def note_source(self) -> None:
+        """Note how it was answered, once it has ended."""
+        if self.call is not None:
+            self.source = self.call.source
+        if self.outer is not None:
+            self.outer.source, self.outer.call, self.outer.replaced = self.source, self.call, self.replaced
+            self.outer.loops = self.loops
 
     async def _run(self, beneath: Scope) -> Any:
         operation = self.operation
-        if beneath.plan(operation).observers:
-            # In a session every admitted call becomes a `Call`, which `_show_call` notes. Without one it was refused.
-            self.source = "blocked"
-        token = _INTERCEPTED.set(self)
+        token = self.enter(beneath)
         try:
             if operation.is_read and not self.is_fresh:
                 value = operation.local_hit(beneath, self.key, self.arguments)
@@ -136,10 +140,21 @@ class InterceptedCall:
                     return value
             return await operation.answer(beneath, self.key, self.args, self.kwargs, is_fresh=self.is_fresh)
         finally:
-            try:
-                _INTERCEPTED.reset(token)
-            except ValueError:
-                pass  # closed by the garbage collector, in another context than it ran in
+            self.leave(token)
+
+    def enter(self, beneath: Scope) -> Token[InterceptedCall | None]:
+        """Let the `Call` be noted that is made for it in a scope beneath the interceptor, until `leave`."""
+        if beneath.plan(self.operation).observers:
+            # In a session every admitted call becomes a `Call`, which `_show_call` notes. Without one it was refused.
+            self.source = "blocked"
+        return _INTERCEPTED.set(self)
+
+    def leave(self, token: Token[InterceptedCall | None]) -> None:
+        """Undo `enter`."""
+        try:
+            _INTERCEPTED.reset(token)
+        except ValueError:
+            pass  # closed by the garbage collector, in another context than it ran in
 
 
 _INTERCEPTED: ContextVar[InterceptedCall | None] = ContextVar("agent_cache_intercepted_call", default=None)
@@ -236,6 +251,7 @@ class InterceptedScope(Scope):
             plan = copy(self.outside.plan(operation))
             plan.admit = _no_hit
             plan.partition = None
+            plan.has_detour = True
             self.keep_plan(operation, plan)
         return plan
 
@@ -254,6 +270,9 @@ class _Beneath(Scope):
         if plan is None or plan.configuration is not CURRENT.value:
             of = self._of.plan(operation)
             plan = copy(of)
+            if of.unsampled is not None:  # no hit is audited here: what the tool does would be recorded
+                plan.admit, plan.unsampled = of.unsampled, None
+                plan.has_detour = of.partition is None or not of.configuration.enabled
             plan.run = partial(_show_call, of.run)
             plan.load = partial(_show_call, of.load)
             plan.uncached = partial(_show_call, of.uncached)
@@ -296,8 +315,10 @@ def replay_into_sessions(intercepted: InterceptedCall, value: Any, error: BaseEx
         acted = (replaced or ("notice", "repeat")) if loop is None else (type(loop).__name__, loop.kind)
     if acted is not None:
         METRICS.acted_on_loop(acted[1])
-    # A session that is not the innermost traces a call and does not look for repetitions.
-    observers = [participant.observer_of(operation, is_innermost=False) for participant in scope.participants]
+    observers = [
+        participant.observer_of(operation, is_innermost=not depth, is_replay=True)
+        for depth, participant in enumerate(scope.participants)
+    ]
     for depth, observer in enumerate(observers):
         if acted is not None and (source == "blocked" or not depth or acted[1] in _BUDGETS):
             observer.blocked(key, now, *acted)

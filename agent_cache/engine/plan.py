@@ -3,7 +3,9 @@
 read:   gates [local lookup, sessions]  ->  stages [(versions,) single flight, tiers]  ->  source [load: run, store]
 write:  gates [sessions]                ->  stages [invalidate: begin ... commit]      ->  source [run_tool]
 
-With `grace` or `stale_if_error` the first stage of a read is [expired], unless it is [versions].
+With `grace` or `stale_if_error` the first stage of a read is [expired], unless it is [versions]. Middleware stand
+before the first stage, and before a source that runs alone, in configurations that have some. Before these stands what
+audits need to know: [note_load] of a tool that is audited, [note_write] while any tool is.
 
 Recording and replaying stand before the gates: see `engine.interception`. The decorators give `read_plan` and
 `write_plan` to the operations they make; nothing else imports this module.
@@ -14,13 +16,15 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from copy import copy
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from agent_cache.clock import CLOCK
-from agent_cache.config import CURRENT
+from agent_cache.config import CURRENT, Configuration
 from agent_cache.core.coherence import Partition
 from agent_cache.core.store import Entry, Stored
+from agent_cache.engine.audit import note_load, note_write, notes_writes, sampled_admit
 from agent_cache.engine.expired import serve_expired
+from agent_cache.engine.middleware import observe_call
 from agent_cache.engine.read import ReadOperation, check_name
 from agent_cache.engine.runtime import (
     PLACE,
@@ -37,9 +41,17 @@ from agent_cache.engine.runtime import (
     Scope,
     Stage,
 )
-from agent_cache.engine.single_flight import single_flight
+from agent_cache.engine.single_flight import single_flight, thread_flight
 from agent_cache.engine.state import warn_once
-from agent_cache.engine.store_result import inherit_entry, load, run_tool, run_uncached
+from agent_cache.engine.store_result import (
+    inherit_entry,
+    load,
+    load_at_once,
+    run_at_once,
+    run_tool,
+    run_uncached,
+)
+from agent_cache.engine.streaming import load_stream, stream_flight, thread_stream_flight
 from agent_cache.engine.tiers import check_versions, consult_tiers, trust_in
 from agent_cache.engine.write import WriteOperation, invalidate
 from agent_cache.errors import AgentLoopDetectedError
@@ -70,43 +82,77 @@ def read_plan(operation: ReadOperation, scope: Scope) -> Plan:
     observe = _observe(observers)
     shared = ROOT.plan(operation) if scope is not ROOT else None
     if shared is not None and shared.configuration is configuration:
-        run, load_alone, trust = shared.run, shared.load, shared.trust
+        stages = _Stages(shared.run, shared.reload, shared.load, shared.uncached, shared.trust)
     else:
-        run, load_alone, trust = _read_stages(operation)
+        stages = _read_stages(operation, configuration)
+    admit = _no_hit if partition is None else _local_lookup(partition, observe, operation.stats, tenant)
+    share = 0.0 if partition is None or not configuration.enabled else operation.audit_share(configuration)
     return Plan(
         partition=partition,
-        admit=_no_hit if partition is None else _local_lookup(partition, observe, operation.stats, tenant),
+        admit=sampled_admit(admit, share) if share else admit,
+        unsampled=admit if share else None,
         observe=observe,
         enter=_enter(observers),
         leave=_leave(observers),
-        run=run,
-        load=load_alone,
-        uncached=run_uncached,
+        run=stages.run,
+        reload=stages.reload,
+        load=stages.load,
+        uncached=stages.uncached,
         observers=observers,
         stats=stats,
         tenant=tenant,
-        trust=trust,
+        trust=stages.trust,
         configuration=configuration,
-        keeps_plain=trust is None and configuration.max_bytes is None and not operation.policy.kept_for,
+        keeps_plain=stages.trust is None and configuration.max_bytes is None and not operation.policy.kept_for,
+        follows_at_once=not observers
+        and not operation.is_sync
+        and not operation.policy.remote.is_strong
+        and not operation.policy.kept_for  # `serve_expired` comes first
+        and stages.run is stages.reload,
     )
 
 
-def _read_stages(operation: ReadOperation) -> tuple[Run, Run, Callable[[], float] | None]:
-    """The asynchronous half, the stages of it behind single flight, and the trust in its tiers: as in `Plan`.
+class _Stages(NamedTuple):
+    """The asynchronous half of a read, as in `Plan`."""
 
-    No scope changes them, so all plans of an operation share them: to make them takes a tenth of its first call.
-    """
+    run: Run
+    reload: Run
+    load: Run
+    uncached: Run
+    trust: Callable[[], float] | None
+
+
+def _read_stages(operation: ReadOperation, configuration: Configuration) -> _Stages:
+    """No scope changes them, so all plans of an operation share them: to make them takes a tenth of its first call."""
     tiers = operation.tiers()
     if tiers:
         check_name(operation)
-    stages: list[Stage] = [single_flight, consult_tiers] if tiers else [single_flight]
+    flight: Stage = thread_flight if operation.is_sync else single_flight
+    source = load_at_once if operation.returns_at_once else load
+    if operation.is_stream:
+        flight, source = thread_stream_flight if operation.is_sync else stream_flight, load_stream
+    stages: list[Stage] = [flight, consult_tiers] if tiers else [flight]
     if operation.policy.remote.share and not tiers:
         warn_once("share=True has no effect without a remote tier: see remote_cache= and configure()", operation.name)
     if tiers and operation.policy.remote.is_strong:
         stages.insert(0, check_versions)  # it keeps no local copy that could be served expired
     elif operation.policy.kept_for:
         stages.insert(0, serve_expired)
-    return _compose(stages, load), _compose(stages[stages.index(single_flight) + 1 :], load), trust_in(tiers)
+    run = _compose(stages, source)
+    observed = _observed(run, operation, configuration)
+    return _Stages(
+        partial(note_load, observed) if operation.audit_share(configuration) else observed,
+        run,
+        _compose(stages[stages.index(flight) + 1 :], source),
+        _observed(run_uncached, operation, configuration),
+        trust_in(tiers),
+    )
+
+
+def _observed(run: Run, operation: Operation[Any], configuration: Configuration) -> Run:
+    """The same inside of the middleware that are configured."""
+    middleware = configuration.middleware_of(is_sync=operation.is_sync)
+    return partial(observe_call, middleware, run) if middleware else run
 
 
 def _inside_load(outside: Plan, operation: ReadOperation) -> Plan:
@@ -133,6 +179,9 @@ def _inside_load(outside: Plan, operation: ReadOperation) -> Plan:
 
     plan.observe = observe
     plan.admit = _local_lookup(plan.partition, observe, operation.stats, plan.tenant)
+    if outside.unsampled is not None:
+        plan.unsampled = plan.admit
+        plan.admit = sampled_admit(plan.admit, operation.audit_share(outside.configuration))
     return plan
 
 
@@ -142,13 +191,16 @@ def write_plan(operation: WriteOperation, scope: Scope) -> Plan:
         return scope.outside_of_load.plan(operation)
     configuration = CURRENT.value
     observers, stats = _of_sessions(operation, scope)
+    run = _RUN_WRITE_AT_ONCE if operation.returns_at_once else _RUN_WRITE
+    observed = _observed(run, operation, configuration)
     return Plan(
         partition=None,
         admit=_no_hit,
         observe=_observe(observers),
         enter=_enter(observers),
         leave=_leave(observers),
-        run=_RUN_WRITE,
+        run=partial(note_write, observed) if notes_writes(configuration) else observed,
+        reload=run,
         load=run_tool,
         uncached=run_tool,
         observers=observers,
@@ -167,6 +219,7 @@ def _compose(stages: Sequence[Stage], source: Run) -> Run:
 
 
 _RUN_WRITE: Final = _compose([invalidate], run_tool)
+_RUN_WRITE_AT_ONCE: Final = _compose([invalidate], run_at_once)
 
 
 def _no_hit(_key: Hashable, _arguments: Mapping[str, Any] | None = None) -> Any:

@@ -18,10 +18,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from agent_cache.clock import CLOCK
 from agent_cache.config import CURRENT, Configuration
 from agent_cache.core.coherence import Partition
+from agent_cache.core.evidence import Evidence
 from agent_cache.core.keys import Uncacheable, key_part
-from agent_cache.core.policies import ReadPolicy
+from agent_cache.core.policies import ReadPolicy, no_life
 from agent_cache.core.store import Entry, entry_of
 from agent_cache.core.tags import Region
+from agent_cache.engine.audit import begin_audit, note_tool, sampled_lookup
+from agent_cache.engine.blocking import THREADS, in_background
 from agent_cache.engine.interception import InterceptedCall
 from agent_cache.engine.runtime import (
     BECOME_LEADER,
@@ -48,8 +51,10 @@ from agent_cache.engine.state import (
 )
 from agent_cache.engine.store_result import store_result
 from agent_cache.engine.tiers import request_of
-from agent_cache.engine.write import OUTSIDE, WRITING, Fill, Write
+from agent_cache.engine.ttls import TTLS
+from agent_cache.engine.write import OUTSIDE, WRITING, BlockingWrite, Fill, Write
 from agent_cache.errors import ConfigurationError
+from agent_cache.metrics import EVIDENCE
 from agent_cache.values.canonical import MISSING, canonical
 from agent_cache.values.compare import is_empty
 
@@ -57,6 +62,11 @@ if TYPE_CHECKING:
     from agent_cache.remote.protocol import Request, Tier
 
 __all__ = ["CacheInfo", "ReadOperation", "check_name"]
+
+
+async def _answered(value: Any) -> Any:
+    """What awaits the value of a hit."""
+    return value
 
 
 class CacheInfo(NamedTuple):
@@ -83,12 +93,16 @@ class ReadOperation(Operation[ReadPolicy]):
     """A decorated read tool.
 
     Attributes:
+        declared: the policy that the code declares. `policy` differs from it by a ttl that was set at run time.
+        evidence: what its loads have shown.
         late_roots: roots of the tags that come from the result.
         inherited_tiers: tiers that some answers depend on because of what their loads have read.
         partition: the store of its answers in the global scope.
     """
 
-    __slots__ = ("_early", "_is_new", "_returns", "_tiers", "inherited_tiers", "late_roots", "partition")
+    __slots__ = (
+        "_early", "_returns", "_tiers", "declared", "evidence", "inherited_tiers", "is_new", "late_roots", "partition",
+    )  # fmt: skip
 
     is_read = True
 
@@ -96,7 +110,7 @@ class ReadOperation(Operation[ReadPolicy]):
         super().__init__(*args, **kwargs)
         self._returns: Any = None
         self._tiers: tuple[Configuration | None, tuple[Tier, ...]] = None, ()
-        self._is_new = True
+        self.is_new = True
         self.inherited_tiers: Collection[Tier] = ()  # a WeakSet from the first one on: most tools have none
         self.late_roots = tuple(dict.fromkeys(rule.root for rule in self.tags.late))
         # `root:{parameter}` is read straight from its place among the arguments.
@@ -107,13 +121,34 @@ class ReadOperation(Operation[ReadPolicy]):
             for rule in self.tags.early
         )
         _register_name(self)
+        self.declared = self.policy
+        self.evidence = Evidence(self.name, self.stats, self.policy.maxsize)
+        if self.policy.ttl is not no_life:
+            EVIDENCE[id(self.evidence)] = self.evidence
         self.partition = self.new_partition(None)
+        with LEDGER.lock:  # from now on it is found by who sets the ttl of its name
+            self.set_policy(self.declared.with_ttl(TTLS.get(self.name)))
+        share = self.audit_share(CURRENT.value)
+        if share:
+            self.partition.store.sample(sampled_lookup(share))
+        if self.policy.audit:
+            note_tool(self)
 
-    def new_partition(self, owner: object | None) -> Partition:
+    def set_policy(self, policy: ReadPolicy) -> None:
+        """Use a policy with another ttl from now on. The caller holds the lock."""
+        self.policy = policy
+        evidence = self.evidence
+        evidence.ttl, evidence.life_varies = policy.longest_ttl, callable(policy.ttl)
+        evidence.restart()
+
+    def new_partition(self, owner: Any | None) -> Partition:
         """Make a store for the answers of one scope, and register it for invalidation."""
         group = None if owner is None else self.partition.group
         partition = Partition(self, owner, self.tags.static, self.tags.roots, self.policy.maxsize, group)
         partition.store.sizes, partition.store.stats = SIZES, self.stats
+        partition.store.latest = self.evidence.latest
+        if owner is not None:
+            partition.store.session = owner.session_id
         with LEDGER.lock:
             partition.store.switch(on=CURRENT.value.enabled)
             LEDGER.register(partition)
@@ -165,6 +200,12 @@ class ReadOperation(Operation[ReadPolicy]):
             self._returns = Returns(self.function)
         return self._returns
 
+    def audit_share(self, configuration: Configuration) -> float:
+        """The share of its hits that is audited."""
+        if self.policy.remote.is_strong:
+            return 0.0  # it has no local copy that could be stale
+        return configuration.audit if self.policy.audit is None else self.policy.audit
+
     # Calls
 
     def answer(
@@ -172,25 +213,26 @@ class ReadOperation(Operation[ReadPolicy]):
     ) -> Awaitable[Any]:
         """Run a call that no local hit has answered: single flight, tiers, the tool."""
         plan = scope.plan(self)
-        if key is UNKEYED or plan.partition is None or not plan.configuration.enabled:
+        if key is UNKEYED or plan.has_detour:
             if scope.interceptor is not None:  # tested here, off the path of a miss: such a plan has no partition
                 return scope.interceptor.play(InterceptedCall(self, scope, key, args, kwargs, is_fresh=is_fresh))
-            return self._run(Call(self, plan, None if key is UNKEYED else key, args, kwargs, "uncached"), plan.uncached)
+            if key is UNKEYED or plan.unsampled is None:
+                named = None if key is UNKEYED else key
+                return self._run(Call(self, plan, named, args, kwargs, "uncached"), plan.uncached)
+            if not is_fresh:
+                value = plan.unsampled(key, self.parameters.named(args, kwargs))
+                if value is not MISSING:
+                    begin_audit(self, plan, key, args, kwargs)
+                    return _answered(value)
         if plan.tenant is not None:
             key = plan.qualify(key)
-        if plan.partition.flights and not plan.observers and not is_fresh and PLACE.get().call is None:
+        if plan.partition.flights and plan.follows_at_once and not is_fresh and PLACE.get().call is None:
             loop = asyncio.get_running_loop()
             flight = plan.partition.flights.get((key, loop))
-            if (
-                flight is not None
-                and flight.may_be_joined()
-                and not LEDGER.timed_holds
-                and not self.policy.remote.is_strong
-                and not self.policy.kept_for  # `serve_expired` comes first
-            ):
+            if flight is not None and flight.may_be_joined() and not LEDGER.timed_holds:
                 return self._follow(plan, key, args, kwargs, flight, flight.join(loop))
-        if self._is_new and self.stats.calls >= _MANY_CALLS:
-            self._is_new = False
+        if self.is_new and self.stats.calls >= _MANY_CALLS:
+            self.is_new = False
             self._warn_of_unwritten_roots()
         call = Call(self, plan, key, args, kwargs, "miss")
         if is_fresh:
@@ -421,10 +463,14 @@ class ReadOperation(Operation[ReadPolicy]):
         tiers = self.possible_tiers()
         if tiers:
             call = Call(self, plan, key, *self.parameters.split(arguments), "write")
-            was_there |= bool(await run_shielded(self._discard(tiers, key, request_of(call))))
+            request = request_of(call)
+            if self.is_sync:
+                was_there |= await in_background(self.discard, tiers, key, request, is_shielded=True)
+            else:
+                was_there |= bool(await run_shielded(self.discard(tiers, key, request)))
         return was_there
 
-    async def _discard(self, tiers: tuple[Tier, ...], key: Hashable, request: Request) -> bool:
+    async def discard(self, tiers: tuple[Tier, ...], key: Hashable, request: Request) -> bool:
         """Drop an answer in the tiers, the farthest first, so that none is filled again from one that still has it."""
         was_there = False
         for tier in reversed(tiers):
@@ -462,7 +508,7 @@ class ReadOperation(Operation[ReadPolicy]):
         for stats in plan.stats:
             stats.invalidations += 1
         mark_written(self.tags.roots)
-        write = Write(
+        write = (BlockingWrite if self.is_sync else Write)(
             self.name,
             OUTSIDE,
             (),
@@ -472,10 +518,7 @@ class ReadOperation(Operation[ReadPolicy]):
             own_tiers=self.own_tiers,
             stats=plan.stats,
         )
-        await write.begin()
-        if fill is not None:
-            write.take(fill)
-        await write.succeed(None)
+        await write.complete(fill)
         return fill is not None and plan.partition.store.peek(key) is fill.entry
 
     def _fill(self, call: Call, value: Any) -> Fill | None:
@@ -493,7 +536,8 @@ class ReadOperation(Operation[ReadPolicy]):
             warn_once("tags of a given result could not be computed, so it was not cached", self.name, error)
             return None
         call.started = CLOCK.now()
-        call.flight = Flight(partition, (call.key, asyncio.get_running_loop()), (), ())
+        loop = THREADS if self.is_sync else asyncio.get_running_loop()
+        call.flight = Flight(partition, (call.key, loop), (), ())
         store_result(call, Entry(value, 0.0, 0.0), lambda *stored: fills.append(Fill(*stored)))
         for fill in fills:
             call.flight.tags = fill.all_tags

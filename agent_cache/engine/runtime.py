@@ -29,6 +29,8 @@ from agent_cache.metrics import METRICS, Metrics, Stats
 from agent_cache.values.canonical import MISSING
 
 if TYPE_CHECKING:
+    import concurrent.futures
+
     from agent_cache.remote.protocol import Request, Ticket, Tier, Versions
 
 __all__ = [
@@ -56,6 +58,7 @@ __all__ = [
     "Replacement",
     "Scope",
     "Stage",
+    "Waiters",
     "closes_generator",
     "count",
     "known_tags",
@@ -137,9 +140,10 @@ class Participant(Protocol):
     """A session, as the calls made inside it see it."""
 
     metrics: Metrics
+    session_id: str
 
-    def observer_of(self, operation: Operation[Any], *, is_innermost: bool) -> CallObserver:
-        """The observer of this operation's calls."""
+    def observer_of(self, operation: Operation[Any], *, is_innermost: bool, is_replay: bool = False) -> CallObserver:
+        """The observer of this operation's calls. Those of a replay are traced, and not checked for loops."""
         ...
 
     def partition_of(self, operation: Any) -> Partition:
@@ -169,6 +173,10 @@ class Interceptor(Protocol):
         Args:
             call: an `engine.interception.InterceptedCall`.
         """
+        ...
+
+    def play_stream(self, call: Any) -> Any:
+        """As `play`, for a streaming tool: return what the caller iterates over, a generator or an async one."""
         ...
 
     def escaped(self, called: Any) -> None:
@@ -212,6 +220,7 @@ class Plan:
         enter: asks the sessions whether a call may run; None outside of sessions.
         leave: shows the sessions how the call ended; None outside of sessions.
         run: the asynchronous half, from single flight to the tool.
+        reload: the same for a load in the background, which is no call: middleware do not see it.
         load: the stages behind single flight.
         uncached: the tool alone.
         observers: those of the sessions of the scope, innermost first.
@@ -221,23 +230,31 @@ class Plan:
         configuration: the settings it was compiled under.
         keeps_plain: whether immutable results are stored as `core.store.Plain`: without tiers, a bound on sizes, and
             entries that are kept after their expiry.
+        has_detour: whether a call that no lookup has answered needs a second look: its answer is not stored, or some
+            lookups find nothing on purpose.
+        unsampled: `admit` as it is without audits, of a tool whose hits are audited; else None.
+        follows_at_once: whether a call may wait for another one's load before any stage: nothing stands in between.
     """
 
     __slots__ = (
         "admit",
         "configuration",
         "enter",
+        "follows_at_once",
+        "has_detour",
         "keeps_plain",
         "leave",
         "load",
         "observe",
         "observers",
         "partition",
+        "reload",
         "run",
         "stats",
         "tenant",
         "trust",
         "uncached",
+        "unsampled",
     )
 
     def __init__(
@@ -249,6 +266,7 @@ class Plan:
         enter: Enter | None,
         leave: Leave | None,
         run: Callable[[Call], Awaitable[Entry]],
+        reload: Callable[[Call], Awaitable[Entry]],
         load: Callable[[Call], Awaitable[Entry]],
         uncached: Callable[[Call], Awaitable[Entry]],
         observers: tuple[CallObserver, ...],
@@ -257,15 +275,21 @@ class Plan:
         trust: Callable[[], float] | None,
         configuration: Configuration,
         keeps_plain: bool = False,
+        follows_at_once: bool = False,
+        unsampled: Callable[..., Any] | None = None,
     ) -> None:
+        self.has_detour = partition is None or unsampled is not None or not configuration.enabled
+        self.unsampled = unsampled
         self.configuration = configuration
         self.keeps_plain = keeps_plain
+        self.follows_at_once = follows_at_once
         self.partition: Any = partition
         self.admit = admit
         self.observe = observe
         self.enter = enter
         self.leave = leave
         self.run = run
+        self.reload = reload
         self.load = load
         self.uncached = uncached
         self.observers = observers
@@ -354,6 +378,9 @@ class Scope:
     def within(self, participant: Participant, tenant: Hashable | None) -> Scope:
         """This place with one more session, innermost."""
         return Scope((participant, *self.participants), tenant, bypasses=self.bypasses)
+
+    def check_write(self, name: str) -> None:
+        """Raise if nothing may be written here: by the tool of an audit."""
 
     def variant(self, *, bypasses: bool) -> Scope:
         """This place with another flag."""
@@ -556,17 +583,18 @@ BECOME_LEADER: Final = object()
 
 
 class Failure:
-    """The exception of a load, with the traceback it had when it left the tool."""
+    """The exception of a load, with the traceback and the context it had when it left the tool."""
 
-    __slots__ = ("error", "traceback")
+    __slots__ = ("context", "error", "traceback")
 
     def __init__(self, error: Exception) -> None:
         self.error = error
         self.traceback = error.__traceback__
+        self.context = error.__context__  # kept here, since followers in other threads may raise it at this moment
 
     def raise_again(self) -> NoReturn:
         """Raise it for one more follower."""
-        error, context = self.error, self.error.__context__
+        error, context = self.error, self.context
         try:
             raise BaseException.with_traceback(error, self.traceback)
         finally:
@@ -575,8 +603,9 @@ class Failure:
             BaseException.__setattr__(error, "__context__", context)
 
 
-class Waiters(deque["asyncio.Future[Any]"]):
-    """The futures of the followers of a flight, in the order in which they joined.
+class Waiters(deque["asyncio.Future[Any] | concurrent.futures.Future[Any]"]):
+    """The futures of the followers of a flight, in the order in which they joined. Those of synchronous tools are
+    `blocking.Waiter`.
 
     Those of followers that were interrupted are removed when they are the half of all: one by one, from the middle of a
     deque, would take a time that grows with their number.
@@ -591,7 +620,7 @@ class Waiters(deque["asyncio.Future[Any]"]):
         super().__init__()
         self.gone = 0
 
-    def note_gone(self, waiter: asyncio.Future[Any]) -> None:
+    def note_gone(self, waiter: asyncio.Future[Any] | concurrent.futures.Future[Any]) -> None:
         """Pass over a follower that was interrupted."""
         waiter.cancel()  # it may not have been: its caller is closed, and does not wait any more
         self.gone += 1
@@ -606,7 +635,7 @@ class Flight(Load):
     """One running load and the callers that wait for it.
 
     Attributes:
-        id: its key and its event loop.
+        id: its key and its event loop, or `blocking.THREADS`.
         waiters: one future for each follower, in the order they came; None until there is one, and after the landing.
         waits_for: flights that calls made under this one wait for, or lead: the edges of the wait-for graph.
         joinable: whether readers find it.
@@ -627,7 +656,7 @@ class Flight(Load):
     def __init__(
         self,
         partition: Partition,
-        id: tuple[Hashable, asyncio.AbstractEventLoop],  # noqa: A002 - the attribute's name
+        id: tuple[Hashable, Any],  # noqa: A002 - the attribute's name
         tags: tuple[Tag, ...],
         late_roots: tuple[str, ...],
     ) -> None:
@@ -800,7 +829,7 @@ class Flight(Load):
         self.waiters.append(waiter)
         return waiter
 
-    def leave(self, waiter: asyncio.Future[Any]) -> None:
+    def leave(self, waiter: asyncio.Future[Any] | concurrent.futures.Future[Any]) -> None:
         """Remove a follower that was interrupted. If it had just become the leader, the next follower does."""
         if waiter.done() and not waiter.cancelled() and waiter.result() is BECOME_LEADER:
             self.hand_over()
@@ -837,7 +866,7 @@ class Flight(Load):
             flight = pending.pop()
             if flight is other:
                 return True
-            for awaited in flight.waits_for or ():
+            for awaited in tuple(flight.waits_for or ()):  # in one step: other threads remove some
                 if id(awaited) not in seen:
                     seen.add(id(awaited))
                     pending.append(awaited)
@@ -846,9 +875,10 @@ class Flight(Load):
     def wait_for(self, other: Flight) -> None:
         """Note that something under this flight waits for another one."""
         if self.waits_for is None:
-            self.waits_for = [other]
-        else:
-            self.waits_for.append(other)
+            with LEDGER.lock:  # calls of several threads may be made under it
+                if self.waits_for is None:
+                    self.waits_for = []
+        self.waits_for.append(other)
 
 
 # Calls
@@ -1005,7 +1035,11 @@ class Operation(Generic[P]):
     """One decorated tool: everything that was settled at decoration. Base of `ReadOperation` and `WriteOperation`.
 
     Attributes:
+        is_stream: whether the tool is a generator: see `engine.streaming`.
         compile: makes the plan of a scope: ``read_plan`` or ``write_plan`` of `engine.plan`.
+        is_sync: whether it is a `def`, whose calls are made in the calling thread: see `engine.blocking`.
+        coroutine_function: what the stages call and await; of a `def` its function, which they do not await, unless it
+            is replaced by another one.
         own_tiers: the tiers that its decorator named, nearest first.
         root_plan: its plan outside of sessions.
         plan_inside_load: the same inside of a load.
@@ -1015,7 +1049,9 @@ class Operation(Generic[P]):
     __slots__ = (
         "__weakref__",
         "compile",
+        "coroutine_function",
         "function",
+        "is_sync",
         "name",
         "own_tiers",
         "parameters",
@@ -1028,10 +1064,16 @@ class Operation(Generic[P]):
     )
 
     is_read: bool
+    is_stream = False
+
+    @property
+    def returns_at_once(self) -> bool:
+        """Whether its function returns the result itself, and nothing to be awaited."""
+        return self.is_sync and self.coroutine_function is self.function
 
     def __init__(
         self,
-        function: Callable[..., Awaitable[Any]],
+        function: Callable[..., Any],
         name: str,
         parameters: Parameters,
         tags: TagSet,
@@ -1039,8 +1081,11 @@ class Operation(Generic[P]):
         backup: Tier | None,
         remote: Tier | None,
         compile: Callable[[Any, Scope], Plan],  # noqa: A002 - the attribute's name
+        *,
+        is_sync: bool = False,
     ) -> None:
-        self.function = function
+        self.function = self.coroutine_function = function
+        self.is_sync = is_sync
         self.name = name
         self.parameters = parameters
         self.tags = tags
@@ -1069,6 +1114,10 @@ class Operation(Generic[P]):
     def is_successful(self, value: Any) -> bool:
         """Whether a call that returned this value achieved its purpose."""
         raise NotImplementedError
+
+    def notice(self, loop: AgentLoopDetectedError) -> Any:
+        """What its caller gets in place of an answer, where a session answers a loop by a notice."""
+        return str(loop)
 
     async def _run(self, call: Call, run: Callable[[Call], Awaitable[Entry]]) -> Any:
         """Let the sessions admit a call, run it, count it, and show the sessions how it ended."""

@@ -1,4 +1,5 @@
-"""Single flight: concurrent identical reads of one event loop run the tool once.
+"""Single flight: concurrent identical reads of one event loop run the tool once, and so do those of synchronous tools
+in all threads.
 
 The leader runs the tool inline, in its own task and context; each follower waits on a future of its own. If the leader
 is cancelled, it hands the *same* flight to a follower, and so does a follower that is cancelled between becoming the
@@ -7,7 +8,8 @@ before it.
 
 A call that would wait for itself, directly or through other flights, runs the tool instead: the wait-for graph is
 walked before a follower joins (Holt 1972, "Some deadlock properties of computer systems": each flight is one resource
-with one holder, so a cycle is the deadlock).
+with one holder, so a cycle is the deadlock). A synchronous call in a thread whose event loop runs never waits: the loop
+would stand still, and the graph does not know what else it has to do.
 """
 
 from __future__ import annotations
@@ -17,16 +19,18 @@ from collections.abc import Awaitable
 
 from agent_cache.clock import CLOCK
 from agent_cache.core.coherence import Partition
-from agent_cache.core.store import Entry, entry_of
+from agent_cache.core.store import Entry, Stored, entry_of
+from agent_cache.engine.blocking import THREADS, ThreadFlight, Waiter, has_running_loop
 from agent_cache.engine.runtime import BECOME_LEADER, Call, Failure, Flight, Proceed
-from agent_cache.engine.state import LEDGER, free
+from agent_cache.engine.state import LEDGER, free, wait_for_lock
+from agent_cache.engine.store_result import ServedEntry, inherit_entry, run_uncached
 from agent_cache.values.canonical import MISSING
 
-__all__ = ["single_flight", "take_over"]
+__all__ = ["single_flight", "take_over", "thread_flight"]
 
 
-def single_flight(proceed: Proceed, call: Call) -> Awaitable[Entry]:
-    """Lead a flight for this key, or follow the one under way.
+def single_flight(proceed: Proceed, call: Call, kind: type[Flight] = Flight) -> Awaitable[Entry]:
+    """Lead a flight for this key, or follow the one under way. `kind` is the class of the tool's flights.
 
     Takes no lock: flights belong to one event loop, so only its thread looks them up, joins and ends them. A write in
     another thread marks and detaches what it finds in the ledger's sets; a load that enters them later has not started
@@ -46,12 +50,10 @@ def single_flight(proceed: Proceed, call: Call) -> Awaitable[Entry]:
             with LEDGER.lock:
                 present.detach()  # this call leads, and later ones join it
             present = None
-        elif under is None or not _would_deadlock(under, present):
+        elif under is None or _may_wait(under, present):
             waiter = present.join(ident[1])
-            if under is not None:
-                under.wait_for(present)
             return _follow(call, proceed, present, waiter, under, _let_inherit(call, present))
-    flight = Flight(partition, ident, partition.static + call.tags, call.operation.late_roots)
+    flight = kind(partition, ident, partition.static + call.tags, call.operation.late_roots)
     if call.asked:
         flight.tickets = tuple(ticket for _, ticket in call.asked)
     if present is None or call.is_fresh:
@@ -61,6 +63,102 @@ def single_flight(proceed: Proceed, call: Call) -> Awaitable[Entry]:
     if under is not None:
         under.wait_for(flight)
     return _lead(call, proceed, flight, under, None if call.within is None else _let_inherit(call, flight))
+
+
+async def thread_flight(
+    proceed: Proceed, call: Call, kind: type[ThreadFlight] = ThreadFlight, *, may_be_stored: bool = True
+) -> Entry:
+    """The same for a synchronous tool: see `blocking.ThreadFlight`.
+
+    The flight is found or made in one step under the ledger's lock, together with its edge in the wait-for graph and
+    the load that inherits from it. So of the callers that find none one leads, nobody joins a flight that has ended or
+    was detached, and no two calls can begin to wait for each other at the same moment. In that step the store is looked
+    into again: a load may have ended since this call was no hit.
+
+    A `KeyboardInterrupt` can be raised wherever a call has just been made. So a flight is shown to others inside of the
+    `try` that gives it up again.
+
+    Args:
+        kind: the class of the tool's flights.
+        may_be_stored: False if what is there now may not be served.
+    """
+    partition: Partition = call.plan.partition
+    flights = partition.flights
+    under = call.leading
+    ident = call.key, THREADS
+    is_behind = LEDGER.timed_holds and _expire_holds()
+    waiter: Waiter | None = None
+    dependent: Flight | None = None
+    stored: Stored | None = None
+    own: ThreadFlight | None = None
+    entry: Entry | None = None
+    try:
+        try:
+            if not LEDGER.lock.acquire(False):  # noqa: FBT003 - as in store_result.insert_if_valid()
+                wait_for_lock()
+            flight: ThreadFlight | None = flights.get(ident)
+            is_joinable = flight is None
+            if flight is not None:
+                if call.is_fresh:
+                    flight.mark_dirty()
+                    is_joinable = True
+                elif is_behind or not (flight.agrees_with(call.asked) if call.asked else flight.may_be_joined()):
+                    flight.detach()
+                    is_joinable = True
+                elif not has_running_loop() and (under is None or _may_wait(under, flight)):
+                    waiter = flight.join()
+            elif may_be_stored and not (call.is_fresh or call.asked):
+                stored = partition.store.lookup(call.key)
+            if waiter is None and stored is None:
+                flight = own = kind(partition, ident, partition.static + call.tags, call.operation.late_roots)
+                if call.asked:
+                    own.tickets = tuple([ticket for _, ticket in call.asked])
+                if is_joinable:
+                    own.joinable = True
+                    flights[ident] = own
+                partition.loads.add(own)
+                if under is not None:
+                    under.wait_for(own)
+            if flight is not None and call.within is not None:
+                dependent = _let_inherit(call, flight)
+        finally:
+            try:
+                LEDGER.lock.release()
+            except RuntimeError:
+                pass  # interrupted while it waited
+        if own is not None:
+            call.leading = call.flight = own
+            call.source = "miss"
+            entry = await proceed(call)
+    except BaseException as error:
+        if own is not None:
+            _give_up(call, own, dependent, error)
+        raise
+    finally:
+        if own is not None and under is not None and under.waits_for and own in under.waits_for:
+            under.waits_for.remove(own)
+    if own is not None and entry is not None:
+        if own.is_open or own.waiters:
+            own.land(own.result)
+        return entry
+    if stored is not None:
+        return await _from_store(proceed, call, stored)
+    assert flight is not None
+    assert waiter is not None
+    return await _follow(call, proceed, flight, waiter, under, dependent)
+
+
+async def _from_store(proceed: Proceed, call: Call, stored: Stored) -> Entry:
+    """Answer with an entry that another thread has stored since this call was no hit, if it may be served."""
+    entry = entry_of(stored)
+    value = entry.value_at(CLOCK.now())
+    if value is MISSING:
+        return await thread_flight(proceed, call, may_be_stored=False)
+    if call.within is not None:
+        inherit_entry(call.within, call.plan, call.key, stored)
+    call.source = "shared"
+    call.flight = ServedEntry(entry)  # type: ignore[assignment]  # as much of one as sessions ask for
+    return Entry(value, 0.0, entry.cost)
 
 
 def _let_inherit(call: Call, flight: Flight) -> Flight | None:
@@ -82,9 +180,13 @@ def _expire_holds() -> bool:
     return is_behind
 
 
-def _would_deadlock(under: Flight, flight: Flight) -> bool:
+def _may_wait(under: Flight, flight: Flight) -> bool:
+    """Note that something under a flight waits for another one, unless it would wait for itself."""
     with LEDGER.lock:
-        return flight.would_wait_for(under)
+        if flight.would_wait_for(under):
+            return False
+        under.wait_for(flight)
+    return True
 
 
 async def _lead(
@@ -94,23 +196,8 @@ async def _lead(
     call.source = "miss"
     try:
         entry = await proceed(call)
-    except Exception as error:
-        if call.plan.has_refused(error):
-            if dependent is not None:
-                flight.drop_dependent(dependent)
-            flight.hand_over()  # the leader's run was stopped, not the tool: a follower runs the tool in its own run
-        else:
-            if flight.dependents:
-                flight.pass_on_failure()
-            flight.land(Failure(error))
-        raise
-    except BaseException:
-        if dependent is not None:
-            flight.drop_dependent(dependent)
-        if flight.stored_tags is not None:  # interrupted after the value was stored, while a tier was given its copy
-            flight.land(flight.result)
-        else:
-            flight.hand_over()
+    except BaseException as error:
+        _give_up(call, flight, dependent, error)
         raise
     finally:
         if under is not None:
@@ -120,11 +207,31 @@ async def _lead(
     return entry
 
 
+def _give_up(call: Call, flight: Flight, dependent: Flight | None, error: BaseException) -> None:
+    """End a flight whose leader has raised, or let a follower lead it."""
+    if isinstance(error, Exception):
+        if call.plan.has_refused(error):
+            if dependent is not None:
+                flight.drop_dependent(dependent)
+            flight.hand_over()  # the leader's run was stopped, not the tool: a follower runs the tool in its own run
+        else:
+            if flight.dependents:
+                flight.pass_on_failure()
+            flight.land(Failure(error))
+        return
+    if dependent is not None:
+        flight.drop_dependent(dependent)
+    if flight.stored_tags is not None:  # interrupted after the value was stored, while a tier was given its copy
+        flight.land(flight.result)
+    else:
+        flight.hand_over()
+
+
 async def _follow(
     call: Call,
     proceed: Proceed,
     flight: Flight,
-    waiter: asyncio.Future[object],
+    waiter: asyncio.Future[object] | Waiter,
     under: Flight | None,
     dependent: Flight | None,
 ) -> Entry:
@@ -149,7 +256,7 @@ async def _follow(
     value = entry.share()
     if value is MISSING:  # it could not be copied for this caller
         call.source = "uncached"
-        return await call.plan.uncached(call)
+        return await run_uncached(call)  # inside of what surrounds the plan's
     return Entry(value, 0.0, entry.cost)
 
 

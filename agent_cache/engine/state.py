@@ -33,7 +33,9 @@ __all__ = [
     "forget_oldest",
     "forget_warnings",
     "free",
+    "is_writer",
     "keep",
+    "live_tools",
     "mark_written",
     "note_dropped",
     "note_evicted",
@@ -84,6 +86,10 @@ def wait_for_lock() -> None:
     A thread in the queue owns the lock from the moment in which it is released, and runs only when it gets the GIL
     back. Until then the other thread, which has the GIL and misses again a few microseconds later, would queue in turn,
     and every miss of two threads would be two switches between them from then on.
+
+    The lock is taken inside of the `try` whose `finally` releases it: a `KeyboardInterrupt` may be raised as soon as
+    `acquire` has returned, and a lock that nobody releases stops all other threads for ever. If this is interrupted,
+    there is no lock to release, which is a `RuntimeError`.
     """
     lock = LEDGER.lock
     for _ in range(_ATTEMPTS):
@@ -157,6 +163,14 @@ def mark_written(roots: Iterable[str]) -> None:
             found.is_written = True
 
 
+def live_tools() -> list[Any]:
+    """Every decorated tool of the process that something still holds, by name."""
+    with LEDGER.lock:
+        found = {id(partition.tool): partition.tool for partition in LEDGER.partitions()}
+        found |= {id(writer): writer for use in list(_roots.values()) for writer in list(use.writers)}
+    return sorted(found.values(), key=lambda tool: str(tool.name))
+
+
 def warn_of_unread_roots(tool: str, roots: Iterable[str]) -> None:
     """Warn of each root of a write tool on which no read tool depends."""
     for root in roots:
@@ -185,6 +199,16 @@ def _is_read(root: str) -> bool:
 
 def _is_written(use: RootUse) -> bool:
     return use.is_written or bool(use.writers)
+
+
+def is_writer(name: str) -> bool:
+    """Whether a write tool of this name is known."""
+    while True:
+        try:
+            with LEDGER.lock:
+                return any(writer.name == name for use in list(_roots.values()) for writer in use.writers)
+        except RuntimeError:
+            continue  # another thread has just decorated one
 
 
 def _some_roots() -> list[tuple[str, RootUse]]:

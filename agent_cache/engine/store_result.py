@@ -9,13 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Hashable, Mapping, Sequence
+from contextvars import copy_context
 from functools import cache
+from threading import RLock
+from time import thread_time
 from typing import TYPE_CHECKING, Any, Final
 
 from agent_cache.clock import CLOCK
 from agent_cache.config import CURRENT, Configuration
 from agent_cache.core.coherence import Partition
+from agent_cache.core.evidence import SHORTEST, LastLoad
 from agent_cache.core.policies import refresh_window
 from agent_cache.core.store import (
     NEVER,
@@ -33,6 +37,7 @@ from agent_cache.core.store import (
     tags_of,
 )
 from agent_cache.core.tags import EVERY_KEY, Tag
+from agent_cache.engine.blocking import THREADS, run_blocking, start_thread
 from agent_cache.engine.inheritance import NO_TRUSTS, Inherited, Inherits, Source
 from agent_cache.engine.runtime import PLACE, Call, Flight, Plan, known_tags
 from agent_cache.engine.state import (
@@ -45,7 +50,8 @@ from agent_cache.engine.state import (
     wait_for_lock,
     warn_once,
 )
-from agent_cache.values.compare import is_empty
+from agent_cache.values.canonical import MISSING, is_large
+from agent_cache.values.compare import fingerprint
 from agent_cache.values.copies import IMMUTABLE, UncopyableError
 
 if TYPE_CHECKING:
@@ -54,16 +60,20 @@ if TYPE_CHECKING:
     from agent_cache.remote.protocol import Ticket, Tier
 
 __all__ = [
+    "ServedEntry",
     "count_unstored",
     "early_expiry",
     "inherit_entry",
+    "insert_and_note",
     "insert_if_valid",
     "jitter",
     "let_inherit",
     "load",
+    "load_at_once",
     "protected_copy",
     "refresh",
     "reload_expired",
+    "run_at_once",
     "run_tool",
     "run_uncached",
     "store_result",
@@ -83,16 +93,37 @@ def jitter() -> Random:
     return made
 
 
-_reloads: dict[asyncio.AbstractEventLoop, dict[object, asyncio.Task[None]]] = {}
-"""Background reloads, by the entry that they replace. The event loop itself holds tasks only weakly."""
+_reloads: dict[Any, dict[object, asyncio.Task[None] | Call]] = {}
+"""Background reloads, by the entry that they replace, in each event loop, which holds tasks only weakly. Those of
+synchronous tools are under `blocking.THREADS`."""
 
 
 async def run_tool(call: Call) -> Entry:
     """Run the tool and measure its duration. Exceptions pass through unchanged."""
-    function = call.operation.function
+    function = call.operation.coroutine_function
     call.started = started = CLOCK.now()
     value = await (function(*call.args, **call.kwargs) if call.kwargs else function(*call.args))
     return Entry(value, 0.0, CLOCK.now() - started)
+
+
+async def run_at_once(call: Call) -> Entry:
+    """The same of a tool that is a `def`, in the calling thread."""
+    function = call.operation.function
+    call.started = started = CLOCK.now()
+    value = function(*call.args, **call.kwargs) if call.kwargs else function(*call.args)
+    if type(value) not in IMMUTABLE:
+        _refuse_awaitable(call, value)
+    return Entry(value, 0.0, CLOCK.now() - started)
+
+
+def _refuse_awaitable(call: Call, value: object) -> None:
+    if hasattr(type(value), "__await__"):
+        if isinstance(value, Coroutine):
+            value.close()
+        raise TypeError(
+            f"{call.operation.name} is a `def` that has returned a {type(value).__name__}, which is to be awaited; "
+            "make it an `async def` that awaits this"
+        )
 
 
 async def load(call: Call) -> Entry:
@@ -103,7 +134,7 @@ async def load(call: Call) -> Entry:
     Repeats the body of `run_tool`: one coroutine less is 6 % of a miss (benchmarks.budgets, "miss": static tag).
     """
     operation, scope = call.operation, call.scope
-    function = operation.function
+    function = operation.coroutine_function
     if operation.policy.inherit:
         call.within = call.flight
         call.scope = scope.inside or scope.inside_load()
@@ -120,6 +151,31 @@ async def load(call: Call) -> Entry:
     return entry
 
 
+async def load_at_once(call: Call) -> Entry:
+    """The same of a tool that is a `def`, in the calling thread.
+
+    Repeats `load`, for one coroutine less: see benchmarks.budgets, "sync".
+    """
+    operation, scope = call.operation, call.scope
+    function = operation.function
+    if operation.policy.inherit:
+        call.within = call.flight
+        call.scope = scope.inside or scope.inside_load()
+    else:
+        call.within = None
+        call.scope = scope.outside_of_load
+    call.started = started = CLOCK.now()
+    try:
+        value = function(*call.args, **call.kwargs) if call.kwargs else function(*call.args)
+    finally:
+        call.scope = scope
+    if type(value) not in IMMUTABLE:
+        _refuse_awaitable(call, value)
+    entry = Entry(value, 0.0, CLOCK.now() - started)
+    store_result(call, entry)
+    return entry
+
+
 def run_uncached(call: Call) -> Awaitable[Entry]:
     """Run a read tool whose result is not stored, nor shared with other callers."""
     within = call.within
@@ -131,7 +187,18 @@ def run_uncached(call: Call) -> Awaitable[Entry]:
         with LEDGER.lock:  # also around the tag: of two that threads make at once, the group would know one
             tags = (*known_tags(call), call.operation.partition.group.entry_tag(EVERY_KEY))
             within.inherit(Inherits(tags, owners, tenants, is_cached=False))
-    return run_tool(call)
+    return run_at_once(call) if call.operation.returns_at_once else run_tool(call)
+
+
+class ServedEntry:
+    """The flight of a call that an entry has answered although it was no hit: nothing was loaded or stored."""
+
+    __slots__ = ("result",)
+
+    stored_tags = None
+
+    def __init__(self, result: Entry) -> None:
+        self.result = result
 
 
 def inherit_entry(within: Flight, plan: Plan, key: Hashable, entry: Stored) -> None:
@@ -142,16 +209,19 @@ def inherit_entry(within: Flight, plan: Plan, key: Hashable, entry: Stored) -> N
     if inherited is not None and id(entry) in inherited.hits:
         return  # a write since then has marked the load
     partition: Partition = plan.partition
-    if not LEDGER.lock.acquire(False):  # noqa: FBT003 - as in insert_if_valid()
-        wait_for_lock()
     try:
+        if not LEDGER.lock.acquire(False):  # noqa: FBT003 - as in insert_if_valid()
+            wait_for_lock()
         if partition.store.lookup(key) is entry:
             tags = (*partition.static, *tags_of(entry), partition.group.entry_tag(key))
             within.inherit(_inherits(plan, tags, entry, is_copy=True), entry)
         else:
             within.mark_dirty()  # a write in another thread was faster
     finally:
-        LEDGER.lock.release()
+        try:
+            LEDGER.lock.release()
+        except RuntimeError:
+            pass  # interrupted while it waited
 
 
 def _inherits(
@@ -192,7 +262,9 @@ def store_result(call: Call, entry: Entry, insert: Insert | None = None) -> None
         insert: what to do with an entry that may be stored, instead of `insert_if_valid`.
     """
     operation, flight = call.operation, call.flight
-    policy = operation.policy
+    policy, evidence = operation.policy, operation.evidence
+    if entry.cost > SHORTEST:
+        evidence.earn(entry.cost)
     tags = call.tags if not operation.late_roots else _result_tags(call, entry.value)
     may_live, failure = True, None
     if not policy.life_varies:
@@ -221,13 +293,21 @@ def store_result(call: Call, entry: Entry, insert: Insert | None = None) -> None
         count_unstored(call)
     elif policy.cache_if is not None and not _accepted_by_cache_if(call, entry):
         # A failed call, as `ReadOperation.is_successful` has it, says nothing against what is there.
-        is_failure = not policy.kept_for or not is_empty(entry.value)
+        is_failure = not policy.kept_for or not operation.is_successful(entry.value)
     elif failure is not None:
         count_unstored(call)
         warn_once("ttl= gave no duration, so the result was not cached", operation.name, failure)
     elif may_live:
-        (insert or insert_if_valid)(call, stored, tags)
+        if insert is not None:
+            operation.evidence.forget(_key_in_evidence(call))
+            insert(call, stored, tags)
+        elif evidence.allowance > 0:
+            insert_and_note(call, entry.value, stored, tags)
+        else:
+            insert_if_valid(call, stored, tags)
         return
+    if insert is None and evidence.allowance > 0:
+        _note_unstored(call)
     if call.is_fresh or (policy.kept_for and not is_failure):
         with LEDGER.lock:  # older than the value that is not to be stored; assigned, so that it is freed afterwards
             _former = call.flight.partition.store.discard(call.key)
@@ -374,9 +454,9 @@ def insert_if_valid(call: Call, entry: Stored | None, tags: tuple[Tag, ...]) -> 
     # these names, which nothing reads.
     garbage: Sequence[Any] = ()
     replaced = evicted = _newest = None
-    if not LEDGER.lock.acquire(False):  # noqa: FBT003 - 0.08 us less than `with`; as a keyword, more
-        wait_for_lock()
     try:
+        if not LEDGER.lock.acquire(False):  # noqa: FBT003 - 0.08 us less than `with`; as a keyword, more
+            wait_for_lock()
         if LEDGER.timed_holds:
             garbage = LEDGER.expire_holds(CLOCK.now())
         is_untouched = flight.is_clean
@@ -442,7 +522,10 @@ def insert_if_valid(call: Call, entry: Stored | None, tags: tuple[Tag, ...]) -> 
         if flight.since >= 0:
             flight.leave_indexes()
     finally:
-        LEDGER.lock.release()
+        try:
+            LEDGER.lock.release()
+        except RuntimeError:
+            pass  # interrupted while it waited
     if garbage:
         free(list(garbage))
     if replaced is not None:
@@ -455,6 +538,83 @@ def insert_if_valid(call: Call, entry: Stored | None, tags: tuple[Tag, ...]) -> 
         else:
             witness.let_go(evicted, None)  # without a call: one miss in a session in two evicts an entry of its own
     return is_valid
+
+
+# What loads show: see `core.evidence`
+
+
+class _Noting:
+    """The lock around what is noted of loads. Taken without waiting: of two that end at once one is not noted."""
+
+    lock = RLock()
+
+
+def _renew_lock() -> None:
+    """In the child of a fork: another thread may have had it."""
+    _Noting.lock = RLock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
+
+
+def insert_and_note(call: Call, value: object, stored: Stored, tags: tuple[Tag, ...]) -> None:
+    """Insert as `insert_if_valid`, and note what the load shows about the tool: why it was needed, and whether its
+    result differs from the one before. The processor time of this is subtracted from what the tool may spend on it.
+    """
+    began = thread_time()
+    evidence = call.operation.evidence
+    present, serial = call.flight.partition.store.lookup(call.key), LEDGER.serial
+    is_stored = insert_if_valid(call, stored, tags)
+    expires = expires_of(stored) if is_stored else call.started
+    _note(call, value, LastLoad(call.started, expires, None, serial, is_stored=is_stored), present)
+    evidence.allowance -= thread_time() - began
+
+
+def _note_unstored(call: Call) -> None:
+    """Note a load whose result was not stored, since it may not be, or cannot."""
+    present = call.flight.partition.store.lookup(call.key)
+    _note(call, MISSING, LastLoad(call.started, call.started, None, LEDGER.serial, is_stored=False), present)
+
+
+def _note(call: Call, value: object, load: LastLoad, present: Stored | None) -> None:
+    """Note a load.
+
+    Args:
+        value: its result, to be compared; `MISSING` if it is not.
+        present: the entry that was there before.
+    """
+    operation, key, lock = call.operation, _key_in_evidence(call), _Noting.lock
+    evidence = operation.evidence
+    try:  # the lock is taken inside: see `wait_for_lock`
+        if lock.acquire(blocking=False) and evidence.is_chosen(key) and (key in evidence.latest or not is_large(key)):
+            load.digest = _digest(call, value)
+            # A list: an interrupt while a generator is being closed would be lost.
+            evidence.has_writers = any([use.is_written or use.writers for use in operation.root_uses])  # noqa: C419
+            roots = call.flight.partition.group.roots
+            written = max((root.last for root in list(roots.values()) if root is not None), default=0)
+            expires = None if present is None else expires_of(present)
+            evidence.note(key, load, expires, written, is_miss=call.source == "miss" and not call.is_fresh)
+    finally:
+        try:
+            lock.release()
+        except RuntimeError:
+            pass  # another thread has it
+
+
+def _key_in_evidence(call: Call) -> Hashable:
+    session = call.flight.partition.store.session
+    return call.key if session is None else (session, call.key)
+
+
+def _digest(call: Call, value: object) -> bytes | None:
+    """What two results share that are the same, types included; None if that cannot be told."""
+    outcome_key = call.operation.policy.loop.outcome_key
+    if outcome_key is not None and value is not MISSING:
+        try:
+            value = outcome_key(value)
+        except Exception:  # noqa: BLE001 - the user's function; the loop guard logs that it raises
+            return None
+    return fingerprint(value)
 
 
 def _is_still_enabled(configuration: Configuration, plan: Plan) -> bool:
@@ -476,7 +636,7 @@ def _may_depend_on(call: Call, entry: Stored, inherited: Inherited) -> bool:
     may_store = (
         is_own
         and inherited.is_undisturbed()
-        and (inherited.is_cached or call.operation.policy.ttl is not None)
+        and (inherited.is_cached or call.operation.declared.ttl is not None)
         and expires_of(entry) > CLOCK.now()
     )
     if not may_store:
@@ -520,16 +680,17 @@ def refresh(call: Call) -> None:
     reload = Call(call.operation, call.plan, call.key, call.args, call.kwargs, "miss")
     reload.is_fresh = True
     reload.tags = call.tags
-    _start_reload(reload, reload, call.plan.run)
+    _start_reload(reload, reload, call.plan.reload)
 
 
 def reload_expired(call: Call, entry: Entry, run: Run) -> None:
-    """Reload an expired local entry in the background, unless a load of it runs in this event loop already.
+    """Reload an expired local entry in the background, unless a load of it runs already: in this event loop, or in any
+    thread, if the tool is synchronous.
 
     Args:
         run: the stages behind the one that serves it. Tiers are asked first: another process may have reloaded it.
     """
-    loop = asyncio.get_running_loop()
+    loop = THREADS if call.operation.is_sync else asyncio.get_running_loop()
     if entry not in _reloads.get(loop, ()) and (call.key, loop) not in call.plan.partition.flights:
         reload = Call(call.operation, call.plan, call.key, call.args, call.kwargs, "miss")
         reload.tags = call.tags
@@ -538,9 +699,12 @@ def reload_expired(call: Call, entry: Entry, run: Run) -> None:
 
 def _start_reload(reload: Call, replaces: object, run: Run) -> None:
     reload.parent = reload.leading = reload.within = None
+    if reload.operation.is_sync:
+        _reload_in_thread(reload, replaces, run)
+        return
     loop = asyncio.get_running_loop()
     if loop not in _reloads:
-        for ended in [each for each in list(_reloads) if each.is_closed()]:
+        for ended in [each for each in list(_reloads) if each != THREADS and each.is_closed()]:
             _reloads.pop(ended, None)
     reloads = _reloads.setdefault(loop, {})
     task = loop.create_task(_reload(reload, run), name=f"agent_cache refreshes {reload.operation.name}")
@@ -552,6 +716,22 @@ def _start_reload(reload: Call, replaces: object, run: Run) -> None:
             del _reloads[loop]
 
     task.add_done_callback(forget)
+
+
+def _reload_in_thread(reload: Call, replaces: object, run: Run) -> None:
+    reloads = _reloads.setdefault(THREADS, {})
+    if reloads.setdefault(replaces, reload) is not reload:
+        return  # another thread was faster
+    context = copy_context()
+
+    def work() -> None:
+        try:
+            context.run(run_blocking, _reload(reload, run))
+        finally:
+            reloads.pop(replaces, None)
+
+    if not start_thread(work, f"agent_cache refreshes {reload.operation.name}"):
+        reloads.pop(replaces, None)
 
 
 async def _reload(call: Call, run: Run) -> None:

@@ -11,32 +11,37 @@ from __future__ import annotations
 import itertools
 import os
 import weakref
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Awaitable, Callable, Hashable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from agent_cache.clock import CLOCK
 from agent_cache.core.keys import PLAIN
 from agent_cache.core.store import NEVER, Entry, GuardedEntry
 from agent_cache.core.tags import Region, Tag, root_of
+from agent_cache.engine.blocking import call_in_background, has_running_loop, in_background
 from agent_cache.engine.inheritance import Inherits
 from agent_cache.engine.runtime import TENANT, Call, Flight, Proceed, known_tags
 from agent_cache.engine.state import LEDGER, drop, free, warn_once
 from agent_cache.engine.store_result import (
     count_unstored,
     early_expiry,
+    insert_and_note,
     insert_if_valid,
     let_inherit,
     protected_copy,
     refresh,
     trust_of,
 )
+from agent_cache.engine.ttls import follow
 from agent_cache.values.canonical import is_large, make_room
 
 if TYPE_CHECKING:
     from agent_cache.remote.protocol import Found, Request, Ticket, Tier, Touched, Versions
 
 __all__ = ["check_versions", "consult_tiers", "request_of", "take_tickets", "trust_in", "unsubscribe_all"]
+
+T = TypeVar("T")
 
 _MAX_REQUESTS: Final = 1_024
 
@@ -152,8 +157,10 @@ async def _claim(tier: Tier, ticket: Ticket, call: Call) -> tuple[Found | None, 
         with LEDGER.lock:
             if LEDGER.is_held(known_tags(call), flight.partition, flight.key):
                 return None, ticket, _keep
+    if call.operation.is_sync and has_running_loop():  # the load that it waits for may need this loop
+        return None, ticket, _keep
     try:
-        found, ticket = await shared.claim(request_of(call), ticket)
+        found, ticket = await _of_tier(call, shared.claim, request_of(call), ticket)
     except Exception as error:  # noqa: BLE001 - a broken cache is not a broken agent
         warn_once(f"a claim in {type(tier).__name__} failed", call.operation.name, error)
         return None, ticket, _keep
@@ -162,7 +169,8 @@ async def _claim(tier: Tier, ticket: Ticket, call: Call) -> tuple[Found | None, 
         with LEDGER.lock:
             flight.restart()  # the tool has not started yet, so the write is over that has marked it
         flight.tickets = tickets
-    return found, ticket, partial(shared.give_up, ticket)
+    give_up = partial(shared.give_up, ticket)
+    return found, ticket, partial(call_in_background, give_up) if call.operation.is_sync else give_up
 
 
 def _keep() -> None:
@@ -203,15 +211,29 @@ class _NoTicket:
         return False
 
 
+def _of_tier(call: Call, method: Callable[..., Awaitable[T]], *args: Any, **options: Any) -> Awaitable[T]:
+    """What a method of a tier returns; for a synchronous tool, in the background loop."""
+    return in_background(method, *args, **options) if call.operation.is_sync else method(*args, **options)
+
+
 async def _ask(tier: Tier, farther: tuple[Tier, ...], call: Call) -> tuple[Found | None, Ticket]:
     try:
         if farther or tier in _pending:  # also a nearer tier that is asked alone for a while
-            await _catch_up(tier, call.operation.tags.roots)
-        found, ticket = await tier.lookup(request_of(call))
+            await _of_tier(call, _catch_up, tier, call.operation.tags.roots)
+        found, ticket = await _of_tier(call, tier.lookup, request_of(call))
+        bound = call.operation.policy.longest_ttl
+        if found is not None and bound is not None and (found.ttl is None or found.age + found.ttl > bound):
+            found = _bounded(found, bound)
     except Exception as error:  # noqa: BLE001 - a broken cache is not a broken agent
         warn_once(f"lookup in {type(tier).__name__} failed", call.operation.name, error)
         return None, _NoTicket()
     return (found if all(map(_is_trusted, farther)) else None), ticket
+
+
+def _bounded(found: Found, bound: float) -> Found | None:
+    """What a tier has of a tool whose ttl has been shortened since, for a tier that does not heed `Request.ttl`."""
+    found.ttl = bound - found.age
+    return found if found.ttl > 0 else None
 
 
 def _store_found(call: Call, found: Found) -> Entry:
@@ -237,7 +259,9 @@ def _store_found(call: Call, found: Found) -> Entry:
         return entry
     if stored is None:
         count_unstored(call)
-    if stored is not None or call.flight.dependents:
+    if stored is not None and call.operation.evidence.allowance > 0:
+        insert_and_note(call, found.value, stored, tags)
+    elif stored is not None or call.flight.dependents:
         insert_if_valid(call, stored, tags)
     if found.is_to_refresh:
         refresh(call)
@@ -288,7 +312,7 @@ async def _offer(
             options: dict[str, Any] = {} if life is None else {"ttl": life}
             if versions:
                 options["inherited"] = versions
-            await tier.store(ticket, value, tags, cost, age=age, **options)
+            await _of_tier(call, tier.store, ticket, value, tags, cost, age=age, **options)
         except Exception as error:  # noqa: BLE001 - a broken cache is not a broken agent
             warn_once(f"storing in {type(tier).__name__} failed", call.operation.name, error)
 
@@ -306,7 +330,8 @@ def request_of(call: Call) -> Request:
     if partition is None:
         return _request_of(call)
     request: Request | None = partition.requests.get(key)
-    if request is None or request.tags != partition.static + call.tags:
+    ttl = call.operation.policy.longest_ttl
+    if request is None or request.ttl != ttl or request.tags != partition.static + call.tags:
         request = _request_of(call)
         if _is_plain(key) and not is_large((key, request.tags)):
             make_room(partition.requests, _MAX_REQUESTS)
@@ -459,7 +484,7 @@ def _subscribe(tier: Tier, nearer: tuple[Tier, ...]) -> bool:
         if tier in _subscriptions:
             return True
     try:
-        end = tier.subscribe(partial(_receive, weakref.ref(tier)))
+        end = _end_all(tier.subscribe(partial(_receive, weakref.ref(tier))), follow(tier))
     except Exception as error:  # noqa: BLE001 - a broken cache is not a broken agent
         warn_once("subscription failed, so no copies of its values are served", type(tier).__name__, error)
         return False
@@ -468,6 +493,14 @@ def _subscribe(tier: Tier, nearer: tuple[Tier, ...]) -> bool:
             return True
     end()  # another thread was faster
     return True
+
+
+def _end_all(*ends: Callable[[], None]) -> Callable[[], None]:
+    def end() -> None:
+        for each in ends:
+            each()
+
+    return end
 
 
 def _receive(subscribed: weakref.ref[Tier], touched: Touched | None) -> None:

@@ -26,6 +26,7 @@ import weakref
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 from uuid import uuid4
 
@@ -137,6 +138,27 @@ class MemoryServer:
         self._writers: dict[tuple[str, Mode], Registration] = {}
         self._values: dict[Hashable, Stored] = {}
         self._receivers: dict[object, Receiver] = {}
+        self._ttls: dict[str, float] = {}
+
+    # Ttls that are set at run time
+
+    def set_ttl(self, tool: str, ttl: float | None) -> None:
+        """Set the ttl of a tool for all clients, or take it back, and tell them."""
+        with self._lock:
+            self._require_up()
+            if ttl is None:
+                self._ttls.pop(tool, None)
+            else:
+                self._ttls[tool] = ttl
+        for client in list(self._receivers):
+            if isinstance(client, MemoryTier):
+                client.receive_ttls()
+
+    def ttls(self) -> dict[str, float]:
+        """Those that are set."""
+        with self._lock:
+            self._require_up()
+            return dict(self._ttls)
 
     # Values
 
@@ -282,6 +304,7 @@ class MemoryServer:
                 self._cells.clear()
                 self._writers.clear()
                 self._values.clear()
+                self._ttls.clear()
 
     def _require_up(self) -> None:
         if not self._is_up:
@@ -328,6 +351,7 @@ class MemoryTier:
         self._dependents: defaultdict[CellName, set[tuple[str, Hashable]]] = defaultdict(set)
         self._connection: Literal["live", "stalled", "cut"] = "live"
         self._delayed: list[tuple[object, Touched]] = []
+        self._ttl_listeners: list[Callable[[Mapping[str, float]], None]] = []
         self._answered = -NEVER
         self.server.connect(self, self._receive)
 
@@ -348,8 +372,12 @@ class MemoryTier:
         if stored is None or not self._depend_on(ticket, request, stored):
             return None, ticket
         now = CLOCK.now()
+        expires = stored.expires if request.ttl is None else min(stored.expires, stored.loaded + request.ttl)
+        if expires <= now:  # the ttl of its tool has been shortened since
+            ticket.versions = None
+            return None, ticket
         value = stored.value if stored.copy is None else stored.copy()
-        return Found(value, stored.tags, age=now - stored.loaded, cost=stored.cost, ttl=stored.expires - now), ticket
+        return Found(value, stored.tags, age=now - stored.loaded, cost=stored.cost, ttl=expires - now), ticket
 
     def _depend_on(self, ticket: MemoryTicket, request: Request, stored: Stored) -> bool:
         """Note what a value that was found depends on. Returns whether it is still valid.
@@ -546,6 +574,7 @@ class MemoryTier:
         self._connection, delayed, self._delayed = "live", self._delayed, []
         for sender, touched in delayed:
             self._apply(sender, touched)
+        self.receive_ttls()
 
     def cut(self) -> None:
         """Lose messages from now on, with no sign but unanswered PINGs."""
@@ -557,6 +586,42 @@ class MemoryTier:
         """Subscribe again. The messages in between are unknown."""
         self._apply(None, None)
         self._connection = "live"
+        self.receive_ttls()
+
+    # Ttls that are set at run time
+
+    def publish_ttl(self, tool: str, ttl: float | None) -> None:
+        """See `SharedTtls`. A server that is away gets it before this client's next command."""
+        self._pending[f"ttl of {tool}"] = lambda: self.server.set_ttl(tool, ttl)
+        try:
+            self._send_pending()
+        except ConnectionError:
+            pass
+
+    def follow_ttls(self, listener: Callable[[Mapping[str, float]], None]) -> Callable[[], None]:
+        """See `SharedTtls`."""
+        own = partial(listener)  # one object for each subscription: a listener may be equal to another one
+        with self._lock:
+            self._ttl_listeners.append(own)
+        self.receive_ttls()
+
+        def unfollow() -> None:
+            with self._lock:
+                self._ttl_listeners = [each for each in self._ttl_listeners if each is not own]
+
+        return unfollow
+
+    def receive_ttls(self) -> None:
+        """Give the listeners all ttls of the server, unless they cannot be known now."""
+        if self._connection != "live":
+            return
+        with self._lock:
+            try:
+                ttls, listeners = self.server.ttls(), tuple(self._ttl_listeners)
+            except ConnectionError:
+                return
+        for listener in listeners:
+            listener(ttls)
 
     async def aclose(self) -> None:
         """Leave the server. Local copies are not trusted any more."""

@@ -23,6 +23,7 @@ __all__ = [
     "Request",
     "SentCommit",
     "SharedLoads",
+    "SharedTtls",
     "Ticket",
     "Tier",
     "Touched",
@@ -227,6 +228,25 @@ class SharedLoads(Protocol):
 
     def give_up(self, ticket: Ticket) -> None:
         """End what `claim` has claimed: the load has ended, and was stored or will not be. It does not wait."""
+        ...
+
+
+@runtime_checkable
+class SharedTtls(Protocol):
+    """What a tier has beside the methods of `Tier` if the ttls that are set at run time reach all processes through it:
+    those that use it now, those that were disconnected, and those that are started later.
+    """
+
+    def publish_ttl(self, tool: str, ttl: float | None) -> None:
+        """Set the ttl of a tool for the whole fleet, in seconds; None takes it back. It does not wait: it is delivered
+        as soon as it can be. Of several for one tool the last one counts that has arrived.
+        """
+        ...
+
+    def follow_ttls(self, listener: Callable[[Mapping[str, float]], None]) -> Callable[[], None]:
+        """Call a listener with all ttls that are set, by the names of the tools, when they are known and after each
+        change, in any thread. What was published here counts at once. Returns a function that ends this.
+        """
         ...
 
 

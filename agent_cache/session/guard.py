@@ -94,11 +94,18 @@ class LoopGuard:
                 self.count_failure("on_notice raised", loop.tool, error)
 
     def act(
-        self, loop: AgentLoopDetectedError, cached: Any = MISSING, *, is_first: bool = True, is_inside: bool = False
+        self,
+        loop: AgentLoopDetectedError,
+        notice: Callable[[AgentLoopDetectedError], Any],
+        cached: Any = MISSING,
+        *,
+        is_first: bool = True,
+        is_inside: bool = False,
     ) -> Replacement | None:
         """React at the action level, to a read or to a call that has not run.
 
         Args:
+            notice: `Operation.notice` of the tool.
             cached: the cached result of exactly this call.
             is_first: whether this streak has not met the action level before; ``"warn"`` logs once a streak.
             is_inside: whether a tool has made the call, and not the agent. Then a text for the model would become part
@@ -122,7 +129,12 @@ class LoopGuard:
         if decision == "notice":
             if is_inside:
                 raise self._own(loop)
-            return Replacement(str(loop), "notice", loop.kind)
+            try:
+                answer = notice(loop)
+            except Exception as error:  # noqa: BLE001 - the user's function; the text says the same
+                self.count_failure("refused raised", loop.tool, error)
+                answer = str(loop)
+            return Replacement(answer, "notice", loop.kind)
         if decision == "short_circuit":
             if cached is MISSING:
                 raise self._own(loop)
@@ -188,17 +200,11 @@ class LoopGuard:
         for metrics in (METRICS, self._metrics):
             metrics.acted_on_loop(loop.kind)
 
-    def count_failure(self, what: str, tool: str, error: BaseException) -> None:
-        """Count a failure of a user's function, and log it once. The caller uses the default instead."""
+    def count_failure(self, what: str, tool: str, error: BaseException, effect: str = "the default was used") -> None:
+        """Count a failure of a user's function, or of the loop detector, and log it once with its effect."""
         for metrics in (METRICS, self._metrics):
             metrics.callback_failed()
-        warn_once(f"{what}, so the default was used", tool, error)
-
-    def count_detector_failure(self, tool: str, error: BaseException) -> None:
-        """Count a failure of the loop detector, and log it once. The call goes on unchecked."""
-        for metrics in (METRICS, self._metrics):
-            metrics.callback_failed()
-        warn_once("the loop detector failed, so the call was not checked", tool, error)
+        warn_once(f"{what}, so {effect}", tool, error)
 
     def _decide(self, loop: AgentLoopDetectedError) -> Decision | None:
         if self.error is not None:

@@ -26,6 +26,7 @@ from agent_cache.session.loop_detector import (
     RunState,
     ToolDetector,
     Verdict,
+    task_of_thread,
 )
 from agent_cache.session.loop_policy import LoopPolicy
 from agent_cache.session.trace import Trace
@@ -134,15 +135,16 @@ class SessionHooks:
         detector: the loop detector of the session; None if it detects no loops.
         is_innermost: whether these calls are judged for loops. In an outer session, as for calls that a tool makes by
             itself, only a new successful write matters: it ends the epoch.
+        is_inner: whether these calls are made in an inner session.
         deadline: the clock reading after which no call is admitted.
     """
 
     # It refers to nothing that refers to it, and no bound method of its own is kept: what a session leaves is freed
     # without the garbage collector, which took a third of the time of short sessions.
     __slots__ = (
-        "_add", "_deadline", "_detector", "_guard", "_identity_made", "_is_cache_key", "_is_innermost", "_kind",
-        "_limit", "_limits", "_max_calls", "_max_nesting", "_name", "_operation", "_run", "_session",
-        "_tool_detector", "_trace", "_turns", "_used", "stats",
+        "_add", "_current_task", "_deadline", "_detector", "_guard", "_identity_made", "_is_cache_key", "_is_innermost",
+        "_is_sync", "_kind", "_limit", "_limits", "_max_calls", "_max_nesting", "_name", "_operation", "_run",
+        "_session", "_tool_detector", "_trace", "_turns", "_used", "stats",
     )  # fmt: skip
 
     def __init__(
@@ -153,6 +155,7 @@ class SessionHooks:
         policy: LoopPolicy | None,
         detector: LoopDetector | None,
         is_innermost: bool,
+        is_inner: bool,
         guard: LoopGuard,
         run: RunState,
         trace: Trace,
@@ -165,7 +168,7 @@ class SessionHooks:
         self._guard = guard
         self._run = self._limits = run
         self._trace = trace
-        self._add = trace.add
+        self._add = trace.add_inner if is_inner else trace.add
         self.stats = stats
         is_read = operation.is_read
         self._kind = "read" if is_read else "write"
@@ -183,6 +186,10 @@ class SessionHooks:
                 self._detector = detector = None
         # Where a pause between two calls begins a new turn.
         self._turns = None if detector is None or detector.longest_pause is None else detector
+        self._is_sync = operation.is_sync
+        self._current_task: Callable[[], Any] = current_task
+        if operation.is_sync:  # where pauses matter, each call notes its task: in a thread no iteration ends
+            self._current_task = task_of_thread if self._turns is None else object
         self._deadline = deadline
         self._limit = self._max_nesting = NEVER
         self._max_calls: int | None = None
@@ -243,7 +250,11 @@ class SessionHooks:
         inside = None if parent is None else parent.number_in(session)
         if detector is not None and inside is None:
             try:
-                if run.running != RUNNING_TASKS if RUNNING_TASKS is not None else current_task() is not run.task:
+                if (
+                    self._current_task() is not run.task
+                    if RUNNING_TASKS is None or self._is_sync
+                    else run.running != RUNNING_TASKS
+                ):
                     run.note_task() if self._turns is None else self._turns.note_task()
                 verdict = detector.hit(key if self._is_cache_key else self._identity.of_hit(key, arguments), entry)
             except Exception as error:  # noqa: BLE001 - a broken guard is not a broken agent
@@ -309,7 +320,7 @@ class SessionHooks:
 
     def _detector_failed(self, error: Exception) -> Verdict | None:
         """Go on without a verdict on a call: its answer is what matters."""
-        self._guard.count_detector_failure(self._name, error)
+        self._guard.count_failure("the loop detector failed", self._name, error, "the call was not checked")
         return None
 
     # Calls that run
@@ -399,7 +410,7 @@ class SessionHooks:
         run, entry = self._run, None
         compared: Stored | Image | None = None
         try:
-            if RUNNING_TASKS is None or run.running != RUNNING_TASKS:
+            if RUNNING_TASKS is None or self._is_sync or run.running != RUNNING_TASKS:
                 run.note_task()
             if error is None:
                 if call.source not in _NOT_STORED and call.flight.stored_tags is not None:
@@ -441,7 +452,9 @@ class SessionHooks:
         if self._kind == "write":
             self._guard.act_later(report, is_first=verdict.is_first)
             return None
-        return self._guard.act(report, MISSING if entry is None else value, is_first=verdict.is_first)
+        return self._guard.act(
+            report, self._operation.notice, MISSING if entry is None else value, is_first=verdict.is_first
+        )
 
     # Refusals
 
@@ -464,7 +477,7 @@ class SessionHooks:
     ) -> Replacement | None:
         """React to a call that has not run, and record it if it is refused or its answer is replaced."""
         try:
-            instead = self._guard.act(report, cached, is_first=is_first, is_inside=is_inside)
+            instead = self._guard.act(report, self._operation.notice, cached, is_first=is_first, is_inside=is_inside)
         except AgentLoopDetectedError as error:
             self._record_refusal(key, now, type(error).__name__)
             raise

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from contextvars import Token
 from types import TracebackType
@@ -15,6 +15,7 @@ from agent_cache.core.coherence import Partition
 from agent_cache.core.keys import Uncacheable, key_part
 from agent_cache.core.policies import checked_flag, checked_text, count
 from agent_cache.core.store import NEVER
+from agent_cache.engine.interception import InterceptedScope, Interceptor
 from agent_cache.engine.read import ReadOperation
 from agent_cache.engine.runtime import MAX_PLANS, PLACE, Operation, Scope, closes_generator, leave_scope
 from agent_cache.engine.state import LEDGER, free
@@ -26,7 +27,7 @@ from agent_cache.session.loop_detector import LoopDetector, RunState
 from agent_cache.session.loop_policy import LoopPolicy, policy_of
 from agent_cache.session.trace import Trace, TraceRecord
 
-__all__ = ["AgentCacheSession", "Attachment"]
+__all__ = ["WATCHERS", "AgentCacheSession", "AttachedBlock", "Attachment"]
 
 
 class Attachment(Protocol):
@@ -36,12 +37,18 @@ class Attachment(Protocol):
         """The block to enter around a session, each time that this is entered. It is left with the session's error."""
 
 
+WATCHERS: list[Callable[[AgentCacheSession], AbstractContextManager[Any]]] = []
+"""Each makes a block that is entered around every session, and left with the error that leaves the session: what
+exports a span for it. The blocks raise nothing. As long as there are none, a session pays one test."""
+
+
 class AgentCacheSession:
-    """One run of an agent: ``async with AgentCacheSession() as session: ...``
+    """One run of an agent: ``async with AgentCacheSession() as session: ...``, or a plain ``with`` where nothing is
+    asynchronous.
 
     Inside, session-scoped tools have a cache of their own, every call is traced and counted, and a run that repeats
     itself without progress, or makes too many calls, is stopped. Child tasks belong to the session they were
-    started in; several threads, each with an event loop, may use one session at once. The calls of an inner session
+    started in; other tasks, requests and threads join it by `attach`. The calls of an inner session
     also count in the trace, the metrics and the budgets of the outer one, but are not checked for loops there; a
     new successful write of theirs starts the loop counts of the outer one again. Calls that a tool makes by itself
     are treated likewise. Metrics and trace stay readable after the end, and the session may be entered again: the
@@ -86,6 +93,7 @@ class AgentCacheSession:
     _journal: Attachment | None = None  # of the class where there is none: most sessions have none
     _drift: Attachment | None = None
     _attached: ExitStack | None = None
+    _blocks: dict[Scope, Scope] | None = None  # those of `attach`, each with the place that it was entered in
     _journal_block: Any = None
 
     def __init__(
@@ -137,12 +145,27 @@ class AgentCacheSession:
         return self._policy.max_execution_depth if self._detects_loops else None
 
     async def __aenter__(self) -> Self:
-        if self._journal is None and self._drift is None:
+        return self.__enter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._attached is not None:
+            self._leave_attached(self._attached, kind, error, trace)
+            return
+        self._leave(error)
+        if error is None and self._guard.swallowed is not None:
+            raise self._guard.swallowed.with_traceback(None)
+
+    def __enter__(self) -> Self:
+        if self._journal is None and self._drift is None and not WATCHERS:
             self._enter()
             return self
         with self._lock:
             self._check_not_entered()
             with ExitStack() as blocks:
+                for watcher in tuple(WATCHERS):
+                    blocks.enter_context(watcher(self))
                 if self._journal is not None:
                     self._journal_block = blocks.enter_context(self._journal.attach(self.session_id))
                 if self._drift is not None:
@@ -151,25 +174,34 @@ class AgentCacheSession:
                 self._attached = blocks.pop_all()
         return self
 
-    async def __aexit__(
+    def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        blocks = self._attached
-        if blocks is not None:
-            self._attached = self._journal_block = None
-            with blocks:
-                await self.__aexit__(kind, error, trace)
-                if error is not None:
-                    blocks.pop_all().__exit__(kind, error, trace)
+        if self._attached is not None:
+            self._leave_attached(self._attached, kind, error, trace)
             return
         self._leave(error)
         if error is None and self._guard.swallowed is not None:
             raise self._guard.swallowed.with_traceback(None)
 
+    def _leave_attached(
+        self,
+        blocks: ExitStack,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._attached = self._journal_block = None
+        with blocks:
+            self.__exit__(kind, error, trace)
+            if error is not None:
+                blocks.pop_all().__exit__(kind, error, trace)
+
     def _check_not_entered(self) -> None:
         if self._token is not None:
             raise ConfigurationError(
-                f"session {self.session_id!r} is already entered; use another AgentCacheSession inside it"
+                f"session {self.session_id!r} is already entered; use another AgentCacheSession inside it, or join it "
+                "from other tasks, requests and threads by `with session.attach():`"
             )
 
     def _enter(self) -> None:
@@ -192,6 +224,7 @@ class AgentCacheSession:
             outer, self._outer = self._outer, None
             detector, self._detector = self._detector, None
             partitions, self._partitions = self._partitions, {}
+            blocks, self._blocks = self._blocks, None
         if token is None or scope is None or outer is None:
             raise ConfigurationError(f"session {self.session_id!r} is not entered")
         if detector is not None:
@@ -201,6 +234,9 @@ class AgentCacheSession:
         self._run.release()
         is_closing = closes_generator(error)
         is_inside = not PLACE.get().scope.is_at(scope)
+        if blocks is not None:
+            for block, place in blocks.items():
+                block.become(place)
         if not leave_scope(scope, outer, token, is_closing=is_closing) and not is_closing:
             raise ConfigurationError(
                 f"session {self.session_id!r} was entered in one context and left in another, so calls in between "
@@ -213,6 +249,63 @@ class AgentCacheSession:
                 f"session {self.session_id!r} was left before a session that was entered inside it; leave the "
                 "inner one first, as nested `async with` blocks do"
             ) from error
+
+    def attach(self) -> AttachedBlock:
+        """Make this session, which is entered already, the current one inside a block: ``with session.attach(): ...``
+
+        Any number of tasks, requests, threads and event loops may be in such blocks at once, each by a call of its own
+        or by one object that they share. ``async with`` does the same. Inside, calls are made as inside of the session
+        itself: in its cache, its trace, its budgets and its loop guard, and in the recordings and sessions that it was
+        entered in. Inside of another session, which sees the calls as well, it is the innermost one. Leaving the block
+        ends and empties nothing. If the session ends meanwhile, the calls of the block are made where the block was
+        entered.
+
+        The session's tenant is the tenant of the calls. A session without one cannot be joined from inside of a tenant.
+
+        Raises:
+            ConfigurationError: on entering the block, if the session is not entered, or the tenant of the place is not
+                its own; on leaving it in another context than it was entered in, or before what was entered inside it,
+                unless this closes an async generator.
+        """
+        return AttachedBlock(self)
+
+    def _join(self, outer: Scope) -> Scope:
+        """A place of its own for one block: that of this session, joined from another place."""
+        with self._lock:
+            if self._scope is None:
+                raise ConfigurationError(
+                    f"session {self.session_id!r} is not entered, so there is nothing to attach to; keep it open by "
+                    "`async with session:` for as long as others use it"
+                )
+            own, here = self._scope.outside_of_load, outer.outside_of_load
+            if own.tenant is None and here.tenant is not None:
+                raise ConfigurationError(
+                    f"session {self.session_id!r} has no tenant, and is attached to inside of a session that has one; "
+                    "make it with AgentCacheSession(tenant=...)"
+                )
+            scope = Scope(
+                own.participants + tuple(one for one in here.participants if one not in own.owners),
+                own.tenant,
+                bypasses=own.bypasses or here.bypasses,
+            )
+            if type(own) is Scope and scope.participants == own.participants and scope.bypasses == own.bypasses:
+                scope.plans = own.plans  # to compile them takes 30 us a tool
+            around, beside = [*_interceptors(own)], [*_interceptors(here)]
+            if any(one not in around for one in beside):
+                around = [*beside, *(one for one in around if one not in beside)]
+            for interceptor in reversed(around):
+                scope = InterceptedScope(scope, interceptor)
+            if here is not outer:
+                scope = scope.inside_load()
+            if self._blocks is None:
+                self._blocks = {}
+            self._blocks[scope] = outer
+        return scope
+
+    def _part(self, scope: Scope) -> None:
+        with self._lock:
+            if self._blocks is not None:
+                self._blocks.pop(scope, None)
 
     async def checkpoint(self, label: str, state: Any, *, importance: float = 0.5) -> Any:
         """Write the state of the agent into the journal, to restore it from there.
@@ -267,8 +360,10 @@ class AgentCacheSession:
 
     # engine.runtime.Participant
 
-    def observer_of(self, operation: Operation[Any], *, is_innermost: bool) -> SessionHooks:
-        """The hooks for the calls of an operation. Only those of the innermost session check for loops."""
+    def observer_of(self, operation: Operation[Any], *, is_innermost: bool, is_replay: bool = False) -> SessionHooks:
+        """The hooks for the calls of an operation. Only those of the innermost session check for loops, outside of a
+        replay.
+        """
         with self._lock:
             detector = self._detector
             if detector is None and self._detects_loops:
@@ -280,7 +375,8 @@ class AgentCacheSession:
             session=self,
             policy=self._policy if self._detects_loops else None,
             detector=detector,
-            is_innermost=is_innermost,
+            is_innermost=is_innermost and not is_replay,
+            is_inner=not is_innermost,
             guard=self._guard,
             run=self._run,
             trace=self._trace,
@@ -316,6 +412,60 @@ class AgentCacheSession:
     def stop(self, loop: AgentLoopDetectedError) -> None:
         """Stop the run for a loop that stopped it when it was recorded."""
         self._guard.stop(loop)
+
+
+class AttachedBlock:
+    """A block of `AgentCacheSession.attach`. Several tasks and threads may be inside of one at once."""
+
+    __slots__ = ("_entered", "_session")
+
+    def __init__(self, session: AgentCacheSession) -> None:
+        self._session = session
+        self._entered: dict[Scope, tuple[Scope, Token[Any]]] = {}
+
+    def __enter__(self) -> AgentCacheSession:
+        outer = PLACE.get().scope
+        scope = self._session._join(outer)
+        self._entered[scope] = outer, scope.enter()
+        return self._session
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        scope, all_entered = PLACE.get().scope, list(self._entered)
+        is_closing = closes_generator(error)
+        is_here = scope in self._entered
+        if not is_here and len(all_entered) == 1:
+            (scope,) = all_entered
+        entered = self._entered.pop(scope, None)
+        if entered is not None:
+            outer, token = entered
+            self._session._part(scope)
+            leave_scope(scope, outer, token, is_closing=is_closing)
+            if not is_closing:
+                scope.outside_of_load.inside = None  # the two refer to each other
+        if not is_here and not is_closing:
+            raise ConfigurationError(
+                f"a block attached to session {self._session.session_id!r} was left in another context than it was "
+                "entered in, or before what was entered inside it; enter and leave it in the same task, as one `with` "
+                "does"
+            ) from error
+
+    async def __aenter__(self) -> AgentCacheSession:
+        return self.__enter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.__exit__(kind, error, trace)
+
+
+def _interceptors(scope: Scope) -> Iterator[Interceptor]:
+    """The recorders and players of a scope, the innermost first."""
+    while isinstance(scope, InterceptedScope):
+        if scope.interceptor is not None:
+            yield scope.interceptor
+        scope = scope.outside
 
 
 _IDS: list[str] = []

@@ -29,6 +29,7 @@ class TraceRecord(Value):
         parent: `number` of the call whose tool made this one, or None.
         number: its place among the calls of the session, from 1, in the order in which they began; a blocked call has
             the number of the last call that was admitted.
+        is_inner: whether it was made in an inner session, whose trace has it as well.
     """
 
     tool: str
@@ -40,13 +41,15 @@ class TraceRecord(Value):
     duration: float
     parent: int | None
     number: int
+    is_inner: bool = False
 
 
 class Trace:
     """The last `size` calls.
 
     `add` takes the fields of a `TraceRecord` as one tuple, in 60 ns instead of 900 ns for the record. For a hit it
-    takes only the fields that vary: tool, key, started, parent and number.
+    takes only the fields that vary: tool, key, started, parent and number. `add_inner` does the same for a call that
+    was made in an inner session.
     """
 
     __slots__ = ("_calls", "add")
@@ -55,8 +58,8 @@ class Trace:
         self._calls: deque[tuple[Any, ...]] = deque(maxlen=size)
         self.add = self._calls.append
 
-    def __len__(self) -> int:
-        return len(self._calls)
+    def add_inner(self, fields: tuple[Any, ...]) -> None:
+        self.add((*fields, True))
 
     def recent_tools(self, count: int) -> tuple[str, ...]:
         """The tools of the last few calls, oldest first."""
@@ -66,8 +69,15 @@ class Trace:
 
     def records(self) -> list[TraceRecord]:
         """All records, oldest first."""
-        return [TraceRecord(*(_of_hit(*fields) if len(fields) == 5 else fields)) for fields in list(self._calls)]
+        return [TraceRecord(*(_of_hit(*fields) if len(fields) < 7 else fields)) for fields in list(self._calls)]
 
 
-def _of_hit(tool: str, key: Hashable, started: float, parent: int | None, number: int) -> tuple[Any, ...]:
-    return tool, key, "read", "hit", "ok", started, 0.0, parent, number
+def _of_hit(
+    tool: str,
+    key: Hashable,
+    started: float,
+    parent: int | None,
+    number: int,
+    is_inner: bool = False,  # noqa: FBT001, FBT002 - the last field of the tuple
+) -> tuple[Any, ...]:
+    return tool, key, "read", "hit", "ok", started, 0.0, parent, number, is_inner

@@ -25,7 +25,7 @@ from operator import itemgetter
 from typing import Any, Final
 
 from agent_cache.core.keys import Uncacheable, key_part
-from agent_cache.core.parameters import Parameters
+from agent_cache.core.parameters import JsonArguments, Parameters
 from agent_cache.values.canonical import full_name
 from agent_cache.values.compare import fingerprint
 
@@ -65,6 +65,8 @@ class UnkeyedCalls:
 
     def key(self, parameters: Parameters, arguments: Mapping[str, Any]) -> Hashable:
         """The identity of a call: as `Parameters.key`, with a stand-in for each argument that has no key."""
+        if isinstance(parameters, JsonArguments):
+            return self._part(key_part, dict(arguments))
         return tuple(
             self._part(parameter.part, arguments[parameter.name]) for parameter in parameters.all if parameter.in_key
         )

@@ -6,6 +6,7 @@ topmost ``conftest.py`` loads them.
 
 from typing import Final
 
+from agent_cache.engine.audit import sampling
 from agent_cache.engine.store_result import jitter
 from agent_cache.remote.memory import MemoryServer, MemoryTier
 from agent_cache.testing.harness import FakeClock, FaultyTier, loads_in_flight, reset, without_codegen
@@ -16,6 +17,7 @@ __all__ = [
     "JITTER",
     "MemoryServer",
     "MemoryTier",
+    "SAMPLING",
     "loads_in_flight",
     "reset",
     "without_codegen",
@@ -23,3 +25,6 @@ __all__ = [
 
 JITTER: Final = jitter()
 """The random numbers behind ``jitter=``, a `random.Random` that a test may seed. The global one is not touched."""
+
+SAMPLING: Final = sampling()
+"""The random numbers that choose which hits are audited, a `random.Random` that a test may seed."""

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 import pytest
 
 from agent_cache.config import CURRENT
+from agent_cache.session.session import WATCHERS
 from agent_cache.testing.harness import FakeClock, reset
 
 __all__ = ["agent_cache_clock", "clean_agent_cache"]
@@ -22,14 +23,15 @@ __all__ = ["agent_cache_clock", "clean_agent_cache"]
 def clean_agent_cache() -> Iterator[None]:
     """Empty the cache and set the default configuration, before the test and after it.
 
-    The configuration that the application has set by `configure` is restored at the end.
+    The configuration that the application has set by `configure`, and its instrumentation, are restored at the end.
     """
-    former = CURRENT.save()
+    former, watchers = CURRENT.save(), list(WATCHERS)
     reset()
     try:
         yield
     finally:
         reset()
+        WATCHERS.extend(watchers)
         CURRENT.restore(former)
 
 

@@ -8,33 +8,41 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Literal, Self
 
 from agent_cache.clock import CLOCK
 from agent_cache.config import CURRENT
+from agent_cache.engine.audit import forget_audits
 from agent_cache.engine.codegen import GENERATION
 from agent_cache.engine.state import LEDGER, clear_everything, forget_warnings
 from agent_cache.engine.tiers import unsubscribe_all
-from agent_cache.metrics import METRICS
-from agent_cache.remote.protocol import Found, Listener, Request, Ticket, Tier, WriteIntent
+from agent_cache.engine.ttls import TTLS
+from agent_cache.metrics import METRICS, clear_evidence
+from agent_cache.remote.protocol import Found, Listener, Request, SharedTtls, Ticket, Tier, WriteIntent
+from agent_cache.session.session import WATCHERS
 
 __all__ = ["FakeClock", "FaultyTier", "Order", "loads_in_flight", "reset", "without_codegen"]
 
 
 def reset() -> None:
-    """Empty the cache: no entries, no writes in flight or in doubt, counters at zero, the default configuration.
+    """Empty the cache: no entries, no writes in flight or in doubt, counters at zero, the default configuration, the
+    ttls that the code declares, no instrumentation.
 
     Decorated tools stay decorated.
     """
+    WATCHERS.clear()
     CURRENT.reset()
+    forget_audits()
     unsubscribe_all()
     clear_everything()
     with LEDGER.lock:
         LEDGER.release_all()
+    TTLS.clear()
     METRICS.clear()
+    clear_evidence()
     forget_warnings()
 
 
@@ -161,6 +169,15 @@ class FaultyTier:
     def subscribe(self, listener: Listener) -> Callable[[], None]:
         """As `Tier.subscribe`."""
         return self.tier.subscribe(listener)
+
+    def publish_ttl(self, tool: str, ttl: float | None) -> None:
+        """As `SharedTtls.publish_ttl`, if the tier has it."""
+        if isinstance(self.tier, SharedTtls):
+            self.tier.publish_ttl(tool, ttl)
+
+    def follow_ttls(self, listener: Callable[[Mapping[str, float]], None]) -> Callable[[], None]:
+        """As `SharedTtls.follow_ttls`; a tier that has no ttls never calls the listener."""
+        return self.tier.follow_ttls(listener) if isinstance(self.tier, SharedTtls) else lambda: None
 
     async def aclose(self) -> None:
         """As `Tier.aclose`, or a fault."""

@@ -30,6 +30,7 @@ __all__ = [
     "DICTS",
     "Node",
     "Record",
+    "ReturnedChunks",
     "Returns",
     "annotation_of_chunks",
     "fingerprint",
@@ -91,6 +92,16 @@ class Returns:
         if typing.get_origin(hint) in (collections.abc.Awaitable, collections.abc.Coroutine):
             hint = typing.get_args(hint)[-1]
         return hint
+
+
+class ReturnedChunks(Returns):
+    """The annotation of all chunks of a generator function, as a tuple."""
+
+    __slots__ = ()
+
+    def resolve(self) -> Any:
+        """A tuple of what the annotation of the function names as its chunks."""
+        return tuple[annotation_of_chunks(super().resolve()), ...]  # type: ignore[misc]  # known at run time alone
 
 
 _STREAMS = frozenset(

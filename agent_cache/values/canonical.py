@@ -562,9 +562,8 @@ class Encoder:
             (behind,) = gc.get_referents(value)
             if type(behind) is dict:
                 return self._unordered(b"m", self._pairs(behind.items()))
-            return self._ordered(
-                b"M", [self.encode(behind)]
-            )  # its order may count, or what it does about a missing key
+            # Its order may count, or what it does about a missing key.
+            return self._ordered(b"M", [self.encode(behind)])
         if kind is SimpleNamespace:
             return self._unordered(b"v", self._pairs(vars(value).items()))
         if kind is slice:

@@ -1,4 +1,4 @@
-"""Compares outcomes of calls: a fingerprint of a result or an error, and a short text of it for messages."""
+"""Compares outcomes of calls: a fingerprint of a result or an error, and short texts for messages."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, Final
 from agent_cache.errors import UncacheableArgumentsError as Uncacheable
 from agent_cache.values.canonical import MISSING, blake2b, canonical
 
-__all__ = ["fingerprint", "is_empty", "shown", "signature_of"]
+__all__ = ["escaped", "fingerprint", "is_empty", "shortened", "shown", "signature_of"]
 
 _MAX_SHOWN: Final = 80
 
@@ -59,7 +59,24 @@ def shown(value: object) -> str:
         text = _text(value, _MAX_SHOWN + 1)
     except Exception:  # noqa: BLE001 - the repr of any class; the text is only for a message
         return f"<{type(value).__qualname__}>"
-    return text if len(text) <= _MAX_SHOWN else text[: _MAX_SHOWN - 3] + "..."
+    return shortened(text, _MAX_SHOWN)
+
+
+def shortened(text: str, most: int) -> str:
+    """The text, cut to so many characters."""
+    return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
+def escaped(text: object, *, keep: str = "") -> str:
+    """The text with every character escaped that is not printable, but for those in `keep`: controls, and marks that
+    turn text around.
+    """
+    found = str(text)
+    if found.isprintable():
+        return found
+    return "".join(
+        char if char.isprintable() or char in keep else char.encode("unicode_escape").decode() for char in found
+    )
 
 
 def _text(value: Any, room: int) -> str:

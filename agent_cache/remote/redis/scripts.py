@@ -22,7 +22,9 @@ from dataclasses import dataclass
 from functools import cache
 from hashlib import sha1
 
-__all__ = ["BEGIN", "COMMIT", "MARK", "MINT", "RELEASE", "RENEW", "Script", "sharded"]
+__all__ = [
+    "BEGIN", "COMMIT", "MARK", "MINT", "RELEASE", "RENEW", "RESTORE_TTLS", "SET_TTLS", "Script", "sharded",
+]  # fmt: skip
 
 _PRELUDE = """
 local call, pcall = redis.call, redis.pcall
@@ -257,3 +259,22 @@ about the parts of a root. Without a mark, add this one. It looks like a writer 
 
 RELEASE = Script.of("return redis.pcall('GET', KEYS[1]) == ARGV[1] and redis.call('DEL', KEYS[1]) or 0")
 """Delete a claim if it is still one's own: it may have expired and belong to another process by now."""
+
+_TTLS = """
+local hash, version, channel = KEYS[1], ARGV[1], ARGV[2]
+for i = 3, #ARGV, 2 do
+  if ARGV[i + 1] == '' then redis.call('HDEL', hash, ARGV[i]) else redis.call('HSET', hash, ARGV[i], ARGV[i + 1]) end
+end
+redis.call('HSET', hash, '', version)
+redis.call('PUBLISH', channel, version)
+return redis.call('HGETALL', hash)
+"""
+
+SET_TTLS = Script.of(_TTLS)
+"""Set fields of the hash of ttls, or delete those without a value, and publish that. KEYS: the hash. ARGV: the new
+version, the channel, and then fields and values. Returns all fields and values."""
+
+RESTORE_TTLS = Script.of(
+    "if redis.call('EXISTS', KEYS[1]) == 1 then return redis.call('HGETALL', KEYS[1]) end\n", _TTLS
+)
+"""The same, unless the hash exists."""

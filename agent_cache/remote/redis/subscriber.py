@@ -38,7 +38,7 @@ from typing import Any
 from redis.crc import key_slot
 
 from agent_cache.clock import CLOCK
-from agent_cache.metrics import METRICS
+from agent_cache.metrics import METRICS, evidence_by_tool
 from agent_cache.remote.redis.connection import (
     INFO,
     NEVER,
@@ -52,14 +52,18 @@ from agent_cache.remote.redis.connection import (
 )
 from agent_cache.remote.redis.keyspace import Invalidations, Keyspace, Root, parse_message, whole_of
 from agent_cache.remote.redis.scripts import MARK
-from agent_cache.remote.redis.transport import Server, Transport
-from agent_cache.remote.redis.writes import Call, Writer
+from agent_cache.remote.redis.transport import KEPT_ALIVE, Server, Transport
+from agent_cache.remote.redis.ttl_hash import TtlHash
+from agent_cache.remote.redis.writes import Call, Waiter, Writer, release, set_done
 
-__all__ = ["Lease", "Report", "Subscriber", "Subscription", "Trust"]
+__all__ = ["TOOLS", "Lease", "Report", "Subscriber", "Subscription", "Trust"]
 
 _MAX_MESSAGE = 1 << 20
 _MAX_REPORTED_ROOTS = 100
+_MAX_REPORTED_BYTES = 8_192
 _REPORT_PERIOD = 2.0
+TOOLS = ":tools"
+"""The key of a report that is no root: a colon never begins one."""
 _RECONNECT_PAUSE = 0.02
 _MAX_PAUSE = 1.0
 _MAX_RECENT = 10_000
@@ -68,8 +72,6 @@ _IDLE_PERIOD = 60.0
 """Seconds after which roots are unsubscribed from that nothing was read of in this period and the one before."""
 _MAX_MOVING_KEYS = 3
 """Of heartbeats, each in another slot. A migration moves few slots at a time."""
-
-_Waiter = tuple[asyncio.AbstractEventLoop, "asyncio.Future[None]"]
 
 
 _BUSY = 200.0
@@ -157,10 +159,14 @@ class Subscriber:
         channels: channels whose messages arrive.
         moving: channels of roots whose slot moves to another server. Nothing is kept locally under these.
         lease: reading of `boottime` up to which all local copies are trusted: the earliest of all servers.
+        ttls: those that were set at run time.
         was_forked: local copies may come from the parent process.
     """
 
-    def __init__(self, transport: Transport, keyspace: Keyspace, invalidations: Invalidations, writer: Writer) -> None:
+    def __init__(
+        self, transport: Transport, keyspace: Keyspace, invalidations: Invalidations, writer: Writer, ttls: TtlHash
+    ) -> None:
+        self.ttls = ttls
         self._transport = transport
         self._keyspace = keyspace
         self._invalidations = invalidations
@@ -171,7 +177,7 @@ class Subscriber:
     def _reset(self) -> None:
         self._lock = threading.RLock()
         self._roots: dict[bytes, Root] = {}  # by channel
-        self._waiters: dict[bytes, list[_Waiter]] = {}  # by channel
+        self._waiters: dict[bytes, list[Waiter]] = {}  # by channel
         self._unconfirmed: set[bytes] = set()  # channels of roots whose messages were waited for in vain
         self._leases: dict[bytes, Lease] = {}  # by channel: of the connection that its messages arrive over
         self._trusts: weakref.WeakValueDictionary[frozenset[bytes], Trust] = weakref.WeakValueDictionary()
@@ -192,7 +198,7 @@ class Subscriber:
 
     def after_fork(self) -> None:
         """In the child: there is no thread, and no copy is valid that was kept under the parent's."""
-        _KEPT_ALIVE.append((self._subscriptions, self._loop, self._main))
+        KEPT_ALIVE.append((self._subscriptions, self._loop, self._main))
         self._end_leases()
         self.was_forked = True
         self._reset()
@@ -320,6 +326,20 @@ class Subscriber:
             except RuntimeError:
                 pass
 
+    def exchange_ttls(self) -> None:
+        """Send a heartbeat to the server that has the ttls now, since some of them are to be sent to it."""
+        loop = self._loop
+        if loop is not None:
+            try:
+                loop.call_soon_threadsafe(self._exchange_ttls)
+            except RuntimeError:
+                pass
+
+    def _exchange_ttls(self) -> None:
+        for subscription, _ in self._subscriptions.values():
+            if subscription.has_ttls:
+                subscription.hurry()
+
     async def subscribe(self, topics: Mapping[bytes, Root], until: float) -> None:
         """Return when all messages arrive that copies under these channels need, or it is known that they will not.
 
@@ -328,7 +348,7 @@ class Subscriber:
             until: reading of the loop's clock at which the caller waits no longer.
         """
         loop = asyncio.get_running_loop()
-        waiting: dict[bytes, _Waiter] = {}
+        waiting: dict[bytes, Waiter] = {}
         with self._lock:
             for channel, root in topics.items():
                 self._roots[root.channel] = root
@@ -355,14 +375,14 @@ class Subscriber:
                     if not left:
                         del self._waiters[channel]
 
-    def _give_up(self, waiting: dict[bytes, _Waiter]) -> None:
+    def _give_up(self, waiting: dict[bytes, Waiter]) -> None:
         """Stop waiting. The next caller does not wait at all for messages about these roots, whatever their part,
         because a subscription may be refused for good.
         """
         missing = {whole_of(channel) for channel, (_, future) in waiting.items() if not future.done()}
         self._unconfirmed = self._unconfirmed | missing  # a new one: the thread may be looking at the other
         for _, future in waiting.values():
-            _set_done(future)
+            set_done(future)
 
     def has_failed(self, root: Root) -> bool:
         """Whether the server of a root cannot be listened to now."""
@@ -380,7 +400,7 @@ class Subscriber:
                 if self.has_failed(self._roots[whole_of(channel)])
                 for waiter in waiters
             ]
-        _release(released)
+        release(released)
         self.wake()
 
     def identity_changed(self, server: Server) -> None:
@@ -426,7 +446,7 @@ class Subscriber:
             own.call_soon_threadsafe(self._hand_over, calls, waiter)
         except RuntimeError:  # that loop is closed
             return
-        timer = loop.call_later(self._transport.timeout, _set_done, waiter[1], context=Context())
+        timer = loop.call_later(self._transport.timeout, set_done, waiter[1], context=Context())
         cancelled: asyncio.CancelledError | None = None
         try:
             while not waiter[1].done():
@@ -441,13 +461,13 @@ class Subscriber:
 
     # In the thread
 
-    def _hand_over(self, calls: list[Call], waiter: _Waiter) -> None:
+    def _hand_over(self, calls: list[Call], waiter: Waiter) -> None:
         for call in calls:
             server = self._transport.topology.server_of(call.root.slot)
             subscription, _ = self._subscriptions.get(server, (None, None)) if server is not None else (None, None)
             if subscription is not None:
                 subscription.hand_over(call)
-        _release([waiter])
+        release([waiter])
 
     def _work(self) -> None:
         try:
@@ -638,7 +658,7 @@ class Subscriber:
         if self._waiters:
             with self._lock:
                 ready = [self._waiters.pop(channel) for channel in list(self._waiters) if self.hears(channel)]
-            _release(waiter for waiters in ready for waiter in waiters)
+            release(waiter for waiters in ready for waiter in waiters)
 
     async def _catch_up(self) -> None:
         async with asyncio.timeout(self._transport.timeout * 4):
@@ -649,23 +669,6 @@ class Subscriber:
                     if self.lease > NEVER:
                         return
                 await asyncio.sleep(0.005)
-
-
-_KEPT_ALIVE: list[object] = []
-"""Loops and tasks of a parent process: their collection would close sockets that it still uses."""
-
-
-def _release(waiters: Iterable[_Waiter]) -> None:
-    for loop, waiter in waiters:
-        try:
-            loop.call_soon_threadsafe(_set_done, waiter)
-        except RuntimeError:  # that loop is closed
-            pass
-
-
-def _set_done(waiter: asyncio.Future[None]) -> None:
-    if not waiter.done():
-        waiter.set_result(None)
 
 
 class Subscription:
@@ -728,6 +731,10 @@ class Subscription:
         self._key: bytes | None = None
         self._is_refused = False
         self._report = Report()
+        self._interrupted: asyncio.Event | None = None  # ends the pause between two heartbeats
+        self._ttls_heard_over: Connection | None = None
+        self._awaits_ttls = False  # it has asked for their messages, and has no answer yet
+        self._may_hear_ttls = True
 
     @property
     def roots(self) -> list[Root]:
@@ -790,14 +797,15 @@ class Subscription:
             if not each.is_waiting:  # as those of a server that answers, and refuses the heartbeat
                 self._formers.remove(each)
                 each.close()
-        closed = asyncio.Event()
+        closed = self._interrupted = asyncio.Event()
         while True:
+            closed.clear()
             await self._beat(commands)
             self._close_formers()
             if self._connection is None or not self._connection.is_open:
                 self._disconnect()
-                closed.clear()
                 await self._connect(closed.set)
+            self._listen_for_ttls()
             oldest = next(iter(self._pings.values()), None)
             patience = self._transport.max_staleness + self._transport.timeout
             if oldest is not None and boottime() - oldest[0] > patience:
@@ -818,16 +826,18 @@ class Subscription:
         may refuse the writes that others announce under the root, too. Its copies are dropped, and the trust in them
         ends for good, before the lease is extended, which counts from before the slot was opened.
         """
-        transport, sent = self._transport, boottime()
+        transport, ttls, sent = self._transport, self._subscriber.ttls, boottime()
         period = b"%d" % max(1000, int(transport.max_staleness * 3000))
         roots = list(self._roots.values()) if transport.topology.is_cluster else []
         moving_keys: set[bytes] = set()
         while True:
             key = self._heartbeat_key(moving_keys)
             heartbeat = (b"SET", key, self._report.text(), b"PX", period)
-            written, info, clock, *refusals = await commands.request(
-                heartbeat, INFO, (b"TIME",), *((b"DEL", root.absent) for root in roots)
+            question = [ttls.question()] if self.has_ttls and ttls.is_asked(commands) else []
+            written, info, clock, *replies = await commands.request(
+                heartbeat, INFO, (b"TIME",), *question, *((b"DEL", root.absent) for root in roots)
             )
+            version, refusals = replies[: len(question)], replies[len(question) :]
             if len(moving_keys) == _MAX_MOVING_KEYS or not self._is_redirected(written):
                 break
             moving_keys.add(key)
@@ -838,6 +848,8 @@ class Subscription:
         self._note_moving({root.channel for root, reply in probed if self._is_redirected(reply)})
         transport.identify(self.server, replication_id_of(info))
         await self._look_for_marks(commands)  # before the lease counts from this heartbeat
+        for each in version:  # likewise
+            await ttls.exchange(commands, each)
         self.server.set_clock(sent, clock)
         self.server.heard_at = self._beaten_at = sent
         await self._writer.deliver_pending(self.server, commands)
@@ -845,6 +857,32 @@ class Subscription:
         self._extend_lease()
         self._subscriber.unsubscribe_idle()
         self._count_messages()
+
+    # Ttls that are set at run time
+
+    @property
+    def has_ttls(self) -> bool:
+        """Whether this server has the hash of them."""
+        return self._transport.topology.server_of(self._subscriber.ttls.slot) is self.server
+
+    def hurry(self) -> None:
+        """Send the next heartbeat now."""
+        if self._interrupted is not None:
+            self._interrupted.set()
+
+    def _listen_for_ttls(self) -> None:
+        """Subscribe to their channel, if it is on this server: messages make them known at once."""
+        if self._connection is self._ttls_heard_over or not self._may_hear_ttls or not self.has_ttls:
+            return
+        self._ttls_heard_over, self._awaits_ttls = self._connection, True
+        self._subscribe(self._subscriber.ttls.channel)
+
+    def _is_about_ttls(self) -> bool:
+        """Whether a refused subscription is that to their channel. It is not tried again, nor is it needed."""
+        if not self._awaits_ttls:
+            return False
+        self._awaits_ttls = self._may_hear_ttls = False
+        return self._roots.keys() <= self.confirmed | self.split
 
     def _count_messages(self) -> None:
         """Look for busy roots, a few times in a period of staleness."""
@@ -1093,6 +1131,8 @@ class Subscription:
 
     def _receive(self, reply: Any) -> None:
         match reply:
+            case [b"message" | b"smessage", bytes(channel), _] if channel == self._subscriber.ttls.channel:
+                self.hurry()
             case [b"message" | b"smessage", bytes(channel), text]:
                 whole = whole_of(channel)
                 root = self._roots.get(whole)
@@ -1101,6 +1141,8 @@ class Subscription:
                     self._handle_message(root, text)
             case [b"pong", bytes(nonce)] | bytes(nonce):  # the latter without a subscription
                 self._pong(nonce)
+            case [b"subscribe" | b"ssubscribe", bytes(channel), _] if channel == self._subscriber.ttls.channel:
+                self._awaits_ttls = False
             case [b"subscribe" | b"ssubscribe", bytes(channel), _]:
                 self._confirm(channel)
             case ReplyError() if (self._leaving or not self._may_leave) and "unsubscribe" in str(reply):
@@ -1109,6 +1151,8 @@ class Subscription:
                 self._may_leave = False  # an older set of rights: its messages are received, and not looked at
             case ReplyError() if reply.is_redirect:  # the slot of a channel has moved before this was known
                 self._redirect(reply)
+            case ReplyError() if self._is_about_ttls():
+                self._transport.log.once("messages about ttls are refused, so heartbeats alone make them known", reply)
             case ReplyError():
                 self._is_refused = True
                 self._transport.log.once("a subscription was refused, so nothing is kept locally", reply)
@@ -1165,7 +1209,7 @@ class Subscription:
         _, since, future = ping
         self._answered_at = max(self._answered_at, since)
         self._extend_lease()
-        _set_done(future)
+        set_done(future)
 
     def _check_suspension(self) -> None:
         """Drop local copies after the machine was suspended. None was served then, and none is until a PONG shows that
@@ -1178,7 +1222,8 @@ class Subscription:
 
 
 class Report:
-    """The text of heartbeats: ``{root: [hits, misses, shared]}`` of this process as JSON, for operators.
+    """The text of heartbeats: ``{root: [hits, misses, shared]}`` of this process as JSON, for operators; and under
+    `TOOLS`, which is no root, what the loads of the tools have shown.
 
     Heartbeats are more frequent than its renewal. Roots that nothing was read of are left out: tools are often
     decorated in every process and used in a few.
@@ -1194,6 +1239,22 @@ class Report:
             resources = METRICS.snapshot()["resources"].items()
             counts = {root: [calls[name] for name in ("hits", "misses", "shared")] for root, calls in resources}
             busiest = sorted((root for root in counts if any(counts[root])), key=lambda root: -sum(counts[root]))
-            published = {root: counts[root] for root in busiest[:_MAX_REPORTED_ROOTS]}
+            published: dict[str, Any] = {root: counts[root] for root in busiest[:_MAX_REPORTED_ROOTS]}
+            if tools := _reported_tools():
+                published[TOOLS] = tools
             self._text, self._made_at = json.dumps(published, separators=(",", ":")).encode(), boottime()
         return self._text
+
+
+def _reported_tools() -> dict[str, list[Any]]:
+    """What the loads of the busiest tools have shown, as long as it takes a few kilobytes."""
+    found = {tool: seen for tool, seen in evidence_by_tool().items() if any(seen.causes.values())}
+    reported: dict[str, list[Any]] = {}
+    room = _MAX_REPORTED_BYTES
+    for tool in sorted(found, key=lambda tool: -found[tool].loads):
+        numbers = found[tool].as_json()
+        room -= len(tool) + len(json.dumps(numbers))
+        if room < 0:
+            break
+        reported[tool] = numbers
+    return reported

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import weakref
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from types import TracebackType
@@ -15,15 +15,19 @@ from agent_cache.clock import CLOCK
 from agent_cache.errors import ConfigurationError, RemoteTierError
 from agent_cache.remote.codecs import Codec
 from agent_cache.remote.protocol import Found, Listener, Request, SentCommit, Ticket, Versions, WriteIntent
-from agent_cache.remote.redis.connection import Unreachable
+from agent_cache.remote.redis.connection import Unreachable, boottime
 from agent_cache.remote.redis.keyspace import MAX_HEAD, Invalidations, Keyspace
 from agent_cache.remote.redis.options import Deployment, check_options, deployment_of_client, deployment_of_url
 from agent_cache.remote.redis.reads import Reader, RedisTicket
 from agent_cache.remote.redis.subscriber import Subscriber
 from agent_cache.remote.redis.transport import Transport
+from agent_cache.remote.redis.ttl_hash import TtlHash
 from agent_cache.remote.redis.writes import Writer
 
 __all__ = ["RedisTier"]
+
+_PAUSE = 0.002
+"""Seconds between two looks at what the thread has delivered."""
 
 
 class RedisTier:
@@ -78,7 +82,9 @@ class RedisTier:
         keyspace = Keyspace(options.namespace)
         invalidations = Invalidations(transport.counters, transport.log)
         writer = Writer(transport, keyspace, invalidations, options)
-        subscriber = Subscriber(transport, keyspace, invalidations, writer)
+        ttls = TtlHash(keyspace, transport.log, transport.script)
+        subscriber = Subscriber(transport, keyspace, invalidations, writer, ttls)
+        ttls.wake = subscriber.exchange_ttls
         transport.on_failure = subscriber.server_failed
         transport.on_move = subscriber.wake
         transport.on_new_identity = subscriber.identity_changed
@@ -88,6 +94,7 @@ class RedisTier:
         self._invalidations = invalidations
         self._writer = writer
         self._subscriber = subscriber
+        self._ttls = ttls
         self._reader = Reader(transport, keyspace, invalidations, writer.pending, subscriber, options)
         _TIERS.add(self)
         weakref.finalize(self, subscriber.stop)
@@ -270,6 +277,21 @@ class RedisTier:
 
         return end
 
+    # Ttls that are set at run time
+
+    def publish_ttl(self, tool: str, ttl: float | None) -> None:
+        """See `SharedTtls`. The thread of the tier delivers it as soon as the server answers; `aclose` waits for it."""
+        if self._transport.is_closed:
+            self._transport.log.once("a ttl was set after the tier was closed, so it stays in this process", tool)
+            return
+        self._start()
+        self._ttls.set(tool, ttl)
+
+    def follow_ttls(self, listener: Callable[[Mapping[str, float]], None]) -> Callable[[], None]:
+        """See `SharedTtls`."""
+        self._start()
+        return self._ttls.follow(listener)
+
     async def caught_up(self) -> bool:
         """Wait until all messages published so far were handled. Returns whether local copies are trusted then."""
         self._start()
@@ -311,6 +333,8 @@ class RedisTier:
         try:
             if len(pending) and not was_closed:
                 await self._writer.deliver_all()
+            if not was_closed:
+                await self._deliver_ttls()
         finally:
             if len(pending) and not transport.is_closed:
                 event = "closed before all invalidations had landed; others serve those entries up to their ttl"
@@ -319,6 +343,15 @@ class RedisTier:
             self._subscriber.stop()
             transport.close()
         await asyncio.to_thread(self._subscriber.join, self._options.timeout * 2)
+
+    async def _deliver_ttls(self) -> None:
+        """Wait for the thread to deliver what is pending, at most two timeouts: it may have to connect first."""
+        due = boottime() + 2 * self._options.timeout
+        while not self._ttls.is_delivered and self._subscriber.is_running:
+            if boottime() > due:
+                self._transport.log.once("closed before all ttls that were set had been delivered")
+                return
+            await asyncio.sleep(_PAUSE)
 
     async def __aenter__(self) -> Self:
         if self._transport.is_closed:
@@ -337,6 +370,7 @@ class RedisTier:
         self._transport.after_fork()
         self._invalidations.after_fork()
         self._writer.after_fork()
+        self._ttls.after_fork()
         self._subscriber.after_fork()
 
 

@@ -43,6 +43,7 @@ from agent_cache.remote.redis.options import Address, Deployment
 from agent_cache.remote.redis.scripts import Script, sharded
 
 __all__ = [
+    "KEPT_ALIVE",
     "Client",
     "Fetched",
     "Server",
@@ -281,7 +282,7 @@ class Transport:
 
     def after_fork(self) -> None:
         """In the child: use nothing of the parent's connections."""
-        _KEPT_ALIVE.append((self._clients, self.topology))
+        KEPT_ALIVE.append((self._clients, self.topology))
         self.topology = Topology(self.topology.deployment, self.timeout)
         self._reset()
 
@@ -413,8 +414,8 @@ class Transport:
         return "the tier was closed" if self.is_closed else server.failure or "ok"
 
 
-_KEPT_ALIVE: list[object] = []
-"""Connections of a parent process: their collection would close sockets that it still uses."""
+KEPT_ALIVE: list[object] = []
+"""Connections, loops and tasks of a parent process: their collection would close sockets that it still uses."""
 
 
 def _unusable(server: Server) -> str:

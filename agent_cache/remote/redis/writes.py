@@ -22,7 +22,7 @@ from agent_cache.remote.redis.scripts import BEGIN, COMMIT, RENEW, Script
 from agent_cache.remote.redis.transport import Server, Transport
 from agent_cache.values.canonical import is_large, make_room
 
-__all__ = ["Call", "Calls", "PendingInvalidations", "Writer"]
+__all__ = ["Call", "Calls", "PendingInvalidations", "Waiter", "Writer", "release", "set_done"]
 
 _MAX_PENDING = 1_000
 _MAX_PLANS = 4_096
@@ -32,6 +32,9 @@ _MAX_ANNOUNCED = 10_000
 _UNDELIVERED = "an invalidation could not be delivered; it is retried until it is"
 _MAX_PATHS = 1_000
 """Of one call, and so of one message: a script blocks the server for all clients, and a message is parsed whole."""
+
+Waiter = tuple[asyncio.AbstractEventLoop, "asyncio.Future[None]"]
+"""A future, and the loop of those that wait for it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -77,7 +80,7 @@ class PendingInvalidations:
         self._lock = threading.RLock()
         self._calls: dict[tuple[str, str], Call] = {}
         self._in_flight: dict[Call, float] = {}
-        self._waiters: dict[Call, list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]]] = {}
+        self._waiters: dict[Call, list[Waiter]] = {}
         self._version = object()
         self._cells: tuple[object, frozenset[CellKey]] = self._version, frozenset()
 
@@ -145,11 +148,7 @@ class PendingInvalidations:
 
     def _release(self, call: Call) -> None:
         """Have those that wait for this call look again. It is not in flight any more."""
-        for loop, landed in self._waiters.pop(call, ()):
-            try:
-                loop.call_soon_threadsafe(_set_done, landed)
-            except RuntimeError:  # that loop is closed
-                pass
+        release(self._waiters.pop(call, ()))
 
     def send(self, call: Call) -> None:
         """Note a call that is about to be sent. Its sender adds or acknowledges it, unless its loop ends before."""
@@ -216,7 +215,17 @@ class PendingInvalidations:
         return [call for call, since in self._in_flight.copy().items() if since <= late]
 
 
-def _set_done(future: asyncio.Future[None]) -> None:
+def release(waiters: Iterable[Waiter]) -> None:
+    """Let those go on that wait in loops of other threads."""
+    for loop, future in waiters:
+        try:
+            loop.call_soon_threadsafe(set_done, future)
+        except RuntimeError:  # that loop is closed
+            pass
+
+
+def set_done(future: asyncio.Future[None]) -> None:
+    """End a future, unless it has ended."""
     if not future.done():
         future.set_result(None)
 

@@ -1,0 +1,582 @@
+"""Audits: a share of the local hits is checked, by running the tool again beside them.
+
+The lookups of an audited tool find nothing in that share of the calls, drawn at random, so that these reach
+`ReadOperation.answer`, which has the arguments. There the same lookup is made again, the caller gets its hit as ever,
+and `begin_audit` starts the tool in a task of its own, or in a thread for a `def`. The lookups of other tools know
+nothing of this.
+
+A difference proves that a tag is missing only if no write has touched the entry since the hit. The audit is a load of
+the ledger: a write that overlaps it marks it, as it marks any load, and then its result says nothing. That is asked in
+the same step in which the entry is looked up again and dropped. In a fleet the messages of other processes may still be
+on their way: the farthest tier is asked whether it, too, still has the cached answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import weakref
+from collections import deque
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping
+from contextlib import aclosing, closing
+from contextvars import copy_context
+from copy import copy
+from dataclasses import dataclass
+from functools import cache, partial
+from threading import Thread
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
+
+from agent_cache.clock import CLOCK
+from agent_cache.config import CURRENT, Configuration
+from agent_cache.core.coherence import EntryTag, Load, Partition
+from agent_cache.core.store import NEVER, Entry, Lookup, Stored, entry_of, tags_of
+from agent_cache.core.tags import Region, Tag
+from agent_cache.engine.blocking import in_background, run_blocking, start_thread
+from agent_cache.engine.middleware import shown_arguments
+from agent_cache.engine.runtime import INTERCEPTORS, PLACE, ROOT, Call, Operation, Participant, Plan, Proceed, Scope
+from agent_cache.engine.state import LEDGER, LOG, forget_oldest, free, warn_once
+from agent_cache.engine.store_result import run_uncached
+from agent_cache.engine.tiers import request_of
+from agent_cache.values.canonical import MISSING, size_of
+from agent_cache.values.compare import fingerprint
+from agent_cache.values.copies import UncopyableError, auto_copier
+
+if TYPE_CHECKING:
+    from random import Random
+
+__all__ = [
+    "StaleHit",
+    "begin_audit",
+    "forget_audits",
+    "note_load",
+    "note_tool",
+    "note_write",
+    "notes_writes",
+    "sampled_admit",
+    "sampled_lookup",
+    "sampling",
+]
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class StaleHit:
+    """A cached answer that was found to be stale: what ``configure(on_stale=...)`` is given.
+
+    Attributes:
+        tool: ``module:qualname`` of the tool, or its `name=`.
+        arguments: of the call that was answered from the cache, by parameter name, as `ToolCall.arguments`.
+        cached: the answer that it got.
+        fresh: what the tool has returned since.
+        tags: what the cached answer depends on.
+        writes: the write tools that have run in this process since that answer was loaded, the oldest first, and the
+            tags that each has touched: the one that is missing a tag is often among them. The last 1,000 at most; all
+            that are known if the answer was loaded before its tool was audited.
+        session: the id of the innermost session of the call, None outside of sessions.
+    """
+
+    tool: str
+    arguments: Mapping[str, Any]
+    cached: Any
+    fresh: Any
+    tags: tuple[Tag, ...]
+    writes: tuple[tuple[str, tuple[Tag, ...]], ...]
+    session: str | None
+
+    def __repr__(self) -> str:
+        return f"<StaleHit of {self.tool}, tags {', '.join(self.tags)}>"
+
+
+# Which hits
+
+
+@cache
+def sampling() -> Random:
+    """The random numbers that choose the hits to audit, made for the first: see `agent_cache.testing.SAMPLING`."""
+    from random import Random  # a module that few processes need
+
+    made = Random()  # noqa: S311 - it chooses what is checked and protects nothing
+    os.register_at_fork(after_in_child=made.seed)  # or all workers of a server would check the same
+    return made
+
+
+def sampled_lookup(share: float) -> Callable[[Lookup], Lookup]:
+    """Makes a lookup of generated code find nothing in this share of the calls."""
+    draw = sampling().random
+
+    def sampled(lookup: Lookup) -> Lookup:
+        return lambda key: None if draw() < share else lookup(key)
+
+    return sampled
+
+
+def sampled_admit(admit: Callable[..., Any], share: float) -> Callable[..., Any]:
+    """The same for `Plan.admit`."""
+    draw = sampling().random
+    return lambda key, arguments=None: MISSING if draw() < share else admit(key, arguments)
+
+
+def _apply(old: Configuration, new: Configuration) -> None:
+    if old.audit != new.audit:
+        with LEDGER.lock:
+            configuration = CURRENT.value
+            partitions = list(LEDGER.partitions())
+        for partition in partitions:
+            share = partition.tool.audit_share(configuration)
+            partition.store.sample(sampled_lookup(share) if share else None)
+
+
+CURRENT.listeners.append(_apply)
+
+
+# What has run since an answer was loaded
+
+_MAX_WRITES: Final = 1_000
+_MAX_LOADS: Final = 10_000
+"""Answers of one partition of which it is known when they were loaded."""
+
+
+class _Write(NamedTuple):
+    """A write tool that has run: its number, the tags that it has touched, and their templates."""
+
+    number: float
+    tool: str
+    tags: tuple[Tag, ...]
+    templates: tuple[str, ...]
+
+
+class _History:
+    """The last write tools that have ended, how many have, and those that run."""
+
+    def __init__(self) -> None:
+        self.ended: deque[_Write] = deque(maxlen=_MAX_WRITES)
+        self.count = 0
+        self.running: dict[Call, None] = {}
+
+    def note_end(self, call: Call) -> None:
+        self.ended.append(self._write(call, self.count))
+        self.count += 1
+
+    def after_fork(self) -> None:
+        """In the child: what other threads were writing goes on in the parent, and has begun before any load here."""
+        for call in list(self.running):
+            del self.running[call]
+            self.note_end(call)
+
+    def since(self, number: int) -> list[_Write]:
+        """The writes that may have had an effect since a load for which `count` was this number."""
+        running = [self._write(call, NEVER) for call in list(self.running)]
+        return [*(write for write in list(self.ended) if write.number >= number), *running]
+
+    def _write(self, call: Call, number: float) -> _Write:
+        operation = call.operation
+        tags = tuple(dict.fromkeys((*operation.tags.static, *call.tags)))
+        return _Write(number, operation.name, tags, _templates(operation))
+
+
+_history = _History()
+_loads: weakref.WeakKeyDictionary[Partition, dict[Hashable, int]] = weakref.WeakKeyDictionary()
+_audited: weakref.WeakSet[Operation[Any]] = weakref.WeakSet()
+
+
+def note_tool(operation: Operation[Any]) -> None:
+    """Note a tool with a share of its own. From the first one on, write tools note that they have run."""
+    is_first = not _audited
+    _audited.add(operation)
+    if is_first:
+        CURRENT.compile_anew()
+
+
+def notes_writes(configuration: Configuration) -> bool:
+    """Whether any tool is audited, so that writes and loads are to be noted."""
+    return configuration.audit > 0 or bool(_audited)
+
+
+async def note_write(proceed: Proceed, call: Call) -> Entry:
+    """Note that a write tool runs, and has run: the outermost stage of writes, while any tool is audited."""
+    _history.running[call] = None
+    try:
+        return await proceed(call)
+    finally:
+        _history.running.pop(call, None)  # here: an interrupt on the way to a function of ours would leave it there
+        _history.note_end(call)
+
+
+async def note_load(proceed: Proceed, call: Call) -> Entry:
+    """Note which writes have come before a load: the outermost stage of an audited tool."""
+    before = _history.count
+    entry = await proceed(call)
+    if call.source in ("miss", "hit"):
+        noted = _loads.setdefault(call.plan.partition, {})
+        noted.pop(call.key, None)
+        noted[call.key] = before
+        forget_oldest(noted, _MAX_LOADS)
+    return entry
+
+
+def _templates(operation: Operation[Any]) -> tuple[str, ...]:
+    """The tags of a tool without the values in them, for the log."""
+    rules = operation.tags
+    return (*rules.static, *(rule.source for rule in (*rules.early, *rules.late)))
+
+
+# The calls that a tool makes while it is audited
+
+
+class _WriteRefused(RuntimeError):
+    """A tool that is audited has called a write tool, or entered a block of `writing`."""
+
+
+class _AuditScope(Scope):
+    """Where the tool of an audit makes its calls: reads run uncached and uncounted, and a write is refused."""
+
+    __slots__ = ("_audit",)
+
+    def __init__(
+        self, audit: _Audit, participants: tuple[Participant, ...] = (), tenant: Hashable | None = None
+    ) -> None:
+        super().__init__(participants, tenant, bypasses=True)
+        self._audit = audit
+
+    def within(self, participant: Participant, tenant: Hashable | None) -> Scope:
+        return _AuditScope(self._audit, (participant, *self.participants), tenant)
+
+    def variant(self, *, bypasses: bool) -> Scope:  # noqa: ARG002 - nothing is looked up here, nor stored
+        return self
+
+    def check_write(self, name: str) -> None:
+        self._audit.refuse(name)
+
+    def keep_plan(self, operation: Operation[Any], plan: Plan) -> Plan:
+        plan = copy(plan)
+        plan.stats = ()
+        if operation.is_read:
+            plan.uncached = run_uncached
+        else:
+            plan.run = self._audit.refuse_write
+        return super().keep_plan(operation, plan)
+
+
+# Audits
+
+_running: dict[Operation[Any], _Audit] = {}
+"""The one audit of each tool."""
+
+_excluded: weakref.WeakSet[Operation[Any]] = weakref.WeakSet()
+"""Tools that have written while they were audited."""
+
+
+def forget_audits() -> None:
+    """Forget the audits that run, what writes and loads have noted, and which tools cannot be audited."""
+    for audit in list(_running.values()):
+        audit.end()
+    _history.ended.clear()
+    _logged.clear()
+    _loads.clear()
+    _excluded.clear()
+
+
+def _after_fork() -> None:
+    _running.clear()  # none of them runs in the child
+    _history.after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def begin_audit(
+    operation: Operation[Any], plan: Plan, key: Hashable, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    """Audit a call that was just answered by a local hit, unless its tool is being audited already.
+
+    Args:
+        key: the key of the call, without a tenant.
+    """
+    store, qualified = plan.partition.store, plan.qualify(key)
+    found = store.lookup(qualified)
+    if found is None or operation in _excluded:
+        return
+    if operation.is_sync and INTERCEPTORS:
+        return  # to a recorder, a call of a thread of ours would be one that has lost its context
+    audit = _Audit(operation, plan, key, found)
+    with LEDGER.lock:
+        for other in [one for one in _running.values() if one.has_lost_its_loop()]:
+            other.end()
+        if operation in _running:
+            return
+        _running[operation] = audit
+        audit.load.start()
+        is_there = store.lookup(qualified) is found  # else a write was faster, which has not marked the load
+    if not is_there or not audit.begin(args, kwargs):
+        audit.end()
+
+
+class _Audit:
+    """One run of a tool beside a hit.
+
+    Attributes:
+        load: lets the writes that overlap it be known.
+    """
+
+    __slots__ = (
+        "_args",
+        "_found",
+        "_has_written",
+        "_key",
+        "_kwargs",
+        "_loop",
+        "_operation",
+        "_partition",
+        "_plan",
+        "_session",
+        "_task",
+        "load",
+    )
+
+    def __init__(self, operation: Operation[Any], plan: Plan, key: Hashable, found: Stored) -> None:
+        self._operation: Any = operation
+        self._plan = plan
+        self._partition: Partition = plan.partition
+        self._key = key
+        self._found = found
+        self._args: tuple[Any, ...] = ()
+        self._kwargs: dict[str, Any] = {}
+        self._has_written = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._task: asyncio.Task[None] | Thread | None = None
+        self.load = Load(self._partition, plan.qualify(key), (*self._partition.static, *tags_of(found)), ())
+        participants = PLACE.get().scope.participants
+        self._session = participants[0].session_id if participants else None
+
+    # From its beginning to its end
+
+    def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Start it after the hit. Returns whether it will run."""
+        # The caller may change its arguments as soon as it has its answer, and so may the tool.
+        names = {one.name for one in self._operation.parameters.all if one.in_key and not one.is_receiver}
+        try:
+            self._args, self._kwargs = self._copied(args, kwargs, names)
+        except UncopyableError:
+            return False
+        context = copy_context()
+        if self._operation.is_sync:
+            return start_thread(partial(context.run, self._run_in_thread), f"agent_cache audits {self._operation.name}")
+        self._loop = asyncio.get_running_loop()
+        self._loop.call_soon(self._run_in_task, context=context)  # a task might start at once, and hold up the hit
+        return True
+
+    def _copied(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], names: set[str]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        parameters = self._operation.parameters
+        if not parameters.all:  # of a tool that is known by name: in front of them is what runs it
+            return args, {name: _copy(value) for name, value in kwargs.items()}
+        arguments = parameters.named(args, kwargs)
+        copied = {name: _copy(value) if name in names else value for name, value in arguments.items()}
+        split: tuple[tuple[Any, ...], dict[str, Any]] = parameters.split(copied)
+        return split
+
+    def _run_in_task(self) -> None:
+        assert self._loop is not None
+        task = self._loop.create_task(self._check(), name=f"agent_cache audits {self._operation.name}")
+        self._task = task
+        task.add_done_callback(lambda _: self.end())
+
+    def _run_in_thread(self) -> None:
+        try:
+            run_blocking(self._check())
+        finally:
+            self.end()
+
+    def has_lost_its_loop(self) -> bool:
+        """Whether it cannot go on, since its event loop is closed."""
+        return self._loop is not None and self._loop.is_closed()
+
+    def end(self) -> None:
+        """Let the tool be audited again."""
+        with LEDGER.lock:
+            if self.load.is_open:
+                self.load.finish()
+            if _running.get(self._operation) is self:
+                del _running[self._operation]
+
+    def refuse_write(self, call: Call) -> Awaitable[Entry]:
+        """Refuse a write tool that the tool calls. The run of its plan here."""
+        self.refuse(call.operation.name)
+
+    def refuse(self, name: str) -> NoReturn:
+        """Refuse a write that the tool makes: an audit must not have any effect."""
+        self._has_written = True
+        raise _WriteRefused(f"{name} was not run: it writes, and its caller is only audited")
+
+    # The check
+
+    async def _check(self) -> None:
+        PLACE.set(_AuditScope(self, tenant=self._plan.tenant))
+        operation = self._operation
+        try:
+            await self._compare()
+        except (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt):
+            raise
+        except BaseException as error:  # noqa: BLE001 - the tool's own, SystemExit too; the caller has its answer
+            if not self._has_written:
+                warn_once("an audit of a hit failed, so it says nothing", operation.name, error)
+        if self._has_written:
+            _excluded.add(operation)
+            warn_once("the tool writes, so its hits cannot be audited", operation.name)
+
+    async def _compare(self) -> None:
+        operation = self._operation
+        cached = entry_of(self._found).share()
+        expected = None if cached is MISSING else self._identity(cached)
+        if expected is None:
+            warn_once("its results cannot be compared, so its hits cannot be audited", operation.name)
+            return
+        if not self._is_same_call():
+            return
+        fresh = await self._run_tool()
+        if self._has_written or fresh is MISSING or not operation.is_successful(fresh) or not self._is_same_call():
+            return
+        found = self._identity(fresh)
+        if found == expected:
+            self._count(stale=False)
+        elif found is not None and await self._is_in_tiers(expected) and self._drop():
+            self._count(stale=True)
+            try:
+                self._report(cached, fresh)
+            finally:
+                await self._drop_in_tiers()
+
+    def _identity(self, value: Any) -> bytes | None:
+        outcome_key = self._operation.policy.loop.outcome_key
+        return fingerprint(value if outcome_key is None else outcome_key(value))
+
+    def _is_same_call(self) -> bool:
+        """Whether the arguments, and what the calls of the tool vary by, still identify the call that was answered."""
+        parameters = self._operation.parameters
+        return bool(self._operation.key_of(parameters.named(self._args, self._kwargs)) == self._key)
+
+    async def _run_tool(self) -> Any:
+        """The result of the tool; `MISSING` for a stream that is too long to be compared."""
+        operation, args, kwargs = self._operation, self._args, self._kwargs
+        if operation.returns_at_once:
+            return operation.function(*args, **kwargs)
+        if not operation.is_stream:
+            return await operation.coroutine_function(*args, **kwargs)
+        chunks: list[Any] = []
+        room = operation.policy.max_stream_bytes
+        if operation.is_sync:
+            with closing(operation.function(*args, **kwargs)) as stream:
+                for chunk in stream:
+                    room -= size_of(chunk)
+                    if room < 0:
+                        return MISSING
+                    chunks.append(chunk)
+        else:
+            async with aclosing(operation.function(*args, **kwargs)) as stream:
+                async for chunk in stream:
+                    room -= size_of(chunk)
+                    if room < 0:
+                        return MISSING
+                    chunks.append(chunk)
+        return tuple(chunks)
+
+    async def _is_in_tiers(self, expected: bytes) -> bool:
+        """Whether the farthest tier has the cached answer, too. Otherwise a write of another process explains the
+        difference, whose message has not arrived yet.
+        """
+        tiers = self._operation.tiers()
+        if not tiers:
+            return True
+        found, _ = await self._of_tier(tiers[-1].lookup, self._request())
+        return found is not None and self._identity(found.value) == expected
+
+    def _drop(self) -> bool:
+        """Drop the entry, unless a write explains why the answers differ, or it may not be served any more anyway."""
+        load, now = self.load, CLOCK.now()
+        partition = self._partition
+        garbage: list[Any] = []
+        with LEDGER.lock:
+            if LEDGER.timed_holds:
+                garbage = LEDGER.expire_holds(now)
+            is_unexplained = (
+                load.is_open
+                and partition.is_open
+                and partition.store.lookup(load.key) is self._found
+                and LEDGER.may_store(load, load.tags)
+                and entry_of(self._found).is_valid_at(now)
+            )
+            if is_unexplained:
+                garbage += LEDGER.invalidate(Region(keys=((self._operation, load.key),)))
+        free(garbage)
+        return is_unexplained
+
+    async def _drop_in_tiers(self) -> None:
+        tiers = self._operation.possible_tiers()
+        if tiers:
+            await self._of_tier(self._operation.discard, tiers, self.load.key, self._request())
+
+    def _request(self) -> Any:
+        call = Call(self._operation, self._plan, self.load.key, self._args, self._kwargs, "write")
+        for rule in self._operation.tags.early:
+            call.tags += rule.make(call.arguments, None)
+        return request_of(call)
+
+    def _of_tier(self, method: Callable[..., Awaitable[Any]], *args: Any) -> Awaitable[Any]:
+        return in_background(method, *args) if self._operation.is_sync else method(*args)
+
+    # What it has found
+
+    def _count(self, *, stale: bool) -> None:
+        for stats in self._plan.stats:
+            stats.audits += 1
+            stats.stale_found += stale
+
+    def _report(self, cached: Any, fresh: Any) -> None:
+        operation, name = self._operation, self._operation.name
+        since = _loads.get(self._partition, {}).get(self.load.key, 0)
+        writes = _history.since(since)
+        _log_stale(operation, writes)
+        on_stale = CURRENT.value.on_stale
+        if on_stale is None:
+            return
+        arguments = shown_arguments(operation, operation.parameters.named(self._args, self._kwargs))
+        tags = tuple(tag for tag in dict.fromkeys(self.load.tags) if not isinstance(tag, EntryTag))
+        ran = tuple((write.tool, write.tags) for write in writes)
+        hit = StaleHit(name, arguments, cached, fresh, tags, ran, self._session)
+        outside = copy_context()  # what it calls is neither audited nor a call of the session
+        outside.run(PLACE.set, ROOT)
+        try:
+            outside.run(on_stale, hit)
+        except Exception as error:  # noqa: BLE001 - the user's function; the entry is dropped all the same
+            warn_once("on_stale raised", name, error)
+
+
+def _copy(value: Any) -> Any:
+    copier = auto_copier(value)
+    return value if copier is None else copier()
+
+
+def _log_stale(operation: Any, writes: Iterable[_Write]) -> None:
+    """Log once for each tool that a stale answer of it was found. Tags are logged without the values in them."""
+    if operation in _logged:
+        return
+    _logged.add(operation)
+    ran = dict.fromkeys(f"{write.tool} ({', '.join(write.templates)})" for write in writes)
+    shown = list(ran)[-_MAX_LOGGED:]
+    more = f" and {len(ran) - len(shown)} others" if len(ran) > len(shown) else ""
+    since = f"these write tools have run: {', '.join(shown)}{more}" if ran else "no write tool has run in this process"
+    depends = ", ".join(_templates(operation)) or "nothing"
+    LOG.warning(
+        "%s: an audit has found a stale answer: the tool returns another one now, and no write of its tags explains "
+        "it. It depends on %s; since it was loaded %s. A tag is missing, or something changes it without a write. If "
+        "its answers differ by themselves, give it loop=LoopHints(outcome_key=...), which names what to compare",
+        operation.name,
+        depends,
+        since,
+        extra={"agent_cache_event": "a stale answer", "agent_cache_tool": operation.name},
+    )
+
+
+_logged: weakref.WeakSet[Operation[Any]] = weakref.WeakSet()
+_MAX_LOGGED: Final = 10
+"""Write tools that the line in the log names."""

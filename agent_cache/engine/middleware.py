@@ -1,0 +1,284 @@
+"""Middleware: what `configure(middleware=...)` puts around the calls that no local hit has answered.
+
+A middleware is an ``async def (call, proceed)``. It is awaited in the task and the context of the call, `proceed` runs
+the rest of it, and what the tool does is untouched: the tool runs exactly once, and its answer or its error reaches the
+caller, whatever the middleware returns or raises.
+
+One form serves every tool. The stages of a `def` are coroutines that `engine.blocking` drives in the calling thread, so
+a middleware around them is one more; it may await `proceed()` and nothing else there, as there is no event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Generator, Mapping
+from functools import partial
+from types import MappingProxyType
+from typing import Any, Self, final
+
+from agent_cache.config import CURRENT, Installed
+from agent_cache.core.store import Entry
+from agent_cache.core.tags import Tag, TagRule
+from agent_cache.engine.runtime import Call, Operation, Proceed
+from agent_cache.engine.state import LOG, warn_once
+from agent_cache.engine.stream_chunks import TOO_LONG
+from agent_cache.values.canonical import MISSING
+
+__all__ = ["ToolCall", "observe_call", "shown_arguments"]
+
+
+@final
+class ToolCall:
+    """What a middleware sees of a call: ``async def observe(call, proceed)``.
+
+    All of it is read-only. It may be kept after the call.
+    """
+
+    __slots__ = ("_arguments", "_call", "_operation", "_session", "_shown", "_source", "_tags")
+
+    def __init__(self, call: Call) -> None:
+        participants = call.scope.participants
+        self._call: Call | None = call
+        self._operation = call.operation
+        self._arguments: Mapping[str, Any] = call.arguments
+        self._session = participants[0].session_id if participants else None
+        self._shown: Mapping[str, Any] | None = None
+        self._source: str | None = None
+        self._tags: tuple[Tag, ...] | None = None
+
+    def __repr__(self) -> str:
+        return f"<ToolCall of {self.tool}>"
+
+    @property
+    def tool(self) -> str:
+        """``module:qualname`` of the tool, or its `name=`, as in the metrics."""
+        name: str = self._operation.name
+        return name
+
+    @property
+    def arguments(self) -> Mapping[str, Any]:
+        """Its arguments by parameter name, defaults included: the objects that the tool gets, which are not to be
+        changed. The object of a method, contexts that a framework injects, and parameters that ``skip_args`` and
+        ``ignore`` name are left out.
+        """
+        if self._shown is None:
+            self._shown = MappingProxyType(shown_arguments(self._operation, self._arguments))
+        return self._shown
+
+    @property
+    def source(self) -> str | None:
+        """None until `proceed` has ended; then how the call was answered.
+
+        ``"miss"``: the tool ran, and its result may be stored; ``"shared"``: another caller's run; ``"hit"``: of a
+        tier, or a result within its grace period; ``"uncached"`` and ``"write"``: the tool ran.
+        """
+        return self._source
+
+    @property
+    def session(self) -> str | None:
+        """The id of the innermost session, None outside of sessions."""
+        return self._session
+
+    @property
+    def tags(self) -> tuple[Tag, ...]:
+        """What a read depends on or a write touches, as far as it is known now: until `proceed` has returned without
+        what the result names. Where a tag could not be computed, its root. Tags that a read inherits from the reads
+        that its tool makes are not among them.
+        """
+        return self._known_tags() if self._tags is None else self._tags
+
+    @property
+    def is_read_only(self) -> bool:
+        """Whether it is a read tool."""
+        return bool(self._operation.is_read)
+
+    @property
+    def is_sync(self) -> bool:
+        """Whether the tool is a `def`: then there is no event loop, and nothing but ``proceed()`` can be awaited."""
+        return bool(self._operation.is_sync)
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether the tool is a generator: ``proceed()`` gives the tuple of its chunks, or None if it was longer than
+        what is kept.
+        """
+        return bool(self._operation.is_stream)
+
+    def _known_tags(self) -> tuple[Tag, ...]:
+        rules = self._operation.tags
+        return _without_repeats(rules.static, _rendered(rules.early, self._arguments, None))
+
+    def _end(self, result: Any = MISSING) -> None:
+        """Note how the call was answered, and let go of it: a middleware may keep what it was shown for long."""
+        call, self._call = self._call, None
+        if call is None:
+            return
+        self._source = call.source
+        rules, is_read = self._operation.tags, self._operation.is_read
+        if not is_read and self._operation.policy.key_fn is not None:
+            self._tags = call.tags
+        elif rules.late and result is not MISSING and result is not TOO_LONG:
+            self._tags = _without_repeats(self._known_tags(), _rendered(rules.late, self._arguments, result))
+
+
+def shown_arguments(operation: Operation[Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a call that identify it, without the object of a method: what an observer may see of them."""
+    hidden = {one.name for one in operation.parameters.all if one.is_receiver or not one.in_key}
+    return {name: value for name, value in arguments.items() if name not in hidden}
+
+
+def _rendered(rules: tuple[TagRule, ...], arguments: Mapping[str, Any], result: Any) -> tuple[Tag, ...]:
+    tags: tuple[Tag, ...] = ()
+    for rule in rules:
+        try:
+            tags += rule.make(arguments, result)
+        except Exception:  # noqa: BLE001 - the user's function; the call itself logs that it raises
+            tags += (rule.root,)
+    return tags
+
+
+def _without_repeats(*tags: tuple[Tag, ...]) -> tuple[Tag, ...]:
+    return tuple(dict.fromkeys(tag for some in tags for tag in some))
+
+
+# The stage
+
+
+def observe_call(middleware: tuple[Installed, ...], proceed: Proceed, call: Call) -> Awaitable[Entry]:
+    """Run a call inside of these middleware, the first one outermost.
+
+    Stands outside of all other stages, in the plans of configurations that have some.
+    """
+    shown = ToolCall(call)
+    begin: Callable[[], Awaitable[Entry]] = partial(_run_shown, shown, proceed, call)
+    for one in reversed(middleware):
+        if one.observes(is_sync=shown.is_sync):
+            begin = partial(_run_inside, one, shown, begin)
+    return begin()
+
+
+async def _run_shown(shown: ToolCall, proceed: Proceed, call: Call) -> Entry:
+    try:
+        entry = await proceed(call)
+    except BaseException:
+        shown._end()
+        raise
+    shown._end(entry.value)
+    return entry
+
+
+async def _run_inside(middleware: Installed, shown: ToolCall, begin: Callable[[], Awaitable[Entry]]) -> Entry:
+    """Run the rest of a call inside of one middleware."""
+    rest = _Rest(begin)
+    failure: Exception | None = None
+    try:
+        try:
+            returned = await middleware.function(shown, rest)
+        except Exception as error:
+            if error is rest.error:
+                raise
+            _remove(middleware, error, is_sync=shown.is_sync)
+            failure, returned = error, None
+        if rest.was_cancelled and not _is_cancelled():
+            # A timeout of the middleware has cancelled the tool, so there is no other outcome. The caller is not
+            # cancelled, and would end as if it were.
+            if failure is None:
+                failure = RuntimeError(f"the middleware {middleware.name} has cancelled the call and gone on")
+                _remove(middleware, failure, is_sync=shown.is_sync)
+            raise failure
+        entry = await rest.outcome()
+        if returned is not None and returned is not entry.value:
+            warn_once(
+                "a middleware returned something else than what the tool did, which its caller did not get: "
+                "middleware observe calls and do not change them",
+                middleware.name,
+            )
+        return entry
+    finally:
+        failure = None  # it refers to this frame
+        rest.close()
+
+
+def _remove(middleware: Installed, error: Exception, *, is_sync: bool) -> None:
+    """Remove a middleware that has raised, for tools of the kind of this one."""
+    if not CURRENT.remove(middleware, is_sync=is_sync):
+        return
+    kind = "def" if is_sync else "async def"
+    LOG.warning(
+        "%s: a middleware raised, so it does not observe tools that are `%s` any more; what they did is untouched "
+        "(%s); configure(middleware=...) installs it again",
+        middleware.name,
+        kind,
+        type(error).__name__,
+        exc_info=error,
+        extra={"agent_cache_event": "a middleware raised", "agent_cache_tool": middleware.name},
+    )
+
+
+def _is_cancelled() -> bool:
+    """Whether something has cancelled the task that this runs in. Without a task: True."""
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:
+        return True
+    return task is None or task.cancelling() > 0
+
+
+class _Rest:
+    """The `proceed` of one middleware: the rest of its call, which runs once.
+
+    To call it returns itself, to be awaited: a coroutine that nobody awaits would be a warning, and be awaited once.
+
+    Attributes:
+        error: what the rest has raised, once it has.
+        was_cancelled: whether that was because something cancelled the task it ran in, not by the tool itself.
+    """
+
+    __slots__ = ("_begin", "_entry", "_waiters", "error", "was_cancelled")
+
+    def __init__(self, begin: Callable[[], Awaitable[Entry]]) -> None:
+        self._begin: Callable[[], Awaitable[Entry]] | None = begin
+        self._entry: Entry | None = None
+        self._waiters: list[asyncio.Future[None]] | None = []
+        self.error: BaseException | None = None
+        self.was_cancelled = False
+
+    def __call__(self) -> Self:
+        return self
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        entry = yield from self.outcome().__await__()
+        return None if entry.value is TOO_LONG else entry.value
+
+    async def outcome(self) -> Entry:
+        """Run the rest, or give the outcome that it had. While it runs in another task, wait for it."""
+        begin, self._begin = self._begin, None
+        if begin is not None:
+            try:
+                self._entry = await begin()
+            except BaseException as error:
+                self.error = error
+                self.was_cancelled = isinstance(error, asyncio.CancelledError) and _is_cancelled()
+                raise
+            finally:
+                self._wake()
+            return self._entry
+        if self._waiters is None:
+            raise RuntimeError("proceed() was called after the middleware had ended")
+        if self._entry is None and self.error is None:
+            waiter = asyncio.get_running_loop().create_future()
+            self._waiters.append(waiter)
+            await waiter
+        if self.error is not None:
+            raise self.error
+        assert self._entry is not None
+        return self._entry
+
+    def _wake(self) -> None:
+        for waiter in self._waiters or ():
+            if not waiter.done():
+                waiter.set_result(None)
+
+    def close(self) -> None:
+        """Let go of the outcome, whose traceback refers to this."""
+        self._begin = self._entry = self.error = self._waiters = None

@@ -1,0 +1,150 @@
+"""Ttls that are set at run time, by the name of the tool: here, or by another process of a fleet.
+
+`TTLS` has one for each name, whether or not a tool of that name exists yet: a tool that is decorated later gets it. A
+tier that passes them on (`remote.protocol.SharedTtls`) gives all of its own at once, so one that is not among them any
+more has been taken back.
+
+A shorter ttl counts at once for everything that is stored: no entry is served that began to load longer ago. A load
+that runs is not stored, since it may have computed its expiry already. What was made of the results is dropped with
+them. A longer one counts for what is loaded from now on: nothing outlives the ttl that was in force when it was loaded,
+and nothing is stored that the code does not let be stored.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from agent_cache.core.coherence import Partition, PartitionGroup
+from agent_cache.core.store import Stored
+from agent_cache.engine.state import LEDGER, free
+
+if TYPE_CHECKING:
+    from agent_cache.remote.protocol import Tier
+
+__all__ = ["TTLS", "Ttls", "follow"]
+
+_AT_ONCE: Final = 1_000
+"""Entries whose expiry is changed without releasing the lock: 0.5 ms."""
+
+
+class Ttls:
+    """The ttls that are set at run time, in seconds by the name of the tool."""
+
+    __slots__ = ("_by_name", "_lock", "_of_tiers")
+
+    def __init__(self) -> None:
+        self._by_name: dict[str, float] = {}
+        # Weak: a tier that is freed leaves the ttls that it has given as they are.
+        self._of_tiers: weakref.WeakKeyDictionary[Tier, dict[str, float | None]] = weakref.WeakKeyDictionary()
+        self.renew_lock()
+
+    def renew_lock(self) -> None:
+        """In the child of a fork: another thread may have had the lock."""
+        self._lock = threading.RLock()  # one change after the other; taken before that of the ledger
+
+    def get(self, name: str) -> float | None:
+        """The ttl of a tool; None if its code decides."""
+        return self._by_name.get(name)
+
+    def set(self, name: str, ttl: float | None) -> None:
+        """Set the ttl of all tools of this name in this process; None takes it back."""
+        with self._lock:
+            with LEDGER.lock:  # a tool that is being decorated takes it from here, or is changed below
+                if ttl is None:
+                    self._by_name.pop(name, None)
+                else:
+                    self._by_name[name] = ttl
+                groups = [group for group in LEDGER.groups() if _is_named(group.tool, name)]
+            for group in groups:
+                _change(group, ttl)
+
+    def note_published(self, tier: Tier, name: str, ttl: float | None) -> None:
+        """Note what a tier is about to be given, so that it is taken back here when the tier has it no more."""
+        with self._lock:
+            self._of_tiers.setdefault(tier, {})[name] = ttl
+
+    def receive(self, tier: Tier, ttls: Mapping[str, float]) -> None:
+        """Set all ttls that a tier has, and take back those that it had and has no more, unless another one has."""
+        with self._lock:
+            former = self._of_tiers.get(tier, {})
+            self._of_tiers[tier] = dict(ttls)
+            for name in former.keys() - ttls.keys():
+                others = [ttl for known in self._of_tiers.values() if (ttl := known.get(name)) is not None]
+                self.set(name, min(others, default=None))
+            for name, ttl in ttls.items():
+                if self._by_name.get(name) != ttl:
+                    self.set(name, ttl)
+
+    def clear(self) -> None:
+        """Take all back."""
+        with self._lock:
+            self._of_tiers.clear()
+            for name in list(self._by_name):
+                self.set(name, None)
+
+
+TTLS: Final = Ttls()
+os.register_at_fork(after_in_child=TTLS.renew_lock)
+
+
+def follow(tier: Tier) -> Callable[[], None]:
+    """Follow the ttls that a tier passes on, if it does. Returns a function that ends this."""
+    shared: Any = tier
+    if not hasattr(shared, "follow_ttls"):
+        return _end_nothing
+    reference = weakref.ref(tier)
+
+    def receive(ttls: Mapping[str, float]) -> None:
+        if (alive := reference()) is not None:
+            TTLS.receive(alive, ttls)
+
+    end: Callable[[], None] = shared.follow_ttls(receive)
+    return end
+
+
+def _end_nothing() -> None:
+    """End nothing."""
+
+
+def _is_named(tool: Any, name: str) -> bool:
+    return getattr(tool, "name", None) == name and hasattr(tool, "declared")
+
+
+def _change(group: PartitionGroup, ttl: float | None) -> None:
+    """Change the ttl of one tool, and the expiry of its entries if it is shorter now."""
+    garbage: list[Any] = []
+    operation = group.tool
+    with LEDGER.lock:
+        former, changed = operation.policy, operation.declared.with_ttl(ttl)
+        if changed.ttl == former.ttl and changed.bound == former.bound:
+            return
+        operation.set_policy(changed)
+        life = changed.longest_ttl
+        if life is None or (former.longest_ttl is not None and life >= former.longest_ttl):
+            return
+        for load in (*group.starting, *group.loads):
+            load.mark_dirty()
+        garbage += LEDGER.clear_dependents(operation)
+        partitions = [partition for partition in group.partitions() if not partition.is_outdated]
+        if sum(len(partition.store) for partition in partitions) <= _AT_ONCE:
+            for partition in partitions:
+                garbage.append(partition.store.shorten(partition.store.keys(), former.longest_ttl, life))
+            partitions = []
+    for partition in partitions:
+        garbage += _shorten(partition, former.longest_ttl, life)
+    free(garbage)
+
+
+def _shorten(partition: Partition, former: float | None, life: float) -> list[list[Stored]]:
+    """Change the expiry of many entries. An entry that is stored meanwhile may lose some of its life, and gets none."""
+    with LEDGER.lock:
+        keys = partition.store.keys()
+    garbage = []
+    for start in range(0, len(keys), _AT_ONCE):
+        with LEDGER.lock:
+            garbage.append(partition.store.shorten(keys[start : start + _AT_ONCE], former, life))
+    return garbage
