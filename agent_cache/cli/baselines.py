@@ -18,12 +18,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from agent_cache.cli.cassettes import load_cassette, secret_places
+from agent_cache.cli.cassettes import load_cassette, redaction_rules, secrets_in
 from agent_cache.cli.output import Printer, escaped, plural, print_json, shortened
 from agent_cache.errors import CassetteError, CassetteNotFound, ConfigurationError
-from agent_cache.recording import Baseline, Cassette, DriftEvent, DriftSeverity, Redaction, Tolerance
+from agent_cache.recording import Baseline, Cassette, DriftEvent, DriftSeverity, Tolerance
 from agent_cache.recording.accepted_runs import accepted_runs, is_folder_of_runs, store_run
-from agent_cache.recording.cassette import recorded_rules
 from agent_cache.recording.drift import DriftReport
 
 __all__ = ["add_baseline_options", "add_drift_options", "run_baseline", "run_drift"]
@@ -271,20 +270,20 @@ def add_baseline_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run_baseline(options: argparse.Namespace) -> int:
-    """Accept runs. Returns 1 if one contains secrets, and 2 for an error of a file or of usage."""
-    try:
-        return _accept(options)
-    except (CassetteError, ConfigurationError) as error:
-        print(escaped(error, keep="\n"), file=sys.stderr)
-        return 2
+    """Accept runs, after all of them were checked: a run that cannot be accepted changes nothing.
 
+    Returns 1 if one contains secrets.
 
-def _accept(options: argparse.Namespace) -> int:
-    """Write runs to a baseline, after all of them were checked: a run that cannot be accepted changes nothing."""
+    Raises:
+        CassetteError, ConfigurationError: for an error of a file or of usage.
+    """
     target: Path = options.target
     _check_target(target, options)
     runs = [_fit_run(path, may_have_failed=options.failed) for path in options.runs]
-    secrets = {str(path): _secrets(run) for path, run in zip(options.runs, runs, strict=True)}
+    secrets = {
+        str(path): dict(secrets_in(run, redaction_rules(run)).most_common())
+        for path, run in zip(options.runs, runs, strict=True)
+    }
     if any(secrets.values()):
         _print_secrets(secrets, options)
         return 1
@@ -347,12 +346,6 @@ def _fit_run(path: Path, *, may_have_failed: bool) -> Cassette:
         raise CassetteError(f"is no run to compare with: it {ending}; --failed accepts it all the same", path)
     Baseline(run)
     return run
-
-
-def _secrets(run: Cassette) -> dict[str, int]:
-    """How often each part of the calls contains a secret, by today's rules and those of the recording."""
-    rules = Redaction().joined(recorded_rules(run))
-    return dict(Counter(f"{call.name} {place}" for call in run for place in secret_places(call, rules)).most_common())
 
 
 def _print_secrets(secrets: dict[str, dict[str, int]], options: argparse.Namespace) -> None:

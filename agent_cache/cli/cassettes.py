@@ -29,6 +29,7 @@ from agent_cache.cli import forks
 from agent_cache.cli.output import Printer, escaped, json_text, plural, print_json, progress, shortened
 from agent_cache.errors import CassetteError, CassetteNotFound, ConfigurationError
 from agent_cache.recording import Cassette, RecordedCall, Redaction, Savings, diff_cassettes
+from agent_cache.recording.call_text import call_text, duration_text, has_error, outcome_text
 from agent_cache.recording.cassette import recorded_rules, redact_call
 from agent_cache.recording.cassette_file import (
     EARLIER,
@@ -47,12 +48,12 @@ from agent_cache.recording.recorder import recorded_function
 from agent_cache.recording.results import check_outcome, problems_of, read_value
 from agent_cache.values.tagged import encode
 
-__all__ = ["add_options", "load_cassette", "run", "secret_places"]
+__all__ = ["add_options", "load_cassette", "redaction_rules", "run", "secret_places", "secrets_in"]
 
 _BAR = 16
 _DEEPEST = 12
 _LEAST_FOR_A_PROGRESS_BAR = 1_000_000  # bytes
-_LONG, _SHORT = 200, 60
+_LONG = 200
 _ONE_LINE = 80
 _STYLES = {"hit": "green", "shared": "green", "miss": "yellow", "write": "magenta", "blocked": "red", "llm": "cyan"}
 _KINDS = frozenset({"tool", "llm", "call", "write", "env", "http"})
@@ -139,12 +140,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run a subcommand. Returns its exit code, or 2 for an error of a file or of usage."""
-    try:
-        code: int = options.run_cassette(options)
-    except (CassetteError, ConfigurationError) as error:
-        print(escaped(error, keep="\n"), file=sys.stderr)
-        return 2
+    """Run a subcommand. Returns its exit code.
+
+    Raises:
+        CassetteError, ConfigurationError: for an error of a file or of usage.
+    """
+    code: int = options.run_cassette(options)
     return code
 
 
@@ -193,58 +194,6 @@ def _has_our_format(path: Path) -> bool:
 # One call as text
 
 
-def _call_text(call: RecordedCall) -> str:
-    if call.key is not None:
-        return f"{call.name} [{shortened(repr(call.key), _SHORT)}]"
-    arguments = ", ".join(f"{name}={shortened(repr(value), _SHORT)}" for name, value in call.arguments.items())
-    return f"{call.name}({arguments if len(arguments) <= 2 * _LONG else arguments[: 2 * _LONG] + '...'})"
-
-
-def _outcome_text(call: RecordedCall) -> str:
-    stream, response = call.outcome.get("stream"), call.outcome.get("response")
-    if isinstance(response, dict):
-        return _response_text(response)
-    if not isinstance(stream, dict):
-        return _result_text(call.outcome)
-    chunks, end = plural(len(stream.get("chunks", ())), "chunk"), stream.get("end") or {}
-    is_plain_end = "value" in end and end["value"] is None
-    return chunks if is_plain_end else f"{chunks}, {_result_text(end)}"
-
-
-def _response_text(response: dict[str, Any]) -> str:
-    pieces = {field: response.get(field) for field in ("events", "frames", "lines", "chunks")}
-    parts = [str(response.get("status", ""))]
-    parts += [plural(len(one), field.removesuffix("s")) for field, one in pieces.items() if isinstance(one, list)]
-    if "json" in response or "text" in response:
-        parts.append(shortened(repr(response.get("json", response.get("text"))), _SHORT))
-    if isinstance(response.get("end"), dict):
-        parts.append(_result_text(response["end"]))
-    return ", ".join(parts)
-
-
-def _result_text(outcome: dict[str, Any]) -> str:
-    error = outcome.get("error")
-    if isinstance(error, dict):
-        name, message = str(error.get("type", "")).removeprefix("builtins:"), str(error.get("message") or "")
-        return f"raised {name}{': ' if message else ''}{shortened(message.replace(chr(10), ' '), _SHORT)}"
-    for form in ("value", "typed", "any"):
-        if form in outcome:
-            return shortened(repr(outcome[form]), _SHORT)
-    if "object" in outcome:
-        return f"{outcome['object'][0]} {shortened(repr(outcome['object'][1]), _SHORT)}"
-    if "unencodable" in outcome:
-        return f"a {outcome['unencodable']}, not written down"
-    return ", ".join(outcome) or "nothing"
-
-
-def _has_error(call: RecordedCall) -> bool:
-    """Whether the call raised, or the stream that it returned did."""
-    outcome, stream = call.outcome, call.outcome.get("stream", call.outcome.get("response"))
-    if isinstance(stream, dict) and isinstance(stream.get("end"), dict):
-        outcome = stream["end"]
-    return isinstance(outcome.get("error"), dict)
-
-
 def _tokens_text(call: RecordedCall) -> str:
     parts = [call.model] if call.model else []
     if call.input_tokens or call.output_tokens:
@@ -252,14 +201,6 @@ def _tokens_text(call: RecordedCall) -> str:
     if call.cache_read_tokens:
         parts.append(f"{call.cache_read_tokens} from the prompt cache")
     return f"  ({', '.join(parts)})" if parts else ""
-
-
-def _duration_text(ms: float) -> str:
-    if ms < 1:
-        return f"{ms * 1000:.0f} us"
-    if ms < 1000:
-        return f"{ms:.0f} ms"
-    return f"{ms / 1000:.1f} s" if ms < 120_000 else f"{ms / 60_000:.1f} min"
 
 
 # show
@@ -277,7 +218,7 @@ def _show(options: argparse.Namespace) -> int:
         for index in order:
             call = cassette[index]
             is_named = not options.name or fnmatch.fnmatchcase(call.name, options.name)
-            if is_named and (not options.errors or _has_error(call)):
+            if is_named and (not options.errors or has_error(call)):
                 yield index, call
 
     chosen = islice(calls(), options.limit)
@@ -300,7 +241,7 @@ def _timeline(cassette: Cassette) -> tuple[Sequence[int], array[int], dict[str, 
         parents.append(0 if call.parent is None else call.parent)
         kinds[call.kind] += 1
         sources[call.source] += 1
-        errors += _has_error(call)
+        errors += has_error(call)
         input_tokens += call.input_tokens
         output_tokens += call.output_tokens
     order = cassette.outline.starts()
@@ -353,21 +294,21 @@ def _show_lines(cassette: Cassette, calls: _Steps, depths: array[int], totals: d
     shown = 0
     for index, call in calls:
         shown += 1
-        kind, error_style = call.source or call.kind, "red" if _has_error(call) else ""
+        kind, error_style = call.source or call.kind, "red" if has_error(call) else ""
         style = error_style or _STYLES.get(kind, "")
         printer.line(
-            f"{index:>6} {call.id:>6}  {_duration_text(call.started_ms):>8}  {_duration_text(call.duration_ms):>8}  ",
+            f"{index:>6} {call.id:>6}  {duration_text(call.started_ms):>8}  {duration_text(call.duration_ms):>8}  ",
             (_bar(call, whole), style),
             "  ",
             (f"{kind:<8}", style),
-            f"  {'  ' * depths[index]}{_call_text(call)}",
+            f"  {'  ' * depths[index]}{call_text(call)}",
             (" -> ", "dim"),
-            (_outcome_text(call), error_style),
+            (outcome_text(call), error_style),
             (_tokens_text(call), "dim"),
         )
     if shown < len(cassette):
         printer.line((f"{len(cassette) - shown} more calls are not shown", "dim"))
-    parts = [f"{plural(totals['calls'], 'call')} in {_duration_text(whole)}"]
+    parts = [f"{plural(totals['calls'], 'call')} in {duration_text(whole)}"]
     parts += [f"{number} {name}" for name, number in sorted(totals["sources"].items())]
     parts += [f"{number} {name}" for name, number in sorted(totals["kinds"].items()) if name not in {"tool", "call"}]
     if totals["input_tokens"] or totals["output_tokens"]:
@@ -484,9 +425,9 @@ def _diff(options: argparse.Namespace) -> int:
         if branch := forks.branch_text(cassette):
             printer.line(f"{cassette.path}: {branch}")
     for index in diff.dropped_steps:
-        printer.line((f"- {index:>5}  {_call_text(one[index])} -> {_outcome_text(one[index])}", "red"))
+        printer.line((f"- {index:>5}  {call_text(one[index])} -> {outcome_text(one[index])}", "red"))
     for index in diff.new_steps:
-        printer.line((f"+ {index:>5}  {_call_text(other[index])} -> {_outcome_text(other[index])}", "green"))
+        printer.line((f"+ {index:>5}  {call_text(other[index])} -> {outcome_text(other[index])}", "green"))
     for change in diff.changed_calls:
         a, b = change["index"], change["index_b"]
         steps = f"{a}" if a == b else f"{a}>{b}"
@@ -537,13 +478,13 @@ def secret_places(call: RecordedCall, rules: Redaction) -> list[str]:
     return found + [part for part in ("key", "model") if getattr(call, part) != getattr(clean, part)]
 
 
-def _rules(cassette: Cassette, options: argparse.Namespace | None = None) -> Redaction:
+def redaction_rules(cassette: Cassette, options: argparse.Namespace | None = None) -> Redaction:
     """The default rules, those of the recording, and those of the options."""
     given = Redaction() if options is None else Redaction(options.name, options.pattern)
     return given.joined(recorded_rules(cassette))
 
 
-def _secrets(cassette: Cassette, rules: Redaction) -> Counter[str]:
+def secrets_in(cassette: Cassette, rules: Redaction) -> Counter[str]:
     """How often each part of the calls of each name contains a secret."""
     return Counter(f"{call.name} {place}" for call in cassette for place in secret_places(call, rules))
 
@@ -590,8 +531,8 @@ def _redact(options: argparse.Namespace) -> int:
         cassette = load_cassette(path)
         if not _has_our_format(path):
             raise CassetteError("is a cassette of agentcassette; `agent-cache cassette convert` redacts it, too", path)
-        rules = _rules(cassette, options)
-        found = _secrets(cassette, rules)
+        rules = redaction_rules(cassette, options)
+        found = secrets_in(cassette, rules)
         count += found.total()
         is_written = not options.check and (found.total() > 0 or rules.describe() != recorded_rules(cassette))
         if is_written:
@@ -622,8 +563,8 @@ def _convert(options: argparse.Namespace) -> int:
         target = options.output or path.with_suffix(".jsonl")
         if target.exists() and not options.force:
             raise CassetteError("exists already; --force replaces it, --output gives another path", target)
-        rules = _rules(cassette)
-        found = _secrets(cassette, rules)
+        rules = redaction_rules(cassette)
+        found = secrets_in(cassette, rules)
         if options.to == "reyn":
             cassette.steps = _RewrittenCalls(cassette, rules, frozenset())
             entries = from_cassette(cassette)
@@ -755,7 +696,7 @@ def _findings(
         for message in cassette.steps.table_problems():
             add("structure", 0, message)
     ids = {call.id for call in cassette}
-    rules = _rules(cassette)
+    rules = redaction_rules(cassette)
     has_lines = _has_our_format(path)  # a document of agentcassette does not have one line for each call
     for index, call in enumerate(cassette):
         line = index + 2 if has_lines else 0
@@ -766,7 +707,7 @@ def _findings(
             messages.append(("digest", f"{what}; the line was edited, and a replay will not find the call"))
         clean = redact_call(call, rules)
         for kind, message in messages:
-            add(kind, line, f"step {index}, {_call_text(clean)}: {message}")
+            add(kind, line, f"step {index}, {call_text(clean)}: {message}")
         for problem in problems_of(call.outcome):
             add("replay", line, f"step {index}: {call.name} {problem}")
         if call.name in functions and b'"$function"' not in encode(call.arguments):  # a class may have been passed
@@ -863,7 +804,7 @@ def _prune_calls(options: argparse.Namespace) -> list[dict[str, Any]]:
         if removed:
             results.append({"path": str(path), "calls": len(removed), "of": len(cassette)})
             if options.yes:
-                _rewrite(cassette, path, _rules(cassette), frozenset(removed))
+                _rewrite(cassette, path, redaction_rules(cassette), frozenset(removed))
     return results
 
 

@@ -45,6 +45,7 @@ _PATTERNS = {
     "cell": "~t:{%s:*",
     "registry": "~w:{%s:*",
     "channel": "&c:{%s:*",
+    "ttls": "~t:{%s:*",
     "value": "~v:%s:*",
     "claim": "~r:%s:*",
     "heartbeat": "~%s:hb:*",
@@ -54,6 +55,7 @@ _COMMANDS = (
     "PING", "INFO replication", "TIME", "SET heartbeat x PX 5000", "SET value x PX 5000", "SET claim x NX PX 5000",
     "SET cell x PX 5000", "MGET value", "MGET cell", "GET cell", "ZADD registry 1 x", "ZRANGE registry 0 -1",
     "PEXPIRE registry 5000", "ZREM registry x", "EVAL return(1) 1 cell", f"EVALSHA {'0' * 40} 1 cell", "DEL value",
+    "HGETALL ttls", "HSET ttls x 1", "HGET ttls x", "HDEL ttls x",
 )  # fmt: skip
 """What a tier sends. A name of `_PATTERNS` stands for a key of that kind."""
 _SINGLE_COMMANDS = ("PUBLISH channel x", "UNSUBSCRIBE channel")
@@ -115,6 +117,7 @@ class Target:
             "cell": self.root.s,
             "registry": self.root.registry,
             "channel": self.root.channel,
+            "ttls": self.root.cell(b"ttls"),
             "value": own(map(names.value, digests)),
             "claim": own(map(names.claim, digests)),
             "heartbeat": own(names.heartbeats(f"doctor-{serial}".encode())),

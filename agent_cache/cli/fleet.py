@@ -20,7 +20,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 try:
@@ -32,7 +32,8 @@ from redis.backoff import NoBackoff
 from redis.crc import key_slot
 from redis.exceptions import NoPermissionError, OutOfMemoryError, ReadOnlyError, RedisError, ResponseError
 
-from agent_cache.cli.output import Printer, escaped, print_json, progress, size_text
+from agent_cache.cli.output import Printer, escaped, print_json, progress, shortened, size_text
+from agent_cache.core.evidence import Seen
 from agent_cache.core.tags import parse_tag
 from agent_cache.errors import ConfigurationError, RemoteTierError
 from agent_cache.remote import RedisTier, WriteIntent
@@ -47,6 +48,8 @@ from agent_cache.remote.redis.keyspace import (
     version_of,
 )
 from agent_cache.remote.redis.options import Deployment, deployment_of_url
+from agent_cache.remote.redis.subscriber import TOOLS
+from agent_cache.tuning import Recommendation, recommend
 
 __all__ = [
     "Fleet",
@@ -77,6 +80,8 @@ _MAX_ROOTS = 10_000
 _ROOTS_AT_ONCE = 100
 _LEAST_FOR_A_PROGRESS_BAR = 20_000  # keys
 _DIGEST = 12
+_MAX_TOOLS = 1_000
+_LONGEST_NAME = 60
 _CALLS = ("hits", "misses", "shared")
 _NO_LOG = logging.NullHandler()
 
@@ -90,6 +95,8 @@ def add_options(parser: argparse.ArgumentParser, command: str) -> None:
         add_common_options(parser, "Counts what a tier holds for each resource root.")
         help_text = "values of each server to read; more are estimated from these (default: 10,000)"
         parser.add_argument("--sample", type=_count, default=10_000, metavar="N", help=help_text)
+        help_text = "also what to change about the tools, by what the loads of all processes have shown"
+        parser.add_argument("--recommend", action="store_true", help=help_text)
         return
     if command == "keys":
         add_common_options(parser, "Lists entries: digests, tags and sizes. Neither arguments nor values are shown.")
@@ -493,6 +500,7 @@ async def stats(options: argparse.Namespace) -> int:
     totals: Counter[str] = Counter()
     roots: defaultdict[str, Counter[str]] = defaultdict(Counter)
     processes: set[bytes] = set()
+    tools: dict[str, Seen] = {}
 
     def counts_of(root: str) -> Counter[str]:
         return roots[root if root in roots or len(roots) < _MAX_ROOTS else "(others)"]  # forged keys name any number
@@ -517,10 +525,16 @@ async def stats(options: argparse.Namespace) -> int:
             for heartbeat, report in zip(heartbeats, reports, strict=True):
                 if report is not None and _name_of(heartbeat) not in processes:  # a process has one on each server
                     processes.add(_name_of(heartbeat))
-                    for root, calls in _reported_calls(report):
+                    document = _document_of(report)
+                    for root, calls in _reported_calls(document):
                         counts_of(root).update(calls)
+                    for tool, seen in _reported_tools(document) if options.recommend else ():
+                        if tool in tools:
+                            tools[tool] = tools[tool].with_sums_of(seen)
+                        elif len(tools) < _MAX_TOOLS:
+                            tools[tool] = seen
     scale = totals["entries"] / totals["inspected"] if totals["inspected"] else 1.0
-    document = {
+    shown: dict[str, Any] = {
         "namespace": options.namespace,
         "servers": [server.name for server in fleet.servers],
         "entries": totals["entries"],
@@ -530,25 +544,44 @@ async def stats(options: argparse.Namespace) -> int:
         "processes": len(processes),
         "roots": {root: _root_document(counts, scale) for root, counts in sorted(roots.items())},
     }
+    found = [each for tool in sorted(tools) for each in recommend(tool, tools[tool])]
+    if options.recommend:
+        shown["recommendations"] = [asdict(each) for each in found]
     if options.json:
-        print_json(document)
+        print_json(shown)
     else:
-        _print_stats(document)
+        _print_stats(shown)
+        if options.recommend:
+            _print_recommendations(found)
     return 0
 
 
-def _reported_calls(report: bytes) -> Iterator[tuple[str, dict[str, int]]]:
-    """Hits, misses and shared calls of each root, as a process reports them with its heartbeat.
+def _document_of(report: bytes) -> dict[str, Any]:
+    """What a process reports with its heartbeat; empty for what can be no report."""
+    try:
+        document = json.loads(report)
+    except (ValueError, RecursionError):
+        return {}
+    return document if isinstance(document, dict) else {}
+
+
+def _reported_calls(document: dict[str, Any]) -> Iterator[tuple[str, dict[str, int]]]:
+    """Hits, misses and shared calls of each root.
 
     Whoever can write to the server can forge a report: a root whose numbers cannot be counts is left out.
     """
-    try:
-        roots = json.loads(report)
-    except (ValueError, RecursionError):
-        return
-    for root, numbers in roots.items() if isinstance(roots, dict) else ():
+    for root, numbers in document.items():
         if isinstance(numbers, list) and len(numbers) >= len(_CALLS) and all(map(_is_count, numbers)):
             yield root, dict(zip(_CALLS, numbers, strict=False))
+
+
+def _reported_tools(document: dict[str, Any]) -> Iterator[tuple[str, Seen]]:
+    """What a process reports of the loads of its tools, as far as it can be what a process reports."""
+    tools = document.get(TOOLS)
+    for tool, numbers in tools.items() if isinstance(tools, dict) else ():
+        seen = Seen.from_json(numbers)
+        if seen is not None:
+            yield tool, seen
 
 
 def _is_count(number: object) -> bool:
@@ -589,6 +622,35 @@ def _print_stats(document: dict[str, Any]) -> None:
         f"{document['entries']:,} entries in {document['namespace']!r}{sampled}, {about}{size_text(document['bytes'])}"
         f"{unreadable}; {document['processes']} processes"
     )
+
+
+def _print_recommendations(found: list[Recommendation]) -> None:
+    printer = Printer()
+    printer.line()
+    if not found:
+        printer.line("no recommendations: the processes report too few loads for any")
+        return
+    rows = [
+        (
+            shortened(each.tool, _LONGEST_NAME),
+            each.action,
+            _value_text(each, each.current),
+            _value_text(each, each.suggested),
+            f"{each.evidence:,}",
+            f"{each.changed:,} of {each.compared:,}",
+        )
+        for each in found
+    ]
+    printer.table(("tool", "action", "now", "suggested", "evidence", "changed"), rows, left=2)
+    printer.line()
+    for each in found:
+        printer.line(f"{shortened(each.tool, _LONGEST_NAME)}: {each.reason}")
+
+
+def _value_text(each: Recommendation, value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:,.0f}" if each.action == "raise_maxsize" else f"{value:g} s"
 
 
 # keys
@@ -718,7 +780,7 @@ async def _all_roots(fleet: Fleet) -> set[str]:
         roots |= {_root_of(key) for key in [*batch["cells"], *batch["registries"]]}
         for entry in await _entries(fleet, server, batch["values"]):
             roots |= entry.roots
-    return roots - {""}
+    return {root for root in roots if root and ":" not in root}  # one with a colon is none of a tag: see `ttl_hash`
 
 
 async def _delete_values(fleet: Fleet) -> int:

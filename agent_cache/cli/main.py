@@ -12,27 +12,14 @@ import os
 import re
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import NoReturn
 
 from agent_cache.cli import demo
+from agent_cache.cli.output import escaped
+from agent_cache.errors import CassetteError, ConfigurationError
 
 __all__ = ["main"]
-
-
-@dataclass(frozen=True, slots=True)
-class Command:
-    """A subcommand: `add_options` declares its options, `run` runs it and returns the exit code.
-
-    Both are called only if the command is given, so that no command waits for the imports of another (recording takes
-    0.1 s), or needs its extra.
-    """
-
-    name: str
-    summary: str
-    add_options: Callable[[argparse.ArgumentParser], None]
-    run: Callable[[argparse.Namespace], int]
 
 
 class Parser(argparse.ArgumentParser):
@@ -45,11 +32,16 @@ class Parser(argparse.ArgumentParser):
 
 
 def _functions(command: str) -> tuple[Callable[[argparse.ArgumentParser], None], Callable[[argparse.Namespace], int]]:
-    """Import `add_options` and `run` of a command.
+    """Import `add_options`, which declares the options of a command, and `run`, which returns its exit code.
+
+    This is done for the given command alone, so that none waits for the imports of another (recording takes 0.1 s), or
+    needs its extra.
 
     Raises:
         ModuleNotFoundError: if the command needs an extra that is not installed. The text names it.
     """
+    if command == "demo":
+        return demo.add_options, demo.run
     if command == "cassette":
         from agent_cache.cli import cassettes
 
@@ -64,33 +56,41 @@ def _functions(command: str) -> tuple[Callable[[argparse.ArgumentParser], None],
         from agent_cache.cli import doctor
 
         return doctor.add_options, doctor.run
+    if command == "advise":
+        from agent_cache.cli import advise
+
+        return advise.add_options, advise.run
+    if command in {"report", "trace"}:
+        from agent_cache.cli import report
+
+        if command == "report":
+            return report.add_report_options, report.run_report
+        return report.add_trace_options, report.run_trace
+    if command == "mcp":
+        from agent_cache.cli import mcp_relay
+
+        return mcp_relay.add_options, mcp_relay.run
     from agent_cache.cli import fleet
 
     commands = {"stats": fleet.stats, "keys": fleet.keys, "clear": fleet.clear}
     return partial(fleet.add_options, command=command), commands[command]
 
 
-def _imported_later(name: str, summary: str) -> Command:
-    def add_options(parser: argparse.ArgumentParser) -> None:
-        _functions(name)[0](parser)
-
-    def run(options: argparse.Namespace) -> int:
-        return _functions(name)[1](options)
-
-    return Command(name, summary, add_options, run)
-
-
-COMMANDS = (
-    Command("demo", demo.SUMMARY, demo.add_options, demo.run),
-    _imported_later("cassette", "show, compare, fork, redact, verify, convert and prune recordings"),
-    _imported_later("drift", "compare a run with accepted runs: exit code 1 if it has drifted"),
-    _imported_later("baseline", "accept runs, to compare later ones with them"),
-    _imported_later("stats", "count what a tier holds for each resource, and its hits"),
-    _imported_later("keys", "list the entries of a tier"),
-    _imported_later("clear", "drop entries of a tier by tag, in every process"),
-    _imported_later("doctor", "check that the servers of a tier are fit for it"),
-)
-"""In the order of `--help`."""
+COMMANDS = {
+    "demo": demo.SUMMARY,
+    "cassette": "show, compare, fork, redact, verify, convert and prune recordings",
+    "drift": "compare a run with accepted runs: exit code 1 if it has drifted",
+    "baseline": "accept runs, to compare later ones with them",
+    "advise": "find the tags of tools in recorded runs, or check those in use",
+    "report": "show recorded runs as a page of HTML, side by side if there are several",
+    "trace": "write a recorded run as a trace, which Perfetto opens",
+    "mcp": "cache, record or replay the tool calls between an MCP host and an MCP server",
+    "stats": "count what a tier holds for each resource, and its hits",
+    "keys": "list the entries of a tier",
+    "clear": "drop entries of a tier by tag, in every process",
+    "doctor": "check that the servers of a tier are fit for it",
+}
+"""The summary of each, in the order of `--help`."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -105,11 +105,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.version:
         print(f"agent-cache {importlib.metadata.version('agent-cache')}")
         return 0
-    if options.command is None:
+    if options.run_command is None:
         parser.print_help(sys.stderr)
         return 2
     try:
-        exit_code: int = options.command.run(options)
+        exit_code = _exit_code(options)
         sys.stdout.flush()
     except KeyboardInterrupt:
         print("\nstopped", file=sys.stderr)
@@ -124,6 +124,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return exit_code
 
 
+def _exit_code(options: argparse.Namespace) -> int:
+    """Run the command. Returns 2 for an error of a file or of usage that it does not handle itself."""
+    try:
+        exit_code: int = options.run_command(options)
+    except (CassetteError, ConfigurationError) as error:
+        print(escaped(error, keep="\n"), file=sys.stderr)
+        return 2
+    return exit_code
+
+
 def _close_output() -> None:
     """Send the rest of the output nowhere, so that Python does not fail again when it flushes at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -132,12 +142,13 @@ def _close_output() -> None:
 def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     parser = Parser(prog="agent-cache", description="Coherent caching for the tool calls of async Python agents.")
     parser.add_argument("--version", action="store_true", help="show the version and exit")
-    parser.set_defaults(command=None)
+    parser.set_defaults(run_command=None)
     subparsers = parser.add_subparsers(metavar="COMMAND", title="commands")
     given = next((argument for argument in arguments if not argument.startswith("-")), None)
-    for command in COMMANDS:
-        subparser = subparsers.add_parser(command.name, help=command.summary)
-        if command.name == given:
-            command.add_options(subparser)
-        subparser.set_defaults(command=command)
+    for name, summary in COMMANDS.items():
+        subparser = subparsers.add_parser(name, help=summary)
+        if name == given:
+            add_options, run = _functions(name)
+            add_options(subparser)
+            subparser.set_defaults(run_command=run)
     return parser

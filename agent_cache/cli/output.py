@@ -13,7 +13,9 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TextIO
+
+from agent_cache.values.compare import escaped, shortened
 
 __all__ = ["Printer", "escaped", "json_text", "plural", "print_json", "progress", "shortened", "size_text"]
 
@@ -23,22 +25,27 @@ _BAR = 30
 
 
 class Printer:
-    """Prints lines and tables to stdout, in colours where that is possible."""
+    """Prints lines and tables, in colours where that is possible.
 
-    def __init__(self) -> None:
+    Args:
+        stream: where to; None is stdout.
+    """
+
+    def __init__(self, stream: TextIO | None = None) -> None:
         self._console: Any = None
-        if sys.stdout.isatty() and not os.environ.get("NO_COLOR"):
+        self._stream = sys.stdout if stream is None else stream
+        if self._stream.isatty() and not os.environ.get("NO_COLOR"):
             try:
                 from rich.console import Console
             except ImportError:
                 return
-            self._console = Console(highlight=False, soft_wrap=True)
+            self._console = Console(file=self._stream, highlight=False, soft_wrap=True)
 
     def line(self, *parts: str | tuple[str, str]) -> None:
         """Print one line. Each part is a text, or a text and a style of `rich`."""
         pairs = [(escaped(part), "") if isinstance(part, str) else (escaped(part[0]), part[1]) for part in parts]
         if self._console is None:
-            print("".join(text for text, _ in pairs).rstrip())
+            print("".join(text for text, _ in pairs).rstrip(), file=self._stream)
         else:
             from rich.text import Text
 
@@ -54,18 +61,6 @@ class Printer:
                 for column, (cell, width) in enumerate(zip(row, widths, strict=True))
             ]
             self.line(("  ".join(aligned), "" if number else "bold"))
-
-
-def escaped(text: object, *, keep: str = "") -> str:
-    """The text with every character escaped that is not printable, except for those in `keep`."""
-    return "".join(
-        char if char.isprintable() or char in keep else char.encode("unicode_escape").decode() for char in str(text)
-    )
-
-
-def shortened(text: str, length: int) -> str:
-    """The text, cut to `length` characters."""
-    return text if len(text) <= length else f"{text[: length - 3]}..."
 
 
 def plural(number: int, noun: str) -> str:

@@ -1,0 +1,257 @@
+"""Google ADK: the tools of an agent go through a `Toolbox`.
+
+`cached` gives a copy of a tool whose `run_async` asks the toolbox first; callbacks, plugins, confirmations and
+telemetry of the flow stay around it. What a tool gets of the context may decide its answer and take a change of the
+state, so the calls of such a tool are shared within one session of ADK only.
+
+Checked with google-adk 2.13.0. `BaseTool._get_declaration`, which every tool of ADK overrides, is read for the schema
+of the arguments.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import typing
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
+from typing import Any, Final, TypeVar
+
+from google.adk.agents.base_agent import BaseAgent
+from google.adk.agents.llm_agent import LlmAgent
+from google.adk.events.event_actions import EventActions
+from google.adk.tools.agent_tool import AgentTool
+from google.adk.tools.base_tool import BaseTool
+from google.adk.tools.base_toolset import BaseToolset
+from google.adk.tools.function_tool import FunctionTool
+from google.adk.tools.tool_context import ToolContext
+
+from agent_cache import Toolbox
+from agent_cache.core.parameters import is_injected
+from agent_cache.toolbox import ToolInfo
+
+__all__ = ["cached", "describe"]
+
+T = TypeVar("T")
+
+Vary = Callable[[ToolContext], Any]
+
+
+def cached(tool_or_agent: T, box: Toolbox, vary: Vary | None = None) -> T:
+    """A copy of a tool, a toolset or an agent whose tool calls go through a toolbox; the original stays as it is.
+
+    Of an agent, the copy has copies of its tools, its toolsets and its sub-agents, and of agents that are tools. The
+    name of a tool in the rules is the one that the model sees.
+
+    Not stored is what raises, an answer with an ``"error"`` or an ``"isError"``, and an answer whose tool has changed
+    the state, an artifact or an action of its `ToolContext`: a hit would lose that change. A decorated tool, a
+    long-running one, a generator and a tool that the model runs by itself are left alone.
+
+    Args:
+        tool_or_agent: a tool, a function, a toolset, or an agent.
+        box: the toolbox.
+        vary: ``vary(tool_context)`` is a part of the key: ``lambda context: context.user_id``. Without it, a function
+            without a context has the same answers for all users, and any other tool has its own in each session of ADK.
+
+    Raises:
+        TypeError: if it is something else.
+    """
+    found: Any = _cached(tool_or_agent, box, vary)
+    return typing.cast("T", found)
+
+
+def _cached(given: Any, box: Toolbox, vary: Vary | None) -> Any:
+    if isinstance(given, BaseAgent):
+        return _cached_agent(given, box, vary)
+    if isinstance(given, BaseToolset):
+        return _cached_toolset(given, box, vary)
+    if isinstance(given, BaseTool):
+        return _cached_tool(given, given.name, box, vary)
+    if inspect.isclass(given) or not callable(given):
+        raise TypeError(f"cached takes a tool, a function, a toolset or an agent of ADK, got {given!r}")
+    if hasattr(given, "__agent_cache__"):
+        return given
+    tool = FunctionTool(given)
+    return _cached_tool(tool, tool.name, box, vary)
+
+
+def _cached_agent(agent: BaseAgent, box: Toolbox, vary: Vary | None) -> BaseAgent:
+    update: dict[str, Any] = {"sub_agents": [_cached_agent(one, box, vary) for one in agent.sub_agents]}
+    if isinstance(agent, LlmAgent):
+        # Nodes of a workflow, which are callable by no one, stay as they are.
+        kinds = BaseTool, BaseToolset
+        update["tools"] = [
+            _cached(one, box, vary) if isinstance(one, kinds) or inspect.isroutine(one) else one for one in agent.tools
+        ]
+    return agent.clone(update)
+
+
+def _cached_toolset(toolset: BaseToolset, box: Toolbox, vary: Vary | None) -> BaseToolset:
+    changed: Any = copy.copy(toolset)
+
+    async def get_tools(readonly_context: Any = None) -> list[BaseTool]:
+        prefix = f"{toolset.tool_name_prefix}_" if toolset.tool_name_prefix else ""
+        tools = await toolset.get_tools(readonly_context)
+        return [_cached_tool(tool, prefix + tool.name, box, vary) for tool in tools]
+
+    changed.get_tools = get_tools
+    return changed
+
+
+def _cached_tool(tool: BaseTool, name: str, box: Toolbox, vary: Vary | None) -> BaseTool:
+    changed: Any = copy.copy(tool)
+    if isinstance(tool, AgentTool):
+        changed.agent = _cached_agent(tool.agent, box, vary)
+        return changed
+    if not _is_taken(tool) or _is_decorated(tool):
+        return tool
+    schema, annotations, returns = _schema_of(tool), _annotations_of(tool), _returned_by(tool)
+    identify = vary if vary is not None else _session_of if _gets_context(tool) else None
+
+    async def run_async(*, args: dict[str, Any], tool_context: ToolContext) -> Any:
+        state = _Run()
+
+        async def run() -> Any:
+            before = _actions_before(tool_context)
+            try:
+                return await tool.run_async(args=args, tool_context=tool_context)
+            finally:
+                state.has_changed = before is None or vars(tool_context.actions) != before
+
+        token = _RUN.set(state)
+        try:
+            return await box.call(
+                name,
+                args,
+                run,
+                schema=schema,
+                annotations=annotations,
+                vary=None if identify is None else identify(tool_context),
+                returns=returns,
+                failed=_is_error,
+                store_if=_may_be_stored,
+            )
+        finally:
+            _RUN.reset(token)
+
+    changed.run_async = run_async
+    changed.__agent_cache__ = box
+    return changed
+
+
+class _Run:
+    """One call: whether its tool has changed what ADK keeps."""
+
+    __slots__ = ("has_changed",)
+
+    def __init__(self) -> None:
+        self.has_changed = False
+
+
+_RUN: ContextVar[_Run | None] = ContextVar("agent_cache_adk_run", default=None)
+"""The running call. Whoever runs the tool asks whether its answer may be stored in the same context."""
+
+
+def _may_be_stored(_answer: Any) -> bool:
+    run = _RUN.get()
+    return run is None or not run.has_changed
+
+
+_NO_ACTIONS: Final[dict[str, Any]] = vars(EventActions())
+
+
+def _actions_before(context: ToolContext) -> dict[str, Any] | None:
+    """The actions of a call before its tool runs, to be compared; None if they cannot be copied.
+
+    As dicts: Pydantic takes 3 us more to compare two of its models.
+    """
+    actions: dict[str, Any] = vars(context.actions)
+    if actions == _NO_ACTIONS:
+        return _NO_ACTIONS
+    try:
+        return copy.deepcopy(actions)  # a callback has changed them before
+    except Exception:  # noqa: BLE001 - values of the user's
+        return None
+
+
+def _is_error(answer: Any) -> bool:
+    """Whether an answer says that it is an error, as ADK does by ``error``, and an MCP server by ``isError``."""
+    if not isinstance(answer, dict):
+        return False
+    return bool(answer.get("error")) or (answer.get("isError") or answer.get("is_error")) is True
+
+
+def _annotations_of(tool: BaseTool) -> Any:
+    """What an MCP server says of its tool; None for any other tool."""
+    return getattr(getattr(tool, "raw_mcp_tool", None), "annotations", None)
+
+
+def _is_taken(tool: BaseTool) -> bool:
+    if tool.is_long_running or type(tool).run_async is BaseTool.run_async:
+        return False
+    function = getattr(tool, "func", None)
+    return not (inspect.isasyncgenfunction(function) or inspect.isgeneratorfunction(function))
+
+
+def _is_decorated(tool: BaseTool) -> bool:
+    return hasattr(tool, "__agent_cache__") or hasattr(getattr(tool, "func", None), "__agent_cache__")
+
+
+def _gets_context(tool: BaseTool) -> bool:
+    """Whether a tool may see the context: any, but for a function without a parameter for it."""
+    if type(tool) is not FunctionTool:
+        return True
+    try:
+        parameters = inspect.signature(tool.func).parameters.values()
+    except (TypeError, ValueError):  # a builtin
+        return True
+    return any(one.name == "tool_context" or is_injected(one.annotation, one.default, tool.func) for one in parameters)
+
+
+def _session_of(context: ToolContext) -> tuple[str, str, str]:
+    session = context.session
+    return session.app_name, session.user_id, session.id
+
+
+def _schema_of(tool: BaseTool) -> Mapping[str, Any] | None:
+    declaration = tool._get_declaration()
+    if declaration is None:
+        return None
+    if isinstance(declaration.parameters_json_schema, Mapping):
+        return declaration.parameters_json_schema
+    if declaration.parameters is None:
+        return {"type": "object", "properties": {}}
+    schema: Mapping[str, Any] = declaration.parameters.model_dump(mode="json", exclude_none=True, by_alias=True)
+    return schema
+
+
+def _returned_by(tool: BaseTool) -> Any:
+    """The annotation of what a function returns, for recordings; None where it is not known."""
+    try:
+        returned = typing.get_type_hints(getattr(tool, "func", None)).get("return")
+        hash(returned)
+    except Exception:  # noqa: BLE001 - hints are evaluated, and may be anything
+        return None
+    return returned
+
+
+def describe(agent: Any) -> list[ToolInfo] | None:
+    """The tools of an agent, for `agent_cache.integrations.explain`; None if it is no agent of ADK.
+
+    Those of a toolset are known to ADK while an agent runs, so they are not among them.
+    """
+    if not isinstance(agent, BaseAgent):
+        return None
+    return list({info.name: info for info in _infos(agent)}.values())
+
+
+def _infos(agent: BaseAgent) -> Iterator[ToolInfo]:
+    for given in agent.tools if isinstance(agent, LlmAgent) else ():
+        tool = FunctionTool(given) if inspect.isroutine(given) else given
+        if isinstance(tool, AgentTool):
+            yield from _infos(tool.agent)
+        elif isinstance(tool, BaseTool) and _is_taken(tool):
+            function = getattr(tool, "func", None)
+            yield ToolInfo(tool.name, _schema_of(tool), _annotations_of(tool), hasattr(function, "__agent_cache__"))
+    for one in agent.sub_agents:
+        yield from _infos(one)

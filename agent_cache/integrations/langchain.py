@@ -1,0 +1,424 @@
+"""LangChain and LangGraph: the tool calls of an agent, or of a bare `ToolNode`, go through a `Toolbox`.
+
+What the toolbox sees of an answer is plain data: the text of the tool's message, or a dict of its parts where it has
+more than a text. The message is built around it for the call that asks, with the id of that call. So the model reads
+what it would read without the toolbox, and neither recordings nor shared tiers need a class of LangChain.
+
+Checked with langchain 1.4.0 and 1.4.7, langgraph 1.2.22.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from enum import Enum
+from typing import Any, NoReturn, TypeAlias
+from uuid import UUID
+
+from langchain.agents.middleware import AgentMiddleware
+from langchain_core.messages import BaseMessage, ToolMessage, message_to_dict, messages_from_dict
+from langchain_core.tools import BaseTool
+from langchain_core.utils.utils import LC_AUTO_PREFIX
+from langgraph.errors import GraphBubbleUp, GraphInterrupt
+from langgraph.prebuilt import ToolNode
+from langgraph.pregel import Pregel
+from langgraph.types import Command, Interrupt, Send
+from pydantic import BaseModel
+
+from agent_cache import AgentLoopDetectedError, Toolbox
+from agent_cache.errors import ConfigurationError
+from agent_cache.toolbox.tool_table import ToolInfo
+
+__all__ = ["AgentCacheMiddleware", "LoopInGraph", "describe"]
+
+
+class LoopInGraph(AgentLoopDetectedError, GraphBubbleUp):
+    """The error of a detected loop in a graph.
+
+    LangGraph lets a `GraphBubbleUp` leave the graph whatever ``handle_tool_errors`` says, and `ToolRetryMiddleware`
+    does not retry it. Any other exception becomes a text for the model there.
+    """
+
+
+class AgentCacheMiddleware(AgentMiddleware[Any, Any]):
+    """Middleware for `langchain.agents.create_agent` that passes every tool call of the agent through a toolbox.
+
+    Put it first in ``middleware=[...]``: then a hit passes over the others, such as `ToolRetryMiddleware`, and a
+    retried call is one call. Any number of agents may share one, or have one each over the same toolbox. Its hooks also
+    fit a `ToolNode`: ``ToolNode(tools, wrap_tool_call=one.wrap_tool_call, awrap_tool_call=one.awrap_tool_call)``.
+
+    A result is not stored if it is an error, a `Command`, or an interrupt. A tool that is decorated itself is left
+    alone. State, store, runtime and other injected arguments are no part of a key: name what a result depends on
+    in `vary`.
+
+    Args:
+        box: the toolbox with the rules.
+        vary: called with the `ToolCallRequest`; what it returns (any JSON value) becomes part of the key of a read:
+            ``lambda request: request.runtime.context.user_id``.
+
+    Raises:
+        ConfigurationError: if one of them is something else.
+    """
+
+    def __init__(self, box: Toolbox, vary: Callable[[Any], Any] | None = None) -> None:
+        super().__init__()
+        if not isinstance(box, Toolbox):
+            raise ConfigurationError(f"AgentCacheMiddleware takes a Toolbox, got {box!r}")
+        if vary is not None and not callable(vary):
+            raise ConfigurationError(f"AgentCacheMiddleware: vary takes a function of the request, got {vary!r}")
+        self.box = box
+        self._vary = vary
+        self._tools: dict[int, _Tool] = {}
+
+    async def awrap_tool_call(self, request: Any, handler: Callable[[Any], Awaitable[Any]]) -> Any:
+        """Answer a tool call of `agent.ainvoke` and `agent.astream`."""
+        tool = self._known(request.tool)
+        if tool.is_decorated:
+            return await handler(request)
+        call = _Call(request.tool_call)
+
+        async def run() -> Answer:
+            try:
+                return call.keep(await handler(request))
+            except GraphBubbleUp as signal:
+                return call.keep(signal)
+
+        try:
+            answer = await self.box.call(call.name, tool.arguments(call.arguments), run, **self._options(tool, request))
+        except AgentLoopDetectedError as error:
+            _leave_graph(error)
+        return call.result(answer)
+
+    def wrap_tool_call(self, request: Any, handler: Callable[[Any], Any]) -> Any:
+        """Answer a tool call of `agent.invoke` and `agent.stream`."""
+        tool = self._known(request.tool)
+        if tool.is_decorated:
+            return handler(request)
+        call = _Call(request.tool_call)
+
+        def run() -> Answer:
+            try:
+                return call.keep(handler(request))
+            except GraphBubbleUp as signal:
+                return call.keep(signal)
+
+        try:
+            answer = self.box.call_sync(call.name, tool.arguments(call.arguments), run, **self._options(tool, request))
+        except AgentLoopDetectedError as error:
+            _leave_graph(error)
+        return call.result(answer)
+
+    def _options(self, tool: _Tool, request: Any) -> dict[str, Any]:
+        """What a call tells the toolbox beside its name, its arguments and what runs it."""
+        return {
+            "schema": tool.schema,
+            "annotations": tool.annotations,
+            "vary": None if self._vary is None else self._vary(request),
+            "returns": Answer,
+            "failed": _is_error,
+            "store_if": _is_plain,
+            "refused": _refusal,
+        }
+
+    def _known(self, tool: BaseTool | None) -> _Tool:
+        if tool is None:  # registered nowhere: invented by the model, or made by another middleware
+            return _UNKNOWN
+        known = self._tools.get(id(tool))
+        if known is None or known.tool is not tool:
+            if len(self._tools) >= _MAX_TOOLS:
+                self._tools.clear()
+            known = self._tools[id(tool)] = _Tool(tool)
+        return known
+
+
+def _leave_graph(error: AgentLoopDetectedError) -> NoReturn:
+    if isinstance(error, LoopInGraph):
+        raise error
+    raise LoopInGraph(*error.args) from error
+
+
+# Tools and their arguments
+
+_MAX_TOOLS = 1000
+"""Tools whose schemas are kept: agents that make their tools anew for every request would fill the memory."""
+
+
+class _Tool:
+    """What the toolbox has to know of a tool, worked out once."""
+
+    __slots__ = ("annotations", "check", "is_decorated", "names", "schema", "tool")
+
+    def __init__(self, tool: BaseTool | None) -> None:
+        self.tool = tool
+        self.annotations: Any = None if tool is None else tool.metadata
+        self.is_decorated = tool is not None and _is_decorated(tool)
+        self.schema: Mapping[str, Any] | None = None
+        self.check: Callable[[dict[str, Any]], BaseModel] | None = None
+        self.names: frozenset[str] | None = None
+        if tool is None:
+            return
+        found = tool.tool_call_schema
+        if isinstance(found, dict):
+            self.schema = found
+        elif issubclass(found, BaseModel):
+            self.schema = found.model_json_schema()
+            self.check = found.model_validate
+            if found.model_config.get("extra") != "allow":
+                self.names = frozenset(self.schema.get("properties", ()))
+        else:  # a model of pydantic 1
+            self.schema = found.schema()
+
+    def arguments(self, given: dict[str, Any]) -> dict[str, Any]:
+        """The arguments as the tool gets them, where that is a plain value: ``"7"`` and ``7.0`` are ``7`` for an `int`.
+
+        They come from the model unchecked. Two spellings of one value have to name the same tags, else a write by one
+        of them would miss what was read by the other. Arguments that the tool will refuse stay as they are.
+        """
+        if self.check is None:
+            return given
+        try:
+            checked = self.check(given)
+        except Exception:  # noqa: BLE001 - a user's validator may raise anything; the tool will raise it again
+            return given
+        values, names = checked.__dict__, self.names
+        arguments = {}
+        for name, value in given.items():
+            if name in values:
+                found = values[name]
+                arguments[name] = found if type(found) in _SCALARS else _plain(found, value)
+            elif names is None or name in names:
+                arguments[name] = value
+        return arguments
+
+
+_SCALARS = frozenset({str, int, float, bool, type(None)})
+_TEXTS = (UUID, Decimal)
+_MOMENTS = (datetime, date, time)
+
+
+def _plain(value: Any, given: Any) -> Any:
+    """A checked value that is no scalar as JSON; as it was given where that could make one of two values, as of two of
+    `SecretStr`.
+    """
+    kind = type(value)
+    if kind in _TEXTS:
+        return str(value)
+    if kind in _MOMENTS:
+        return value.isoformat()
+    if kind is timedelta:
+        return value.total_seconds()
+    if isinstance(value, Enum) and type(value.value) in _SCALARS:
+        return value.value
+    return given
+
+
+_UNKNOWN = _Tool(None)
+
+
+def _is_decorated(tool: BaseTool) -> bool:
+    """Whether what runs is a function under `AgentCache` or `AgentCacheInvalidator`, in either way to call it."""
+    functions = (getattr(tool, name, None) for name in ("coroutine", "func", "_arun", "_run"))
+    return any(hasattr(function, "__agent_cache__") for function in functions)
+
+
+# Answers
+
+
+@dataclass
+class GraphSignal:
+    """What a tool call did to the graph instead of answering: a command, or an interrupt. It cannot be copied, so that
+    it is neither stored nor shared: each caller's tool makes its own.
+
+    Attributes:
+        kind: ``"outputs"`` for commands and lists of outputs, ``"interrupt"``, or ``"other"``.
+        data: its parts, for recordings. The id of the call is left out of its messages.
+    """
+
+    kind: str
+    data: Any
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
+        raise TypeError("what a tool call did to the graph is done for that call alone")
+
+
+Answer: TypeAlias = str | dict[str, Any] | GraphSignal
+
+
+class _Call:
+    """One tool call: keeps what the framework returned for it, so that the caller that ran the tool gets that."""
+
+    __slots__ = ("answer", "arguments", "ident", "name", "output")
+
+    def __init__(self, tool_call: Mapping[str, Any]) -> None:
+        self.name: str = tool_call["name"]
+        self.arguments: dict[str, Any] = tool_call["args"]
+        self.ident: str | None = tool_call["id"]
+        self.output: Any = None
+        self.answer: Any = self  # no answer is this object
+
+    def keep(self, output: Any) -> Answer:
+        """The answer for the toolbox to what the framework returned."""
+        self.output = output
+        answer: Answer
+        if type(output) is ToolMessage:
+            answer = _parts(output, self.name)
+        elif isinstance(output, GraphInterrupt):
+            interrupts = output.args[0] if output.args else ()
+            answer = GraphSignal("interrupt", [[one.value, one.id] for one in interrupts])
+        elif isinstance(output, GraphBubbleUp):
+            answer = GraphSignal("other", output)  # nothing that a recording can write
+        else:
+            several = output if isinstance(output, list) else [output]
+            answer = GraphSignal("outputs", [_written(one, self.ident) for one in several])
+        self.answer = answer
+        return answer
+
+    def result(self, answer: Answer) -> Any:
+        """What the framework is to get for an answer of the toolbox.
+
+        Raises:
+            GraphBubbleUp: if that is what the tool, or its recorded run, raised.
+        """
+        if answer is self.answer:
+            if isinstance(self.output, GraphBubbleUp):
+                raise self.output
+            return self.output
+        if type(answer) is str:
+            # A copy would share the dicts of its original
+            own: dict[str, Any] = {"additional_kwargs": {}, "response_metadata": {}}
+            return _MESSAGE.model_copy(update={"content": answer, "name": self.name, "tool_call_id": self.ident, **own})
+        if not isinstance(answer, GraphSignal):
+            assert isinstance(answer, dict)
+            return ToolMessage(**{"name": self.name, **answer, "tool_call_id": self.ident})
+        if answer.kind == "interrupt":
+            raise GraphInterrupt([Interrupt(value=value, id=ident) for value, ident in answer.data])
+        outputs = [_read(one, self.ident) for one in answer.data]
+        return outputs if len(outputs) > 1 else outputs[0]
+
+
+_MESSAGE = ToolMessage("", tool_call_id="")
+"""A copy of it takes 1.6 us, a message that is checked when it is made 2.7 us."""
+
+
+def _parts(message: ToolMessage, name: str) -> str | dict[str, Any]:
+    if (
+        type(message.content) is str
+        and message.artifact is None
+        and message.status == "success"
+        and message.name == name
+        and not message.additional_kwargs
+        and not message.response_metadata
+    ):
+        return message.content
+    parts: dict[str, Any] = {"content": _without_made_ids(message.content)}
+    if message.artifact is not None:
+        parts["artifact"] = message.artifact
+    if message.status != "success":
+        parts["status"] = message.status
+    if message.name != name:
+        parts["name"] = message.name
+    if message.additional_kwargs:
+        parts["additional_kwargs"] = message.additional_kwargs
+    if message.response_metadata:
+        parts["response_metadata"] = message.response_metadata
+    return parts
+
+
+def _without_made_ids(content: Any) -> Any:
+    """Contents without the ids that LangChain gives the blocks of each message by chance. With them no two answers
+    would be equal, for the loop guard or in recordings.
+    """
+    if type(content) is not list:
+        return content
+    return [
+        {name: value for name, value in block.items() if name != "id" or not str(value).startswith(LC_AUTO_PREFIX)}
+        if type(block) is dict
+        else block
+        for block in content
+    ]
+
+
+def _is_error(answer: Answer) -> bool:
+    return type(answer) is dict and answer.get("status") == "error"
+
+
+def _is_plain(answer: Answer) -> bool:
+    return not isinstance(answer, GraphSignal)
+
+
+def _refusal(error: AgentLoopDetectedError) -> Answer:
+    return {"content": str(error), "status": "error"}
+
+
+# Commands in recordings
+
+
+def _written(output: Any, ident: str | None) -> Any:
+    """An output of a tool as plain data as far as it can be. Parts that cannot be written stay as they are."""
+    if isinstance(output, Command):
+        parts = {"graph": output.graph, "update": output.update, "resume": output.resume, "goto": output.goto}
+        return {"command": {name: _written(part, ident) for name, part in parts.items() if part is not None}}
+    if isinstance(output, Send):
+        return {"send": [output.node, _written(output.arg, ident)]}
+    if isinstance(output, BaseMessage):
+        written = message_to_dict(output)
+        if isinstance(output, ToolMessage) and output.tool_call_id == ident:
+            written["data"].pop("tool_call_id")
+        return {"message": written}
+    if type(output) is dict and all(type(name) is str for name in output):
+        return {"dict": {name: _written(value, ident) for name, value in output.items()}}
+    if type(output) in (list, tuple):
+        return {type(output).__name__: [_written(one, ident) for one in output]}
+    return output
+
+
+def _read(data: Any, ident: str | None) -> Any:
+    """The inverse of `_written`, for another call."""
+    if type(data) is not dict or len(data) != 1:
+        return data
+    [(kind, plain)] = data.items()
+    match kind:
+        case "command":
+            return Command(**{name: _read(part, ident) for name, part in plain.items()})
+        case "send":
+            return Send(plain[0], _read(plain[1], ident))
+        case "message":
+            parts = plain["data"]
+            if plain["type"] == "tool" and "tool_call_id" not in parts:
+                parts = {**parts, "tool_call_id": ident}
+            return messages_from_dict([{**plain, "data": parts}])[0]
+        case "dict":
+            return {name: _read(value, ident) for name, value in plain.items()}
+        case "list":
+            return [_read(one, ident) for one in plain]
+        case "tuple":
+            return tuple(_read(one, ident) for one in plain)
+    return data
+
+
+# Explaining
+
+
+def describe(agent: Any) -> list[ToolInfo] | None:
+    """The tools of a compiled agent or graph, those of its subgraphs included, or of a `ToolNode`.
+
+    Returns:
+        None if it is something else.
+    """
+    if isinstance(agent, ToolNode):
+        nodes = [agent]
+    elif isinstance(agent, Pregel):
+        nodes = list(_tool_nodes(agent))
+    else:
+        return None
+    tools = {name: _Tool(tool) for node in nodes for name, tool in node.tools_by_name.items()}
+    return [ToolInfo(name, tool.schema, tool.annotations, tool.is_decorated) for name, tool in tools.items()]
+
+
+def _tool_nodes(graph: Pregel) -> Iterator[ToolNode]:
+    for one in (graph, *(subgraph for _, subgraph in graph.get_subgraphs(recurse=True))):
+        for node in one.nodes.values() if isinstance(one, Pregel) else ():  # others run elsewhere
+            if isinstance(node.bound, ToolNode):
+                yield node.bound

@@ -1,0 +1,111 @@
+"""MCP tool results as plain data: what the adapters of FastMCP and of MCP clients keep of a call, and its verdicts.
+
+An answer is the JSON of a ``CallToolResult`` as it goes over the wire: ``content``, ``structuredContent``, ``isError``
+and ``_meta``. So caches, tiers and cassettes need no class of a framework.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from agent_cache import AgentLoopDetectedError
+
+__all__ = [
+    "PRIVATE",
+    "Answer",
+    "Runs",
+    "UnansweredError",
+    "as_json",
+    "fails",
+    "is_kept",
+    "notice",
+    "requested_version",
+    "unanswered",
+]
+
+Answer = dict[str, Any]
+
+PRIVATE = "isPrivate"
+"""In an answer that is for its caller alone: a question to the client, a task, or what came of asking the client."""
+
+_NO_ANSWER = frozenset({408, -32001, -32000})
+"""Codes of the errors that the SDKs raise themselves: a request timed out (mcp 1, mcp 2), the connection was closed."""
+
+
+class UnansweredError(TimeoutError):
+    """A call has no answer, and may have taken effect. It is raised from the framework's own error.
+
+    A `TimeoutError`, so that a write is in doubt. Callers of a tool never get it: they get its cause.
+    """
+
+
+def unanswered(error: BaseException) -> UnansweredError | None:
+    """An error to raise from this one if it, or what it was raised from, says that nothing came back.
+
+    The SDK's errors say it by a code, and FastMCP raises its own `ToolError` from them. What was raised from a
+    `TimeoutError` or an `OSError` is known to the write without it.
+    """
+    cause: BaseException | None = error
+    while cause is not None:
+        if getattr(getattr(cause, "error", None), "code", None) in _NO_ANSWER:
+            return UnansweredError(str(error))
+        cause = cause.__cause__
+    return None
+
+
+def fails(answer: Answer) -> bool:
+    """Whether it is the result of a tool that failed: returned, and never stored."""
+    return bool(answer.get("isError"))
+
+
+def is_kept(answer: Answer) -> bool:
+    """Whether others may be given it."""
+    return PRIVATE not in answer
+
+
+def notice(error: AgentLoopDetectedError) -> Answer:
+    """The result of a call that a session has stopped."""
+    return {"content": [{"type": "text", "text": str(error)}], "isError": True}
+
+
+def requested_version(meta: Mapping[str, Any] | None) -> Any:
+    """The version of a tool that a call asks for in its ``_meta``, as FastMCP names it; None for the highest."""
+    named = meta.get("fastmcp") if meta else None
+    return named.get("version") if isinstance(named, Mapping) else None
+
+
+def as_json(model: Any) -> Answer:
+    """The JSON of a result, which is a model of any version of an SDK."""
+    form: Answer = model.model_dump(mode="json", by_alias=True, exclude_none=True)
+    return form
+
+
+@dataclass(slots=True)
+class Runs:
+    """How often a tool was run here, to tell the private answer of another call from a recorded one.
+
+    ``with runs:`` stands around each run. An error that says that nothing came back leaves it as `UnansweredError`.
+
+    Attributes:
+        begun: how many runs have begun.
+        going: how many of these have not ended.
+    """
+
+    begun: int = 0
+    going: int = 0
+
+    def __enter__(self) -> None:
+        self.begun += 1
+        self.going += 1
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self.going -= 1
+        if isinstance(error, Exception) and (doubt := unanswered(error)) is not None:
+            raise doubt from error
+
+    @property
+    def ended(self) -> int:
+        """How many have ended. `begun` is another number later, if a run is going on now or begins until then."""
+        return self.begun - self.going

@@ -1,0 +1,419 @@
+"""OpenAI Agents SDK: every function tool and MCP server of an agent through one `agent_cache.Toolbox`.
+
+A function tool of the SDK turns its exceptions into texts for the model, in its invoker. The cache stands inside of
+that invoker, so that it sees exceptions, and outside of the function, so that approvals, guardrails, hooks and timeouts
+run at every call, hits included. An MCP server is wrapped at `call_tool`, where an error result is still marked as one.
+
+Private names of the SDK that this module reads, each pinned by a test: `_FailureHandlingFunctionToolInvoker` with
+`_invoke_tool_impl`, `_on_handled_error` and `_function_tool`; `_DEFAULT_FAILURE_HANDLED_ATTR`;
+`FunctionTool._is_agent_tool`; `Handoff._agent_ref`; and that the fields of `MCPServer` are set by its ``__init__``.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import json
+import weakref
+from collections.abc import Awaitable, Callable, Mapping
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, cast
+
+from agent_cache import AgentLoopDetectedError, ConfigurationError, Toolbox
+from agent_cache.integrations.any_framework import returned_by
+from agent_cache.integrations.mcp_results import UnansweredError, as_json, fails, notice, unanswered
+from agent_cache.toolbox import ToolInfo
+
+try:
+    from agents import Agent, FunctionTool, Handoff
+    from agents.exceptions import AgentsException, UserError
+    from agents.mcp import MCPServer
+    from agents.tool import (
+        _DEFAULT_FAILURE_HANDLED_ATTR,
+        _FailureHandlingFunctionToolInvoker,
+        maybe_invoke_function_tool_failure_error_function,
+    )
+    from mcp.types import CallToolResult
+except ImportError as error:
+    raise ImportError(
+        'agent_cache.integrations.openai_agents needs the OpenAI Agents SDK: pip install "agent-cache[openai-agents]"'
+    ) from error
+
+if TYPE_CHECKING:
+    from agents import RunContextWrapper
+    from agents.tool_context import ToolContext
+
+__all__ = ["LoopInAgent", "cached", "describe"]
+
+AnyAgent = TypeVar("AnyAgent", bound="Agent[Any]")
+Vary = Callable[["RunContextWrapper[Any]"], Any]
+
+_CONTEXT: Final[ContextVar[Any]] = ContextVar("agent_cache_openai_agents_context")
+"""The run's context while the tool of an MCP server runs, to which the SDK does not pass it."""
+
+
+class LoopInAgent(AgentLoopDetectedError, AgentsException):
+    """A loop, or a spent budget, that leaves `Runner.run`: the SDK lets its own exceptions pass."""
+
+
+def cached(agent: AnyAgent, box: Toolbox, vary: Vary | None = None) -> AnyAgent:
+    """Copy an agent so that its tools are called through a toolbox. The agent itself is not changed.
+
+    The copy has copies of the function tools and wrappers of the MCP servers, and hands off to copies of agents. What
+    the SDK does around a tool stays: strict schemas, approvals, guardrails, ``is_enabled``, hooks, timeouts, texts for
+    failures. Decorated tools pass, as do tools that run at the provider, and those that are no function tools. Agents
+    as tools pass too: ``cached(inner, box).as_tool(...)`` caches the tools of one.
+
+    An MCP tool has the name that its server gives it, whatever prefix the SDK shows to the model, and the entries of
+    two servers are kept apart. Metadata of a call (``tool_meta_resolver``) belong to its key, unless `vary` is given.
+
+    Args:
+        box: the rules.
+        vary: called with the context of each call; what it returns (JSON) belongs to the key. A tenant, a user.
+
+    Raises:
+        ConfigurationError: if `agent` is no `agents.Agent`, or `box` is no toolbox.
+    """
+    if not isinstance(agent, Agent):
+        raise ConfigurationError(f"cached() takes an agents.Agent, got {type(agent).__name__}")
+    if not isinstance(box, Toolbox):
+        raise ConfigurationError(f"cached() takes a Toolbox as its second argument, got {type(box).__name__}")
+    return _Copies(box, vary).of_agent(agent)
+
+
+def describe(agent: Any) -> list[ToolInfo] | None:
+    """The tools of an agent that `cached` takes, for `agent_cache.integrations.explain`; None if it is no such agent.
+
+    The tools of an MCP server are among them once the SDK has listed them and keeps the list.
+    """
+    if not isinstance(agent, Agent):
+        return None
+    infos = [
+        ToolInfo(tool.qualified_name, tool.params_json_schema, tool.mcp_annotations, _is_decorated(tool))
+        for tool in agent.tools
+        if isinstance(tool, FunctionTool) and not tool._is_agent_tool
+    ]
+    for server in agent.mcp_servers:
+        infos += [ToolInfo(tool.name, _schema_of(tool), tool.annotations) for tool in server.cached_tools or ()]
+    return infos
+
+
+# Agents
+
+
+class _Copies:
+    """The copies of the agents that one agent can reach, each made once, since handoffs may go round."""
+
+    def __init__(self, box: Toolbox, vary: Vary | None, made: Mapping[int, tuple[Any, Any]] | None = None) -> None:
+        self._box, self._vary = box, vary
+        self._made = dict(made or {})  # by the id of the original, which is kept with its copy
+
+    def of_agent(self, agent: AnyAgent) -> AnyAgent:
+        known = self._made.get(id(agent))
+        if known is not None:
+            return cast("AnyAgent", known[1])
+        made = copy.copy(agent)
+        self._made[id(agent)] = agent, made
+        made.tools = [self._of_tool(tool) for tool in agent.tools]
+        made.mcp_servers = [self._of_server(server) for server in agent.mcp_servers]
+        made.handoffs = [
+            self._of_handoff(one) if isinstance(one, Handoff) else self.of_agent(one) for one in agent.handoffs
+        ]
+        if made.mcp_servers:
+            made.__class__ = _passing_loops(cast("Any", type(agent)))
+        return made
+
+    def _of_tool(self, tool: Any) -> Any:
+        if not isinstance(tool, FunctionTool) or tool._is_agent_tool or _is_decorated(tool) or _is_cached(tool):
+            return tool
+        made = copy.copy(tool)
+        returns = returned_by(getattr(tool, "__wrapped__", None), include_extras=True)
+        through = _Through(
+            self._box, self._vary, tool.qualified_name, made.params_json_schema, tool.mcp_annotations, returns
+        )
+        if isinstance(made.on_invoke_tool, _FailureHandlingFunctionToolInvoker):
+            made.on_invoke_tool = _CachedInvoker(made.on_invoke_tool, through, made)
+        else:
+            made.on_invoke_tool = _cached_function(made.on_invoke_tool, through)
+        return made
+
+    def _of_server(self, server: MCPServer) -> MCPServer:
+        return server if isinstance(server, _CachedServer) else _CachedServer(server, self._box, self._vary)
+
+    def _of_handoff(self, handoff: Handoff[Any, Any]) -> Handoff[Any, Any]:
+        made, invoke = copy.copy(handoff), handoff.on_invoke_handoff
+
+        async def invoke_cached(context: RunContextWrapper[Any], arguments: str) -> Any:
+            target = await invoke(context, arguments)
+            if id(target) not in self._made and isinstance(target, Agent):  # made for this handoff, and not kept
+                return _Copies(self._box, self._vary, self._made).of_agent(target)
+            return self.of_agent(target)
+
+        made.on_invoke_handoff = invoke_cached
+        target = handoff._agent_ref() if handoff._agent_ref is not None else None
+        if isinstance(target, Agent):
+            made._agent_ref = weakref.ref(self.of_agent(target))  # by which a saved run finds its agents
+        return made
+
+
+@functools.cache
+def _passing_loops(kind: type[Agent[Any]]) -> type[Agent[Any]]:
+    """The same class of agents, but that a loop leaves the tools of its MCP servers."""
+
+    async def get_mcp_tools(self: Any, run_context: RunContextWrapper[Any]) -> list[Any]:
+        tools = await kind.get_mcp_tools(self, run_context)
+        for tool in tools:
+            if isinstance(tool, FunctionTool) and isinstance(tool.on_invoke_tool, _FailureHandlingFunctionToolInvoker):
+                tool.on_invoke_tool = _ServerInvoker(tool.on_invoke_tool, tool)
+        return tools
+
+    names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
+    return type(kind.__name__, (kind,), {"get_mcp_tools": get_mcp_tools, **names})
+
+
+# Function tools
+
+
+class _Through(NamedTuple):
+    """One tool of a toolbox."""
+
+    box: Toolbox
+    vary: Vary | None
+    name: str
+    schema: Mapping[str, Any]
+    annotations: Any
+    returns: Any
+
+    async def call(
+        self, invoke: Callable[[Any, str], Awaitable[Any]], context: Any, raw: str, arguments: dict[str, Any]
+    ) -> Any:
+        return await self.box.call(
+            self.name,
+            arguments,
+            functools.partial(invoke, context, raw),
+            schema=self.schema,
+            annotations=self.annotations,
+            vary=None if self.vary is None else _varied(self.vary, context),
+            returns=self.returns,
+            refused=_Notice,
+        )
+
+
+class _Notice(str):
+    """The text of a loop in place of a tool's answer."""
+
+    __slots__ = ()
+
+
+class _Invoker(_FailureHandlingFunctionToolInvoker):
+    """The SDK's invoker of a tool, which lets loops pass its handling of failures."""
+
+    def __init__(self, inner: _FailureHandlingFunctionToolInvoker, tool: FunctionTool) -> None:
+        self.__dict__.update(inner.__dict__)  # its mark of sync tools among them
+        self._function_tool = tool
+
+    def __agents_bind_function_tool__(self, function_tool: FunctionTool) -> Any:
+        if self._function_tool is function_tool:
+            return self
+        made = copy.copy(self)
+        made._function_tool = function_tool
+        return made
+
+    async def _answer(self, context: Any, raw: str) -> Any:
+        raise NotImplementedError
+
+    async def __call__(self, ctx: ToolContext[Any], input: str) -> Any:  # noqa: A002 - the SDK's name
+        try:
+            return await self._answer(ctx, input)
+        except Exception as error:
+            leaving = _leaving(error)
+            if leaving is not None:
+                raise leaving from error
+            assert self._function_tool is not None
+            text = await maybe_invoke_function_tool_failure_error_function(
+                function_tool=self._function_tool, context=ctx, error=error
+            )
+            if text is None:
+                raise
+            self._on_handled_error(self._function_tool, error, input, ctx)
+            return text
+
+
+class _CachedInvoker(_Invoker):
+    """Calls a function tool through a toolbox."""
+
+    def __init__(self, inner: _FailureHandlingFunctionToolInvoker, through: _Through, tool: FunctionTool) -> None:
+        super().__init__(inner, tool)
+        self._through = through
+
+    async def _answer(self, context: Any, raw: str) -> Any:
+        arguments = _arguments_in(raw)
+        if arguments is None:
+            return await self._invoke_tool_impl(context, raw)  # which refuses them, in the SDK's words
+        answer = await self._through.call(self._invoke_tool_impl, context, raw, arguments)
+        if type(answer) is _Notice:
+            setattr(context, _DEFAULT_FAILURE_HANDLED_ATTR, True)  # so that the SDK looks for no typed answer in it
+            return str(answer)
+        return answer
+
+
+class _ServerInvoker(_Invoker):
+    """Calls a tool of an MCP server, whose wrapper calls it through a toolbox."""
+
+    async def _answer(self, context: Any, raw: str) -> Any:
+        token = _CONTEXT.set(context)
+        try:
+            return await self._invoke_tool_impl(context, raw)
+        finally:
+            _CONTEXT.reset(token)
+
+
+def _cached_function(invoke: Callable[[Any, str], Awaitable[Any]], through: _Through) -> Any:
+    """The same for a tool with an ``on_invoke_tool`` of one's own, whose failures the SDK does not handle."""
+
+    @functools.wraps(invoke)  # by its annotations the SDK decides which context it gets
+    async def invoke_cached(context: Any, raw: str) -> Any:
+        arguments = _arguments_in(raw)
+        if arguments is None:
+            return await invoke(context, raw)
+        try:
+            return await through.call(invoke, context, raw, arguments)
+        except (AgentLoopDetectedError, ConfigurationError) as error:
+            raise _leaving(error) or error from error
+
+    invoke_cached.__agent_cache_through__ = through  # type: ignore[attr-defined]  # known again by `_is_cached`
+    return invoke_cached
+
+
+def _varied(vary: Vary, context: Any) -> Any:
+    try:
+        return vary(context)
+    except Exception as error:
+        raise ConfigurationError(f"vary(context) failed, so the tool was not called: {error!r}") from error
+
+
+def _arguments_in(raw: str) -> dict[str, Any] | None:
+    """The arguments of a call; None if the tool is to refuse them itself."""
+    try:
+        found = json.loads(raw) if raw else {}
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _leaving(error: BaseException | None) -> AgentsException | None:
+    """The exception that leaves the run in place of this one, which the SDK would make a text for the model."""
+    if isinstance(error, AgentsException) and not isinstance(error, AgentLoopDetectedError):
+        error = error.__cause__  # what the SDK has made it of
+    if isinstance(error, AgentLoopDetectedError):
+        return LoopInAgent(*error.args)
+    if isinstance(error, ConfigurationError):
+        return UserError(str(error))
+    return None
+
+
+def _is_decorated(tool: FunctionTool) -> bool:
+    return hasattr(getattr(tool, "__wrapped__", tool.on_invoke_tool), "__agent_cache__")
+
+
+def _is_cached(tool: FunctionTool) -> bool:
+    return isinstance(tool.on_invoke_tool, _Invoker) or hasattr(tool.on_invoke_tool, "__agent_cache_through__")
+
+
+# MCP servers
+
+
+class _CachedServer(MCPServer):
+    """An MCP server whose tools are called through a toolbox; all else is the server's own."""
+
+    def __init__(self, inner: MCPServer, box: Toolbox, vary: Vary | None) -> None:  # no fields but these: see below
+        self._inner, self._box, self._vary = inner, box, vary
+        self._listed: dict[str, tuple[Any, Any]] = {}  # schemas and annotations by name
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)  # fields of MCPServer and of its subclasses, as they are now
+
+    @property
+    def name(self) -> str:
+        return self._inner.name
+
+    async def connect(self) -> None:
+        await self._inner.connect()
+
+    async def cleanup(self) -> None:
+        await self._inner.cleanup()
+
+    @property
+    def cached_tools(self) -> Any:
+        return self._inner.cached_tools
+
+    async def list_tools(self, *args: Any, **kwargs: Any) -> list[Any]:
+        found = await self._inner.list_tools(*args, **kwargs)
+        listed = {tool.name: (_schema_of(tool), tool.annotations) for tool in found}
+        if any(self._listed.get(name, known) != known for name, known in listed.items()):
+            self._box.forget()
+        self._listed.update(listed)  # filters may show another part of the list to another agent
+        return found
+
+    async def call_tool(
+        self, tool_name: str, arguments: dict[str, Any] | None, meta: dict[str, Any] | None = None
+    ) -> Any:
+        async def run() -> Any:
+            given = (tool_name, arguments) if meta is None else (tool_name, arguments, meta)
+            try:
+                result = await self._inner.call_tool(*given)
+            except Exception as error:
+                doubt = unanswered(error)
+                if doubt is None and isinstance(error, UserError):  # what the SDK makes of an error of the transport
+                    doubt = UnansweredError(str(error), 0)
+                if doubt is None:
+                    raise
+                raise doubt from error
+            return as_json(result) if isinstance(result, CallToolResult) else result
+
+        schema, annotations = self._listed.get(tool_name, (None, None))
+        try:
+            answer = await self._box.call(
+                tool_name,
+                arguments or {},
+                run,
+                schema=schema,
+                annotations=annotations,
+                vary=[self.name, meta if self._vary is None else _varied(self._vary, _CONTEXT.get(None))],
+                returns=Any,
+                failed=_is_error,
+                store_if=_is_plain,
+                refused=notice,
+            )
+        except UnansweredError as doubt:
+            error = doubt.__cause__ or UserError(str(doubt))
+            raise error from error.__cause__
+        return CallToolResult.model_validate(answer) if type(answer) is dict else answer
+
+    async def list_prompts(self) -> Any:
+        return await self._inner.list_prompts()
+
+    async def get_prompt(self, name: str, arguments: dict[str, Any] | None = None) -> Any:
+        return await self._inner.get_prompt(name, arguments)
+
+    async def list_resources(self, cursor: str | None = None) -> Any:
+        return await self._inner.list_resources(cursor)
+
+    async def list_resource_templates(self, cursor: str | None = None) -> Any:
+        return await self._inner.list_resource_templates(cursor)
+
+    async def read_resource(self, uri: str) -> Any:
+        return await self._inner.read_resource(uri)
+
+
+def _schema_of(tool: Any) -> Any:
+    """The schema of an MCP tool's arguments, in the names of either major version of the MCP SDK."""
+    return getattr(tool, "input_schema", None) or getattr(tool, "inputSchema", None)
+
+
+def _is_error(answer: Any) -> bool:
+    return type(answer) is dict and fails(answer)
+
+
+def _is_plain(answer: Any) -> bool:
+    return type(answer) is dict  # anything else is no final result

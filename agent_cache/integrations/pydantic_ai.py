@@ -1,0 +1,284 @@
+"""Pydantic AI: the tools of an agent, or of one toolset, through one `agent_cache.Toolbox`.
+
+The cache stands around the leaves of a tree of toolsets: those that have tools of their own. So it is inside of all
+that the framework and other toolsets do for a call, which goes on at hits too: validation, approvals, retries, usage
+limits, hooks, tracing, permission checks in a `WrapperToolset` of one's own. The name of a tool is the one by which the
+cached toolset is asked for it, prefixes included. It reaches the leaves in a context variable.
+
+One private name of the framework is read, and pinned by a test: the `FunctionSchema` behind
+`FunctionToolsetTool.call_func`, by which a tool's function is known.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any, Final, Literal, cast
+
+from agent_cache import ConfigurationError, Toolbox
+from agent_cache.integrations.any_framework import returned_by
+from agent_cache.recording import register
+from agent_cache.toolbox import ToolInfo
+
+try:
+    from pydantic import BaseModel
+    from pydantic_ai import AbstractToolset, Agent, FunctionToolset, RunContext, ToolReturn
+    from pydantic_ai.capabilities import AbstractCapability
+    from pydantic_ai.exceptions import ApprovalRequired, CallDeferred
+    from pydantic_ai.toolsets import CombinedToolset, DynamicToolset, WrapperToolset
+    from pydantic_ai.toolsets.abstract import ToolsetTool
+except ImportError as error:
+    raise ImportError(
+        'agent_cache.integrations.pydantic_ai needs Pydantic AI: pip install "agent-cache[pydantic-ai]"'
+    ) from error
+
+__all__ = ["AgentCacheCapability", "AgentCacheToolset", "describe"]
+
+Vary = Callable[[RunContext[Any]], Any]
+
+_CALLED: Final[ContextVar[tuple[str, object] | None]] = ContextVar("agent_cache_pydantic_ai_called", default=None)
+"""The name by which a tool is called from outside, and the schema of its arguments, by which a leaf knows it again."""
+
+
+@dataclass
+class AgentCacheToolset(WrapperToolset[Any]):
+    """A toolset whose tools are called through a toolbox.
+
+    Decorated tools pass, as do external tools, those that the framework adds, and those that durable execution runs.
+    `ModelRetry` and other exceptions pass and are not stored. `ApprovalRequired` and `CallDeferred` pass, and are no
+    failures. What a tool answers to an approved call is only given to approved calls. An answer that reveals tools to
+    the run is not stored.
+
+    Args:
+        wrapped: the toolset.
+        box: the rules. A tool has the name that this toolset gives it.
+        vary: called with the `RunContext` of each call; what it returns (JSON) belongs to the key. A tenant, a user.
+
+    Raises:
+        ConfigurationError: if `box` is no toolbox.
+    """
+
+    wrapped: AbstractToolset[Any]
+    box: Toolbox
+    vary: Vary | None = None
+
+    def __post_init__(self) -> None:
+        _check(self, self.box)
+        self.wrapped = _Leaves(self.box, self.vary).cached_in(self.wrapped)
+
+    async def call_tool(
+        self, name: str, tool_args: dict[str, Any], ctx: RunContext[Any], tool: ToolsetTool[Any]
+    ) -> Any:
+        """Call a tool: `wrapped` passes the call on to a leaf, which calls it through the toolbox."""
+        token = _CALLED.set((name, tool.tool_def.parameters_json_schema))
+        try:
+            return await self.wrapped.call_tool(name, tool_args, ctx, tool)
+        finally:
+            _CALLED.reset(token)
+
+
+@dataclass
+class _CachedLeaf(WrapperToolset[Any]):
+    """A toolset with tools of its own, which are called through a toolbox."""
+
+    box: Toolbox
+    vary: Vary | None
+
+    def visit_and_replace(
+        self, visitor: Callable[[AbstractToolset[Any]], AbstractToolset[Any]]
+    ) -> AbstractToolset[Any]:
+        if getattr(visitor, "__func__", None) is _Leaves._cached:
+            return self
+        return super().visit_and_replace(visitor)
+
+    async def call_tool(
+        self, name: str, tool_args: dict[str, Any], ctx: RunContext[Any], tool: ToolsetTool[Any]
+    ) -> Any:
+        function = getattr(getattr(getattr(tool, "call_func", None), "__self__", None), "function", None)
+        if hasattr(function, "__agent_cache__"):
+            return await self.wrapped.call_tool(name, tool_args, ctx, tool)
+
+        async def run() -> Any:
+            try:
+                return await self.wrapped.call_tool(name, tool_args, ctx, tool)
+            except CallDeferred as deferral:
+                return Deferral("call", deferral.metadata, deferral.kind)
+            except ApprovalRequired as deferral:
+                return Deferral("approval", deferral.metadata)
+
+        definition, called = tool.tool_def, _CALLED.get()
+        schema = definition.parameters_json_schema
+        vary = self.vary(ctx) if self.vary is not None else None
+        if ctx.tool_call_approved:
+            vary = [vary, "approved", ctx.tool_call_metadata]
+        answer = await self.box.call(
+            called[0] if called is not None and called[1] is schema else name,  # else a tool that another one calls
+            _named(tool_args, schema),
+            run,
+            schema=schema,
+            annotations=definition.metadata and definition.metadata.get("annotations"),
+            vary=vary,
+            returns=None if function is None else _returned_by(function),
+            store_if=_is_storable,
+        )
+        if type(answer) is Deferral:
+            raise answer.as_error()
+        return answer
+
+
+@dataclass(frozen=True, slots=True)
+class _Leaves:
+    """Puts `_CachedLeaf` around the toolsets with tools of their own, in copies of those that wrap or combine them."""
+
+    box: Toolbox
+    vary: Vary | None
+
+    def cached_in(self, toolset: AbstractToolset[Any]) -> AbstractToolset[Any]:
+        if isinstance(toolset, DynamicToolset):
+            return self._cached(toolset)
+        visit = type(toolset).visit_and_replace
+        # `visit_and_replace` of these two makes new objects by the fields, which a subclass may have more than.
+        if visit is WrapperToolset.visit_and_replace:
+            wrapper: Any = copy.copy(toolset)
+            wrapper.wrapped = self.cached_in(wrapper.wrapped)
+            return cast("AbstractToolset[Any]", wrapper)
+        if visit is CombinedToolset.visit_and_replace:
+            combined: Any = copy.copy(toolset)
+            combined.toolsets = [self.cached_in(one) for one in combined.toolsets]
+            return cast("AbstractToolset[Any]", combined)
+        return toolset.visit_and_replace(self._cached)  # durable execution visits nothing here, and stays as it is
+
+    def _cached(self, leaf: AbstractToolset[Any]) -> AbstractToolset[Any]:
+        if not isinstance(leaf, DynamicToolset):
+            return _CachedLeaf(leaf, self.box, self.vary)
+        if isinstance(leaf.toolset_func, _CachedFactory):
+            return leaf
+        made: Any = copy.copy(leaf)
+        made.toolset_func = _CachedFactory(leaf.toolset_func, self)
+        return cast("AbstractToolset[Any]", made)
+
+
+class _CachedFactory:
+    """The function of a `DynamicToolset`, which makes a toolset for each run, or each step: with cached leaves."""
+
+    __slots__ = ("_last", "_leaves", "_make")
+
+    def __init__(self, make: Callable[[Any], Any], leaves: _Leaves) -> None:
+        self._make, self._leaves = make, leaves
+        self._last: tuple[Any, Any] = (None, None)
+
+    async def __call__(self, ctx: RunContext[Any]) -> Any:
+        found = self._make(ctx)
+        if inspect.isawaitable(found):
+            found = await found
+        if found is None:
+            return None
+        known, made = self._last
+        if found is not known:  # else the framework would leave and enter the same toolset at each step
+            made = self._leaves.cached_in(found)
+            self._last = found, made
+        return made
+
+
+@dataclass
+class AgentCacheCapability(AbstractCapability[Any]):
+    """All function tools of an agent through a toolbox: ``Agent(..., capabilities=[AgentCacheCapability(box)])``.
+
+    The tools of its toolsets and MCP servers are among them, by the names that the model sees. Output tools are not.
+    See `AgentCacheToolset` for what passes.
+
+    Args:
+        box: the rules.
+        vary: called with the `RunContext` of each call; what it returns (JSON) belongs to the key. A tenant, a user.
+
+    Raises:
+        ConfigurationError: if `box` is no toolbox.
+    """
+
+    box: Toolbox
+    vary: Vary | None = None
+
+    def __post_init__(self) -> None:
+        _check(self, self.box)
+
+    def get_wrapper_toolset(self, toolset: AbstractToolset[Any]) -> AbstractToolset[Any]:
+        """Wrap the toolset of a run."""
+        return AgentCacheToolset(toolset, self.box, self.vary)
+
+
+def describe(agent: Any) -> list[ToolInfo] | None:
+    """The function tools of an agent or a toolset, for `agent_cache.integrations.explain`; None if it is neither.
+
+    Tools that a server lists, or a function makes for each run, are not known before a run.
+    """
+    if not isinstance(agent, Agent | AbstractToolset):
+        return None
+    found: dict[str, ToolInfo] = {}
+
+    def visit(toolset: AbstractToolset[Any]) -> None:
+        if isinstance(toolset, FunctionToolset):
+            for name, tool in toolset.tools.items():
+                is_decorated = hasattr(tool.function, "__agent_cache__")
+                found[name] = ToolInfo(name, tool.function_schema.json_schema, None, is_decorated)
+
+    for toolset in agent.toolsets if isinstance(agent, Agent) else [agent]:
+        toolset.apply(visit)
+    return list(found.values())
+
+
+def _check(self: object, box: object) -> None:
+    if not isinstance(box, Toolbox):
+        raise ConfigurationError(f"{type(self).__name__} takes a Toolbox as box, got {type(box).__name__}")
+
+
+# Answers
+
+
+@register  # so that recordings give it back
+@dataclass(frozen=True, slots=True)
+class Deferral:
+    """The answer of a tool that puts off its call: no failure, and not stored.
+
+    Attributes:
+        what: ``"call"`` for `CallDeferred`, ``"approval"`` for `ApprovalRequired`.
+        metadata: what the tool has attached.
+        kind: of a deferred call.
+    """
+
+    what: Literal["call", "approval"]
+    metadata: dict[str, Any] | None
+    kind: Literal["external", "question"] = "external"
+
+    def as_error(self) -> Exception:
+        if self.what == "approval":
+            return ApprovalRequired(self.metadata)
+        return CallDeferred(self.metadata, kind=self.kind)
+
+
+def _is_storable(answer: Any) -> bool:
+    """Whether an answer is one of the tool alone: it puts nothing off, and reveals no tools to the run."""
+    return type(answer) is not Deferral and not (isinstance(answer, ToolReturn) and answer.tools)
+
+
+# Tools
+
+
+def _named(arguments: dict[str, Any], schema: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments by the names in the schema: a tool whose only parameter is a model has those of its fields."""
+    if len(arguments) == 1:
+        ((name, value),) = arguments.items()
+        if name not in schema.get("properties", ()):
+            if isinstance(value, BaseModel):
+                return dict(value)
+            if is_dataclass(value):
+                return {field.name: getattr(value, field.name) for field in fields(value)}
+            if isinstance(value, dict):
+                return value
+    return arguments
+
+
+_returned_by = functools.lru_cache(1_000)(functools.partial(returned_by, include_extras=True))

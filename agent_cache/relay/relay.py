@@ -1,0 +1,568 @@
+"""`Relay`: what is done with the messages between an MCP host and an MCP server, whatever carries them.
+
+The hardest case: a host calls a tool that reads, and a second time before the first answer is there. The first request
+goes to the server as it came. The second waits for the same run. The host cancels the first: the server is told so, and
+the second runs the tool anew, under its own id. Meanwhile the server has asked the host something, so the answer
+depends on more than the arguments: both requests are answered by it, and it is not stored.
+
+A transport makes a `HostRequest` of each request that `Relay.answers`, and gives it to `Relay.start`. What else passes
+by is passed on at once, as it came; of a few messages the relay wants to know (`learns`, `observed`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from contextvars import copy_context
+from pathlib import Path
+from typing import Any, Final, Self
+
+from agent_cache import (
+    AgentCacheSession,
+    AgentLoopDetectedError,
+    LoopPolicy,
+    Toolbox,
+)
+from agent_cache.recording import CassetteError, Player, intercept, record, replay
+from agent_cache.relay.messages import (
+    INTERNAL_ERROR,
+    ConnectionLost,
+    Response,
+    RpcError,
+    error_line,
+    result_line,
+)
+from agent_cache.relay.relay_settings import RelaySettings, write_of_notification
+
+__all__ = ["HostRequest", "HostSession", "Relay", "listed_tools"]
+
+_LOG = logging.getLogger("agent_cache")
+
+_LIST_PATIENCE: Final = 10.0
+"""Seconds that a first call waits for the server's list of tools. Then it goes on without schemas and hints."""
+_MAX_PAGES: Final = 1000
+
+_ENVELOPE: Final = "io.modelcontextprotocol/"
+"""Since protocol 2026-07-28 the ``_meta`` of every request says under such names who asks, and by which version."""
+
+_CONTINUES: Final = frozenset({"requestState", "inputResponses"})
+"""Parameters of a call that goes on with an earlier one, which the server had answered by a question."""
+_TERMINAL: Final = frozenset({"completed", "failed", "cancelled"})
+_OF_TASKS: Final = frozenset({"tasks/get", "tasks/result", "tasks/cancel", "tasks/list"})
+_UNRECORDED: Final = frozenset({"ping", "subscriptions/listen"})
+"""Requests that a recording leaves out: what keeps a connection alive, and what lasts as long as the connection."""
+
+
+class HostSession:
+    """One session of a host: over HTTP a process has many at once.
+
+    Attributes:
+        session: where its calls are checked for loops and counted; None is the session of the relay.
+    """
+
+    def __init__(self, session: AgentCacheSession | None = None) -> None:
+        self.session = session
+        # What the server has told this host of its tools: it may tell another one something else
+        self.tools: Mapping[str, Mapping[str, Any]] | None = None
+        self.pages: dict[str, Mapping[str, Any]] = {}
+        self.listing: asyncio.Task[None] | None = None
+        self.ending: asyncio.Future[None] | None = None
+
+
+class HostRequest(ABC):
+    """One request of the host, and the way to the server that is to answer it. A transport implements it.
+
+    Args:
+        id, method: those of the request.
+        params: its parameters.
+        vary: what else distinguishes it from equal ones: a hash of the credentials that came with it. None if nothing
+            does.
+        host: the session that it belongs to, where there are several.
+
+    Attributes:
+        asked_host: whether the server has made a request of the host since this one was forwarded; a transport sets it.
+        is_answered: whether the host has got a response.
+    """
+
+    def __init__(
+        self,
+        id: Any,  # noqa: A002 - the protocol's name
+        method: str,
+        params: dict[str, Any],
+        vary: Any = None,
+        host: HostSession | None = None,
+    ) -> None:
+        self.id = id
+        self.method = method
+        self.params = params
+        self.vary = vary
+        self.host = host
+        self.asked_host = False
+        self.is_answered = False
+
+    @abstractmethod
+    async def forward(self) -> Response:
+        """Send the request to the server as it came, and wait for the response.
+
+        If it is cancelled, the server is told.
+
+        Raises:
+            ConnectionLost: if the server has gone.
+        """
+
+    @abstractmethod
+    async def ask(self, method: str, params: dict[str, Any]) -> Response:
+        """Make a request of the relay's own on the same way. The host does not see the response.
+
+        Raises:
+            ConnectionLost: if the server has gone.
+        """
+
+    @abstractmethod
+    def reply(self, line: bytes) -> None:
+        """Send the response to the host. It is called once at most."""
+
+
+class Relay:
+    """Answers the tool calls of a host from a cache or from a recording, or lets the server answer them.
+
+    ``async with relay:`` begins the session, and the recording or replay. Its end finishes them; `findings` has what
+    they complained of.
+
+    Args:
+        box: the rules of the server's tools.
+        settings: the other settings of the file.
+        record_to: the cassette to record to, which then has every request of the host.
+        replay_from: the cassette that answers every request; no server is needed.
+        strict: for the replay, as in `agent_cache.recording.replay`.
+
+    Attributes:
+        is_replay: whether there is no server.
+        observed: the notifications of the server that have to be shown to `observe` before they are passed on.
+        session: the session in which calls are checked for loops and counted.
+        findings: what was wrong at the end, in sentences.
+
+    Raises:
+        ConfigurationError: if a template of the settings is malformed.
+        CassetteError: on entering, if the cassette cannot be read or written.
+    """
+
+    def __init__(
+        self,
+        box: Toolbox,
+        settings: RelaySettings | None = None,
+        *,
+        record_to: str | Path | None = None,
+        replay_from: str | Path | None = None,
+        strict: bool = False,
+    ) -> None:
+        settings = RelaySettings() if settings is None else settings
+        self.box = box
+        self.is_replay = replay_from is not None
+        self.findings: list[str] = []
+        self.session = new_session(settings)
+        self._tape: record | replay | None = None
+        if replay_from is not None:
+            self._tape = replay(replay_from, strict=strict)
+        elif record_to is not None:
+            self._tape = record(record_to)
+        self._player: Player | None = None
+        self._writes = {method: write_of_notification(method, tags) for method, tags in settings.on.items()}
+        self.observed = frozenset({"notifications/tools/list_changed", "notifications/tasks/status", *self._writes})
+        self._settings = settings
+        self._host = HostSession()
+        self._hosts: dict[HostSession, asyncio.Task[None]] = {}
+        self._unstored: dict[int, Any] = {}
+        self._task_ends: dict[str, asyncio.Future[None]] = {}
+        self._blocks = AsyncExitStack()
+        self._outside = self._inside = copy_context()
+        # One object each, as `Toolbox.call` asks for
+        self._store_if = self._is_storable
+        self._request = intercept(_forwarded, name="mcp:request", skip_args=1)
+        self._list = intercept(_all_pages, name="mcp:tools", skip_args=2)
+
+    # Life
+
+    async def __aenter__(self) -> Self:
+        self._outside = copy_context()
+        async with AsyncExitStack() as blocks:
+            if self._tape is not None:
+                entered = blocks.enter_context(self._tape)
+                self._player = entered if isinstance(entered, Player) else None
+            await blocks.enter_async_context(self.session)
+            self._inside = copy_context()
+            self._blocks = blocks.pop_all()
+        return self
+
+    async def __aexit__(self, *raised: Any) -> None:
+        for host in list(self._hosts):
+            self.end_session(host)
+        await asyncio.gather(*self._hosts.values())
+        try:
+            await self._blocks.__aexit__(*raised)
+        except (CassetteError, AgentLoopDetectedError) as error:
+            self.findings.append(str(error))
+        finally:
+            await self.box.aclose()
+
+    async def begin_session(self) -> HostSession:
+        """Begin the session of one host among several. Its calls also count in `session`, which checks nothing then."""
+        loop = asyncio.get_running_loop()
+        host = HostSession(new_session(self._settings))
+        host.ending = loop.create_future()
+        begun: asyncio.Future[None] = loop.create_future()
+        task = loop.create_task(self._hold(host, begun, host.ending), context=self._inside.copy())
+        self._hosts[host] = task
+        task.add_done_callback(lambda _: self._hosts.pop(host))
+        await begun
+        return host
+
+    async def _hold(self, host: HostSession, begun: asyncio.Future[None], ending: asyncio.Future[None]) -> None:
+        """Keep a session open: the task that has entered it has to leave it."""
+        assert host.session is not None
+        try:
+            async with host.session:
+                begun.set_result(None)
+                await ending
+        except AgentLoopDetectedError as error:
+            _LOG.info("a session of a host has ended: %s", error)
+
+    def end_session(self, host: HostSession) -> None:
+        """End the session of one host, none of whose requests runs."""
+        if host.ending is not None and not host.ending.done():
+            host.ending.set_result(None)
+
+    # Messages
+
+    def answers(self, method: str) -> bool:
+        """Whether a request of this method is for `start`; any other one is passed on as it came."""
+        return method == "tools/call" or (self._tape is not None and (self.is_replay or method not in _UNRECORDED))
+
+    def learns(self, method: str) -> bool:
+        """Whether the result of a request of this method is for `learn`, where that request is passed on."""
+        return method == "tools/list" or (method in _OF_TASKS and bool(self._task_ends))
+
+    def start(self, request: HostRequest) -> asyncio.Task[None]:
+        """Answer a request in a task of its own. To cancel the task is to cancel the request.
+
+        The request has got its response, unless it was cancelled, when the task ends; it may have got it long before,
+        if the server answered by a task of the protocol.
+        """
+        return asyncio.get_running_loop().create_task(self._answer_in_session(request), context=self._inside.copy())
+
+    async def _answer_in_session(self, request: HostRequest) -> None:
+        if request.host is None or request.host.session is None:
+            await self._answer(request)
+        else:
+            with request.host.session.attach():
+                await self._answer(request)
+
+    def learn(self, method: str, params: Any, result: Any, host: HostSession | None = None) -> None:
+        """Take note of the result of a request which `learns`, on its way to the host."""
+        if not isinstance(result, dict):
+            return
+        params = params if isinstance(params, dict) else {}
+        if method == "tools/list":
+            host = host or self._host
+            if not params.get("cursor"):
+                host.pages = {}
+            host.pages |= listed_tools(result)
+            if not result.get("nextCursor"):
+                self._know(host, host.pages)
+        elif method == "tasks/result":
+            self._end_task(params.get("taskId"))
+        elif method in _OF_TASKS:
+            for task in (result, *(result.get("tasks") or ())):
+                self._note_status(task)
+
+    async def observe(self, method: str, params: Any, host: HostSession | None = None) -> None:
+        """Take note of a notification of the server which is `observed`, before the host gets it."""
+        if method == "notifications/tools/list_changed":
+            (host or self._host).tools = None
+            self.box.forget()
+        elif method == "notifications/tasks/status":
+            self._note_status(params)
+        write = self._writes.get(method)
+        if write is not None:  # outside of the session: it is no call of the agent
+            task = asyncio.get_running_loop().create_task(
+                write(params if isinstance(params, dict) else {}), context=self._outside.copy()
+            )
+            await asyncio.shield(task)
+
+    # Answers
+
+    async def _answer(self, request: HostRequest) -> None:
+        run = _Run(self, request)
+        try:
+            if request.method == "tools/call":
+                result = await self._call_tool(request, run)
+            else:
+                result = await self._other(request)
+                if request.method in _OF_TASKS or request.method == "tools/list":
+                    self.learn(request.method, request.params, result, request.host)
+            line = run.line_of(result)
+        except RpcError as error:
+            line = run.response.line if run.response is not None else error_line(request.id, error.error)
+        except AgentLoopDetectedError as loop:
+            line = result_line(request.id, _refusal(loop))
+        except Exception as error:  # noqa: BLE001 - whatever it is, the host waits for a response
+            if not isinstance(error, CassetteError | ConnectionLost) and not request.is_answered:
+                _LOG.exception("%s could not be answered", request.method)
+            line = error_line(request.id, {"code": INTERNAL_ERROR, "message": f"agent-cache: {error}"})
+        finally:
+            self._unstored.pop(id(run.result), None)
+        _reply(request, line)
+
+    async def _call_tool(self, request: HostRequest, run: _Run) -> Any:
+        params = request.params
+        name, arguments = params.get("name"), params.get("arguments", {})
+        if not isinstance(name, str) or not isinstance(arguments, dict):
+            return await self._other(request, run)  # the server says what is wrong with it
+        tool = await self._tool(name, request)
+        hints = tool.get("annotations")
+        if self._tape is not None or "task" in params or not _CONTINUES.isdisjoint(params):
+            kind = self.box.rule(name, hints).kind
+            if kind == "pass" or (kind != "write" and ("task" in params or not _CONTINUES.isdisjoint(params))):
+                return await self._other(request, run)
+        try:
+            return await self.box.call(
+                name, arguments, run, schema=tool.get("inputSchema"), annotations=hints, vary=request.vary,
+                returns=_RESULT, failed=_is_failure, store_if=self._store_if, refused=_refusal,
+            )  # fmt: skip
+        except (RpcError, ConnectionLost, AgentLoopDetectedError, CassetteError):
+            raise
+        except Exception as error:
+            if self.is_replay or run.error is error:
+                raise
+            return await self._call_without_cache(name, run, error)
+
+    async def _call_without_cache(self, name: str, run: _Run, error: Exception) -> Any:
+        """The cache has failed, not the server: the call passes."""
+        _LOG.error("%s was not cached: %s", name, error)
+        self.box.forget()  # it may be a write, whose tags nobody knows
+        if run.error is not None:
+            raise run.error
+        return await run() if run.response is None else run.result
+
+    async def _other(self, request: HostRequest, run: _Run | None = None) -> Any:
+        """Any other request, which a recording has as it came, but for its ``_meta``."""
+        method = request.method
+        if self.is_replay and method in _UNRECORDED:
+            if method == "ping":
+                return {}
+            raise RpcError(INTERNAL_ERROR, f"agent-cache: {method} is not recorded")
+        # Who asks is no part of what is asked, and another version of the host gets the recorded answer
+        params = {} if method == "initialize" else {key: each for key, each in request.params.items() if key != "_meta"}
+        return await self._request(run or _Run(self, request), method, params)
+
+    # What the server has
+
+    async def _tool(self, name: str, request: HostRequest) -> Mapping[str, Any]:
+        """What the server says of a tool; nothing if it does not list it."""
+        # In a recording the relay asks by itself in any case: a replay must not depend on when the host did
+        host = request.host or self._host
+        if host.tools is None or (host.listing is None and self._tape is not None):
+            if host.listing is None or (host.listing.done() and host.tools is None):
+                loop = asyncio.get_running_loop()
+                host.listing = loop.create_task(self._learn_tools(host, request), context=self._inside.copy())
+            await asyncio.shield(host.listing)
+        return (host.tools or {}).get(name, {})
+
+    async def _learn_tools(self, host: HostSession, request: HostRequest) -> None:
+        meta = request.params.get("_meta")
+        envelope = {key: each for key, each in meta.items() if key.startswith(_ENVELOPE)} if meta else {}
+        found: dict[str, Mapping[str, Any]] = {}
+        try:
+            async with asyncio.timeout(_LIST_PATIENCE):
+                for _ in range(self._recorded_lists()):
+                    found = listed_tools(await self._list(request, envelope)) | found
+        except (RpcError, ConnectionLost, CassetteError, TimeoutError) as error:
+            _LOG.warning("the tools of the server are not known (%s), nor their hints", error)
+        if found or host.tools is None:
+            self._know(host, found)
+
+    def _recorded_lists(self) -> int:
+        """How often the relay has to ask for the tools: in a replay, as often as in the recording."""
+        if self._player is None:
+            return 1
+        return sum(step.name == "mcp:tools" for step in self._player.cassette.steps)
+
+    def _know(self, host: HostSession, tools: dict[str, Mapping[str, Any]]) -> None:
+        """From now on these are the tools. One that has stayed as it is keeps its schema, by which it is compiled."""
+        known = host.tools or {}
+        host.tools = {name: known[name] if known.get(name) == tool else tool for name, tool in tools.items()}
+        if any(name in known and known[name] != tool for name, tool in tools.items()):
+            self.box.forget()
+
+    def is_write(self, request: HostRequest) -> bool:
+        """Whether it calls a tool that writes by the rules."""
+        if request.method != "tools/call":
+            return False
+        name = request.params["name"]
+        tools = (request.host or self._host).tools or {}
+        return self.box.rule(name, tools.get(name, {}).get("annotations")).kind == "write"
+
+    def schema_of(self, name: str) -> Any:
+        """The input schema of a tool; None if the server has not told it."""
+        return (self._host.tools or {}).get(name, {}).get("inputSchema")
+
+    # Results that are not stored, and tasks
+
+    def _is_storable(self, result: Any) -> bool:
+        return (
+            isinstance(result, dict)
+            and result.get("resultType", "complete") == "complete"
+            and _task_of(result) is None
+            and id(result) not in self._unstored
+        )
+
+    def leave_unstored(self, result: Any) -> None:
+        """Keep a result, which its run has just returned, from being stored."""
+        self._unstored[id(result)] = result
+
+    async def end_of_task(self, task: Mapping[str, Any]) -> None:
+        """Wait until a task of the server has come to its terminal status.
+
+        Raises:
+            TimeoutError: if the server does not keep it any longer, so that nobody can know.
+        """
+        loop = asyncio.get_running_loop()
+        name = task["taskId"]
+        end = self._task_ends.setdefault(name, loop.create_future())
+        ttl = task.get("ttl")
+        try:
+            async with asyncio.timeout(ttl / 1000 if isinstance(ttl, int | float) else None):
+                await asyncio.shield(end)
+        finally:
+            self._task_ends.pop(name, None)
+
+    def lose_server(self) -> None:
+        """The server has gone: what its tasks have written is in doubt."""
+        for end in self._task_ends.values():
+            if not end.done():
+                end.set_exception(ConnectionLost("the server has gone before its task had ended"))
+
+    def _note_status(self, task: Any) -> None:
+        if isinstance(task, dict) and task.get("status") in _TERMINAL:
+            self._end_task(task.get("taskId"))
+
+    def _end_task(self, name: Any) -> None:
+        end = self._task_ends.get(name) if isinstance(name, str) else None
+        if end is not None and not end.done():
+            end.set_result(None)
+
+
+class _Run:
+    """Runs the tool for one request: lets the server answer it.
+
+    Attributes:
+        response: the server's, once it is there.
+        result: the result in it.
+        error: what was raised instead.
+    """
+
+    __slots__ = ("_relay", "_request", "error", "response", "result")
+
+    def __init__(self, relay: Relay, request: HostRequest) -> None:
+        self._relay = relay
+        self._request = request
+        self.response: Response | None = None
+        self.result: Any = None
+        self.error: Exception | None = None
+
+    async def __call__(self) -> Any:
+        try:
+            return await self._run()
+        except Exception as error:
+            self.error = error
+            raise
+
+    async def _run(self) -> Any:
+        request = self._request
+        response = self.response = await request.forward()
+        result = self.result = response.result()
+        if request.asked_host or not response.is_json:
+            self._relay.leave_unstored(result)
+        task = _task_of(result)
+        if task is not None and task.get("status") not in _TERMINAL and self._relay.is_write(request):
+            # The write goes on until then, and its tags stay invalid; the host has to know its task to ask for it
+            _reply(request, response.line)
+            await self._relay.end_of_task(task)
+        return result
+
+    def line_of(self, result: Any) -> bytes:
+        """The response with this result: as the server sent it, if it is of this run."""
+        if self.response is not None and result is self.result:
+            return self.response.line
+        return result_line(self._request.id, result)
+
+
+def _reply(request: HostRequest, line: bytes) -> None:
+    if not request.is_answered:
+        request.is_answered = True
+        request.reply(line)
+
+
+async def _forwarded(run: _Run, method: str, params: dict[str, Any]) -> Any:  # noqa: ARG001 - they identify the call
+    """A request other than a cached call, in recordings."""
+    return await run()
+
+
+async def _all_pages(request: HostRequest, envelope: dict[str, Any]) -> dict[str, Any]:
+    """The server's list of its tools, as one page."""
+    tools: list[Any] = []
+    params: dict[str, Any] = {"_meta": envelope} if envelope else {}
+    for _ in range(_MAX_PAGES):
+        page = (await request.ask("tools/list", params)).result()
+        if not isinstance(page, dict):
+            break
+        tools += page.get("tools") or []
+        if not page.get("nextCursor"):
+            break
+        params = {**params, "cursor": page["nextCursor"]}
+    return {"tools": tools}
+
+
+def new_session(settings: RelaySettings) -> AgentCacheSession:
+    """A session of a host with these settings."""
+    on_loop = "notice" if settings.on_loop == "off" else settings.on_loop
+    policy = LoopPolicy(max_execution_depth=None, new_turn_after=settings.new_turn_after)
+    return AgentCacheSession(
+        loop_detection=settings.on_loop != "off",
+        on_loop=on_loop,
+        max_tool_repeats=settings.max_tool_repeats,
+        loop_policy=policy,
+        trace_size=1,  # nobody reads it
+    )
+
+
+def listed_tools(result: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """The tools of one page of a list, by name."""
+    tools = result.get("tools")
+    if not isinstance(tools, list):
+        return {}
+    return {tool["name"]: tool for tool in tools if isinstance(tool, dict) and isinstance(tool.get("name"), str)}
+
+
+_RESULT: Final = dict[str, Any]
+
+
+def _is_failure(result: Any) -> bool:
+    return isinstance(result, dict) and bool(result.get("isError"))
+
+
+def _refusal(loop: AgentLoopDetectedError) -> dict[str, Any]:
+    """The result of a call that was refused, for the model to read."""
+    # Revision 2026-07-28 wants `resultType`; hosts of earlier ones leave it alone
+    return {"content": [{"type": "text", "text": str(loop)}], "isError": True, "resultType": "complete"}
+
+
+def _task_of(result: Any) -> Mapping[str, Any] | None:
+    """The task of the protocol that a result names in place of an answer."""
+    if not isinstance(result, dict):
+        return None
+    task = result.get("task", result if result.get("resultType") == "task" else None)
+    return task if isinstance(task, dict) and isinstance(task.get("taskId"), str) else None

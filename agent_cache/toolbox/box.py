@@ -1,0 +1,663 @@
+"""`Toolbox`: the engine of the decorators for tools that are known by their names and their arguments as JSON.
+
+A tool is compiled into an operation at its first call, as a decorator does at decoration: a `ReadOperation`, or a
+`WriteOperation`. Its positional arguments are the function that runs this call and what the call varies by; the names
+in the JSON object are its keywords. So keys, tags, single flight, sessions, recordings and tiers are those of every
+other tool.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import replace
+from marshal import dumps
+from threading import RLock
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Self, TypeVar
+from weakref import WeakValueDictionary
+
+from agent_cache.config import Configuration
+from agent_cache.core.keys import ALIASES, Uncacheable, key_part
+from agent_cache.core.parameters import JsonArguments, Named
+from agent_cache.core.policies import ReadPolicy, WritePolicy, checked_choice, checked_text, no_life
+from agent_cache.core.tags import ComputedTags, TagSet
+from agent_cache.engine.blocking import run_blocking
+from agent_cache.engine.plan import read_plan, write_plan
+from agent_cache.engine.read import ReadOperation
+from agent_cache.engine.runtime import PLACE, ROOT, UNKEYED
+from agent_cache.engine.state import forget_oldest, warn_once
+from agent_cache.engine.write import WriteOperation
+from agent_cache.errors import AgentLoopDetectedError, ConfigurationError
+from agent_cache.toolbox.rules import (
+    Found,
+    Pass,
+    Read,
+    Rule,
+    Watch,
+    Write,
+    compiled_tags,
+    find_rule,
+    hinted_kind,
+    is_pattern,
+    roots_of,
+    templates_of,
+)
+from agent_cache.toolbox.tool_table import ToolInfo, ToolRow, ToolTable
+from agent_cache.tools import AgentCache, checked_tool
+from agent_cache.values.canonical import MISSING
+from agent_cache.values.compare import is_empty
+
+if TYPE_CHECKING:
+    import os
+
+__all__ = ["Toolbox", "has_rule", "rule_named"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_MAX_TOOLS: Final = 1_000
+"""How many tools one toolbox keeps compiled. Functions that are made anew for each call make each time another one."""
+
+_PASS: Final = Pass()
+_WATCH: Final = Watch()
+
+
+class Toolbox:
+    """Rules for tools that are known by name: of a framework, of an MCP server, of a loop of one's own.
+
+    Its tools have the same keys, tags, coherence, single flight, sessions, loop detection, recordings, tiers and
+    metrics as decorated ones, and may share tags with them.
+
+    Args:
+        rules: what each tool is, by its name. A name with ``*``, ``?`` or ``[...]`` is a pattern, as for `fnmatch`; the
+            exact name comes first, then the patterns in the order written.
+        namespace: the first part of the names of its tools in traces, recordings and tiers: ``namespace:name``.
+        unknown: what a tool without a rule is: ``"write"``, which invalidates every root of this toolbox; ``"watch"``,
+            as `Watch`; ``"pass"``, as `Pass`. It is logged once for each tool.
+        hints: ``"kind"``: the annotations of an MCP tool tell whether a tool without a rule reads (a `Watch`) or writes
+            (every root). They never say how long an answer lives, so nothing is cached because of them.
+            ``"off"``: they are not looked at.
+
+    Raises:
+        ConfigurationError: if an argument has another form.
+    """
+
+    def __init__(
+        self,
+        rules: Mapping[str, Rule] | None = None,
+        *,
+        namespace: str,
+        unknown: Literal["write", "watch", "pass"] = "write",
+        hints: Literal["off", "kind"] = "off",
+    ) -> None:
+        checked_text(namespace, "Toolbox: namespace")
+        if ":" in namespace:
+            raise ConfigurationError(f"Toolbox: namespace must have no colon, got {namespace!r}")
+        self.namespace: Final = namespace
+        self._rules = dict(rules or {})
+        for name, rule in self._rules.items():
+            checked_text(name, "Toolbox: the name of a tool")
+            if not isinstance(rule, Read | Write | Watch | Pass):
+                raise ConfigurationError(
+                    f"Toolbox: the rule of {name!r} must be Read(...), Write(...), Watch() or Pass(), got {rule!r}"
+                )
+        self._unknown = checked_choice(unknown, ("write", "watch", "pass"), "Toolbox: unknown")
+        self._hints = checked_choice(hints, ("off", "kind"), "Toolbox: hints")
+        self._roots = roots_of(self._rules, namespace)
+        self._every_root = Write(templates_of(self._roots))
+        self._tier: Any = None
+        self._tools: dict[Any, _Tool] = {}
+        self._sync_tools: dict[Any, _Tool] = {}
+        self._lock = RLock()  # a handler of the log may call the toolbox
+        _TOOLBOXES[id(self)] = self
+
+    @classmethod
+    def from_file(cls, path: str | os.PathLike[str], *, hints: Literal["off", "kind"] = "off") -> Self:
+        """A toolbox by a TOML file: see `docs/reference/toolbox.md`.
+
+        Args:
+            path: the file.
+            hints: what ``hints`` is if the file does not say.
+
+        Raises:
+            ConfigurationError: naming the file, the key and the fix.
+        """
+        from agent_cache.toolbox.rules_file import read_rules
+
+        found = read_rules(path, hints=hints)
+        made = cls(found.rules, namespace=found.namespace, unknown=found.unknown, hints=found.hints)
+        made._tier = found.remote
+        return made
+
+    # Rules
+
+    def rule(self, name: str, annotations: Any = None) -> Rule:
+        """The rule of a tool.
+
+        Args:
+            annotations: what an MCP server says of it, for ``hints="kind"``.
+        """
+        return self._find(name, annotations).rule
+
+    def _find(self, name: str, annotations: Any) -> Found:
+        found = find_rule(self._rules, name)
+        if found is not None:
+            return found
+        hinted = hinted_kind(annotations) if self._hints == "kind" and annotations is not None else None
+        if hinted is not None:
+            return Found(_WATCH if hinted == "read" else self._every_root, f"hint: it {hinted}s")
+        rule: Rule = self._every_root if self._unknown == "write" else _WATCH if self._unknown == "watch" else _PASS
+        return Found(rule, "no rule", is_unknown=True)
+
+    def explain(self, tools: Iterable[ToolInfo | str] = ()) -> ToolTable:
+        """What is done with each of these tools, and what is wrong with the rules.
+
+        Args:
+            tools: the tools of an agent or a server. Without any, the rules themselves are the rows.
+
+        Raises:
+            TypeError: if one of them is neither a name nor a `ToolInfo`.
+        """
+        if isinstance(tools, str):
+            raise TypeError(f"explain takes several tools, got the text {tools!r}; write [{tools!r}]")
+        infos = [ToolInfo(tool) if isinstance(tool, str) else tool for tool in tools]
+        for info in infos:
+            if not isinstance(info, ToolInfo):
+                raise TypeError(f"explain takes names of tools and ToolInfo(...), got {info!r}")
+        names = [info.name for info in infos]
+        problems = [*self._overlaps(names), *self._one_sided_roots()]
+        if infos:
+            for name in self._rules:
+                if not any(one == name or find_rule({name: _PASS}, one) for one in names):
+                    problems.append(f"the rule {name!r} is of no tool; there are {', '.join(names)}")
+                    warn_once(f"the rule {name!r} is of no tool of the agent", self.namespace)
+        rows = []
+        for info in infos or [ToolInfo(name) for name in self._rules]:
+            if info.is_decorated:
+                rows.append(ToolRow(info.name, "decorated", "", "", "its decorator"))
+                continue
+            found = self._find(info.name, info.annotations)
+            rows.append(_row_of(info.name, found))
+            try:
+                self._tags_of(found.rule, info.name, info.schema)
+            except ConfigurationError as error:
+                problems.append(str(error))
+        return ToolTable(rows, problems)
+
+    def _overlaps(self, names: list[str]) -> Iterable[str]:
+        patterns = [name for name in self._rules if is_pattern(name)]
+        for name in names:
+            if name in self._rules:
+                continue
+            of_it = [pattern for pattern in patterns if find_rule({pattern: _PASS}, name)]
+            if len(of_it) > 1:
+                others = ", ".join(map(repr, of_it[1:]))
+                yield f"{name!r} matches {of_it[0]!r}, which is written first and holds, and {others}"
+
+    def _one_sided_roots(self) -> Iterable[str]:
+        by_kind: dict[str, set[str]] = {"read": set(), "write": set()}
+        for rule in self._rules.values():
+            if isinstance(rule, Read | Write):
+                by_kind[rule.kind].update(roots_of({"": rule}, ""))
+        for root in sorted(by_kind["write"] - by_kind["read"]):
+            yield f"no rule reads {root!r}, so its writes drop nothing under it, unless other tools have this tag"
+
+    def _tags_of(self, rule: Rule, name: str, schema: Mapping[str, Any] | None) -> TagSet:
+        if isinstance(rule, Read | Write):
+            return compiled_tags(rule, _names_in(schema), f"{self.namespace}:{name}")
+        return TagSet(self._roots, (), (), self._roots)
+
+    # Calls
+
+    async def call(
+        self,
+        name: str,
+        arguments: Mapping[str, Any],
+        run: Callable[[], Awaitable[Any]],
+        *,
+        schema: Mapping[str, Any] | None = None,
+        annotations: Any = None,
+        vary: Any = None,
+        returns: Any = None,
+        failed: Callable[[Any], bool] | None = None,
+        store_if: Callable[[Any], bool] | None = None,
+        refused: Callable[[AgentLoopDetectedError], Any] | None = None,
+    ) -> Any:
+        """Call a tool by the rule of its name.
+
+        `returns`, `failed`, `store_if` and `refused` belong to the caller's form of answers: calls with others share no
+        entries, but tags. Pass the same functions at each call.
+
+        Args:
+            name: the name of the tool.
+            arguments: a JSON object. Arguments that are absent differ from null. What has no identity runs uncached.
+            run: runs the tool for this call.
+            schema: the JSON schema of the arguments: defaults in it complete the key, and a template must name a
+                property of it.
+            annotations: what an MCP server says of the tool, for ``hints="kind"``.
+            vary: what else distinguishes this call: a tenant, the hash of a token.
+            returns: the annotation of what `run` returns, for recordings and tiers.
+            failed: ``failed(answer)`` is true for an error: it is returned and not stored, and a failure for a write
+                and for the loop guard.
+            store_if: ``store_if(answer)`` is false for what is not stored although it is no error.
+            refused: makes the answer in place of the tool's when a session answers a loop by a notice. Without it, the
+                answer is the text of the notice.
+
+        Returns:
+            What `run` returned, now or earlier.
+
+        Raises:
+            ConfigurationError: if a template names no property of `schema`; the tool has not run then.
+            AgentLoopDetectedError: if a session refuses the call.
+        """
+        form = None if returns is failed is store_if is refused is None else (returns, failed, store_if, refused)
+        operation, key, given, vary = self._identified(self._tools, name, arguments, schema, annotations, vary, form)
+        if operation is None:
+            return await run()
+        place = PLACE.get()
+        scope = ROOT if place is ROOT else place.scope
+        if key is not UNKEYED:
+            value = scope.plan(operation).admit(key, given)
+            if value is not MISSING:
+                return value
+        return await operation.answer(scope, *_named_by_text(key, given, (run, vary)))
+
+    def call_sync(
+        self,
+        name: str,
+        arguments: Mapping[str, Any],
+        run: Callable[[], Any],
+        *,
+        schema: Mapping[str, Any] | None = None,
+        annotations: Any = None,
+        vary: Any = None,
+        returns: Any = None,
+        failed: Callable[[Any], bool] | None = None,
+        store_if: Callable[[Any], bool] | None = None,
+        refused: Callable[[AgentLoopDetectedError], Any] | None = None,
+    ) -> Any:
+        """The same from synchronous code: `run` is a plain function, and runs in this thread.
+
+        Identical calls of several threads share one run. Calls by `call` share tags with them and no entries.
+        """
+        form = None if returns is failed is store_if is refused is None else (returns, failed, store_if, refused)
+        operation, key, given, vary = self._identified(
+            self._sync_tools, name, arguments, schema, annotations, vary, form
+        )
+        if operation is None:
+            return run()
+        place = PLACE.get()
+        scope = ROOT if place is ROOT else place.scope
+        if key is not UNKEYED:
+            value = scope.plan(operation).admit(key, given)
+            if value is not MISSING:
+                return value
+        return run_blocking(operation.answer(scope, *_named_by_text(key, given, (run, vary))))
+
+    def _identified(
+        self,
+        tools: dict[Any, _Tool],
+        name: str,
+        arguments: Mapping[str, Any],
+        schema: Mapping[str, Any] | None,
+        annotations: Any,
+        vary: Any,
+        form: tuple[Any, ...] | None,
+    ) -> tuple[Any, Any, dict[str, Any], Any]:
+        """The operation of a tool, None for `Pass`, and what identifies the call: its key, its arguments as a dict with
+        defaults, and what it varies by.
+        """
+        tool = tools.get(name if form is None else (name, form))
+        if (
+            tool is None
+            or (schema is not None and schema is not tool.schema)
+            or (annotations is not None and annotations is not tool.annotations)
+        ):
+            tool = self._compiled(tools, name, schema, annotations, form)
+        if tool.operation is None:
+            return None, UNKEYED, {}, vary
+        key, read = UNKEYED, tool.read
+        given: dict[str, Any] = {}
+        try:
+            given = arguments if type(arguments) is dict else dict(arguments)
+            if tool.defaults is not None:
+                given = tool.defaults | given
+            if tool.has_plain_key:
+                try:  # as `key_part`, one call less
+                    key = ALIASES.get(dumps(given, 4))
+                except ValueError:
+                    key = None
+                if key is None:
+                    key = key_part(given)
+                if vary is not None or tool.form is not None:
+                    key = JsonArguments.key_of(key, vary, tool.form)
+            elif read is not None:
+                key = read.key_of(Named(given, vary))
+        except (Uncacheable, TypeError, ValueError) as error:
+            if not isinstance(error, Uncacheable):
+                given, error = {"arguments": arguments}, Uncacheable("the arguments are no JSON object")
+            if read is not None:
+                key = read.unkeyed(error)
+        return tool.operation, key, given, vary
+
+    async def aclose(self) -> None:
+        """Close the tier that its file has named as ``remote``, which delivers the invalidations that are pending."""
+        if self._tier is not None:
+            await self._tier.aclose()
+
+    def forget(self) -> None:
+        """Drop what its tools have stored in this process, and what it knows of their schemas and hints: the tools are
+        others now. Tiers keep what they have until a write or its ttl.
+        """
+        with self._lock:
+            forgotten = [*self._tools.values(), *self._sync_tools.values()]
+            self._tools.clear()
+            self._sync_tools.clear()
+        for tool in forgotten:
+            if tool.read is not None:
+                tool.read.clear()
+
+    def _compiled(
+        self,
+        tools: dict[Any, _Tool],
+        name: str,
+        schema: Mapping[str, Any] | None,
+        annotations: Any,
+        form: tuple[Any, ...] | None,
+    ) -> _Tool:
+        key = name if form is None else (name, form)
+        found = self._find(name, annotations)
+        with self._lock:  # threads that call it first at once share one operation, and so one run
+            if schema is None and key in tools:
+                schema = tools[key].schema
+            exact = key, _image_of(schema)  # two servers may each have a tool of this name
+            tool = tools.get(exact)
+            if tool is None or not _is_of(tool.operation, found.rule):
+                made = _NO_FORM if form is None else _Form(*form)
+                tool = self._compile(name, found, schema, made, is_sync=tools is self._sync_tools)
+            tools[exact] = tools[key] = tool = tool._replace(schema=schema, annotations=annotations)
+            forget_oldest(tools, _MAX_TOOLS)
+        return tool
+
+    def _compile(
+        self,
+        name: str,
+        found: Found,
+        schema: Mapping[str, Any] | None,
+        form: _Form,
+        *,
+        is_sync: bool,
+    ) -> _Tool:
+        rule, full_name = found.rule, f"{self.namespace}:{name}"
+        self._warn_of_unknown(found, full_name)
+        if isinstance(rule, Pass):
+            return _Tool(None, schema)
+        tags = self._tags_of(rule, name, schema)
+        parameters = JsonArguments(is_read=not isinstance(rule, Write), form=form.label)
+        function = _runner(name, form.returns, is_sync=is_sync)
+        if isinstance(rule, Write):
+            write = _NamedWrite(
+                function, full_name, parameters, tags, form.of_write(rule.decorator.policy), *rule.decorator.tiers,
+                write_plan,
+                is_sync=is_sync,
+            )  # fmt: skip
+            write.form = form
+            write.is_new = False  # it warns of roots that no tool reads: that tool may not have been called yet
+            return _Tool(write, schema, _defaults_in(schema))
+        policy, tiers = form.of_read(rule), (None, None) if isinstance(rule, Watch) else rule.decorator.tiers
+        read = _NamedRead(function, full_name, parameters, tags, policy, *tiers, read_plan, is_sync=is_sync)
+        read.form, read.is_new = form, False  # likewise
+        read.cache_if = None if isinstance(rule, Watch) else rule.decorator.policy.cache_if
+        has_plain_key = policy.key is None and policy.vary is None
+        return _Tool(read, schema, _defaults_in(schema), read, has_plain_key, form.label)
+
+    def _warn_of_unknown(self, found: Found, full_name: str) -> None:
+        if found.is_unknown:
+            rule = found.rule
+            what = f"each call invalidates {', '.join(self._roots)}" if rule is self._every_root else repr(rule)
+            warn_once(f"no rule is of this tool, so it is taken as unknown={self._unknown!r}: {what}", full_name)
+
+    # Functions of one's own
+
+    def tool(self, function: F) -> F:
+        """Give a function the rule of its name: a decorator.
+
+        Raises:
+            ConfigurationError: if a template of the rule names no parameter.
+            TypeError: as `agent_cache.AgentCache`, for a function that it cannot take.
+        """
+        name = checked_tool(function, "Toolbox.tool").__name__
+        full_name, found = f"{self.namespace}:{name}", self._find(name, None)
+        self._warn_of_unknown(found, full_name)
+        rule = found.rule
+        if isinstance(rule, Pass):
+            return function
+        decorator: Any = (
+            AgentCache(templates_of(self._roots), ttl=no_life, loop=rule.loop)
+            if isinstance(rule, Watch)
+            else rule.decorator
+        )
+        decorated: F = decorator.named(full_name)(function)
+        return decorated
+
+
+_TOOLBOXES: Final[WeakValueDictionary[int, Toolbox]] = WeakValueDictionary()
+
+
+def has_rule(box: Toolbox, name: str) -> bool:
+    """Whether a toolbox has a rule for a tool of this name."""
+    return find_rule(box._rules, name) is not None
+
+
+def rule_named(full_name: str) -> Rule | None:
+    """The rule of a tool by its full name, ``namespace:name``, in whatever toolbox; None without one. If toolboxes of
+    one namespace differ, a rule that reads comes first.
+    """
+    namespace, _, name = full_name.partition(":")
+    rules = [
+        found.rule
+        for known in _TOOLBOXES.valuerefs()  # in one step of the interpreter: other threads make toolboxes
+        if (box := known()) is not None
+        and box.namespace == namespace
+        and name
+        and (found := find_rule(box._rules, name)) is not None
+    ]
+    return next((rule for rule in rules if isinstance(rule, Read)), rules[0] if rules else None)
+
+
+class _Tool(NamedTuple):
+    """A tool, compiled.
+
+    Attributes:
+        operation: None for `Pass`.
+        schema: that of its arguments, as the caller gave it.
+        defaults: those in the schema, None without.
+        read: the same operation if it is a read, or a watch.
+        has_plain_key: whether the rule adds nothing to the key.
+        form: the label of the callers' form of answers; None without.
+        annotations: what an MCP server says of it, as the caller gave it.
+    """
+
+    operation: ReadOperation | WriteOperation | None
+    schema: Mapping[str, Any] | None
+    defaults: dict[str, Any] | None = None
+    read: _NamedRead | None = None
+    has_plain_key: bool = False
+    form: str | None = None
+    annotations: Any = None
+
+
+def _is_of(operation: ReadOperation | WriteOperation | None, rule: Rule) -> bool:
+    """Whether an operation was compiled by a rule of this kind: another hint makes it another one."""
+    if operation is None:
+        return isinstance(rule, Pass)
+    return not isinstance(rule, Pass) and operation.is_read is not isinstance(rule, Write)
+
+
+class _Form(NamedTuple):
+    """How a caller's answers are to be taken: see `Toolbox.call`."""
+
+    returns: Any
+    failed: Callable[[Any], bool] | None
+    store_if: Callable[[Any], bool] | None
+    refused: Callable[[AgentLoopDetectedError], Any] | None
+
+    @property
+    def label(self) -> str | None:
+        """What tells it from others in a tier: the names of its functions, which are the same in other processes."""
+        if self == _NO_FORM:
+            return None
+        functions = ["" if one is None else _full_name(one) for one in self[1:]]
+        return ",".join([repr(self.returns), *functions])
+
+    def is_failure(self, answer: Any) -> bool:
+        if self.failed is None:
+            return False
+        try:
+            return bool(self.failed(answer))
+        except Exception:  # noqa: BLE001 - the user's function; that it raises has been logged where the answer was stored
+            return False
+
+    def of_read(self, rule: Read | Watch) -> ReadPolicy:
+        """The policy of a read whose answers have this form."""
+        if isinstance(rule, Watch):
+            return replace(_WATCHING.policy, loop=rule.loop)
+        policy, failed, store_if = rule.decorator.policy, self.failed, self.store_if
+        own, key, label = policy.cache_if, policy.key, self.label
+
+        def may_be_stored(answer: Any) -> bool:
+            return (
+                (failed is None or not failed(answer))
+                and (store_if is None or bool(store_if(answer)))
+                and (own is None or bool(own(answer)))
+            )
+
+        def key_of(_run: Any, vary: Any, /, **arguments: Any) -> Any:
+            assert key is not None
+            return [label, vary, key(**arguments)]
+
+        if failed is not None or store_if is not None:
+            policy = replace(policy, cache_if=may_be_stored)
+        return policy if key is None else replace(policy, key=key_of)
+
+    def of_write(self, policy: WritePolicy) -> WritePolicy:
+        """The policy of a write whose answers have this form."""
+        failed, own = self.failed, policy.ok
+        if failed is None:
+            return policy
+        return replace(policy, ok=lambda answer: not failed(answer) and (own is None or bool(own(answer))))
+
+
+_NO_FORM: Final = _Form(None, None, None, None)
+
+
+class _NamedRead(ReadOperation):
+    """A read or a watch of a toolbox."""
+
+    __slots__ = ("cache_if", "form")
+
+    cache_if: Callable[[Any], bool] | None
+    form: _Form
+
+    def audit_share(self, configuration: Configuration) -> float:
+        """By its rule alone: an audit calls once more what runs the tool for one call."""
+        return super().audit_share(configuration) if self.policy.audit is not None else 0.0
+
+    def is_successful(self, value: Any) -> bool:
+        if self.form.is_failure(value):
+            return False
+        if self.cache_if is None or is_empty(value):
+            return True
+        try:
+            return bool(self.cache_if(value))
+        except Exception:  # noqa: BLE001 - the user's function; that it raises has been logged where the answer was stored
+            return True
+
+    def notice(self, loop: AgentLoopDetectedError) -> Any:
+        return str(loop) if self.form.refused is None else self.form.refused(loop)
+
+
+class _NamedWrite(WriteOperation):
+    """A write of a toolbox."""
+
+    __slots__ = ("form",)
+
+    form: _Form
+
+    def notice(self, loop: AgentLoopDetectedError) -> Any:
+        return str(loop) if self.form.refused is None else self.form.refused(loop)
+
+
+_WATCHING: Final = AgentCache("watch", ttl=no_life)
+"""The options of every `Watch`: an answer without a life is not stored, and no failure."""
+
+
+def _named_by_text(
+    key: Any, given: dict[str, Any], args: tuple[Any, Any]
+) -> tuple[Any, tuple[Any, Any], dict[str, Any]]:
+    """A call as an operation takes it. Names that are no text cannot be passed, and are no JSON."""
+    if all(type(name) is str for name in given):
+        return key, args, given
+    return UNKEYED, args, {"arguments": given}
+
+
+def _runner(name: str, returns: Any, *, is_sync: bool) -> Callable[..., Any]:
+    """The function of a tool's operation, which each call gives what runs it."""
+
+    async def run_tool(run: Callable[[], Awaitable[Any]], _vary: Any, /, **_arguments: Any) -> Any:
+        return await run()
+
+    def run_sync_tool(run: Callable[[], Any], _vary: Any, /, **_arguments: Any) -> Any:
+        return run()
+
+    function = run_sync_tool if is_sync else run_tool
+    function.__name__ = function.__qualname__ = name
+    function.__annotations__ = {} if returns is None else {"return": returns}
+    return function
+
+
+def _full_name(function: Any) -> str:
+    return f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', '')}"
+
+
+def _properties_in(schema: Any) -> Mapping[str, Any] | None:
+    """The arguments that a schema describes. It comes from a server, and may be anything."""
+    properties = schema.get("properties") if isinstance(schema, Mapping) else None
+    return properties if isinstance(properties, Mapping) else None
+
+
+def _image_of(schema: Mapping[str, Any] | None) -> Any:
+    """What is equal for equal schemas."""
+    try:
+        return None if schema is None else key_part(dict(schema))
+    except (Uncacheable, TypeError, ValueError):
+        return repr(schema)
+
+
+def _names_in(schema: Mapping[str, Any] | None) -> tuple[str, ...] | None:
+    """The arguments that a schema names; None if it allows others."""
+    properties = _properties_in(schema)
+    if schema is None or properties is None or schema.get("additionalProperties") or schema.get("patternProperties"):
+        return None
+    return tuple(properties)
+
+
+def _defaults_in(schema: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """The defaults in a schema; None without any."""
+    found = {
+        name: described["default"]
+        for name, described in (_properties_in(schema) or {}).items()
+        if isinstance(described, Mapping) and "default" in described
+    }
+    return found or None
+
+
+def _row_of(name: str, found: Found) -> ToolRow:
+    rule = found.rule
+    tags = ttl = ""
+    if isinstance(rule, Read | Write):
+        resource = rule.resource
+        resources = [resource] if isinstance(resource, str | ComputedTags) else list(resource)
+        tags = ", ".join(one if isinstance(one, str) else f"{one.root}: computed" for one in resources)
+    if isinstance(rule, Read):
+        life = rule.decorator.policy.ttl
+        ttl = "" if life is None else "by result" if callable(life) else f"{life:g} s"
+    return ToolRow(name, rule.kind, tags, ttl, found.why)

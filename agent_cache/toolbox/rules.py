@@ -1,0 +1,288 @@
+"""The rules of a toolbox: what each tool is, a read, a write, or something that is not cached.
+
+`Read` and `Write` have the options of the decorators and check them by the decorators, so that a mistake fails where
+the rule is written.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, Unpack
+
+from agent_cache.core.policies import NO_HINTS, LoopHints, RemotePolicy, checked_choice, checked_hints
+from agent_cache.core.tags import ComputedTags, TagSet, escape, parse_template, unescape
+from agent_cache.errors import ConfigurationError
+from agent_cache.tools import AgentCache, AgentCacheInvalidator, Resource
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Sequence
+    from datetime import timedelta
+
+    from agent_cache.remote.protocol import Tier
+
+__all__ = [
+    "AnyName",
+    "Found",
+    "Pass",
+    "Read",
+    "Rule",
+    "Watch",
+    "Write",
+    "compiled_tags",
+    "find_rule",
+    "roots_of",
+    "templates_of",
+]
+
+
+class ReadOptions(TypedDict, total=False):
+    """The options of a read: those of `agent_cache.AgentCache`."""
+
+    scope: Literal["global", "session"]
+    ttl: float | timedelta | Callable[[Any], float | timedelta | None] | None
+    maxsize: int | None
+    backup: Tier | None
+    remote_cache: Tier | None
+    key: Callable[..., Any] | None
+    vary: Callable[[Mapping[str, Any]], Hashable] | Callable[[], Hashable] | None
+    cache_if: Callable[[Any], bool] | None
+    copy: Literal["auto", "never"] | Callable[[Any], Any]
+    uncacheable: Literal["bypass", "raise"]
+    loop: LoopHints
+    jitter: float
+    grace: float | timedelta
+    stale_if_error: float | timedelta
+    remote: RemotePolicy | None
+    inherit: bool
+    audit: float | None
+
+
+class WriteOptions(TypedDict, total=False):
+    """The options of a write: those of `agent_cache.AgentCacheInvalidator`."""
+
+    scope: Literal["global", "session"]
+    settle: float | timedelta
+    doubt: float | timedelta
+    in_doubt: Sequence[type[BaseException]]
+    no_effect: Sequence[type[BaseException]]
+    ok: Callable[[Any], bool] | None
+    loop: LoopHints
+    remote_cache: Tier | None
+    backup: Tier | None
+    remote: RemotePolicy | None
+
+
+Parse = Literal["json"] | None
+
+
+class Read:
+    """A tool that reads: its answers are cached until something that they depend on is written.
+
+    Args:
+        resource: what an answer depends on, as for `agent_cache.AgentCache`. A template reads the arguments by name and
+            the answer as ``result``; an argument that is absent stands for the whole root.
+        parse: ``"json"`` for a tool that answers with JSON as text: templates see the parsed answer.
+        options: the options of `agent_cache.AgentCache`, but for ``skip_args``, ``ignore`` and ``name``. ``key`` is
+            called with the arguments by name.
+
+    Raises:
+        ConfigurationError: if an option cannot work.
+    """
+
+    __slots__ = ("decorator", "resource")
+
+    kind = "read"
+
+    def __init__(self, resource: Resource, *, parse: Parse = None, **options: Unpack[ReadOptions]) -> None:
+        _check_options("Read", options, ReadOptions)
+        decorator = AgentCache(resource, **options)
+        if parse is not None:
+            checked_choice(parse, ("json",), "Read: parse", or_else="None")
+            decorator = decorator.parsing(parsed)
+        self.decorator = decorator
+        self.resource = resource
+        compiled_tags(self, None, "Read")
+
+    def __repr__(self) -> str:
+        return f"Read({self.resource!r})"
+
+
+class Write:
+    """A tool that writes: it drops what it touches before it runs, and again when it has ended, however it ended.
+
+    Args:
+        resource: what it touches, as for `agent_cache.AgentCacheInvalidator`. An argument that is absent stands for
+            the whole root.
+        parse: as for `Read`.
+        options: the options of `agent_cache.AgentCacheInvalidator`, but for ``skip_args``, ``ignore``, ``clear_all``,
+            ``key_fn`` and ``name``.
+
+    Raises:
+        ConfigurationError: if an option cannot work.
+    """
+
+    __slots__ = ("decorator", "resource")
+
+    kind = "write"
+
+    def __init__(self, resource: Resource, *, parse: Parse = None, **options: Unpack[WriteOptions]) -> None:
+        _check_options("Write", options, WriteOptions)
+        decorator = AgentCacheInvalidator(resource, **options)
+        if parse is not None:
+            checked_choice(parse, ("json",), "Write: parse", or_else="None")
+            decorator = decorator.parsing(parsed)
+        self.decorator = decorator
+        self.resource = resource
+        compiled_tags(self, None, "Write")
+
+    def __repr__(self) -> str:
+        return f"Write({self.resource!r})"
+
+
+class Watch:
+    """A tool that reads what no write of the agent changes, such as a clock or a search of the web.
+
+    Concurrent identical calls share one run, unless a write of the toolbox has begun since. Its calls are traced,
+    checked for loops and recorded. Nothing is stored, and no epoch of the loop detector ends.
+
+    Args:
+        loop: how a session's loop guard compares its calls: see `agent_cache.LoopHints`.
+
+    Raises:
+        ConfigurationError: if `loop` is something else.
+    """
+
+    __slots__ = ("loop",)
+
+    kind = "watch"
+
+    def __init__(self, *, loop: LoopHints = NO_HINTS) -> None:
+        self.loop = checked_hints(loop, "Watch", is_write=False)
+
+    def __repr__(self) -> str:
+        return "Watch()"
+
+
+class Pass:
+    """A tool that is left alone: it is neither cached, nor traced, nor recorded. Handoffs, agents as tools."""
+
+    __slots__ = ()
+
+    kind = "pass"
+
+    def __repr__(self) -> str:
+        return "Pass()"
+
+
+Rule = Read | Write | Watch | Pass
+
+
+def _check_options(kind: str, options: Mapping[str, Any], known: type) -> None:
+    for option in options:
+        if option not in known.__annotations__:
+            raise ConfigurationError(
+                f"{kind}: {option!r} is not an option of it; use one of {', '.join(known.__annotations__)}, parse"
+            )
+
+
+# Which rule is that of a tool
+
+
+class Found(NamedTuple):
+    """The rule of a tool, and why it is that one."""
+
+    rule: Rule
+    why: str
+    is_unknown: bool = False
+
+
+def find_rule(rules: Mapping[str, Rule], name: str) -> Found | None:
+    """The rule of this name, else of the first pattern that it matches, in the order written."""
+    exact = rules.get(name)
+    if exact is not None:
+        return Found(exact, f"rule {name!r}")
+    for pattern, rule in rules.items():
+        if fnmatch.fnmatchcase(name, pattern):
+            return Found(rule, f"rule {pattern!r}")
+    return None
+
+
+def is_pattern(name: str) -> bool:
+    """Whether the name of a rule stands for several tools."""
+    return any(character in name for character in "*?[")
+
+
+def hinted_kind(annotations: Any) -> Literal["read", "write"] | None:
+    """What the annotations of an MCP tool say of it: the hint is ``readOnlyHint``, or ``read_only_hint``."""
+    for name in ("read_only_hint", "readOnlyHint"):  # FastMCP warns of the latter on a model of mcp 2
+        said = annotations.get(name) if isinstance(annotations, Mapping) else getattr(annotations, name, None)
+        if said is not None:
+            return "read" if said is True else "write"
+    return None
+
+
+def roots_of(rules: Mapping[str, Rule], namespace: str) -> tuple[str, ...]:
+    """Every root that a tool of these rules reads or writes; the namespace if there is none."""
+    found = [root for rule in rules.values() if isinstance(rule, Read | Write) for root in _roots(rule.resource)]
+    return tuple(dict.fromkeys(found)) or (escape(namespace),)
+
+
+def templates_of(roots: tuple[str, ...]) -> tuple[str, ...]:
+    """The resource of a rule whose tags are these roots."""
+    return tuple(unescape(root).replace("{", "{{").replace("}", "}}") for root in roots)
+
+
+def _roots(resource: Any) -> list[str]:
+    resources = [resource] if isinstance(resource, str | ComputedTags) else list(resource)
+    return [
+        escape(one.root if isinstance(one, ComputedTags) else parse_template(one, AnyName(), "rule")[0])
+        for one in resources
+    ]
+
+
+# Tags
+
+
+class AnyName(tuple[str, ...]):
+    """The parameters of a tool whose schema is not known: every name but ``result``."""
+
+    __slots__ = ()
+
+    def __contains__(self, name: object) -> bool:
+        return name != "result"
+
+
+def compiled_tags(rule: Read | Write, names: tuple[str, ...] | None, tool: str) -> TagSet:
+    """The tags of a rule for one tool.
+
+    Args:
+        names: the arguments in the schema of the tool; None if it is not known.
+
+    Raises:
+        ConfigurationError: naming the tool, if a template is malformed, or names no argument.
+    """
+    return rule.decorator.tags(AnyName() if names is None else names, tool)
+
+
+def parsed(result: Any) -> Any:
+    """An answer that is JSON as text, as data: a str, bytes, or the one text among the contents of an MCP result.
+
+    Raises:
+        ValueError: if it is no JSON.
+    """
+    if isinstance(result, str | bytes | bytearray):
+        return json.loads(result)
+    content = result.get("content") if isinstance(result, Mapping) else getattr(result, "content", None)
+    if isinstance(content, str):
+        return json.loads(content)
+    texts = [_text_of(part) for part in content] if isinstance(content, list | tuple) else []
+    if len(texts) == 1 and texts[0] is not None:
+        return json.loads(texts[0])
+    return result
+
+
+def _text_of(part: Any) -> str | None:
+    text = part.get("text") if isinstance(part, Mapping) else getattr(part, "text", None)
+    return text if isinstance(text, str) else None

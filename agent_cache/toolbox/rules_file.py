@@ -1,0 +1,167 @@
+"""The rules of a toolbox as a TOML file: read, checked, and every mistake named with its key and its fix."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, Literal, NamedTuple
+
+from agent_cache.core.policies import LoopHints, checked_choice
+from agent_cache.errors import ConfigurationError
+from agent_cache.toolbox.rules import Pass, Read, Rule, Watch, Write
+
+__all__ = ["RulesFile", "read_rules"]
+
+_TOP: Final = ("namespace", "hints", "unknown", "vary", "remote", "tools")
+_RELAY: Final = ("on_loop", "new_turn_after", "max_tool_repeats", "on")
+"""Keys that `agent-cache mcp` alone uses, which reads and checks them."""
+
+_OPTIONS: Final[Mapping[str, tuple[str, ...]]] = {
+    "read": (
+        "tags",
+        "parse",
+        "scope",
+        "ttl",
+        "maxsize",
+        "jitter",
+        "grace",
+        "stale_if_error",
+        "copy",
+        "inherit",
+        "loop",
+    ),
+    "write": ("tags", "parse", "scope", "settle", "doubt", "loop"),
+    "watch": ("loop",),
+    "pass": (),
+}
+_LOOP: Final = ("poll", "max_unchanged", "off")
+
+
+class RulesFile(NamedTuple):
+    """What a file of rules says.
+
+    Attributes:
+        remote: the tier that its reads share, None without. Who has read the file closes it.
+    """
+
+    namespace: str
+    rules: dict[str, Rule]
+    unknown: Literal["write", "watch", "pass"]
+    hints: Literal["off", "kind"]
+    remote: Any
+
+
+def read_rules(path: str | os.PathLike[str], *, hints: Literal["off", "kind"] = "off") -> RulesFile:
+    """Read a file of rules.
+
+    Args:
+        hints: what ``hints`` is if the file does not say.
+
+    Raises:
+        ConfigurationError: naming the file, the key and the fix.
+    """
+    where = os.fspath(path)
+    try:
+        data = tomllib.loads(Path(path).read_text("utf-8-sig"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{where}: the file of rules cannot be read: {error}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigurationError(f"{where}: the file of rules is no TOML: {error}") from None
+    _refuse_unknown(data, (*_TOP, *_RELAY), where)
+    namespace = data.get("namespace")
+    if not isinstance(namespace, str) or not namespace or ":" in namespace:
+        raise ConfigurationError(
+            f'{where}: namespace must be a name without a colon, for example namespace = "shop"; got {namespace!r}'
+        )
+    remote = data.get("remote")
+    if remote is not None and (not isinstance(remote, str) or not remote):
+        raise ConfigurationError(f"{where}: remote must be the address of a tier, got {remote!r}")
+    tier = None if remote is None else _tier_at(remote, where)
+    of_writes: dict[str, Any] = {} if tier is None else {"remote_cache": tier}
+    varied = _vary_of(data.get("vary", []), where)
+    of_reads = of_writes if varied is None else {**of_writes, "vary": lambda: varied}
+    tools = data.get("tools", {})
+    if not isinstance(tools, Mapping):
+        raise ConfigurationError(f"{where}: tools must be tables, [tools.NAME]; got {tools!r}")
+    return RulesFile(
+        namespace,
+        {name: _rule_of(said, f"{where}: tools.{name}", of_reads, of_writes) for name, said in tools.items()},
+        checked_choice(data.get("unknown", "write"), ("write", "watch", "pass"), f"{where}: unknown"),
+        checked_choice(data.get("hints", hints), ("off", "kind"), f"{where}: hints"),
+        tier,
+    )
+
+
+def _refuse_unknown(given: Mapping[str, Any], known: tuple[str, ...], where: str) -> None:
+    for key in given:
+        if key not in known:
+            from difflib import get_close_matches  # for an error alone
+
+            near = get_close_matches(key, known, 1)
+            fix = f"is {near[0]!r} meant?" if near else f"use one of {', '.join(known) or 'none'}"
+            raise ConfigurationError(f"{where}: {key!r} is not known here; {fix}")
+
+
+def _rule_of(said: Any, where: str, of_reads: Mapping[str, Any], of_writes: Mapping[str, Any]) -> Rule:
+    if not isinstance(said, Mapping):
+        raise ConfigurationError(f'{where} must be a table with a kind, for example kind = "read"; got {said!r}')
+    if "kind" not in said:
+        raise ConfigurationError(f'{where}: kind is missing; add kind = "read", "write", "watch" or "pass"')
+    kind = checked_choice(said["kind"], tuple(_OPTIONS), f"{where}: kind")
+    given = {key: value for key, value in said.items() if key != "kind"}
+    _refuse_unknown(given, _OPTIONS[kind], where)
+    if "loop" in given:
+        given["loop"] = _hints_of(given["loop"], f"{where}: loop")
+    tags = given.pop("tags", None)
+    if kind in ("read", "write") and (not isinstance(tags, list) or not tags):
+        raise ConfigurationError(
+            f'{where}: tags must be a list of what it {kind}s, for example tags = ["order:{{order_id}}"]; got {tags!r}'
+        )
+    try:
+        if kind == "read":
+            return Read(tags, **given, **of_reads)
+        if kind == "write":
+            return Write(tags, **given, **of_writes)
+        return Watch(**given) if kind == "watch" else Pass()
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{where}: {error}") from None
+
+
+def _hints_of(said: Any, where: str) -> LoopHints:
+    if not isinstance(said, Mapping):
+        raise ConfigurationError(f"{where} must be a table, for example {{ poll = true }}; got {said!r}")
+    _refuse_unknown(said, _LOOP, where)
+    try:
+        return LoopHints(**said)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{where}: {error}") from None
+
+
+def _vary_of(names: Any, where: str) -> str | None:
+    """A hash of the environment variables that distinguish the entries of this process."""
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ConfigurationError(f'{where}: vary must be a list such as ["env:GITHUB_TOKEN"]; got {names!r}')
+    if not names:
+        return None
+    digest = hashlib.sha256()
+    for name in names:
+        source, _, variable = name.partition(":")
+        if source != "env" or not variable:
+            raise ConfigurationError(f'{where}: vary: write {name!r} as "env:NAME", the name of a variable')
+        value = os.environ.get(variable)
+        digest.update(b"\0absent" if value is None else b"\1" + os.fsencode(value) + b"\0")
+    return digest.hexdigest()
+
+
+def _tier_at(address: str, where: str) -> Any:
+    try:
+        from agent_cache.remote import RedisTier
+
+        return RedisTier.from_url(address)
+    except ImportError as error:
+        raise ConfigurationError(f'{where}: remote needs redis: pip install "agent-cache[redis]"') from error
+    except ValueError as error:
+        raise ConfigurationError(f"{where}: remote is no address of a tier: {error}") from error
