@@ -1,0 +1,1 @@
+"""Finds out from logs of tool calls which tags the tools need."""

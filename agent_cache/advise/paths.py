@@ -1,0 +1,586 @@
+"""Paths of the values in calls, what their names and values say, and which pairs of them may be one entity.
+
+A path is what stands in a template (`agent_cache.core.tags`): ``order_id``, ``result[orders][][id]``; and it is
+followed as a template follows it. The first pass over a log takes a `Survey` of them. Names are a weak sign: words are
+compared without those that mean an id (``_id``, ``number``) or a role (``from_``, ``new_``), and only together with the
+values that were seen there.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from hashlib import blake2b
+from itertools import pairwise
+from typing import Any, Final, Literal
+
+from agent_cache.advise.calls import UNKNOWN, LoggedCall
+
+__all__ = [
+    "Candidate",
+    "PathName",
+    "Survey",
+    "ToolFacts",
+    "Values",
+    "answer_digest",
+    "compile_path",
+    "find_candidates",
+    "is_argument",
+    "is_failure",
+    "is_transient",
+    "kind_by_name",
+    "name_of",
+    "nouns_of",
+    "values_at",
+]
+
+_MAX_LEAVES: Final = 2_000
+"""How many leaves of one call are looked at."""
+_MAX_CHILDREN: Final = 40
+"""A mapping with more keys than this is a table, and its keys are ids: no template can name them."""
+_SKETCH: Final = 1_024
+_MAX_CANDIDATES: Final = 40
+
+# Calls
+
+_ERROR_TEXT = re.compile(r"\s*(error|exception|traceback|failed|failure|fatal|denied|invalid)\b", re.IGNORECASE)
+
+
+def is_failure(call: LoggedCall) -> bool:
+    """Whether a write failed: it raised, or its answer says so. What it has done is then not known."""
+    if call.error is not None:
+        return True
+    result = call.result
+    if isinstance(result, str):
+        return _ERROR_TEXT.match(result) is not None
+    if isinstance(result, Mapping):
+        if any(result.get(name) is False for name in ("success", "ok", "succeeded")) or result.get("isError") is True:
+            return True
+        return bool(result.get("error")) or result.get("status") in ("error", "failed", "failure")
+    return False
+
+
+_TRANSIENT = re.compile(
+    r"time(d )?.?out|connect|unavailable|rate.?limit|too many requests|overload|temporar|broken pipe|reset by peer"
+    r"|\b(408|425|429|500|502|503|504)\b|cancel",
+    re.IGNORECASE,
+)
+
+
+def is_transient(call: LoggedCall) -> bool:
+    """Whether an error says nothing of what the tool reads: another call at the same time might have succeeded."""
+    return call.error is not None and _TRANSIENT.search(call.error) is not None
+
+
+def answer_digest(result: Any) -> bytes:
+    """A digest of an answer: equal for equal ones, whatever the order of keys."""
+    text = json.dumps(result, sort_keys=True, ensure_ascii=False, default=repr)
+    return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+
+# Paths
+
+_NAME: Final = re.compile(r"[^\W\d][\w -]{0,63}")
+_PARAMETER: Final = re.compile(r"[^\W\d][\w-]{0,63}")
+
+
+def _leaves(
+    call: LoggedCall, closed: set[tuple[str, str]], on_child: Callable[[str, str], None]
+) -> Iterator[tuple[str, Any]]:
+    """The leaves of a call with their paths, arguments first."""
+    stack: list[tuple[str, Any]] = []
+    tool = call.tool
+    if call.error is None and call.result is not UNKNOWN:
+        stack.append(("result", call.result))
+    for name, value in reversed(list(call.arguments.items())):
+        if isinstance(name, str) and name != "result" and _PARAMETER.fullmatch(name):
+            stack.append((name, value))
+    left = _MAX_LEAVES
+    while stack and left:
+        path, value = stack.pop()
+        if isinstance(value, Mapping):
+            if (tool, path) in closed:
+                continue
+            for key, inner in reversed(list(value.items())):
+                if isinstance(key, str) and _NAME.fullmatch(key):
+                    on_child(path, key)
+                    stack.append((f"{path}[{key}]", inner))
+                elif isinstance(key, str):
+                    on_child(path, key)
+        elif isinstance(value, list | tuple):
+            stack.extend((path + "[]", item) for item in reversed(value[:left]))
+        else:
+            left -= 1
+            yield path, value
+
+
+_STEP: Final = re.compile(r"\[([^\]]*)\]")
+
+
+def compile_path(path: str) -> tuple[str, tuple[str, ...]]:
+    """The name that a path begins with, and its steps: keys, and an empty text for each item."""
+    name, bracket, rest = path.partition("[")
+    return name, tuple(_STEP.findall(bracket + rest))
+
+
+@dataclass(frozen=True, slots=True)
+class Values:
+    """What a template makes of one call: texts; or the whole root; or nothing, since it fails."""
+
+    texts: tuple[str, ...] = ()
+    is_root: bool = False
+    is_error: bool = False
+
+
+_ROOT: Final = Values(is_root=True)
+_FAILED: Final = Values(is_error=True)
+
+
+def values_at(call: LoggedCall, compiled: tuple[str, tuple[str, ...]], *, is_write: bool) -> Values:
+    """The values at a path, as a template takes them: `agent_cache.core.tags.Field`."""
+    name, steps = compiled
+    if name == "result":
+        if call.error is not None or call.result is UNKNOWN:
+            return _FAILED
+        found = call.result
+    else:
+        if name not in call.arguments:
+            return _FAILED if is_write else _ROOT
+        found = call.arguments[name]
+    level = [found]
+    is_many = False
+    for step in steps:
+        if step == "":
+            is_many = True
+            below: list[Any] = []
+            for one in level:
+                if not isinstance(one, list | tuple):
+                    return _FAILED
+                below.extend(one)
+            level = below
+        else:
+            try:
+                level = [one[step] for one in level]
+            except (KeyError, TypeError, IndexError):
+                return _FAILED
+    if is_many and not level:
+        return _ROOT
+    if any(one is None for one in level):
+        return _ROOT
+    return Values(tuple(dict.fromkeys([one if type(one) is str else str(one) for one in level])))
+
+
+# Names
+
+_ID_WORDS: Final = frozenset({
+    "id", "ids", "uuid", "guid", "key", "keys", "number", "numbers", "num", "nums", "no", "nr", "code", "codes",
+    "ref", "refs", "reference", "pk", "uid", "oid",
+})  # fmt: skip
+_NATURAL_KEYS: Final = frozenset({
+    "slug", "sku", "handle", "path", "email", "url", "uri", "login", "iban", "isbn", "pnr", "username", "branch",
+    "sha", "commit", "filename", "account", "ticket",
+})  # fmt: skip
+"""Words that name an id and an entity at once."""
+_ROLE_WORDS: Final = frozenset({
+    "new", "old", "from", "to", "source", "target", "src", "dst", "dest", "destination", "the", "my", "a", "an",
+    "of", "for", "by", "first", "last", "original", "current", "other", "parent", "child", "related", "main",
+    "default", "in", "into", "on", "with", "all", "list", "data", "details", "detail", "info", "result", "results",
+    "value", "values",
+})  # fmt: skip
+_READ_WORDS: Final = frozenset({
+    "get", "list", "find", "search", "read", "fetch", "show", "lookup", "look", "query", "describe", "view",
+    "check", "count", "calculate", "compute", "is", "has", "exists", "retrieve", "load", "stat", "cat", "ls",
+    "head", "tail", "grep", "browse", "status", "info", "summarize", "peek", "whoami", "diff", "log", "history",
+})  # fmt: skip
+_WRITE_WORDS: Final = frozenset({
+    "add", "create", "update", "delete", "remove", "set", "put", "post", "patch", "write", "insert", "upsert",
+    "send", "cancel", "modify", "edit", "move", "rename", "copy", "book", "reserve", "return", "exchange",
+    "transfer", "deposit", "withdraw", "pay", "refund", "close", "open", "reopen", "assign", "unassign", "archive",
+    "restore", "enable", "disable", "append", "push", "commit", "merge", "checkout", "reset", "apply", "submit",
+    "approve", "reject", "mark", "make", "save", "store", "register", "rm", "mkdir", "touch", "mv", "cp", "drop",
+    "truncate", "replace", "increment", "adjust", "change", "schedule", "reschedule", "invite", "accept", "decline",
+    "comment", "label", "tag", "untag", "revert", "rebase", "upload", "publish", "subscribe", "unsubscribe",
+    "grant", "revoke", "ship", "restock", "reply", "forward", "draft", "toggle", "start", "stop", "launch", "kill",
+    "clear", "purge", "link", "unlink", "share", "lock", "unlock", "escalate", "checkin",
+})  # fmt: skip
+_WRITES_OF_SOMETHING: Final = frozenset({"log", "load"})
+"""Words that read alone, and write before a noun: ``log_workout``."""
+
+
+def _words(name: str) -> list[str]:
+    spaced = re.sub(r"([a-z0-9])([A-Z])", r"\1 \2", name)
+    return [_singular(word) for word in re.split(r"[\W_]+", spaced.lower()) if word]
+
+
+def _singular(word: str) -> str:
+    if len(word) > 4 and word.endswith("ies"):
+        return word[:-3] + "y"
+    if len(word) > 3 and word.endswith("s") and not word.endswith(("ss", "us", "is")):
+        return word[:-1]
+    return word
+
+
+_SINGULAR_IDS: Final = frozenset(map(_singular, _ID_WORDS)) | _ID_WORDS
+_SINGULAR_ROLES: Final = frozenset(map(_singular, _ROLE_WORDS)) | _ROLE_WORDS
+
+
+def plain_name(tool: str) -> str:
+    """The last part of a tool's full name."""
+    return re.split(r"[:./]", tool)[-1] or tool
+
+
+def nouns_of(tool: str) -> frozenset[str]:
+    """The words in the name of a tool that are neither a verb nor an id."""
+    words = _words(plain_name(tool))
+    while words and (words[0] in _READ_WORDS or words[0] in _WRITE_WORDS) and len(words) > 1:
+        words = words[1:]
+    before = words[: words.index("by")] if "by" in words and words.index("by") else words
+    return _entity_of(before)
+
+
+def _entity_of(words: list[str]) -> frozenset[str]:
+    """The words that name an entity, and neither an id nor a role."""
+    return frozenset(words) - _SINGULAR_IDS - _SINGULAR_ROLES
+
+
+def kind_by_name(tool: str) -> Literal["read", "write"] | None:
+    """What the words of a tool's name say, the first above all: a weak sign, which is to be reported as such."""
+    words = _words(plain_name(tool))
+    if not words:
+        return None
+    if words[0] in _WRITE_WORDS or (words[0] == "check" and words[1:2] in (["in"], ["out"], ["off"])):
+        return "write"
+    if words[0] not in _READ_WORDS or (words[0] in _WRITES_OF_SOMETHING and len(words) > 1):
+        return None
+    joined = any(before in ("and", "or") and after in _WRITE_WORDS for before, after in pairwise(words))
+    return None if joined or words[1:2] == ["replace"] else "read"
+
+
+@dataclass(frozen=True, slots=True)
+class PathName:
+    """What the name of a path says: its last key, the words of its entity, whether it is named as an id, and whether
+    these words are its own, and not those of its tool.
+    """
+
+    leaf: str
+    entity: frozenset[str]
+    is_id: bool
+    is_own: bool
+
+
+def name_of(tool: str, path: str) -> PathName:
+    """What the name of a path says, in the context of its tool."""
+    name, steps = compile_path(path)
+    keys = [name, *(step for step in steps if step)]
+    leaf = keys[-1]
+    words = _words(leaf)
+    if leaf == "result":
+        return PathName(
+            leaf, nouns_of(tool), any(word in _SINGULAR_IDS for word in _words(plain_name(tool))), is_own=False
+        )
+    entity = _entity_of(words)
+    is_id = any(word in _SINGULAR_IDS or word in _NATURAL_KEYS for word in words)
+    if not entity:
+        for above in reversed(keys[:-1]):
+            if above == "result":
+                break
+            entity = _entity_of(_words(above))
+            if entity:
+                break
+    return PathName(leaf, entity or nouns_of(tool), is_id, bool(entity))
+
+
+def _is_one_entity(one: PathName, other: PathName) -> bool:
+    a, b = one.entity, other.entity
+    return bool(a and b) and (a <= b or b <= a)
+
+
+# The first pass: tools, paths, and their values
+
+_DATE: Final = re.compile(r"\d{4}-\d\d(-\d\d)?([T ].*)?|\d{1,2}:\d\d(:\d\d)?|\d{1,2}[/.]\d{1,2}[/.]\d{2,4}")
+
+
+def _class_of(value: Any) -> str:
+    if isinstance(value, float):
+        return "float"
+    if isinstance(value, int) and not isinstance(value, bool):
+        return "int"
+    if not isinstance(value, str) or not 1 <= len(value) <= 200 or "\n" in value:
+        return ""
+    if value.isdecimal():
+        return "int" if len(value) <= 5 else "id"
+    if _DATE.fullmatch(value):
+        return "date"
+    if " " not in value and len(value) >= 3 and re.search(r"[\d_@/#:.-]", value):
+        return "id"
+    return "word"
+
+
+class _Profile:
+    """What one path of one tool has held: in how many calls, which classes of values, and a sample of them.
+
+    The sample is the values with the smallest hashes ("bottom-k sketch"), so that samples of two paths hold the same
+    values if the paths do.
+    """
+
+    __slots__ = ("calls", "classes", "largest", "last", "sample")
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.last = -1
+        self.classes: Counter[str] = Counter()
+        self.sample: dict[int, str] = {}
+        self.largest = 0
+
+    def add(self, value: Any, at: int) -> None:
+        if self.last != at:
+            self.calls, self.last = self.calls + 1, at
+        kind = _class_of(value)
+        self.classes[kind] += 1
+        if kind in ("", "float"):
+            return
+        text = value if type(value) is str else str(value)
+        hashed = int.from_bytes(blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest())
+        if hashed in self.sample:
+            return
+        if len(self.sample) < _SKETCH:
+            self.sample[hashed] = text
+            self.largest = max(self.largest, hashed)
+        elif hashed < self.largest:
+            del self.sample[self.largest]
+            self.sample[hashed] = text
+            self.largest = max(self.sample)
+
+    @property
+    def main_class(self) -> str:
+        return self.classes.most_common(1)[0][0] if self.classes else ""
+
+
+class Survey:
+    """The first pass over a log."""
+
+    def __init__(self) -> None:
+        self.tools: dict[str, ToolFacts] = {}
+        self.paths: dict[tuple[str, str], _Profile] = {}
+        self._children: dict[tuple[str, str], set[str]] = defaultdict(set)
+        self.closed: set[tuple[str, str]] = set()
+        self.count = 0
+
+    def add(self, call: LoggedCall) -> None:
+        """Take a call into account."""
+        self.count += 1
+        facts = self.tools.get(call.tool)
+        if facts is None:
+            facts = self.tools[call.tool] = ToolFacts()
+        facts.add(call)
+        tool = call.tool
+
+        def on_child(path: str, key: str) -> None:
+            children = self._children[tool, path]
+            children.add(key)
+            if len(children) > _MAX_CHILDREN:
+                self.closed.add((tool, path))
+
+        for path, value in _leaves(call, self.closed, on_child):
+            profile = self.paths.get((tool, path))
+            if profile is None:
+                profile = self.paths[tool, path] = _Profile()
+            profile.add(value, self.count)
+
+    def may_list(self, read: str, write: str) -> bool:
+        """Whether a read without an id among its arguments lists what a write names: then every such write may bring an
+        item in, or take one out, whatever was in the list before.
+        """
+        listed: set[str] = set()
+        for (tool, path), profile in self.paths.items():
+            if tool != read:
+                continue
+            if is_argument(path):
+                if profile.main_class == "id" or name_of(tool, path).is_id:
+                    return False
+            elif "[]" in path:
+                listed.update(profile.sample.values())
+        for tool, path in self.closed:
+            if tool == read and not is_argument(path):
+                listed |= self._children[tool, path]
+        if not listed:
+            return False
+        for (tool, path), profile in self.paths.items():
+            if tool == write and is_argument(path) and profile.main_class in ("id", "int", "word"):
+                shared = listed & set(profile.sample.values())
+                if len(shared) >= 3 and len(shared) >= 0.3 * min(len(listed), len(profile.sample)):
+                    return True
+        return False
+
+    def finish(self) -> None:
+        """Forget the paths through tables: no template reaches their values."""
+        for tool, path in list(self.paths):
+            at = path.find("[")
+            while at >= 0:
+                if (tool, path[:at]) in self.closed:
+                    del self.paths[tool, path]
+                    break
+                at = path.find("[", at + 1)
+
+
+class ToolFacts:
+    """What the calls of one tool have in common."""
+
+    __slots__ = ("calls", "errors", "given", "hint", "parameters", "refusals", "seen", "text")
+
+    def __init__(self) -> None:
+        self.calls = self.errors = self.seen = self.refusals = 0
+        self.given: Counter[str] = Counter()
+        self.hint: Literal["read", "write"] | None = None
+        self.parameters: dict[str, bool] = {}
+        self.text = False
+
+    def add(self, call: LoggedCall) -> None:
+        """Take a call into account."""
+        for name in call.arguments:
+            if name not in self.parameters:
+                self.parameters[name] = self.calls == 0
+        for name in self.parameters:
+            if name not in call.arguments:
+                self.parameters[name] = False
+        self.calls += 1
+        self.text = self.text or call.is_parsed
+        if call.error is not None:
+            self.errors += 1
+        elif call.result is not UNKNOWN:
+            self.seen += 1
+            if is_failure(call):
+                self.refusals += 1
+        if call.kind is not None:
+            self.given[call.kind] += 1
+        said = call.hints.get("readOnlyHint")
+        if said is not None:
+            self.hint = "read" if said else "write"
+
+
+# Candidates
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A pair of paths through which a write may meet a read.
+
+    Attributes:
+        weight: how much the two look like one entity, in 0 to 1.
+        is_entity: whether they do so enough to be believed without a change.
+        is_key: whether both are arguments, and `is_entity`, and had a value in common.
+        overlap: the share of their values that they have in common, of those of the path with fewer.
+    """
+
+    write: str
+    write_path: str
+    read: str
+    read_path: str
+    weight: float
+    is_entity: bool
+    is_key: bool
+    overlap: float
+
+
+def is_argument(path: str) -> bool:
+    """Whether a path begins in the arguments."""
+    return path != "result" and not path.startswith("result[")
+
+
+def find_candidates(survey: Survey, writers: set[str], readers: set[str]) -> list[Candidate]:
+    """The pairs of paths worth counting, at most `_MAX_CANDIDATES` for each pair of tools."""
+    of_tool: dict[str, list[tuple[str, _Profile, PathName]]] = defaultdict(list)
+    for (tool, path), profile in survey.paths.items():
+        facts = survey.tools[tool]
+        if not profile.sample:
+            continue
+        if path == "result" and (facts.refusals or _is_prose(profile)):
+            continue  # a text that says "not found" would become a tag that no write has
+        present = facts.calls if is_argument(path) else facts.seen - facts.refusals
+        if profile.calls < (0.5 if is_argument(path) else 0.8) * present:
+            continue  # without a value, a tag stands for the whole root
+        of_tool[tool].append((path, profile, name_of(tool, path)))
+    for tool, known in of_tool.items():
+        of_tool[tool] = _without_echoes(known)
+    found: list[Candidate] = []
+    for write in sorted(writers):
+        for read in sorted(readers):
+            pairs = []
+            facts = survey.tools[write]
+            failing = (facts.errors + facts.refusals) / max(facts.calls, 1)
+            for wp, wprofile, wname in of_tool[write]:
+                for rp, rprofile, rname in of_tool[read]:
+                    judged = _judge(wp, wprofile, wname, rp, rprofile, rname)
+                    if judged is not None:
+                        weight, is_entity, overlap = judged
+                        if not is_argument(rp):
+                            weight *= min(1.0, rprofile.calls / max(survey.tools[read].seen, 1))
+                        if not is_argument(wp):  # a write that fails drops the whole root then
+                            weight *= 1.0 - failing
+                        is_key = is_entity and overlap > 0 and is_argument(wp) and is_argument(rp)
+                        pairs.append(Candidate(write, wp, read, rp, weight, is_entity, is_key, overlap))
+            pairs.sort(key=_by_weight)
+            found += pairs[:_MAX_CANDIDATES]
+    return found
+
+
+def _by_weight(one: Candidate) -> tuple[float, int, str, str]:
+    return -one.weight, len(one.write_path) + len(one.read_path), one.write_path, one.read_path
+
+
+def _is_prose(profile: _Profile) -> bool:
+    texts = profile.sample.values()
+    return profile.main_class == "word" and len(texts) > 1 and any(" " in text for text in texts)
+
+
+def _without_echoes(paths: list[tuple[str, _Profile, PathName]]) -> list[tuple[str, _Profile, PathName]]:
+    """Without the paths of a result that repeat an argument: templates know it before the call."""
+    arguments = [(profile, name) for path, profile, name in paths if is_argument(path) and "[" not in path]
+    return [
+        (path, profile, name)
+        for path, profile, name in paths
+        if is_argument(path)
+        or "[]" in path
+        or not any(name.leaf == own.leaf and profile.sample.keys() <= held.sample.keys() for held, own in arguments)
+    ]
+
+
+def _judge(
+    wp: str, w: _Profile, wname: PathName, rp: str, r: _Profile, rname: PathName
+) -> tuple[float, bool, float] | None:
+    smaller, larger = (w.sample, r.sample) if len(w.sample) <= len(r.sample) else (r.sample, w.sample)
+    bound = min(w.largest if len(w.sample) >= _SKETCH else 1 << 64, r.largest if len(r.sample) >= _SKETCH else 1 << 64)
+    shared = sum(1 for hashed in smaller if hashed <= bound and hashed in larger)
+    comparable = min(sum(1 for hashed in one if hashed <= bound) for one in (w.sample, r.sample)) or 1
+    overlap = shared / comparable
+    classes = w.main_class, r.main_class
+    names = _is_one_entity(wname, rname)
+    ids = wname.is_id or rname.is_id
+    same_leaf = wname.leaf == rname.leaf
+    is_entity = False
+    places = is_argument(wp) + is_argument(rp)
+    if not shared and (comparable >= 20 or not (wname.is_own and rname.is_own)):
+        return None  # so many values, and not one in common; or not even a name
+    if "id" in classes and set(classes) <= {"id", "int", "word"}:
+        is_entity = (names and ids and (shared > 0 or classes == ("id", "id"))) or (shared >= 3 and overlap >= 0.3)
+    elif classes == ("int", "int"):
+        both = wname.is_id and rname.is_id
+        is_bare = both and not (wname.is_own and rname.is_own) and overlap >= 0.3  # "id", "number": of whatever
+        is_named = names and wname.is_own and rname.is_own and ids and overlap >= 0.3
+        is_entity = (names and both) or is_named or is_bare or (both and same_leaf and places == 2)
+    elif classes == ("word", "word"):
+        known = (names and ids and shared >= 2) or (places == 2 and same_leaf and shared >= 5)
+        is_entity = known and overlap >= 0.3
+    if not is_entity and (not shared or not places or (places == 1 and min(len(w.sample), len(r.sample)) < 10)):
+        return None
+    weight = (0.35, 0.65, 0.9)[places] if is_entity else (0.02, 0.08, 0.25)[places]
+    if not is_argument(rp) and is_entity and "[]" in rp:
+        weight *= 0.9
+    if same_leaf:
+        weight *= 1.1
+    elif not names:
+        weight *= 0.7
+    return min(weight, 1.0), is_entity and (places > 0), overlap

@@ -1,0 +1,657 @@
+"""OpenTelemetry: spans of the tool calls that run, a span for each session, and the counters as metrics.
+
+Needs ``pip install "agent-cache[otel]"``, which brings the API alone; the SDK and its exporters are the program's.
+
+A call that runs has a live span, so that what its tool sends stands inside of it. A hit costs nothing for all this: it
+is counted as ever, and its session says at its end how many there were, or makes their spans out of its trace then. The
+counters are read when a reader collects.
+
+Names of attributes are literals here: every constant of ``opentelemetry.semconv`` for ``gen_ai`` is deprecated.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from functools import partial
+from importlib.metadata import version
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, Literal, Self
+
+from agent_cache.clock import CLOCK
+from agent_cache.config import CURRENT
+from agent_cache.core.policies import checked_choice, checked_flag
+from agent_cache.engine.middleware import ToolCall
+from agent_cache.engine.runtime import PLACE, Call, Operation
+from agent_cache.engine.state import warn_once
+from agent_cache.errors import ConfigurationError
+from agent_cache.metrics import CounterFamily, ToolLabels, counter_families
+from agent_cache.session.session import WATCHERS, AgentCacheSession
+from agent_cache.values.arguments import plain_arguments
+from agent_cache.values.tagged import encode
+
+try:
+    from opentelemetry import context, metrics, trace
+    from opentelemetry.context import Context
+    from opentelemetry.metrics import CallbackOptions, Meter, MeterProvider, Observation
+    from opentelemetry.trace import Span, SpanContext, SpanKind, Status, StatusCode, Tracer, TracerProvider
+except ImportError as error:
+    raise ImportError('agent_cache.otel needs OpenTelemetry: pip install "agent-cache[otel]"') from error
+
+if TYPE_CHECKING:
+    from agent_cache.recording.redaction import Redaction
+
+__all__ = ["Instrumentation", "instrument"]
+
+_NAME: Final = "agent_cache"
+_EXECUTE: Final = "execute_tool"
+_CONVENTIONS: Final = ("openinference",)
+
+MAX_HIT_SPANS: Final = 1_000
+"""Spans that the end of one session makes out of its trace, in some 30 ms: half of what the SDK queues by default."""
+
+_MAX_TOOLS_OF_SESSION: Final = 32
+"""Tools whose hits the span of a session names one by one. The SDK keeps 128 attributes."""
+
+_MAX_CONTENT: Final = 16_384
+"""Characters of the arguments or the result of a call."""
+
+_MAX_TAGS: Final = 100
+
+_MAX_NUMBERS: Final = 10_000
+"""Calls of one session whose spans are known as parents of others."""
+
+_MAX_SAMPLES: Final = 1_000
+"""Readings of both clocks during one session."""
+
+_MAX_NAMES: Final = 10_000
+
+_SECONDS: Final = [0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92]
+"""The buckets that the semantic conventions advise for the durations of ``gen_ai``."""
+
+_ANSWERED: Final = frozenset({"notice", "short_circuit"})
+"""Outcomes of refused calls that are answers."""
+
+_RUN: Final = frozenset({"miss", "uncached", "write"})
+"""Sources of calls whose tool has run for themselves."""
+
+
+class Instrumentation:
+    """What `instrument` has installed. Also a context manager, which takes it away at the end of the block."""
+
+    def __init__(self, spans: _Spans, instruments: _Instruments) -> None:
+        self._spans = spans
+        self._instruments = instruments
+
+    @property
+    def is_active(self) -> bool:
+        """Whether calls and sessions are exported by this one, and not taken away or replaced by a later one."""
+        return self._spans.watch in WATCHERS
+
+    def uninstrument(self) -> None:
+        """Take it away. Calls and sessions that have begun end their spans; the counters are reported no more.
+
+        Nothing happens if it is taken away already, or a later `instrument` has replaced it.
+        """
+        global _installed  # noqa: PLW0603 - as in `instrument`
+        with _LOCK:
+            if _installed is self:
+                _installed = None
+            if self._spans.watch in WATCHERS:
+                WATCHERS.remove(self._spans.watch)
+            CURRENT.uninstall(self._spans.observe)
+            if self._instruments.user is self:
+                self._instruments.user = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.uninstrument()
+
+
+_LOCK = threading.RLock()
+_installed: Instrumentation | None = None
+
+
+def instrument(
+    tracer_provider: TracerProvider | None = None,
+    meter_provider: MeterProvider | None = None,
+    *,
+    hits: Literal["count", "span"] = "count",
+    content: bool = False,
+    redact: Any = None,
+    conventions: Iterable[str] = (),
+) -> Instrumentation:
+    """Export what the cache does, from now on: calls and sessions as spans, the counters as metrics.
+
+    Each call that runs has a span ``execute_tool {tool}``: a miss, a write, an uncached call, one that waits for
+    another's run, and a hit of a tier. If the current span already is such a span of a framework for this tool, that
+    one gets the attributes ``agent_cache.tool`` and ``agent_cache.source`` instead. Each session has a span
+    ``agent_cache.session``, the parent of what runs inside, with what its calls were.
+
+    There is one instrumentation at a time: a second call replaces the first. A provider, processor or exporter that
+    raises is logged once and changes nothing about the call.
+
+    Args:
+        tracer_provider: the one to use; the global one if left out, also if that is set later.
+        meter_provider: likewise.
+        hits: ``"count"`` says how many there were on the span of their session. ``"span"`` gives each a span of its
+            own, made when the session ends: the last 1,000 of each session. Hits outside of sessions are in the metrics
+            alone.
+        content: whether spans have arguments, results, tags and the texts of exceptions: redacted, and at most 16,384
+            characters of each. Spans of hits have none.
+        redact: what is secret beside the known forms of credentials, as in `agent_cache.recording.record`: names,
+            compiled patterns, a function, or a `Redaction`.
+        conventions: other names to give attributes by, beside those of OpenTelemetry: ``"openinference"``.
+
+    Returns:
+        The instrumentation, whose `uninstrument` takes it away. It is a context manager as well.
+
+    Raises:
+        ConfigurationError: if an argument cannot work.
+    """
+    global _installed  # noqa: PLW0603 - there is one in a process
+    checked_choice(hits, ("count", "span"), "instrument: hits")
+    checked_flag(content, "instrument: content")
+    for provider, method, name in (
+        (tracer_provider, "get_tracer", "tracer_provider"),
+        (meter_provider, "get_meter", "meter_provider"),
+    ):
+        if provider is not None and not callable(getattr(provider, method, None)):
+            raise ConfigurationError(f"instrument: {name} has no {method}, got {provider!r}")
+    named = () if isinstance(conventions, str) else tuple(conventions)
+    if isinstance(conventions, str) or any(one not in _CONVENTIONS for one in named):
+        raise ConfigurationError(f"instrument: conventions must be a tuple of {_CONVENTIONS!r}, got {conventions!r}")
+    redaction: Redaction | None = None
+    if content:
+        from agent_cache.recording.redaction import redaction_of
+
+        redaction = redaction_of(redact)
+    elif redact is not None:
+        raise ConfigurationError("instrument: redact= needs content=True, without which nothing secret is exported")
+    with _LOCK:
+        instruments = _instruments_of(meter_provider)
+        tracer = trace.get_tracer(_NAME, version("agent-cache"), tracer_provider)
+        spans = _Spans(
+            tracer,
+            instruments,
+            makes_hits=hits == "span",
+            redaction=redaction,
+            is_openinference="openinference" in named,
+        )
+        if _installed is not None:
+            _installed.uninstrument()
+        _installed = made = Instrumentation(spans, instruments)
+        instruments.user = made
+        WATCHERS.append(spans.watch)
+        CURRENT.install(spans.observe)
+    return made
+
+
+# Spans of calls
+
+
+class _Running:
+    """The span of a call that runs.
+
+    Attributes:
+        outer, inner: the contexts before and with the span. None if the span is a framework's, which is current.
+        seconds: how long it ran, once it has ended.
+    """
+
+    __slots__ = ("_began", "inner", "names", "outer", "seconds", "span")
+
+    def __init__(self, span: Span, names: _Names, outer: Context | None, inner: Context | None) -> None:
+        self.span = span
+        self.names = names
+        self.outer = outer
+        self.inner = inner
+        self.seconds = 0.0
+        self._began = time.perf_counter()
+
+    def leave(self) -> None:
+        """Stop its time, and make the context around it the current one, where it is the current one itself.
+
+        By its value and not by a token: a call may end in another context than it began in, such as a generator that is
+        collected, where a token is refused and logged.
+        """
+        self.seconds = time.perf_counter() - self._began
+        if self.outer is not None and context.get_current() is self.inner:
+            context.attach(self.outer)
+
+
+class _Names:
+    """How a tool is called: by its whole name, and as a model calls it."""
+
+    __slots__ = ("all", "full", "short")
+
+    def __init__(self, operation: Operation[Any]) -> None:
+        self.full = full = operation.name
+        behind = full.partition(":")[2] or full
+        function = operation.function
+        of_function = f"{getattr(function, '__module__', '')}:{getattr(function, '__qualname__', '')}"
+        self.short = behind.rpartition(".")[2] if full == of_function else behind
+        self.all = {full, behind, self.short}
+
+
+class _Spans:
+    """Makes the spans. Nothing here raises because of a provider: the call goes on without its span."""
+
+    def __init__(
+        self,
+        tracer: Tracer,
+        instruments: _Instruments,
+        *,
+        makes_hits: bool,
+        redaction: Redaction | None,
+        is_openinference: bool,
+    ) -> None:
+        self.tracer = tracer
+        self.instruments = instruments
+        self.makes_hits = makes_hits
+        self.is_openinference = is_openinference
+        self._redaction = redaction
+        self._short_names: dict[str, str] = {}
+        self.open: weakref.WeakKeyDictionary[Any, _SessionSpan] = weakref.WeakKeyDictionary()
+
+    def watch(self, session: AgentCacheSession) -> _SessionSpan:
+        """The block around a session: see `agent_cache.session.session.WATCHERS`."""
+        return _SessionSpan(self, session)
+
+    async def observe(self, call: ToolCall, proceed: Callable[[], Awaitable[Any]]) -> Any:
+        """The middleware."""
+        running = self._begin(call)
+        if running is None:
+            return await proceed()
+        try:
+            result = await proceed()
+        except BaseException as error:
+            running.leave()
+            self._end(running, call, None, error)
+            raise
+        running.leave()
+        self._end(running, call, result, None)
+        return result
+
+    def _begin(self, call: ToolCall) -> _Running | None:
+        place = PLACE.get().call
+        if place is None:
+            return None
+        names = _Names(place.operation)
+        try:
+            span = trace.get_current_span()
+            is_own = not _is_span_of(span, names)
+            if is_own:
+                span = self._start(call, names)
+            else:
+                span.set_attribute("agent_cache.tool", names.full)
+            if self.makes_hits:
+                self._note(place, names, span.get_span_context())
+            outer = inner = None
+            if is_own:
+                outer = context.get_current()
+                inner = trace.set_span_in_context(span, outer)
+                context.attach(inner)
+        except Exception as failure:  # noqa: BLE001 - a provider's or a processor's
+            _failed(failure)
+            return _Running(trace.INVALID_SPAN, names, None, None)
+        return _Running(span, names, outer, inner)
+
+    def _note(self, call: Call, names: _Names, span: SpanContext) -> None:
+        """Note what the spans of hits will be made with."""
+        if len(self._short_names) < _MAX_NAMES:
+            self._short_names[names.full] = names.short
+        for session, number in (call.numbers or {}).items():
+            opened = self.open.get(session)
+            if opened is not None:
+                opened.note(number, span)
+
+    def short_name(self, full: str) -> str:
+        """The name of a tool as a model calls it, where its whole name is all that is known."""
+        return self._short_names.get(full) or full.partition(":")[2].rpartition(".")[2] or full
+
+    def _start(self, call: ToolCall, names: _Names) -> Span:
+        span = self.tracer.start_span(
+            f"{_EXECUTE} {names.short}",
+            kind=SpanKind.INTERNAL,
+            attributes=self.attributes(names.full, names.short, call.session),
+        )
+        if self._redaction is not None and span.is_recording():
+            self._set_content(span, "gen_ai.tool.call.arguments", "input.value", dict(call.arguments))
+        return span
+
+    def attributes(self, full: str, short: str, session: str | None) -> dict[str, str]:
+        """What every span of a call has from its begin on."""
+        attributes = {
+            "gen_ai.operation.name": _EXECUTE,
+            "gen_ai.tool.name": short,
+            "gen_ai.tool.type": "function",
+            "agent_cache.tool": full,
+        }
+        if session is not None:
+            attributes["gen_ai.conversation.id"] = session
+        if self.is_openinference:
+            attributes["openinference.span.kind"] = "TOOL"
+            attributes["tool.name"] = short
+            if session is not None:
+                attributes["session.id"] = session
+        return attributes
+
+    def _end(self, running: _Running, call: ToolCall, result: Any, error: BaseException | None) -> None:
+        try:
+            source = call.source or ("uncached" if call.is_read_only else "write")
+            span, is_own = running.span, running.outer is not None
+            try:
+                if span.is_recording():
+                    span.set_attribute("agent_cache.source", source)
+                    if is_own and error is not None:
+                        self.set_error(span, error)
+                    if is_own and self._redaction is not None:
+                        tags = [self._redaction.text(tag) for tag in call.tags[:_MAX_TAGS]]
+                        span.set_attribute("agent_cache.tags", tags)
+                        if error is None:
+                            self._set_content(span, "gen_ai.tool.call.result", "output.value", result)
+            finally:
+                if source in _RUN:
+                    self.instruments.record(running, error)
+                if is_own:
+                    span.end()
+        except Exception as failure:  # noqa: BLE001 - a processor's or an exporter's
+            _failed(failure)
+
+    def set_error(self, span: Span, error: BaseException) -> None:
+        """Say that what the span stands for has failed, by the class of the exception; its text is content."""
+        if isinstance(error, GeneratorExit):
+            return
+        kind = type(error).__qualname__
+        span.set_attribute("error.type", kind)
+        if self._redaction is None:
+            span.set_status(Status(StatusCode.ERROR, kind))
+            return
+        try:
+            text = self._redaction.text(str(error))[:_MAX_CONTENT]
+        except Exception:  # noqa: BLE001 - a user's __str__, or a pattern of the user's that takes too long
+            text = kind
+        span.set_status(Status(StatusCode.ERROR, text))
+        span.add_event("exception", {"exception.type": kind, "exception.message": text})
+
+    def _set_content(self, span: Span, name: str, other_name: str, value: Any) -> None:
+        assert self._redaction is not None
+        try:
+            plain = plain_arguments({"value": value}, is_identity=False)[0]
+            text = encode(self._redaction.apply(plain)["value"]).decode()[:_MAX_CONTENT]
+        except Exception as failure:  # noqa: BLE001 - a user's object or redaction; the span goes on without
+            warn_once(f"{name} could not be written, so spans lack it: {type(failure).__name__}", "agent_cache.otel")
+            return
+        span.set_attribute(name, text)
+        if self.is_openinference:
+            span.set_attribute(other_name, text)
+            span.set_attribute(other_name.replace("value", "mime_type"), "application/json")
+
+
+def _is_span_of(span: Span, names: _Names) -> bool:
+    """Whether this is a framework's span for a call of this tool, that no other call has annotated yet.
+
+    A tool may call itself, and then the current span is the one of the outer call.
+    """
+    attributes: Any = getattr(span, "attributes", None)  # of the SDK: the API cannot read a span
+    if not isinstance(attributes, Mapping) or not span.is_recording() or "agent_cache.tool" in attributes:
+        return False
+    if attributes.get("gen_ai.operation.name") == _EXECUTE or attributes.get("mcp.method.name") == "tools/call":
+        return attributes.get("gen_ai.tool.name") in names.all
+    if attributes.get("openinference.span.kind") == "TOOL":
+        return attributes.get("tool.name") in names.all
+    kind, _, tool = str(getattr(span, "name", "")).partition(" ")  # some set the attributes at the end
+    return kind == _EXECUTE and tool in names.all
+
+
+def _failed(failure: Exception) -> None:
+    warn_once(
+        "a provider, processor or exporter of OpenTelemetry raised, so spans or metrics are missing; calls go on",
+        "agent_cache.otel",
+        failure,
+    )
+
+
+# Spans of sessions, and of their hits
+
+
+class _SessionSpan:
+    """The span of a session, entered around it. It raises nothing."""
+
+    def __init__(self, spans: _Spans, session: AgentCacheSession) -> None:
+        self._spans = spans
+        self._session = weakref.ref(session)  # which has this, and is a key beside this in `_Spans.open`
+        self._before: dict[str, Any] = {}
+        self._began = 0.0
+        self._wall = _WallClock()
+        self._span: Span | None = None
+        self._outer = self._inner = Context()
+        self._numbers: dict[int, SpanContext] = {}
+
+    def __enter__(self) -> None:
+        session = self._session()
+        assert session is not None
+        try:
+            if session.metrics.calls:  # it was entered before, and its counters go on
+                self._before = session.get_metrics()
+            self._began, now = self._wall.sample()
+            attributes = {"gen_ai.conversation.id": session.session_id}
+            if self._spans.is_openinference:
+                attributes |= {"openinference.span.kind": "CHAIN", "session.id": session.session_id}
+            self._span = self._spans.tracer.start_span(
+                "agent_cache.session", kind=SpanKind.INTERNAL, attributes=attributes, start_time=now
+            )
+            self._outer = context.get_current()
+            self._inner = trace.set_span_in_context(self._span, self._outer)
+            context.attach(self._inner)
+            if self._spans.makes_hits and self._span.is_recording():
+                self._spans.open[session] = self
+        except Exception as failure:  # noqa: BLE001 - a provider's or a processor's
+            _failed(failure)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        session, span = self._session(), self._span
+        if span is None or session is None:
+            return
+        if context.get_current() is self._inner:
+            context.attach(self._outer)
+        self._spans.open.pop(session, None)
+        try:
+            _, now = self._wall.sample()
+            try:
+                if span.is_recording():
+                    self._count(span, session.get_metrics())
+                    if error is not None:
+                        self._spans.set_error(span, error)
+                    if self._spans.makes_hits:
+                        self._make_spans(session, now)
+            finally:
+                span.end(now)
+        except Exception as failure:  # noqa: BLE001 - a processor's or an exporter's
+            _failed(failure)
+
+    def note(self, number: int, of_call: SpanContext) -> None:
+        """Note the span of a call that runs: the parent of what its tool calls, and its clock reading."""
+        self._wall.sample()
+        numbers = self._numbers
+        numbers[number] = of_call
+        if len(numbers) > _MAX_NUMBERS:
+            numbers.pop(next(iter(numbers)), None)
+
+    def _count(self, span: Span, after: dict[str, Any]) -> None:
+        before = self._before
+        for name in ("hits", "misses", "shared", "writes", "uncached", "errors", "loop_detections", "time_saved"):
+            span.set_attribute(f"agent_cache.{name}", after[name] - before.get(name, 0))
+        tools_before = before.get("tools", {})
+        hits = Counter[str]()
+        for tool, row in after["tools"].items():
+            hits[tool] = row["hits"] - tools_before.get(tool, {}).get("hits", 0)
+        for tool, count in hits.most_common(_MAX_TOOLS_OF_SESSION):
+            if count:
+                span.set_attribute(f"agent_cache.hits_of.{tool}", count)
+
+    def _make_spans(self, session: AgentCacheSession, end: int) -> None:
+        """Spans of the local hits and the refused calls of this run, from its trace. All others had live ones.
+
+        A call of an inner session has its span from that one, and a hit of a tier had a live one.
+        """
+        records = [
+            record
+            for record in session.get_execution_trace()
+            if record.started >= self._began
+            and not record.is_inner
+            and (record.source == "blocked" or (record.source == "hit" and record.number not in self._numbers))
+        ]
+        assert self._span is not None
+        around = trace.set_span_in_context(self._span)
+        inside: dict[int | None, Context] = {}
+        time_of = self._wall.times()
+        for record in records[-MAX_HIT_SPANS:]:
+            if record.parent not in inside:
+                of_parent = None if record.parent is None else self._numbers.get(record.parent)
+                inside[record.parent] = (
+                    around if of_parent is None else trace.set_span_in_context(trace.NonRecordingSpan(of_parent))
+                )
+            short, at = self._spans.short_name(record.tool), min(time_of(record.started), end)
+            made = self._spans.tracer.start_span(
+                f"{_EXECUTE} {short}",
+                context=inside[record.parent],
+                kind=SpanKind.INTERNAL,
+                attributes={
+                    **self._spans.attributes(record.tool, short, session.session_id),
+                    "agent_cache.source": record.source,
+                },
+                start_time=at,
+            )
+            if record.source == "blocked":
+                made.set_attribute("agent_cache.outcome", record.outcome)
+                if record.outcome not in _ANSWERED:
+                    made.set_attribute("error.type", record.outcome)
+                    made.set_status(Status(StatusCode.ERROR, record.outcome))
+            made.end(at)
+
+
+class _WallClock:
+    """Maps readings of the library's clock to nanoseconds since 1970.
+
+    The two clocks drift apart, and one of them stands still while a machine sleeps. So a reading is taken relative to
+    the last time before it when both were read. The own clock is read first: so no time that follows from a later
+    reading is before what was stamped at the sample.
+    """
+
+    def __init__(self) -> None:
+        self._samples: list[tuple[float, int]] = []
+
+    def sample(self) -> tuple[float, int]:
+        """Read both clocks."""
+        found = CLOCK.now(), time.time_ns()
+        samples = self._samples
+        samples.append(found)
+        if len(samples) > _MAX_SAMPLES:
+            del samples[1::2]
+        return found
+
+    def times(self) -> Callable[[float], int]:
+        """The function from readings to times."""
+        samples = sorted(self._samples)  # threads may have added theirs in any order
+        readings = [reading for reading, _ in samples]
+
+        def time_of(reading: float) -> int:
+            before, wall = samples[max(0, bisect_right(readings, reading) - 1)]
+            return wall + round((reading - before) * 1e9)
+
+        return time_of
+
+
+# Metrics
+
+
+class _Instruments:
+    """The instruments of one meter provider.
+
+    OpenTelemetry cannot take an instrument back. So a provider has them once, and they report nothing while no
+    instrumentation uses them.
+    """
+
+    def __init__(self, meter: Meter) -> None:
+        self.user: Instrumentation | None = None
+        self._labels = ToolLabels()
+        self._names = ToolLabels()
+        self._families: dict[str, CounterFamily] = {}
+        self._duration = meter.create_histogram(
+            "gen_ai.execute_tool.duration",
+            unit="s",
+            description="Duration of the runs of a tool.",
+            explicit_bucket_boundaries_advisory=_SECONDS,
+        )
+        for family in counter_families(ToolLabels()):
+            meter.create_observable_counter(
+                family.name,
+                callbacks=[partial(self._observe, family.name)],
+                unit=family.unit,
+                description=family.description,
+            )
+
+    def record(self, running: _Running, error: BaseException | None) -> None:
+        """Record the duration of a run, with its span as an example."""
+        if self.user is None or not self.user.is_active:
+            return
+        names = running.names
+        tool = self._names.of(names.full)
+        attributes = {
+            "gen_ai.operation.name": _EXECUTE,
+            "gen_ai.tool.name": names.short if tool == names.full else tool,
+            "agent_cache.tool": tool,
+        }
+        if error is not None and not isinstance(error, GeneratorExit):
+            attributes["error.type"] = type(error).__qualname__
+        self._duration.record(running.seconds, attributes, context=running.inner)
+
+    def _observe(self, name: str, _options: CallbackOptions) -> list[Observation]:
+        if self.user is None or not self.user.is_active:
+            return []
+        family = self._family(name)
+        return [
+            Observation(count, dict(zip(family.labels, labels, strict=True))) for labels, count in family.values.items()
+        ]
+
+    def _family(self, name: str) -> CounterFamily:
+        """A counter out of a snapshot that all counters of one collection share: the first one that is asked for again
+        takes the next.
+
+        Without a lock, which a fork during a collection would leave held in the child.
+        """
+        family = self._families.pop(name, None)
+        if family is None:
+            families = {family.name: family for family in counter_families(self._labels)}
+            family = families.pop(name)
+            self._families = families
+        return family
+
+
+_OF_PROVIDERS: weakref.WeakKeyDictionary[Any, _Instruments] = weakref.WeakKeyDictionary()
+_of_global: _Instruments | None = None
+"""Those of the global provider, also from before it was set."""
+
+
+def _instruments_of(provider: MeterProvider | None) -> _Instruments:
+    global _of_global  # noqa: PLW0603 - there is one global provider
+    current = metrics.get_meter_provider()
+    key = current if provider is None else provider
+    instruments = _OF_PROVIDERS.get(key) or (_of_global if key is current else None)
+    if instruments is None:
+        instruments = _Instruments(metrics.get_meter(_NAME, version("agent-cache"), provider))
+    _OF_PROVIDERS[key] = instruments
+    if key is current:
+        _of_global = instruments
+    return instruments

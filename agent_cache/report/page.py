@@ -1,0 +1,374 @@
+"""One HTML file that shows a run, or several side by side: `page` writes it.
+
+The file needs nothing beside it. Bokeh draws the timeline on a canvas; a table has the same calls as text. Bokeh's
+program and the data of the figures are compressed in the file. A policy in its head (CSP) forbids every request, and
+every script but these three, by their digests: a text of a run can be no program, whatever it contains.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import json
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from importlib import resources
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
+
+from agent_cache.errors import ConfigurationError
+from agent_cache.recording.call_text import duration_text
+from agent_cache.report.timeline import CATEGORIES, Comparison, TimedCall, Timeline, ToolSums
+
+if TYPE_CHECKING:
+    from bokeh.plotting import figure
+    from markupsafe import Markup
+
+__all__ = ["page"]
+
+_LETTERS = "abcdefghijklmnopqrstuvwxyz"
+_FONT = "system-ui, sans-serif"
+_GROUP = 250
+"""Rows of a table. A browser lays out the tables that are seen."""
+_COLOURS = {
+    "hit": ("#15935a", "#0b5e38", "dot"),
+    "shared": ("#0b8a9e", "#075b69", "horizontal_line"),
+    "miss": ("#3a6ee0", "#234aa3", "blank"),
+    "write": ("#d2640f", "#8f4206", "right_diagonal_line"),
+    "uncached": ("#7d6a55", "#514434", "left_diagonal_line"),
+    "blocked": ("#c21f3a", "#7f1023", "diagonal_cross"),
+    "model": ("#7a4cc9", "#4f2d8c", "vertical_line"),
+    "request": ("#52647a", "#333f4e", "cross"),
+    "function": ("#c5cedb", "#98a5b6", "blank"),
+    "world": ("#9a7ba6", "#67506f", "ring"),
+}
+"""Of each category: its colour, that of its edges, and a pattern for those who cannot tell the colours. `page.css` has
+the same."""
+_DRAWN = ("function", "world", "model", "request", "uncached", "miss", "shared", "hit", "write", "blocked")
+"""In this order, so that what is short or rare is above the rest."""
+_CROWDED = 600
+"""Bars in view from which edges and patterns would hide them, and take most of the time of drawing. `page.js` changes
+them when it zooms."""
+_INK, _LINE = "#4a5563", "#dde3ea"
+_UNITS = (("milliseconds", 1.0, 2e3), ("seconds", 1e3, 240e3), ("minutes", 6e4, 1.44e7), ("hours", 3.6e6, float("inf")))
+_ABOVE, _SUMS = 0.4, 2.4
+"""Heights, in rows, of what is left free above the first one for marks, and of the sum of tokens or money below."""
+
+
+def page(timelines: Sequence[Timeline], comparison: Comparison | None = None) -> str:
+    """The page of these runs.
+
+    Args:
+        timelines: the runs, up to 26.
+        comparison: of the last one with those before it, if there are several.
+
+    Raises:
+        ConfigurationError: if bokeh or Jinja2 is not installed, or there are too many runs.
+    """
+    if len(timelines) > len(_LETTERS):
+        raise ConfigurationError(f"a report shows up to {len(_LETTERS)} runs, got {len(timelines)}")
+    try:
+        from bokeh.embed import json_item
+        from bokeh.resources import Resources
+        from jinja2 import Environment, PackageLoader, select_autoescape
+    except ImportError as error:
+        raise ConfigurationError('a report needs Bokeh and Jinja2: pip install "agent-cache[report]"') from error
+    program = Resources(mode="inline", components=["bokeh"]).js_raw[0]
+    plots = _figures(timelines)
+    items = [json_item(plot, f"figure-{letter}") for plot, letter in zip(plots, _LETTERS, strict=False)]
+    short = _short_names(timelines)
+    data = {
+        "items": items,
+        "runs": [_run_data(timeline, list(short)) for timeline in timelines],
+        "names": list(short.values()),
+        "styles": _COLOURS,
+        "crowded": _CROWDED,
+    }
+    script = resources.files(__package__).joinpath("page.js").read_text("utf-8")
+    environment = Environment(
+        loader=PackageLoader("agent_cache.report", "."),
+        autoescape=select_autoescape(default=True),
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "duration": duration_text, "money": _money_text, "whole": _whole, "share": _share, "inner": _inner_text,
+    }  # fmt: skip
+    several = len(timelines) > 1
+    values = {
+        "runs": [_View(timeline, letter) for timeline, letter in zip(timelines, _LETTERS, strict=False)],
+        "several": several,
+        "comparison": comparison or Comparison(),
+        "severities": Counter(drift.severity.name.lower() for drift in comparison.drifts) if comparison else {},
+        "rows": _paired(timelines, comparison) if several and comparison and not comparison.refusal else None,
+        "categories": [one for one in CATEGORIES if any(one.name in timeline.categories for timeline in timelines)],
+        "has_models": any(timeline.models.calls for timeline in timelines),
+        "short": short,
+        "group": _GROUP,
+        "style": resources.files(__package__).joinpath("page.css").read_text("utf-8"),
+        "script": script,
+        "hashes": [_digest(text) for text in (script, program)],
+        "bokeh": _packed(program),
+        "data": _packed(json.dumps(data, separators=(",", ":"), allow_nan=False)),
+    }
+    return "".join(environment.get_template("page.html").generate(values))
+
+
+def _digest(text: str) -> str:
+    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+def _packed(text: str) -> str:
+    return base64.b64encode(gzip.compress(text.encode(), 9, mtime=0)).decode()
+
+
+# Texts
+
+
+def _money_text(cost: Decimal | None) -> str:
+    """An amount in US dollars; empty if it is not known."""
+    if cost is None:
+        return ""
+    if not cost:
+        return "$0"
+    return f"${cost:,.2f}" if cost >= 10 else f"${cost:.4f}" if cost >= Decimal("0.0001") else "<$0.0001"
+
+
+def _inner_text(text: str) -> Markup:
+    """A text inside of an element. Quotes stay there, which they may: they are half of what a call contains."""
+    from markupsafe import Markup
+
+    return Markup(text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;"))  # noqa: S704 - just escaped
+
+
+def _whole(number: int) -> str:
+    return f"{number:,}"
+
+
+def _share(part: float, whole: float) -> str:
+    return f"{part / whole:.0%}" if whole else ""
+
+
+def _short_names(timelines: Sequence[Timeline]) -> dict[str, str]:
+    """By full name, the name without its module; the full one where two would be the same."""
+    shorts = {call.name: call.short_name for timeline in timelines for call in timeline.calls}
+    number = Counter(shorts.values())
+    return {name: short if number[short] == 1 else name for name, short in shorts.items()}
+
+
+class _View:
+    """A run, with the sums that the page shows."""
+
+    def __init__(self, timeline: Timeline, letter: str) -> None:
+        self.timeline = timeline
+        self.letter = letter
+        self.tools: list[ToolSums] = timeline.tools()
+        self.categories = timeline.categories
+        self.errors = sum(call.state == "raised" for call in timeline.calls)
+        self.loops = sum(bool(call.loops) for call in timeline.calls)
+        self.reads = sum(self.categories.get(one, 0) for one in ("hit", "shared", "miss", "uncached"))
+        self.cached = timeline.saved.hits + timeline.saved.shared
+
+    @property
+    def summary(self) -> str:
+        """The timeline in one sentence, for those who do not see it."""
+        parts = [f"{count} {name}" for name, count in self.categories.items()]
+        took = f" in {duration_text(self.timeline.duration)}" if self.timeline.has_times else ""
+        return f"Timeline of {self.timeline.title}: {len(self.timeline.calls)} calls{took}: {', '.join(parts)}."
+
+
+def _paired(timelines: Sequence[Timeline], comparison: Comparison) -> Iterator[tuple[int | None, int | None]]:
+    """Rows of the first run and the last beside each other: positions of calls, None where a run does not have it.
+
+    They are in the order of the last run. What only the first has stands before the call that follows it there.
+    """
+    of_last = {other: one for one, other in comparison.pairs}
+    both = set(of_last.values())
+    first = timelines[0].tree()
+    rank = {position: number for number, position in enumerate(first)}
+    alone = iter([position for position in first if position not in both])
+    ahead = next(alone, None)
+    for other in timelines[-1].tree():
+        one = of_last.get(other)
+        while one is not None and ahead is not None and rank[ahead] < rank[one]:
+            yield ahead, None
+            ahead = next(alone, None)
+        yield one, other
+    while ahead is not None:
+        yield ahead, None
+        ahead = next(alone, None)
+
+
+# Figures
+
+
+def _figures(timelines: Sequence[Timeline]) -> list[figure]:
+    """A figure for each run. All begin with one scale of time."""
+    longest = max((timeline.duration for timeline in timelines), default=0.0) or 1.0
+    has_times = any(timeline.has_times for timeline in timelines)
+    unit, scale, _ = next(one for one in _UNITS if longest < one[2])
+    if not has_times:
+        unit, scale = "order of starts and ends", 1.0
+    return [_figure(timeline, unit, scale, longest / scale) for timeline in timelines]
+
+
+def _height(rows: int) -> float:
+    """Pixels of a row: as many rows as fit are comfortable, and a figure is never taller than a canvas may be."""
+    return max(min(26, 900 // rows), 5) if rows <= 180 else max(min(5, 3600 // rows), min(2, 12_000 / rows))
+
+
+def _figure(timeline: Timeline, unit: str, scale: float, longest: float) -> figure:
+    from bokeh.models import ColumnDataSource, FixedTicker, HBar, PanTool, Range1d, Scatter, Text, WheelZoomTool
+    from bokeh.plotting import figure as new_figure
+
+    rows, steps = max(timeline.rows, 1), _steps(timeline)
+    total = rows + (_SUMS if steps else 0)
+    pixels = _height(rows)
+    digits = max(0, 8 - math.floor(math.log10(longest)))  # more would be seen at no zoom, and are half of the file
+    ends = -0.01 * longest, 1.01 * longest
+    times = Range1d(*ends, bounds=ends, min_interval=longest / 1e6)
+    pan, wheel = PanTool(dimensions="width"), WheelZoomTool(dimensions="width", modifiers="ctrl")
+    plot = new_figure(
+        height=round(pixels * (total + _ABOVE)) + 48, sizing_mode="stretch_width", x_range=times,
+        y_range=Range1d(total, -_ABOVE),
+        tools=[pan, wheel], active_drag=pan, active_scroll=wheel, toolbar_location=None, min_border_right=12,
+        output_backend="canvas", lod_threshold=None, outline_line_color=None, x_axis_location="below",
+        background_fill_color=None, border_fill_color=None, name="plot",
+    )  # fmt: skip
+    plot.xaxis.axis_label = unit
+    plot.axis.axis_line_color = plot.axis.minor_tick_line_color = plot.yaxis.major_tick_line_color = None
+    plot.axis.axis_label_text_font_style = "normal"
+    plot.axis.major_label_text_color = plot.axis.axis_label_text_color = _INK
+    plot.xaxis.major_tick_line_color = plot.xgrid.grid_line_color = _LINE
+    plot.axis.major_label_text_font = plot.axis.axis_label_text_font = _FONT
+    plot.xaxis.formatter.use_scientific = False
+    plot.ygrid.grid_line_color = None
+    plot.xgrid.grid_line_alpha = 0.6
+    centres = [track.first + track.rows / 2 for track in timeline.tracks]
+    labels = [track.label for track in timeline.tracks]
+    if steps:
+        centres.append(rows + _SUMS / 2)
+        labels.append("price" if steps.is_money else "tokens")
+        _draw_steps(plot, steps, rows, scale, longest)
+    plot.yaxis.ticker = FixedTicker(ticks=centres)
+    plot.yaxis.major_label_overrides = dict(zip(centres, labels, strict=True))
+    shaded = timeline.tracks[::2]
+    plot.hbar(
+        y=[track.first + track.rows / 2 for track in shaded], height=[track.rows for track in shaded],
+        left=-longest, right=2 * longest, color="#8090a8", alpha=0.09, line_color=None, level="underlay",
+    )  # fmt: skip
+    is_crowded = len(timeline.calls) > _CROWDED
+    by_category: dict[str, list[int]] = {}
+    for position, call in enumerate(timeline.calls):
+        by_category.setdefault(call.category, []).append(position)
+    for category in _DRAWN:
+        if positions := by_category.get(category):
+            calls = [timeline.calls[position] for position in positions]
+            source = ColumnDataSource({
+                "left": [round(call.start / scale, digits) for call in calls],
+                "right": [round(call.end / scale, digits) for call in calls],
+                "y": [call.row + 0.5 for call in calls],
+                "n": positions,
+            })  # fmt: skip
+            colour, edge, pattern = _COLOURS[category]
+            is_plain = category == "hit" or is_crowded  # hits take microseconds, and are to be seen
+            bar = HBar(
+                y="y", left="left", right="right", height=0.8, line_join="round", fill_color=colour,
+                line_color=colour if is_plain else edge, line_width=3 if category == "hit" and not is_crowded else 1,
+                hatch_pattern="blank" if is_crowded else pattern, hatch_color="white", hatch_alpha=0.4, hatch_scale=7,
+                hatch_weight=1.2,
+            )  # fmt: skip
+            plot.add_glyph(source, bar, name=category)
+    outlined = ColumnDataSource({"left": [], "right": [], "y": []})
+    outline = HBar(y="y", left="left", right="right", height=0.98, fill_color=None, line_color="#111827", line_width=3)
+    plot.add_glyph(outlined, outline, name="selected")
+    texts = ColumnDataSource({"x": [], "y": [], "text": [], "colour": [], "behind": []})
+    plot.add_glyph(
+        texts,
+        Text(x="x", y="y", text="text", text_color="colour", text_font={"value": _FONT}, text_baseline="middle",
+             text_font_size=f"{max(8, min(11, int(pixels) // 2))}px", x_offset=4, background_fill_color="behind",
+             padding=2, border_radius=3),
+        name="labels",
+    )  # fmt: skip
+    for name, marker, colour, found in _marks(timeline):
+        source = ColumnDataSource({
+            "x": [round(call.start / scale, digits) for call in found],
+            "y": [call.row + 0.1 for call in found],
+        })  # fmt: skip
+        line = {"line_color": colour, "line_width": 3} if marker == "x" else {"line_color": "white", "line_width": 1.2}
+        shape = Scatter(x="x", y="y", marker=marker, size=9 if marker == "x" else 11, fill_color=colour, **line)
+        plot.add_glyph(source, shape, name=name)
+    return plot
+
+
+@dataclass(frozen=True, slots=True)
+class _Steps:
+    """What model calls have taken by the end of each: money, or tokens if no price is known."""
+
+    is_money: bool
+    times: list[float]
+    sums: list[float]
+
+    @property
+    def label(self) -> str:
+        """The whole."""
+        return _money_text(Decimal(str(self.sums[-1]))) if self.is_money else f"{int(self.sums[-1]):,}"
+
+
+def _steps(timeline: Timeline) -> _Steps | None:
+    is_money = any(call.cost for call in timeline.calls)
+    paid = [(call.end, float(call.cost or 0) if is_money else call.input_tokens + call.output_tokens)
+            for call in timeline.calls]  # fmt: skip
+    paid = sorted(one for one in paid if one[1])
+    if not paid:
+        return None
+    return _Steps(is_money=is_money, times=[end for end, _ in paid], sums=list(accumulate(part for _, part in paid)))
+
+
+def _draw_steps(plot: figure, steps: _Steps, rows: int, scale: float, longest: float) -> None:
+    from bokeh.models import ColumnDataSource, Text
+
+    floor, room = rows + _SUMS - 0.15, _SUMS - 0.75
+    x = [0.0, *(time / scale for time in steps.times), longest]
+    y = [floor - room * part / steps.sums[-1] for part in (0.0, *steps.sums, steps.sums[-1])]
+    colour = _COLOURS["model"][0]
+    plot.varea_step(x=x, y1=[floor] * len(x), y2=y, step_mode="after", fill_color=colour, fill_alpha=0.16)
+    plot.step(x=x, y=y, mode="after", line_color=colour, line_width=2)
+    plot.add_glyph(
+        ColumnDataSource({"x": [longest], "y": [floor - room], "text": [steps.label]}),
+        Text(x="x", y="y", text="text", text_align="right", text_baseline="bottom", text_color="#5f35ab", y_offset=-3,
+             text_font={"value": _FONT}, text_font_size="11px", text_font_style="bold"),
+        name="sum",
+    )  # fmt: skip
+
+
+def _marks(timeline: Timeline) -> Iterator[tuple[str, str, str, list[TimedCall]]]:
+    """What is marked above bars: name, shape, colour, and at which calls. Each has another shape."""
+    calls = timeline.calls
+    marked = (
+        ("raised", "x", "#c21f3a", [call for call in calls if call.state == "raised"]),
+        ("doubtful", "circle_cross", "#c21f3a", [call for call in calls if call.state == "in doubt"]),
+        ("loops", "inverted_triangle", "#e0a100", [call for call in calls if call.loops]),
+        ("drifts", "diamond", "#d6249f", [call for call in calls if call.drifts]),
+    )
+    for name, marker, colour, found in marked:
+        if found:
+            yield name, marker, colour, found
+
+
+def _run_data(timeline: Timeline, names: Sequence[str]) -> dict[str, Any]:
+    """What the script needs of a run beside the figure.
+
+    Args:
+        timeline: the run.
+        names: the full names of the calls of all runs, in the order of the short ones that the script has.
+    """
+    numbers = {name: number for number, name in enumerate(names)}
+    return {
+        "height": _height(max(timeline.rows, 1)),
+        "names": [numbers[call.name] for call in timeline.calls],
+    }
