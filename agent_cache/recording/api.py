@@ -20,6 +20,7 @@ import msgspec
 from agent_cache.core.policies import checked_choice
 from agent_cache.engine.interception import INTERCEPTORS, InterceptedCall, InterceptedScope
 from agent_cache.engine.runtime import PLACE, Operation, Scope, closes_generator, leave_scope
+from agent_cache.engine.streaming import proceed_stream
 from agent_cache.errors import CassetteError, CassetteNotFound, ConfigurationError
 from agent_cache.recording.cassette import Cassette, apply_rules, recorded_rules
 from agent_cache.recording.cassette_file import CALLS_OF_LITELLM, is_being_recorded
@@ -402,6 +403,15 @@ class LiveCallBlocker:
         """
         self.escaped(call.operation)
         return call.proceed()
+
+    def play_stream(self, call: InterceptedCall) -> Any:
+        """Refuse a call of a cached streaming tool.
+
+        Raises:
+            CassetteError: unless it may run.
+        """
+        self.escaped(call.operation)
+        return proceed_stream(call)
 
     def escaped(self, called: Operation[Any] | RecordedFunction) -> None:
         """Refuse a call, in this context or in a thread without one.

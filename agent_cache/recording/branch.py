@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import itertools
 import os
-from array import array
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -35,10 +34,10 @@ from agent_cache.engine.runtime import Operation
 from agent_cache.errors import CassetteError, ConfigurationError, DivergenceError, WorldMovedError
 from agent_cache.recording.api import Block, checked_path, loaded, recorded_http
 from agent_cache.recording.cassette import Cassette
-from agent_cache.recording.cassette_file import RecordedCall, is_being_recorded, is_idle
+from agent_cache.recording.cassette_file import RecordedCall, is_being_recorded, is_idle, is_inside
 from agent_cache.recording.edits import check_edit, edited_call
 from agent_cache.recording.functions import ActiveCall, RecordedFunction
-from agent_cache.recording.player import Matcher, Player, described, differences, nearest_to
+from agent_cache.recording.player import Matcher, Player, call_data, described, differences, nearest_to
 from agent_cache.recording.recorder import NO_CONTEXT, CassetteWriter, Recorder
 from agent_cache.recording.redaction import Redaction, redaction_of
 from agent_cache.values.tagged import decode, encode
@@ -269,10 +268,8 @@ class _Prefix:
         self.lanes, self.forked = outline.lanes, outline.forked
         self._ids, self._index_of = outline.ids, outline.index_of()
         self._parents = outline.enclosing()
-        self._places = array("q", bytes(16 * count))  # of starts, and by ~index of ends, among all
+        self._places = outline.places()
         self.starts = outline.starts()
-        for place, event in enumerate(outline.events()):
-            self._places[event] = place
         self._cut = 2 * count if at is None else self._places[self._index(at, "at")]
         self._enclosing = frozenset() if at is None else frozenset(self._around(self._index_of(at)))
         self._writes = {index for index, call in enumerate(cassette.steps) if call.is_write}
@@ -432,15 +429,7 @@ def _writes_in_doubt(cassette: Cassette) -> list[RecordedCall]:
         return []
     parents = {call.id: call.parent for call in begun.values()}
     ended = frozenset(cassette.outline.ids)
-
-    def is_settled(number: int | None) -> bool:
-        while number is not None:
-            if number in ended:
-                return True
-            number = parents.get(number)
-        return False
-
-    return [call for number, call in sorted(begun.items()) if not is_settled(number)]
+    return [call for number, call in sorted(begun.items()) if not is_inside(number, ended, parents)]
 
 
 class _Intent(msgspec.Struct):
@@ -538,7 +527,7 @@ class _BranchPlayer(Player):
             try:
                 call.recorded = edited_call(call.recorded, edit, call.schema, function.chunk_schema, self._redaction)
             except ConfigurationError as error:
-                raise self.latch(CassetteError(str(error), self.cassette.path, index + 2)) from error
+                raise self.broken(index, str(error)) from error
 
     def check_finished(self) -> None:
         if self.error is not None:
@@ -550,7 +539,7 @@ class _BranchPlayer(Player):
                 f"the run ended before the fork: {self.remaining_prefix} calls that come before {self._goal} "
                 f"were not made, the first is call {call.id}, {described(call.name, call.arguments)}"
             )
-            raise self._noted(DivergenceError(missing, self._expected(missing), None, text, self.cassette.path))
+            raise self.diverged(missing, None, text)
 
     def compare(self, call: ActiveCall, outcome: dict[str, Any]) -> CassetteError | None:
         """The error for a write of the prefix that has another outcome than in the original; None if it has the same.
@@ -572,8 +561,7 @@ class _BranchPlayer(Player):
             f"    recorded: {_short(was)}\n    now:      {_short(now)}\n"
             "The sandbox is not as the world was when the original began."
         )
-        actual = {"name": call.function.name, "arguments": call.arguments}
-        return self._noted(DivergenceError(index, self._expected(index), actual, text, self.cassette.path))
+        return self.diverged(index, call_data(call), text)
 
     def _note(self, call: ActiveCall, index: int) -> None:
         """A call of the prefix is made, by this lane."""
@@ -606,8 +594,7 @@ class _BranchPlayer(Player):
             text += f". Nearest is call {self.matcher.shown(nearest).id}:\n"
             text += differences(self.matcher.shown(nearest), call)
         text += "\nBefore the fork, the run must make the calls that were recorded. Fork it at an earlier call."
-        actual = {"name": call.function.name, "arguments": call.arguments}
-        raise self._noted(DivergenceError(missing, self._expected(missing), actual, text, self.cassette.path))
+        raise self.diverged(missing, call_data(call), text)
 
     def _lanes_behind(self, call: ActiveCall) -> set[int]:
         """The recorded lanes that must be used up for a lane that has made no call, and whose first one is unknown.

@@ -25,8 +25,9 @@ import threading
 import weakref
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from functools import partial
 from hashlib import blake2b
 from itertools import islice, zip_longest
@@ -52,7 +53,7 @@ from agent_cache.values.tagged import encode, encode_sorted
 
 try:
     import fcntl
-except ImportError:  # Windows: only recorders of one process exclude each other there
+except ImportError:  # Windows: only recorders and sessions of one process exclude each other there
     fcntl = None  # type: ignore[assignment]
 
 __all__ = [
@@ -69,6 +70,7 @@ __all__ = [
     "Trailer",
     "TrailerLine",
     "call_line",
+    "check_version",
     "converted",
     "digest_of",
     "digest_of_key",
@@ -76,11 +78,15 @@ __all__ = [
     "header_line",
     "is_being_recorded",
     "is_idle",
+    "is_inside",
+    "lock_file",
     "log_lines",
+    "now_text",
     "partial_of",
     "read_file",
     "replace_file",
     "trailer_line",
+    "write_whole",
 ]
 
 VERSION = 2
@@ -391,6 +397,13 @@ class Outline:
             events.setdefault(index)
             events.setdefault(~index)
         return array("q", events)
+
+    def places(self) -> array[int]:
+        """The positions of calls among all starts and ends: by index that of its start, by ``~index`` of its end."""
+        found = array("q", bytes(16 * len(self)))
+        for place, event in enumerate(self.events()):
+            found[event] = place
+        return found
 
     def order_of_lines(self, like: Outline | None = None) -> Sequence[int]:
         """Indices of the calls in the order in which a finished cassette has them: see `cassette_layout`.
@@ -717,7 +730,7 @@ def _read_header(path: Path, line: bytes) -> Header | None:
         if not content or content[:1] == b"{":
             return None
         raise CassetteError('is no cassette: it does not begin with {"agent_cache_cassette": 1, ...}', path, 1)
-    _check_version(path, version, VERSION)
+    check_version(path, version, VERSION)
     header: Header = _decoded(path, 1, content, _header_decoder)
     _check_redaction(path, header)
     return header
@@ -725,7 +738,7 @@ def _read_header(path: Path, line: bytes) -> Header | None:
 
 def _read_journal_header(path: Path, data: dict[str, Any]) -> Header:
     """What the header of a journal says about its calls, which are a log."""
-    _check_version(path, data["agent_cache_journal"], JOURNAL_VERSION)
+    check_version(path, data["agent_cache_journal"], JOURNAL_VERSION)
     fields: dict[str, Any] = {name: data[name] for name in ("recorded_at", "redact", "http") if name in data}
     fields["log"] = True
     try:
@@ -736,11 +749,16 @@ def _read_journal_header(path: Path, data: dict[str, Any]) -> Header:
     return header
 
 
-def _check_version(path: Path, version: Any, newest: int) -> None:
+def check_version(path: Path, version: Any, newest: int, kind: type[CassetteError] = CassetteError) -> None:
+    """Check that a file is of a version that can be read.
+
+    Raises:
+        CassetteError: of the class `kind`, if it is not.
+    """
     if type(version) is not int or version < 1:
-        raise CassetteError(f"has the invalid format version {version!r}", path, 1)
+        raise kind(f"has the invalid format version {version!r}", path, 1)
     if version > newest:
-        raise CassetteError(
+        raise kind(
             f"has format version {version}, and this agent-cache reads up to {newest}; update agent-cache", path, 1
         )
 
@@ -952,9 +970,7 @@ class PartialFile:
         """
         if os.getpid() != self._process:
             return
-        done = os.write(self._descriptor, line)
-        while done < len(line):
-            done += os.write(self._descriptor, line[done:])
+        write_whole(self._descriptor, line)
 
     def finish(self) -> None:
         """Replace the old file.
@@ -1031,7 +1047,7 @@ class PartialFile:
             while True:
                 descriptor = self._open_partial()
                 try:
-                    is_locked = self._lock_file(descriptor)
+                    is_locked = lock_file(descriptor, self.partial)
                     if is_locked and not os.fstat(descriptor).st_size:
                         return descriptor
                     if is_locked and fcntl is not None:
@@ -1042,6 +1058,8 @@ class PartialFile:
                 os.close(descriptor)
                 if is_locked and fcntl is None:  # Windows does not rename an open file
                     self._keep_remains()
+        except BlockingIOError:
+            raise _taken(self.path) from None
         except OSError as error:
             raise CassetteError(f"cannot be written: {error.strerror}", self.path) from error
 
@@ -1051,19 +1069,6 @@ class PartialFile:
         with self._target.open("rb") as file:
             if file.read(len(_OF_JOURNAL)) == _OF_JOURNAL:
                 raise CassetteError("cannot be written: it is a journal, by which a run is resumed", self.path)
-
-    def _lock_file(self, descriptor: int) -> bool:
-        """Take the lock. False if a recorder that has just finished has renamed the file meanwhile."""
-        if fcntl is None:
-            return True
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise _taken(self.path) from None
-        try:
-            return os.path.samestat(os.fstat(descriptor), self.partial.stat())
-        except FileNotFoundError:
-            return False
 
     def _open_partial(self) -> int:
         """Open the partial file, and never a link or device in its place."""
@@ -1083,9 +1088,45 @@ class PartialFile:
         _LOG.warning("%s was left by a recording that was killed; it is kept as %s", self.partial, remains.name)
 
 
+def lock_file(descriptor: int, path: Path) -> bool:
+    """Take the lock of a file without waiting. False if its owner has renamed it since it was opened by this path.
+
+    Raises:
+        BlockingIOError: if another process has it. Any other error is of a file system without locks.
+    """
+    if fcntl is None:
+        return True
+    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def write_whole(descriptor: int, data: bytes) -> None:
+    """Write all of the data: `os.write` may write a part of it."""
+    done = os.write(descriptor, data)
+    while done < len(data):
+        done += os.write(descriptor, data[done:])
+
+
+def now_text() -> str:
+    """The time in UTC, as headers have it."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
 def partial_of(path: Path) -> Path:
     """The file that a recording to this path writes to until it ends."""
     return Path(os.path.realpath(path) + ".partial")
+
+
+def is_inside(number: int | None, others: Collection[int], parents: Mapping[int, int | None]) -> bool:
+    """Whether the call of a number, or one that encloses it, is among others."""
+    while number is not None:
+        if number in others:
+            return True
+        number = parents.get(number)
+    return False
 
 
 def is_being_recorded(path: Path) -> bool:

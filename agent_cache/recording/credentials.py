@@ -234,7 +234,7 @@ def _table(characters: bytes) -> bytes:
 _AS_TOKENS = _table(_TOKEN_CHARACTERS + b".")
 _TOKEN_RUN = re.compile(rb"a{%d,}" % _SHORTEST_TOKEN)
 _ANY_TOKEN = b"a" * _SHORTEST_TOKEN
-_START = re.compile(r"[-.](?=[A-Za-z0-9])")
+_START = re.compile(r"[-._](?=[A-Za-z0-9])")
 
 _SHORTEST_BASE64 = 20
 _AS_BASE64 = _table(_TOKEN_CHARACTERS + b"+/")

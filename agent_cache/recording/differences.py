@@ -13,7 +13,7 @@ from typing import Any
 
 from agent_cache.values.tagged import encode_sorted
 
-__all__ = ["changes", "likeness"]
+__all__ = ["changes", "common_length", "likeness"]
 
 _ABSENT = object()
 _LONG = 60
@@ -85,8 +85,8 @@ def _label(element: Any) -> str:
 
 def _changes_of_text(was: str, now: str) -> Iterator[str]:
     ones, others = _WORD.findall(was), _WORD.findall(now)
-    first = _common_length(ones, others)
-    last = _common_length(ones[first:][::-1], others[first:][::-1])
+    first = common_length(ones, others)
+    last = common_length(ones[first:][::-1], others[first:][::-1])
     middle, middle_now = ones[first : len(ones) - last], others[first : len(others) - last]
     places = [("replace", 0, len(middle), 0, len(middle_now))]
     if len(middle) <= _MAX_WORDS and len(middle_now) <= _MAX_WORDS:
@@ -104,7 +104,8 @@ def _changes_of_text(was: str, now: str) -> Iterator[str]:
         yield f": and {len(places) - _MAX_PLACES} more places"
 
 
-def _common_length(ones: Sequence[str], others: Sequence[str]) -> int:
+def common_length(ones: Sequence[Any], others: Sequence[Any]) -> int:
+    """How many elements two sequences begin with in common, found by halves: slices are compared at once."""
     begin, end = 0, min(len(ones), len(others))
     while begin < end:
         middle = (begin + end + 1) // 2
@@ -144,7 +145,7 @@ def likeness(was: Any, now: Any, depth: int = 0) -> float:
         most = min(max(len(was), len(now)), _MAX_ELEMENTS)
         return 0.95 * sum(likeness(one, other, depth + 1) for one, other in pairs) / most
     if type(was) is str and type(now) is str:
-        begin = _common_length(was, now)
-        end = _common_length(was[begin:][::-1], now[begin:][::-1])
+        begin = common_length(was, now)
+        end = common_length(was[begin:][::-1], now[begin:][::-1])
         return 0.05 + 0.9 * (begin + end) / max(len(was), len(now))
     return 0.05 if type(was) is type(now) else 0.0

@@ -29,10 +29,10 @@ import msgspec
 from agent_cache.core.tags import meet
 from agent_cache.errors import CassetteError, ConfigurationError
 from agent_cache.recording.accepted_runs import accepted_runs
+from agent_cache.recording.api import recorded_http
 from agent_cache.recording.cassette import Cassette, recorded_rules, redact_call
 from agent_cache.recording.cassette_file import EARLIER, RecordedCall
 from agent_cache.recording.differences import changes
-from agent_cache.recording.http.exchange import Http
 from agent_cache.recording.observer import observe
 from agent_cache.recording.pairing import (
     Chains,
@@ -713,7 +713,7 @@ class Baseline:
         self._cassettes = cassettes
         self._lock = threading.Lock()
         self.redaction = _joined_rules(cassettes)
-        self.http = _http_of(cassettes)
+        self.http = next(filter(None, map(recorded_http, cassettes)), None)
         self._changes = [_change_of(cassette, self.redaction) for cassette in cassettes]
         self._chains: Chains = {}
         runs = [
@@ -755,17 +755,37 @@ class Baseline:
             CassetteError: if the two have nothing in common, or cannot be compared for another reason.
             ConfigurationError: if a function of the tolerance raises.
         """
+        return self.compare_calls(new, tolerance)[0]
+
+    def compare_calls(
+        self, new: Cassette | str | os.PathLike[str], tolerance: Tolerance | None = None
+    ) -> tuple[list[DriftEvent], list[tuple[int, int]]]:
+        """The drifts of another recording, as `compare` gives them, and which of its calls is which.
+
+        Returns:
+            The drifts, and pairs of indices: of a call in the first recording of the baseline, and of the same call in
+            `new`, with the same arguments or with others.
+
+        Raises:
+            CassetteError: as `compare`.
+            ConfigurationError: as `compare`.
+        """
         other = new if isinstance(new, Cassette) else Cassette.load(new)
         rule = self._rule_of(tolerance)
         change = _change_of(other, self.redaction)
         run = read_run(other, self._chains, learn=False, change=change)
-        fetch = _fetcher(other, change)
+
+        def fetch(step: Step) -> RecordedCall:
+            return change(other.steps[step.index])
+
         for step in run.steps:
             if step.name in rule.names and rule.patterns(step.name).of_arguments:
                 step.digest = rule.digest(fetch(step))
         findings, pairing = rule.findings(run, fetch)
         rule.check_comparable(run, pairing, findings, other.path)
-        return list(rule.events(findings, run, fetch))
+        both = [*pairing.matched, *((step, mine) for step, mine, _ in pairing.changed)]
+        pairs = sorted((step.index, mine.index) for step, mine in both if step.source == 0)
+        return list(rule.events(findings, run, fetch)), pairs
 
     def _rule_of(self, tolerance: Tolerance | None) -> _Rule:
         tolerance = Tolerance() if tolerance is None else tolerance
@@ -776,8 +796,7 @@ class Baseline:
     def _call(self, step: Step) -> RecordedCall:
         with self._lock:  # runs in several threads may have one baseline
             call = self._cassettes[step.source].steps[step.index]
-        change = self._changes[step.source]
-        return call if change is None else change(call)
+        return self._changes[step.source](call)
 
     def _learn(self, runs: Sequence[Run]) -> None:
         """Accept what varies: judge each recording, and accept what is found, until nothing is."""
@@ -787,7 +806,12 @@ class Baseline:
                 rule = _Rule(self, Tolerance(tokens=None))
                 other = Run([rule._keyed(step) for step in run.steps], run.parents, run.lane_starts)
                 findings, pairing = rule.findings(other, self._call)
-                _check_related(rule, other, pairing, findings, self._cassettes[source].path)
+                path = self._cassettes[source].path
+                try:
+                    rule.check_comparable(other, pairing, findings, path)
+                except CassetteError as error:
+                    text = f"cannot be a baseline together with the others: it {error.reason}"
+                    raise CassetteError(text, path) from error
                 is_settled &= not findings
                 for finding in findings:
                     self._accept(finding, pairing, source)
@@ -851,13 +875,6 @@ class Baseline:
 _PASSES = 6
 
 
-def _check_related(rule: _Rule, run: Run, pairing: Pairing, findings: Sequence[_Finding], path: object) -> None:
-    try:
-        rule.check_comparable(run, pairing, findings, path)
-    except CassetteError as error:
-        raise CassetteError(f"cannot be a baseline together with the others: it {error.reason}", path) from error
-
-
 def _has_place(value: Any, place: Place) -> bool:
     for part in place:
         if isinstance(part, int):
@@ -878,31 +895,12 @@ def _joined_rules(cassettes: Sequence[Cassette]) -> Redaction:
     return rules
 
 
-def _change_of(cassette: Cassette, rules: Redaction) -> Callable[[RecordedCall], RecordedCall] | None:
-    """What redacts the calls of a cassette that was recorded with fewer rules."""
+def _change_of(cassette: Cassette, rules: Redaction) -> Callable[[RecordedCall], RecordedCall]:
+    """What redacts the calls of a cassette that was recorded with fewer rules, and leaves those of others alone."""
     own = Redaction().joined(recorded_rules(cassette))
     both = rules.joined(recorded_rules(cassette))
-    return None if both.describe() == own.describe() else lambda call: redact_call(call, both)
-
-
-def _http_of(cassettes: Sequence[Cassette]) -> Http | None:
-    for cassette in cassettes:
-        if cassette.header.http is not msgspec.UNSET:
-            try:
-                return Http.described(cassette.header.http)
-            except ConfigurationError as error:
-                raise CassetteError(f"http: {error}", cassette.path, 1) from error
-    return None
-
-
-def _fetcher(
-    cassette: Cassette, change: Callable[[RecordedCall], RecordedCall] | None
-) -> Callable[[Step], RecordedCall]:
-    def fetch(step: Step) -> RecordedCall:
-        call = cassette.steps[step.index]
-        return call if change is None else change(call)
-
-    return fetch
+    is_same = both.describe() == own.describe()
+    return lambda call: call if is_same else redact_call(call, both)
 
 
 # Runs that go on
@@ -1080,6 +1078,7 @@ class _Watch:
             step.call = call
             if (error := _outcome(call.outcome))[0] == "error":
                 self._tell(_Finding("error", None, step, {("error",): (None, error[1])}), call)
+            self._others += 1
         else:
             is_same = step.key == found.key
             if step.outcome == found.outcome and is_same and not rule.patterns(step.name).of_arguments:
@@ -1091,7 +1090,8 @@ class _Watch:
                     self._tell(finding, call)
             if found.number < self._order.calls:
                 self._clear(found)
-        self._keep(step, found)
+        if found is not None or self._others <= len(rule.steps) + _MORE:
+            self._run.steps.append(step)
 
     def on_close(self, error: BaseException | None) -> None:  # noqa: ARG002 - however it ended
         """Judge the whole run."""
@@ -1113,13 +1113,6 @@ class _Watch:
 
     def _fetch(self, step: Step) -> RecordedCall:
         return step.call if step.call is not None else self._rule.baseline._call(self._rule.steps[step.twin])
-
-    def _keep(self, step: Step, found: Step | None) -> None:
-        if found is None:
-            self._others += 1
-            if self._others > len(self._rule.steps) + _MORE:
-                return
-        self._run.steps.append(step)
 
     # Pairs, as far as they can be known now
 

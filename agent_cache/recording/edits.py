@@ -21,7 +21,13 @@ from agent_cache.errors import ConfigurationError
 from agent_cache.recording.cassette_file import RecordedCall
 from agent_cache.recording.exceptions import REGISTERED, read_error
 from agent_cache.recording.redaction import Redaction
-from agent_cache.recording.results import error_outcome, redact_chunks, redact_response, value_outcome
+from agent_cache.recording.results import (
+    error_outcome,
+    is_readable,
+    redact_chunks,
+    redact_response,
+    value_outcome,
+)
 from agent_cache.values.schema import Schema, schema_of
 from agent_cache.values.tagged import Undecodable, decode, encode, exact_json
 
@@ -100,7 +106,7 @@ def edited_call(
         if recorded.outcome["stream"].get("plain"):
             outcome["stream"]["plain"] = True
     else:
-        outcome = _value_outcome(recorded, edit, schema, redaction)
+        outcome = _of_same_class(_value_outcome(recorded, edit, schema, redaction), edit, recorded.outcome)
     if recorded.outcome.get("awaited"):
         outcome["awaited"] = True
     source = "" if recorded.source == "blocked" else recorded.source  # what was blocked did not answer
@@ -189,7 +195,7 @@ def _value_outcome(recorded: RecordedCall, edit: Any, schema: Schema, redaction:
         return _outcome_beside(recorded, plain, schema, redaction)
     if form == "typed":
         return {form: _readable(recorded, plain, schema)}
-    if "value" not in recorded.outcome or _fits(schema, recorded.outcome["value"]):
+    if "value" not in recorded.outcome or is_readable(recorded.outcome["value"], schema):
         _readable(recorded, plain, schema)
     return {form: plain}
 
@@ -218,14 +224,6 @@ def _needs_type(schema: Schema, edit: Any, recorded: RecordedCall) -> bool:
         return bool(schema.from_plain(edit) != edit)
     except Undecodable:
         return False
-
-
-def _fits(schema: Schema, plain: Any) -> bool:
-    try:
-        schema.from_plain(plain)
-    except Undecodable:
-        return False
-    return True
 
 
 def _readable(recorded: RecordedCall, plain: Any, schema: Schema) -> Any:
@@ -260,7 +258,15 @@ def _chunk_outcome(recorded: RecordedCall, chunk: Any, schema: Schema, redaction
         return {"typed": _readable(recorded, chunk, schema)}
     written = value_outcome(chunk, schema, redaction, is_chunk=True)
     _check_written(recorded, written)
-    return written
+    return _of_same_class(written, chunk, next(iter(recorded.outcome["stream"]["chunks"]), {}))
+
+
+def _of_same_class(written: Outcome, edit: Any, recorded: Outcome) -> Outcome:
+    """Plain data in the place of a response of LiteLLM is read as one, too."""
+    if "made" not in recorded or written.keys() != {"value"}:
+        return written
+    is_response = isinstance(edit, dict) or type(written["value"]) is dict
+    return {**written, "made": recorded["made"]} if is_response else written
 
 
 def _chunks_of(recorded: RecordedCall, edit: Any) -> list[Any]:

@@ -46,19 +46,15 @@ def is_foreign(path: Path) -> bool:
     return start[:1] == b"{" and any(b'"%b"' % name.encode() in start for name in _LISTS)
 
 
-def read_foreign(path: Path, redaction: Redaction | None = None) -> Cassette:
-    """The cassette with the requests of a file of vcrpy, cassetter or betamax.
-
-    Args:
-        path: the file.
-        redaction: the rules by which secrets are removed; None for the default ones.
+def read_foreign(path: Path) -> Cassette:
+    """The cassette with the requests of a file of vcrpy, cassetter or betamax, redacted by the default rules.
 
     Raises:
         CassetteNotFound: if there is no such file.
         CassetteError: if it cannot be read or is none, with the number of the interaction.
         ConfigurationError: for YAML, if PyYAML is not installed.
     """
-    rules = Redaction() if redaction is None else redaction
+    rules = Redaction()
     document = _document(path)
     calls = []
     interactions = _interactions(document, path)

@@ -17,7 +17,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, is_typeddict, overload
 
-from agent_cache.core.parameters import Parameter, Parameters
+from agent_cache.core.parameters import JsonArguments, Parameter, Parameters
 from agent_cache.core.policies import checked_choice, checked_function
 from agent_cache.engine.interception import INTERCEPTORS, InterceptedCall, report_escape
 from agent_cache.engine.runtime import PLACE
@@ -194,6 +194,8 @@ class RecordedFunction:
         """The arguments that identify a call: without ``self``, those that a framework injects, and skipped ones."""
         if self.parameters is None or (len(self._recorded_names) == len(arguments) and not self._sentinels):
             return arguments
+        if isinstance(self.parameters, JsonArguments):
+            return dict(arguments)
         return self._identifying(arguments, fills_defaults=self.fills_defaults)
 
     def other_arguments(self, arguments: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -201,7 +203,7 @@ class RecordedFunction:
 
         None if that is the same. Which it is depends on where the function is installed.
         """
-        if self.parameters is None:
+        if self.parameters is None or isinstance(self.parameters, JsonArguments):
             return None
         if not self.fills_defaults:
             return self._identifying(self.parameters.filled(arguments), fills_defaults=True)
@@ -220,8 +222,8 @@ class RecordedFunction:
 
     def earlier_arguments(self, arguments: Mapping[str, Any]) -> dict[str, Any] | None:
         """The arguments of a call as version 1 of the format has them. None if it did not write them all."""
-        if self.parameters is None:
-            return earlier_arguments(arguments)
+        if self.parameters is None or isinstance(self.parameters, JsonArguments):
+            return earlier_arguments(dict(arguments))
         if not self.fills_defaults:
             arguments = self.parameters.filled(arguments)
         found = {name: arguments[name] for name in self._recorded_names}
@@ -400,6 +402,11 @@ class ActiveCall:
                 return self.function.schema_beside(classes)
         return self.function.schema
 
+    @property
+    def is_sync_tool(self) -> bool:
+        """Whether it is a call of a cached tool that is no `async def`, so that nothing may be awaited."""
+        return self.tool_call is not None and self.tool_call.operation.is_sync
+
     def stream_outcome(self, end: dict[str, Any], redaction: Redaction) -> dict[str, Any]:
         """The outcome of a stream: its chunks, redacted as one text, and how it ended."""
         stream: dict[str, Any] = {"chunks": redact_chunks(self.chunks or [], redaction), "end": end}
@@ -550,17 +557,7 @@ def intercept(
     """
     checked_choice(kind, KINDS, "intercept: kind")
     checked_function(cache_key, "intercept: cache_key")
-    _check_name(name, "intercept")
-    caller = _calling_module()
-
-    def decorate(function: F) -> F:
-        checked = _checked_function(function, "intercept")
-        described = RecordedFunction(
-            checked, _name_of(checked, name), kind, cache_key=cache_key, skip_args=skip_args, caller=caller
-        )
-        recorded: F = wrapped(described)
-        return recorded
-
+    decorate = _decorator("intercept", name, kind, cache_key=cache_key, skip_args=skip_args, caller=_calling_module())
     return decorate if fn is None else decorate(fn)
 
 
@@ -598,30 +595,32 @@ def cached_llm_call(
         ("cache_key", cache_key),
     ):
         checked_function(given, f"cached_llm_call: {option}")
-    _check_name(name, "cached_llm_call")
-    caller = _calling_module()
-
-    def decorate(function: F) -> F:
-        checked = _checked_function(function, "cached_llm_call")
-        described = RecordedFunction(
-            checked,
-            _name_of(checked, name),
-            "llm",
-            cache_key=cache_key,
-            extract_model=extract_model,
-            extract_tokens=extract_tokens,
-            skip_args=skip_args,
-            caller=caller,
-        )
-        recorded: F = wrapped(described, logs_unrecorded=True)
-        return recorded
-
-    return decorate
+    return _decorator(
+        "cached_llm_call",
+        name,
+        "llm",
+        logs_unrecorded=True,
+        cache_key=cache_key,
+        extract_model=extract_model,
+        extract_tokens=extract_tokens,
+        skip_args=skip_args,
+        caller=_calling_module(),
+    )
 
 
-def _check_name(name: Any, decorator: str) -> None:
+def _decorator(
+    decorator: str, name: Any, kind: str, *, logs_unrecorded: bool = False, **options: Any
+) -> Callable[[Any], Any]:
+    """What makes a `RecordedFunction` of a function, with these options of it, and wraps it."""
     if name is not None and (not isinstance(name, str) or not name):
         raise ConfigurationError(f"{decorator}: name must be a text, got {name!r}")
+
+    def decorate(function: Any) -> Any:
+        checked = _checked_function(function, decorator)
+        recorded = RecordedFunction(checked, _name_of(checked, name), kind, **options)
+        return wrapped(recorded, logs_unrecorded=logs_unrecorded)
+
+    return decorate
 
 
 def _checked_function(function: Any, decorator: str) -> Any:

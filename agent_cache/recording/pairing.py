@@ -13,7 +13,9 @@ from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from hashlib import blake2b
+from operator import attrgetter
 from typing import Any, TypeAlias
 
 from agent_cache.recording.cassette import Cassette
@@ -41,7 +43,6 @@ __all__ = [
     "pruned",
     "read_run",
     "shown_path",
-    "step_of",
 ]
 
 
@@ -134,15 +135,6 @@ class Run:
         return known
 
 
-def step_of(run: Run, call: RecordedCall, index: int, chain: int, lane: int, start: int) -> Step:
-    """Add a call to a run."""
-    step = Step(len(run.steps), index, call, chain, lane, start)
-    run.steps.append(step)
-    if call.form not in run.forms:
-        run.forms.add(call.form)
-    return step
-
-
 def child_chain(chains: Chains, chain: int, name: str, *, learn: bool) -> int:
     """The chain of what a call of this name encloses; `OUTSIDE` if it is not known and not to be learned."""
     if learn:
@@ -150,9 +142,7 @@ def child_chain(chains: Chains, chain: int, name: str, *, learn: bool) -> int:
     return chains.get((chain, name), OUTSIDE)
 
 
-def read_run(
-    cassette: Cassette, chains: Chains, *, learn: bool, change: Callable[[RecordedCall], RecordedCall] | None = None
-) -> Run:
+def read_run(cassette: Cassette, chains: Chains, *, learn: bool, change: Callable[[RecordedCall], RecordedCall]) -> Run:
     """The calls of a cassette, each read once.
 
     Args:
@@ -166,15 +156,8 @@ def read_run(
     """
     outline = cassette.outline
     enclosing, run = outline.enclosing(), Run()
-    starts = [0] * len(outline)
-    ends = [0] * len(outline)
-    order: list[int] = []
-    for position, event in enumerate(outline.events()):
-        if event >= 0:
-            starts[event] = position
-            order.append(event)
-        else:
-            ends[~event] = position
+    places = outline.places()
+    order = sorted(range(len(outline)), key=places.__getitem__)
     names = [""] * len(outline)
     for name, indices in outline.names.items():
         for index in indices:
@@ -187,14 +170,14 @@ def read_run(
         if outer >= 0:
             chain_of[index] = child_chain(chains, chain_of[outer], names[outer], learn=learn)
         lane = outline.lanes[index]
-        lane_of[index] = run.lane_of(lane, outline.forked[index] if knows_forks else lane, starts[index])
+        lane_of[index] = run.lane_of(lane, outline.forked[index] if knows_forks else lane, places[index])
     found: list[Step | None] = [None] * len(outline)
     for index, stored in enumerate(cassette.steps):
         if stored.kind == "env":
             continue
-        call = stored if change is None else change(stored)
-        step = Step(0, index, call, chain_of[index], lane_of[index], starts[index])
-        step.end = ends[index]
+        call = change(stored)
+        step = Step(0, index, call, chain_of[index], lane_of[index], places[index])
+        step.end = places[~index]
         step.outcome = fingerprint(call.outcome)
         run.tokens += call.input_tokens + call.output_tokens
         run.forms.add(call.form)
@@ -366,6 +349,7 @@ class Pairing:
     right: list[Step] = field(default_factory=list)
 
 
+_number = attrgetter("number")
 Changes: TypeAlias = Callable[[Step, Step], dict[Place, Difference]]
 """Where the arguments of two calls differ; nowhere if they are the same call."""
 
@@ -410,10 +394,6 @@ def pair_runs(base: Sequence[Step], new: Sequence[Step], parents: Sequence[int],
     return found
 
 
-def _number(step: Step) -> int:
-    return step.number
-
-
 def _twin_lanes(
     base: Sequence[Step],
     new: Sequence[Step],
@@ -447,16 +427,17 @@ def _twin_lanes(
         if lane in twins and parents[lane] >= 0 and new_parents[twins[lane]] >= 0:
             add(parents[lane], new_parents[twins[lane]])
     add(0, 0)  # those of the blocks
-    for of_lanes, has_parent in (
-        (_trees_with_places, True),
-        (_trees_with_outcomes, True),
+    rules: tuple[tuple[Callable[[_Lanes, Sequence[int]], dict[int, Hashable]], bool], ...] = (
+        (partial(_trees, has_outcomes=True, has_places=True), True),
+        (partial(_trees, has_outcomes=True), True),
         (_trees, True),
         (_trees, False),
         (_sequences, True),
         (_sequences, False),
         (_beginnings, True),
         (_chains, False),
-    ):
+    )
+    for of_lanes, has_parent in rules:
         if twins.keys() >= lanes.keys() or taken >= others.keys():
             break
         signatures, of_new = of_lanes(lanes, parents), of_lanes(others, new_parents)
@@ -477,14 +458,6 @@ _Lanes: TypeAlias = Mapping[int, list[Step]]
 """The calls of each lane."""
 
 
-def _trees_with_places(lanes: _Lanes, parents: Sequence[int]) -> dict[int, Hashable]:
-    return _trees(lanes, parents, has_outcomes=True, has_places=True)
-
-
-def _trees_with_outcomes(lanes: _Lanes, parents: Sequence[int]) -> dict[int, Hashable]:
-    return _trees(lanes, parents, has_outcomes=True)
-
-
 def _trees(
     lanes: _Lanes, parents: Sequence[int], *, has_outcomes: bool = False, has_places: bool = False
 ) -> dict[int, Hashable]:
@@ -497,7 +470,7 @@ def _trees(
         found[lane] = tree = hash((own, tuple(sorted(inner.pop(lane, ())))))
         parent = parents[lane]
         if parent >= 0:
-            place = bisect_left(lanes.get(parent, ()), steps[0].start, key=_start) if has_places else 0
+            place = bisect_left(lanes.get(parent, ()), steps[0].start, key=attrgetter("start")) if has_places else 0
             inner.setdefault(parent, []).append(hash((tree, place)))
     return found
 
@@ -512,10 +485,6 @@ def _beginnings(lanes: _Lanes, _: Sequence[int]) -> dict[int, Hashable]:
 
 def _chains(lanes: _Lanes, _: Sequence[int]) -> dict[int, Hashable]:
     return {lane: (lane == 0, steps[0].chain) for lane, steps in lanes.items()}
-
-
-def _start(step: Step) -> int:
-    return step.start
 
 
 def _by_lane(steps: Sequence[Step]) -> dict[int, list[Step]]:

@@ -22,7 +22,7 @@ import msgspec
 from agent_cache.errors import CassetteError, DivergenceError, ReplayExhausted, UncacheableArgumentsError
 from agent_cache.recording.cassette import Cassette, redacted_identity
 from agent_cache.recording.cassette_file import EARLIER, RecordedCall, digest_of
-from agent_cache.recording.differences import changes, likeness
+from agent_cache.recording.differences import changes, common_length, likeness
 from agent_cache.recording.functions import ActiveCall, RecordedFunction
 from agent_cache.recording.lanes import Lanes, Turns, checkpoint, wait_for_cancellation
 from agent_cache.recording.prices import Savings, model_calls, savings_of
@@ -31,7 +31,7 @@ from agent_cache.recording.results import check_outcome, read_value
 from agent_cache.values.arguments import plain_arguments
 from agent_cache.values.tagged import encode, encode_sorted
 
-__all__ = ["ROOT_PLACE", "Matcher", "Player", "described", "place_of"]
+__all__ = ["ROOT_PLACE", "Matcher", "Player", "call_data", "described", "place_of"]
 
 _LOG = logging.getLogger("agent_cache")
 
@@ -121,8 +121,7 @@ class Player:
         except CassetteError as error:  # loading a cassette does not read the outcomes
             raise self.latch(error) from error.__cause__
         except msgspec.ValidationError as error:
-            reason = f"has a malformed outcome: {error}"
-            raise self.latch(CassetteError(reason, self.cassette.path, index + 2)) from error
+            raise self.broken(index, f"has a malformed outcome: {error}") from error
         if self._order is not None and (missing := self._order.start(index, call)) is not None:
             raise self._too_early(index, missing)
         self.matcher.cover(index)
@@ -150,7 +149,7 @@ class Player:
         Raises:
             CassetteError: if it cannot be decoded.
         """
-        if "value" in outcome:
+        if "value" in outcome and "made" not in outcome:
             return outcome["value"]
         schema = call.function.chunk_schema if is_chunk else call.schema
         line = 0 if call.index is None else call.index + 2
@@ -178,9 +177,7 @@ class Player:
             "answer, and now nobody has cancelled it"
         )
         index = -1 if call.index is None else call.index
-        raise self._noted(
-            DivergenceError(index, self._expected(index), _actual(call), f"{text}\n{_ADVICE}", self.cassette.path)
-        )
+        raise self.diverged(index, call_data(call), f"{text}\n{_ADVICE}")
 
     def time_left(self, recorded: RecordedCall) -> float:
         """Seconds until the recorded run was at the end of this call, and `_PATIENCE` more."""
@@ -199,9 +196,7 @@ class Player:
         if not rule and call.occurrence and self.matcher.knows(enclosing, call.matched):
             index = self.matcher.find_last(enclosing, call.matched)
             text = f"{shown} was recorded {call.occurrence} times, and was called once more"
-            return self._noted(
-                ReplayExhausted(index, self._expected(index), _actual(call), f"{text}. {_ADVICE}", self.cassette.path)
-            )
+            return self.diverged(index, call_data(call), f"{text}. {_ADVICE}", ReplayExhausted)
         inside = ""
         if call.parent is not None:
             inside = f" inside {described(call.parent.function.name, call.parent.arguments)}"
@@ -212,10 +207,7 @@ class Player:
         elif not rule:
             state = "played already" if self.matcher.is_covered(nearest) else "not played yet"
             text += f". Nearest is step {nearest}, {state}:\n{differences(self.matcher.shown(nearest), call)}"
-        index = -1 if nearest is None else nearest
-        return self._noted(
-            DivergenceError(index, self._expected(index), _actual(call), f"{text}\n{_ADVICE}", self.cassette.path)
-        )
+        return self.diverged(-1 if nearest is None else nearest, call_data(call), f"{text}\n{_ADVICE}")
 
     def check_finished(self) -> None:
         """Check the replay at its end.
@@ -235,7 +227,7 @@ class Player:
                 f"{self.matcher.remaining} recorded calls were not made. The first is step {index}, "
                 f"{described(call.name, call.arguments)}"
             )
-            raise self._noted(DivergenceError(index, self._expected(index), None, text, self.cassette.path))
+            raise self.diverged(index, None, text)
 
     def latch(self, error: CassetteError) -> CassetteError:
         """Keep the first error, to raise it again at the end, or when the running task has ended by it."""
@@ -243,30 +235,52 @@ class Player:
         self.lanes.watch()
         return error
 
+    def broken(self, index: int | None, reason: str) -> CassetteError:
+        """The error for a recorded call that cannot be replayed. It is latched.
+
+        Args:
+            index: of the call.
+            reason: what is wrong with it.
+        """
+        return self.latch(CassetteError(reason, self.cassette.path, (index or 0) + 2))
+
     def _too_early(self, index: int, missing: int) -> CassetteError:
         call, first = self.matcher.shown(index), self.matcher.shown(missing)
         text = (
             f"{described(call.name, call.arguments)} was called too early: step {missing}, "
             f"{described(first.name, first.arguments)}, had ended before it was called when this was recorded"
         )
-        return self._noted(
-            DivergenceError(missing, self._expected(missing), self._expected(index), text, self.cassette.path)
-        )
+        return self.diverged(missing, self._recorded(index), text)
 
-    def _expected(self, index: int) -> dict[str, Any] | None:
+    def _recorded(self, index: int) -> dict[str, Any] | None:
         if index < 0:
             return None
         call = self.matcher.shown(index)
         return {"name": call.name, "arguments": call.arguments}
 
-    def _noted(self, error: DivergenceError | ReplayExhausted) -> DivergenceError | ReplayExhausted:
+    def diverged(
+        self,
+        index: int,
+        actual: dict[str, Any] | None,
+        text: str,
+        kind: type[DivergenceError | ReplayExhausted] = DivergenceError,
+    ) -> CassetteError:
+        """The error for a place where the run differs from the recording. It is noted, and latched.
+
+        Args:
+            index: of the recorded call, -1 if there is none.
+            actual: the call that was made there, as `call_data` gives it.
+            text: what differs.
+            kind: the class of the error.
+        """
+        expected = self._recorded(index)
         if len(self.divergences) < _MAX_DIVERGENCES:
-            self.divergences.append({"index": error.step_index, "expected": error.expected, "actual": error.actual})
-        self.latch(error)
-        return error
+            self.divergences.append({"index": index, "expected": expected, "actual": actual})
+        return self.latch(kind(index, expected, actual, text, self.cassette.path))
 
 
-def _actual(call: ActiveCall) -> dict[str, Any]:
+def call_data(call: ActiveCall) -> dict[str, Any]:
+    """A call as errors have it."""
     return {"name": call.function.name, "arguments": call.arguments}
 
 
@@ -383,11 +397,7 @@ class Matcher:
 
     @cached_property
     def _places(self) -> array[int]:
-        """The positions of calls among all starts and ends: by index that of its start, by ``~index`` of its end."""
-        places = array("q", bytes(16 * len(self._parents)))
-        for place, event in enumerate(self._outline.events()):
-            places[event] = place
-        return places
+        return self._outline.places()
 
     def parent(self, index: int) -> int:
         """Index of the call that encloses it, -1 if there is none."""
@@ -663,13 +673,7 @@ def _similarity(was: dict[str, bytes], now: dict[str, bytes], likenesses: dict[s
 
 def _text_similarity(was: bytes, now: bytes) -> float:
     """The part of two texts that is the same: their beginning, and about as much of the rest as of what comes next."""
-    begin, end = 0, min(len(was), len(now))
-    while begin < end:
-        middle = (begin + end + 1) // 2
-        if was[begin:middle] == now[begin:middle]:
-            begin = middle
-        else:
-            end = middle - 1
+    begin = common_length(was, now)
     after = slice(begin, begin + _MAX_TEXT)
     ratio = SequenceMatcher(None, was[after], now[after], autojunk=False).quick_ratio()
     longest = max(len(was), len(now))

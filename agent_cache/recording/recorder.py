@@ -7,13 +7,14 @@ that is a file which grows.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
 import time
 import weakref
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from datetime import UTC, datetime
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import aclosing, closing, contextmanager
+from functools import partial
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ import msgspec
 from agent_cache.core.tags import root_of, unescape
 from agent_cache.engine.interception import InterceptedCall, replay_into_sessions
 from agent_cache.engine.runtime import Call, Operation
+from agent_cache.engine.streaming import proceed_stream
 from agent_cache.errors import CassetteError, ConfigurationError, UncacheableArgumentsError
 from agent_cache.recording.cassette import Cassette
 from agent_cache.recording.cassette_file import (
@@ -34,6 +36,7 @@ from agent_cache.recording.cassette_file import (
     digest_of,
     digest_of_key,
     header_line,
+    now_text,
     partial_of,
     trailer_line,
 )
@@ -163,6 +166,16 @@ class Recorder:
         active = self._begin(function_of(call.operation), call.arguments)
         active.tool_call = call
         return await self._run_async(active, call.proceed)
+
+    def play_stream(self, call: InterceptedCall) -> Any:
+        """Answer a call of a cached streaming tool, or make it.
+
+        Raises:
+            CassetteError: if it is not recorded, and may not run.
+        """
+        active = self._begin(function_of(call.operation), call.arguments)
+        active.tool_call = call
+        return self._run_stream(active, partial(proceed_stream, call))
 
     def escaped(self, called: Operation[Any] | RecordedFunction) -> None:
         """Warn, once a function, of a call in a thread without a context: it may belong to this run.
@@ -344,6 +357,8 @@ class Recorder:
 
     async def _run_async(self, call: ActiveCall, proceed: Callable[[], Awaitable[Any]]) -> Any:
         if call.recorded is not None:
+            if call.is_sync_tool:
+                return self._answer_plain(call, call.recorded)
             return await self._answer_async(call, call.recorded)
         token = CURRENT_CALL.set(call)
         try:
@@ -526,18 +541,28 @@ class Recorder:
             return self._replayed_stream(call)
         try:
             if "cancelled" in outcome or "unfinished" in outcome:
-                line = (call.index or 0) + 2
-                text = f"{recorded.name} had not ended when the recording did"
-                raise player.latch(CassetteError(text, player.cassette.path, line))
+                raise player.broken(call.index, f"{recorded.name} had not ended when the recording did")
             if "error" in outcome:
-                raise read_error(outcome["error"])
-            return player.read(call, outcome)
+                error = read_error(outcome["error"])
+                show_in_sessions(call, None, error)
+                raise error
+            value = player.read(call, outcome)
+            show_in_sessions(call, value, None)
+            return value
         finally:
             self.answered(call)
 
     def _replayed_stream(self, call: ActiveCall) -> Any:
-        assert self.player is not None
-        return replayed_stream(call, self.player, self.answered)
+        player, recorded = self.player, call.recorded
+        assert player is not None
+        assert recorded is not None
+        if "stream" not in recorded.outcome:
+            text = f"{recorded.name} returned a value when it was recorded, and is a stream now: record it again"
+            raise player.broken(call.index, text)
+        stream = replayed_stream(call, player, self.answered)
+        if call.tool_call is None:
+            return stream
+        return (_shown_in_sessions_of_thread if call.is_sync_tool else _shown_in_sessions)(call, stream)
 
     def answered(self, call: ActiveCall) -> None:
         """A call has ended that was answered from the old recording."""
@@ -649,6 +674,39 @@ def show_in_sessions(call: ActiveCall, value: Any, error: BaseException | None) 
     if outer is not None:
         outer.source, outer.replaced, outer.loops = tool_call.source, tool_call.replaced, tool_call.loops
     replay_into_sessions(tool_call, value, error, recorded.duration_ms / 1000)
+
+
+async def _shown_in_sessions(call: ActiveCall, stream: Any) -> AsyncGenerator[Any, Any]:
+    """A replayed stream of a tool, which sessions trace and count when it ends."""
+    chunks: list[Any] = []
+    try:
+        async with aclosing(stream):
+            async for chunk in stream:
+                chunks.append(chunk)
+                yield chunk
+    except BaseException as error:
+        _show_end_in_sessions(call, error)
+        raise
+    show_in_sessions(call, tuple(chunks), None)
+
+
+def _shown_in_sessions_of_thread(call: ActiveCall, stream: Any) -> Generator[Any, Any, None]:
+    """The same for a synchronous one."""
+    chunks: list[Any] = []
+    try:
+        with closing(stream):
+            for chunk in stream:
+                chunks.append(chunk)
+                yield chunk
+    except BaseException as error:
+        _show_end_in_sessions(call, error)
+        raise
+    show_in_sessions(call, tuple(chunks), None)
+
+
+def _show_end_in_sessions(call: ActiveCall, error: BaseException) -> None:
+    """A stream that its consumer leaves ends as if it were cancelled."""
+    show_in_sessions(call, None, asyncio.CancelledError() if isinstance(error, GeneratorExit) else error)
 
 
 def _redacted_tags(call: ActiveCall, written: Call, outcome: dict[str, Any], redaction: Redaction) -> list[str]:
@@ -804,10 +862,9 @@ class CassetteWriter(CallLog):
         self._failure: OSError | None = None
         self._copied_ids: dict[int, int] = {}
         self._copied_lanes = 0
-        now = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
         of_http = msgspec.UNSET if http is None else http
         header = Header(
-            recorded_at=now,
+            recorded_at=now_text(),
             model=model,
             redact=redaction.describe(),
             http=of_http,

@@ -2,10 +2,12 @@
 
 A value is written in the first form that gives it back as it was: JSON itself (``value``), what the return annotation
 makes of it (``typed``), builtin values with tags (``any``), a registered class (``object``). An object that none of
-these covers becomes the plain data of its fields, and one without fields is noted as ``unencodable``.
+these covers becomes the plain data of its fields, and one without fields is noted as ``unencodable``. Responses of
+LiteLLM are plain data with a mark (``made``) of the class that makes them again.
 
-No name that is found in a cassette is ever imported. A value is read by the return annotation, or as a registered
-class. What will not come back as it was is marked, and `problems_of` finds the marks.
+No name that is found in a cassette is ever imported. A value is read by the return annotation, as a registered class,
+or as one of the classes of LiteLLM that are named here. What will not come back as it was is marked, and `problems_of`
+finds the marks.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from typing import Annotated, Any, TypeAlias
 import msgspec
 
 from agent_cache.errors import CassetteError, ConfigurationError
+from agent_cache.recording.differences import common_length
 from agent_cache.recording.exceptions import REGISTERED, Failure, error_data, map_error, name_of
 from agent_cache.recording.http.bodies import ResponseShape, map_response
 from agent_cache.recording.redaction import Redaction, without_secret_fields
@@ -26,6 +29,7 @@ __all__ = [
     "Stream",
     "check_outcome",
     "error_outcome",
+    "is_readable",
     "map_payload",
     "problems_of",
     "read_value",
@@ -59,12 +63,17 @@ def value_outcome(value: Any, schema: Schema, redaction: Redaction, *, is_chunk:
         written = {form: plain}
     else:
         written = {form: redaction.apply(plain)}
-        if written != {form: plain} and not _is_readable(written[form], _ANY if form == "any" else schema):
+        if "made" in marks:
+            fits = _is_made(marks["made"], written[form])
+        else:
+            fits = written == {form: plain} or is_readable(written[form], _ANY if form == "any" else schema)
+        if not fits:
             marks["redacted"] = True
     return {**written, **marks}
 
 
-def _is_readable(plain: Any, schema: Schema) -> bool:
+def is_readable(plain: Any, schema: Schema) -> bool:
+    """Whether plain data can be read by an annotation."""
     try:
         schema.from_plain(plain)
     except (Undecodable, ValueError, TypeError):
@@ -86,6 +95,11 @@ def read_value(outcome: Outcome, schema: Schema, path: str, line: int) -> Any:
     Raises:
         CassetteError: if it cannot be rebuilt.
     """
+    if "made" in outcome:
+        try:
+            return _class_of_litellm(outcome["made"])(**outcome["value"])
+        except Exception as error:  # whatever the library raises for a file that was edited
+            raise CassetteError(f"its value does not make a {outcome['made']}: {error}", path, line) from error
     try:
         if "typed" in outcome:
             return schema.from_plain(outcome["typed"])
@@ -158,12 +172,41 @@ def _written(value: Any, schema: Schema) -> tuple[str, Any, dict[str, Any]]:
         except Unencodable:
             pass
     try:
+        if name in _OF_LITELLM and _is_made(name, plain := value.model_dump(mode="json")):
+            return "value", plain, {"made": name}
         plain = msgspec.to_builtins(value, str_keys=True, enc_hook=_fields)
         encode(plain)
     except Exception:  # noqa: BLE001 - reading a user's object may raise anything; then it cannot be written
         opens = hasattr(kind, "__enter__") or hasattr(kind, "__aenter__")
         return "unencodable", name, {"reason": reason, "context": True} if opens else {"reason": reason}
     return "value", plain, {"class": name, "reason": reason}
+
+
+_OF_LITELLM = frozenset(
+    f"litellm.types.utils:{name}"
+    for name in ("EmbeddingResponse", "ModelResponse", "ModelResponseStream", "TextCompletionResponse")
+)
+"""Responses with more fields than their classes declare: no annotation tells how to read them, and their constructors
+do.
+"""
+
+
+def _class_of_litellm(name: str) -> Any:
+    if name not in _OF_LITELLM:
+        raise LookupError(f"{name} is not among {', '.join(sorted(_OF_LITELLM))}")
+    from litellm.types import utils
+
+    return getattr(utils, name.partition(":")[2])
+
+
+def _is_made(name: str, plain: Any) -> bool:
+    """Whether the class makes the same of its own plain data."""
+    try:
+        made = _class_of_litellm(name)(**plain).model_dump(mode="json")
+        encode(plain)
+    except Exception:  # noqa: BLE001 - whatever the library raises
+        return False
+    return bool(made == plain)
 
 
 def _fields(value: Any) -> Any:
@@ -291,8 +334,8 @@ def _redact_parts(places: list[_Place], parts: list[str], redaction: Redaction) 
     clean = redaction.text(text)
     if clean == text or clean == "".join(map(redaction.text, parts)):
         return False
-    first = _common_length(text, clean)
-    last = len(text) - _common_length(text[first:][::-1], clean[first:][::-1])
+    first = common_length(text, clean)
+    last = len(text) - common_length(text[first:][::-1], clean[first:][::-1])
     instead, begin = clean[first : len(clean) - (len(text) - last)], 0
     for (holder, at), part in zip(places, parts, strict=True):
         end = begin + len(part)
@@ -301,12 +344,6 @@ def _redact_parts(places: list[_Place], parts: list[str], redaction: Redaction) 
             instead = ""
         begin = end
     return True
-
-
-def _common_length(one: str, other: str) -> int:
-    """How many characters two texts have in common at the beginning."""
-    count = min(len(one), len(other))
-    return next((at for at in range(count) if one[at] != other[at]), count)
 
 
 def _texts(data: Any, path: tuple[str | int, ...]) -> Iterator[tuple[tuple[str | int, ...], _Place]]:
@@ -342,6 +379,7 @@ class _Parts(msgspec.Struct):
     instead: tuple[str, str] | None = None
     loops: list[tuple[str, str, Annotated[int, msgspec.Meta(ge=0)]]] = []
     awaited: bool = False
+    made: str = ""
 
 
 def check_outcome(outcome: Outcome) -> None:

@@ -18,7 +18,7 @@ from agent_cache.errors import ReplayExhausted
 from agent_cache.recording.exceptions import read_error
 from agent_cache.recording.functions import CURRENT_CALL, ActiveCall
 from agent_cache.recording.lanes import checkpoint, is_cancellation
-from agent_cache.recording.player import Player
+from agent_cache.recording.player import Player, call_data
 from agent_cache.recording.redaction import Redaction
 from agent_cache.recording.results import error_outcome, value_outcome
 from agent_cache.values.schema import schema_of
@@ -280,7 +280,7 @@ def _replay_end(call: ActiveCall, player: Player, stream: dict[str, Any]) -> Any
     if "error" in end:
         raise read_error(end["error"])
     if "closed" in end or "unfinished" in end or "cancelled" in end:
-        shown = {"name": call.function.name, "arguments": call.arguments}
+        shown = call_data(call)
         count = len(stream["chunks"])
         text = f"the stream of {call.function.name} was closed after {count} chunks when it was recorded"
         raise player.latch(ReplayExhausted(call.index or 0, shown, shown, text, player.cassette.path))

@@ -30,6 +30,7 @@ from agent_cache.core.policies import checked_choice
 from agent_cache.core.tags import root_of, unescape
 from agent_cache.engine.interception import InterceptedCall, InterceptedScope
 from agent_cache.engine.runtime import PLACE
+from agent_cache.engine.streaming import proceed_stream, relayed
 from agent_cache.engine.write import tags_of_intent
 from agent_cache.errors import CassetteError, ConfigurationError, DivergenceError, InDoubtError, JournalError
 from agent_cache.recording.api import Block
@@ -38,10 +39,11 @@ from agent_cache.recording.cassette_file import (
     RecordedCall,
     digest_of,
     digest_of_key,
+    now_text,
 )
 from agent_cache.recording.functions import CURRENT_CALL, ActiveCall, RecordedFunction
 from agent_cache.recording.http.exchange import Http
-from agent_cache.recording.player import Player, described, place_of
+from agent_cache.recording.player import Player, call_data, described, place_of
 from agent_cache.recording.recorder import Recorder, recorded_function, show_in_sessions
 from agent_cache.recording.redaction import redact_key, redaction_of
 from agent_cache.recording.results import check_outcome, value_outcome
@@ -59,7 +61,6 @@ from agent_cache.resume.journal import (
     check_session,
     journal_path,
     new_header,
-    now_text,
 )
 from agent_cache.resume.journal_log import (
     UNREDACTED,
@@ -70,7 +71,7 @@ from agent_cache.resume.journal_log import (
     WritesLeft,
     ambiguous_calls,
 )
-from agent_cache.tools import bypass, invalidate
+from agent_cache.tools import bypass, invalidate, invalidate_sync
 from agent_cache.values.tagged import decode, encode
 
 __all__ = ["Journal", "NotDone", "idempotency_key"]
@@ -340,12 +341,20 @@ class _JournalRecorder(Recorder):
     async def play(self, call: InterceptedCall) -> Any:
         """Likewise."""
         if self._stale_tags:
-            await self._drop_stale()
+            await self._drop_stale(is_sync=call.operation.is_sync)
         return await (call.proceed() if _CHECKING.get() is self else super().play(call))
+
+    def play_stream(self, call: InterceptedCall) -> Any:
+        """Likewise, for a streaming tool."""
+        stream = proceed_stream(call) if _CHECKING.get() is self else super().play_stream(call)
+        if not self._stale_tags:
+            return stream
+        is_sync = call.operation.is_sync
+        return relayed(stream, partial(self._drop_stale, is_sync=is_sync), is_sync=is_sync)
 
     async def _run_async(self, call: ActiveCall, proceed: Callable[[], Awaitable[Any]]) -> Any:
         if call.recorded is None and (doubt := self._admit(call)) is not None:
-            value = self._decide(call, doubt)
+            value = self._decide_at_once(call, doubt) if call.is_sync_tool else self._decide(call, doubt)
             if inspect.isawaitable(value):
                 try:
                     with self._checking(call):
@@ -434,8 +443,7 @@ class _JournalRecorder(Recorder):
                 "that one with other arguments. What varies from run to run, such as the date in a prompt, must come "
                 "from a recorded call, as agent_cache.recording.now()"
             )
-            actual = {"name": name, "arguments": call.arguments}
-            self._refuse(call, DivergenceError(-1, None, actual, text, self._writer.path))
+            self._refuse(call, DivergenceError(-1, None, call_data(call), text, self._writer.path))
         if self._left.first(name=name) is not None:
             shown = described(name, call.arguments)
             self._new_writes.setdefault(name, shown)
@@ -491,10 +499,14 @@ class _JournalRecorder(Recorder):
 
     # Writes in doubt
 
-    async def _drop_stale(self) -> None:
+    async def _drop_stale(self, *, is_sync: bool) -> None:
         """Invalidate what writes in doubt may have changed, before any tool looks into a cache."""
         tags = self._stale_tags
-        await invalidate(*(tuple(map(unescape, tag.split(":"))) for tag in tags))
+        parsed = [tuple(map(unescape, tag.split(":"))) for tag in tags]
+        if is_sync:
+            invalidate_sync(*parsed)
+        else:
+            await invalidate(*parsed)
         if self._stale_tags is tags:
             self._stale_tags = ()
 
@@ -725,17 +737,12 @@ class Run:
 
     Attributes:
         path: the journal.
-        is_resumed: whether an earlier process has begun it.
     """
 
-    def __init__(
-        self, recorder: _JournalRecorder, session_id: str, redaction: NotingRedaction, stored: StoredJournal | None
-    ) -> None:
+    def __init__(self, recorder: _JournalRecorder, session_id: str, stored: StoredJournal | None) -> None:
         self.path = recorder._writer.path
-        self.is_resumed = stored is not None
         self._recorder = recorder
         self._session_id = session_id
-        self._redaction = redaction
         self._earlier = [] if stored is None else list(stored.checkpoints)
         self._sequence = len(self._earlier)
 
@@ -756,8 +763,8 @@ class Run:
                 importance=importance,
                 state=state,
             )
-            line = checkpoint_line(made, self._redaction)
-            self._redaction.take_note()
+            line = checkpoint_line(made, recorder._redaction)
+            recorder._redaction.take_note()
             written = checkpoint_of(decode(line)["checkpoint"], self._session_id)
             for at, earlier in enumerate(self._earlier):
                 if _is_same_checkpoint(earlier, written):
@@ -803,15 +810,15 @@ class _Attached(Block[Run]):
         try:
             if stored is None:
                 header = self._new_header()
-                lines = [encode(header) + b"\n"]
+                line = encode(header)
             else:
                 header = stored.header
                 self._check_settings(header)
                 self._check_originals(stored)
-                lines = [encode({"resumed": {"at": now_text(), "calls": len(stored.lines)}}) + b"\n"]
+                line = encode({"resumed": {"at": now_text(), "calls": len(stored.lines)}})
             recorder = _JournalRecorder(self._path, journal, header, stored, file)
-            run = Run(recorder, self._session_id, journal._redaction, stored)
-            file.append(*lines, is_urgent=True)
+            run = Run(recorder, self._session_id, stored)
+            file.append(line + b"\n", is_urgent=True)
         except BaseException as error:
             file.close()
             if isinstance(error, OSError):

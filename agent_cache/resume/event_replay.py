@@ -16,7 +16,7 @@ from agent_cache.errors import CheckpointError, ConfigurationError
 from agent_cache.recording.cassette_file import RecordedCall
 from agent_cache.resume.checkpoints import Checkpoint
 
-__all__ = ["AutoReplayManager", "Event", "ReplayReport", "importance_of"]
+__all__ = ["AutoReplayManager", "Event", "ReplayReport", "events_after", "importance_of"]
 
 Event: TypeAlias = RecordedCall | Checkpoint
 Source: TypeAlias = "Iterable[Event] | Any"
@@ -93,7 +93,7 @@ class AutoReplayManager:
             isinstance(min_importance, (int, float)) and math.isfinite(min_importance) and 0 <= min_importance <= 1
         ):
             raise ConfigurationError(f"AutoReplayManager: min_importance is from 0 to 1, got {min_importance!r}")
-        self._events = _events_after(events, after)
+        self._events = events_after(events, after)
         self._where = where
         self._min_importance = min_importance
         self._on_event = on_event
@@ -124,7 +124,7 @@ async def _answer(function: Callable[[Event], Any] | None, event: Event) -> Any:
     return await answer if inspect.isawaitable(answer) else answer
 
 
-def _events_after(source: Source, after: Checkpoint) -> list[Event]:
+def events_after(source: Source, after: Checkpoint) -> list[Event]:
     """The events behind a checkpoint, each checkpoint behind the last call that had ended when it was made."""
     calls, checkpoints = _parts(source)
     places = {0: -1}

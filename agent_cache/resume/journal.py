@@ -21,7 +21,6 @@ import os
 import stat
 import threading
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
@@ -31,14 +30,18 @@ import msgspec
 
 from agent_cache.errors import CassetteError, CassetteNotFound, JournalError
 from agent_cache.recording.cassette import Cassette
-from agent_cache.recording.cassette_file import JOURNAL_VERSION, RecordedCall, Trailer
+from agent_cache.recording.cassette_file import (
+    JOURNAL_VERSION,
+    RecordedCall,
+    Trailer,
+    check_version,
+    is_inside,
+    lock_file,
+    now_text,
+    write_whole,
+)
 from agent_cache.resume.checkpoints import Checkpoint, checkpoint_of
 from agent_cache.values.tagged import encode
-
-try:
-    import fcntl
-except ImportError:  # Windows: only writers of one process exclude each other there
-    fcntl = None  # type: ignore[assignment]
 
 __all__ = [
     "Intent",
@@ -53,7 +56,6 @@ __all__ = [
     "is_answer",
     "journal_path",
     "new_header",
-    "now_text",
     "read_journal",
     "sync_directory",
 ]
@@ -223,11 +225,6 @@ def is_answer(outcome: dict[str, Any]) -> bool:
     return end is None or is_answer(end)
 
 
-def now_text() -> str:
-    """The time in UTC, as headers have it."""
-    return datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
-
-
 def new_header(session_id: str, redact: dict[str, Any], http: dict[str, Any] | None) -> JournalHeader:
     """The header of a new run."""
     return JournalHeader(
@@ -330,15 +327,7 @@ class StoredJournal:
         inside |= {
             one.id: one.parent for one in (*self.opened.values(), *self.intents.values()) if one.id not in inside
         }
-
-        def is_settled(number: int | None) -> bool:
-            while number is not None:
-                if number in ended:
-                    return True
-                number = inside.get(number)
-            return False
-
-        return [one for _, one in sorted(self.intents.items()) if not is_settled(one.id)]
+        return [one for number, one in sorted(self.intents.items()) if not is_inside(number, ended, inside)]
 
     def add(self, number: int, content: bytes) -> None:
         """Add a line.
@@ -423,14 +412,7 @@ def _header_of(path: Path, line: bytes) -> JournalHeader:
     version = data.get("agent_cache_journal") if isinstance(data, dict) else None
     if version is None:
         raise JournalError("is no journal of agent-cache", path, 1)
-    if type(version) is not int or version < 1:
-        raise JournalError(f"has the invalid format version {version!r}", path, 1)
-    if version > JOURNAL_VERSION:
-        raise JournalError(
-            f"has format version {version}, and this agent-cache reads up to {JOURNAL_VERSION}; update agent-cache",
-            path,
-            1,
-        )
+    check_version(path, version, JOURNAL_VERSION, JournalError)
     try:
         return _header_decoder.decode(line)
     except msgspec.DecodeError as error:
@@ -478,6 +460,8 @@ class JournalFile:
             self._descriptor = self._open_locked()
         except BaseException as error:
             _open_names.discard(self._name)
+            if isinstance(error, BlockingIOError):
+                raise _taken(path) from None
             if isinstance(error, OSError):
                 raise JournalError(f"cannot be written: {error.strerror}", path) from error
             raise
@@ -503,15 +487,13 @@ class JournalFile:
         """
         data = lines[0] if len(lines) == 1 else b"".join(lines)
         try:
-            done = os.write(self._descriptor, data)
-            while done < len(data):
-                done += os.write(self._descriptor, data[done:])
+            write_whole(self._descriptor, data)
             if is_urgent and self._is_durable:
                 _sync(self._descriptor)
         except OSError:
             self._take_back()
             raise
-        self._size += done
+        self._size += len(data)
 
     def set_aside(self, run: str) -> None:
         """Give a sealed journal the name of its run, and close it: the next run of the session has the name.
@@ -523,7 +505,7 @@ class JournalFile:
         try:
             if aside.exists():  # as improbable as it is to lose one
                 aside = self.path.with_name(f"{self.path.stem}.{run}.jsonl")
-            if fcntl is None:  # Windows does not rename an open file
+            if os.name == "nt":  # Windows does not rename an open file
                 self.close()
             self.path.replace(aside)
         except OSError as error:
@@ -564,7 +546,7 @@ class JournalFile:
             descriptor = os.open(self.path, flags | getattr(os, "O_NONBLOCK", 0), 0o600)
             try:
                 self._check_regular(descriptor)
-                if self._lock_file(descriptor):
+                if lock_file(descriptor, self.path):
                     if is_new and self._is_durable:
                         sync_directory(self.path.parent)
                     return descriptor
@@ -576,19 +558,6 @@ class JournalFile:
     def _check_regular(self, descriptor: int) -> None:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise JournalError("cannot be written: it is not a regular file", self.path)
-
-    def _lock_file(self, descriptor: int) -> bool:
-        """Take the lock. False if the file was renamed meanwhile by a process that began another run."""
-        if fcntl is None:
-            return True
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:  # any other error is of a file system without locks
-            raise _taken(self.path) from None
-        try:
-            return os.path.samestat(os.fstat(descriptor), self.path.stat())
-        except FileNotFoundError:
-            return False
 
 
 def _taken(path: Path) -> JournalError:

@@ -26,6 +26,8 @@ from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
+from agent_cache.recording.cassette_file import JOURNAL_VERSION
+
 __all__ = ["CheckpointEntry", "CheckpointIndex", "Position", "Row", "open_journal"]
 
 INDEX = ".checkpoints.sqlite3"
@@ -33,7 +35,6 @@ INDEX = ".checkpoints.sqlite3"
 
 _LOG = logging.getLogger("agent_cache")
 _VERSION = 1
-_KNOWN_JOURNAL = 1
 # The copy is written when so much was read since the last one: reading less again takes a few milliseconds.
 _BYTES_BETWEEN_COPIES = 1024 * 1024
 _FILES_BETWEEN_COPIES = 100
@@ -385,7 +386,7 @@ def _head_of(line: bytes, name: str) -> _Head | None:
         head = _head_decoder.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None  # also one that is being written
-    if head.agent_cache_journal > _KNOWN_JOURNAL:
+    if head.agent_cache_journal > JOURNAL_VERSION:
         _LOG.warning("%s is a journal of a newer version, so its checkpoints are not listed", name)
         return None
     return head

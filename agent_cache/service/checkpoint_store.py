@@ -15,7 +15,6 @@ goes on from there. Idempotency keys and tokens are not in the files, only their
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import secrets
@@ -36,13 +35,13 @@ import msgspec
 
 from agent_cache.errors import AgentCacheError, CassetteError, CassetteNotFound, CheckpointError, ConfigurationError
 from agent_cache.recording.cassette import Cassette
-from agent_cache.recording.cassette_file import RecordedCall
+from agent_cache.recording.cassette_file import RecordedCall, write_whole
 from agent_cache.recording.drift import Baseline, DriftEvent, DriftReport, Tolerance
 from agent_cache.recording.redaction import Redaction
 from agent_cache.resume.checkpoints import Checkpoint
-from agent_cache.resume.event_replay import AutoReplayManager
+from agent_cache.resume.event_replay import events_after
 from agent_cache.resume.journal import StoredJournal, branch_journal, read_journal, sync_directory
-from agent_cache.service.checkpoint_index import CheckpointEntry, CheckpointIndex, Position, Row, open_journal
+from agent_cache.service.checkpoint_index import CheckpointEntry, CheckpointIndex, Row, open_journal
 from agent_cache.values.tagged import encode
 
 try:
@@ -335,11 +334,9 @@ class _Record:
         """Write a line, in the place of one that was not finished."""
         os.ftruncate(self._descriptor, self._size)
         data = encode(line) + b"\n"
-        done = os.write(self._descriptor, data)
-        while done < len(data):
-            done += os.write(self._descriptor, data[done:])
+        write_whole(self._descriptor, data)
         os.fsync(self._descriptor)
-        self._size += done
+        self._size += len(data)
         self._add(line)
 
     def clear(self) -> None:
@@ -372,6 +369,9 @@ class CheckpointStore:
         directory: the directory.
         tolerance: what of a drift is accepted.
 
+    Attributes:
+        index: the list of the checkpoints.
+
     Raises:
         ConfigurationError: if it is not a directory.
     """
@@ -389,15 +389,7 @@ class CheckpointStore:
             )
         self._records = self._directory / RECORDS
         self._tolerance = Tolerance() if tolerance is None else tolerance
-        self._index = CheckpointIndex(self._directory)
-
-    def page(self, *, session_id: str | None, label: str | None, after: Position | None, limit: int) -> list[Row]:
-        """As `CheckpointIndex.page`."""
-        return self._index.page(session_id=session_id, label=label, after=after, limit=limit)
-
-    def find(self, checkpoint_id: str) -> Row | None:
-        """As `CheckpointIndex.find`."""
-        return self._index.find(checkpoint_id)
+        self.index = CheckpointIndex(self._directory)
 
     def read(self, row: Row) -> StoredCheckpoint | None:
         """A checkpoint of the list with its state. None if it is gone."""
@@ -413,8 +405,8 @@ class CheckpointStore:
                     return StoredCheckpoint(**msgspec.structs.asdict(row.entry), state=state)
             except (OSError, msgspec.DecodeError, UnicodeDecodeError):
                 pass  # it was replaced since it was listed
-            self._index.forget(row.journal)
-            again = self._index.find(row.entry.id)
+            self.index.forget(row.journal)
+            again = self.index.find(row.entry.id)
             if again is None:
                 return None
             row = again
@@ -426,7 +418,7 @@ class CheckpointStore:
         """Make a session that goes on from a checkpoint. None if the checkpoint is gone.
 
         Args:
-            row: the checkpoint, from `find`.
+            row: the checkpoint, from the list.
             request: what is asked for.
             key: idempotency key: the same key, checkpoint and request give the same answer, and one session.
 
@@ -458,7 +450,7 @@ class CheckpointStore:
             if checkpoint is None:
                 return False
             if record.claim is None:
-                if request.session_id and self._index.journal_of(request.session_id) is not None:
+                if request.session_id and self.index.journal_of(request.session_id) is not None:
                     raise SessionExistsError(request.session_id)
                 record.append(_RecordLine(claim=_claim(checkpoint, request, secret, fingerprint)))
             assert record.claim is not None
@@ -489,7 +481,7 @@ class CheckpointStore:
         new_checkpoint_id = _rename_checkpoints(path, checkpoint.id, request.label)
         new = _known(lambda: read_journal(path))
         source = _known(lambda: read_journal(original))  # it may have grown, and has all that the new one has
-        later = _known(lambda: asyncio.run(AutoReplayManager(source.calls, after=until).run())).replayed
+        later = _known(lambda: events_after(source.calls, until))
         copied = {call.id for call in new.calls}
         replayed = [call for call in later if call.id in copied]
         drifts = self._drifts(source, new) if request.track_drift else []
@@ -525,7 +517,7 @@ class CheckpointStore:
             os.link(staged, self._directory / staged.name)
         except FileExistsError:
             # A server that was killed may have put this one there, and the session may be over by now.
-            return self._index.journal_of(answer.response.new_session_id, answer.run) is not None
+            return self.index.journal_of(answer.response.new_session_id, answer.run) is not None
         sync_directory(self._directory)
         return True
 
@@ -597,7 +589,7 @@ class CheckpointStore:
         )
 
     def _journal(self, session_id: str, run: str) -> StoredJournal:
-        name = self._index.journal_of(session_id, run)
+        name = self.index.journal_of(session_id, run)
         if name is None:
             raise NotRestorableError(f"the journal of the session {session_id!r} is gone")
         return _known(lambda: read_journal(self._directory / name))

@@ -111,8 +111,8 @@ class _ProblemError(Exception):
         self.headers = headers
 
 
-def _json(content: object, status: int = 200) -> Response:
-    return Response(msgspec.json.encode(content), status, {"Cache-Control": "no-store"}, media_type="application/json")
+def _json(content: object) -> Response:
+    return Response(msgspec.json.encode(content), 200, {"Cache-Control": "no-store"}, media_type="application/json")
 
 
 def _problem(status: int, detail: str, *, field: str = "", headers: dict[str, str] | None = None) -> Response:
@@ -253,7 +253,7 @@ class _RestoreApi:
         found: list[Row] = []
         while len(found) <= limit:
             rows = await run_in_threadpool(
-                self._store.page, session_id=session_id, label=label, after=after, limit=_BATCH + 1
+                self._store.index.page, session_id=session_id, label=label, after=after, limit=_BATCH + 1
             )
             for row in rows:
                 session = row.entry.session_id
@@ -320,12 +320,11 @@ class _RestoreApi:
         except NotRestorableError as error:
             _LOG.warning("the drift of the session %r cannot be judged: %s", session_id, error)
             raise _ProblemError(409, "a journal that is to be compared is gone or broken") from None
-
         except NotComparableError as error:
             raise _not_comparable(session_id, error) from None
 
     async def _found(self, request: Request, action: str) -> Row:
-        row: Row | None = await run_in_threadpool(self._store.find, request.path_params["checkpoint_id"])
+        row: Row | None = await run_in_threadpool(self._store.index.find, request.path_params["checkpoint_id"])
         if row is None or not await self._may_see(request, action, row.entry.session_id):
             raise _ProblemError(404, _NO_CHECKPOINT)
         return row

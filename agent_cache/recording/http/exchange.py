@@ -36,7 +36,7 @@ from agent_cache.recording.http.bodies import (
     request_arguments,
 )
 from agent_cache.recording.lanes import checkpoint
-from agent_cache.recording.player import Player
+from agent_cache.recording.player import Player, call_data
 from agent_cache.recording.recorder import Recorder
 from agent_cache.recording.redaction import Redaction
 from agent_cache.recording.results import redact_response
@@ -443,11 +443,6 @@ class Answer:
         """Whether it has a whole body of no bytes."""
         return self._end is None and not self._pieces
 
-    @property
-    def end(self) -> dict[str, Any] | None:
-        """How the body ended, if it did not arrive as a whole."""
-        return self._end
-
     def pieces(self) -> Iterator[bytes]:
         """The body. It has ended when its last piece is handed out: the client may know, and not ask for the end.
 
@@ -693,10 +688,8 @@ class Exchange:
             recorder, call = self._answered_by()
             outcome = self._outcome_of(call)
             if "cancelled" in outcome or "unfinished" in outcome:
-                player = _player_of(recorder)
-                line = (call.index or 0) + 2
                 text = f"{call.function.name} had not ended when the recording did"
-                error = player.latch(CassetteError(text, player.cassette.path, line))
+                error = _player_of(recorder).broken(call.index, text)
                 recorder.answered(call)
                 self.failed(error)
                 raise error
@@ -905,7 +898,7 @@ def _checked_response(outcome: Mapping[str, Any], player: Player, call: ActiveCa
         reason = f"has a malformed response: {error} is missing"
     except (msgspec.MsgspecError, TypeError, ValueError, AttributeError) as error:
         reason = f"has a malformed response: {error}"
-    raise player.latch(CassetteError(reason, player.cassette.path, (call.index or 0) + 2))
+    raise player.broken(call.index, reason)
 
 
 def _raise_end(player: Player, call: ActiveCall, end: dict[str, Any]) -> None:
@@ -917,9 +910,8 @@ def _raise_end(player: Player, call: ActiveCall, end: dict[str, Any]) -> None:
     """
     if "error" in end:
         raise read_error(end["error"])
-    name = call.function.name
-    shown = {"name": name, "arguments": call.arguments}
-    text = f"the response of {name} was closed before its end when it was recorded, and is read on now"
+    shown = call_data(call)
+    text = f"the response of {call.function.name} was closed before its end when it was recorded, and is read on now"
     raise player.latch(ReplayExhausted(call.index or 0, shown, shown, text, player.cassette.path))
 
 

@@ -1,0 +1,97 @@
+"""A recorded call as a line of text for people: its arguments, how it ended, how long it took, whether it failed.
+
+The texts are cut to a length. They are not escaped: what shows them does that for its own medium.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from agent_cache.recording.cassette_file import RecordedCall
+
+__all__ = ["arguments_text", "call_text", "duration_text", "has_error", "outcome_text"]
+
+_SHORT = 60
+_ARGUMENTS = 400
+
+
+def call_text(call: RecordedCall) -> str:
+    """The call as it would be written: ``shop:get_order(order_id='W1')``; ``shop:get_order ['W1']`` by its key."""
+    if call.key is not None:
+        return f"{call.name} [{_cut(repr(call.key), _SHORT)}]"
+    return f"{call.name}({arguments_text(call)})"
+
+
+def arguments_text(call: RecordedCall, each: int = _SHORT, most: int = _ARGUMENTS) -> str:
+    """The arguments by name.
+
+    Args:
+        call: the call.
+        each, most: characters up to which one of them, and all together, are shown.
+    """
+    text = ", ".join(f"{name}={_cut(repr(value), each)}" for name, value in call.arguments.items())
+    return text if len(text) <= most else text[:most] + "..."
+
+
+def outcome_text(call: RecordedCall, most: int = _SHORT) -> str:
+    """What the call has returned or raised, in `most` characters of each part."""
+    stream, response = call.outcome.get("stream"), call.outcome.get("response")
+    if isinstance(response, dict):
+        return _response_text(response, most)
+    if not isinstance(stream, dict):
+        return _result_text(call.outcome, most)
+    chunks, end = _counted(stream.get("chunks", ()), "chunk"), stream.get("end") or {}
+    is_plain_end = "value" in end and end["value"] is None
+    return chunks if is_plain_end else f"{chunks}, {_result_text(end, most)}"
+
+
+def has_error(call: RecordedCall) -> bool:
+    """Whether the call raised, or the stream that it returned did."""
+    outcome, stream = call.outcome, call.outcome.get("stream", call.outcome.get("response"))
+    if isinstance(stream, dict) and isinstance(stream.get("end"), dict):
+        outcome = stream["end"]
+    return isinstance(outcome.get("error"), dict)
+
+
+def duration_text(ms: float) -> str:
+    """A time in the unit that fits: ``80 us``, ``312 ms``, ``2.0 s``, ``3.5 min``."""
+    if ms < 1:
+        return f"{ms * 1000:.0f} us"
+    if ms < 1000:
+        return f"{ms:.0f} ms"
+    return f"{ms / 1000:.1f} s" if ms < 120_000 else f"{ms / 60_000:.1f} min"
+
+
+def _response_text(response: dict[str, Any], most: int) -> str:
+    pieces = {field: response.get(field) for field in ("events", "frames", "lines", "chunks")}
+    parts = [str(response.get("status", ""))]
+    parts += [_counted(one, field.removesuffix("s")) for field, one in pieces.items() if isinstance(one, list)]
+    if "json" in response or "text" in response:
+        parts.append(_cut(repr(response.get("json", response.get("text"))), most))
+    if isinstance(response.get("end"), dict):
+        parts.append(_result_text(response["end"], most))
+    return ", ".join(parts)
+
+
+def _result_text(outcome: dict[str, Any], most: int) -> str:
+    error = outcome.get("error")
+    if isinstance(error, dict):
+        name, message = str(error.get("type", "")).removeprefix("builtins:"), str(error.get("message") or "")
+        return f"raised {name}{': ' if message else ''}{_cut(message.replace(chr(10), ' '), most)}"
+    for form in ("value", "typed", "any"):
+        if form in outcome:
+            return _cut(repr(outcome[form]), most)
+    if "object" in outcome:
+        return f"{outcome['object'][0]} {_cut(repr(outcome['object'][1]), most)}"
+    if "unencodable" in outcome:
+        return f"a {outcome['unencodable']}, not written down"
+    return ", ".join(outcome) or "nothing"
+
+
+def _counted(parts: Sequence[Any], noun: str) -> str:
+    return f"{len(parts)} {noun}{'' if len(parts) == 1 else 's'}"
+
+
+def _cut(text: str, length: int) -> str:
+    return text if len(text) <= length else f"{text[: length - 3]}..."
